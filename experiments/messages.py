@@ -12,7 +12,7 @@ import torch
 from raddle.api.clusters import Link
 from raddle.api.probing import fit
 from raddle.api.running import measure_host_overhead
-from raddle.api.transports import Processes, Transport
+from raddle.api.transports import ProcessTransport, Transport
 
 SIZES = (2**10, 2**14, 2**17, 2**20, 2**22)  # bytes of a message
 TIMEOUT = 120.0  # seconds
@@ -20,7 +20,7 @@ TIMEOUT = 120.0  # seconds
 
 def measure_messages(repeats: int) -> dict[str, Any]:
     """`bandwidth`, `latency`, and what communication takes from a rank (`host_overhead`); all ranks call it."""
-    transport = Processes(torch.device("cpu"), "gloo", TIMEOUT)
+    transport = ProcessTransport(torch.device("cpu"), "gloo", TIMEOUT)
     transport.prepare([])
     link = through_bucket([(nbytes, _exchange(transport, nbytes, repeats)) for nbytes in SIZES])
     found = {

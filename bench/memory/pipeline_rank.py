@@ -10,7 +10,7 @@ import torch
 
 from raddle.runtime.job import load_job, optimizer_for
 from raddle.runtime.trainer import Trainer
-from raddle.transport.process_transport import Processes
+from raddle.transport.process_transport import ProcessTransport
 
 STEPS = 2
 
@@ -18,7 +18,7 @@ STEPS = 2
 def main(path: str) -> None:
     place = torch.device("cuda", 0)
     torch.cuda.set_device(place)
-    transport = Processes(place, "gloo", 120.0)
+    transport = ProcessTransport(place, "gloo", 120.0)
     job = load_job(path)
     trainer = Trainer(
         job.workload.model, job.program, optimizer_for(job.plan.optimizer), transport, place,

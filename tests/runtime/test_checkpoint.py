@@ -34,8 +34,8 @@ from raddle.runtime.checkpoint import (
     gather_optimizer,
     gather_state,
 )
-from raddle.transport.exchange import exchange_over
-from raddle.transport.process_transport import Processes
+from raddle.transport.exchange import exchange_objects
+from raddle.transport.process_transport import ProcessTransport
 
 Shapes = dict[str, tuple[int, ...]]
 Layout = list[dict[str, list[Box]]]  # the boxes of each rank
@@ -364,8 +364,8 @@ def process(rank: int, store: str, out: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     place = torch.device("cpu")
-    transport = Processes(place)
-    result = exchanged(rank, lambda mine: exchange_over(transport, place, mine))
+    transport = ProcessTransport(place)
+    result = exchanged(rank, lambda mine: exchange_objects(transport, place, mine))
     torch.save(result, f"{out}/{rank}")
     transport.close()
     dist.destroy_process_group()

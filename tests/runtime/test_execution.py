@@ -41,12 +41,12 @@ from raddle.runtime.execution.segments import Segments
 from raddle.runtime.execution.sliced_parameter_updater import SlicedParameterUpdater
 from raddle.runtime.execution.store import Store
 from raddle.runtime.function_writer import GeneratedCode, Piece
-from raddle.transport.thread_transport import Hub, Threads
+from raddle.transport.thread_transport import Hub, ThreadTransport
 
 CPU, KEY, DOUBLE = torch.device("cpu"), Key(), torch.float64
 
 
-def single_rank() -> Threads:
+def single_rank() -> ThreadTransport:
     return Hub(1).transport(0)
 
 

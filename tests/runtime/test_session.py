@@ -234,14 +234,14 @@ import os, time
 from raddle import zoo
 from raddle.runtime.executor import Executor
 from raddle.transport import failures
-from raddle.transport.failure_channel import Alarm
+from raddle.transport.failure_channel import FailureChannel
 
-whole, tell = Executor.run, Alarm.tell
+whole, report = Executor.run, FailureChannel.report
 
 def late(self, rank, reason):  # others meet a line that is closed before they hear why
     if os.environ.get("RANK") == "0" and rank != 0:
         time.sleep(0.5)
-    tell(self, rank, reason)
+    report(self, rank, reason)
 
 def run(self, feed, step, **more):
     if step == 2 and os.environ.get("RANK") == "1":
@@ -249,7 +249,7 @@ def run(self, feed, step, **more):
     return whole(self, feed, step, **more)
 
 def build(batch=8):
-    Executor.run, Alarm.tell = run, late
+    Executor.run, FailureChannel.report = run, late
     failures.GRACE = 300.0  # seconds for which the reason is waited for, however busy the machine
     return zoo.load("mlp-tiny", batch=batch, device="cpu")
 """

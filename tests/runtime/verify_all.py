@@ -182,7 +182,7 @@ def verify(task: Task, plan: Plan) -> None:
         gradients = _record_gradients(trainer)
         losses = [float(trainer.step(*micros[0])) for micros in task.batches[:STEPS]]
         trainer.synchronize()
-        sent_by_rank = trainer.setup.exchange(trainer.transport.sent_in_all())
+        sent_by_rank = trainer.setup.exchange(trainer.transport.total_sent())
         shapes = {n: trainer.graph.values[n].shape for n in trainer.program.regions}
         shapes = {n: s for n, s in shapes.items() if n in trainer.program.active}
         state = trainer.state_dict()

@@ -17,8 +17,8 @@ from torch import Tensor
 from raddle.sync.collective_synchroniser import CollectiveSynchroniser
 from raddle.sync.consistency import check_orders
 from raddle.sync.item import Item
-from raddle.transport.exchange import exchange_over
-from raddle.transport.thread_transport import Hub, Threads
+from raddle.transport.exchange import exchange_objects
+from raddle.transport.thread_transport import Hub, ThreadTransport
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 class Listening:
     """A transport that keeps what it was asked to sum, in order."""
 
-    def __init__(self, transport: Threads) -> None:
+    def __init__(self, transport: ThreadTransport) -> None:
         self._transport = transport
         self.summed: list[int] = []
 
@@ -42,17 +42,17 @@ class Rank:
     """Items of three elements each, and what was applied to them."""
 
     def __init__(
-        self, transport: Threads, order: Sequence[int], groups: Sequence[tuple[int, ...]],
+        self, transport: ThreadTransport, order: Sequence[int], groups: Sequence[tuple[int, ...]],
         debug: bool = False,
     ) -> None:  # fmt: skip
         self.rank, self.transport = transport.rank, Listening(transport)
         self.applied: list[tuple[int, int, float]] = []
         items = [Item(n, f"p{n}", who, -1, 3, torch.float32, n) for n, who in enumerate(groups)]
         self.summing = CollectiveSynchroniser(
-            items, order, self.transport, self._apply, partial(exchange_over, transport, CPU),
+            items, order, self.transport, self._apply, partial(exchange_objects, transport, CPU),
             debug=debug,
         )  # fmt: skip
-        self.own = [n for n, who in enumerate(groups) if self.rank in who]
+        self.numbers = [n for n, who in enumerate(groups) if self.rank in who]
 
     def _apply(self, number: int, clock: int, gradient: Tensor) -> None:
         self.applied.append((number, clock, float(gradient[0])))
@@ -62,7 +62,10 @@ class Rank:
 
 
 def on_ranks(
-    size: int, make: Callable[[Threads], Rank], work: Callable[[Rank], Any], timeout: float = HANG
+    size: int,
+    make: Callable[[ThreadTransport], Rank],
+    work: Callable[[Rank], Any],
+    timeout: float = HANG,
 ) -> tuple[list[Rank], list[BaseException | None]]:
     hub = Hub(size, timeout=timeout)
     ranks = [make(hub.transport(r)) for r in range(size)]
@@ -94,13 +97,13 @@ def test_all_ranks_sum_in_the_same_order(debug: bool, data: st.DataObject) -> No
         st.lists(st.sampled_from([(0, 1), (1, 2), (0, 2), (0, 1, 2), (1,)]), min_size=1, max_size=6)
     )
     every = st.permutations(range(len(groups)))
-    order, own = data.draw(every), [data.draw(every) for _ in range(3)]
+    order, submit_orders = data.draw(every), [data.draw(every) for _ in range(3)]
 
     def work(rank: Rank) -> None:
         rank.summing.start()
         for _ in range(2):
-            for number in own[rank.rank]:
-                if number in rank.own:
+            for number in submit_orders[rank.rank]:
+                if number in rank.numbers:
                     rank.ready(number)
             rank.summing.finish()
         rank.summing.synchronize()
@@ -108,10 +111,12 @@ def test_all_ranks_sum_in_the_same_order(debug: bool, data: st.DataObject) -> No
     ranks, errors = on_ranks(3, lambda t: Rank(t, order, groups, debug), work)
     assert errors == [None] * 3
     for rank in ranks:
-        mine = [n for n in order if n in rank.own and len(groups[n]) > 1]
+        mine = [n for n in order if n in rank.numbers and len(groups[n]) > 1]
         assert rank.transport.summed == 2 * mine
-        totals = {n: sum(10.0**r * (1 + n) for r in groups[n]) for n in rank.own}
-        assert sorted(rank.applied) == sorted((n, c, totals[n]) for n in rank.own for c in (1, 2))
+        totals = {n: sum(10.0**r * (1 + n) for r in groups[n]) for n in rank.numbers}
+        assert sorted(rank.applied) == sorted(
+            (n, c, totals[n]) for n in rank.numbers for c in (1, 2)
+        )
 
 
 def test_a_step_ends_before_any_sum_has() -> None:
@@ -200,8 +205,8 @@ def test_with_a_barrier_the_caller_applies(count: int) -> None:
             for number in range(4):
                 rank.ready(number)
             rank.summing.finish()
-            found = rank.summing.sums()
-            assert {n: float(t[0]) for n, t in found.items()} == {
+            totals = rank.summing.sums()
+            assert {n: float(t[0]) for n, t in totals.items()} == {
                 n: 11.0 * (1 + n) for n in range(4)
             }
             rank.summing.publish()

@@ -21,14 +21,16 @@ from torch import Tensor
 from raddle.sync.item import Item, UpdateEvent
 from raddle.sync.server_synchroniser import ServerSynchroniser
 from raddle.transport.memory_wire import memory_wires
-from raddle.transport.wire import PULL, PUSH, Arrive, Counters, Fail, Frame
+from raddle.transport.wire import PULL, PUSH, Counters, Frame, OnFailure, OnMessage
 
 # w: worker, c: clock, v: version, s: staleness
 
 
-def item(number: int, workers: tuple[int, ...], home: int, elements: int = 5, **more: Any) -> Item:
+def item(
+    number: int, workers: tuple[int, ...], server: int, elements: int = 5, **more: Any
+) -> Item:
     fields = {"dtype": torch.float32, "priority": number, **more}
-    return Item(number, f"w{number}[0:{elements}]", workers, home, elements, **fields)
+    return Item(number, f"w{number}[0:{elements}]", workers, server, elements, **fields)
 
 
 def initial(i: Item) -> Tensor:
@@ -52,7 +54,7 @@ class Job:
 
     def __init__(self, items: list[Item], size: int, **options: Any) -> None:
         self.items, self.size = items, size
-        self.told: list[str] = []
+        self.reasons: list[str] = []
         self.rows: list[dict[int, Tensor]] = [{} for _ in range(size)]
         self.syncs: list[ServerSynchroniser] = []
         apply = options.pop("apply", None)
@@ -60,7 +62,7 @@ class Job:
             self.syncs.append(
                 ServerSynchroniser(
                     items, wire, apply or self.update(rank),
-                    **{"timeout": HANG, "fail": self.tell(rank), **options},
+                    **{"timeout": HANG, "fail": self.stop_others(rank), **options},
                 )
             )  # fmt: skip
             for i in items:
@@ -76,9 +78,9 @@ class Job:
 
         return apply
 
-    def tell(self, rank: int) -> Callable[[str], None]:
+    def stop_others(self, rank: int) -> Callable[[str], None]:
         def fail(reason: str) -> None:
-            self.told.append(reason)
+            self.reasons.append(reason)
             for other in self.syncs:
                 if other.rank != rank:
                     other.stop(f"rank {other.rank} stops: {reason}")
@@ -117,9 +119,9 @@ class Job:
         for sync in self.syncs:
             sync.close()
 
-    def missing(self, home: int) -> list[tuple[int, ...]]:
+    def missing(self, server: int) -> list[tuple[int, ...]]:
         """By item that a home cannot answer yet, whom it waits for."""
-        return [waiting.missing for waiting in self.syncs[home]._server.stalled_items()]
+        return [waiting.missing for waiting in self.syncs[server]._server.stalled_items()]
 
     def wait_for_failure(self, rank: int) -> None:
         wait_until(lambda: self.syncs[rank]._failure.reason)
@@ -158,7 +160,7 @@ def jobs(draw: st.DrawFn) -> tuple[int, list[Item]]:
 
 def summed(items: list[Item], steps: int) -> dict[tuple[int, int], Tensor]:
     """The serial oracle: by item and clock, the rows."""
-    found = {}
+    rows_at = {}
     for i in items:
         rows = initial(i)
         for clock in range(1, steps + 1):
@@ -166,8 +168,8 @@ def summed(items: list[Item], steps: int) -> dict[tuple[int, int], Tensor]:
             total = gradient(i, first, clock)
             for worker in others:
                 total = total + gradient(i, worker, clock)
-            found[i.number, clock] = update(rows, total).clone()
-    return found
+            rows_at[i.number, clock] = update(rows, total).clone()
+    return rows_at
 
 
 def delay(dice: random.Random) -> None:
@@ -296,16 +298,16 @@ def test_stale_updates_replay(job: tuple[int, list[Item]], s: int | None, seed: 
 
 @pytest.mark.parametrize("home", [0, 1, 3])  # the slow worker, a fast one, none
 @pytest.mark.parametrize("s", [1, 3, None])
-def test_a_slow_worker_holds_others_back_by_the_bound(s: int | None, home: int) -> None:
-    run = Stale([item(0, (0, 1, 2), home)], 4, s, steps=8, seed=1, slow=True)
+def test_a_slow_worker_holds_others_back_by_the_bound(s: int | None, server: int) -> None:
+    run = Stale([item(0, (0, 1, 2), server)], 4, s, steps=8, seed=1, slow=True)
     run.check_replay()
     run.job.close()
     assert max(run.lead.values()) == (8 if s is None else s)
 
 
 @pytest.mark.parametrize("home", [0, 1, 3])
-def test_without_staleness_nobody_is_ahead(home: int) -> None:
-    i = item(0, (0, 1, 2), home)
+def test_without_staleness_nobody_is_ahead(server: int) -> None:
+    i = item(0, (0, 1, 2), server)
     ranks = Job([i], 4, staleness=0)
     handed = dict.fromkeys(i.workers, 0)
 
@@ -419,7 +421,7 @@ def test_a_barrier_that_misses_a_rank_says_which(monkeypatch: pytest.MonkeyPatch
     def body(rank: int) -> None:
         if rank == 0:
             wait_until(
-                lambda: ranks.missing(0) == [(2,)] and 1 in ranks.syncs[0]._server.barrier.sums()
+                lambda: ranks.missing(0) == [(2,)] and 1 in ranks.syncs[0]._server.step_sums.sums()
             )
             clock.now = 2 * HANG
             ranks.syncs[0].sums()
@@ -466,7 +468,7 @@ class Stub:
     def expect(self, limits: Mapping[int, int]) -> None:
         self.limits = limits
 
-    def start(self, arrive: Arrive, fail: Fail) -> None:
+    def start(self, arrive: OnMessage, fail: OnFailure) -> None:
         self.arrive, self.fail = arrive, fail
 
     def send(self, target: int, frame: Frame, payload: Tensor, priority: int) -> None:
@@ -551,17 +553,17 @@ WRONG = [
 def test_what_does_not_fit_stops_the_rank(
     source: int, frame: Frame, nbytes: int, words: str, s: int | None
 ) -> None:
-    told: list[str] = []
+    reasons: list[str] = []
     wire = Stub(0, 3)
     items = [item(0, (0, 1), 0), item(1, (0, 1), 1)]
-    sync = bound(wire, items, staleness=s, fail=told.append)
+    sync = bound(wire, items, staleness=s, fail=reasons.append)
     before = sync.rows_at_server(0).clone()
     wire.arrive(source, frame, torch.zeros(nbytes, dtype=torch.uint8))
     for act in (lambda: sync.wait(0), sync.synchronize, lambda: sync.submit(0, torch.ones(5))):
         with pytest.raises(ValueError, match=words):
             act()
-    assert len(told) == 1
-    assert re.match(words, told[0])
+    assert len(reasons) == 1
+    assert re.match(words, reasons[0])
     assert not wire.letters
     assert torch.equal(sync.rows_at_server(0), before)
 
@@ -679,12 +681,12 @@ def all_raise(raised: list[Exception | None], words: str) -> None:
 
 @pytest.mark.parametrize("s", [0, 1, None])
 @pytest.mark.parametrize("home", [0, 1, 2])
-def test_an_exception_in_apply_reaches_all(home: int, s: int | None) -> None:
+def test_an_exception_in_apply_reaches_all(server: int, s: int | None) -> None:
     def apply(number: int, clock: int, g: Tensor) -> None:
         if clock == 2:
             raise ArithmeticError("overflow")
 
-    ranks = Job([item(0, (0, 1, 2), home), item(1, (0, 1, 2), 0)], 3, apply=apply, staleness=s)
+    ranks = Job([item(0, (0, 1, 2), server), item(1, (0, 1, 2), 0)], 3, apply=apply, staleness=s)
 
     def body(rank: int) -> None:
         for _ in range(3):
@@ -697,18 +699,18 @@ def test_an_exception_in_apply_reaches_all(home: int, s: int | None) -> None:
     ranks.close()
     all_raise(
         raised,
-        rf"rank {home} could not update 'w0\[0:5\]' at clock 2: ArithmeticError\('overflow'\)",
+        rf"rank {server} could not update 'w0\[0:5\]' at clock 2: ArithmeticError\('overflow'\)",
     )
-    assert len(ranks.told) == 1
-    assert isinstance(raised[home], RuntimeError)
-    assert isinstance(raised[home].__cause__, Exception)
+    assert len(ranks.reasons) == 1
+    assert isinstance(raised[server], RuntimeError)
+    assert isinstance(raised[server].__cause__, Exception)
 
 
 def test_a_dead_wire_reaches_all_who_wait() -> None:
     i = item(0, (0, 1), 0)
-    told: list[str] = []
+    reasons: list[str] = []
     wire = Stub(1, 2)
-    sync = bound(wire, [i], fail=told.append, timeout=HANG)
+    sync = bound(wire, [i], fail=reasons.append, timeout=HANG)
     sync.submit(0, torch.ones(5))
     reason = "rank 1 has lost rank 0: its process has ended without a word"
     threading.Timer(0.05, wire.fail, (reason,)).start()
@@ -716,7 +718,7 @@ def test_a_dead_wire_reaches_all_who_wait() -> None:
         sync.wait(0)
     with pytest.raises(RuntimeError, match=reason):
         sync.synchronize()
-    assert told == [reason]
+    assert reasons == [reason]
     sync.stop("something later")
     with pytest.raises(RuntimeError, match=reason):  # the first counts
         sync.wait(0)
@@ -762,7 +764,7 @@ def test_a_stall_with_staleness_names_the_slowest(
 ) -> None:
     clock, said = Clock(monkeypatch), list[str]()
     ranks = Job([item(0, (0, 1, 2), 0)], 3, staleness=1, stall=0.2)
-    told = threading.Event()
+    warned = threading.Event()
 
     def stall() -> None:
         wait_until(lambda: ranks.missing(0) == [(1, 2)])
@@ -770,14 +772,14 @@ def test_a_stall_with_staleness_names_the_slowest(
         wait_until(lambda: caplog.records)
         time.sleep(0.5)  # in which nothing is said again
         said.extend(r.getMessage() for r in caplog.records if r.getMessage()[:6] == "rank 0")
-        told.set()
+        warned.set()
 
     def body(rank: int) -> None:
         for c in (1, 2, 3):
             if rank == 1 and c == 2:
                 stall()
             if rank == 2 and c == 2:
-                assert told.wait(HANG)
+                assert warned.wait(HANG)
             ranks.syncs[rank].submit(0, gradient(ranks.items[0], rank, c))
             ranks.syncs[rank].synchronize()
 
@@ -791,17 +793,17 @@ def test_a_stall_with_staleness_names_the_slowest(
 @pytest.mark.parametrize("home", [0, 1, 2, 3])  # 2 is the missing one, 3 is not a worker
 @pytest.mark.parametrize("s", [0, 1])
 def test_a_rank_that_never_comes_ends_in_a_time_out_everywhere(
-    home: int, s: int, monkeypatch: pytest.MonkeyPatch
+    server: int, s: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    ranks = Job([item(0, (0, 1, 2), home)], 4, stall=0.2, staleness=s)
+    ranks = Job([item(0, (0, 1, 2), server)], 4, stall=0.2, staleness=s)
 
     def body(rank: int) -> None:
         for c in range(1, 4) if rank < 2 else ():
             ranks.syncs[rank].submit(0, gradient(ranks.items[0], rank, c))
             ranks.syncs[rank].wait(0)
         if rank == 3:
-            wait_until(lambda: ranks.missing(home) == [(2,)])
+            wait_until(lambda: ranks.missing(server) == [(2,)])
             clock.now = 2 * HANG
         ranks.wait_for_failure(rank)
         ranks.syncs[rank].synchronize()
@@ -810,21 +812,21 @@ def test_a_rank_that_never_comes_ends_in_a_time_out_everywhere(
     ranks.close()
     all_raise(
         raised,
-        rf"rank {home} has waited \d+\.\d s for rank 2 to hand in 'w0\[0:5\]': see what it does\.",
+        rf"rank {server} has waited \d+\.\d s for rank 2 to hand in 'w0\[0:5\]': see what it does\.",
     )
-    assert isinstance(raised[home], TimeoutError)
-    assert len(ranks.told) == 1
+    assert isinstance(raised[server], TimeoutError)
+    assert len(ranks.reasons) == 1
 
 
-def test_a_home_that_does_not_answer_ends_in_a_time_out() -> None:
-    told: list[str] = []
-    sync = bound(Stub(1, 2), [item(0, (1,), 0)], timeout=0.2, fail=told.append)
+def test_a_server_that_does_not_answer_ends_in_a_time_out() -> None:
+    reasons: list[str] = []
+    sync = bound(Stub(1, 2), [item(0, (1,), 0)], timeout=0.2, fail=reasons.append)
     sync.submit(0, torch.ones(5))
     with pytest.raises(
         TimeoutError, match=r"rank 1 has waited \d\.\d s for rank 0 to send back 'w0\[0:5\]'"
     ):
         sync.wait(0)
-    assert len(told) == 1
+    assert len(reasons) == 1
 
 
 # The end

@@ -23,11 +23,11 @@ from raddle.transport.wire import PULL, PUSH, Counters, Frame
 BOTH = (0, 1)
 
 
-def item(number: int = 0, workers: tuple[int, ...] = BOTH, home: int = 0) -> Item:
-    return Item(number, f"w{number}", workers, home, 2, torch.float32, number)
+def item(number: int = 0, workers: tuple[int, ...] = BOTH, server: int = 0) -> Item:
+    return Item(number, f"w{number}", workers, server, 2, torch.float32, number)
 
 
-class Rows:
+class ServerState:
     """Rows at a home, from which gradients are subtracted; what it sends and gives back is kept."""
 
     def __init__(self, *items: Item) -> None:
@@ -46,89 +46,93 @@ class Rows:
         self.back.append((number, clock))
 
 
-def summing(own: Rows, **options: Any) -> SynchronousServer:
-    home = SynchronousServer(
-        0, own.updates, own.send, own.returned, **{"step_sums": None, "admitted": None, **options}
+def summing(state: ServerState, **options: Any) -> SynchronousServer:
+    server = SynchronousServer(
+        0,
+        state.updates,
+        state.send,
+        state.returned,
+        **{"step_sums": None, "admitted": None, **options},
     )
-    for number, rows in own.rows.items():
-        home.bind(item(number), rows, None)
-    return home
+    for number, rows in state.rows.items():
+        server.bind(item(number), rows, None)
+    return server
 
 
-def test_a_home_that_sums_updates_once_for_all_workers() -> None:
-    own = Rows(item())
-    home = summing(own)
-    home.push(1, 0, 1, torch.tensor([1.0, 2.0]))
-    assert [w.missing for w in home.stalled_items()] == [(0,)]
-    assert not home.is_updated_to(1)
-    home.push(0, 0, 1, torch.tensor([10.0, 20.0]))
-    assert own.updates.log == [UpdateEvent(0, -1, 1, 1)]
-    assert own.sent == [(1, Frame(PULL, 0, 1, 1), [-11.0, -22.0])]
-    assert own.back == [(0, 1)]
-    assert home.stalled_items() == []
-    assert home.is_updated_to(1)
+def test_a_synchronous_server_updates_once_for_all_workers() -> None:
+    state = ServerState(item())
+    server = summing(state)
+    server.push(1, 0, 1, torch.tensor([1.0, 2.0]))
+    assert [w.missing for w in server.stalled_items()] == [(0,)]
+    assert not server.is_updated_to(1)
+    server.push(0, 0, 1, torch.tensor([10.0, 20.0]))
+    assert state.updates.log == [UpdateEvent(0, -1, 1, 1)]
+    assert state.sent == [(1, Frame(PULL, 0, 1, 1), [-11.0, -22.0])]
+    assert state.back == [(0, 1)]
+    assert server.stalled_items() == []
+    assert server.is_updated_to(1)
     with pytest.raises(ValueError, match="whose last had clock 1"):
-        home.push(1, 0, 1, torch.zeros(2))
+        server.push(1, 0, 1, torch.zeros(2))
 
 
 def test_updates_wait_until_their_clock_is_admitted() -> None:
-    own = Rows(item(0), item(1))
-    home = summing(own, admitted=0)
+    state = ServerState(item(0), item(1))
+    server = summing(state, admitted=0)
     for number in (1, 0):
         for worker in BOTH:
-            home.push(worker, number, 1, torch.ones(2))
-    assert own.back == []
-    home.admit(1)
-    assert own.back == [(0, 1), (1, 1)]  # the urgent one first
+            server.push(worker, number, 1, torch.ones(2))
+    assert state.back == []
+    server.admit(1)
+    assert state.back == [(0, 1), (1, 1)]  # the urgent one first
 
 
 def test_with_a_barrier_the_caller_updates() -> None:
-    own = Rows(item())
-    barrier = StepSums(RankFailure(None))
-    home = summing(own, step_sums=barrier)
-    assert not home.completion_event().is_set()
-    assert [w.missing for w in home.stalled_items()] == [
+    state = ServerState(item())
+    step_sums = StepSums(RankFailure(None))
+    server = summing(state, step_sums=step_sums)
+    assert not server.completion_event().is_set()
+    assert [w.missing for w in server.stalled_items()] == [
         BOTH
     ]  # nobody has begun, and all are missing
     for worker in BOTH:
-        home.push(worker, 0, 1, torch.ones(2))
-    assert home.completion_event().is_set()
-    assert barrier.sums()[0].tolist() == [2.0, 2.0]
-    assert own.sent == []
-    home.publish()
-    assert [frame for _, frame, _ in own.sent] == [Frame(PULL, 0, 1, 1)]
-    assert barrier.sums() == {}
+        server.push(worker, 0, 1, torch.ones(2))
+    assert server.completion_event().is_set()
+    assert step_sums.sums()[0].tolist() == [2.0, 2.0]
+    assert state.sent == []
+    server.publish()
+    assert [frame for _, frame, _ in state.sent] == [Frame(PULL, 0, 1, 1)]
+    assert step_sums.sums() == {}
 
 
-def test_a_home_with_staleness_updates_with_each_gradient() -> None:
-    own = Rows(item())
-    home = StaleServer(0, own.updates, own.send, own.returned, 1)
-    home.bind(item(), own.rows[0], None)
-    bound = own.rows[0]
-    own.rows[0] = home.items[0].master
-    home.push(1, 0, 1, torch.ones(2))
-    assert own.sent == [(1, Frame(PULL, 0, 1, 1), [-1.0, -1.0])]  # one step ahead is fine
-    home.push(1, 0, 2, torch.ones(2))
-    assert len(own.sent) == 1
-    assert [w.missing for w in home.stalled_items()] == [(0,)]
+def test_a_stale_server_updates_with_each_gradient() -> None:
+    state = ServerState(item())
+    server = StaleServer(0, state.updates, state.send, state.returned, 1)
+    server.bind(item(), state.rows[0], None)
+    bound = state.rows[0]
+    state.rows[0] = server.items[0].master
+    server.push(1, 0, 1, torch.ones(2))
+    assert state.sent == [(1, Frame(PULL, 0, 1, 1), [-1.0, -1.0])]  # one step ahead is fine
+    server.push(1, 0, 2, torch.ones(2))
+    assert len(state.sent) == 1
+    assert [w.missing for w in server.stalled_items()] == [(0,)]
     assert bound.tolist() == [0.0, 0.0]  # its own worker still computes with them
-    home.push(0, 0, 1, torch.ones(2))
-    assert own.sent[1:] == [(1, Frame(PULL, 0, 2, 3), [-3.0, -3.0])]
-    assert own.back == [(0, 1)]
+    server.push(0, 0, 1, torch.ones(2))
+    assert state.sent[1:] == [(1, Frame(PULL, 0, 2, 3), [-3.0, -3.0])]
+    assert state.back == [(0, 1)]
     assert bound.tolist() == [-3.0, -3.0]
-    assert [event.worker for event in own.updates.log] == [1, 1, 0]
+    assert [event.worker for event in state.updates.log] == [1, 1, 0]
 
 
 def test_an_update_that_raises_names_the_item() -> None:
     def refuse(number: int, clock: int, gradient: Tensor) -> None:
         raise KeyError("lr")
 
-    own = Rows(item())
-    own.updates = RowUpdater(0, refuse, None)
-    home = summing(own)
-    home.push(1, 0, 1, torch.ones(2))
+    state = ServerState(item())
+    state.updates = RowUpdater(0, refuse, None)
+    server = summing(state)
+    server.push(1, 0, 1, torch.ones(2))
     with pytest.raises(RuntimeError, match="rank 0 could not update 'w0' at clock 1: KeyError"):
-        home.push(0, 0, 1, torch.ones(2))
+        server.push(0, 0, 1, torch.ones(2))
 
 
 def worker(failure: RankFailure, *, patience: float = 0.02) -> Worker:
@@ -149,13 +153,13 @@ def test_a_worker_waits_for_what_it_has_handed_in() -> None:
 
 
 def test_a_worker_that_waits_too_long_says_for_whom() -> None:
-    told: list[str] = []
-    mine = worker(RankFailure(told.append))
+    reasons: list[str] = []
+    mine = worker(RankFailure(reasons.append))
     mine.bind(item(), torch.zeros(2))
     mine.begin_push(0)
     with pytest.raises(TimeoutError, match="for rank 0 to send back 'w0'"):
         mine.wait(0)
-    assert len(told) == 1
+    assert len(reasons) == 1
 
 
 def test_a_failure_wakes_a_worker() -> None:
@@ -171,13 +175,13 @@ def test_a_failure_wakes_a_worker() -> None:
 
 
 def test_messages_go_to_whom_they_are_for() -> None:
-    own, failure = Rows(item()), RankFailure(None)
-    home, mine = summing(own), worker(failure)
-    there = item(1, home=1)
-    incoming = IncomingMessages(0, [item(), there], home, mine, failure)
+    state, failure = ServerState(item()), RankFailure(None)
+    server, mine = summing(state), worker(failure)
+    there = item(1, server=1)
+    incoming = IncomingMessages(0, [item(), there], server, mine, failure)
     part = torch.ones(2).view(torch.uint8)
     incoming(1, Frame(PUSH, 0, 1), part)
-    assert [w.missing for w in home.stalled_items()] == [(0,)]
+    assert [w.missing for w in server.stalled_items()] == [(0,)]
     mine.bind(there, torch.zeros(2))
     mine.begin_push(1)
     incoming(1, Frame(PULL, 1, 1), part)
@@ -226,29 +230,29 @@ class Sums:
 
 def test_sums_leave_in_the_order_of_all_ranks() -> None:
     transport: Any = Sums()
-    held = {n: SummedItem(item(n)) for n in range(3)} | {3: SummedItem(item(3, workers=(0,)))}
-    for own in held.values():
-        own.gradient = torch.ones(2)
-    departures = SumIssuer(held, [2, 3, 0, 1], transport, hold_back=False)
-    assert departures.order == [2, 0, 1]  # alone, nothing is summed
+    entries = {n: SummedItem(item(n)) for n in range(3)} | {3: SummedItem(item(3, workers=(0,)))}
+    for entry in entries.values():
+        entry.gradient = torch.ones(2)
+    issuer = SumIssuer(entries, [2, 3, 0, 1], transport, hold_back=False)
+    assert issuer.order == [2, 0, 1]  # alone, nothing is summed
     for number in (0, 3, 2):
-        departures.add(number)
+        issuer.add(number)
     assert transport.left == [2, 0]
-    assert departures.overtaken == 1
-    departures.add(1)
-    departures.next_step()
-    departures.add(0)
+    assert issuer.overtaken == 1
+    issuer.add(1)
+    issuer.next_step()
+    issuer.add(0)
     assert transport.left == [2, 0, 1]
 
 
 def test_sums_that_are_held_leave_together() -> None:
     transport: Any = Sums()
-    held = {n: SummedItem(item(n)) for n in range(2)}
-    for own in held.values():
-        own.gradient = torch.ones(2)
-    departures = SumIssuer(held, [1, 0], transport, hold_back=True)
-    departures.add(1)
-    departures.add(0)
+    entries = {n: SummedItem(item(n)) for n in range(2)}
+    for entry in entries.values():
+        entry.gradient = torch.ones(2)
+    issuer = SumIssuer(entries, [1, 0], transport, hold_back=True)
+    issuer.add(1)
+    issuer.add(0)
     assert transport.left == []
-    departures.release()
+    issuer.release()
     assert transport.left == [1, 0]

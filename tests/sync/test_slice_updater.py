@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raddle.sync.slice_updater import SliceUpdater, needs_barrier
+from raddle.sync.slice_updater import SliceUpdater, why_barrier
 
 Make = Callable[[Iterable[Any]], Optimizer]
 
@@ -201,7 +201,7 @@ def test_autograd_notices_an_update_of_rows_in_use() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_elementwise_ones_need_no_barrier(name: str) -> None:
-    assert needs_barrier(OPTIMIZERS[name]([nn.Parameter(torch.zeros(2, 2))])) is None
+    assert why_barrier(OPTIMIZERS[name]([nn.Parameter(torch.zeros(2, 2))])) is None
 
 
 class Lamb(torch.optim.SGD):
@@ -225,7 +225,7 @@ class Own(torch.optim.Adam):
 )
 def test_others_say_why(make: Make, why: str) -> None:
     optimizer = make([nn.Parameter(torch.zeros(2, 2))])
-    reason = needs_barrier(optimizer)
+    reason = why_barrier(optimizer)
     assert reason is not None
     assert why in reason
     assert reason.endswith("update whole parameters after a barrier.")

@@ -12,11 +12,11 @@ jobs = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9), st.integers(0, 
 
 def begins(order: list[int], ready: list[float], seconds: list[float]) -> list[float]:
     """When each begins, if the channel takes them in this order and none before it is ready."""
-    free, found = 0.0, [0.0] * len(ready)
+    free, starts = 0.0, [0.0] * len(ready)
     for i in order:
-        found[i] = max(free, ready[i])
-        free = found[i] + seconds[i]
-    return found
+        starts[i] = max(free, ready[i])
+        free = starts[i] + seconds[i]
+    return starts
 
 
 @given(jobs)

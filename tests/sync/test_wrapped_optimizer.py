@@ -31,10 +31,10 @@ def test_trains_as_ddp_does(size: int) -> None:
         capture_output=True, text=True, timeout=LONG_HANG, check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr
-    found = json.loads(done.stdout)
-    wrong = [f"{name}\n{error}" for name, error in found.items() if error]
+    errors = json.loads(done.stdout)
+    wrong = [f"{name}\n{error}" for name, error in errors.items() if error]
     assert not wrong, "\n".join(wrong)
-    assert set(found) == set(cases(size))
+    assert set(errors) == set(cases(size))
     assert done.returncode == 0
 
 
@@ -87,16 +87,16 @@ class socket_port:
 @pytest.mark.parametrize("kind", ["p3", "allreduce", "p3:collective"])
 def test_a_killed_rank_is_named(kind: str) -> None:
     done = torchrun("killed", kind)
-    found = re.search(r"rank 0 hears: .*rank 1", done.stdout)
-    assert found, done.stdout + done.stderr
+    match = re.search(r"rank 0 hears: .*rank 1", done.stdout)
+    assert match, done.stdout + done.stderr
     assert "ended without a word" in done.stdout
     assert done.returncode == 1
 
 
 def test_an_exception_that_nobody_catches_is_told_to_the_others() -> None:
     done = torchrun("raises", "p3")
-    found = re.search(r"rank 0 hears: .*KeyError: 'no such sample'", done.stdout)
-    assert found, done.stdout + done.stderr
+    match = re.search(r"rank 0 hears: .*KeyError: 'no such sample'", done.stdout)
+    assert match, done.stdout + done.stderr
 
 
 def test_the_end_of_the_process_closes() -> None:

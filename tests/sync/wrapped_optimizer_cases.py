@@ -185,13 +185,13 @@ def oracle(kind: type[nn.Module], name: str, passes: int = 1) -> dict[str, Tenso
 
 def same(model: nn.Module, expected: dict[str, Tensor]) -> None:
     """Bit by bit for two ranks."""
-    found = model.state_dict()
-    assert found.keys() == expected.keys()
+    actual = model.state_dict()
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
         if value.dtype == torch.float64:
-            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(actual[name], value, rtol=1e-9, atol=1e-11)
         else:
-            assert torch.equal(found[name], value), f"{name}: {(found[name] - value).abs().max()}"
+            assert torch.equal(actual[name], value), f"{name}: {(actual[name] - value).abs().max()}"
 
 
 def alike(
@@ -332,10 +332,10 @@ def scaler(rank: int, size: int, *, text: str, barrier: bool, explicit: bool) ->
 
     model = make(Plain, dtype_of(size))
     trained(DDP(model, broadcast_buffers=False), model, sgd(model.parameters()))
-    own = make(Plain, dtype_of(size))
-    optimizer = sync.Optimizer(sgd(own.parameters()), own, text, barrier=barrier)
-    trained(own, own, optimizer)
-    same(own, {n: t.detach().clone() for n, t in model.state_dict().items()})
+    synced = make(Plain, dtype_of(size))
+    optimizer = sync.Optimizer(sgd(synced.parameters()), synced, text, barrier=barrier)
+    trained(synced, synced, optimizer)
+    same(synced, {n: t.detach().clone() for n, t in model.state_dict().items()})
     assert optimizer.report()["barrier"] == (
         "barrier=True" if barrier else "a GradScaler looks at gradients between backward and step"
     )
@@ -366,22 +366,22 @@ def compressed(rank: int, size: int, *, text: str) -> None:
 
 
 def closure(rank: int, size: int, *, text: str) -> None:
-    own = make(Plain, dtype_of(size))
-    optimizer = sync.Optimizer(adam(own.parameters()), own, text)
+    synced = make(Plain, dtype_of(size))
+    optimizer = sync.Optimizer(adam(synced.parameters()), synced, text)
     calls = []
     for step in range(STEPS):
         x, y = batch(rank, step, dtype_of(size))
 
         def evaluate(x: Tensor = x, y: Tensor = y) -> Tensor:
             optimizer.zero_grad()
-            loss = F.cross_entropy(own(x), y)
+            loss = F.cross_entropy(synced(x), y)
             loss.backward()
             calls.append(1)
             return loss
 
         assert optimizer.step(evaluate) > 0
     assert len(calls) == STEPS
-    same(own, oracle(Plain, "Adam"))
+    same(synced, oracle(Plain, "Adam"))
 
 
 def lbfgs(rank: int, size: int) -> None:
@@ -398,25 +398,25 @@ def lbfgs(rank: int, size: int) -> None:
         for _ in range(3):
             optimizer.step(evaluate)
 
-    one, own = make(Shared, torch.float64), make(Shared, torch.float64)
+    one, synced = make(Shared, torch.float64), make(Shared, torch.float64)
     lines = {"max_iter": 5, "line_search_fn": "strong_wolfe"}
     trained(one, torch.optim.LBFGS(one.parameters(), **lines), torch.cat(xs), torch.cat(ys))
-    optimizer = sync.Optimizer(torch.optim.LBFGS(own.parameters(), **lines), own, "p3")
-    trained(own, optimizer, xs[rank], ys[rank])
+    optimizer = sync.Optimizer(torch.optim.LBFGS(synced.parameters(), **lines), synced, "p3")
+    trained(synced, optimizer, xs[rank], ys[rank])
     assert "LBFGS" in optimizer.report()["barrier"]
     for name, value in one.state_dict().items():
-        torch.testing.assert_close(own.state_dict()[name], value, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(synced.state_dict()[name], value, rtol=1e-5, atol=1e-7)
 
 
 def incomplete(rank: int, size: int, *, text: str) -> None:
     """Steps with fewer backward calls than were announced, as at the end of an epoch."""
-    model, own = (make(Plain, dtype_of(size)) for _ in "12")
-    optimizer = sync.Optimizer(sgd(own.parameters()), own, text, backward_passes=3)
+    model, synced = (make(Plain, dtype_of(size)) for _ in "12")
+    optimizer = sync.Optimizer(sgd(synced.parameters()), synced, text, backward_passes=3)
     net, inner = DDP(model, broadcast_buffers=False), sgd(model.parameters())
     for passes in (3, 2, 1, 3):
         train(net, model, inner, rank, steps=range(3), passes=passes)
-        train(own, own, optimizer, rank, steps=range(3), passes=passes)
-    same(own, {n: t.detach().clone() for n, t in model.state_dict().items()})
+        train(synced, synced, optimizer, rank, steps=range(3), passes=passes)
+    same(synced, {n: t.detach().clone() for n, t in model.state_dict().items()})
 
 
 def zeroing(rank: int, size: int, *, text: str, how: str) -> None:
@@ -481,11 +481,11 @@ def unguarded(rank: int, size: int) -> None:
     model = make(Peeking, dtype_of(size))
     net = DDP(model, find_unused_parameters=True)
     train(net, model, sgd(model.parameters()), rank)
-    own = make(Peeking, dtype_of(size))
-    optimizer = sync.Optimizer(sgd(own.parameters()), own, "p3:slice=3")
+    synced = make(Peeking, dtype_of(size))
+    optimizer = sync.Optimizer(sgd(synced.parameters()), synced, "p3:slice=3")
     with logged() as lines:
-        train(own, own, optimizer, rank)
-    same(own, {n: t.detach().clone() for n, t in model.state_dict().items()})
+        train(synced, synced, optimizer, rank)
+    same(synced, {n: t.detach().clone() for n, t in model.state_dict().items()})
     assert optimizer.report()["unguarded"] == ["b.weight", "c.bias"]
     assert [line for line in lines if "no module waits for it" in line] == [
         "'b.weight' (and 1 more) is read by the forward before its own module runs, so no module waits for "
@@ -574,11 +574,11 @@ def other_order_of_slices(rank: int, size: int) -> None:
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "p3:collective", debug=True)
     train(model, model, optimizer, rank, steps=range(2))
-    summing = optimizer._hooks.handler.homing.summing
+    summing = optimizer._hooks.handler.updates.collective
     first = summing._items[summing._order[0]].name
     if rank == size - 1:
-        summing.departures.order.reverse()
-        summing.departures.next_step()
+        summing.issuer.order.reverse()
+        summing.issuer.next_step()
     words = f"sum 0 of ranks 0 and {size - 1} is '{first}' ("
     expect(words, lambda: train(model, model, optimizer, rank, steps=range(1)))
 
@@ -603,8 +603,8 @@ def static_order(rank: int, size: int) -> None:
     optimizer = sync.Optimizer(sgd(model.parameters()), model, COLLECTIVE)
     train(model, model, optimizer, rank, steps=range(1))
     ready, left = list[int](), list[int]()
-    homing, sums = optimizer._hooks.handler.homing, optimizer._channels.sum_transport
-    give, all_reduce = homing.give, sums.all_reduce
+    updates, sums = optimizer._hooks.handler.updates, optimizer._channels.sum_transport
+    give, all_reduce = updates.submit, sums.all_reduce
 
     def giving(index: int, gradient: Tensor | None) -> None:
         ready.append(index)
@@ -614,7 +614,7 @@ def static_order(rank: int, size: int) -> None:
         left.append(tag)
         return all_reduce(ranks, tag, buffer, what)
 
-    homing.give, sums.all_reduce = giving, summing
+    updates.submit, sums.all_reduce = giving, summing
     train(model, model, optimizer, rank, steps=range(6), after=lambda: time.sleep(0.01 * rank))
     optimizer.synchronize()
     everyone: list[Any] = [None] * size
@@ -623,7 +623,7 @@ def static_order(rank: int, size: int) -> None:
     assert left == 6 * left[:count]
     assert sorted(left[:count]) == list(range(count))
     assert everyone[0][0] != everyone[1][0]  # or nothing was tried
-    assert all(own == left for _, own in everyone)
+    assert all(other_order == left for _, other_order in everyone)
     assert optimizer.report()["overtaken"] > 0
     same_everywhere(model)
 
@@ -712,13 +712,13 @@ def disjoint_backwards(rank: int, size: int, *, text: str) -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    pair, own = (
+    pair, synced = (
         nn.ModuleList([make(Shared, dtype_of(size)), make(Plain, dtype_of(size))]) for _ in "12"
     )
     nets = [DDP(net, broadcast_buffers=False) for net in pair]
     trained(nets[0], nets[1], pair, sgd(pair.parameters()))
-    trained(own[0], own[1], own, sync.Optimizer(sgd(own.parameters()), own, text))
-    same(own, {n: t.detach().clone() for n, t in pair.state_dict().items()})
+    trained(synced[0], synced[1], synced, sync.Optimizer(sgd(synced.parameters()), synced, text))
+    same(synced, {n: t.detach().clone() for n, t in pair.state_dict().items()})
 
 
 def two_optimizers(rank: int, size: int) -> None:
@@ -738,12 +738,12 @@ def transposed(rank: int, size: int) -> None:
     models = [make(Plain, dtype_of(size)) for _ in "12"]
     for model in models:
         model.fc1.weight = nn.Parameter(model.fc1.weight.detach().t().contiguous().t())
-    ddp, own = models
+    ddp, synced = models
     train(DDP(ddp, broadcast_buffers=False), ddp, sgd(ddp.parameters()), rank)
     with logged() as lines:
-        optimizer = sync.Optimizer(sgd(own.parameters()), own, "p3")
-    train(own, own, optimizer, rank)
-    same(own, {n: t.detach().clone() for n, t in ddp.state_dict().items()})
+        optimizer = sync.Optimizer(sgd(synced.parameters()), synced, "p3")
+    train(synced, synced, optimizer, rank)
+    same(synced, {n: t.detach().clone() for n, t in ddp.state_dict().items()})
     assert "'fc1.weight' is not contiguous" in optimizer.report()["barrier"]
     assert len(lines) == 1
     assert "'fc1.weight' is not contiguous" in lines[0]
@@ -840,8 +840,8 @@ def timeline(rank: int, size: int) -> None:
     sync.close()
     if rank == 0:
         events = json.loads(path.read_text())["traceEvents"]
-        found = {(e["pid"], e["cat"]) for e in events if e["ph"] == "X"}
-        assert found >= {
+        lanes = {(e["pid"], e["cat"]) for e in events if e["ph"] == "X"}
+        assert lanes >= {
             (r, what) for r in range(size) for what in ("push", "pull", "sum", "update")
         }
         assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in events if e["ph"] == "X")
@@ -886,7 +886,9 @@ def garbage(rank: int, size: int) -> None:
     train(model, model, optimizer, rank, steps=range(2))
     settled(optimizer)
     if rank == 1:
-        optimizer._channels.cpu_transport.wire()._wire._lines[0].sendall(b"GET / HTTP/1.1\r\n" * 9)
+        optimizer._channels.cpu_transport.wire()._wire._connections[0].sendall(
+            b"GET / HTTP/1.1\r\n" * 9
+        )
     words = "that are no frame" if rank == 0 else "rank 1 stops: rank 0 failed: rank 0 got"
     expect(words, lambda: train(model, model, optimizer, rank, steps=range(100)))
 
@@ -895,28 +897,28 @@ def garbage(rank: int, size: int) -> None:
 
 
 def cases(size: int) -> dict[str, Case]:
-    found: dict[str, Case] = {}
+    all_cases: dict[str, Case] = {}
     some = ["allreduce", "sharded", "p3:slice=7", COLLECTIVE, *SERVERS[size - 3 :: 3]]
     kinds = KINDS if size == 2 else some
     for number, text in enumerate(kinds):
         for name in OPTIMIZERS if size == 2 else [list(OPTIMIZERS)[(number + size) % 2]]:
-            found[f"plain {name} {text}"] = partial(alike, kind=Plain, name=name, text=text)
+            all_cases[f"plain {name} {text}"] = partial(alike, kind=Plain, name=name, text=text)
     for number, text in enumerate(SOME):
         for kind in (
             (Shared, Unused, Aliased, Negative) if size == 2 else ((Shared, Unused)[number % 2],)
         ):
-            found[f"{kind.__name__} {text}"] = partial(alike, kind=kind, name="SGD", text=text)
+            all_cases[f"{kind.__name__} {text}"] = partial(alike, kind=kind, name="SGD", text=text)
         if size != 4:
-            found[f"Unused Adam {text}"] = partial(alike, kind=Unused, name="Adam", text=text)
+            all_cases[f"Unused Adam {text}"] = partial(alike, kind=Unused, name="Adam", text=text)
         if size == 2 or number == size - 2:
-            found[f"accumulated {text}"] = partial(
+            all_cases[f"accumulated {text}"] = partial(
                 alike, kind=Plain, name="Adam", text=text, passes=3
             )
-    return {**found, **{2: _on_two, 3: _on_three, 4: _on_four}[size]()}
+    return {**all_cases, **{2: _on_two, 3: _on_three, 4: _on_four}[size]()}
 
 
 def _on_two() -> dict[str, Case]:
-    found: dict[str, Case] = {
+    all_cases: dict[str, Case] = {
         "unguarded": unguarded, "unguarded later": unguarded_later, "two optimizers": two_optimizers,
         "clipping without asking": clipping_without_asking, "clipping too late": clipping_too_late,
         "rate changed too late": rate_changed_too_late, "lbfgs": lbfgs, "refusals": refusals,
@@ -932,34 +934,34 @@ def _on_two() -> dict[str, Case]:
     for number, text in enumerate(
         ("p3", "p3:slice=7", "sharded", "allreduce", "p3:collective", COLLECTIVE)
     ):
-        found[f"scheduler {text}"] = partial(scheduler, text=text)
+        all_cases[f"scheduler {text}"] = partial(scheduler, text=text)
         if number % 2:
-            found[f"clipping {text}"] = partial(clipping, text=text)
-            found[f"disjoint {text}"] = partial(disjoint_backwards, text=text)
-            found[f"closure {text}"] = partial(closure, text=text)
-            found[f"raises {text}"] = partial(raises, text=text)
+            all_cases[f"clipping {text}"] = partial(clipping, text=text)
+            all_cases[f"disjoint {text}"] = partial(disjoint_backwards, text=text)
+            all_cases[f"closure {text}"] = partial(closure, text=text)
+            all_cases[f"raises {text}"] = partial(raises, text=text)
         for how in ("zeros", "twice") if number % 2 else ():
-            found[f"zeroing {how} {text}"] = partial(zeroing, text=text, how=how)
+            all_cases[f"zeroing {how} {text}"] = partial(zeroing, text=text, how=how)
         name = ("SGD", "Adam")[number % 2]
-        found[f"state of {name} {text}"] = partial(states, text=text, name=name)
-    found["zeroing never p3:slice=7"] = partial(zeroing, text="p3:slice=7", how="never")
+        all_cases[f"state of {name} {text}"] = partial(states, text=text, name=name)
+    all_cases["zeroing never p3:slice=7"] = partial(zeroing, text="p3:slice=7", how="never")
     for text in ("allreduce", "p3"):
-        found[f"incomplete {text}"] = partial(incomplete, text=text)
-    found["clipping by torch, allreduce"] = partial(
+        all_cases[f"incomplete {text}"] = partial(incomplete, text=text)
+    all_cases["clipping by torch, allreduce"] = partial(
         clipping_by_torch, text="allreduce", barrier=False
     )
-    found["clipping by torch, p3"] = partial(clipping_by_torch, text="p3", barrier=True)
-    found["scaler, automatic"] = partial(scaler, text="p3", barrier=False, explicit=False)
-    found["scaler, collective"] = partial(
+    all_cases["clipping by torch, p3"] = partial(clipping_by_torch, text="p3", barrier=True)
+    all_cases["scaler, automatic"] = partial(scaler, text="p3", barrier=False, explicit=False)
+    all_cases["scaler, collective"] = partial(
         scaler, text="p3:collective", barrier=False, explicit=False
     )
-    found["scaler, barrier"] = partial(scaler, text="p3", barrier=True, explicit=False)
-    found["scaler, unscale"] = partial(scaler, text="sharded", barrier=True, explicit=True)
+    all_cases["scaler, barrier"] = partial(scaler, text="p3", barrier=True, explicit=False)
+    all_cases["scaler, unscale"] = partial(scaler, text="sharded", barrier=True, explicit=True)
     for text in ("allreduce:bf16", "allreduce:fp16"):
-        found[text] = partial(compressed, text=text)
+        all_cases[text] = partial(compressed, text=text)
     for text in ("ps:async", "ps:slice=30,greedy,ssp=1"):
-        found[f"{text} ends alike"] = partial(staleness, text=text)
-    return found
+        all_cases[f"{text} ends alike"] = partial(staleness, text=text)
+    return all_cases
 
 
 def _on_three() -> dict[str, Case]:

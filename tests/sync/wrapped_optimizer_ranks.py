@@ -110,9 +110,9 @@ def main(arguments: Sequence[str]) -> int:
     size, words = int(arguments[0]), arguments[1:]
     cases = wrapped_optimizer_cases.cases(size)
     chosen = {n: c for n, c in cases.items() if not words or any(w in n for w in words)}
-    found = run(size, chosen)
-    print(json.dumps(found))
-    return int(any(found.values()))
+    errors = run(size, chosen)
+    print(json.dumps(errors))
+    return int(any(errors.values()))
 
 
 if __name__ == "__main__":

@@ -12,43 +12,43 @@ from typing import Any
 import pytest
 from timeouts import HANG
 
-from raddle.transport.local_sockets import Words
+from raddle.transport.local_sockets import LocalSockets
 
 
-def meet(size: int) -> list[Words]:
+def meet(size: int) -> list[LocalSockets]:
     """The ranks are threads here; who can meet through `share` can be anywhere."""
     barrier = threading.Barrier(size)
     names: list[Any] = [None] * size
 
-    def make(rank: int) -> Words:
-        def share(own: Any) -> list[Any]:
-            names[rank] = own
+    def make(rank: int) -> LocalSockets:
+        def share(name: Any) -> list[Any]:
+            names[rank] = name
             barrier.wait(HANG)
             return list(names)
 
-        return Words(rank, [r for r in range(size) if r != rank], share, HANG)
+        return LocalSockets(rank, [r for r in range(size) if r != rank], share, HANG)
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(make, range(size)))
 
 
 @pytest.fixture
-def pair() -> Iterator[list[Words]]:
+def pair() -> Iterator[list[LocalSockets]]:
     words = meet(2)
     yield words
-    for own in words:
-        own.close()
+    for sockets in words:
+        sockets.close()
 
 
-def test_tags_keep_apart_and_each_keeps_its_order(pair: list[Words]) -> None:
+def test_tags_keep_apart_and_each_keeps_its_order(pair: list[LocalSockets]) -> None:
     zero, one = pair
     for n in range(5):
         zero.send(1, 7, bytes([n]), HANG)
         zero.send(1, 8, bytes([10 + n]), HANG)
-    assert [one.take(0, 8, HANG)[0] for _ in range(5)] == [10, 11, 12, 13, 14]
-    assert [one.take(0, 7, HANG)[0] for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert [one.receive(0, 8, HANG)[0] for _ in range(5)] == [10, 11, 12, 13, 14]
+    assert [one.receive(0, 7, HANG)[0] for _ in range(5)] == [0, 1, 2, 3, 4]
     one.send(0, 7, b"", HANG)
-    assert zero.take(1, 7, HANG) == b""
+    assert zero.receive(1, 7, HANG) == b""
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -64,7 +64,7 @@ def test_many_threads_wait_and_read_for_each_other(size: int) -> None:
         draw = random.Random(100 * rank + tag)
         while left:
             peer = draw.choice(list(left))
-            word = ranks[rank].take(peer, tag, HANG)
+            word = ranks[rank].receive(peer, tag, HANG)
             assert word == left[peer].pop(0).to_bytes(2, "little") * 40
             if not left[peer]:
                 del left[peer]
@@ -73,11 +73,11 @@ def test_many_threads_wait_and_read_for_each_other(size: int) -> None:
     with ThreadPoolExecutor(size * len(tags)) as pool:
         done = [pool.submit(talk, rank, tag) for rank in range(size) for tag in tags]
         assert all(d.result(HANG) for d in done)
-    for own in ranks:
-        own.close()
+    for sockets in ranks:
+        sockets.close()
 
 
-def test_who_waits_hears_of_an_end(pair: list[Words]) -> None:
+def test_who_waits_hears_of_an_end(pair: list[LocalSockets]) -> None:
     zero, one = pair
     zero.send(1, 1, b"last", HANG)
     raised: list[type[BaseException]] = []
@@ -89,24 +89,24 @@ def test_who_waits_hears_of_an_end(pair: list[Words]) -> None:
             raised.append(type(error))
 
     threads = [
-        threading.Thread(target=waits, args=(lambda tag=tag: one.take(0, tag, HANG),))
+        threading.Thread(target=waits, args=(lambda tag=tag: one.receive(0, tag, HANG),))
         for tag in (2, 3)
     ]
     for thread in threads:
         thread.start()
     time.sleep(0.05)
-    zero.hang_up()
+    zero.shut_down()
     for thread in threads:
         thread.join(HANG)
         assert not thread.is_alive()
     assert raised == [ConnectionError, ConnectionError]
-    assert one.take(0, 1, HANG) == b"last"  # what had come before
+    assert one.receive(0, 1, HANG) == b"last"  # what had come before
 
 
-def test_patience_ends(pair: list[Words]) -> None:
+def test_patience_ends(pair: list[LocalSockets]) -> None:
     zero, _ = pair
     with pytest.raises(TimeoutError):
-        zero.take(1, 0, 0.1)
+        zero.receive(1, 0, 0.1)
 
     def fill() -> None:
         for _ in range(100_000):
@@ -116,10 +116,10 @@ def test_patience_ends(pair: list[Words]) -> None:
         fill()
 
 
-def test_the_own_end_wakes_its_waiters(pair: list[Words]) -> None:
+def test_the_own_end_wakes_its_waiters(pair: list[LocalSockets]) -> None:
     zero, _ = pair
-    timer = threading.Timer(0.05, zero.hang_up)
+    timer = threading.Timer(0.05, zero.shut_down)
     timer.start()
     with pytest.raises(ConnectionError):
-        zero.take(1, 0, HANG)
+        zero.receive(1, 0, HANG)
     timer.join()

@@ -21,12 +21,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raddle.transport import rendezvous
-from raddle.transport.listener import call_at, local_door, network_door
-from raddle.transport.rendezvous import AGREED, HELLO, MAGIC, meet
+from raddle.transport.listener import connect_to, listen_locally, listen_on_network
+from raddle.transport.rendezvous import CONFIRM, HELLO, MAGIC, connect_ranks
 
 PATIENCE = 0.05  # seconds: a handshake in these tests
 LIMIT = 60.0  # seconds that end a hang
-DOORS = {"network": partial(network_door, host="127.0.0.1"), "local": local_door}
+DOORS = {"network": partial(listen_on_network, host="127.0.0.1"), "local": listen_locally}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ WORDS = st.one_of(
     st.binary(max_size=2 * HELLO.size),
     st.sampled_from([b"5\n", '["ß", 1]\n'.encode(), b'["guess", 1]\n', b"GET / HTTP/1.1\r\n\r\n"]),
     st.integers(0, HELLO.size).map(lambda n: HALF[:n]),
-    st.integers(0, 5).map(lambda rank: HELLO.pack(MAGIC, bytes(32), rank) + AGREED),
+    st.integers(0, 5).map(lambda rank: HELLO.pack(MAGIC, bytes(32), rank) + CONFIRM),
     st.just(b"x" * 2_000_000),  # without an end
 )
 STRANGERS = st.builds(
@@ -89,7 +89,7 @@ def visit(stranger: Stranger, address: Any, end: threading.Event) -> None:
     lines = []
     with contextlib.suppress(OSError):
         for _ in range(stranger.count):
-            lines.append(call_at(address[0][0], address[1], 1.0))
+            lines.append(connect_to(address[0][0], address[1], 1.0))
             lines[-1].settimeout(0.01)  # nobody may read what it says
     for words in stranger.says:
         end.wait(stranger.delay)
@@ -110,17 +110,17 @@ def play(scene: Scene, kind: str) -> list[dict[int, socket.socket]]:
     crowd: list[threading.Thread] = []
 
     def rank(r: int) -> dict[int, socket.socket]:
-        def share(own: Any) -> list[Any]:
-            for stranger in scene.strangers[r] if own[0] else ():
-                crowd.append(threading.Thread(target=visit, args=(stranger, own, end)))
+        def share(address: Any) -> list[Any]:
+            for stranger in scene.strangers[r] if address[0] else ():
+                crowd.append(threading.Thread(target=visit, args=(stranger, address, end)))
                 crowd[-1].start()
             time.sleep(scene.before[r])
-            gathered[r] = own
+            gathered[r] = address
             all_here.wait(LIMIT)
             time.sleep(scene.after[r])
             return gathered
 
-        return meet(r, scene.peers[r], share, LIMIT, DOORS[kind])
+        return connect_ranks(r, scene.peers[r], share, LIMIT, DOORS[kind])
 
     try:
         with ThreadPoolExecutor(size) as pool:
@@ -135,8 +135,8 @@ def play(scene: Scene, kind: str) -> list[dict[int, socket.socket]]:
 def impatient() -> Iterator[None]:
     """Ranks call again soon, so that a rank that is held up finds lines that were given up."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rendezvous, "HANDSHAKE", PATIENCE)
-        patch.setattr(rendezvous, "PAUSE", 0.01)
+        patch.setattr(rendezvous, "HANDSHAKE_SECONDS", PATIENCE)
+        patch.setattr(rendezvous, "RETRY_SECONDS", 0.01)
         yield
 
 
@@ -154,12 +154,12 @@ CROWD = Stranger((HALF[:-1],), 0.0, stays=True, count=200)
 @settings(max_examples=max(1, settings().max_examples // 2))  # each waits for slow ranks
 def test_all_ranks_meet_whatever_strangers_do(kind: str, scene: Scene) -> None:
     lines = play(scene, kind)
-    for rank, own in enumerate(lines):
-        assert own.keys() == scene.peers[rank]
-        for peer, line in own.items():
+    for rank, by_peer in enumerate(lines):
+        assert by_peer.keys() == scene.peers[rank]
+        for peer, line in by_peer.items():
             line.sendall(bytes([rank, peer]))
-    for rank, own in enumerate(lines):
-        for peer, line in own.items():
+    for rank, by_peer in enumerate(lines):
+        for peer, line in by_peer.items():
             line.settimeout(LIMIT)
             assert line.recv(100) == bytes([peer, rank])  # the other end of this very line
             line.close()
@@ -172,7 +172,7 @@ def test_who_waits_for_whom_is_said(kind: str) -> None:
         zero = (silent.hosts, silent.port, bytes(32).hex())
         two = ([], 0, bytes(32).hex())
         with pytest.raises(TimeoutError) as raised:
-            meet(1, [0, 2], lambda own: [zero, own, two], 0.3, DOORS[kind])
+            connect_ranks(1, [0, 2], lambda address: [zero, address, two], 0.3, DOORS[kind])
     said = str(raised.value)
     assert said.startswith("rank 1 has waited 0.3 s for ranks 0, 2 to meet it (it calls rank 0 at ")
     assert "; it listens for rank 2 at " in said
@@ -197,11 +197,11 @@ def test_a_listener_that_trickles_holds_up_nobody() -> None:
         with socket.create_server(("127.0.0.1", port)) as server:
             tokens, deadline = [bytes([1] * 32), bytes(32)], time.monotonic() + LIMIT
             hosts = ["127.0.0.2", "127.0.0.1"]
-            call = rendezvous._Call(1, 0, (hosts, port, tokens[0].hex()), tokens[1], deadline)
-            found = rendezvous._answer(server, tokens[0], {1: tokens[1]}, deadline)
+            call = rendezvous._Connector(1, 0, (hosts, port, tokens[0].hex()), tokens[1], deadline)
+            accepted = rendezvous._accept_ranks(server, tokens[0], {1: tokens[1]}, deadline)
             call.join(LIMIT)
         end.set()
-    assert call.line is not None
-    assert call.line.getsockname() == found[1].getpeername()
-    call.line.close()
-    found[1].close()
+    assert call.connection is not None
+    assert call.connection.getsockname() == accepted[1].getpeername()
+    call.connection.close()
+    accepted[1].close()

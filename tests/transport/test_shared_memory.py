@@ -11,7 +11,13 @@ from raddle.plans import plan_file
 from raddle.plans.pipelining import cut_stages
 from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
 from raddle.plans.tiling import whole_tiling
-from raddle.transport.shared_memory import LEAST, Areas, Pool, seat, sees
+from raddle.transport.shared_memory import (
+    LARGE_BYTES,
+    ReceivePool,
+    SharedAreas,
+    can_access,
+    locate_process,
+)
 from raddle.verification.verify_plan import verify
 from raddle.zoo.loading import load
 
@@ -32,9 +38,9 @@ def test_a_pipeline_of_large_activations(tmp_path: Path) -> None:
     work = load(name, batch=8)
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
     stages = cut_stages(graph, [graph.ops[0].name])
-    home = {n: s for s, names in enumerate(stages) for n in names}
+    stage_of = {n: s for s, names in enumerate(stages) for n in names}
     tiles = {
-        op.name: whole_tiling([d.size for d in op.space.dims], [home[op.name]]) for op in graph.ops
+        op.name: whole_tiling([d.size for d in op.space.dims], [stage_of[op.name]]) for op in graph.ops
     }  # fmt: skip
     plan = Plan(
         tiles, 2, bn="microbatch", microbatches=3, batch=24, stages=stages, schedule="1f1b", model=name,
@@ -45,7 +51,7 @@ def test_a_pipeline_of_large_activations(tmp_path: Path) -> None:
     result = verify(str(tmp_path / "plan.json"), steps=4)
     assert result["holds"], result
     each = 8 * 8192 * 8  # float64
-    assert each >= LEAST
+    assert each >= LARGE_BYTES
     assert {(r["source"], r["target"]): r["transport"] for r in result["sent"]} == {
         (0, 1): 4 * 3 * each,
         (1, 0): 4 * 3 * each,
@@ -53,7 +59,7 @@ def test_a_pipeline_of_large_activations(tmp_path: Path) -> None:
 
 
 def test_an_area_is_used_again_when_nobody_looks_at_it() -> None:
-    areas = Areas()
+    areas = SharedAreas()
     first = areas.get(areas.put(torch.arange(100.0)), 100, torch.float32)
     second = areas.get(areas.put(torch.arange(100.0) + 1), 100, torch.float32)
     view = first[10:20]
@@ -68,7 +74,7 @@ def test_an_area_is_used_again_when_nobody_looks_at_it() -> None:
 
 
 def test_a_pool_gives_back_what_nobody_holds() -> None:
-    pool = Pool()
+    pool = ReceivePool()
     one = pool.take(1000, torch.float32)
     address = one.data_ptr()
     kept = (one * 1).requires_grad_()
@@ -80,7 +86,7 @@ def test_a_pool_gives_back_what_nobody_holds() -> None:
 
 
 def test_who_sees_whom() -> None:
-    own = seat()
-    assert sees(own, own)
-    assert not sees(own, own._replace(host="elsewhere"))
-    assert not sees(own, own._replace(file=-1))
+    location = locate_process()
+    assert can_access(location, location)
+    assert not can_access(location, location._replace(host="elsewhere"))
+    assert not can_access(location, location._replace(file=-1))

@@ -80,9 +80,9 @@ def plainly(clip: float | None, accumulate: int) -> tuple[list[float], nn.Module
 
 
 def assert_equal(trainer: Trainer, model: nn.Module) -> None:
-    found, plain = trainer.state_dict(), model.state_dict()
-    assert found.keys() == plain.keys()
-    for name, tensor in found.items():
+    trained, plain = trainer.state_dict(), model.state_dict()
+    assert trained.keys() == plain.keys()
+    for name, tensor in trained.items():
         torch.testing.assert_close(tensor, plain[name], rtol=1e-9, atol=1e-9, msg=name)
     x, y = batch(8, 99)
     loss, (outputs,) = trainer.evaluate(x, y, outputs=True)
@@ -114,8 +114,8 @@ def test_equal_to_the_plain_module(sync: str, clip: float | None, accumulate: in
         copy.deepcopy(net()), plan(sync=sync), sgd, loss=F.cross_entropy, graph=graph(),
         clip_norm=clip, accumulate=accumulate, timeout=60,
     )  # fmt: skip
-    found = [float(trainer.step(*batch(8, n))) for n in range(STEPS * accumulate)]
-    assert found == pytest.approx(losses, rel=1e-9)
+    actual = [float(trainer.step(*batch(8, n))) for n in range(STEPS * accumulate)]
+    assert actual == pytest.approx(losses, rel=1e-9)
     assert_equal(trainer, model)
     assert not dist.is_initialized()
     assert sockets() == before

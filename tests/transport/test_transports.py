@@ -31,8 +31,8 @@ from timeouts import HANG, wait_until
 from raddle.errors import InputError
 from raddle.transport import failure_channel, failures
 from raddle.transport.base import Transport
-from raddle.transport.process_transport import Processes
-from raddle.transport.thread_transport import Hub, Threads
+from raddle.transport.process_transport import ProcessTransport
+from raddle.transport.thread_transport import Hub, ThreadTransport
 
 SIZE = 3
 EVERYONE = (0, 1, 2)
@@ -124,7 +124,7 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
             scene = pipe.recv()
         except EOFError:
             break
-        pipe.send(play(scene, Processes(torch.device("cpu"), timeout=HANG)))
+        pipe.send(play(scene, ProcessTransport(torch.device("cpu"), timeout=HANG)))
     dist.destroy_process_group()
 
 
@@ -336,9 +336,9 @@ def test_the_users_collectives_do_not_mix_with_ours(process_world: ProcessWorld)
 
 
 def limits(transport: Transport) -> set[float | None]:
-    assert isinstance(transport, Processes)
+    assert isinstance(transport, ProcessTransport)
     assert transport.failures._alarm is not None
-    return {line.gettimeout() for line in transport.failures._alarm._lines.values()}
+    return {line.gettimeout() for line in transport.failures._alarm._connections.values()}
 
 
 def test_silence_is_no_failure(process_world: ProcessWorld) -> None:
@@ -419,7 +419,7 @@ def early_failure(transport: Transport) -> list[str]:
     for number in range(20):
         error: BaseException | None = None
         try:
-            other = Processes(torch.device("cpu"), timeout=HANG)
+            other = ProcessTransport(torch.device("cpu"), timeout=HANG)
         except RuntimeError as stopped:
             error = stopped
         else:
@@ -445,10 +445,10 @@ class Stops:
     """Notes what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reasons: list[str] = []
 
     def __call__(self, sentence: str) -> None:
-        self.told.append(sentence)
+        self.reasons.append(sentence)
 
 
 def stopped(transport: Transport) -> list[list[str]]:
@@ -458,23 +458,23 @@ def stopped(transport: Transport) -> list[list[str]]:
     transport.barrier()
     if transport.rank == 1:
         transport.fail("fire")
-    wait_until(lambda: early.told)
+    wait_until(lambda: early.reasons)
     transport.on_failure(late)
-    return [early.told, late.told]
+    return [early.reasons, late.reasons]
 
 
 def test_who_asks_late_hears_of_a_failure_too(world: ThreadWorld | ProcessWorld) -> None:
-    for rank, told in enumerate(world.run(stopped)):
+    for rank, reasons in enumerate(world.run(stopped)):
         sentence = "rank 1 failed: fire" if rank == 1 else f"rank {rank} stops: rank 1 failed: fire"
-        assert told == [[sentence], [sentence]]
+        assert reasons == [[sentence], [sentence]]
 
 
 def impatient(transport: Transport) -> None:
     """From here on a second is long: whatever it takes to make the groups is not in it."""
-    if isinstance(transport, Processes):
+    if isinstance(transport, ProcessTransport):
         transport.failures.allow(1.0)
     else:
-        assert isinstance(transport, Threads)
+        assert isinstance(transport, ThreadTransport)
         transport._hub.timeout = 1.0
 
 
@@ -603,8 +603,8 @@ class Gathered:
         self._all_here = threading.Barrier(size)
 
     def share(self, rank: int) -> Callable[[Any], list[Any]]:
-        def share(own: Any) -> list[Any]:
-            self._every[rank] = own
+        def share(value: Any) -> list[Any]:
+            self._every[rank] = value
             self._all_here.wait(HANG)
             return self._every
 
@@ -614,18 +614,18 @@ class Gathered:
 def test_an_alarm_tells_who_failed_and_why() -> None:
     ranks, rung = Gathered(3), [queue.SimpleQueue[tuple[int, str]]() for _ in range(3)]
 
-    def make(rank: int) -> failure_channel.Alarm:
+    def make(rank: int) -> failure_channel.FailureChannel:
         def ring(failed: int, reason: str) -> None:
             rung[rank].put((failed, reason))
 
-        return failure_channel.Alarm(rank, 3, ranks.share(rank), ring, HANG)
+        return failure_channel.FailureChannel(rank, 3, ranks.share(rank), ring, HANG)
 
     with ThreadPoolExecutor(3) as pool:
         ends = list(pool.map(make, range(3)))
-    ends[1].tell(1, "fire: «ß»\n")
+    ends[1].report(1, "fire: «ß»\n")
     for rank, end in enumerate(ends):
         assert rung[rank].get(timeout=HANG) == (1, "fire: «ß»\n")
-        assert end.hear(0) == (1, "fire: «ß»\n")
+        assert end.wait_for_failure(0) == (1, "fire: «ß»\n")
     for end in ends:
         end.close()
 
@@ -635,7 +635,7 @@ def test_a_rank_that_never_connects() -> None:
         TimeoutError,
         match=r"rank 0 has waited 0\.1 s for ranks 1, 2 to meet it \(it listens for ranks 1, 2 at port \d+",
     ):
-        failure_channel.Alarm(0, 3, lambda own: [own] * 3, lambda *_: None, 0.1)
+        failure_channel.FailureChannel(0, 3, lambda value: [value] * 3, lambda *_: None, 0.1)
 
 
 # --- torchrun
@@ -676,7 +676,7 @@ def test_torchrun(tmp_path: Path) -> None:
 
 def test_one_rank() -> None:
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    transport = Processes(torch.device("cpu"))
+    transport = ProcessTransport(torch.device("cpu"))
     transport.prepare([(0,)])
     buffer = torch.ones(2)
     transport.all_reduce((0,), 0, buffer).wait()
@@ -692,4 +692,4 @@ def test_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(InputError, match="start with torchrun"):
-        Processes(torch.device("cpu"))
+        ProcessTransport(torch.device("cpu"))

@@ -23,7 +23,7 @@ from timeouts import HANG
 from torch import Tensor
 
 from raddle.transport import rendezvous
-from raddle.transport.listener import open_door, own_hosts
+from raddle.transport.listener import open_server_socket, reachable_hosts
 from raddle.transport.memory_wire import memory_wires
 from raddle.transport.rendezvous import HELLO, MAGIC
 from raddle.transport.socket_wire import BYE, HEADER, SocketWire
@@ -153,7 +153,7 @@ def lines(opened: list[End]) -> Join:
 
 def line(end: End, peer: int) -> socket.socket:
     assert isinstance(end.wire, SocketWire)
-    return end.wire._lines[peer]
+    return end.wire._connections[peer]
 
 
 # Order
@@ -296,13 +296,13 @@ def test_peers_are_heard_at_the_same_time(join: Join) -> None:
     """Rank 0 takes from rank 1 only once it has taken from rank 2."""
     ends = join(3)
     first, second = threading.Event(), threading.Event()
-    heard: list[int] = []
+    sources: list[int] = []
 
     def arrive(source: int, frame: Frame, payload: Tensor) -> None:
         if source == 1:
             first.set()
             assert second.wait(HANG)
-        heard.append(source)
+        sources.append(source)
         if source == 2:
             second.set()
 
@@ -313,7 +313,7 @@ def test_peers_are_heard_at_the_same_time(join: Join) -> None:
     assert first.wait(HANG)
     ends[2].wire.send(0, Frame(PUSH, 0, 1), torch.ones(1), 0)
     ends[1].wire.close()
-    assert heard == [2, 1]
+    assert sources == [2, 1]
     assert not ends[0].failures
 
 
@@ -519,7 +519,7 @@ def test_strangers_stay_outside_and_ranks_get_in(
     opened: list[End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever waited for those who say nothing, or not enough, would wait longer than there is time."""
-    monkeypatch.setattr(rendezvous, "HANDSHAKE", 2 * HANG)
+    monkeypatch.setattr(rendezvous, "HANDSHAKE_SECONDS", 2 * HANG)
     ranks = Ranks(3)
     callers: list[socket.socket] = []
     liars: list[socket.socket] = []
@@ -574,7 +574,7 @@ def test_a_crowd_of_silent_strangers_is_sent_away() -> None:
         given = ranks.share(0)(address)
 
         def gather() -> None:  # while rank 0 waits for rank 1
-            for _ in range(3 * rendezvous.STRANGERS):
+            for _ in range(3 * rendezvous.MAX_UNIDENTIFIED):
                 with contextlib.suppress(OSError):
                     crowd.append(stranger(address[1], b"ab"))
             come.set()
@@ -598,7 +598,7 @@ def test_a_crowd_of_silent_strangers_is_sent_away() -> None:
     for wire in wires:
         assert isinstance(wire, SocketWire), wire
     together(2, lambda r: wires[r].close())
-    assert len(crowd) > 2 * rendezvous.STRANGERS
+    assert len(crowd) > 2 * rendezvous.MAX_UNIDENTIFIED
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -646,7 +646,7 @@ def test_where_others_reach_a_rank(
         monkeypatch.delenv("MASTER_ADDR", raising=False)
     else:
         monkeypatch.setenv("MASTER_ADDR", master)
-    assert own_hosts() == hosts
+    assert reachable_hosts() == hosts
 
 
 @pytest.mark.parametrize(
@@ -668,7 +668,7 @@ def test_nobody_listens_to_the_network_where_all_ranks_are_on_one_machine(
         monkeypatch.setenv("MASTER_ADDR", master)
     if master == "::1" and not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 on this machine")
-    with open_door(backlog=1) as door:
+    with open_server_socket(backlog=1) as door:
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         assert door.getsockname()[0] == (host or everywhere)
         socket.create_connection((host or "127.0.0.1", door.getsockname()[1]), HANG).close()
@@ -676,14 +676,14 @@ def test_nobody_listens_to_the_network_where_all_ranks_are_on_one_machine(
 
 def test_a_host_that_leads_elsewhere_is_passed_over() -> None:
     """Rank 0 has two addresses: at the first, somebody else answers, with the wrong token."""
-    tokens = [bytes([rank]) * rendezvous.ANSWER for rank in (1, 2)]
-    heard: list[bytes] = []
+    tokens = [bytes([rank]) * rendezvous.TOKEN_BYTES for rank in (1, 2)]
+    received: list[bytes] = []
 
     def answer() -> None:
         caller = impostor.accept()[0]
         caller.recv(HELLO.size)
-        caller.sendall(bytes(rendezvous.ANSWER))
-        heard.append(caller.recv(1))
+        caller.sendall(bytes(rendezvous.TOKEN_BYTES))
+        received.append(caller.recv(1))
         caller.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -693,15 +693,15 @@ def test_a_host_that_leads_elsewhere_is_passed_over() -> None:
             answering.start()
             deadline = time.monotonic() + HANG
             address = (["127.0.0.2", "127.0.0.1"], port, tokens[0].hex())
-            call = rendezvous._Call(1, 0, address, tokens[1], deadline)
-            found = rendezvous._answer(server, tokens[0], {1: tokens[1]}, deadline)
+            call = rendezvous._Connector(1, 0, address, tokens[1], deadline)
+            accepted = rendezvous._accept_ranks(server, tokens[0], {1: tokens[1]}, deadline)
             call.join(HANG)
             answering.join(HANG)
-    assert heard == [b""]  # rank 1 has hung up on it
-    assert call.line is not None
-    assert call.line.getsockname() == found[1].getpeername()
-    call.line.close()
-    found[1].close()
+    assert received == [b""]  # rank 1 has hung up on it
+    assert call.connection is not None
+    assert call.connection.getsockname() == accepted[1].getpeername()
+    call.connection.close()
+    accepted[1].close()
 
 
 def test_the_kernel_is_given_little_room(lines: Join) -> None:
@@ -763,8 +763,8 @@ def in_process(rank: int, pipe: Connection, scene: str) -> None:
                 end.wire.send(peer, Frame(PUSH, rank, clock), payload, -clock)
         end.wait(got=5 * (SIZE - 1))
         end.wire.close()
-        found = [(s, f.clock, float(p.view(torch.float32).mean())) for s, f, p in end.got]
-        pipe.send((found, end.failures, end.wire.sent))
+        messages = [(s, f.clock, float(p.view(torch.float32).mean())) for s, f, p in end.got]
+        pipe.send((messages, end.failures, end.wire.sent))
     elif rank == 2:  # half a message to everybody, and then no more
         for peer in end.wire.sent:
             line(end, peer).sendall(HEADER.pack(MAGIC, PUSH, 0, 1, 0, 8 * MB) + bytes(100_000))
@@ -812,9 +812,9 @@ def receive(pipe: Connection) -> Any:
 
 def test_four_processes(processes: Callable[[str], list[tuple[Any, Connection]]]) -> None:
     for rank, (process, pipe) in enumerate(processes("all to all")):
-        found, failures, sent = receive(pipe)
+        messages, failures, sent = receive(pipe)
         others = [r for r in range(SIZE) if r != rank]
-        assert sorted(found) == [(r, c, 10.0 * r + c) for r in others for c in range(5)]
+        assert sorted(messages) == [(r, c, 10.0 * r + c) for r in others for c in range(5)]
         assert failures == []
         assert sent == dict.fromkeys(others, 5 * MB)
         process.join(HANG)

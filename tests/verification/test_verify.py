@@ -26,7 +26,7 @@ from raddle.plans import plan_file
 from raddle.plans.notation import read_tiling
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.searches.planning import plan_for
-from raddle.transport.thread_transport import Threads
+from raddle.transport.thread_transport import ThreadTransport
 from raddle.verification import plain_training, verify_plan
 from raddle.verification.verify_plan import verify
 
@@ -146,13 +146,13 @@ def test_local_statistics_are_not_global_ones(plan: Any, monkeypatch: pytest.Mon
 
 
 def test_bytes_that_nobody_planned(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    send = Threads.send
+    send = ThreadTransport.send
 
     def send_and_count(self: Any, target: int, *arguments: Any) -> Any:
         self.sent[target] += 1
         return send(self, target, *arguments)
 
-    monkeypatch.setattr(Threads, "send", send_and_count)
+    monkeypatch.setattr(ThreadTransport, "send", send_and_count)
     result = verify(plan("mlp-tiny", "model", 2), threads=True, steps=1)
     wrong = [check for check in result["checks"] if not check["holds"]]
     assert [check["what"] for check in wrong] == ["bytes by pair: transport = program"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from raddle.transport.base import Transport
-from raddle.transport.orphans import end_with_parent, marked
-from raddle.transport.process_transport import Processes
+from raddle.transport.orphans import end_with_parent, starter_environment
+from raddle.transport.process_transport import ProcessTransport
 from raddle.transport.socket_wire import SocketWire
 from raddle.transport.wire import PUSH, Frame
 
 __all__ = [
-    "PUSH", "Frame", "Processes", "SocketWire", "Transport", "end_with_parent", "marked",
+    "PUSH", "Frame", "ProcessTransport", "SocketWire", "Transport", "end_with_parent", "starter_environment",
 ]  # fmt: skip

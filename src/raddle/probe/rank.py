@@ -25,7 +25,7 @@ from raddle.probe.kernels import kernels, rate
 from raddle.probe.launch import end_in_time
 from raddle.runtime.host_overhead import measure_host_overhead
 from raddle.transport.base import Transport
-from raddle.transport.process_transport import Processes
+from raddle.transport.process_transport import ProcessTransport
 
 # bytes of a message: how often it is sent
 SIZES = {2**10: 100, 2**14: 100, 2**17: 60, 2**20: 40, 2**22: 20, 2**24: 10}
@@ -45,7 +45,9 @@ def main() -> None:
     limit = timedelta(seconds=settings["seconds"])
     store = dist.FileStore(settings["store"], ranks)  # type: ignore[attr-defined]  # it is public
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
-    transport = Processes(torch.device("cpu"), "gloo", settings["seconds"])  # what plans run on
+    transport = ProcessTransport(
+        torch.device("cpu"), "gloo", settings["seconds"]
+    )  # what plans run on
     transport.prepare([])
     steps = {
         **_compute_steps(settings["window"]),

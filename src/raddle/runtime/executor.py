@@ -208,7 +208,7 @@ class Executor:
         if not is_greedy(self.program.plan):
             run_in_order(self.rank_actions.actions)
             return
-        if not self.transport.early:
+        if not self.transport.early_receives:
             raise InputError(
                 f"the schedule '{self.program.plan.schedule}' lets messages overtake each other, which "
                 "NCCL does not: use --backend gloo, or a schedule in a fixed order."

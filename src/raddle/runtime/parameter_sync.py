@@ -25,9 +25,9 @@ from raddle.runtime.rank_slices import RankSlices
 from raddle.sync.collective_synchroniser import CollectiveSynchroniser
 from raddle.sync.parameter_server import Apply
 from raddle.sync.server_synchroniser import ServerSynchroniser
-from raddle.sync.slice_updater import SliceUpdater, needs_barrier
+from raddle.sync.slice_updater import SliceUpdater, why_barrier
 from raddle.transport.base import Transport
-from raddle.transport.exchange import exchange_over
+from raddle.transport.exchange import exchange_objects
 
 # Is told of a slice, of its step (from 1 on) and of the gradient of its update.
 OnUpdate = Callable[[SlotSource, int, Tensor], None]
@@ -69,7 +69,7 @@ class ParameterSync:
         used_optimizer = optimizer if rank_slices.updated else None
         local_reason = (
             barrier_reason
-            or (needs_barrier(used_optimizer) if used_optimizer is not None else None)
+            or (why_barrier(used_optimizer) if used_optimizer is not None else None)
             or ""
         )
         if local_reason and not sync.synchronous:
@@ -78,7 +78,7 @@ class ParameterSync:
             )
 
         def exchange(mine: object) -> list[object]:
-            return exchange_over(transport, self._place, mine)
+            return exchange_objects(transport, self._place, mine)
 
         if (
             sync.synchronous

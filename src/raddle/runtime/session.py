@@ -28,7 +28,7 @@ from raddle.runtime.recorder import Recorder
 from raddle.runtime.summary import RankReport, show, summarise
 from raddle.runtime.trainer import Trainer
 from raddle.transport.base import Transport
-from raddle.transport.exchange import exchange_over
+from raddle.transport.exchange import exchange_objects
 from raddle.transport.join import join
 
 TRACED_STEPS = 3  # steps of a trace, the last ones
@@ -123,7 +123,7 @@ def _load_on_all_ranks(options: Options, transport: Transport, place: torch.devi
         job = _load(options, transport)
     except InputError as error:
         sentence = str(error)
-    sentences: list[str] = exchange_over(transport, place, sentence)
+    sentences: list[str] = exchange_objects(transport, place, sentence)
     if not any(sentences):
         return job
     if sentence and (transport.rank == 0 or sentence != sentences[0]):
@@ -222,7 +222,7 @@ def _timed_overlapping_steps(
 def _gather_reports(trainer: Trainer) -> list[RankReport]:
     transport, place = trainer.transport, trainer.place
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
-    counts = (transport.sent_in_all(), dict(transport.reduced))
+    counts = (transport.total_sent(), dict(transport.reduced))
     slices = (0, 0)
     if trainer.plan.parsed_sync.has_servers and trainer.executor.parameter_sync is not None:
         counters = transport.wire().counters
@@ -239,7 +239,7 @@ def _write_trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], pat
 
 def _print_failure(error: BaseException, transport: Transport) -> None:
     """One sentence by the rank that failed, and one on each machine by its first rank."""
-    failed, reason = transport.failures.news or (-1, "")
+    failed, reason = transport.failures.first_failure or (-1, "")
     if failed == transport.rank:
         if not isinstance(error, EXPECTED_ERRORS):
             traceback.print_exception(error)

@@ -14,7 +14,7 @@ from raddle.plans.plan import Plan
 from raddle.program.program import Program
 from raddle.runtime.executor import Executor
 from raddle.transport.base import Transport
-from raddle.transport.exchange import exchange_over
+from raddle.transport.exchange import exchange_objects
 
 
 @dataclass(frozen=True)
@@ -48,4 +48,4 @@ class Setup:
 
     def exchange(self, mine: Any) -> list[Any]:
         """What every rank gives, on every rank."""
-        return exchange_over(self.transport, self.place, mine)
+        return exchange_objects(self.transport, self.place, mine)

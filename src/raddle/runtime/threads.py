@@ -70,7 +70,7 @@ def run_threads(
     sent = {
         (r.number, target): nbytes
         for r in ranks
-        for target, nbytes in r.executor.transport.sent_in_all().items()
+        for target, nbytes in r.executor.transport.total_sent().items()
         if nbytes
     }
     if spans is not None:

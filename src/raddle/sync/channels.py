@@ -11,7 +11,7 @@ import torch
 from raddle.sync.private_torch import default_store
 from raddle.sync.session import CPU, Session
 from raddle.sync.stall_inspector import StallInspector
-from raddle.transport.exchange import exchange_over
+from raddle.transport.exchange import exchange_objects
 
 RecordSpan = Callable[[str, str, float, float], None]  # name, lane, start, end
 
@@ -37,7 +37,7 @@ class Channels:
 
     def exchange(self, value: Any) -> list[Any]:
         """Objects of all ranks, which all call it."""
-        return exchange_over(self.cpu_transport, CPU, value)
+        return exchange_objects(self.cpu_transport, CPU, value)
 
     def open_sum_transport(self) -> StallInspector:
         """Makes ready for sums, on all ranks; gives what says who keeps them waiting."""

@@ -48,7 +48,7 @@ class ChromeTrace:
 
 
 def _events(spans_by_rank: Sequence[Sequence[TraceSpan]]) -> Iterator[Event]:
-    origin = min((s.start for own in spans_by_rank for s in own), default=0.0)
+    origin = min((s.start for spans in spans_by_rank for s in spans), default=0.0)
     for rank, spans in enumerate(spans_by_rank):
         yield name_event("process_name", rank, 0, f"rank {rank}")
         for lane, name in enumerate(LANES):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from raddle.sync.chrome_trace import ChromeTrace
-from raddle.transport.exchange import exchange_over
-from raddle.transport.process_transport import Processes
+from raddle.transport.exchange import exchange_objects
+from raddle.transport.process_transport import ProcessTransport
 
 CPU = torch.device("cpu")
 
@@ -35,23 +35,23 @@ class Session:
         self.optimizers: list[SessionOptimizer] = []
         self.opened_transports = 0  # lines that were made: the same on all ranks
         self._backend = backend
-        self.transport = Processes(CPU, "gloo", timeout)  # joins, if nobody has
+        self.transport = ProcessTransport(CPU, "gloo", timeout)  # joins, if nobody has
         self.rank, self.size = self.transport.rank, self.transport.size
         self.trace = ChromeTrace(timeline, self.rank) if timeline else None
 
-    def open_transport(self, device: torch.device) -> Processes:
+    def open_transport(self, device: torch.device) -> ProcessTransport:
         """Groups, an alarm and, when asked for, a wire that nobody else uses; all ranks call it."""
         backend = "gloo"
         if device.type == "cuda":
             backend = self._backend or "nccl"
-        transport = Processes(device, backend, self.timeout)
+        transport = ProcessTransport(device, backend, self.timeout)
         atexit.unregister(transport.close)  # at the end of the process, `close` comes first
         self.opened_transports += 1
         return transport
 
     def exchange(self, value: Any) -> list[Any]:
         """Objects of all ranks, which all call it."""
-        return exchange_over(self.transport, CPU, value)
+        return exchange_objects(self.transport, CPU, value)
 
     def close(self, failed: str) -> None:
         """`failed`: why this rank ends before its time; others are told, and not waited for."""

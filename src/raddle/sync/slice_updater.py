@@ -29,7 +29,7 @@ NOT_ELEMENTWISE = {
 ADVICE = "update whole parameters after a barrier"
 
 
-def needs_barrier(optimizer: Optimizer) -> str | None:
+def why_barrier(optimizer: Optimizer) -> str | None:
     """Why an optimizer cannot update slice by slice; None if it can."""
     optimizer_class = type(optimizer)
     reason = next(
@@ -68,7 +68,7 @@ class SliceUpdater:
         *,
         times: Mapping[int, int] | None = None,
     ) -> None:
-        reason = needs_barrier(optimizer)
+        reason = why_barrier(optimizer)
         if reason:
             raise ValueError(reason)
         groups = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from raddle.errors import InputError
 from raddle.plans.sync import Sync, check_wire_dtype, read_sync
-from raddle.sync.slice_updater import needs_barrier
+from raddle.sync.slice_updater import why_barrier
 from raddle.sync.trained_parameters import TrainedParameters
 
 
@@ -67,7 +67,7 @@ def find_barrier_reason(
     """Why all gradients are needed before anything is updated; empty if nobody knows a reason yet."""
     named = dict(zip(trained.names, trained.parameters, strict=True))
     check_wire_dtype(settings.sync_text, {name: p.dtype for name, p in named.items()})
-    reason = "barrier=True" if requested else needs_barrier(trained.optimizer) or ""
+    reason = "barrier=True" if requested else why_barrier(trained.optimizer) or ""
     if not reason and not settings.sync.bucketed:
         reason = next(
             (_why_unsliceable(name, p) for name, p in named.items() if _why_unsliceable(name, p)),

@@ -35,27 +35,27 @@ class Done:
 DONE = Done()
 
 
-class Arriving(Protocol):
+class PendingMessage(Protocol):
     """A message on its way here."""
 
     def wait(self) -> Tensor:
         """The message, once it is there."""
 
 
-class Expected:
+class BufferedMessage:
     """Waits for a message, and then says where it is."""
 
-    __slots__ = ("_pending", "_take")
+    __slots__ = ("_get_message", "_pending")
 
-    def __init__(self, pending: Pending, take: Callable[[], Tensor]) -> None:
-        self._pending, self._take = pending, take
+    def __init__(self, pending: Pending, get_message: Callable[[], Tensor]) -> None:
+        self._pending, self._get_message = pending, get_message
 
     def wait(self) -> Tensor:
         self._pending.wait()
-        return self._take()
+        return self._get_message()
 
 
-class Widened:
+class WidenedSum:
     """A sum in a narrower type, put back where it came from."""
 
     def __init__(self, pending: Pending, narrow: Tensor, wide: Tensor) -> None:
@@ -66,11 +66,11 @@ class Widened:
         self._wide.copy_(self._narrow)
 
 
-class News(Protocol):
+class FailureStatus(Protocol):
     """Whether a rank has failed."""
 
     @property
-    def news(self) -> tuple[int, str] | None:
+    def first_failure(self) -> tuple[int, str] | None:
         """The rank that failed first, and why; None: all is well."""
 
 
@@ -82,13 +82,13 @@ class Transport(Protocol):
 
     rank: int
     size: int
-    early: bool  # whether a receive may be posted long before its send: tags match them
+    early_receives: bool  # whether a receive may be posted long before its send: tags match them
     sent: dict[int, int]  # bytes handed to `send`, by target
     reduced: dict[tuple[int, ...], int]  # bytes handed to `all_reduce`, by group
     timeout: float  # seconds that anything is waited for
 
     @property
-    def failures(self) -> News:
+    def failures(self) -> FailureStatus:
         """What is known of ranks that have failed."""
 
     def wire(self) -> Wire:
@@ -97,7 +97,7 @@ class Transport(Protocol):
     def on_failure(self, stop: Callable[[str], None]) -> None:
         """Calls `stop` with this rank's sentence when a rank has failed, or has already; on any thread."""
 
-    def sent_in_all(self) -> dict[int, int]:
+    def total_sent(self) -> dict[int, int]:
         """Bytes handed to `send`, and to the wire, by target."""
 
     def prepare(
@@ -122,7 +122,7 @@ class Transport(Protocol):
 
     def expect(
         self, source: int, tag: int, like: Tensor, elements: int, what: str = ""
-    ) -> Arriving:
+    ) -> PendingMessage:
         """Makes ready for what is posted; the transport gives it memory: `like` has its type and place."""
 
     def all_reduce(
@@ -149,7 +149,7 @@ class Transport(Protocol):
         """Ends connections and threads; more calls do nothing."""
 
 
-class Doing(NamedTuple):
+class WaitLabel(NamedTuple):
     """What a rank waits for; put into words only where it fails."""
 
     verb: str  # "send to", "receive from", "sum over", "broadcast from", "barrier of"
@@ -168,20 +168,20 @@ class Doing(NamedTuple):
         return f"{verb}{what}{tag} {preposition} {peer}"
 
 
-def stops(rank: int, failed: int, reason: str) -> RuntimeError:
+def stop_error(rank: int, failed: int, reason: str) -> RuntimeError:
     """Why a rank stops: for another's failure, or for its own, which one of its threads has told."""
     why = f"rank {failed} failed: {reason}"
     return RuntimeError(why if rank == failed else f"rank {rank} stops: {why}")
 
 
-def late(rank: int, seconds: float, doing: Doing) -> TimeoutError:
+def timeout_error(rank: int, seconds: float, label: WaitLabel) -> TimeoutError:
     return TimeoutError(
-        f"rank {rank} has waited {seconds:.1f} s to {doing}: see what the other side does, "
+        f"rank {rank} has waited {seconds:.1f} s to {label}: see what the other side does, "
         "or set a longer time-out"
     )
 
 
-def sent_in_all(transport: Transport, wire: Wire | None) -> dict[int, int]:
+def total_sent(transport: Transport, wire: Wire | None) -> dict[int, int]:
     total = dict(transport.sent)
     for target, nbytes in (wire.sent if wire is not None else {}).items():
         total[target] = total.get(target, 0) + nbytes

@@ -10,24 +10,24 @@ import torch
 from raddle.transport.base import Transport
 
 
-def exchange_over(transport: Transport, place: torch.device, mine: Any) -> list[Any]:
+def exchange_objects(transport: Transport, device: torch.device, value: Any) -> list[Any]:
     """All ranks call it in the same order; tensors arrive on the CPU."""
-    written = io.BytesIO()
-    torch.save(mine, written)
-    own = torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8).to(place)
-    found = []
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    encoded = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8).to(device)
+    values = []
     for rank in range(transport.size):
-        size = torch.tensor([own.numel()], device=place)
+        size = torch.tensor([encoded.numel()], device=device)
         transport.broadcast(rank, size).wait()
-        data = own if rank == transport.rank else own.new_empty(int(size))
+        data = encoded if rank == transport.rank else encoded.new_empty(int(size))
         transport.broadcast(rank, data).wait()
-        held = mine if rank == transport.rank else _read(data)
-        found.append(held)
-    return found
+        decoded = value if rank == transport.rank else _decode(data)
+        values.append(decoded)
+    return values
 
 
-def _read(data: torch.Tensor) -> Any:
+def _decode(data: torch.Tensor) -> Any:
     # Without numpy, which the runtime does not need: a buffer of ours, that torch fills.
-    held = bytearray(data.numel())
-    torch.frombuffer(held, dtype=torch.uint8).copy_(data)
-    return torch.load(io.BytesIO(held), map_location="cpu", weights_only=False)
+    buffer = bytearray(data.numel())
+    torch.frombuffer(buffer, dtype=torch.uint8).copy_(data)
+    return torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)

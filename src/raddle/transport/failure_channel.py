@@ -13,54 +13,54 @@ import json
 import threading
 from collections.abc import Callable
 
-from raddle.transport.listener import network_door
-from raddle.transport.rendezvous import Share, hang_up, meet
+from raddle.transport.listener import listen_on_network
+from raddle.transport.rendezvous import AllGather, connect_ranks, shut_down
 
 DIED = "its process has ended without a word: killed, or out of memory?"
 BYE = "bye\n"
-LONGEST = 10_000  # characters of a reason
+MAX_REASON = 10_000  # characters of a reason
 
 
-class Alarm:
+class FailureChannel:
     """One rank's end. `ring(rank, reason)` is called once, on any thread, perhaps before this returns."""
 
     def __init__(
         self,
         rank: int,
         size: int,
-        share: Share,
-        ring: Callable[[int, str], None],
+        all_gather: AllGather,
+        on_failure: Callable[[int, str], None],
         timeout: float,
     ) -> None:
-        self.news: tuple[int, str] | None = None  # the rank that failed first, and why
-        self._ring = ring
-        self._rung = threading.Event()
+        self.first_failure: tuple[int, str] | None = None  # the rank that failed first, and why
+        self._on_failure = on_failure
+        self._failed = threading.Event()
         self._lock = threading.Lock()
         self._closed = False
         peers = range(1, size) if rank == 0 else [0]
-        self._lines = meet(rank, peers, share, timeout, network_door)
+        self._connections = connect_ranks(rank, peers, all_gather, timeout, listen_on_network)
         self._threads = [
             threading.Thread(target=self._listen, args=(peer,), name="raddle alarm", daemon=True)
-            for peer in self._lines
+            for peer in self._connections
         ]
         for thread in self._threads:
             thread.start()
 
-    def hear(self, seconds: float) -> tuple[int, str] | None:
+    def wait_for_failure(self, seconds: float) -> tuple[int, str] | None:
         """The news; waits a little for them, as a broken connection is often quicker."""
-        self._rung.wait(seconds)
-        return self.news
+        self._failed.wait(seconds)
+        return self.first_failure
 
-    def tell(self, rank: int, reason: str) -> None:
+    def report(self, rank: int, reason: str) -> None:
         """Passes on that a rank has failed, if it is the first."""
         with self._lock:
-            if self.news is not None or self._closed:
+            if self.first_failure is not None or self._closed:
                 return
             # Before others of this process can see it: who does may close, and a goodbye is the last word.
-            self._write(json.dumps([rank, reason[:LONGEST]]) + "\n")
-            self.news = rank, reason
-        self._rung.set()
-        self._ring(rank, reason)
+            self._write(json.dumps([rank, reason[:MAX_REASON]]) + "\n")
+            self.first_failure = rank, reason
+        self._failed.set()
+        self._on_failure(rank, reason)
 
     def close(self) -> None:
         with self._lock:
@@ -68,24 +68,24 @@ class Alarm:
                 return
             self._closed = True
         self._write(BYE)
-        for line in self._lines.values():
-            hang_up(line)  # wakes the listener
+        for connection in self._connections.values():
+            shut_down(connection)  # wakes the listener
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(5)
-        for line in self._lines.values():
-            line.close()
+        for connection in self._connections.values():
+            connection.close()
 
     def _write(self, text: str) -> None:
-        for line in self._lines.values():
+        for connection in self._connections.values():
             with contextlib.suppress(OSError):  # that rank is gone
-                line.sendall(text.encode())  # too short to block
+                connection.sendall(text.encode())  # too short to block
 
     def _listen(self, peer: int) -> None:
         text = ""
-        with contextlib.suppress(OSError), self._lines[peer].makefile() as file:
+        with contextlib.suppress(OSError), self._connections[peer].makefile() as file:
             text = file.readline()
         if text == BYE or self._closed:
             return
         rank, reason = json.loads(text) if text.endswith("\n") else (peer, DIED)
-        self.tell(rank, reason)
+        self.report(rank, reason)

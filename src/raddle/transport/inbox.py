@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from raddle.transport.wire import Arrive, Fail, Frame, refusal
+from raddle.transport.wire import Frame, OnFailure, OnMessage, refusal_reason
 
 
 class Inbox:
@@ -16,56 +16,56 @@ class Inbox:
     def __init__(self) -> None:
         self.opened = threading.Event()
         self._limits: Mapping[int, int] | None = None
-        self._arrive: Arrive | None = None
+        self._on_message: OnMessage | None = None
 
     def expect(self, limits: Mapping[int, int]) -> None:
         """How many bytes a frame of each item has at most."""
         self._limits = dict(limits)
 
-    def open(self, arrive: Arrive) -> None:
-        self._arrive = arrive
+    def open(self, on_message: OnMessage) -> None:
+        self._on_message = on_message
         self.opened.set()
 
     def refusal(self, frame: Frame, nbytes: int) -> str:
         """What is wrong with a frame; empty where nothing is."""
-        return refusal(frame, nbytes, self._limits)
+        return refusal_reason(frame, nbytes, self._limits)
 
-    def take(self, source: int, frame: Frame, payload: Tensor) -> None:
-        assert self._arrive is not None
-        self._arrive(source, frame, payload)
+    def deliver(self, source: int, frame: Frame, payload: Tensor) -> None:
+        assert self._on_message is not None
+        self._on_message(source, frame, payload)
 
 
-class FirstFailure:
+class WireFailure:
     """Tells of the first failure of an end; others only follow from it."""
 
     def __init__(self) -> None:
         self.reason = ""  # empty: all is well
-        self._fail: Fail | None = None
-        self._ended = False
+        self._on_failure: OnFailure | None = None
+        self._ignoring = False
         self._lock = threading.Lock()
 
-    def listen(self, fail: Fail) -> None:
+    def set_callback(self, on_failure: OnFailure) -> None:
         """Whom to tell."""
-        self._fail = fail
+        self._on_failure = on_failure
 
-    def end(self) -> None:
+    def ignore_further(self) -> None:
         """What goes wrong from now on, this end has done itself."""
-        self._ended = True
+        self._ignoring = True
 
-    def note(self, reason: str) -> bool:
+    def record(self, reason: str) -> bool:
         """Whether it is the first, and somebody is to be told."""
         with self._lock:
-            if self.reason or self._ended:
+            if self.reason or self._ignoring:
                 return False
             self.reason = reason
             return True
 
-    def tell(self, reason: str) -> None:
+    def notify(self, reason: str) -> None:
         """Outside of all locks."""
-        assert self._fail is not None
-        self._fail(reason)
+        assert self._on_failure is not None
+        self._on_failure(reason)
 
     def report(self, reason: str) -> None:
         """Notes it, and tells if it is the first."""
-        if self.note(reason):
-            self.tell(reason)
+        if self.record(reason):
+            self.notify(reason)

@@ -16,33 +16,35 @@ import time
 from collections import deque
 from collections.abc import Collection
 
-from raddle.transport.listener import local_door
-from raddle.transport.rendezvous import Share, meet
+from raddle.transport.listener import listen_locally
+from raddle.transport.rendezvous import AllGather, connect_ranks
 
-HEAD = struct.Struct("<q")  # tag
-LONGEST = 64 * 1024  # bytes of a word
+TAG = struct.Struct("<q")  # tag
+MAX_PACKET = 64 * 1024  # bytes of a word
 
 
-class Words:
+class LocalSockets:
     """One rank's lines to its neighbours. All ranks make theirs at the same time."""
 
-    def __init__(self, rank: int, near: Collection[int], share: Share, timeout: float) -> None:
-        self._lines = meet(rank, near, share, timeout, local_door)
-        self._ranks = {line.fileno(): peer for peer, line in self._lines.items()}
+    def __init__(
+        self, rank: int, peers: Collection[int], all_gather: AllGather, timeout: float
+    ) -> None:
+        self._connections = connect_ranks(rank, peers, all_gather, timeout, listen_locally)
+        self._peer_of_descriptor = {line.fileno(): peer for peer, line in self._connections.items()}
         self._poll = select.poll()
-        for number in self._ranks:
-            self._poll.register(number, select.POLLIN)
-        self._here: dict[tuple[int, int], deque[bytes]] = {}  # by source and tag
-        self._gone: set[int] = set()
-        self._change = threading.Condition()
-        self._reading = False  # whether a thread reads for all
+        for descriptor in self._peer_of_descriptor:
+            self._poll.register(descriptor, select.POLLIN)
+        self._received: dict[tuple[int, int], deque[bytes]] = {}  # by source and tag
+        self._closed_peers: set[int] = set()
+        self._changed = threading.Condition()
+        self._is_read = False  # whether a thread reads for all
 
-    def send(self, target: int, tag: int, word: bytes | bytearray, timeout: float) -> None:
+    def send(self, target: int, tag: int, content: bytes | bytearray, timeout: float) -> None:
         """Returns when it is on its way. While the line is full, what others send here is read."""
-        line, deadline = self._lines[target], time.monotonic() + timeout
+        connection, deadline = self._connections[target], time.monotonic() + timeout
         while True:
             try:
-                line.sendmsg((HEAD.pack(tag), word), (), socket.MSG_DONTWAIT)
+                connection.sendmsg((TAG.pack(tag), content), (), socket.MSG_DONTWAIT)
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise TimeoutError from None
@@ -50,65 +52,67 @@ class Words:
             else:
                 return
 
-    def take(self, source: int, tag: int, timeout: float) -> bytes:
+    def receive(self, source: int, tag: int, timeout: float) -> bytes:
         """The next word of a tag; ConnectionError where its sender is gone, or TimeoutError."""
         deadline = time.monotonic() + timeout
-        while (word := self._read_once(deadline - time.monotonic(), (source, tag))) is None:
+        while (content := self._read_once(deadline - time.monotonic(), (source, tag))) is None:
             if time.monotonic() > deadline:
                 raise TimeoutError
-        return word
+        return content
 
     def _read_once(self, seconds: float, wanted: tuple[int, int] | None) -> bytes | None:
         """What is wanted, if it is here; else waits for one thread of the process to read something."""
-        with self._change:
-            waiting = self._here.get(wanted) if wanted else None
-            if waiting:
-                return waiting.popleft()
-            if wanted and wanted[0] in self._gone:
+        with self._changed:
+            queue = self._received.get(wanted) if wanted else None
+            if queue:
+                return queue.popleft()
+            if wanted and wanted[0] in self._closed_peers:
                 raise ConnectionError(f"rank {wanted[0]} has closed its line")
-            if self._reading:
-                self._change.wait(max(0.0, seconds))
+            if self._is_read:
+                self._changed.wait(max(0.0, seconds))
                 return None
-            self._reading = True
-        found: list[tuple[int, bytes | None]] = []
+            self._is_read = True
+        packets: list[tuple[int, bytes | None]] = []
         try:
-            found = self._read(seconds)
+            packets = self._read(seconds)
         finally:
-            with self._change:
-                self._reading = False
-                for peer, packet in found:
-                    self._store(peer, packet)
-                self._change.notify_all()
+            with self._changed:
+                self._is_read = False
+                for peer, packet in packets:
+                    self._enqueue(peer, packet)
+                self._changed.notify_all()
         return None
 
     def _read(self, seconds: float) -> list[tuple[int, bytes | None]]:
-        found: list[tuple[int, bytes | None]] = []
-        for number, _ in self._poll.poll(max(0.0, 1e3 * seconds)):
-            peer = self._ranks[number]
+        packets: list[tuple[int, bytes | None]] = []
+        for descriptor, _ in self._poll.poll(max(0.0, 1e3 * seconds)):
+            peer = self._peer_of_descriptor[descriptor]
             try:
-                found.append((peer, self._lines[peer].recv(LONGEST, socket.MSG_DONTWAIT)))
+                packets.append(
+                    (peer, self._connections[peer].recv(MAX_PACKET, socket.MSG_DONTWAIT))
+                )
             except BlockingIOError:
                 continue
             except OSError:
-                found.append((peer, None))
-        return found
+                packets.append((peer, None))
+        return packets
 
-    def _store(self, peer: int, packet: bytes | None) -> None:
+    def _enqueue(self, peer: int, packet: bytes | None) -> None:
         if not packet:
-            self._gone.add(peer)
+            self._closed_peers.add(peer)
             with contextlib.suppress(KeyError, OSError, ValueError):
-                self._poll.unregister(self._lines[peer])
+                self._poll.unregister(self._connections[peer])
             return
-        (tag,) = HEAD.unpack_from(packet)
-        self._here.setdefault((peer, tag), deque()).append(packet[HEAD.size :])
+        (tag,) = TAG.unpack_from(packet)
+        self._received.setdefault((peer, tag), deque()).append(packet[TAG.size :])
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """Whoever waits here, or for this rank, hears of it; on any thread."""
-        for line in self._lines.values():
+        for connection in self._connections.values():
             with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self.hang_up()
-        for line in self._lines.values():
-            line.close()
+        self.shut_down()
+        for connection in self._connections.values():
+            connection.close()

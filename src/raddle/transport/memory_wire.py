@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from raddle.transport.inbox import FirstFailure, Inbox
+from raddle.transport.inbox import Inbox, WireFailure
 from raddle.transport.wire import (
-    Arrive,
     Counters,
-    Fail,
     Frame,
-    Letter,
+    OnFailure,
+    OnMessage,
     Outbox,
+    QueuedMessage,
     Wire,
     check_payload,
     name_ranks,
@@ -40,7 +40,7 @@ class MemoryWire:
         self.rank, self.size = rank, size
         self.sent = {peer: 0 for peer in range(size) if peer != rank}
         self._wires, self._timeout = wires, timeout
-        self._inbox, self._failure = Inbox(), FirstFailure()
+        self._inbox, self._failure = Inbox(), WireFailure()
         self._boxes = {peer: Outbox() for peer in self.sent}
         self._threads: dict[threading.Thread, int] = {}  # each with its peer
         self._lock = threading.Lock()
@@ -53,20 +53,22 @@ class MemoryWire:
     def expect(self, limits: Mapping[int, int]) -> None:
         self._inbox.expect(limits)
 
-    def start(self, arrive: Arrive, fail: Fail) -> None:
-        self._failure.listen(fail)
-        self._inbox.open(arrive)
+    def start(self, on_message: OnMessage, on_failure: OnFailure) -> None:
+        self._failure.set_callback(on_failure)
+        self._inbox.open(on_message)
         for peer in self._boxes:
             name = f"raddle wire {self.rank} to {peer}"
-            thread = threading.Thread(target=self._carry, args=(peer,), name=name, daemon=True)
+            thread = threading.Thread(
+                target=self._send_queued, args=(peer,), name=name, daemon=True
+            )
             self._threads[thread] = peer
             thread.start()
 
     def send(self, target: int, frame: Frame, payload: Tensor, priority: int) -> None:
         check_payload(self.rank, self.size, target, payload)
-        gone = self._wires[target]._closed
-        if gone or not self._boxes[target].put(priority, frame, payload):
-            who = f"rank {target} has" if gone else "it has itself"
+        peer_closed = self._wires[target]._closed
+        if peer_closed or not self._boxes[target].put(priority, frame, payload):
+            who = f"rank {target} has" if peer_closed else "it has itself"
             raise RuntimeError(
                 f"rank {self.rank} cannot send the {frame} to rank {target}: {who} closed the line: "
                 "close after all have synchronised"
@@ -82,11 +84,11 @@ class MemoryWire:
         for box in self._boxes.values():
             box.close()
         deadline = time.monotonic() + self._timeout
-        own = threading.current_thread()
+        this_thread = threading.current_thread()
         for thread in self._threads:
-            if thread is not own:
+            if thread is not this_thread:
                 thread.join(max(0.0, deadline - time.monotonic()))
-        slow = {p for t, p in self._threads.items() if t.is_alive() and t is not own}
+        slow = {p for t, p in self._threads.items() if t.is_alive() and t is not this_thread}
         for box in self._boxes.values():
             box.close(drop=True)
         if slow:
@@ -95,9 +97,9 @@ class MemoryWire:
                 "is queued: see what the other side does, or set a longer time-out"
             )
 
-    def _carry(self, peer: int) -> None:
+    def _send_queued(self, peer: int) -> None:
         box, other = self._boxes[peer], self._wires[peer]
-        while (letter := box.take()) is not None:
+        while (message := box.take()) is not None:
             if not other._inbox.opened.wait(self._timeout):
                 self._failure.report(
                     f"rank {self.rank} has waited {self._timeout:.1f} s for rank {peer} to start its "
@@ -106,22 +108,22 @@ class MemoryWire:
                 box.close(drop=True)
                 return
             begin = time.perf_counter()
-            payload = flat_copy(letter.payload)
-            box.left(letter, time.perf_counter() - begin)
-            other._take(self.rank, letter, payload)
-            del payload, letter  # not kept while the next is waited for
+            payload = flat_copy(message.payload)
+            box.count_sent(message, time.perf_counter() - begin)
+            other._receive(self.rank, message, payload)
+            del payload, message  # not kept while the next is waited for
 
-    def _take(self, source: int, letter: Letter, payload: Tensor) -> None:
-        frame = letter.frame
-        wrong = self._inbox.refusal(frame, payload.nbytes)
-        if wrong:
+    def _receive(self, source: int, message: QueuedMessage, payload: Tensor) -> None:
+        frame = message.frame
+        refusal = self._inbox.refusal(frame, payload.nbytes)
+        if refusal:
             self._failure.report(
                 f"rank {self.rank} got the {frame} from rank {source}, which it did not expect: "
-                f"{wrong}: see whether all ranks have the same plan"
+                f"{refusal}: see whether all ranks have the same plan"
             )
             return
         try:
-            self._inbox.take(source, frame, payload)
+            self._inbox.deliver(source, frame, payload)
         except Exception as error:
             self._failure.report(
                 f"rank {self.rank} could not take the {frame} from rank {source}: {error!r}"

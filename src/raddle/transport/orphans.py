@@ -22,7 +22,7 @@ GRACE = 5.0  # seconds between asking this process to end and ending it
 _watching = threading.Lock()
 
 
-def marked() -> dict[str, str]:
+def starter_environment() -> dict[str, str]:
     """What the environment of a process says that this one starts (or becomes the starter of)."""
     return {STARTED_BY: str(os.getpid())}
 
@@ -39,19 +39,19 @@ def end_with_parent() -> None:
         return
     parent = os.getppid()
     # Another parent, while the starter runs, is a process between the two, as a shell.
-    gone = starter.isdigit() and int(starter) != parent and not _runs(int(starter))
+    gone = starter.isdigit() and int(starter) != parent and not _is_running(int(starter))
     name = "raddle watches its parent"
     threading.Thread(target=_watch, args=(parent, gone), name=name, daemon=True).start()
 
 
-def _runs(process: int) -> bool:
+def _is_running(pid: int) -> bool:
     with contextlib.suppress(
         OSError
     ):  # one that nobody has waited for yet has a number, but has ended
-        state = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state not in "ZX"
     try:
-        os.kill(process, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:  # somebody else's

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from raddle.transport.failure_channel import DIED
-from raddle.transport.wire import Arrive, Counters, Fail, Frame, Wire
+from raddle.transport.wire import Counters, Frame, OnFailure, OnMessage, Wire
 
 GRACE = 3.0  # seconds
 
@@ -15,9 +15,9 @@ GRACE = 3.0  # seconds
 class PatientWire:
     """A wire whose failure is not told if `hear` knows soon which rank has failed."""
 
-    def __init__(self, wire: Wire, hear: Callable[[float], object | None]) -> None:
+    def __init__(self, wire: Wire, wait_for_failure: Callable[[float], object | None]) -> None:
         self.rank, self.size, self.sent = wire.rank, wire.size, wire.sent
-        self._wire, self._hear = wire, hear
+        self._wire, self._wait_for_failure = wire, wait_for_failure
 
     @property
     def counters(self) -> Counters:
@@ -26,19 +26,21 @@ class PatientWire:
     def expect(self, limits: Mapping[int, int]) -> None:
         self._wire.expect(limits)
 
-    def start(self, arrive: Arrive, fail: Fail) -> None:
-        def tell(reason: str) -> None:
-            if not reason.endswith(DIED) or self._hear(GRACE) is None:
-                fail(reason)
+    def start(self, on_message: OnMessage, on_failure: OnFailure) -> None:
+        def report(reason: str) -> None:
+            if not reason.endswith(DIED) or self._wait_for_failure(GRACE) is None:
+                on_failure(reason)
 
-        self._wire.start(arrive, tell)
+        self._wire.start(on_message, report)
 
     def send(self, target: int, frame: Frame, payload: Tensor, priority: int) -> None:
         try:
             self._wire.send(target, frame, payload, priority)
         except RuntimeError as error:
             if str(error).endswith(DIED):
-                self._hear(GRACE)  # the news, if there are any, come before what is raised here
+                self._wait_for_failure(
+                    GRACE
+                )  # the news, if there are any, come before what is raised here
             raise
 
     def close(self) -> None:

@@ -9,22 +9,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from raddle.transport.base import Doing, Pending
+from raddle.transport.base import Pending, WaitLabel
 from raddle.transport.failures import Failures
 
 Start = Callable[[Tensor], "dist.Work | None"]
 
 
-class Begun:
+class PendingWork:
     """A transfer under way; `kept`: what must stay in memory until it is done."""
 
-    __slots__ = ("_doing", "_failures", "_kept", "_work")
+    __slots__ = ("_failures", "_keep_alive", "_label", "_work")
 
     def __init__(
-        self, failures: Failures, work: dist.Work | None, doing: Doing, kept: Tensor | None = None
+        self,
+        failures: Failures,
+        work: dist.Work | None,
+        label: WaitLabel,
+        keep_alive: Tensor | None = None,
     ) -> None:
-        self._failures, self._work, self._doing = failures, work, doing
-        self._kept = kept
+        self._failures, self._work, self._label = failures, work, label
+        self._keep_alive = keep_alive
 
     def wait(self) -> None:
         work = self._work
@@ -32,17 +36,17 @@ class Begun:
             return
         failures = self._failures
         began = time.perf_counter()
-        if failures.news is None:
+        if failures.first_failure is None:
             try:
-                work.wait(*failures.limit)
+                work.wait(*failures.wait_args)
             except RuntimeError as error:
                 seconds = time.perf_counter() - began
-                raise failures.explain(self._doing, seconds, error) from error
+                raise failures.explain(self._label, seconds, error) from error
         failures.check()  # NCCL returns from what was aborted as if it had come
         self._work = None
 
 
-class Staged(Begun):
+class StagedWork(PendingWork):
     """Goes through the host's memory: gloo sends from and receives into nothing else."""
 
     __slots__ = ("_buffer", "_host")
@@ -51,11 +55,11 @@ class Staged(Begun):
         self,
         failures: Failures,
         work: dist.Work | None,
-        doing: Doing,
+        label: WaitLabel,
         host: Tensor,
         buffer: Tensor,
     ) -> None:
-        super().__init__(failures, work, doing)
+        super().__init__(failures, work, label)
         self._host, self._buffer = host, buffer
 
     def wait(self) -> None:
@@ -64,25 +68,31 @@ class Staged(Begun):
             self._buffer.detach().copy_(self._host, non_blocking=True)
 
 
-def begin(
-    failures: Failures, doing: Doing, buffer: Tensor, start: Start, *, staged: bool, filled: bool
+def start_work(
+    failures: Failures,
+    label: WaitLabel,
+    buffer: Tensor,
+    start: Start,
+    *,
+    staged: bool,
+    has_input: bool,
 ) -> Pending:
     """Starts what fills a buffer. `staged`: through the host; `filled`: what is in the buffer counts."""
     assert buffer.is_contiguous()  # gloo would take any other and get it wrong
     host = buffer
     if staged:
-        host = on_host(buffer)
-        if filled:
+        host = pinned_like(buffer)
+        if has_input:
             host.copy_(buffer)
     try:
         work = start(host)
     except RuntimeError as error:
-        raise failures.explain(doing, 0.0, error) from error
+        raise failures.explain(label, 0.0, error) from error
     if host is buffer:
-        return Begun(failures, work, doing)
-    return Staged(failures, work, doing, host, buffer)
+        return PendingWork(failures, work, label)
+    return StagedWork(failures, work, label, host, buffer)
 
 
-def on_host(buffer: Tensor) -> Tensor:
+def pinned_like(buffer: Tensor) -> Tensor:
     """Memory on the host, as much as a buffer takes."""
     return torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)

@@ -8,73 +8,86 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from raddle.transport.base import DONE, Arriving, Doing, Expected, Pending, late
+from raddle.transport.base import (
+    DONE,
+    BufferedMessage,
+    Pending,
+    PendingMessage,
+    WaitLabel,
+    timeout_error,
+)
 from raddle.transport.failures import Failures
-from raddle.transport.local_peers import Neighbours
-from raddle.transport.pending_work import Begun, begin, on_host
-from raddle.transport.process_groups import Groups
-from raddle.transport.rendezvous import Share
+from raddle.transport.local_peers import LocalPeers
+from raddle.transport.pending_work import PendingWork, pinned_like, start_work
+from raddle.transport.process_groups import ProcessGroups
+from raddle.transport.rendezvous import AllGather
 from raddle.transport.sender import Sender
-from raddle.transport.shared_memory import LEAST, Pool
+from raddle.transport.shared_memory import LARGE_BYTES, ReceivePool
 
 
-class Messages:
+class PointToPoint:
     """One rank's. `post` and `expect` take the fastest way; between CPUs, large sends have a thread."""
 
-    def __init__(self, groups: Groups, failures: Failures, share: Share) -> None:
+    def __init__(self, groups: ProcessGroups, failures: Failures, all_gather: AllGather) -> None:
         self.sent: dict[int, int] = defaultdict(int)  # bytes, by target
-        self._groups, self._failures, self._pool = groups, failures, Pool()
+        self._groups, self._failures, self._pool = groups, failures, ReceivePool()
         self._sender: Sender | None = None
-        self._neighbours: Neighbours | None = None
-        if groups.early and groups.device.type == "cpu":
-            self._neighbours = Neighbours(share, failures)
+        self._local_peers: LocalPeers | None = None
+        if groups.early_receives and groups.device.type == "cpu":
+            self._local_peers = LocalPeers(all_gather, failures)
             seconds = failures.timeout
-            self._sender = Sender(seconds, lambda doing: late(failures.rank, seconds, doing))
+            self._sender = Sender(
+                seconds, lambda doing: timeout_error(failures.rank, seconds, doing)
+            )
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str) -> Pending:
         """Starts to send."""
         assert buffer.is_contiguous()
         self.sent[target] += buffer.nbytes
-        doing = Doing("send to", target, tag, what)
-        if buffer.is_cuda and self._groups.early:
-            buffer = on_host(buffer).copy_(buffer)
-        return self._start(target, tag, buffer, doing)
+        label = WaitLabel("send to", target, tag, what)
+        if buffer.is_cuda and self._groups.early_receives:
+            buffer = pinned_like(buffer).copy_(buffer)
+        return self._start(target, tag, buffer, label)
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str) -> Pending:
         """Posts a receive."""
         group, peer = self._groups.sources[source]
-        return begin(
-            self._failures, Doing("receive from", source, tag, what), buffer,
+        return start_work(
+            self._failures, WaitLabel("receive from", source, tag, what), buffer,
             lambda host: dist.irecv(host, group=group, tag=tag, group_src=peer),
-            staged=buffer.is_cuda and self._groups.early, filled=False,
+            staged=buffer.is_cuda and self._groups.early_receives, has_input=False,
         )  # fmt: skip
 
     def post(self, target: int, tag: int, buffer: Tensor, what: str) -> Pending:
         """Starts to send by the fastest way that there is."""
-        near = self._near(target)
-        if self._sender is None or (near is None and buffer.nbytes < LEAST):
+        local_peers = self._local_peers_with(target)
+        if self._sender is None or (local_peers is None and buffer.nbytes < LARGE_BYTES):
             return self.send(target, tag, buffer, what)
         self.sent[target] += buffer.nbytes
-        doing = Doing("send to", target, tag, what)
-        if near is None:
-            return self._sender.start(lambda: self._start(target, tag, buffer, doing), doing)
-        if buffer.nbytes < LEAST and not self._sender.busy:
-            near.send(target, tag, buffer, doing)
+        label = WaitLabel("send to", target, tag, what)
+        if local_peers is None:
+            return self._sender.start(lambda: self._start(target, tag, buffer, label), label)
+        if buffer.nbytes < LARGE_BYTES and not self._sender.pending_count:
+            local_peers.send(target, tag, buffer, label)
             return DONE
 
         def send() -> Pending:
-            near.send(target, tag, buffer, doing)
+            local_peers.send(target, tag, buffer, label)
             return DONE
 
         # A copy takes long; and what comes after one must not overtake it.
-        return self._sender.start(send, doing)
+        return self._sender.start(send, label)
 
-    def expect(self, source: int, tag: int, like: Tensor, elements: int, what: str) -> Arriving:
+    def expect(
+        self, source: int, tag: int, like: Tensor, elements: int, what: str
+    ) -> PendingMessage:
         """Makes ready for what is posted, in memory of the transport's."""
-        dtype, early = like.dtype, self._groups.early
-        if (near := self._near(source)) is not None:
-            return _Told(near, Doing("receive from", source, tag, what), elements, dtype)
-        if self._sender is not None and elements * dtype.itemsize >= LEAST:
+        dtype, early = like.dtype, self._groups.early_receives
+        if (local_peers := self._local_peers_with(source)) is not None:
+            return _LocalMessage(
+                local_peers, WaitLabel("receive from", source, tag, what), elements, dtype
+            )
+        if self._sender is not None and elements * dtype.itemsize >= LARGE_BYTES:
             buffer = self._pool.take(elements, dtype)
         else:
             # gloo receives into the host's memory: the device's is not needed before it has arrived.
@@ -82,42 +95,42 @@ class Messages:
             place = torch.device("cpu") if pinned else like.device
             buffer = torch.empty(elements, dtype=dtype, device=place, pin_memory=pinned)
         pending = self.receive(source, tag, buffer, what)
-        return Expected(pending, lambda: buffer.to(like.device, non_blocking=True))
+        return BufferedMessage(pending, lambda: buffer.to(like.device, non_blocking=True))
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """A rank has failed: whoever waits for a neighbour raises."""
-        if self._neighbours is not None:
-            self._neighbours.hang_up()
+        if self._local_peers is not None:
+            self._local_peers.shut_down()
 
     def close(self) -> None:
         if self._sender is not None:
             self._sender.close()
-        if self._neighbours is not None:
-            self._neighbours.close()
+        if self._local_peers is not None:
+            self._local_peers.close()
 
-    def _near(self, rank: int) -> Neighbours | None:
-        near = self._neighbours
-        return near if near is not None and rank in near.ranks else None
+    def _local_peers_with(self, rank: int) -> LocalPeers | None:
+        local_peers = self._local_peers
+        return local_peers if local_peers is not None and rank in local_peers.ranks else None
 
-    def _start(self, target: int, tag: int, buffer: Tensor, doing: Doing) -> Pending:
+    def _start(self, target: int, tag: int, buffer: Tensor, label: WaitLabel) -> Pending:
         group, peer = self._groups.targets[target]
         try:
             work = dist.isend(buffer, group=group, tag=tag, group_dst=peer)
         except RuntimeError as error:
-            raise self._failures.explain(doing, 0.0, error) from error
-        return Begun(self._failures, work, doing, buffer)
+            raise self._failures.explain(label, 0.0, error) from error
+        return PendingWork(self._failures, work, label, buffer)
 
 
-class _Told:
+class _LocalMessage:
     """A message from a neighbour, who says where it lies."""
 
-    __slots__ = ("_doing", "_dtype", "_elements", "_neighbours")
+    __slots__ = ("_dtype", "_elements", "_label", "_local_peers")
 
     def __init__(
-        self, neighbours: Neighbours, doing: Doing, elements: int, dtype: torch.dtype
+        self, local_peers: LocalPeers, label: WaitLabel, elements: int, dtype: torch.dtype
     ) -> None:
-        self._neighbours, self._doing = neighbours, doing
+        self._local_peers, self._label = local_peers, label
         self._elements, self._dtype = elements, dtype
 
     def wait(self) -> Tensor:
-        return self._neighbours.take(self._doing, self._elements, self._dtype)
+        return self._local_peers.receive(self._label, self._elements, self._dtype)

@@ -11,16 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from raddle.transport.base import Doing, Pending
+from raddle.transport.base import Pending, WaitLabel
 from raddle.transport.failures import Failures
-from raddle.transport.pending_work import Begun, begin
-from raddle.transport.process_groups import Groups
+from raddle.transport.pending_work import PendingWork, start_work
+from raddle.transport.process_groups import ProcessGroups
 
 
-class Collectives:
+class ProcessCollectives:
     """One rank's."""
 
-    def __init__(self, groups: Groups, failures: Failures) -> None:
+    def __init__(self, groups: ProcessGroups, failures: Failures) -> None:
         self.reduced: dict[tuple[int, ...], int] = defaultdict(int)  # bytes, by group
         self._groups, self._failures = groups, failures
 
@@ -28,44 +28,44 @@ class Collectives:
         """Starts to sum in place."""
         self.reduced[ranks] += buffer.nbytes
         group = self._groups.sums[ranks]
-        return begin(
-            self._failures, Doing("sum over", ranks, tag, what), buffer,
+        return start_work(
+            self._failures, WaitLabel("sum over", ranks, tag, what), buffer,
             lambda host: dist.all_reduce(host, group=group, async_op=True),
-            staged=self._staged(buffer), filled=True,
+            staged=self._staged(buffer), has_input=True,
         )  # fmt: skip
 
     def broadcast(self, source: int, buffer: Tensor) -> Pending:
         """Starts to copy the source's buffer to all ranks."""
         group = self._groups.service
-        return begin(
-            self._failures, Doing("broadcast from", source), buffer,
+        return start_work(
+            self._failures, WaitLabel("broadcast from", source), buffer,
             lambda host: dist.broadcast(host, source, group=group, async_op=True),
-            staged=self._staged(buffer), filled=True,
+            staged=self._staged(buffer), has_input=True,
         )  # fmt: skip
 
     def barrier(self) -> None:
         """Returns when all ranks are here."""
-        groups, doing = self._groups, Doing("barrier of", self._groups.everyone)
-        devices = None if groups.early else [groups.device.index]
+        groups, label = self._groups, WaitLabel("barrier of", self._groups.everyone)
+        devices = None if groups.early_receives else [groups.device.index]
         try:
             work = dist.barrier(group=groups.service, async_op=True, device_ids=devices)
         except RuntimeError as error:
-            raise self._failures.explain(doing, 0.0, error) from error
-        Begun(self._failures, work, doing).wait()
+            raise self._failures.explain(label, 0.0, error) from error
+        PendingWork(self._failures, work, label).wait()
 
-    def gather(self, own: Any) -> list[Any]:
+    def all_gather_objects(self, value: Any) -> list[Any]:
         """What every rank has, in their order."""
         groups = self._groups
-        every: list[Any] = [None] * groups.size
+        values: list[Any] = [None] * groups.size
         began = time.perf_counter()
         try:
-            own_device = groups.device.type == "cuda"  # NCCL would take the current one
-            with torch.cuda.device(groups.device) if own_device else contextlib.nullcontext():
-                dist.all_gather_object(every, own, group=groups.service)
+            on_gpu = groups.device.type == "cuda"  # NCCL would take the current one
+            with torch.cuda.device(groups.device) if on_gpu else contextlib.nullcontext():
+                dist.all_gather_object(values, value, group=groups.service)
         except RuntimeError as error:
-            doing = Doing("gather from", groups.everyone, what="addresses")
-            raise self._failures.explain(doing, time.perf_counter() - began, error) from error
-        return every
+            label = WaitLabel("gather from", groups.everyone, what="addresses")
+            raise self._failures.explain(label, time.perf_counter() - began, error) from error
+        return values
 
     def _staged(self, buffer: Tensor) -> bool:
-        return buffer.is_cuda and self._groups.early
+        return buffer.is_cuda and self._groups.early_receives

@@ -22,10 +22,10 @@ import torch.distributed as dist
 from raddle.errors import InputError
 from raddle.transport.base import LAST_TAG
 
-End = tuple[dist.ProcessGroup, int]  # of a link: its group, and the peer's rank in it
+LinkEnd = tuple[dist.ProcessGroup, int]  # of a link: its group, and the peer's rank in it
 
 
-class Groups:
+class ProcessGroups:
     """This rank's groups. All ranks make the same ones, in the same order."""
 
     def __init__(self, device: torch.device, backend: str, timeout: float) -> None:
@@ -34,15 +34,17 @@ class Groups:
         if self._owner:
             _join(backend, limit)
         self.device = device
-        self.early = backend != "nccl"  # whether a receive may be posted long before its send
+        self.early_receives = (
+            backend != "nccl"
+        )  # whether a receive may be posted long before its send
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._new = partial(dist.new_group, timeout=limit, backend=backend)
-        self._made: list[dist.ProcessGroup] = []  # those that this rank is in
+        self._new_group = partial(dist.new_group, timeout=limit, backend=backend)
+        self._joined_groups: list[dist.ProcessGroup] = []  # those that this rank is in
         self._links: set[tuple[int, int]] = set()  # with a group of their own, known to all ranks
         self.sums: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        self.targets: dict[int, End] = {}
-        self.sources: dict[int, End] = {}
-        self.service: dist.ProcessGroup | None = self._group(self.everyone)
+        self.targets: dict[int, LinkEnd] = {}
+        self.sources: dict[int, LinkEnd] = {}
+        self.service: dist.ProcessGroup | None = self._make_group(self.everyone)
 
     @property
     def everyone(self) -> tuple[int, ...]:
@@ -50,9 +52,9 @@ class Groups:
 
     def connect(self) -> None:
         """Makes the groups of messages, if they have one, and of sums over all ranks."""
-        self.sums[self.everyone] = self._group(self.everyone)
-        if self.early:
-            messages = self._group(self.everyone)
+        self.sums[self.everyone] = self._make_group(self.everyone)
+        if self.early_receives:
+            messages = self._make_group(self.everyone)
             self.targets = self.sources = {r: (messages, r) for r in self.everyone}
 
     def prepare(
@@ -61,29 +63,31 @@ class Groups:
         """Makes what is missing of the groups that sum and of the links; None: all links."""
         for ranks in groups:
             if ranks not in self.sums:
-                self.sums[ranks] = self._group(ranks)
-        if self.early:
+                self.sums[ranks] = self._make_group(ranks)
+        if self.early_receives:
             return
-        every = list(permutations(self.everyone, 2)) if links is None else links
-        fresh = [link for link in every if link not in self._links]
-        self._links.update(fresh)
-        for source, target in fresh:
-            group = self._group((source, target))
+        all_links = list(permutations(self.everyone, 2)) if links is None else links
+        new_links = [link for link in all_links if link not in self._links]
+        self._links.update(new_links)
+        for source, target in new_links:
+            group = self._make_group((source, target))
             ends = sorted((source, target))
             if self.rank == source:
                 self.targets[target] = group, ends.index(target)
             elif self.rank == target:
                 self.sources[source] = group, ends.index(source)
-        self._warm(fresh)
+        self._create_communicators(new_links)
 
     def abort(self) -> None:
         """Makes whatever waits on our groups raise, here and, by the closed connections, elsewhere."""
-        if self.early:
-            for group in self._made:
+        if self.early_receives:
+            for group in self._joined_groups:
                 _close_connections(group)
             return
         # All at once: a group that is idle aborts only after the kernels of the others.
-        aborts = [threading.Thread(target=_abort, args=(g,), daemon=True) for g in self._made]
+        aborts = [
+            threading.Thread(target=_abort, args=(g,), daemon=True) for g in self._joined_groups
+        ]
         for thread in aborts:
             thread.start()
         for thread in aborts:
@@ -92,22 +96,22 @@ class Groups:
     def close(self, *, failed: bool) -> None:
         """Ends the groups, unless after a failure that would wait for ever."""
         assert self.service is not None
-        stuck = failed and not (self.early or _can_abort(self.service))
+        stuck = failed and not (self.early_receives or _can_abort(self.service))
         if dist.is_initialized() and not stuck:  # the user may have destroyed all groups
-            for group in self._made:
+            for group in self._joined_groups:
                 dist.destroy_process_group(group)
             if self._owner:
                 dist.destroy_process_group()
-        self.targets, self.sources, self.sums, self._made = {}, {}, {}, []
+        self.targets, self.sources, self.sums, self._joined_groups = {}, {}, {}, []
         self.service = None
 
-    def _group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        group = cast(dist.ProcessGroup, self._new(list(ranks)))
+    def _make_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        group = cast(dist.ProcessGroup, self._new_group(list(ranks)))
         if self.rank in ranks:
-            self._made.append(group)
+            self._joined_groups.append(group)
         return group
 
-    def _warm(self, links: Sequence[tuple[int, int]]) -> None:
+    def _create_communicators(self, links: Sequence[tuple[int, int]]) -> None:
         """Makes NCCL's communicators in one order on all ranks.
 
         A communicator is made by its first operation, which holds up the host until all its ranks

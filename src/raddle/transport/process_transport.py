@@ -15,18 +15,18 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from raddle.transport.base import Arriving, Pending, sent_in_all
+from raddle.transport.base import Pending, PendingMessage, total_sent
 from raddle.transport.failures import Failures
 from raddle.transport.orphans import end_with_parent
 from raddle.transport.patient_wire import PatientWire
-from raddle.transport.point_to_point import Messages
-from raddle.transport.process_collectives import Collectives
-from raddle.transport.process_groups import Groups
+from raddle.transport.point_to_point import PointToPoint
+from raddle.transport.process_collectives import ProcessCollectives
+from raddle.transport.process_groups import ProcessGroups
 from raddle.transport.socket_wire import SocketWire
 from raddle.transport.wire import Wire
 
 
-class Processes:
+class ProcessTransport:
     """This process's rank. Joins the user's process group, or torchrun's environment if there is none."""
 
     def __init__(
@@ -36,23 +36,25 @@ class Processes:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         backend = backend or ("nccl" if device.type == "cuda" else "gloo")
-        self._groups = groups = Groups(device, backend, timeout)
-        self.rank, self.size, self.early = groups.rank, groups.size, groups.early
+        self._groups = groups = ProcessGroups(device, backend, timeout)
+        self.rank, self.size, self.early_receives = groups.rank, groups.size, groups.early_receives
         self.timeout = timeout  # seconds
-        self.failures = Failures(self.rank, timeout, limited=groups.early)
-        self._collectives = Collectives(groups, self.failures)
+        self.failures = Failures(self.rank, timeout, limited=groups.early_receives)
+        self._collectives = ProcessCollectives(groups, self.failures)
         self._wire: Wire | None = None
         self._closed = False
-        share = self._collectives.gather
+        all_gather = self._collectives.all_gather_objects
         with ExitStack() as undo:  # where a rank does not come
             undo.callback(groups.close, failed=False)
             groups.connect()
-            self._messages = messages = Messages(groups, self.failures, share)
-            undo.callback(messages.close)
+            self._point_to_point = point_to_point = PointToPoint(groups, self.failures, all_gather)
+            undo.callback(point_to_point.close)
             # Last: from here on a failure may be heard at any time, and finds all that there is.
-            self.failures.listen(self.size, share, [messages.hang_up, groups.abort])
+            self.failures.start_listening(
+                self.size, all_gather, [point_to_point.shut_down, groups.abort]
+            )
             undo.pop_all()
-        self.sent, self.reduced = messages.sent, self._collectives.reduced
+        self.sent, self.reduced = point_to_point.sent, self._collectives.reduced
         atexit.register(self.close)  # a thread in torch while Python ends would crash
 
     def prepare(
@@ -63,18 +65,18 @@ class Processes:
         self._groups.prepare(groups, links)
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
-        return self._messages.send(target, tag, buffer, what)
+        return self._point_to_point.send(target, tag, buffer, what)
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
-        return self._messages.receive(source, tag, buffer, what)
+        return self._point_to_point.receive(source, tag, buffer, what)
 
     def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
-        return self._messages.post(target, tag, buffer, what)
+        return self._point_to_point.post(target, tag, buffer, what)
 
     def expect(
         self, source: int, tag: int, like: Tensor, elements: int, what: str = ""
-    ) -> Arriving:
-        return self._messages.expect(source, tag, like, elements, what)
+    ) -> PendingMessage:
+        return self._point_to_point.expect(source, tag, like, elements, what)
 
     def all_reduce(
         self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str = ""
@@ -89,13 +91,13 @@ class Processes:
 
     def wire(self) -> Wire:
         if self._wire is None:
-            share, seconds = self._collectives.gather, self.failures.timeout
-            wire = SocketWire(self.rank, self.size, share, timeout=seconds)
-            self._wire = PatientWire(wire, self.failures.hear)
+            all_gather, seconds = self._collectives.all_gather_objects, self.failures.timeout
+            wire = SocketWire(self.rank, self.size, all_gather, timeout=seconds)
+            self._wire = PatientWire(wire, self.failures.wait_for_failure)
         return self._wire
 
-    def sent_in_all(self) -> dict[int, int]:
-        return sent_in_all(self, self._wire)
+    def total_sent(self) -> dict[int, int]:
+        return total_sent(self, self._wire)
 
     def on_failure(self, stop: Callable[[str], None]) -> None:
         self.failures.on_failure(stop)
@@ -104,7 +106,7 @@ class Processes:
         self.failures.check()
 
     def fail(self, reason: str) -> None:
-        self.failures.tell(reason)
+        self.failures.report(reason)
 
     def close(self) -> None:
         if self._closed:
@@ -114,8 +116,8 @@ class Processes:
         self.failures.close()
         if self._wire is not None:
             self._wire.close()
-        self._messages.close()
+        self._point_to_point.close()
         # A group of torch 2.6 that ends holds the GIL and waits for threads which may need it to
         # free the last tensors.
         time.sleep(0.05)
-        self._groups.close(failed=self.failures.news is not None)
+        self._groups.close(failed=self.failures.first_failure is not None)

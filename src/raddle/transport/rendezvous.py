@@ -24,67 +24,77 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from raddle.transport.listener import Door, call_at
+from raddle.transport.listener import Listener, connect_to
 from raddle.transport.wire import name_ranks
 
 MAGIC = b"rdl1"
 HELLO = struct.Struct("<4s32sI")  # magic, the token of the rank that listens, who calls
-ANSWER = 32  # bytes: the token of the rank that calls
-AGREED = b"!"  # the caller's last word: it has not given this line up
-HANDSHAKE = 5.0  # seconds for a stranger to say who it is, or for a listener to answer
-STRANGERS = 64  # that may stand at the door at the same time
-PAUSE = 0.05  # seconds between two calls
+TOKEN_BYTES = 32  # bytes: the token of the rank that calls
+CONFIRM = b"!"  # the caller's last word: it has not given this line up
+HANDSHAKE_SECONDS = 5.0  # seconds for a stranger to say who it is, or for a listener to answer
+MAX_UNIDENTIFIED = 64  # that may stand at the door at the same time
+RETRY_SECONDS = 0.05  # seconds between two calls
 
 Address = Sequence[Any]  # hosts to try, port, token: made of what JSON knows
-Share = Callable[[Address], Sequence[Address]]  # gives every rank's address to all, in their order
-Open = Callable[[int], Door]  # opens a door with room for so many callers
+AllGather = Callable[
+    [Address], Sequence[Address]
+]  # gives every rank's address to all, in their order
+OpenListener = Callable[[int], Listener]  # opens a door with room for so many callers
 
 
-def meet(
-    rank: int, peers: Collection[int], share: Share, timeout: float, door: Open
+def connect_ranks(
+    rank: int,
+    peers: Collection[int],
+    all_gather: AllGather,
+    timeout: float,
+    open_listener: OpenListener,
 ) -> dict[int, socket.socket]:
     """A line to each of the peers, who count this rank among theirs. All ranks call it together."""
-    token = secrets.token_bytes(ANSWER)
+    token = secrets.token_bytes(TOKEN_BYTES)
     last = max([rank, *peers])
     higher = [peer for peer in peers if peer > rank]
     with ExitStack() as stack:
-        own = stack.enter_context(door(len(higher) + STRANGERS)) if higher else None
-        hosts, port = (own.hosts, own.port) if own else ([], 0)
-        addresses = share((hosts, port, token.hex()))
+        listener = (
+            stack.enter_context(open_listener(len(higher) + MAX_UNIDENTIFIED)) if higher else None
+        )
+        hosts, port = (listener.hosts, listener.port) if listener else ([], 0)
+        addresses = all_gather((hosts, port, token.hex()))
         if len(addresses) <= last:
             raise ValueError(
                 f"rank {rank} got {len(addresses)} addresses for {1 + last} ranks to meet"
             )
         deadline = time.monotonic() + timeout
-        calls = [_Call(rank, p, addresses[p], token, deadline) for p in peers if p < rank]
+        connectors = [_Connector(rank, p, addresses[p], token, deadline) for p in peers if p < rank]
         tokens = {peer: bytes.fromhex(addresses[peer][2]) for peer in higher}
-        lines = _answer(own.server, token, tokens, deadline) if own else {}
-    for call in calls:
-        call.join(max(0.0, deadline - time.monotonic()))
-        if call.line is not None:
-            lines[call.peer] = call.line
-    missing = {*peers} - {*lines}
+        connections = _accept_ranks(listener.server, token, tokens, deadline) if listener else {}
+    for connector in connectors:
+        connector.join(max(0.0, deadline - time.monotonic()))
+        if connector.connection is not None:
+            connections[connector.peer] = connector.connection
+    missing = {*peers} - {*connections}
     if missing:
-        for line in lines.values():
-            line.close()
-        where = [f"it calls rank {c.peer} at {c.place}" for c in calls if c.peer in missing]
+        for connection in connections.values():
+            connection.close()
+        where = [
+            f"it calls rank {c.peer} at {c.address_text}" for c in connectors if c.peer in missing
+        ]
         if silent := missing & {*higher}:
-            where.append(f"it listens for {name_ranks(silent)} at {_place(hosts, port)}")
+            where.append(f"it listens for {name_ranks(silent)} at {_describe_address(hosts, port)}")
         raise TimeoutError(
             f"rank {rank} has waited {timeout:.1f} s for {name_ranks(missing)} to meet it "
             f"({'; '.join(where)}): see what the other side does and whether it can be reached "
             "there (MASTER_ADDR is an address of rank 0's machine), or set a longer time-out"
         )
-    for line in lines.values():
-        line.settimeout(None)
-    return dict(sorted(lines.items()))
+    for connection in connections.values():
+        connection.settimeout(None)
+    return dict(sorted(connections.items()))
 
 
-def _place(hosts: Sequence[str], port: int) -> str:
+def _describe_address(hosts: Sequence[str], port: int) -> str:
     return f"port {port} of {', '.join(hosts)}" if port else "a local socket"
 
 
-class _Call(threading.Thread):
+class _Connector(threading.Thread):
     """Calls a lower rank until it answers or the time is up."""
 
     def __init__(
@@ -92,9 +102,9 @@ class _Call(threading.Thread):
     ) -> None:
         super().__init__(name=f"raddle calls {peer}", daemon=True)
         self.peer = peer
-        self.line: socket.socket | None = None
+        self.connection: socket.socket | None = None
         self._hosts, self._port, self._deadline = address[0], int(address[1]), deadline
-        self.place = _place(self._hosts, self._port)
+        self.address_text = _describe_address(self._hosts, self._port)
         self._hello = HELLO.pack(MAGIC, bytes.fromhex(address[2]), rank)
         self._token = token
         self.start()
@@ -103,149 +113,151 @@ class _Call(threading.Thread):
         while time.monotonic() < self._deadline:
             for host in self._hosts:
                 with contextlib.suppress(OSError):
-                    self.line = self._try(host, min(self._deadline, time.monotonic() + HANDSHAKE))
-                if self.line is not None:
+                    self.connection = self._try(
+                        host, min(self._deadline, time.monotonic() + HANDSHAKE_SECONDS)
+                    )
+                if self.connection is not None:
                     return
-            time.sleep(max(0.0, min(PAUSE, self._deadline - time.monotonic())))
+            time.sleep(max(0.0, min(RETRY_SECONDS, self._deadline - time.monotonic())))
 
     def _try(self, host: str, until: float) -> socket.socket | None:
         """The line, if the right rank answers there in time."""
-        line = call_at(host, self._port, until - time.monotonic())
+        connection = connect_to(host, self._port, until - time.monotonic())
         try:
-            line.sendall(self._hello)
-            said = b""
-            while self._token.startswith(said) and len(said) < ANSWER:
-                line.settimeout(max(0.001, until - time.monotonic()))
-                piece = line.recv(ANSWER - len(said))
+            connection.sendall(self._hello)
+            reply = b""
+            while self._token.startswith(reply) and len(reply) < TOKEN_BYTES:
+                connection.settimeout(max(0.001, until - time.monotonic()))
+                piece = connection.recv(TOKEN_BYTES - len(reply))
                 if not piece:
                     break
-                said += piece
-            if secrets.compare_digest(said, self._token):
-                line.sendall(AGREED)
-                return line
+                reply += piece
+            if secrets.compare_digest(reply, self._token):
+                connection.sendall(CONFIRM)
+                return connection
         except OSError:
             pass
-        line.close()
+        connection.close()
         return None
 
 
-class _Guest:
+class _Caller:
     """Somebody at the door."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self.line = line
-        self.heard = b""
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.received = b""
         self.rank: int | None = None  # once the token was right
-        self.until = time.monotonic() + HANDSHAKE  # to say so
+        self.until = time.monotonic() + HANDSHAKE_SECONDS  # to say so
 
-    def listen(self, token: bytes, tokens: Mapping[int, bytes]) -> bool:
+    def read(self, token: bytes, tokens: Mapping[int, bytes]) -> bool:
         """Reads on; False where it is a stranger, or has gone. Its last word makes it `agreed`."""
         try:
-            piece = self.line.recv(HELLO.size + len(AGREED) - len(self.heard))
+            piece = self.connection.recv(HELLO.size + len(CONFIRM) - len(self.received))
         except BlockingIOError:
             return True
         except OSError:
             return False
-        self.heard += piece
+        self.received += piece
         if not piece:
             return False
         if self.rank is not None:
-            return self.agreed
-        if len(self.heard) < HELLO.size:
-            return MAGIC.startswith(self.heard[: len(MAGIC)])
-        if len(self.heard) > HELLO.size:
+            return self.confirmed
+        if len(self.received) < HELLO.size:
+            return MAGIC.startswith(self.received[: len(MAGIC)])
+        if len(self.received) > HELLO.size:
             return False  # a rank waits for the answer
-        magic, said, rank = HELLO.unpack(self.heard)
-        if magic != MAGIC or not secrets.compare_digest(said, token) or rank not in tokens:
+        magic, claimed_token, rank = HELLO.unpack(self.received)
+        if magic != MAGIC or not secrets.compare_digest(claimed_token, token) or rank not in tokens:
             return False
         self.rank = rank
         try:
-            return self.line.send(tokens[rank]) == ANSWER
+            return self.connection.send(tokens[rank]) == TOKEN_BYTES
         except OSError:
             return False
 
     @property
-    def agreed(self) -> bool:
-        return self.heard[HELLO.size :] == AGREED
+    def confirmed(self) -> bool:
+        return self.received[HELLO.size :] == CONFIRM
 
 
-class _Guests:
+class _Callers:
     """All who stand at a door, each listened to when it says something."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server
-        self._guests: dict[socket.socket, _Guest] = {}  # the oldest first
+        self._callers: dict[socket.socket, _Caller] = {}  # the oldest first
         self._selector = selectors.DefaultSelector()
         self._selector.register(server, selectors.EVENT_READ)
 
-    def wait(self, deadline: float) -> list[_Guest]:
+    def wait(self, deadline: float) -> list[_Caller]:
         """Those who have said something; whoever calls is let in."""
-        until = min([deadline, *(g.until for g in self._strangers()[:1])])
-        speaking = []
+        until = min([deadline, *(g.until for g in self._unidentified()[:1])])
+        readable = []
         for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
-            line = key.fileobj
-            assert isinstance(line, socket.socket)
-            if line is self._server:
-                self._let_in()
-            elif line in self._guests:  # not sent away a moment ago
-                speaking.append(self._guests[line])
-        return speaking
+            connection = key.fileobj
+            assert isinstance(connection, socket.socket)
+            if connection is self._server:
+                self._accept()
+            elif connection in self._callers:  # not sent away a moment ago
+                readable.append(self._callers[connection])
+        return readable
 
-    def _let_in(self) -> None:
+    def _accept(self) -> None:
         try:
-            line = self._server.accept()[0]
+            connection = self._server.accept()[0]
         except BlockingIOError:
             return
         except OSError:  # it has gone, or this process has no file left
-            self.send_away(self._strangers()[:1])
+            self.drop(self._unidentified()[:1])
             time.sleep(0.001)
             return
-        line.setblocking(False)
-        self._guests[line] = _Guest(line)
-        self._selector.register(line, selectors.EVENT_READ)
+        connection.setblocking(False)
+        self._callers[connection] = _Caller(connection)
+        self._selector.register(connection, selectors.EVENT_READ)
 
-    def _strangers(self) -> list[_Guest]:
+    def _unidentified(self) -> list[_Caller]:
         """Those who have not said yet who they are; a rank that has is never sent away for others."""
-        return [guest for guest in self._guests.values() if guest.rank is None]
+        return [caller for caller in self._callers.values() if caller.rank is None]
 
-    def send_away_idle(self) -> None:
+    def drop_idle(self) -> None:
         """A rank among them would call again."""
-        strangers, now = self._strangers(), time.monotonic()
-        crowd = max(0, len(strangers) - STRANGERS)
-        self.send_away([g for n, g in enumerate(strangers) if n < crowd or g.until <= now])
+        unidentified, now = self._unidentified(), time.monotonic()
+        excess = max(0, len(unidentified) - MAX_UNIDENTIFIED)
+        self.drop([g for n, g in enumerate(unidentified) if n < excess or g.until <= now])
 
-    def send_away(self, guests: Sequence[_Guest]) -> None:
-        for guest in guests:
-            self.take(guest).close()
+    def drop(self, callers: Sequence[_Caller]) -> None:
+        for caller in callers:
+            self.detach(caller).close()
 
-    def take(self, guest: _Guest) -> socket.socket:
+    def detach(self, caller: _Caller) -> socket.socket:
         """Its line, which is no longer listened to."""
-        self._selector.unregister(guest.line)
-        del self._guests[guest.line]
-        return guest.line
+        self._selector.unregister(caller.connection)
+        del self._callers[caller.connection]
+        return caller.connection
 
     def close(self) -> None:
-        self.send_away(list(self._guests.values()))
+        self.drop(list(self._callers.values()))
         self._selector.close()
 
 
-def _answer(
+def _accept_ranks(
     server: socket.socket, token: bytes, tokens: Mapping[int, bytes], deadline: float
 ) -> dict[int, socket.socket]:
     """The lines of the ranks that have called. Nobody who is silent holds up others."""
-    lines: dict[int, socket.socket] = {}
+    connections: dict[int, socket.socket] = {}
     server.setblocking(False)
-    with contextlib.closing(_Guests(server)) as guests:
-        while len(lines) < len(tokens) and time.monotonic() < deadline:
-            for guest in guests.wait(deadline):
-                if not guest.listen(token, tokens) or guest.rank in lines:
-                    guests.send_away([guest])
-                elif guest.rank is not None and guest.agreed:
-                    lines[guest.rank] = guests.take(guest)
-            guests.send_away_idle()
-    return lines
+    with contextlib.closing(_Callers(server)) as callers:
+        while len(connections) < len(tokens) and time.monotonic() < deadline:
+            for caller in callers.wait(deadline):
+                if not caller.read(token, tokens) or caller.rank in connections:
+                    callers.drop([caller])
+                elif caller.rank is not None and caller.confirmed:
+                    connections[caller.rank] = callers.detach(caller)
+            callers.drop_idle()
+    return connections
 
 
-def hang_up(line: socket.socket) -> None:
+def shut_down(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        line.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)

@@ -6,58 +6,61 @@ import queue
 import threading
 from collections.abc import Callable
 
-from raddle.transport.base import Doing, Pending
+from raddle.transport.base import Pending, WaitLabel
 
 
 class Sender:
     """Does what it is given, in that order, on a thread of its own."""
 
-    def __init__(self, limit: float, late: Callable[[Doing], Exception]) -> None:
-        self._limit, self._late = limit, late  # what to raise where a send has not begun in time
-        self._queue: queue.SimpleQueue[tuple[_Started, Callable[[], Pending]] | None] = (
+    def __init__(self, limit: float, timeout_error: Callable[[WaitLabel], Exception]) -> None:
+        self._limit, self._timeout_error = (
+            limit,
+            timeout_error,
+        )  # what to raise where a send has not begun in time
+        self._queue: queue.SimpleQueue[tuple[_QueuedSend, Callable[[], Pending]] | None] = (
             queue.SimpleQueue()
         )
-        self.busy = 0  # sends that have not begun
+        self.pending_count = 0  # sends that have not begun
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name="raddle sender", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="raddle sender", daemon=True)
         self._thread.start()
 
-    def start(self, send: Callable[[], Pending], doing: Doing) -> Pending:
-        started = _Started(self._limit, lambda: self._late(doing))
+    def start(self, send: Callable[[], Pending], label: WaitLabel) -> Pending:
+        queued = _QueuedSend(self._limit, lambda: self._timeout_error(label))
         with self._lock:
-            self.busy += 1
-        self._queue.put((started, send))
-        return started
+            self.pending_count += 1
+        self._queue.put((queued, send))
+        return queued
 
     def close(self) -> None:
         self._queue.put(None)
         self._thread.join(5)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            started, send = item
+            queued, send = item
             try:
-                started.pending = send()
+                queued.pending = send()
             except BaseException as error:  # raised where it is waited for
-                started.error = error
+                queued.error = error
             with self._lock:
-                self.busy -= 1
-            started.there.set()
-            del item, started, send  # the buffer is the executor's
+                self.pending_count -= 1
+            queued.started.set()
+            del item, queued, send  # the buffer is the executor's
 
 
-class _Started:
+class _QueuedSend:
     """A send that begins as soon as those before it have."""
 
-    def __init__(self, limit: float, late: Callable[[], Exception]) -> None:
-        self._limit, self._late = limit, late
-        self.there = threading.Event()
+    def __init__(self, limit: float, timeout_error: Callable[[], Exception]) -> None:
+        self._limit, self._timeout_error = limit, timeout_error
+        self.started = threading.Event()
         self.pending: Pending | None = None
         self.error: BaseException | None = None
 
     def wait(self) -> None:
-        if not self.there.wait(self._limit):
-            raise self._late()
+        if not self.started.wait(self._limit):
+            raise self._timeout_error()
         if self.error is not None:
             raise self.error
         if self.pending is not None:

@@ -20,23 +20,23 @@ import torch
 from torch import Tensor
 
 from raddle.transport.failure_channel import DIED
-from raddle.transport.inbox import FirstFailure, Inbox
-from raddle.transport.listener import network_door
-from raddle.transport.rendezvous import MAGIC, Share, hang_up, meet
+from raddle.transport.inbox import Inbox, WireFailure
+from raddle.transport.listener import listen_on_network
+from raddle.transport.rendezvous import MAGIC, AllGather, connect_ranks, shut_down
 from raddle.transport.wire import (
-    Arrive,
     Counters,
-    Fail,
     Frame,
+    OnFailure,
+    OnMessage,
     Outbox,
     check_payload,
     name_ranks,
 )
 
-CREDIT = 128 * 1024  # bytes
+SEND_BUFFER_BYTES = 128 * 1024  # bytes
 HEADER = struct.Struct("<4sB3xIQQQ")  # magic, kind, item, clock, version, bytes of the payload
 BYE = HEADER.pack(MAGIC, 0, 0, 0, 0, 0)
-FAREWELL = 5.0  # seconds that a rank which has failed gives others to take what is queued
+GOODBYE_SECONDS = 5.0  # seconds that a rank which has failed gives others to take what is queued
 
 
 class SocketWire:
@@ -46,27 +46,29 @@ class SocketWire:
         self,
         rank: int,
         size: int,
-        share: Share,
+        all_gather: AllGather,
         *,
         timeout: float = 300.0,
         host: str | None = None,
-        credit: int = CREDIT,
+        send_buffer: int = SEND_BUFFER_BYTES,
     ) -> None:
         self.rank, self.size = rank, size
         self.sent = {peer: 0 for peer in range(size) if peer != rank}
         self._timeout = timeout
-        self._inbox, self._failure = Inbox(), FirstFailure()
+        self._inbox, self._failure = Inbox(), WireFailure()
         self._boxes = {peer: Outbox() for peer in self.sent}
         self._threads: dict[threading.Thread, int] = {}  # each with its peer
         self._lock = threading.Lock()
-        self._departed: set[int] = set()  # peers that have said goodbye
+        self._closed_peers: set[int] = set()  # peers that have said goodbye
         self._closed = False
         # Lines that block take one system call a message: the kernel waits, not Python.
-        self._lines = meet(rank, list(self.sent), share, timeout, partial(network_door, host=host))
-        for line in self._lines.values():
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, credit)
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _keep_alive(line)
+        self._connections = connect_ranks(
+            rank, list(self.sent), all_gather, timeout, partial(listen_on_network, host=host)
+        )
+        for connection in self._connections.values():
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _keep_alive(connection)
 
     @property
     def counters(self) -> Counters:
@@ -75,11 +77,11 @@ class SocketWire:
     def expect(self, limits: Mapping[int, int]) -> None:
         self._inbox.expect(limits)
 
-    def start(self, arrive: Arrive, fail: Fail) -> None:
-        self._failure.listen(fail)
-        self._inbox.open(arrive)
-        for peer in self._lines:
-            for work, verb in ((self._speak, "to"), (self._listen, "from")):
+    def start(self, on_message: OnMessage, on_failure: OnFailure) -> None:
+        self._failure.set_callback(on_failure)
+        self._inbox.open(on_message)
+        for peer in self._connections:
+            for work, verb in ((self._send_queued, "to"), (self._receive_all, "from")):
                 name = f"raddle wire {verb} {peer}"
                 thread = threading.Thread(target=work, args=(peer,), name=name, daemon=True)
                 self._threads[thread] = peer
@@ -106,119 +108,121 @@ class SocketWire:
         for box in self._boxes.values():
             box.close()
         if not self._threads:  # never started: only the goodbye, which is too short to block
-            for line in self._lines.values():
+            for connection in self._connections.values():
                 with contextlib.suppress(OSError):
-                    line.sendall(BYE)
-        self._see_off()
-        self._failure.end()  # lines that end from now on, this end has closed
-        for line in self._lines.values():
-            hang_up(line)  # wakes its threads
+                    connection.sendall(BYE)
+        self._wait_for_peers()
+        self._failure.ignore_further()  # lines that end from now on, this end has closed
+        for connection in self._connections.values():
+            shut_down(connection)  # wakes its threads
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(FAREWELL)
-        for line in self._lines.values():
-            line.close()
+                thread.join(GOODBYE_SECONDS)
+        for connection in self._connections.values():
+            connection.close()
 
-    def _see_off(self) -> None:
+    def _wait_for_peers(self) -> None:
         """Waits until all is sent and all peers have said goodbye, which they do when they hear ours.
 
         A line closed before that would lose, at the peer, what it has not read yet.
         """
-        seconds = min(self._timeout, FAREWELL) if self._failure.reason else self._timeout
+        seconds = min(self._timeout, GOODBYE_SECONDS) if self._failure.reason else self._timeout
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        own = threading.current_thread()
-        slow = {p for t, p in self._threads.items() if t.is_alive() and t is not own}
+        this_thread = threading.current_thread()
+        slow = {p for t, p in self._threads.items() if t.is_alive() and t is not this_thread}
         if slow:
             self._failure.report(
                 f"rank {self.rank} has waited {seconds:.1f} s for {name_ranks(slow)} to take what is "
                 "queued and say goodbye: see what the other side does, or set a longer time-out"
             )
 
-    def _speak(self, peer: int) -> None:
-        line, box = self._lines[peer], self._boxes[peer]
+    def _send_queued(self, peer: int) -> None:
+        connection, box = self._connections[peer], self._boxes[peer]
         try:
-            while (letter := box.take()) is not None:
+            while (message := box.take()) is not None:
                 begin = time.perf_counter()
-                _write(line, letter.frame, letter.payload)
-                box.left(letter, time.perf_counter() - begin)
-                del letter  # not kept while the next is waited for
+                _write(connection, message.frame, message.payload)
+                box.count_sent(message, time.perf_counter() - begin)
+                del message  # not kept while the next is waited for
         except OSError:
-            self._lose(peer)
+            self._lose_peer(peer)
         with contextlib.suppress(OSError):  # if the peer has died, the other thread hears of it
-            line.sendall(BYE)
-            line.shutdown(socket.SHUT_WR)
+            connection.sendall(BYE)
+            connection.shutdown(socket.SHUT_WR)
 
-    def _listen(self, peer: int) -> None:
+    def _receive_all(self, peer: int) -> None:
         header = bytearray(HEADER.size)
         try:
-            while self._receive(peer, header):
+            while self._receive_one(peer, header):
                 pass
-        except _Nonsense as nonsense:
-            self._lose(
+        except _InvalidFrame as error:
+            self._lose_peer(
                 peer,
-                f"rank {self.rank} got {nonsense.nbytes} bytes from rank {peer} that are no frame: "
-                f"{nonsense}: see whether both run the same plan and version, and what else "
+                f"rank {self.rank} got {error.nbytes} bytes from rank {peer} that are no frame: "
+                f"{error}: see whether both run the same plan and version, and what else "
                 "writes to their line",
             )
         except OSError:
-            self._lose(peer)
+            self._lose_peer(peer)
         else:
-            self._departed.add(peer)
+            self._closed_peers.add(peer)
             self._boxes[peer].close()  # what is queued still leaves, then our goodbye
 
-    def _receive(self, peer: int, header: bytearray) -> bool:
+    def _receive_one(self, peer: int, header: bytearray) -> bool:
         """Takes one message; False where it was a goodbye."""
-        line = self._lines[peer]
-        _read_header(line, header)
+        connection = self._connections[peer]
+        _read_header(connection, header)
         if header == BYE:
             return False
         _, kind, item, clock, version, nbytes = HEADER.unpack(header)
         frame = Frame(kind, item, clock, version)
-        wrong = self._inbox.refusal(frame, nbytes)
-        if wrong:
-            raise _Nonsense(wrong, len(header))
+        refusal = self._inbox.refusal(frame, nbytes)
+        if refusal:
+            raise _InvalidFrame(refusal, len(header))
         payload = torch.empty(nbytes, dtype=torch.uint8)
-        _read(line, payload)
+        _read(connection, payload)
         if self._failure.reason:
             return True  # still read, lest the peer's goodbye is never heard; but of no use
         try:
-            self._inbox.take(peer, frame, payload)
+            self._inbox.deliver(peer, frame, payload)
         except Exception as error:
             self._failure.report(
                 f"rank {self.rank} could not take the {frame} from rank {peer}: {error!r}"
             )
         return True
 
-    def _lose(self, peer: int, reason: str = "") -> None:
+    def _lose_peer(self, peer: int, reason: str = "") -> None:
         if not reason:
             reason = f"rank {self.rank} has lost rank {peer}: {DIED}"
-            if peer in self._departed:
+            if peer in self._closed_peers:
                 reason = (
                     f"rank {self.rank} has lost rank {peer}: it closed its line before it had taken "
                     "all: close after all have synchronised"
                 )
-        first = self._failure.note(reason)
-        hang_up(self._lines[peer])  # first, or the sending thread says goodbye as if all was well
+        first = self._failure.record(reason)
+        shut_down(
+            self._connections[peer]
+        )  # first, or the sending thread says goodbye as if all was well
         self._boxes[peer].close(drop=True)
         if first:
-            self._failure.tell(reason)
+            self._failure.notify(reason)
 
 
-class _Nonsense(Exception):
+class _InvalidFrame(Exception):
     def __init__(self, what: str, nbytes: int) -> None:
         super().__init__(what)
         self.nbytes = nbytes
 
 
-def _keep_alive(line: socket.socket) -> None:
+def _keep_alive(connection: socket.socket) -> None:
     """A machine that vanishes sends no end: its kernel is asked, and has a minute to answer."""
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
-            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 # Bytes
@@ -237,35 +241,35 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return view
 
 
-def _write(line: socket.socket, frame: Frame, payload: Tensor) -> None:
+def _write(connection: socket.socket, frame: Frame, payload: Tensor) -> None:
     view = _bytes_of(payload)
     header = HEADER.pack(MAGIC, frame.kind, frame.item, frame.clock, frame.version, len(view))
-    gone = line.sendmsg((header, view))
-    if gone < len(header):
-        line.sendall(header[gone:])
-        gone = len(header)
-    if gone < len(header) + len(view):
-        line.sendall(view[gone - len(header) :])
+    sent = connection.sendmsg((header, view))
+    if sent < len(header):
+        connection.sendall(header[sent:])
+        sent = len(header)
+    if sent < len(header) + len(view):
+        connection.sendall(view[sent - len(header) :])
 
 
-def _read(line: socket.socket, payload: Tensor) -> None:
+def _read(connection: socket.socket, payload: Tensor) -> None:
     view = _bytes_of(payload)
     while view:
-        got = line.recv_into(view, 0, socket.MSG_WAITALL)
+        got = connection.recv_into(view, 0, socket.MSG_WAITALL)
         if not got:
             raise ConnectionError
         view = view[got:]
 
 
-def _read_header(line: socket.socket, header: bytearray) -> None:
+def _read_header(connection: socket.socket, header: bytearray) -> None:
     """Fills it; looks at what there is at once, as a few wrong bytes may be all that ever comes."""
     filled = 0
     with memoryview(header) as view:
         while filled < len(view):
-            got = line.recv_into(view[filled:])
+            got = connection.recv_into(view[filled:])
             if not got:
                 raise ConnectionError
             filled += got
             start = min(filled, len(MAGIC))
             if view[:start] != MAGIC[:start]:
-                raise _Nonsense(f"they begin with {bytes(view[: min(filled, 16)])!r}", filled)
+                raise _InvalidFrame(f"they begin with {bytes(view[: min(filled, 16)])!r}", filled)

@@ -13,7 +13,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from raddle.transport.base import DONE, Arriving, Doing, Expected, Pending, late, sent_in_all, stops
+from raddle.transport.base import (
+    DONE,
+    BufferedMessage,
+    Pending,
+    PendingMessage,
+    WaitLabel,
+    stop_error,
+    timeout_error,
+    total_sent,
+)
 from raddle.transport.memory_wire import memory_wires
 from raddle.transport.wire import Wire
 
@@ -24,66 +33,74 @@ class Hub:
     def __init__(self, size: int, timeout: float = 60.0) -> None:
         self.size = size
         self.timeout = timeout  # seconds
-        self.news: tuple[int, str] | None = None  # the rank that failed first, and why
-        self.bells = [threading.Condition(threading.Lock()) for _ in range(size)]
-        self.boxes = [_Box() for _ in range(size)]  # each under its rank's bell
-        self.meetings: dict[tuple[str, tuple[int, ...], int], _Meeting] = {}
-        self.turns: dict[tuple[int, str, tuple[int, ...]], int] = defaultdict(
+        self.first_failure: tuple[int, str] | None = None  # the rank that failed first, and why
+        self.conditions = [threading.Condition(threading.Lock()) for _ in range(size)]
+        self.mailboxes = [_Mailbox() for _ in range(size)]  # each under its rank's bell
+        self.collectives: dict[tuple[str, tuple[int, ...], int], _Collective] = {}
+        self.counts: dict[tuple[int, str, tuple[int, ...]], int] = defaultdict(
             int
         )  # by rank and kind
         self.lock = threading.Lock()  # of news and meetings
         self.wires: list[Wire] = []
-        self.stops: list[tuple[int, Callable[[str], None]]] = []  # called when a rank has failed
+        self.failure_callbacks: list[
+            tuple[int, Callable[[str], None]]
+        ] = []  # called when a rank has failed
 
-    def transport(self, rank: int) -> Threads:
-        return Threads(self, rank)
+    def transport(self, rank: int) -> ThreadTransport:
+        return ThreadTransport(self, rank)
 
-    def sleep(self, rank: int, ready: Callable[[], bool], doing: Doing) -> None:
+    def wait_until(self, rank: int, ready: Callable[[], bool], label: WaitLabel) -> None:
         """Blocks the thread of a rank until ready; whoever makes it so rings the rank's bell."""
         deadline = time.monotonic() + self.timeout
-        bell = self.bells[rank]
-        with bell:
+        condition = self.conditions[rank]
+        with condition:
             while not ready():
-                if self.news is not None:
-                    raise stops(rank, *self.news)
+                if self.first_failure is not None:
+                    raise stop_error(rank, *self.first_failure)
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise late(rank, self.timeout, doing)
-                bell.wait(left)
+                    raise timeout_error(rank, self.timeout, label)
+                condition.wait(left)
 
-    def ring(self, ranks: Sequence[int]) -> None:
+    def notify(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            with self.bells[rank]:
-                self.bells[rank].notify_all()
+            with self.conditions[rank]:
+                self.conditions[rank].notify_all()
 
-    def meet(
-        self, rank: int, kind: str, ranks: tuple[int, ...], tag: int, buffer: Tensor, doing: Doing
+    def join_collective(
+        self,
+        rank: int,
+        kind: str,
+        ranks: tuple[int, ...],
+        tag: int,
+        buffer: Tensor,
+        label: WaitLabel,
     ) -> Pending:
         """Joins the group's collective whose turn it is, and finishes it where nobody else is needed."""
         assert rank in ranks
-        _settle(buffer)
-        self.turns[rank, kind, ranks] += 1
-        key = kind, ranks, self.turns[rank, kind, ranks]
+        _wait_for_stream(buffer)
+        self.counts[rank, kind, ranks] += 1
+        key = kind, ranks, self.counts[rank, kind, ranks]
         with self.lock:
-            meeting = self.meetings.setdefault(key, _Meeting(kind, ranks))
-            meeting.bring(rank, tag, buffer)
-            complete = len(meeting.brought) == len(ranks)
+            collective = self.collectives.setdefault(key, _Collective(kind, ranks))
+            collective.contribute(rank, tag, buffer)
+            complete = len(collective.contributions) == len(ranks)
             if complete:
-                del self.meetings[key]
+                del self.collectives[key]
         if kind == "broadcast" and rank == tag:
-            meeting.result = buffer.detach().clone()
-            _settle(meeting.result)
+            collective.result = buffer.detach().clone()
+            _wait_for_stream(collective.result)
         elif kind != "broadcast" and complete:
-            meeting.sum()
-        if meeting.ready():
-            self.ring(ranks)
-        return _Meet(self, rank, doing, meeting, buffer)
+            collective.sum()
+        if collective.ready():
+            self.notify(ranks)
+        return _PendingCollective(self, rank, label, collective, buffer)
 
 
-class Threads:
+class ThreadTransport:
     """One rank's end; made by `Hub.transport`."""
 
-    early = True
+    early_receives = True
 
     def __init__(self, hub: Hub, rank: int) -> None:
         self.rank = rank
@@ -108,29 +125,31 @@ class Threads:
         assert not buffer.is_neg(), "others read memory as it is"
         self.sent[target] += buffer.nbytes
         message = buffer.detach().clone()
-        _settle(message)
+        _wait_for_stream(message)
         key = self.rank, tag
-        box, bell = self._hub.boxes[target], self._hub.bells[target]
-        with bell:
-            posted = box.posted.get(key)
+        mailbox, condition = self._hub.mailboxes[target], self._hub.conditions[target]
+        with condition:
+            posted = mailbox.posted.get(key)
             if posted:
                 posted.popleft().message = message
-                bell.notify_all()
+                condition.notify_all()
             else:
-                box.arrived[key].append(message)
+                mailbox.arrived[key].append(message)
         return DONE
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         assert buffer.is_contiguous()
-        pending = _Receive(self._hub, self.rank, Doing("receive from", source, tag, what), buffer)
+        pending = _PendingReceive(
+            self._hub, self.rank, WaitLabel("receive from", source, tag, what), buffer
+        )
         key = source, tag
-        box = self._hub.boxes[self.rank]
-        with self._hub.bells[self.rank]:
-            arrived = box.arrived.get(key)
+        mailbox = self._hub.mailboxes[self.rank]
+        with self._hub.conditions[self.rank]:
+            arrived = mailbox.arrived.get(key)
             if arrived:
                 pending.message = arrived.popleft()
             else:
-                box.posted[key].append(pending)
+                mailbox.posted[key].append(pending)
         return pending
 
     def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
@@ -138,27 +157,31 @@ class Threads:
 
     def expect(
         self, source: int, tag: int, like: Tensor, elements: int, what: str = ""
-    ) -> Arriving:
+    ) -> PendingMessage:
         buffer = like.new_empty(elements)
-        return Expected(self.receive(source, tag, buffer, what), lambda: buffer)
+        return BufferedMessage(self.receive(source, tag, buffer, what), lambda: buffer)
 
     def all_reduce(
         self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str = ""
     ) -> Pending:
         assert buffer.is_contiguous()
         self.reduced[ranks] += buffer.nbytes
-        return self._hub.meet(
-            self.rank, "sum", ranks, tag, buffer, Doing("sum over", ranks, tag, what)
+        return self._hub.join_collective(
+            self.rank, "sum", ranks, tag, buffer, WaitLabel("sum over", ranks, tag, what)
         )
 
     def broadcast(self, source: int, buffer: Tensor) -> Pending:
         assert buffer.is_contiguous()
-        doing = Doing("broadcast from", source)
-        return self._hub.meet(self.rank, "broadcast", self._everyone, source, buffer, doing)
+        label = WaitLabel("broadcast from", source)
+        return self._hub.join_collective(
+            self.rank, "broadcast", self._everyone, source, buffer, label
+        )
 
     def barrier(self) -> None:
-        doing = Doing("barrier of", self._everyone)
-        self._hub.meet(self.rank, "barrier", self._everyone, 0, torch.empty(0), doing).wait()
+        label = WaitLabel("barrier of", self._everyone)
+        self._hub.join_collective(
+            self.rank, "barrier", self._everyone, 0, torch.empty(0), label
+        ).wait()
 
     def wire(self) -> Wire:
         if self._wire is None:
@@ -167,39 +190,39 @@ class Threads:
             self._wire = self._hub.wires[self.rank]
         return self._wire
 
-    def sent_in_all(self) -> dict[int, int]:
-        return sent_in_all(self, self._wire)
+    def total_sent(self) -> dict[int, int]:
+        return total_sent(self, self._wire)
 
     def on_failure(self, stop: Callable[[str], None]) -> None:
         with self._hub.lock:
-            self._hub.stops.append((self.rank, stop))
-            failed = self._hub.news
+            self._hub.failure_callbacks.append((self.rank, stop))
+            failed = self._hub.first_failure
         if failed is not None:
-            stop(str(stops(self.rank, *failed)))
+            stop(str(stop_error(self.rank, *failed)))
 
     def check(self) -> None:
-        if self._hub.news is not None:
-            raise stops(self.rank, *self._hub.news)
+        if self._hub.first_failure is not None:
+            raise stop_error(self.rank, *self._hub.first_failure)
 
     def fail(self, reason: str) -> None:
         with self._hub.lock:
-            first = self._hub.news is None
+            first = self._hub.first_failure is None
             if first:
-                self._hub.news = self.rank, reason
-            waiting = list(self._hub.stops) if first else []
-        self._hub.ring(self._everyone)
-        for rank, stop in waiting:
-            stop(str(stops(rank, self.rank, reason)))
+                self._hub.first_failure = self.rank, reason
+            callbacks = list(self._hub.failure_callbacks) if first else []
+        self._hub.notify(self._everyone)
+        for rank, stop in callbacks:
+            stop(str(stop_error(rank, self.rank, reason)))
 
     def close(self) -> None:
         pass
 
 
-class _Receive:
-    __slots__ = ("_buffer", "_doing", "_hub", "_rank", "message")
+class _PendingReceive:
+    __slots__ = ("_buffer", "_hub", "_label", "_rank", "message")
 
-    def __init__(self, hub: Hub, rank: int, doing: Doing, buffer: Tensor) -> None:
-        self._hub, self._rank, self._doing = hub, rank, doing
+    def __init__(self, hub: Hub, rank: int, label: WaitLabel, buffer: Tensor) -> None:
+        self._hub, self._rank, self._label = hub, rank, label
         self._buffer: Tensor | None = buffer
         self.message: Tensor | None = None
 
@@ -207,12 +230,12 @@ class _Receive:
         if self._buffer is None:
             return
         if self.message is None:
-            self._hub.sleep(self._rank, self._ready, self._doing)
+            self._hub.wait_until(self._rank, self._ready, self._label)
         assert self.message is not None
-        if not _alike(self.message, self._buffer):
+        if not _same_kind(self.message, self._buffer):
             raise RuntimeError(
-                f"rank {self._rank} cannot {self._doing}: {_kind(self.message)} were sent, "
-                f"{_kind(self._buffer)} are expected"
+                f"rank {self._rank} cannot {self._label}: {_describe(self.message)} were sent, "
+                f"{_describe(self._buffer)} are expected"
             )
         _copy(self._buffer, self.message)
         self._buffer = self.message = None
@@ -221,84 +244,86 @@ class _Receive:
         return self.message is not None
 
 
-class _Box:
+class _Mailbox:
     """A rank's mail by (source, tag): receives that wait for a message, or messages for a receive."""
 
     def __init__(self) -> None:
-        self.posted: dict[tuple[int, int], deque[_Receive]] = defaultdict(deque)
+        self.posted: dict[tuple[int, int], deque[_PendingReceive]] = defaultdict(deque)
         self.arrived: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
 
 
-class _Meeting:
+class _Collective:
     """A collective: what each rank of the group brings, and what all take away."""
 
     def __init__(self, kind: str, ranks: tuple[int, ...]) -> None:
         self.kind, self.ranks = kind, ranks
-        self.brought: dict[int, tuple[int, Tensor]] = {}  # tag (of a broadcast: source) and buffer
+        self.contributions: dict[
+            int, tuple[int, Tensor]
+        ] = {}  # tag (of a broadcast: source) and buffer
         self.result: Tensor | None = None
         self.error = ""
 
-    def bring(self, rank: int, tag: int, buffer: Tensor) -> None:
-        for other, (its_tag, its_buffer) in self.brought.items():
-            if tag != its_tag or not _alike(buffer, its_buffer):
+    def contribute(self, rank: int, tag: int, buffer: Tensor) -> None:
+        for other, (its_tag, its_buffer) in self.contributions.items():
+            if tag != its_tag or not _same_kind(buffer, its_buffer):
                 name = "source" if self.kind == "broadcast" else "tag"
                 self.error = (
-                    f"rank {other} brings {_kind(its_buffer)} with {name} {its_tag}, "
-                    f"rank {rank} {_kind(buffer)} with {name} {tag}"
+                    f"rank {other} brings {_describe(its_buffer)} with {name} {its_tag}, "
+                    f"rank {rank} {_describe(buffer)} with {name} {tag}"
                 )
             break  # all that are here are alike
-        self.brought[rank] = tag, buffer
+        self.contributions[rank] = tag, buffer
 
     def sum(self) -> None:
         """In the order of ranks, so that all get the same bits whoever comes last."""
         if self.error:
             return
-        first, *rest = [self.brought[rank][1].detach() for rank in self.ranks]
+        first, *others = [self.contributions[rank][1].detach() for rank in self.ranks]
         total = first.clone()
-        for buffer in rest:
+        for buffer in others:
             total += buffer.view(total.shape).to(total.device)
-        _settle(total)
+        _wait_for_stream(total)
         self.result = total
 
     def ready(self) -> bool:
         return self.result is not None or self.error != ""
 
 
-class _Meet:
-    __slots__ = ("_buffer", "_doing", "_hub", "_meeting", "_rank")
+class _PendingCollective:
+    __slots__ = ("_buffer", "_collective", "_hub", "_label", "_rank")
 
     def __init__(
-        self, hub: Hub, rank: int, doing: Doing, meeting: _Meeting, buffer: Tensor
+        self, hub: Hub, rank: int, label: WaitLabel, collective: _Collective, buffer: Tensor
     ) -> None:
-        self._hub, self._rank, self._doing, self._buffer = hub, rank, doing, buffer
-        self._meeting: _Meeting | None = meeting
+        self._hub, self._rank, self._label, self._buffer = hub, rank, label, buffer
+        self._collective: _Collective | None = collective
 
     def wait(self) -> None:
-        meeting = self._meeting
-        if meeting is None:
+        collective = self._collective
+        if collective is None:
             return
-        if not meeting.ready():
-            self._hub.sleep(self._rank, meeting.ready, self._doing)
-        if meeting.error or meeting.result is None:
-            raise RuntimeError(f"rank {self._rank} cannot {self._doing}: {meeting.error}")
-        _copy(self._buffer, meeting.result)
-        self._meeting = None
+        if not collective.ready():
+            self._hub.wait_until(self._rank, collective.ready, self._label)
+        if collective.error or collective.result is None:
+            raise RuntimeError(f"rank {self._rank} cannot {self._label}: {collective.error}")
+        _copy(self._buffer, collective.result)
+        self._collective = None
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
+def _same_kind(a: Tensor, b: Tensor) -> bool:
     return a.numel() == b.numel() and a.dtype == b.dtype
 
 
-def _kind(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"{tensor.numel()} elements of {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _copy(buffer: Tensor, result: Tensor) -> None:
     buffer.detach().copy_(result.view(buffer.shape))
-    _settle(buffer)
+    _wait_for_stream(buffer)
 
 
-def _settle(tensor: Tensor) -> None:
+def _wait_for_stream(tensor: Tensor) -> None:
     """Another thread may use another stream."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()

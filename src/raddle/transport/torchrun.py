@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 
-from raddle.transport.orphans import end_with_parent, marked
+from raddle.transport.orphans import end_with_parent, starter_environment
 
 
 def main() -> None:
     end_with_parent()
-    os.environ.update(marked())  # for its ranks
+    os.environ.update(starter_environment())  # for its ranks
     from torch.distributed.run import main as torchrun
 
     torchrun()

@@ -13,8 +13,8 @@ from torch import Tensor
 
 PUSH = 1  # a worker's gradient goes to the home
 PULL = 2  # updated rows go from the home to a worker
-KINDS = {PUSH: "push", PULL: "pull"}
-LARGEST = 2**32  # bytes of a frame where nobody has said what to expect
+KIND_NAMES = {PUSH: "push", PULL: "pull"}
+MAX_BYTES = 2**32  # bytes of a frame where nobody has said what to expect
 
 
 class Frame(NamedTuple):
@@ -26,11 +26,11 @@ class Frame(NamedTuple):
     version: int = 0  # of a pull: how many updates the item has had
 
     def __str__(self) -> str:
-        return f"{KINDS.get(self.kind, self.kind)} of item {self.item} at clock {self.clock}"
+        return f"{KIND_NAMES.get(self.kind, self.kind)} of item {self.item} at clock {self.clock}"
 
 
-Arrive = Callable[[int, Frame, Tensor], None]  # source, what it is, a flat uint8 tensor to keep
-Fail = Callable[[str], None]
+OnMessage = Callable[[int, Frame, Tensor], None]  # source, what it is, a flat uint8 tensor to keep
+OnFailure = Callable[[str], None]
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Wire(Protocol):
     def expect(self, limits: Mapping[int, int]) -> None:
         """Says, before `start`, how many bytes a frame of each item has at most: others are refused."""
 
-    def start(self, arrive: Arrive, fail: Fail) -> None:
+    def start(self, on_message: OnMessage, on_failure: OnFailure) -> None:
         """Lets messages in and out.
 
         `arrive` runs on a receiving thread: one for each peer, different peers at the same time.
@@ -83,11 +83,11 @@ class Wire(Protocol):
         """Sends what is queued, says goodbye and ends threads; more calls do nothing."""
 
 
-class Letter(NamedTuple):
+class QueuedMessage(NamedTuple):
     """A message that waits to leave; compared by priority, then by order."""
 
     priority: int
-    order: int
+    sequence: int
     frame: Frame
     payload: Tensor
 
@@ -97,9 +97,9 @@ class Outbox:
 
     def __init__(self) -> None:
         self.counters = Counters()
-        self._heap: list[Letter] = []
-        self._orders: OrderedDict[int, None] = OrderedDict()  # of what waits: the oldest first
-        self._next = 0
+        self._heap: list[QueuedMessage] = []
+        self._sequences: OrderedDict[int, None] = OrderedDict()  # of what waits: the oldest first
+        self._next_sequence = 0
         self._closed = False
         self._changed = threading.Condition()
 
@@ -111,30 +111,30 @@ class Outbox:
         with self._changed:
             if self._closed:
                 return False
-            heapq.heappush(self._heap, Letter(priority, self._next, frame, payload))
-            self._orders[self._next] = None
-            self._next += 1
+            heapq.heappush(self._heap, QueuedMessage(priority, self._next_sequence, frame, payload))
+            self._sequences[self._next_sequence] = None
+            self._next_sequence += 1
             self.counters.longest = max(self.counters.longest, len(self._heap))
             self._changed.notify()
             return True
 
-    def take(self) -> Letter | None:
+    def take(self) -> QueuedMessage | None:
         """Waits for the most urgent letter; None once the box is closed and empty."""
         with self._changed:
             while not self._heap:
                 if self._closed:
                     return None
                 self._changed.wait()
-            letter = heapq.heappop(self._heap)
-            if next(iter(self._orders)) < letter.order:
+            message = heapq.heappop(self._heap)
+            if next(iter(self._sequences)) < message.sequence:
                 self.counters.overtaken += 1
-            del self._orders[letter.order]
-            return letter
+            del self._sequences[message.sequence]
+            return message
 
-    def left(self, letter: Letter, seconds: float) -> None:
+    def count_sent(self, message: QueuedMessage, seconds: float) -> None:
         """Counts a letter that has gone."""
         self.counters.messages += 1
-        self.counters.bytes += letter.payload.nbytes
+        self.counters.bytes += message.payload.nbytes
         self.counters.busy += seconds
 
     def close(self, *, drop: bool = False) -> None:
@@ -143,17 +143,17 @@ class Outbox:
             self._closed = True
             if drop:
                 self._heap.clear()
-                self._orders.clear()
+                self._sequences.clear()
             self._changed.notify_all()
 
 
-def refusal(frame: Frame, nbytes: int, limits: Mapping[int, int] | None) -> str:
+def refusal_reason(frame: Frame, nbytes: int, limits: Mapping[int, int] | None) -> str:
     """What is wrong with a frame that has arrived; empty where nothing is."""
-    if frame.kind not in KINDS:
+    if frame.kind not in KIND_NAMES:
         return f"it is of kind {frame.kind}"
     if limits is not None and frame.item not in limits:
         return f"there is no item {frame.item}"
-    limit = LARGEST if limits is None else limits[frame.item]
+    limit = MAX_BYTES if limits is None else limits[frame.item]
     if nbytes > limit:
         return f"item {frame.item} has at most {limit} bytes, not {nbytes}"
     return ""

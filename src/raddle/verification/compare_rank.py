@@ -87,7 +87,7 @@ def compare(
         transport.fail(f"{type(error).__name__}: {error}")
         raise
     findings.spans = [*spans.spans]
-    findings.sent = sorted((t, n) for t, n in transport.sent_in_all().items() if n)
+    findings.sent = sorted((t, n) for t, n in transport.total_sent().items() if n)
     findings.reduced = sorted((list(g), n) for g, n in transport.reduced.items() if n)
     return findings
 

@@ -12,7 +12,7 @@ import torch
 
 from raddle.files import read_scratch, write_scratch
 from raddle.transport.orphans import end_with_parent
-from raddle.transport.process_transport import Processes
+from raddle.transport.process_transport import ProcessTransport
 from raddle.verification.compare_rank import Findings, compare
 from raddle.verification.twin import load_twin
 from raddle.zoo.loading import default_dtype
@@ -35,7 +35,7 @@ def main(folder: pathlib.Path) -> int:
 
 
 def _verify(folder: pathlib.Path, rank: int, settings: dict[str, Any]) -> Findings:
-    transport = Processes(torch.device("cpu"), "gloo", settings["timeout"])
+    transport = ProcessTransport(torch.device("cpu"), "gloo", settings["timeout"])
 
     def report_step(step: int) -> None:
         if rank == 0:

@@ -66,7 +66,9 @@ class Losses:
     @property
     def _broadcasts_early(self) -> bool:
         """One rank has all of the loss: it tells it while others still work."""
-        return self.transport.early and not self.on_all_ranks and len(self.broadcasters) == 1
+        return (
+            self.transport.early_receives and not self.on_all_ranks and len(self.broadcasters) == 1
+        )
 
     def _local_losses(self) -> Tensor:
         total = torch.zeros(self.steps, dtype=self.dtype, device=self.store.place)

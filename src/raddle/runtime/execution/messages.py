@@ -14,7 +14,7 @@ from raddle.runtime.actions import AwaitMessage, Receive, Send
 from raddle.runtime.delivery import MessagePart
 from raddle.runtime.early_receives import EarlyReceives
 from raddle.runtime.execution.store import Store
-from raddle.transport.base import Arriving, Pending, Transport
+from raddle.transport.base import Pending, PendingMessage, Transport
 
 
 class Messages:
@@ -33,7 +33,7 @@ class Messages:
             for step, step_receives in receives.items()
         }
         self.compute_lock = threading.Lock()
-        self.incoming: dict[int, Arriving] = {}
+        self.incoming: dict[int, PendingMessage] = {}
         self._pending_sends: dict[int, Pending] = {}  # by the number of the send
         self._dtype_examples: dict[
             torch.dtype, Tensor
@@ -48,7 +48,7 @@ class Messages:
 
     def post_early(self, step: int) -> None:
         """Posts what comes first in a step."""
-        if self.transport.early:
+        if self.transport.early_receives:
             self._receives_of(step).post_early()
 
     def send(self, action: Send) -> None:
@@ -74,7 +74,7 @@ class Messages:
 
     def receive(self, receive: Receive) -> None:
         """The place at which a receive has to be posted by."""
-        if self.transport.early:
+        if self.transport.early_receives:
             self._receives_of(receive.key.step).ensure_posted(receive)
         else:
             self.post(receive)
@@ -88,7 +88,7 @@ class Messages:
         for number in action.acknowledged_sends:  # what this answers has arrived
             if number in self._pending_sends:
                 self._pending_sends.pop(number).wait()
-        if self.transport.early:
+        if self.transport.early_receives:
             self._receives_of(receive.key.step).mark_received(receive)
         parts, deliver = receive.parts, receive.delivery.deliver
         if len(parts) == 1:
@@ -127,7 +127,7 @@ class Messages:
     def _receives_of(self, step: int) -> EarlyReceives:
         return self.early_receives[step if len(self.early_receives) > 1 else 0]
 
-    def _wait(self, message: Arriving) -> Tensor:
+    def _wait(self, message: PendingMessage) -> Tensor:
         """Waits for a message; meanwhile other steps may compute."""
         if len(self.early_receives) == 1:
             return message.wait()

@@ -22,7 +22,7 @@ from raddle.runtime.actions import (
 )
 from raddle.runtime.execution.store import Store
 from raddle.runtime.weight_stash import WeightUse
-from raddle.transport.base import Pending, Transport, Widened
+from raddle.transport.base import Pending, Transport, WidenedSum
 
 
 class ParameterUpdater:
@@ -128,7 +128,7 @@ class ParameterUpdater:
         if not self.sum_dtype:
             return self.transport.all_reduce(devices, action.tag, flat, action.label)
         narrowed = flat.to(getattr(torch, self.sum_dtype))
-        return Widened(
+        return WidenedSum(
             self.transport.all_reduce(devices, action.tag, narrowed, action.label), narrowed, flat
         )
 
