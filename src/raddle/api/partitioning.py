@@ -1,4 +1,8 @@
-"""Filters and channels of a model as hypergraphs: their partitions, and files for other partitioners."""
+"""Partition the filters of a model as a hypergraph, and write the hypergraph for other partitioners.
+
+`raddle partition` shows `partition_table`; `raddle export` writes `hypergraph` to a file. A vertex of the
+coarse hypergraph is a filter; a vertex of the fine one is one input channel of a filter.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +27,15 @@ from raddle.searches.hypergraph.partitioner import (
 )
 
 __all__ = [
-    "FORMATS", "GRAINS", "METHODS", "Hypergraph", "PartitionRequest", "PartitionResult", "Partitioner", "build_partitioner", "check_export",
-    "check_methods", "hypergraph", "layer_work", "partition_table", "solve_coarse",
-    "write_hypergraph",
+    "FORMATS", "GRAINS", "METHODS", "Hypergraph", "PartitionRequest", "PartitionResult", "Partitioner",
+    "build_partitioner", "check_export", "check_methods", "hypergraph", "layer_work", "partition_table",
+    "solve_coarse", "write_hypergraph",
 ]  # fmt: skip
 
 GRAINS = {
     "coarse": explicit.coarse,
     "fine": explicit.fine,
-}  # a vertex a filter, or a channel of one
+}  # functions that build the hypergraph, by grain
 
 
 def check_methods(names: Sequence[str]) -> None:
@@ -57,9 +61,11 @@ def build_partitioner(
     cluster: str = "p100:1x1",
     profile: str | None = None,
 ) -> Partitioner:
-    """A graph's layers with the work that is balanced: "flops", "time", "both", or a file of it by layer.
+    """Returns a partitioner of a graph that balances the work named by `weights`.
 
-    Time is that of a cluster's first device, measured where a profile has it.
+    weights: "flops", "time" (seconds of forward and backward on the cluster's first device, measured where
+    the profile has the operator), "both" (the mean of the two shares), or a JSON file with the work of each
+    layer. connected_as_one: each fully connected layer is one vertex, as in the thesis.
     """
     by_flops = Partitioner(graph, connected_as_one=connected_as_one)
     if weights == "flops":
@@ -79,7 +85,11 @@ def partition_table(
     seed: int = 0,
     on_progress: Callable[[Mapping[str, Any]], None] = lambda step: None,
 ) -> list[dict[str, Any]]:
-    """A row a method and number of parts; one of several that cannot be has an `error` for figures."""
+    """Returns one row per method and number of parts (`counts`), with work and communication.
+
+    budget: seconds for each solver. A combination that is impossible raises InputError if it is the only
+    one; otherwise its row has an `error` instead of numbers.
+    """
     cases = [(name, count) for name in methods for count in counts]
     rows = []
     for done, (name, count) in enumerate(cases):
@@ -96,5 +106,5 @@ def partition_table(
 
 
 def hypergraph(partitioner: Partitioner, grain: str) -> Hypergraph:
-    """Every vertex and net spelt out, for other partitioners."""
+    """Returns the hypergraph with all vertices and nets; grain: "coarse" or "fine"."""
     return GRAINS[grain](partitioner.network, partitioner.model)

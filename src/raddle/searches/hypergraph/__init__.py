@@ -1,7 +1,15 @@
-"""Partitions of filters and channels: a network of layers, its hypergraphs, solvers, and plans from parts.
+"""The methods hypergraph-coarse, hypergraph-fine and hypergraph-mixed: partition layers over devices.
 
-A thesis's model: vertices are filters (coarse) or channels of filters (fine), a net joins what needs a map,
-and the volume of communication is the sum of (parts in a net - 1) x cost over all nets.
+The model is that of the thesis (docs/papers.md). A *part* is what one device gets. Vertices of the
+hypergraph are filters (coarse) or single input channels of filters (fine). A net joins all vertices that
+need the same feature map. The *volume* of communication is the sum over nets of (parts in the net - 1) x
+cost. The third kind, mixed, is raddle's: each layer is split along an axis of its own choice.
+
+network          the graph as layers of filters and the feature maps between them
+counts, cells    a coarse partition as counts of filters; a fine partition channel by channel
+explicit         the hypergraphs with all vertices and nets; formats: their files
+partitioner      runs a method by name: naive, coarse, fine, mixed
+coarse* fine* mixed*   the three solvers; layouts, mixed_layouts: from counts to the tiles of a plan
 """
 
 from __future__ import annotations
@@ -20,7 +28,8 @@ from raddle.searches.settings import SearchResult, Settings
 
 @dataclass(frozen=True)
 class HypergraphSearch(Search):
-    """Parts of filters, of their channels, or of any letters layer by layer (mixed); a part a device."""
+    """A search that gives each device one part: of the filters (coarse), of the filters' input channels
+    (fine), or of an axis chosen for each layer (mixed)."""
 
     grain: Literal["coarse", "fine", "mixed"]
     jit_functions = (EVALUATOR, PARTITIONERS)

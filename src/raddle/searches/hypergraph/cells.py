@@ -1,7 +1,7 @@
-"""Fine partitions spelt out: the part of every channel of every filter, and of every filter's sum.
+"""Fine partitions, cell by cell: what they send, the work of their parts, and the tiles of a plan.
 
-cells[l][j, k] is the part that multiplies channel k of filter j of layer l; owners[l][j] the part that sums
-them, and has the map from then on.
+A cell is one input channel of one filter. cells[l][j, k] is the part that multiplies channel k of filter j
+of layer l. owners[l][j] is the part that sums the partial results of filter j and then has its output.
 """
 
 # l: layer; j: filter; k: channel; p: part; v: map
@@ -26,21 +26,21 @@ Array = np.ndarray
 
 
 class Cells(NamedTuple):
-    """A fine partition."""
+    """A fine partition, as arrays of part numbers."""
 
-    cells: Sequence[Array]
-    owners: Sequence[Array]
+    cells: Sequence[Array]  # by layer: [filter, channel]
+    owners: Sequence[Array]  # by layer: [filter]
 
 
 class PartTraffic(NamedTuple):
-    """Elements of a forward, by what is sent, and by the part that receives them."""
+    """Elements that cross parts in a forward, added up in two ways."""
 
-    sent: dict[str, int]  # by map, and by layer what its sums need
-    received: Array
+    sent: dict[str, int]  # by name of the map; under "LAYER, sums": the layer's partial results
+    received: Array  # by part
 
 
 def count_traffic(network: LayerNetwork, partition: Cells, parts: int) -> PartTraffic:
-    """What crosses parts; partial sums are received by the owner."""
+    """Counts what crosses parts: maps to the cells that read them, partial results to the owners."""
     sent: dict[str, int] = {}
     received = np.zeros(parts, np.int64)
     for v, feature_map in enumerate(network.maps):
@@ -67,7 +67,7 @@ def count_traffic(network: LayerNetwork, partition: Cells, parts: int) -> PartTr
 def _owned_mask(
     feature_map: FeatureMap, owners: Sequence[Array], parts: int, pieces_read: object = None
 ) -> Array:
-    """By part and unit, whether it is there."""
+    """Returns a mask [part, unit]: which part owns which unit of the map, or of the reader's pieces."""
     pieces = feature_map.pieces if pieces_read is None else pieces_read
     owner_of_unit = np.concatenate([owners[piece.layer] for piece in pieces])  # type: ignore[attr-defined]
     mask = np.zeros((parts, len(owner_of_unit)), bool)
@@ -76,7 +76,7 @@ def _owned_mask(
 
 
 def _used_mask(cells: Array, parts: int) -> Array:
-    """By part and column, whether the part has a cell of it."""
+    """Returns a mask [part, column]: whether the part has a cell in the column."""
     columns = cells.shape[1]
     mask = np.zeros(parts * columns, bool)
     mask[(cells.astype(np.int64) * columns + np.arange(columns)).ravel()] = True
@@ -84,7 +84,7 @@ def _used_mask(cells: Array, parts: int) -> Array:
 
 
 def cell_work(network: LayerNetwork, work: Array, partition: Cells, parts: int) -> Array:
-    """Work by part; `work` is that of one filter, by layer."""
+    """Returns the work of each part; `work` is the work of one filter, by layer."""
     part_work = np.zeros(parts)
     for l, layer_cells in enumerate(partition.cells):
         part_work += (
@@ -94,7 +94,7 @@ def cell_work(network: LayerNetwork, work: Array, partition: Cells, parts: int) 
 
 
 def cell_tiles(graph: Graph, network: LayerNetwork, partition: Cells) -> tuple[Tiles, Tiles]:
-    """The tiles of a plan that computes a fine partition, and where it sums."""
+    """Returns the tiles of a plan for a fine partition, and the tiles where partial results are summed."""
     given_tiles: dict[str, Tiling] = {}
     sums: Tiles = {}
     layouts = [layout_of_owners(np.asarray(owners)) for owners in partition.owners]
@@ -109,20 +109,20 @@ def cell_tiles(graph: Graph, network: LayerNetwork, partition: Cells) -> tuple[T
 
 
 def _can_split_channels(op: Op, cells: Array) -> bool:
-    """Whether channels of cells are channels of an operator; else it goes with its filters."""
+    """Whether an operator's channels can be cut where the cells are; if not, it is split by filters."""
     return dim_of(op, "k") is not None and size_of(op, "k") % cells.shape[1] == 0
 
 
 class Rectangle(NamedTuple):
-    """Filters and channels that are in one part."""
+    """A block of cells that are all in one part."""
 
-    filters: tuple[int, int]
-    channels: tuple[int, int]
+    filters: tuple[int, int]  # begin, end
+    channels: tuple[int, int]  # begin, end
     part: int
 
 
 def _rectangles(cells: Array) -> list[Rectangle]:
-    """Runs of equal rows, cut where the part changes."""
+    """Returns rectangles that cover all cells: runs of equal rows, cut where the part changes."""
     rows = [0, *(np.flatnonzero((cells[1:] != cells[:-1]).any(axis=1)) + 1).tolist(), len(cells)]
     rectangles = []
     for a, b in pairwise(rows):
@@ -147,7 +147,10 @@ def _tiling(op: Op, rectangles: Sequence[Rectangle], shape: tuple[int, ...]) -> 
 
 
 def partition_from_vector(network: LayerNetwork, part: Array) -> Cells | list[Array] | None:
-    """A partitioner's answer: of filters, by layer; of channels and sums, as cells; or neither."""
+    """Reads the part of each vertex, as another partitioner returns it, for either explicit hypergraph.
+
+    Returns the owners of filters by layer (coarse), Cells (fine), or None if the length fits neither.
+    """
     units = [layer.units for layer in network.layers]
     sizes = [n * channel_count(network, l) for l, n in enumerate(units)]
     if len(part) == sum(units):

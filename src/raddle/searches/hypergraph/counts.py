@@ -1,12 +1,14 @@
-"""The compressed model of a coarse partition: how many units of each layer lie in each part.
+"""The compressed model of a coarse partition: only the number of units of each layer in each part.
 
-Units of a layer are interchangeable, so x[l, p] says all. A part receives of every map, in elements,
+The units of a layer are interchangeable, so a partition is a matrix of counts x[l, p]. For every map, part
+p receives these units:
 
-    all units that it lacks          if a layer that reads all of them has units there
-    max(0, x[t, p] - x[l, p])        if a layer t that reads the same units has more of them there
+    all units that it does not have     if a dense reader of the map has units in p
+    max(0, x[t, p] - x[l, p])           for a piece of layer l that an elementwise reader t reads
 
-which is separable over parts, and equals the connectivity (km1) of the explicit hypergraph where units that
-are read alike lie together as far as they can (layouts.py).
+The column x[:, p] alone decides what part p receives. The total is the connectivity (km1) of the explicit
+hypergraph if units that are read elementwise are placed together as far as possible; layouts.py does that.
+Words: a *column* is x[:, p]; a dense or elementwise reader and a piece are defined in network.py.
 """
 
 # l, t: layers; v: map; p: part
@@ -24,18 +26,21 @@ Array = np.ndarray
 
 
 class CountModel(NamedTuple):
-    """A network as arrays; `*_at` are where the entries of a map begin."""
+    """A LayerNetwork as arrays, for numba.
+
+    Entries of all maps stand one after the other: those of map v are X_start[v] to X_start[v + 1].
+    """
 
     units: Array  # by layer
     work: Array  # of one unit, by layer (float)
     cost: Array  # elements of one unit, by map
     piece_start: Array
-    piece_layer: Array
+    piece_layer: Array  # the layer of each piece
     dense_start: Array
-    dense_layer: Array
+    dense_layer: Array  # the layer of each dense reader
     elementwise_start: Array
-    elementwise_piece: Array  # which piece of the map
-    elementwise_layer: Array  # is read by the same units of which layer
+    elementwise_piece: Array  # of each elementwise reader: the piece of the map that it reads
+    elementwise_layer: Array  # and the layer that has the reading units
 
     @property
     def num_layers(self) -> int:
@@ -43,12 +48,12 @@ class CountModel(NamedTuple):
 
     @property
     def total_work(self) -> float:
-        """All work."""
+        """The work of all units."""
         return float((self.units * self.work).sum())
 
 
 def build_count_model(network: LayerNetwork, work: Any = None) -> CountModel:
-    """The arrays of a network; `work` is given by layer, or else the operations of its forward."""
+    """Returns the arrays of a network; work: of each layer, by default its operations in a forward."""
     units = np.array([layer.units for layer in network.layers], np.int64)
     layer_work = [layer.flops for layer in network.layers] if work is None else work
     pieces = [[piece.layer for piece in v.pieces] for v in network.maps]
@@ -70,7 +75,7 @@ def build_count_model(network: LayerNetwork, work: Any = None) -> CountModel:
 
 
 def _elementwise_pairs(pieces: Any, readers: Any) -> list[tuple[int, int]]:
-    """Pairs of a piece of a map and the layer that reads its units; pieces must be the same ones."""
+    """Returns pairs (piece of the map, layer that reads its units). Map and reader have equal pieces."""
     return [
         (i, reader_piece.layer)
         for reader in readers
@@ -88,12 +93,12 @@ def _flatten(lists: list[list[int]]) -> Array:
 
 
 def volume(m: CountModel, x: Array) -> int:
-    """Elements that cross parts in a forward."""
+    """Returns how many elements cross parts in a forward."""
     return sum(elements_received(m, x[:, p]) for p in range(x.shape[1]))
 
 
 def elements_received(m: CountModel, column: Array) -> int:
-    """Elements that one part receives."""
+    """Returns how many elements a part with this column of counts receives."""
     return int(_elements_received(m, np.ascontiguousarray(column, np.int64)))
 
 
@@ -107,7 +112,7 @@ def _elements_received(m: CountModel, column: Array) -> int:
 
 @njit(cache=True)
 def units_received(m: CountModel, column: Array, v: int) -> int:
-    """Units of one map that one part receives."""
+    """Returns how many units of map v a part with this column of counts receives."""
     begin, end = m.piece_start[v], m.piece_start[v + 1]
     for d in range(m.dense_start[v], m.dense_start[v + 1]):
         if column[m.dense_layer[d]] > 0:
@@ -127,12 +132,12 @@ def units_received(m: CountModel, column: Array, v: int) -> int:
 
 
 def part_work(m: CountModel, x: Array) -> Array:
-    """Work of every part."""
+    """Returns the work of every part."""
     work: Array = m.work @ x
     return work
 
 
 def imbalance(m: CountModel, x: Array) -> float:
-    """The largest part's work over the average."""
+    """Returns the work of the largest part divided by the average."""
     work = part_work(m, x)
     return float(work.max() / work.mean())

@@ -1,14 +1,17 @@
-"""Hypergraphs with every vertex and net spelt out: to check compressed counts, and for other partitioners.
+"""The hypergraphs of a network with every vertex and net, for other partitioners and for tests.
 
-Coarse: a vertex is a filter, with its work; the net of a filter's map joins it and all filters that read
-it.
+raddle's own solvers work on compressed models (counts.py, fine_rows.py); tests check those against this
+file.
 
-Fine: a vertex is a channel of a filter; besides, each filter has a reduction vertex without work, which
-sums its partial results and owns its map. The net of a map joins that vertex and the channels of filters
-that read it; the net of a filter's sum, before the pool, joins its channels and that vertex.
+Coarse: a vertex is a filter; its weight is its work. The net of a filter joins the filter and all filters
+that read its output.
 
-Vertices are numbered layer by layer: filters, or pairs of filter and channel row by row; fine ones end with
-all reduction vertices, again layer by layer.
+Fine: a vertex is a cell, one input channel of a filter. Each filter also has a sum vertex without work: it
+adds the partial results of the cells and owns the output. One net joins the sum vertex with all cells that
+read the output. Another net joins the cells of the filter with its sum vertex.
+
+Vertices are numbered layer by layer: filters, or cells filter by filter. In the fine hypergraph all sum
+vertices follow, again layer by layer. A dense or elementwise reader and a piece are defined in network.py.
 """
 
 # l, t: layers; j: filter; k: channel of its input; v: map
@@ -30,16 +33,19 @@ MAX_PINS = 400_000_000
 
 
 class Hypergraph(NamedTuple):
-    """Nets as ranges of `pins`, which begin at `at`."""
+    """The pins of net i are pins[net_start[i] : net_start[i + 1]]."""
 
-    weight: Array  # of vertices
-    cost: Array  # of nets
+    weight: Array  # work, by vertex
+    cost: Array  # elements, by net
     net_start: Array
-    pins: Array
+    pins: Array  # vertices, net by net
 
 
 def km1(h: Hypergraph, part: Array) -> int:
-    """The sum of (parts in a net - 1) x its cost."""
+    """Returns the connectivity of a partition: the sum over nets of (parts in the net - 1) x cost.
+
+    part: of every vertex.
+    """
     count = int(part.max()) + 1
     net = np.repeat(np.arange(len(h.cost), dtype=np.int64), np.diff(h.net_start))
     joined = np.unique(net * count + part[h.pins])
@@ -48,7 +54,7 @@ def km1(h: Hypergraph, part: Array) -> int:
 
 
 def coarse(network: LayerNetwork, m: CountModel) -> Hypergraph:
-    """A vertex a filter."""
+    """Returns the coarse hypergraph: one vertex per filter."""
     first = _list_starts([layer.units for layer in network.layers])
     vertices = [np.arange(a, b) for a, b in pairwise(first)]
 
@@ -70,7 +76,7 @@ def coarse(network: LayerNetwork, m: CountModel) -> Hypergraph:
 
 
 def fine(network: LayerNetwork, m: CountModel) -> Hypergraph:
-    """A vertex a channel of a filter, and one for each filter's sum."""
+    """Returns the fine hypergraph: one vertex per cell, and one per filter for its sum."""
     cells = [layer.units * channel_count(network, l) for l, layer in enumerate(network.layers)]
     first = _list_starts(cells)
     first_sum = first[-1] + _list_starts([layer.units for layer in network.layers])
@@ -103,14 +109,17 @@ def fine(network: LayerNetwork, m: CountModel) -> Hypergraph:
 
 
 def channel_count(network: LayerNetwork, l: int) -> int:
-    """Units that a filter of a layer sums over: those of the maps that it reads, or of the input."""
+    """Returns how many units a filter of layer l sums over: of the maps that it reads.
+
+    A layer that reads only the network's input has the channels of that input instead.
+    """
     map_units = [network.maps[v].units for v in maps_read(network)[l]]
     total = max(map_units, default=0) if _reads_in_turn(network, l) else sum(map_units)
     return total or network.layers[l].channels
 
 
 def channel_start(network: LayerNetwork, l: int, v: int) -> int:
-    """Where the channels of a map begin among all that a layer reads."""
+    """Returns where the channels of map v begin among all channels that layer l reads."""
     maps = maps_read(network)[l]
     return (
         0
@@ -120,13 +129,13 @@ def channel_start(network: LayerNetwork, l: int, v: int) -> int:
 
 
 def _reads_in_turn(network: LayerNetwork, l: int) -> bool:
-    """Whether the operators of a layer read maps of their own, as steps of a recurrent layer do."""
+    """Whether each operator of a layer reads a map of its own, like the time steps of a recurrent layer."""
     layer = network.layers[l]
     return len(layer.ops) > 1 and layer.parameters > 0
 
 
 def maps_read(network: LayerNetwork) -> list[list[int]]:
-    """By layer, the maps that it reads all of, in order."""
+    """Returns, for each layer, the maps of which it is a dense reader, in order."""
     maps_by_layer: list[list[int]] = [[] for _ in network.layers]
     for v, feature_map in enumerate(network.maps):
         for t in feature_map.dense_readers:

@@ -1,4 +1,4 @@
-"""The compiled functions of partitioners."""
+"""The numba functions of the partitioners, and how to compile them before a search is timed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from raddle.searches.jit_warmup import JitFunctions, tiny_graph
 
 
 def warm_up_partitioners() -> None:
-    """Partitions a network of two layers, in every way."""
+    """Runs every solver on a graph of two layers, so that numba compiles and caches all functions."""
     from raddle.searches.hypergraph.partitioner import SOLVERS, Partitioner, PartitionRequest
 
     partitioner = Partitioner(tiny_graph(layers=2, width=4))

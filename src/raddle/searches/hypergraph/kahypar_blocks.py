@@ -1,10 +1,11 @@
-"""Mt-KaHyPar on blocks of filters: a coarse partition by a general hypergraph partitioner.
+"""Coarse partitions by Mt-KaHyPar, a general hypergraph partitioner, on blocks of filters.
 
-Filters of a layer are interchangeable, so a few dozen blocks of them are vertices enough; a net joins a
-block of a map, all blocks of the layers that read all of it, and the same block of those that read alike.
+Filters of a layer are interchangeable, so a few dozen blocks per layer are enough; a block is a vertex. The
+net of a block joins it with all blocks of the dense readers of its map, and with the same block of each
+elementwise reader (network.py). The cost of the net is the elements of the block's output.
 """
 
-# l, t: layers; b: block of a layer; v: map; p: part
+# l, t: layers; b: block of a layer; v: feature map; p: part; m: the network as arrays (counts.py)
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ import numpy as np
 
 from raddle.searches.hypergraph.counts import Array, CountModel
 
-MAX_WEIGHT = 1 << 30  # its weights have 32 bits; the connectivity of all nets has to fit, too
+MAX_WEIGHT = 1 << 30  # Mt-KaHyPar has 32 bits for weights, and for the connectivity of all nets
 
 
 class BlockHypergraph(NamedTuple):
-    """The hypergraph of blocks."""
+    """A hypergraph whose vertices are blocks of filters."""
 
     layer: Array  # by vertex
-    units: Array  # by vertex
-    nets: list[list[int]]  # vertices
+    units: Array  # filters in the block, by vertex
+    nets: list[list[int]]  # the vertices of each net
     cost: list[int]  # elements, by net
 
 
@@ -38,7 +39,10 @@ def partition_blocks(
     *,
     shares: Sequence[float] | None = None,
 ) -> Array:
-    """Counts [layer, part] of Mt-KaHyPar's partition; it may break the balance where blocks are coarse."""
+    """Returns the counts [layer, part] of Mt-KaHyPar's partition, with at most `blocks` blocks per layer.
+
+    Large blocks may exceed the balance (1 + epsilon). shares: of the work, by part.
+    """
     graph = build_hypergraph(m, blocks)
     part_of_block = np.array(run_mtkahypar(m, graph, parts, epsilon, seed, shares=shares), np.int64)
     x = np.zeros((m.num_layers, parts), np.int64)
@@ -47,7 +51,7 @@ def partition_blocks(
 
 
 def build_hypergraph(m: CountModel, blocks: int) -> BlockHypergraph:
-    """At most so many blocks a layer, of nearly equal size."""
+    """Builds the hypergraph of at most `blocks` blocks per layer, of nearly equal size."""
     sizes = [np.diff(np.arange(b + 1) * n // b) for n in m.units for b in [min(n, blocks)]]
     first_vertex = np.cumsum([0, *(len(block_sizes) for block_sizes in sizes)])
     nets, cost = [], []
@@ -77,7 +81,7 @@ def run_mtkahypar(
     *,
     shares: Sequence[float] | None = None,
 ) -> list[int]:
-    """The part of every vertex."""
+    """Returns the part of every vertex."""
     if parts == 1 or not h.nets:
         return [0] * len(h.layer)
     import mtkahypar  # type: ignore[import-not-found]
@@ -102,7 +106,10 @@ def run_mtkahypar(
 
 
 def _integer_weights(weights: Array, maximum: float) -> list[int]:
-    """Whole numbers in proportion whose sum stays below `most`, as they are where they do."""
+    """Returns integers in proportion to the weights whose sum is about `maximum`.
+
+    Weights that are integers already and have no larger sum are returned unchanged.
+    """
     already_integers = np.all(weights == np.round(weights)) and weights.sum() <= maximum
     scale = 1.0 if already_integers else maximum / max(weights.sum(), 1e-300)
     return [max(1, int(w)) if w > 0 else 0 for w in np.round(weights * scale)]
@@ -110,7 +117,7 @@ def _integer_weights(weights: Array, maximum: float) -> list[int]:
 
 @cache
 def _initialized() -> Any:
-    """Mt-KaHyPar's threads are those of the first call in a process."""
+    """Returns Mt-KaHyPar, initialised with one thread; it can be initialised only once per process."""
     import mtkahypar
 
     return mtkahypar.initialize(1, False)

@@ -1,8 +1,9 @@
-"""From counts to plans: which units of a layer lie in which part, and the tiles of every operator.
+"""From counts to a plan: assign units of layers to parts, and tile every operator accordingly.
 
-Units that are read alike (the operands of an add) lie together as far as their counts allow: the later
-layer keeps, of each part's units, as many as it has there, and the rest fill up. So a part may have several
-ranges of a layer's filters, and no filter has to be renumbered.
+Units that are read elementwise (the two operands of an add) are placed in the same part as far as the
+counts allow. The later layer takes over the earlier layer's owner of each unit, until a part has its
+count; the remaining units fill the parts that miss some. So a part may have several ranges of a layer's
+filters, and no filter is renumbered.
 """
 
 # l: layer; p: part
@@ -30,7 +31,7 @@ Array = np.ndarray
 
 
 def layouts_of_counts(network: LayerNetwork, x: Array) -> list[ChannelLayout]:
-    """By layer, the parts of its units, in order; x[l, p] are how many."""
+    """Returns, for each layer, the ranges of its units and their parts; part p has x[l, p] units."""
     owners: dict[int, Array] = {}
     for l, layer in enumerate(network.layers):
         partner_owners = next(
@@ -43,7 +44,7 @@ def layouts_of_counts(network: LayerNetwork, x: Array) -> list[ChannelLayout]:
 
 
 def elementwise_partners(network: LayerNetwork, l: int) -> list[int]:
-    """Layers whose units are read with those of a layer, those of most elements first."""
+    """Returns layers whose units are read elementwise with those of layer l; most elements first."""
     shared_elements: dict[int, int] = {}
     for v in network.maps:
         for reader in v.elementwise_readers:
@@ -55,7 +56,10 @@ def elementwise_partners(network: LayerNetwork, l: int) -> list[int]:
 
 
 def keep_owners(partner_owners: Array, counts: Array) -> Array:
-    """The owners of another layer's units as far as counts allow, and parts that lack some for the rest."""
+    """Returns the part of each unit: the partner layer's owner as far as counts allow.
+
+    The other units go to the parts that miss some, in order. counts: units of each part.
+    """
     owners, missing = np.full(len(partner_owners), -1), counts.copy()
     for p in range(len(counts)):
         units = np.flatnonzero(partner_owners == p)[: counts[p]]
@@ -66,7 +70,7 @@ def keep_owners(partner_owners: Array, counts: Array) -> Array:
 
 
 def layout_of_owners(owners: Array) -> ChannelLayout:
-    """The ranges of parts, given the part of every unit."""
+    """Returns the ranges of equal owners; owners: the part of every unit."""
     cuts = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
     return ChannelLayout(tuple(cuts), tuple(int(owners[a]) for a in cuts[:-1]))
 
@@ -77,10 +81,11 @@ def place_operators(
     layouts: Sequence[ChannelLayout],
     given_tiles: Mapping[str, Tiling] | None = None,
 ) -> Tiles:
-    """Tiles of all operators: those given, and what has channels where its units are.
+    """Returns the tiles of all operators. layouts: of the units, by layer; given_tiles: kept as they are.
 
-    Views without a form are computed as they are read; what else has none, where the operator before it
-    ended.
+    An operator with pieces is split by channel, as the units of its pieces are. A view without pieces is
+    computed where it is read. Any other operator without pieces runs on the last part of the operator
+    before.
     """
     tiles: Tiles = dict(given_tiles or {})
     independent = BatchIndependentOps(graph)
@@ -105,7 +110,7 @@ def place_operators(
 def _layout_of_pieces(
     pieces: Pieces, layouts: Sequence[ChannelLayout], channels: int
 ) -> ChannelLayout:
-    """The layout of a form, scaled to so many channels."""
+    """Returns the layouts of the pieces one after the other, scaled to the number of channels."""
     scale = channels // sum(piece.units for piece in pieces)
     cuts, owners = [0], list[int]()
     for piece in pieces:
@@ -116,7 +121,7 @@ def _layout_of_pieces(
 
 
 def channel_tiles(op: Op, pieces: Pieces, layouts: Sequence[ChannelLayout]) -> Tiling:
-    """An operator's channels where the units of its form are."""
+    """Returns an operator's tiles: its channels are in the parts of the units of its pieces."""
     c = dim_of(op, "c")
     assert c is not None
     layout = _layout_of_pieces(pieces, layouts, op.space.dims[c].size)

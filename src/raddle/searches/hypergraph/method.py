@@ -1,4 +1,4 @@
-"""Partitions as methods of a search, and the answers of other partitioners, as plans."""
+"""The search of the hypergraph-* methods, and plans from partition files of other partitioners."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from raddle.searches.settings import Clock, SearchResult, Settings
 
 
 def search(graph: Graph, cluster: Cluster, grain: str, settings: Settings) -> SearchResult:
-    """A part a device; parts are as large as their devices are fast."""
+    """Gives each device one part; a faster device gets a larger share of the work.
+
+    grain: "coarse", "fine" or "mixed".
+    """
     request = PartitionRequest(
         len(cluster.devices), epsilon=settings.epsilon, budget=settings.budget, seed=settings.seed,
-        shares=None if cluster.homogeneous else device_speeds(graph, cluster), on_progress=settings.on_progress,
+        shares=None if cluster.homogeneous else device_speeds(graph, cluster),
+        on_progress=settings.on_progress,
     )  # fmt: skip
     if grain == "mixed":
         return _search_mixed(graph, cluster, request, settings)
@@ -28,7 +32,7 @@ def search(graph: Graph, cluster: Cluster, grain: str, settings: Settings) -> Se
 def _search_mixed(
     graph: Graph, cluster: Cluster, request: PartitionRequest, settings: Settings
 ) -> SearchResult:
-    """First few bytes, and from there a short step."""
+    """Minimises communicated bytes for half of the budget, then the simulated step time from there."""
     from raddle.searches.hypergraph.mixed import solve
     from raddle.searches.hypergraph.mixed_step_time import improve_step_time
 
@@ -46,7 +50,10 @@ def _search_mixed(
 
 
 def plan_from_partition(graph: Graph, cluster: Cluster, path: str | pathlib.Path) -> SearchResult:
-    """The plan of another partitioner's answer for a hypergraph that `raddle export` wrote."""
+    """Returns the plan for a file in which another partitioner lists the part of each vertex.
+
+    The vertices are those of a hypergraph that `raddle export` wrote for the same graph.
+    """
     part, partitioner = read_partition(path), Partitioner(graph)
     parts = int(part.max()) + 1
     if parts > len(cluster.devices):

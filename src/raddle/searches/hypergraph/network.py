@@ -1,16 +1,21 @@
-"""A captured graph as layers of interchangeable filters, and the maps that are read between them.
+"""A captured graph as layers of interchangeable filters, and the feature maps between them.
 
-A *layer* is what has a weight with filters: a convolution, a linear layer, all steps of a recurrent one.
-Its filters are *units*; what goes channel by channel with them (batch norm, relu, pools, adds,
-concatenations) follows them, so a value's channels lie where the units of its *form* do: pieces of layers,
-one after the other. A map crosses to a part that reads it
+A *layer* is all operators that share a weight with filters: a convolution, a linear layer, all time steps
+of a recurrent layer. A *unit* is one of its filters. Operators that work channel by channel (batch norm,
+relu, pools, adds, concatenations) run where their channels are. So the channels of any value are *pieces*:
+the units of one layer, then the units of the next. Example: the value cat(conv1, conv2) has the pieces
+(conv1, 64 units) and (conv2, 32 units).
 
-    dense   all units: the parts of a layer that sums over channels
-    alike   the same units: an add whose other operand lies elsewhere
+A *part* is what one device gets. A *feature map* (short: map) is a value that layers read. A part receives
+the units of a map that it needs and does not have:
 
-The heads of an attention are a layer of their own, without a weight: its parts are taken to need all that
-they are computed from. Views in between (slices, transposes) have no form: they are computed as they are
-read.
+    a dense reader         needs all units: a layer, which sums over all input channels
+    an elementwise reader  needs the same units that it has itself: an add, whose other operand may be
+                           in another part
+
+The heads of an attention form a layer without a weight. The model assumes that each of its parts needs all
+units of the layer's inputs. Views before it (slices, transposes) have no pieces; they are computed where
+they are read.
 """
 
 # l: layer; v: map; p: part
@@ -29,39 +34,40 @@ from raddle.searches.grids import batch_independent, dim_of, size_of
 
 
 class ChannelPiece(NamedTuple):
-    """Consecutive channels of a value: all units of a layer, in order."""
+    """Consecutive channels of a value: all units of one layer, in order."""
 
-    layer: int
+    layer: int  # index into LayerNetwork.layers
     units: int
 
 
-Pieces = tuple[ChannelPiece, ...]
+Pieces = tuple[ChannelPiece, ...]  # all channels of a value or an operator, in order
 
 
 @dataclass(frozen=True)
 class FilterLayer:
-    """Operators that share a weight: their filters have to lie together."""
+    """Operators that share a weight: each filter is in the same part for all of them."""
 
     name: str
     ops: tuple[str, ...]
     units: int  # filters
-    channels: int  # that a filter sums over
-    flops: int  # forward, of all filters
-    parameters: int  # elements, of all filters
-    unit_elements: int = 0  # elements of a unit as it is computed, before what follows
+    channels: int  # input channels that a filter sums over
+    flops: int  # of all filters in a forward
+    parameters: int  # elements of all filters; 0 for attention heads
+    unit_elements: int = (
+        0  # outputs of one unit for the whole batch, before pools and other followers
+    )
 
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """A value that layers read: what a part lacks of it, it receives."""
+    """A value that layers read. A part receives the units that it needs and does not have."""
 
     name: str
     pieces: Pieces
-    unit_elements: int  # of a unit that are read, for the whole batch
+    unit_elements: int  # elements of one unit that are read, for the whole batch
     dense_readers: tuple[int, ...]  # layers whose parts need all units
-    elementwise_readers: tuple[
-        Pieces, ...
-    ]  # forms whose parts need the units that they hold themselves
+    # Pieces of operators whose parts need the units that they have themselves:
+    elementwise_readers: tuple[Pieces, ...]
 
     @property
     def units(self) -> int:
@@ -70,20 +76,20 @@ class FeatureMap:
 
 @dataclass(frozen=True)
 class LayerNetwork:
-    """Layers in the order in which they run, the maps between them, and the forms of all operators."""
+    """Layers in the order in which they run, the maps between them, and the pieces of all operators."""
 
     layers: tuple[FilterLayer, ...]
     maps: tuple[FeatureMap, ...]
-    op_pieces: Mapping[str, Pieces]  # by operator that has channels
+    op_pieces: Mapping[str, Pieces]  # by name of an operator that has channels
 
 
 def build_network(graph: Graph) -> LayerNetwork:
-    """The layers of a graph; what has no channels is left out."""
+    """Returns the layers and maps of a graph; operators without channels are left out."""
     return _Builder(graph).build()
 
 
 class _Builder:
-    """Walks over a graph in order and keeps the form of every value."""
+    """Visits the operators in order and finds the pieces of every value."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -92,14 +98,12 @@ class _Builder:
         self.layers: dict[tuple[str, int], list[Op]] = {}
         self.layer_numbers: dict[tuple[str, int], int] = {}
         self.head_layers: set[int] = set()  # layers without a weight
-        self.value_pieces: dict[str, Pieces] = {}  # of values
-        self.view_sources: dict[
-            str, tuple[str, ...]
-        ] = {}  # of values without: those with, that they show
+        self.value_pieces: dict[str, Pieces] = {}
+        # For a value without pieces: the values with pieces that it is a view of.
+        self.view_sources: dict[str, tuple[str, ...]] = {}
         self.op_pieces: dict[str, Pieces] = {}
-        self.elements_read: dict[
-            str, int
-        ] = {}  # elements of values that are read: a stride skips some
+        # Elements of a value that are read; a strided convolution skips some.
+        self.elements_read: dict[str, int] = {}
         self.dense_readers: dict[str, dict[int, None]] = {}
         self.elementwise_readers: dict[str, dict[Pieces, None]] = {}
 
@@ -132,10 +136,11 @@ class _Builder:
                 self.value_pieces[output] = pieces
 
     def _sources(self, value: str) -> tuple[str, ...]:
+        """Returns the values with pieces that a value consists of: itself, or those it is a view of."""
         return (value,) if value in self.value_pieces else self.view_sources.get(value, ())
 
     def _op_pieces(self, op: Op) -> Pieces | None:
-        """A layer's own units, or those of what an operator follows."""
+        """Returns the units of the operator's own layer, or the pieces of the input that it follows."""
         key = self._weight_and_size(op)
         pieces = self._input_pieces(op) if key is None else None
         c = dim_of(op, "c")
@@ -148,11 +153,13 @@ class _Builder:
             number = self.layer_numbers.setdefault(key, len(self.layer_numbers))
             return (ChannelPiece(number, key[1]),)
         if pieces is not None and op.space.is_product and pieces[0].layer in self.head_layers:
-            self.layers[list(self.layers)[pieces[0].layer]].append(op)  # what heads go on with
+            self.layers[list(self.layers)[pieces[0].layer]].append(
+                op
+            )  # the next product of the same heads
         return pieces
 
     def _weight_and_size(self, op: Op) -> tuple[str, int] | None:
-        """The weight whose filters an operator computes, and how many there are."""
+        """Returns the weight whose filters an operator computes, and the number of filters."""
         c = dim_of(op, "c")
         if c is None or self.graph.dim_kinds(op)[c] != "P" or not op.space.reduced_dims:
             return None
@@ -160,7 +167,10 @@ class _Builder:
         return weight, op.space.dims[c].size
 
     def _input_pieces(self, op: Op) -> Pieces | None:
-        """The form of what an operator reads; of several, the latest: it is on its way anyway."""
+        """Returns the pieces of the input that an operator follows.
+
+        Of several inputs it follows the one computed last; the others are ready earlier and can be sent.
+        """
         inputs = [v for v in op.inputs if v in self.value_pieces]
         size = size_of(op, "c")
         if not inputs or dim_of(op, "c") is None:
@@ -188,7 +198,7 @@ class _Builder:
         )
 
     def _count_read(self, op: Op, operand: int, value: str) -> int:
-        """Elements of a value that an operator reads if it reads all channels."""
+        """Returns how many elements of a value an operator reads if it reads all channels."""
         box = [(0, dim.size) for dim in op.space.dims]
         ranges = (index.range(box) for index in op.space.operands[operand].indices)
         extents = [high - low for low, high in ranges]
@@ -196,7 +206,7 @@ class _Builder:
         return math.prod(extents)
 
     def _is_elementwise(self, op: Op, operand: int, value: str, pieces: Pieces) -> bool:
-        """Whether a unit of the operator reads the same unit of an operand, and no other."""
+        """Whether unit i of the operator reads unit i of the operand, and no other."""
         op_units, value_units = (
             sum(p.units for p in pieces),
             sum(p.units for p in self.value_pieces[value]),
@@ -218,7 +228,7 @@ class _Builder:
         return True
 
     def _channels(self, value: str) -> int:
-        """How many channels a value has; 0 where it has none."""
+        """Returns the number of channels of a value; 0 if it has no channel dimension."""
         tensor = self.graph.values[value]
         return tensor.shape[tensor.letters.index("c")] if "c" in tensor.letters else 0
 
@@ -251,9 +261,9 @@ def _num_elements(graph: Graph, value: str) -> int:
 
 
 def merge_layers(network: LayerNetwork, ops: Collection[str]) -> LayerNetwork:
-    """The network with layers of the given operators as one unit each, as the thesis has connected layers.
+    """Returns the network with each layer of the given operators as a single unit.
 
-    A layer whose map is concatenated with others stays as it is.
+    The thesis treats fully connected layers so. A layer whose map is concatenated with others is unchanged.
     """
     concatenated = {p.layer for v in network.maps if len(v.pieces) > 1 for p in v.pieces}
     merged = {

@@ -1,6 +1,9 @@
-"""Partitions by name of a method, and what they cost: one mechanism for tables and for plans."""
+"""Partition a graph by the name of a method, and count the work and communication of the result.
 
-# l: layer; p: part; v: map
+`raddle partition` makes tables of the results (table_row); the hypergraph-* searches make plans of them.
+"""
+
+# l: layer; p: part; v: feature map; x[l, p]: how many filters of layer l part p has
 
 from __future__ import annotations
 
@@ -37,47 +40,53 @@ NAIVE_METHODS = {
     "layerwise": naive.layerwise,
     "filter-horizontal": naive.horizontal,
     "filter-incremental": naive.incremental,
-}
+}  # functions from a model and a number of parts to counts [layer, part]
 
 
 @dataclass(frozen=True)
 class PartitionRequest:
-    """What a partition is asked for."""
+    """The options of a partition."""
 
     parts: int
-    epsilon: float = 0.1
-    budget: float = 10.0
+    epsilon: float = 0.1  # a part may have (1 + epsilon) x its share of the work
+    budget: float = 10.0  # seconds for a solver
     seed: int = 0
-    shares: Sequence[float] | None = None  # of parts, where they are not equal
+    shares: Sequence[float] | None = None  # of the work, by part, in any unit; None: equal shares
     on_progress: OnProgress = field(default=lambda step: None, repr=False)
 
 
 @dataclass(frozen=True)
 class PartitionResult:
-    """A partition, its work by part, and what crosses parts, in elements of a forward."""
+    """A partition as tiles of a plan, with its work and its communication."""
 
     method: str
     parts: int
     tiles: Tiles
-    work: Array
-    sent_elements: Mapping[str, int]  # by what is sent
-    received_elements: Array  # by part
-    volume_bytes: int  # forward, backward and parameters' sums
-    sums: Tiles = field(default_factory=dict)
-    lower_bound: float | None = None
-    seconds: float = 0.0
+    work: Array  # by part
+    sent_elements: Mapping[str, int]  # in a forward, by name of the value that is sent
+    received_elements: Array  # in a forward, by part
+    volume_bytes: int  # in a step: forward, backward and synchronisation of parameters
+    sums: Tiles = field(default_factory=dict)  # where partial results are summed
+    lower_bound: float | None = None  # on the volume of any partition, in elements
+    seconds: float = 0.0  # that the method took
 
     @property
     def volume(self) -> int:
+        """Elements that cross parts in a forward."""
         return sum(self.sent_elements.values())
 
     @property
     def imbalance(self) -> float:
+        """The work of the largest part divided by the average."""
         return float(self.work.max() / self.work.mean())
 
 
 class Partitioner:
-    """A graph as layers, with the work that is balanced."""
+    """Partitions one graph by any method.
+
+    work: of each layer, which parts balance; by default its operations in a forward. connected_as_one: each
+    fully connected layer is one unit, as in the thesis.
+    """
 
     def __init__(self, graph: Graph, work: Any = None, *, connected_as_one: bool = False) -> None:
         self.graph = graph
@@ -92,7 +101,7 @@ class Partitioner:
         self.model: CountModel = build_count_model(self.network, work)
 
     def partition(self, method: str, request: PartitionRequest) -> PartitionResult:
-        """The partition of a method; the solvers are imported with the first that needs them."""
+        """Runs a method of METHODS. Solvers are imported here, on first use: their imports are slow."""
         started_at = perf_counter()
         if request.parts < 1:
             raise InputError(f"{request.parts} parts cannot be made: ask for at least one.")
@@ -110,7 +119,7 @@ class Partitioner:
     # -- what a partition costs --------------------------------------------------------------------
 
     def result_from_counts(self, method: str, x: Array) -> PartitionResult:
-        """Of counts x[l, p]."""
+        """Returns the result for a coarse partition given as counts x[l, p]."""
         m, parts = self.model, x.shape[1]
         units = np.array(
             [
@@ -131,7 +140,10 @@ class Partitioner:
     def result_from_filters(
         self, method: str, owners: Sequence[Array], parts: int
     ) -> PartitionResult:
-        """Of the part of every filter, by layer: as cells that all lie where their filter does."""
+        """Returns the result for a coarse partition given as the part of every filter, by layer.
+
+        It is counted as a fine partition in which all cells of a filter are in the filter's part.
+        """
         cells = [
             np.repeat(filter_owners[:, None], size, axis=1)
             for filter_owners, size in zip(owners, self._channel_counts(), strict=True)
@@ -154,7 +166,7 @@ class Partitioner:
         )
 
     def result_from_cells(self, method: str, cells: Cells, parts: int) -> PartitionResult:
-        """Of cells."""
+        """Returns the result for a fine partition."""
         sent = count_traffic(self.network, cells, parts)
         tiles, sums = cell_tiles(self.graph, self.network, cells)
         work = cell_work(self.network, self.model.work, cells, parts)
@@ -175,7 +187,10 @@ class Partitioner:
         return [channel_count(self.network, l) for l in range(len(self.network.layers))]
 
     def _bytes_both_ways(self, sent_elements: Mapping[str, int]) -> int:
-        """Every map and every sum has a gradient, which goes back; parameters lie in one part."""
+        """Returns the bytes of a step: every value that is sent forward has a gradient that is sent back.
+
+        Parameters add nothing, because each is in one part only.
+        """
         itemsize = self.graph.values[self.network.maps[0].name].dtype.itemsize
         return 2 * itemsize * sum(sent_elements.values())
 
@@ -193,7 +208,7 @@ class Partitioner:
         )
 
     def fine(self, request: PartitionRequest) -> PartitionResult:
-        """Starts from a coarse partition, which is a fine one, too."""
+        """Solves the coarse problem first: a coarse partition is also a fine one, and a good start."""
         from raddle.searches.hypergraph import coarse, fine
 
         started_at = perf_counter()
@@ -224,7 +239,10 @@ class Partitioner:
     def result_from_tiles(
         self, method: str, tiles: Tiles, work: Array, parts: int
     ) -> PartitionResult:
-        """Of any tiles: what their lowered program sends; losses' and norms' sums are left out."""
+        """Returns the result for any tiles, counted from the lowered program.
+
+        bn="local": statistics of batch norms are not synchronised.
+        """
         program = lower(self.graph, Plan(tiles, parts, bn="local"))
         sent_elements: dict[str, int] = {}
         received = np.zeros(parts, np.int64)
@@ -242,12 +260,12 @@ SOLVERS: dict[str, Callable[[Partitioner, PartitionRequest], PartitionResult]] =
     "coarse": Partitioner.coarse,
     "fine": Partitioner.fine,
     "mixed": Partitioner.mixed,
-}  # by what is compiled
+}  # methods that use JIT-compiled functions
 METHODS = (*NAIVE_METHODS, "channel-incremental", *SOLVERS)
 
 
 def table_row(result: PartitionResult, epsilon: float) -> dict[str, Any]:
-    """A line of a table as the thesis has them; the heaviest is the map that most is sent of."""
+    """Returns one row of a table like those of the thesis; "heaviest" is the value that is sent most."""
     heaviest = max(result.sent_elements, key=lambda name: result.sent_elements[name], default=None)
     average = result.volume / result.parts
     work = result.work
