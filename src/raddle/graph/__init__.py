@@ -1,1 +1,1 @@
-"""Graphs: capture of modules, the operator algebra, boxes."""
+"""The graph of one training step: capture of an nn.Module, operators with index notation, boxes."""

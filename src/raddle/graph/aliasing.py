@@ -1,4 +1,4 @@
-"""Which tensors share memory: writing to one of them changes the others, and a graph knows only one."""
+"""Refuses tensors that share memory if a step writes to one: in a graph, the other would not change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NamedTensor = tuple[str, Tensor]
 def refuse_parameters_as_inputs(
     inputs: Iterable[tuple[str, Any]], parameters: Iterable[NamedTensor]
 ) -> None:
-    """An input is data: if it were a trained parameter too, a part of its gradient would be lost."""
+    """Refuses an input that shares memory with a trained parameter: its gradient would be incomplete."""
     trained = [(name, p) for name, p in parameters if p.requires_grad]
     for name, value in inputs:
         for other, parameter in trained:
@@ -30,7 +30,10 @@ def refuse_parameters_as_inputs(
 def refuse_shared_memory(
     states: Iterable[NamedTensor], constants: Sequence[NamedTensor], written: set[str]
 ) -> None:
-    """What a step writes, be it by the model or by the optimizer, must have memory of its own."""
+    """Refuses shared memory of tensors if the model or the optimizer writes to one of them.
+
+    written: names of the parameters and buffers that a step writes.
+    """
     constant_names = {name for name, _ in constants}
     for pair in _overlapping_pairs([*states, *constants]):
         written_name = next((name for name in pair if name in written), None)
@@ -39,8 +42,8 @@ def refuse_shared_memory(
         other = pair[1] if written_name == pair[0] else pair[0]
         if other in constant_names:
             raise InputError(
-                f"the model or its loss uses '{written_name}' through a variable of its own, where it would "
-                "stay as it is now: read it from the module when it is called."
+                f"the model or its loss uses '{written_name}' through a variable of its own, where it "
+                "would stay as it is now: read it from the module when it is called."
             )
         raise InputError(
             f"a step writes to '{written_name}', which shares memory with '{other}': "
@@ -49,8 +52,8 @@ def refuse_shared_memory(
 
 
 def _overlapping_pairs(named: Iterable[NamedTensor]) -> Iterator[tuple[str, str]]:
-    """Names of tensors that have elements in common; names of one and the same tensor are not meant."""
-    storages: list[Any] = []  # are kept, so that ids stay theirs
+    """Pairs of names of different tensors that have memory in common."""
+    storages: list[Any] = []  # keeps them alive, so that their ids stay unique
     groups: dict[int, list[NamedTensor]] = {}
     for name, tensor in named:
         storages.append(tensor.untyped_storage())
@@ -68,7 +71,7 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def _byte_range(tensor: Tensor) -> tuple[int, int]:
-    """The bytes of its storage that a tensor's elements lie between."""
+    """The range of bytes of its storage in which a tensor's elements lie."""
     width = tensor.element_size()
     begin = int(tensor.storage_offset()) * width
     if not tensor.numel():

@@ -1,4 +1,8 @@
-"""The arguments of a module: what they hold, and a name for each of it."""
+"""Names for the tensors in a module's arguments, which may be nested lists and mappings of tensors.
+
+>>> _leaf_names("x", {"ids": 0, "more": [1, 2]})
+['x.ids', 'x.more.0', 'x.more.1']
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from torch import nn
 def input_names(
     model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any], targets: Sequence[Any]
 ) -> list[str]:
-    """A name for every leaf of the inputs: arguments that hold several tensors number them."""
+    """A name for every leaf of the inputs, then of the targets (target, target1, ...)."""
     if isinstance(inputs, Mapping):
         named = list(inputs.items())
     else:
@@ -25,7 +29,7 @@ def input_names(
 
 
 def leaves(tree: Any) -> list[Any]:
-    """What arguments hold, in the order of their names."""
+    """The leaves of nested arguments, in the order of `input_names`."""
     if isinstance(tree, Mapping):
         return [leaf for value in tree.values() for leaf in leaves(value)]
     if isinstance(tree, (list, tuple)):

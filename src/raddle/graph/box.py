@@ -1,4 +1,4 @@
-"""Boxes: products of half-open integer intervals, the shape of every tile, region and transfer.
+"""Boxes: products of half-open integer intervals. Every tile, region and transfer is a box.
 
 >>> a, b = Box.full((4, 6)), Box((2, 3), (8, 9))
 >>> a & b
@@ -16,13 +16,14 @@ from typing import NamedTuple
 
 
 class Box(NamedTuple):
-    """Points p with lo[i] <= p[i] < hi[i]; the box of no dimensions holds exactly one point."""
+    """The points p with lo[i] <= p[i] < hi[i]. A box without dimensions has exactly one point."""
 
     lo: tuple[int, ...]
     hi: tuple[int, ...]
 
     @classmethod
     def full(cls, shape: Sequence[int]) -> Box:
+        """The box of all elements of a tensor of this shape."""
         return cls((0,) * len(shape), tuple(shape))
 
     @property
@@ -38,11 +39,11 @@ class Box(NamedTuple):
         return any(h <= lo for lo, h in zip(self.lo, self.hi, strict=True))
 
     def __and__(self, other: Box) -> Box:
-        """The common points; may be empty."""
+        """The intersection, which may be empty."""
         return Box(tuple(map(max, self.lo, other.lo)), tuple(map(min, self.hi, other.hi)))
 
     def __sub__(self, other: Box) -> list[Box]:
-        """The points of self that are not in other, as at most two disjoint boxes a dimension."""
+        """The points of self that are not in other, as disjoint boxes: at most two per dimension."""
         common = self & other
         if common.empty:
             return [] if self.empty else [self]
@@ -70,7 +71,7 @@ class Box(NamedTuple):
         )
 
     def slices_within(self, outer: Box) -> tuple[slice, ...]:
-        """Slices that cut this box out of a tensor that holds exactly the points of outer."""
+        """The slices that select this box from a tensor whose elements are the points of `outer`."""
         return tuple(
             slice(a - o, b - o) for a, b, o in zip(self.lo, self.hi, outer.lo, strict=True)
         )
@@ -80,13 +81,13 @@ class Box(NamedTuple):
 
 
 def bounding_box(boxes: Iterable[Box]) -> Box:
-    """The smallest box that holds all of them."""
+    """The smallest box that contains all boxes."""
     los, his = zip(*((b.lo, b.hi) for b in boxes), strict=True)
     return Box(tuple(map(min, zip(*los, strict=True))), tuple(map(max, zip(*his, strict=True))))
 
 
 def subtract(box: Box, others: Iterable[Box]) -> list[Box]:
-    """What is left of box when all others are taken away, as disjoint boxes."""
+    """The points of `box` that are in none of the others, as disjoint boxes."""
     remaining = [] if box.empty else [box]
     for other in others:
         remaining = [piece for b in remaining for piece in b - other]
@@ -94,12 +95,12 @@ def subtract(box: Box, others: Iterable[Box]) -> list[Box]:
 
 
 def covers(boxes: Iterable[Box], box: Box) -> bool:
-    """Whether the boxes together hold every point of box."""
+    """Whether the union of the boxes contains `box`."""
     return not subtract(box, boxes)
 
 
 def disjoint(boxes: Sequence[Box]) -> bool:
-    """Whether no two of the boxes share a point (a sweep along the first dimension)."""
+    """Whether no two boxes share a point. Sweeps along the first dimension."""
     active: list[Box] = []
     for box in sorted(b for b in boxes if not b.empty):
         if box.lo:
@@ -111,7 +112,10 @@ def disjoint(boxes: Sequence[Box]) -> bool:
 
 
 def cells(boxes: Sequence[Box]) -> list[tuple[Box, tuple[int, ...]]]:
-    """The union of overlapping boxes as disjoint cells, each with the indices of all that hold it."""
+    """Divides the union of boxes, which may overlap, into disjoint cells.
+
+    Returns each cell with the indices of all boxes that contain it.
+    """
     dim = _differing_dim(boxes)
     if dim is not None:
         return _sweep(boxes, dim)
@@ -132,7 +136,7 @@ def cells(boxes: Sequence[Box]) -> list[tuple[Box, tuple[int, ...]]]:
 
 
 def _differing_dim(boxes: Sequence[Box]) -> int | None:
-    """The one dimension in which boxes differ, if none of them is empty and there is one."""
+    """The only dimension in which the boxes differ; None if there are several or none, or one is empty."""
     if not boxes or boxes[0].empty:
         return None
     first, differing = boxes[0], None
@@ -148,7 +152,7 @@ def _differing_dim(boxes: Sequence[Box]) -> int | None:
 
 
 def _sweep(boxes: Sequence[Box], d: int) -> list[tuple[Box, tuple[int, ...]]]:
-    """Cells of boxes that differ in dimension d alone: between each two ends of any of them."""
+    """The cells of boxes that differ in dimension d only. Each cell lies between two adjacent box ends."""
     order = sorted(range(len(boxes)), key=lambda i: boxes[i].lo[d])
     lo, hi = boxes[0].lo, boxes[0].hi
     result: list[tuple[Box, tuple[int, ...]]] = []
@@ -166,10 +170,10 @@ def _sweep(boxes: Sequence[Box], d: int) -> list[tuple[Box, tuple[int, ...]]]:
 
 
 def merge_boxes(boxes: Sequence[Box]) -> list[Box]:
-    """The same points in fewer boxes: disjoint boxes that share a whole face are joined."""
+    """Joins disjoint boxes that share a whole face: the same points in fewer boxes."""
     remaining = [b for b in boxes if not b.empty]
     for d in range(len(remaining[0].lo) if remaining else 0):
-        # Sorted so that neighbours along d, equal in all other dimensions, follow each other.
+        # This order puts boxes next to each other that touch along d and are equal in all other dimensions.
         remaining.sort(key=lambda b: (b.lo[:d], b.hi[:d], b.lo[d + 1 :], b.hi[d + 1 :], b.lo[d]))
         joined: list[Box] = []
         for box in remaining:
@@ -192,7 +196,9 @@ def _equal_except(a: Box, b: Box, d: int) -> bool:
 
 
 def grid(shape: Sequence[int], cuts: Sequence[int]) -> list[Box]:
-    """Equal boxes (to one element), cuts[i] along dimension i, in row-major order.
+    """Splits a shape into cuts[i] parts along dimension i: boxes in row-major order.
+
+    The sizes of the parts of a dimension differ by at most one element.
 
     >>> grid((5, 4), (2, 1))
     [[0:3 0:4], [3:5 0:4]]
@@ -201,7 +207,7 @@ def grid(shape: Sequence[int], cuts: Sequence[int]) -> list[Box]:
     for size, parts in zip(shape, cuts, strict=True):
         cut_points = [
             -(-size * i // parts) for i in range(parts + 1)
-        ]  # the larger pieces come first
+        ]  # the larger parts come first
         spans = list(pairwise(cut_points))
         boxes = [Box((*b.lo, lo), (*b.hi, hi)) for b in boxes for lo, hi in spans]
     return boxes

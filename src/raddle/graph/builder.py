@@ -1,9 +1,8 @@
-"""Builds a graph operator by operator: ATen calls come in, operators with their iteration spaces go
-out.
+"""Builds a graph operator by operator: ATen calls come in, operators with their iteration spaces go out.
 
-An ATen call is translated by the function registered for its name (`@aten("conv2d")` in ops/); a
-call that is pointwise by its tag needs none, and one that nobody knows becomes opaque: correct,
-never split, and named.
+An ATen call is translated by the function registered for its name (`@aten("conv2d")` in ops/). A call that
+ATen tags as pointwise needs no such function. Any other call becomes an *opaque* operator: it is executed
+correctly but never split. A *composite* is a group of operators that one native call can replace.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from raddle.graph.letters import unique
 from raddle.graph.operator_kind import OPERATOR_KINDS, Signature
 from raddle.graph.space import parse_space
 
-AtenTranslator = Callable[..., Any]
+AtenTranslator = Callable[..., Any]  # (builder, *arguments of the call) -> values
 ATEN_TRANSLATORS: dict[str, AtenTranslator] = {}
 
 _ACCESS = re.compile(r"[*+,]?\s*\w+\[[^\]]*\]")
 
 
 def aten(*names: str) -> Callable[[AtenTranslator], AtenTranslator]:
-    """Registers the translation of ATen operators (all overloads) into operators of the graph."""
+    """Decorator: registers a function that translates ATen calls of these names (all overloads)."""
 
     def register(function: AtenTranslator) -> AtenTranslator:
         for name in names:
@@ -43,27 +42,24 @@ def aten(*names: str) -> Callable[[AtenTranslator], AtenTranslator]:
 
 
 class NotSplittable(Exception):
-    """Raised by a translator for arguments that it does not know: the call becomes opaque."""
+    """Raised by a translator for arguments that it does not support: the call becomes opaque."""
 
 
 class Builder:
-    """Collects values and operators; `call` takes one ATen call on values."""
+    """Collects values and operators; `call` translates one ATen call, whose tensors are Values."""
 
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
         self.ops: list[Op] = []
         self.fused_calls: list[FusedCall] = []
-        self.module = ""
-        self.is_leaf_module = (
-            False  # whether `module` has no children, so that its operator carries its name
-        )
-        self.used_outputs = {0}  # which outputs of the call are used
-        self.hidden_writes: list[
-            tuple[Value, Value]
-        ] = []  # what calls wrote: the value before, and after
+        self.module = ""  # dotted name of the nn.Module that is being translated
+        self.is_leaf_module = False  # whether `module` has no children: its operator has its name
+        self.used_outputs = {0}  # positions of the outputs of the call that are used
+        # Values before and after a write that the schema of the call does not declare.
+        self.hidden_writes: list[tuple[Value, Value]] = []
         self._seed: Value | None = None
         self._names: dict[str, int] = {}
-        self._composite_name: str | None = None  # the name of the composite that is being built
+        self._composite_name: str | None = None  # of the composite that is being built
         self._composite_kind = ""
 
     # -- values ------------------------------------------------------------------------
@@ -74,29 +70,23 @@ class Builder:
         return value
 
     def reserve(self, name: str) -> str:
-        """A name that no operator will get."""
+        """Returns a name that no operator will get."""
         return self._unique(name)
 
     def seed(self) -> Value:
-        """The step's random seed, which every device has: an input that dropout reads."""
+        """The value of the step's random seed, an input of dropout that every device has."""
         if self._seed is None:
             self._seed = self.add(Value(self.reserve("seed"), (), torch.int64, "", "seed"))
         return self._seed
 
     def record_hidden_write(self, before: Value, after: Value) -> None:
-        """Records that a call writes to one of its arguments without saying so (running statistics)."""
+        """Records a write to an argument that the call's schema does not declare (running statistics)."""
         self.hidden_writes.append((before, after))
 
     # -- operators ---------------------------------------------------------------------
 
-    def call(
-        self,
-        target: Any,
-        *args: Any,
-        _meta: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Translates one ATen call; `_result` holds its outputs' metadata where they are known."""
+    def call(self, target: Any, *args: Any, _meta: Any = None, **kwargs: Any) -> Any:
+        """Translates one ATen call; returns its values. _meta: tensors like its outputs, if known."""
         if target is operator.getitem:
             return args[0][args[1]]
         meta = _meta if _meta is not None else infer_meta(target, args, kwargs)
@@ -126,34 +116,35 @@ class Builder:
     ) -> Any:
         """Adds one operator; returns its output value, or a tuple of them.
 
-        It is named by its module if it is all that the module does, else by the module and `suffix`
-        (by default the kind). In a group, the suffix "" marks the operator that carries the group's name.
+        operands: by kernel argument; None: absent. outputs: shape and type of each. integers, tables: see
+        `parse_space`. The operator of a leaf module has the module's name, any other operator the module's
+        name and `suffix` (by default the kind). In a composite, suffix "" gives the composite's name.
         """
-        attrs, kind_of_op = dict(attrs or {}), OPERATOR_KINDS[kind]
+        attrs, operator_kind = dict(attrs or {}), OPERATOR_KINDS[kind]
         present = [(slot, v) for slot, v in enumerate(operands) if v is not None]
         shapes = tuple(v.shape for _, v in present)
-        frame = Signature(
+        signature = Signature(
             shapes,
             tuple(v.letters for _, v in present),
             tuple(tuple(shape) for shape, _ in outputs),
             attrs,
         )
-        if isinstance(kind_of_op.notation, str):
+        if isinstance(operator_kind.notation, str):
             notation = _drop_operands(
-                kind_of_op.notation, [s for s, v in enumerate(operands) if v is None]
+                operator_kind.notation, [s for s, v in enumerate(operands) if v is None]
             )
         else:
-            notation = kind_of_op.notation(frame)
+            notation = operator_kind.notation(signature)
         space = parse_space(
             notation,
             shapes,
-            frame.outputs,
+            signature.outputs,
             integers,
             tables,
-            kind_of_op.flops_per_point if flops_per_point is None else flops_per_point,
+            operator_kind.flops_per_point if flops_per_point is None else flops_per_point,
         )
         name = self._name(suffix, kind)
-        values = self._add_outputs(name, frame.outputs, [d for _, d in outputs], space)
+        values = self._add_outputs(name, signature.outputs, [d for _, d in outputs], space)
         op = Op(
             name,
             kind,
@@ -174,23 +165,19 @@ class Builder:
     def pointwise(
         self, target: Any, args: Any, kwargs: Any, result: Any, flops_per_point: int = 1
     ) -> Any:
-        """Any elementwise call with broadcasting."""
+        """Adds an elementwise operator with broadcasting; result: tensors like its outputs."""
         operands: list[Value] = []
         template = _template((args, kwargs), operands)
         meta = [result] if isinstance(result, Tensor) else list(result)
         attrs = {"call": _call_name(target), "args": template[0], "kwargs": template[1]}
         outputs = [(m.shape, m.dtype) for m in meta]
         return self.emit(
-            "pointwise",
-            operands,
-            outputs,
-            attrs,
-            flops_per_point=flops_per_point,
-            suffix=_base_name(target),
-        )
+            "pointwise", operands, outputs, attrs,
+            flops_per_point=flops_per_point, suffix=_base_name(target),
+        )  # fmt: skip
 
     def opaque(self, target: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """A call that is never split."""
+        """Adds an operator that is never split; result: tensors like its outputs."""
         operands: list[Value] = []
         template = _template((args, kwargs), operands)
         single = isinstance(result, Tensor)
@@ -214,17 +201,14 @@ class Builder:
 
     @contextmanager
     def composite(
-        self,
-        kind: str,
-        inputs: Sequence[Value | None],
-        attrs: Mapping[str, Any] | None = None,
-        *,
+        self, kind: str, inputs: Sequence[Value | None], attrs: Mapping[str, Any] | None = None, *,
         has_fused_call: bool = True,
-    ) -> Iterator[list[Value]]:
-        """Operators that one (native) call can replace; the caller appends the group's outputs."""
-        if (
-            self._composite_name is not None
-        ):  # a composite inside a composite: the outer one is the native call
+    ) -> Iterator[list[Value]]:  # fmt: skip
+        """Operators added in the `with` block are one composite; the block appends the outputs.
+
+        kind: key of FUSED_KERNELS, if there is a fused call (ops/fused.py)
+        """
+        if self._composite_name is not None:  # only the outermost composite counts
             yield []
             return
         outputs: list[Value] = []
@@ -241,14 +225,10 @@ class Builder:
             self.add_fused_call(kind, self.ops[first:], inputs, outputs, attrs)
 
     def add_fused_call(
-        self,
-        kind: str,
-        ops: Sequence[Op],
-        inputs: Sequence[Value | None],
-        outputs: Sequence[Value],
+        self, kind: str, ops: Sequence[Op], inputs: Sequence[Value | None], outputs: Sequence[Value],
         attrs: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Says that a native call can replace operators, which need not follow each other."""
+    ) -> None:  # fmt: skip
+        """Records that a native call can replace operators, which need not be consecutive."""
         names = tuple(v.name if v is not None else None for v in inputs)
         output_names = tuple(v.name for v in outputs)
         self.fused_calls.append(
@@ -306,7 +286,7 @@ class Builder:
 
 
 def infer_meta(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Output metadata of an ATen call, from running it on tensors without data."""
+    """The outputs of an ATen call on the meta device: their shapes and types, without data."""
     meta = _map_values(
         (args, dict(kwargs)), lambda v: torch.empty(v.shape, dtype=v.dtype, device="meta")
     )
@@ -323,14 +303,14 @@ def resolve_overload(call: str) -> Any:
 
 
 class OperandRef(int):
-    """The place of an operand in the arguments of a call."""
+    """Stands for an operand in the stored arguments of a call: its position among the operands."""
 
     def __repr__(self) -> str:
         return f"#{int(self)}"
 
 
 def fill_template(template: Any, tensors: Sequence[Any]) -> Any:
-    """The arguments of a call, with tensors in their places."""
+    """The arguments of a call, with tensors in place of the OperandRefs."""
     if isinstance(template, OperandRef):
         return tensors[template]
     if isinstance(template, (list, tuple)):
@@ -341,14 +321,14 @@ def fill_template(template: Any, tensors: Sequence[Any]) -> Any:
 
 
 def _template(arguments: Any, operands: list[Value]) -> Any:
-    """The same arguments, every value replaced by its place among the operands."""
+    """The arguments with every value replaced by an OperandRef; appends the values to `operands`."""
 
     def reference(value: Value) -> OperandRef:
         operands.append(value)
         return OperandRef(len(operands) - 1)
 
     args, kwargs = _map_values(arguments, reference)
-    # Where a tensor lives, and how its memory is laid out, is the device's business, not the graph's.
+    # The device decides on placement and memory layout; they are no part of the graph.
     dropped = {"device", "memory_format", "pin_memory", "layout"}
     return tuple(args), {k: v for k, v in kwargs.items() if k not in dropped}
 
@@ -364,7 +344,7 @@ def _map_values(arguments: Any, function: Callable[[Value], Any]) -> Any:
 
 
 def _supported_kwargs(translator: AtenTranslator, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments that the translator takes; those of placement are not its business."""
+    """The keyword arguments that the translator takes, without those of placement and layout."""
     ignored = {"device", "memory_format", "pin_memory", "layout", "non_blocking"}
     parameters = inspect.signature(translator).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -392,7 +372,7 @@ def _is_pointwise(target: Any) -> bool:
 
 
 def _drop_operands(notation: str, missing: Sequence[int]) -> str:
-    """The line without the operands that are absent (an optional bias, say)."""
+    """The notation without the operands that are absent, such as an optional bias."""
     if not missing:
         return notation
     left, assign, right = re.split(r"(\s\w*\+?=)", notation, maxsplit=1)
@@ -401,7 +381,7 @@ def _drop_operands(notation: str, missing: Sequence[int]) -> str:
 
 
 def _substitute(notation: str, integers: Mapping[str, int]) -> str:
-    """The line with attributes as numbers, as people read it."""
+    """The notation with the names of attributes replaced by their integers."""
     for name, number in integers.items():
         if len(name) > 1:
             notation = re.sub(rf"\b{name}\b", str(number), notation)

@@ -1,4 +1,4 @@
-"""From an unmodified nn.Module to a graph, through torch.export.
+"""Captures an unmodified nn.Module as a graph, through torch.export.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())
@@ -33,6 +33,7 @@ from raddle.graph.placeholders import Placeholders
 from raddle.graph.recapture import capture_once_per_size, resize_inputs
 from raddle.graph.torch_export import StepModule, export
 
+# Calls in place that change the shape of their argument.
 SHAPE_CHANGES = {
     f"aten::{n}_" for n in ("squeeze", "unsqueeze", "t", "transpose", "swapaxes", "resize")
 }
@@ -50,9 +51,9 @@ def capture(
     """Captures one training step of a module as a graph of operators.
 
     `inputs` are the arguments of the module (a mapping: its keyword arguments); `loss(output, *targets)`
-    becomes part of the graph. Without it, a module that returns a scalar returns its loss. The first
-    dimension of every input holds the samples; `dims={"x": "tnc"}` says otherwise. The module is
-    captured in its present mode (`train()` or `eval()`) and is not changed; meta tensors will do.
+    becomes part of the graph. Without a loss, the module's output is the loss if it is a scalar. The first
+    dimension of every input is the sample dimension, unless `dims={"x": "tnc"}` names another one `n`. The
+    module is captured in its present mode (`train()` or `eval()`) and is not changed. Meta tensors suffice.
     """
     _check_arguments(model, inputs, targets, loss)
     step = StepModule(
@@ -86,15 +87,15 @@ def capture(
 def _check_arguments(model: Any, inputs: Any, targets: Any, loss: Any) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"capture takes an nn.Module, not a {type(model).__name__}.")
-    for name, given in (("inputs", inputs), ("targets", targets)):
-        if isinstance(given, Tensor):
+    for name, argument in (("inputs", inputs), ("targets", targets)):
+        if isinstance(argument, Tensor):
             raise InputError(f"{name} is a tensor: give a list of tensors, [x].")
     if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
         raise InputError("the loss has parameters of its own: make it a part of the model.")
 
 
 def _source_location(node: Node) -> str:
-    """Where in the user's code a node comes from, as export recorded it."""
+    """The place in the user's code that a node comes from, as recorded by torch.export; "" if unknown."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
     frame_lines = [
         i for i, line in enumerate(lines)
@@ -108,7 +109,7 @@ def _source_location(node: Node) -> str:
 
 
 def _depends_on_data(meta: Any) -> bool:
-    """Whether an output's shape is known only at run time."""
+    """Whether the shape or value of an output is known only at run time."""
     if isinstance(meta, Tensor):
         return any(not isinstance(size, int) for size in meta.shape)
     if isinstance(meta, (list, tuple)):
@@ -119,7 +120,7 @@ def _depends_on_data(meta: Any) -> bool:
 def _live_part(
     b: Builder, wanted: set[str]
 ) -> tuple[dict[str, Value], tuple[Op, ...], tuple[FusedCall, ...]]:
-    """What the outputs and updates depend on; everything else computes for nobody."""
+    """The values, operators and fused calls that the wanted values depend on: dead code is removed."""
     needed, ops = set(wanted), []
     for op in reversed(b.ops):
         if any(o in needed for o in op.outputs):
@@ -138,7 +139,7 @@ def _live_part(
 
 
 class _Translation:
-    """Walks through an exported program and rebuilds it as operators."""
+    """Translates an exported program, node by node, into a graph."""
 
     def __init__(
         self,
@@ -153,13 +154,14 @@ class _Translation:
         self.placeholders = Placeholders(
             program, model, input_names, dims, self.memory, self.builder
         )
-        # By region, the nodes inside that are one and the same tensor as one outside.
+        # For each subgraph node and each of its outputs: the inner node, if it is a tensor from outside.
         self.aliased_outputs: dict[Node, list[Node | None]] = {}
         self.leaf_modules = {
             n for n, m in model.named_modules() if not any(True for _ in m.children())
         }
 
     def build_graph(self, name: str, *, has_loss: bool) -> Graph:
+        """Translates the program. has_loss: whether its first output is a given loss."""
         self.placeholders.read()
         self._translate_nodes(self.program.graph_module)
         outputs = self._outputs()
@@ -196,7 +198,7 @@ class _Translation:
         )
 
     def _as_op_output(self, value: Value) -> Value:
-        """A value that an operator gives: a buffer that takes an input's numbers takes a copy."""
+        """The value itself if an operator computes it, else a copy: a buffer may be set to an input."""
         if value.role == "op":
             return value
         self.builder.module, self.builder.is_leaf_module = "", False
@@ -225,7 +227,7 @@ class _Translation:
                     raise InputError(f"{error}{_source_location(node)}") from error
 
     def _translate_subgraph(self, node: Node) -> None:
-        """A block under `no_grad` or `autocast`, which export keeps as a graph of its own."""
+        """Translates a block under `no_grad` or `autocast`, which torch.export keeps as a subgraph."""
         kind = getattr(node.target, "__name__", "")
         graph_position = next(i for i, a in enumerate(node.args) if isinstance(a, Node))
         setting, arguments = node.args[:graph_position], node.args[graph_position + 1 :]
@@ -251,9 +253,8 @@ class _Translation:
             isinstance(r, Node) and self.memory.is_same_tensor(r, placeholders) for r in returned
         ]
         self.aliased_outputs[node] = [r if s else None for r, s in zip(returned, same, strict=True)]
-        if (
-            without_gradient
-        ):  # no gradient flows out of the block, but through what was outside and is written
+        if without_gradient:
+            # Only tensors from outside, which the block may write to, keep their gradient.
             detach = torch.ops.aten.detach.default
             for position, value in enumerate(results):
                 if isinstance(value, Value) and not same[position]:
@@ -277,7 +278,7 @@ class _Translation:
             )
         written = writes_in_place(target)
         if not target._schema.returns:
-            if target._schema.name.endswith("_"):  # of a list of tensors
+            if target._schema.name.endswith("_"):  # writes to a list of tensors
                 raise InputError(
                     f"the model calls '{target}', which writes in place and cannot be captured: "
                     "write the results to new tensors instead."
@@ -302,7 +303,7 @@ class _Translation:
         self.memory.put(node, value, view)
 
     def _hidden_writes(self, node: Node, args: Sequence[Any]) -> None:
-        """What a call wrote to its arguments without saying so."""
+        """Applies the writes to arguments that the schema of the call does not declare."""
         for before, after in self.builder.hidden_writes:
             for argument, value in zip(node.args, args, strict=False):
                 if value is before and isinstance(argument, Node):
@@ -322,11 +323,12 @@ class _Translation:
     def _translate_write(self, node: Node, target: Any, args: Any, kwargs: Any) -> None:
         written, before = node.args[0], args[0]
         assert isinstance(written, Node)
-        if target._schema.name == "aten::detach_":  # changes what autograd sees, not what is held
+        if target._schema.name == "aten::detach_":  # changes the gradient, not the values
             self.memory.put(node, self.builder.call(torch.ops.aten.detach.default, before))
             return
         if before.role == "buffer" or not carries_gradient(before.dtype):
-            self.builder.is_leaf_module = False  # a counter is not what the module is named for
+            # The module's name is for its main operator, not for its counter.
+            self.builder.is_leaf_module = False
         value = self.builder.call(out_of_place(target), *args, **kwargs)
         value = self.builder.call(torch.ops.aten.to.dtype, value, before.dtype)
         if len(value.shape) > len(before.shape) or target._schema.name in SHAPE_CHANGES:
@@ -340,6 +342,7 @@ class _Translation:
         self.memory.put(node, self.memory.read(written), View(written, None, (), {}))
 
     def _current_value(self, argument: Any) -> Any:
+        """An argument of a node, with the current values in place of nodes."""
         if isinstance(argument, Node):
             return self.memory.read(argument)
         if isinstance(argument, (list, tuple)):
@@ -349,7 +352,7 @@ class _Translation:
         return argument
 
     def _set_module(self, node: Node) -> None:
-        """Tells the builder which module the next operators belong to."""
+        """Tells the builder the module of the next operators and the outputs that are used."""
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         path = re.sub(r"@\d+", "", stack[-1][0]) if stack else ""
         inside = path == "model" or path.startswith("model.")
@@ -361,6 +364,7 @@ class _Translation:
         self.builder.used_outputs = used or {0}
 
     def _outputs(self) -> list[str]:
+        """The names of the values that the program returns."""
         (node,) = (n for n in self.program.graph.nodes if n.op == "output")
         names = []
         specs = self.program.graph_signature.output_specs

@@ -1,7 +1,7 @@
-"""Which values of a graph have a gradient, and which operators give one: the only place that says so.
+"""Which values of a graph have a gradient, and which operators compute one: the only place that decides.
 
 A value is *active* if it depends on a parameter and the loss depends on it. An operator has a backward if
-one of its outputs is active, and then gives a gradient to each of its active operands.
+one of its outputs is active. Its backward computes a gradient for each of its active operands.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def has_backward(op: Op, active: Active) -> bool:
 
 
 def operands_with_gradient(op: Op, active: Active) -> tuple[int, ...]:
-    """The operands that have a gradient, by number."""
+    """The positions of the operands that have a gradient, among op.inputs."""
     return tuple(i for i, name in enumerate(op.inputs) if name in active)
 
 
 def inputs_with_gradient(op: Op, active: Active) -> tuple[str, ...]:
-    """The values that an operator reads and that have a gradient, each once, in their order."""
+    """The names of an operator's inputs that have a gradient, each once, in their order."""
     return tuple(name for name in dict.fromkeys(op.inputs) if name in active)
 
 
@@ -46,7 +46,7 @@ def contributes_gradient(op: Op, name: str, active: Active) -> bool:
 
 
 def gradient_contributors(graph: Graph, active: Active) -> dict[str, list[Op]]:
-    """By value, the operators that contribute to its gradient, in their order."""
+    """For each value with a gradient, the operators that contribute to it, in execution order."""
     contributors: dict[str, list[Op]] = {}
     for op in graph.ops:
         if has_backward(op, active):
@@ -56,7 +56,7 @@ def gradient_contributors(graph: Graph, active: Active) -> dict[str, list[Op]]:
 
 
 def trained_parameters(graph: Graph, op: Op, active: Active) -> tuple[str, ...]:
-    """The parameters that an operator reads and that have a gradient, each once, in their order."""
+    """The names of an operator's parameters that have a gradient, each once, in their order."""
     return tuple(
         name for name in inputs_with_gradient(op, active) if graph.values[name].role == "parameter"
     )

@@ -1,4 +1,4 @@
-"""The graph: values and operators in the order in which they run, and a fingerprint of both."""
+"""The graph of one training step: values (tensors) and operators in execution order, with a fingerprint."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from raddle.graph.traits import TRAITS, Traits
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor of the graph. `letters` names its dimensions; `n` is the sample dimension."""
+    """A tensor of the graph. `letters` has one letter for each dimension; `n` is the sample dimension."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     letters: str
-    role: str = "op"  # op | input | parameter | frozen | buffer | constant | seed
+    role: str = (
+        "op"  # op (an output of one) | input | parameter | frozen | buffer | constant | seed
+    )
 
     @property
     def nbytes(self) -> int:
@@ -36,22 +38,22 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operator: its kind, its operands and outputs by name, and its iteration space."""
+    """One operator. Its operands and outputs are names of values in `Graph.values`."""
 
     name: str
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attrs: Mapping[str, Any]
-    notation: str  # its index notation
+    notation: str  # its index notation (space.py), attributes as numbers
     space: Space
     argument_slots: tuple[
         int, ...
-    ]  # the kernel's argument that each input is (optional ones may be absent)
+    ]  # for each input, the position among the kernel's arguments (optional ones may be absent)
     dtypes: tuple[torch.dtype, ...]  # of the outputs
-    module: str = ""  # the nn.Module that it comes from
-    layer: str = ""  # the composite that it is a part of (an LSTM, a batch norm), else its own name
-    composite_kind: str = ""  # what that composite is
+    module: str = ""  # the dotted name of the nn.Module that it comes from
+    layer: str = ""  # the name of its composite (an LSTM, a batch norm), else its own name
+    composite_kind: str = ""  # "batch_norm", "lstm", ...; "" outside of composites
 
     @property
     def opaque(self) -> bool:
@@ -59,52 +61,53 @@ class Op:
 
     @property
     def traits(self) -> Traits:
-        """What its kind says of itself."""
+        """The properties of its kind."""
         return TRAITS[self.kind]
 
     @property
     def stops_gradient(self) -> bool:
-        """Whether no gradient flows through it."""
+        """Whether no gradient flows from its outputs to its inputs."""
         return self.traits.updates_buffer or self.label == "detach"
 
     @property
     def label(self) -> str:
-        """What it does, for people: of a pointwise operator the function, else the kind."""
+        """A name for people: the ATen function (of pointwise and opaque operators), else the kind."""
         call = self.attrs.get("call")
         return call.split("::")[-1].split(".")[0] if call else self.kind
 
 
 @dataclass(frozen=True, slots=True)
 class FusedCall:
-    """Operators that one native call can replace where a device holds all of them."""
+    """A composite: operators that one native PyTorch call can replace if one device runs all of them."""
 
     kind: str
-    ops: tuple[str, ...]
-    inputs: tuple[str | None, ...]
-    outputs: tuple[str | None, ...]  # None: used by nobody
+    ops: tuple[str, ...]  # names of the operators
+    inputs: tuple[str | None, ...]  # names of values; None: absent
+    outputs: tuple[str | None, ...]  # names of values; None: unused
     attrs: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """What a module computes in one training step; see `raddle.capture`."""
+    """What a module and its loss compute in one training step; made by `raddle.capture`."""
 
     name: str
     values: Mapping[str, Value]
     ops: tuple[Op, ...]
-    inputs: tuple[str, ...]  # of the module, then the targets of the loss
+    inputs: tuple[str, ...]  # the inputs of the module, then the targets of the loss
     outputs: tuple[str, ...]
     loss: str | None
-    updates: Mapping[str, str]  # buffer -> the value that it holds after the step
+    updates: Mapping[str, str]  # name of a buffer -> the value that it has after the step
     aliases: Mapping[str, str]  # further names of shared parameters -> the name used here
     fused_calls: tuple[FusedCall, ...] = ()
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    target_count: int = 0  # how many of the inputs, the last ones, are the loss's
-    takes_keywords: bool = False  # whether the module takes its inputs by name
+    target_count: int = 0  # the last `target_count` inputs are targets of the loss
+    takes_keywords: bool = False  # whether the module takes its inputs as keyword arguments
+    # captures the same module for another number of samples
     recapture: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
 
     def for_batch(self, batch: int) -> Graph:
-        """The same module captured for another batch: a last, smaller micro-batch, say."""
+        """The graph of the same module for another number of samples, such as a last micro-batch."""
         if batch == self.batch:
             return self
         if self.recapture is None:
@@ -123,7 +126,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Op]]:
-        """By value, the operators that have it among their inputs, each once, in their order."""
+        """For each value, the operators that read it, each once, in execution order."""
         readers: dict[str, list[Op]] = {}
         for op in self.ops:
             for name in dict.fromkeys(op.inputs):
@@ -132,7 +135,7 @@ class Graph:
 
     @cached_property
     def buffers_by_value(self) -> Mapping[str, Sequence[str]]:
-        """By value, the buffers that hold it after the step."""
+        """For each value, the buffers that have it after the step."""
         buffers: dict[str, list[str]] = {}
         for buffer, value in self.updates.items():
             buffers.setdefault(value, []).append(buffer)
@@ -148,7 +151,7 @@ class Graph:
 
     @property
     def batch(self) -> int:
-        """The global batch: the extent of the sample dimension of the first input that has one."""
+        """The number of samples: the size of the sample dimension of the first input that has one."""
         for name in self.inputs:
             value = self.values[name]
             if "n" in value.letters:
@@ -160,7 +163,7 @@ class Graph:
         return [op for op in self.ops if op.opaque]
 
     def differentiable(self) -> set[str]:
-        """Values that a gradient flows through: parameters, and what depends on them."""
+        """The names of the parameters and of all values that depend on them by differentiable operators."""
         names = {p.name for p in self.parameters}
         for op in self.ops:
             if not op.stops_gradient and any(i in names for i in op.inputs):
@@ -168,13 +171,13 @@ class Graph:
         return names
 
     def dim_kinds(self, op: Op) -> str:
-        """A letter for each dimension of an operator's iteration space: S, A, P, R or `-`."""
+        """How each dimension of an operator can be split: a letter S, A, P, R or `-` (Space.dim_kinds)."""
         return op.space.dim_kinds(
             [self.values[i].role in ("parameter", "frozen") for i in op.inputs]
         )
 
     def fingerprint(self) -> str:
-        """Structure, shapes and names in 16 hex digits; the same under every version of torch."""
+        """A hash of structure, shapes and names: 16 hex digits, the same under every version of torch."""
         digest = hashlib.sha256()
         for value in self.values.values():
             if value.role != "op":

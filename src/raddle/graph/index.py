@@ -1,16 +1,15 @@
-"""Index expressions: what one dimension of an operand is indexed by, and the range a box needs of
-it.
+"""Index expressions of operands: one expression for each dimension, and the range that a box needs of it.
 
     h*2+R-1            affine: a strided, padded window of extent R
     c//4*8+k           floor division: the channels of a group
     b//7%7             a digit of a merged dimension (views)
     (h+1-R)/2          exact division: transposed convolution
     window(h)          a table of ranges (adaptive pools, interpolation, reflection)
-    :                  all of it, whatever the box
+    :                  the whole dimension, for every box
 
-Every expression is a sum of terms `coef * (dim // div % mod)` plus an offset, so the range over a
-box has a closed form. The range is exact: it is clipped to the tensor, and no smaller range holds
-all points read.
+Letters are dimensions of the operator's iteration space (space.py). Every expression is a sum of terms
+`coef * (dim // div % mod)` plus an offset, so its range over a box has a closed form. The range is exact:
+it is clipped to the tensor, and no smaller range contains all points read.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ Range = tuple[int, int]  # half-open
 
 
 class Term(NamedTuple):
-    """coef * (dim // div % mod); mod 0 means none. `dim` is a position in the iteration space."""
+    """coef * (dim // div % mod); mod 0 means no modulo. `dim` is the number of a dimension of the iteration
+    space."""
 
     dim: int
     coef: int = 1
@@ -39,28 +39,28 @@ class Term(NamedTuple):
             return first, last
         if first // self.mod == last // self.mod:
             return first % self.mod, last % self.mod
-        return 0, self.mod - 1  # it wraps, so both ends are among the values
+        return 0, self.mod - 1  # the values wrap around, so both ends occur
 
 
 class Index(NamedTuple):
-    """One dimension of an operand: (sum of terms + offset) / den, or a table of ranges."""
+    """The index of one dimension of an operand: (sum of terms + offset) / den, or a table of ranges."""
 
     terms: tuple[Term, ...]
     offset: int = 0
     den: int = 1
-    extent: int = 0  # of the operand's dimension
-    table: tuple[Range, ...] = ()  # ranges by the value of terms[0].dim
+    extent: int = 0  # the size of the operand's dimension
+    table: tuple[Range, ...] = ()  # if not empty: the range read at each value of terms[0].dim
 
     @property
     def plain_dim(self) -> int | None:
-        """The iteration dimension, if the expression is that dimension and nothing else."""
+        """The iteration dimension, if the expression is just that dimension; else None."""
         if len(self.terms) != 1 or self.offset or self.den != 1 or self.table:
             return None
         dim, coef, div, mod = self.terms[0]
         return dim if coef == 1 and div == 1 and not mod else None
 
     def span(self, box: Sequence[Range]) -> Range:
-        """The range touched, padding included: not clipped to the tensor."""
+        """The range of index values over a box, not clipped to the tensor: it includes padding."""
         if self.table:
             lo, hi = box[self.terms[0].dim] if self.terms else (0, 1)
             ranges = self.table[lo:hi]
@@ -73,7 +73,7 @@ class Index(NamedTuple):
         return -(-low // self.den), high // self.den + 1
 
     def range(self, box: Sequence[Range]) -> Range:
-        """The smallest range inside the tensor that holds every element read; (0, 0) if none is."""
+        """The smallest range inside the tensor that contains every element read; (0, 0) if none is read."""
         low, high = self.span(box)
         if self.den == 1 and low >= 0 and high <= self.extent:
             return low, high
@@ -82,19 +82,19 @@ class Index(NamedTuple):
         return self._clipped(box)
 
     def _clipped(self, box: Sequence[Range]) -> Range:
-        """Enumerates all terms but the first, whose admissible values have a closed form."""
+        """The range clipped to the tensor: enumerates all terms but the first, which has a closed form."""
         main, *others = self.terms or (Term(0, 0),)
         first, last = main.values(box) if main.coef else (0, 0)
         coef = main.coef or 1
         low, high = self.extent, 0
         for addends in itertools.product(*(self._multiples(t, box) for t in others)):
             base = self.offset + sum(addends)
-            # values v with v * den = coef * a + base, first <= a <= last, 0 <= v < extent
+            # the index values v with v * den = coef * a + base, first <= a <= last, 0 <= v < extent
             v_low = max(0, -(-(coef * first + base) // self.den))
             v_high = min(self.extent - 1, (coef * last + base) // self.den)
             if coef == 1:
                 a_low, a_high = v_low, v_high
-            else:  # den is 1: round to values that a reaches
+            else:  # den is 1: round to values that some a gives
                 a_low = -(-(v_low - base) // coef) * coef + base
                 a_high = (v_high - base) // coef * coef + base
             if a_low <= a_high:
@@ -120,7 +120,11 @@ def parse_index(
     integers: Mapping[str, int],
     tables: Mapping[str, tuple[Range, ...]],
 ) -> Index:
-    """Parses one expression; `names` gives the integers that attributes such as s0 or p1 stand for."""
+    """Parses one expression.
+
+    dims: names of the iteration dimensions. extent: size of the operand's dimension. integers: values of
+    attributes such as s0 or p1. tables: tables of ranges by name.
+    """
     if text == ":":
         return Index((), extent=extent, table=((0, extent),))
     if match := _TABLE.fullmatch(text):

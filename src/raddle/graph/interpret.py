@@ -1,4 +1,4 @@
-"""Runs a graph box by box in one process: the reference for what tiles mean."""
+"""Runs a graph in one process, box by box: the reference that tests compare every other execution with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raddle.graph.graph import FusedCall, Graph, Op
 from raddle.graph.ops import make_kernel, merge_partials
 from raddle.graph.ops.fused import FUSED_KERNELS
 
-Pieces = list[tuple[Box, Tensor]]  # disjoint boxes of a value, with their elements
+Pieces = list[tuple[Box, Tensor]]  # disjoint boxes of a value, each with its elements
 
 
 def interpret(
@@ -23,11 +23,10 @@ def interpret(
     seed: int = 0,
     fuse: bool = True,
 ) -> dict[str, Tensor]:
-    """The loss, the outputs and the updated buffers of a step, by name.
+    """Runs a step; returns the loss, the outputs and the updated buffers by the names of their values.
 
-    `tensors` holds inputs, parameters and buffers; `tiles` gives operators boxes that partition their
-    iteration space (others run whole). With `fuse`, composites of which no part is tiled run as one
-    native call.
+    tensors: inputs, parameters and buffers by name. tiles: for some operators, boxes that partition their
+    iteration space; the others run as one box. fuse: a composite without tiles runs as one native call.
     """
     tiles = tiles or {}
     device = next((t.device for t in tensors.values()), torch.device("cpu"))
@@ -54,7 +53,7 @@ def interpret(
 def _untiled_fused_calls(
     graph: Graph, tiles: Mapping[str, Sequence[Box]]
 ) -> tuple[dict[str, FusedCall], set[str]]:
-    """Composites to run natively, by their last operator, and all operators that they replace."""
+    """The fused calls without tiles, by their last operator, and all operators that they replace."""
     untiled = [f for f in graph.fused_calls if f.ops and not any(op in tiles for op in f.ops)]
     return {f.ops[-1]: f for f in untiled}, {op for f in untiled for op in f.ops}
 
@@ -71,7 +70,7 @@ def _run_fused(fused: FusedCall, pieces: dict[str, Pieces], graph: Graph) -> Non
 
 
 def _run_op(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: torch.device) -> None:
-    """Every box of an operator, then the sums of what is partial."""
+    """Runs every box of an operator, then combines partial results."""
     results = []
     for box in boxes:
         regions = op.space.regions(box)
@@ -97,7 +96,7 @@ def _run_op(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: tor
 
 
 def assemble(pieces: Pieces, region: Box) -> Tensor:
-    """A region of a value, put together from the pieces that overlap it."""
+    """A region of a value, assembled from the pieces that overlap it."""
     overlapping = [(box, tensor) for box, tensor in pieces if not (box & region).empty]
     if len(overlapping) == 1:
         box, tensor = overlapping[0]

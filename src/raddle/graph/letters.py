@@ -1,22 +1,26 @@
-"""Names of dimensions: one letter each, inherited from operator to operator so that `n/4` means the
-same everywhere."""
+"""The letters that name dimensions. An operator passes the letters of its inputs on to its outputs.
+
+So `n/4` in a plan (split dimension n into 4 parts) means the same dimension for every operator.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+# In the order in which unused letters are taken: the letters with a usual meaning (h w c n k) come last.
 ALPHABET = "tsabdefgijlmopqruvxyzhwcnk"
+# By number of dimensions.
 INPUT_LETTERS = {0: "", 1: "n", 2: "nt", 3: "ntc", 4: "nchw", 5: "ncdhw"}
 
 
 def unused_letter(taken: Iterable[str]) -> str:
-    """A letter that is not taken."""
+    """The first letter that is not taken."""
     used = {t.lower() for t in taken}
     return next(letter for letter in ALPHABET if letter not in used)
 
 
 def unique(letters: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
-    """The same letters, those that repeat (or are taken) replaced by fresh ones."""
+    """The letters, with unused ones in place of those that repeat or are taken."""
     used = {t.lower() for t in taken}
     result: list[str] = []
     wanted = list(letters)
@@ -28,11 +32,14 @@ def unique(letters: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
 
 
 def input_letters(rank: int, floating: bool) -> str:
-    """Letters of a graph input: its first dimension holds the samples. `numbers`: not words or classes."""
+    """The letters of a graph input; its first dimension is the samples.
+
+    floating: whether it has floating-point numbers; else it has indices, such as tokens or classes.
+    """
     if rank == 2 and floating:
         return "nc"
     if rank == 3 and not floating:
-        return "nhw"  # a class for every pixel
+        return "nhw"  # one class for every pixel
     return (
         INPUT_LETTERS[rank]
         if rank in INPUT_LETTERS

@@ -1,9 +1,9 @@
-"""Writes in place become new values: `relu_`, `x[:, 0] += 1`, counters in buffers.
+"""Turns writes in place into new values: `relu_`, `x[:, 0] += 1`, counters in buffers.
 
-torch.export's training IR keeps writes in place, and views of what is written. Every node is a
-*root* or a view of one, reached by a chain of calls. Writing to a view gives its parent a new
-value (the part is replaced), and so on up to the root; views that were made before are made again
-when they are next read.
+An exported program has writes in place and views of the tensors that are written. A graph has neither: its
+values never change. Here every fx node is a *root* or a view of another node, its parent. A write to a view
+gives the parent a new value (with that part replaced), and so on up to the root. A view that was made
+before the write is computed again when it is next read.
 """
 
 from __future__ import annotations
@@ -21,35 +21,36 @@ from raddle.graph.dtypes import carries_gradient
 from raddle.graph.graph import Value
 
 A = torch.ops.aten
-NEW_TENSORS = {"lift_fresh", "lift_fresh_copy"}  # new tensors, although tracing shows them as views
+NEW_TENSORS = {
+    "lift_fresh",
+    "lift_fresh_copy",
+}  # these return new tensors, although tracing shows views
 
 
 class View(NamedTuple):
-    """A node that shows (a part of) its parent: by an ATen call or, for lists, an element of one."""
+    """A node that is a view of its parent, made by an ATen call."""
 
     parent: Node
-    target: Any  # None: the parent itself
-    args: tuple[Any, ...]
+    target: Any  # the ATen call; None: the node is the same tensor as its parent
+    args: tuple[Any, ...]  # of the call, after the parent
     kwargs: dict[str, Any]
-    item: int | None = None
+    item: int | None = None  # if the call returns a list: the position in it
 
 
 class Memory:
-    """What every node holds, as writes go on, and what buffers hold in the end."""
+    """The current value of every node while the program is translated, and the final values of buffers."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
         self.values: dict[Node, Any] = {}
         self.views: dict[Node, View] = {}
-        self.versions: dict[Node, int] = {}  # of roots: how often they were written
+        self.versions: dict[Node, int] = {}  # of roots: the number of writes so far
         self.value_version: dict[
             Node, int
         ] = {}  # the root's version that a node's value belongs to
-        self.states: dict[
-            Node, Value
-        ] = {}  # roots that outlive the step: parameters, buffers, constants
-        self.updates: dict[str, Value] = {}
-        self.no_grad = False
+        self.states: dict[Node, Value] = {}  # parameters, buffers and constants, which are roots
+        self.updates: dict[str, Value] = {}  # the last value written to each buffer, by name
+        self.no_grad = False  # whether the current nodes are under torch.no_grad
 
     def put(self, node: Node, value: Any, view: View | None = None) -> None:
         self.values[node] = value
@@ -58,14 +59,14 @@ class Memory:
         self.value_version[node] = self.versions.get(self._root(node), 0)
 
     def put_state(self, node: Node, value: Value) -> None:
-        """A parameter, buffer or constant; names of one and the same tensor share a root."""
+        """Sets a parameter, buffer or constant. Nodes of the same tensor become views of the first one."""
         first = next((n for n, v in self.states.items() if v.name == value.name), None)
         self.put(node, value, View(first, None, (), {}) if first is not None else None)
         if first is None:
             self.states[node] = value
 
     def read(self, node: Node) -> Any:
-        """The value of a node now; a view of something written since is made again."""
+        """The current value of a node; a view whose root was written since is computed again."""
         current = self.versions.get(self._root(node), 0)
         if node in self.views and self.value_version[node] != current:
             view = self.views[node]
@@ -77,7 +78,7 @@ class Memory:
         return self.values[node]
 
     def write(self, node: Node, value: Value) -> None:
-        """Writes a new value to a node, and so to everything that it is a view of."""
+        """Writes a new value to a node, and so to all nodes that it is a view of."""
         root = self._root(node)
         state = self.states.get(root)
         if state is not None and state.role not in ("buffer", "frozen"):
@@ -97,7 +98,7 @@ class Memory:
             self.updates[state.name] = value
 
     def _keep_old_gradient(self, old: Value, new: Value, state: bool) -> Any:
-        """A write that autograd does not see: the new numbers, with the old value's gradient."""
+        """The value after a write that autograd does not record: new numbers, the old value's gradient."""
         call = self.builder.call
         if not carries_gradient(new.dtype):
             return new
@@ -107,7 +108,7 @@ class Memory:
         return call(A.add.Tensor, old, change)
 
     def is_same_tensor(self, node: Node, nodes: Collection[Node]) -> bool:
-        """Whether a node is the very tensor of a known one, as what a write in place returns is."""
+        """Whether a node is the same tensor as one of `nodes`; a write in place returns its argument."""
         while node not in nodes:
             view = self.views.get(node)
             if view is None or view.target is not None or view.item is not None:
@@ -121,7 +122,7 @@ class Memory:
         return node
 
     def _parent_value(self, view: View, value: Value) -> Any:
-        """The parent's new value, given the view's."""
+        """The new value of a view's parent after `value` is written to the view."""
         call, name = self.builder.call, _name(view.target)
         if view.target is None:
             return value
@@ -170,7 +171,7 @@ def _name(target: Any) -> str:
 
 
 def writes_in_place(target: Any) -> bool:
-    """Whether a call writes to its first argument; writing to another one is refused."""
+    """Whether a call writes to its first argument. Raises InputError if it writes to another one."""
     written = [a for a in target._schema.arguments if a.alias_info and a.alias_info.is_write]
     first = target._schema.arguments[:1]
     if any(a.name not in [f.name for f in first] or "[]" in str(a.type) for a in written):
@@ -182,12 +183,12 @@ def writes_in_place(target: Any) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node shows its first argument; a reshape does or does not, as strides allow."""
+    """Whether a node is a view of its first argument; for a reshape this depends on strides."""
     source = node.args[0] if node.args else None
     if not isinstance(source, Node):
         return False
     if _name(node.target) in ("dropout", "feature_dropout", "alpha_dropout"):
-        return not node.args[2] or not node.args[1]  # nothing dropped: the tensor itself
+        return not node.args[2] or not node.args[1]  # nothing is dropped: it returns its argument
     viewed, result = source.meta.get("val"), node.meta.get("val")
     if isinstance(result, (list, tuple)) and result:
         result = result[0]
@@ -199,12 +200,12 @@ def is_view(node: Node) -> bool:
         return False
     try:
         return viewed.untyped_storage() is result.untyped_storage()
-    except NotImplementedError:  # a wrapper without storage, as in torch.func
+    except NotImplementedError:  # a tensor wrapper without storage, as in torch.func
         return False
 
 
 def out_of_place(target: Any) -> Any:
-    """The overload that computes what a writing call writes."""
+    """The ATen overload that returns what a call in place writes: add for add_."""
     name = _name(target).rstrip("_") if not _name(target).startswith("__") else None
     packet = getattr(A, name, None) if name else None
     overload = target._schema.overload_name or "default"

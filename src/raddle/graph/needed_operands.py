@@ -1,4 +1,4 @@
-"""Which operands tiles need: what `Space.regions` says of one tile, for as many at a time as there are."""
+"""Which operands tiles need, for many tiles at once: the same rule as `Space.regions` has for one box."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from raddle.graph.space import Access
 def needed_operands(
     operands: Sequence[Access], nonempty: Sequence[Any], at_origin: Any = None
 ) -> list[Any]:
-    """By operand, whether tiles need it: booleans, or arrays of them; what nothing changes stays itself.
+    """For each operand, whether the tiles need it: a boolean for one tile, or an array of booleans.
 
-    `full`: by operand, whether its regions have elements; `first`: whether the tiles hold the origin of the
-    summed dimensions (None: all of them do).
+    nonempty: for each operand, whether its region has elements. at_origin: whether the tiles contain the
+    origin of the reduced dimensions (None: all do). An array that needs no change is returned as it is.
     """
     need = [
         f & at_origin if access.added_once and at_origin is not None else f
@@ -25,7 +25,7 @@ def needed_operands(
     factors = [n for access, n in zip(operands, need, strict=True) if access.is_factor]
     if all(n is factors[0] for n in factors):
         return need
-    # One factor lies wholly in the padding: the product is zero, whatever the others are.
+    # One factor is entirely padding: the product is zero, so no factor is needed.
     product_needed = reduce(and_, factors)
     return [
         product_needed if access.is_factor else n for access, n in zip(operands, need, strict=True)

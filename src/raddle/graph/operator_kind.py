@@ -1,4 +1,8 @@
-"""Operator kinds: one line of index notation each, and how a box of it is executed."""
+"""Operator kinds: how each kind is written in index notation, and how a box of it is executed.
+
+A file in ops/ declares a kind with `declare`: its notation (space.py), a function that makes kernels, and
+its traits (traits.py). An operator of a graph (`Op`) refers to its kind by name.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +19,18 @@ from raddle.graph.index import Range
 from raddle.graph.space import Space, Work
 from raddle.graph.traits import TRAITS, Traits
 
-Kernel = Callable[..., Any]  # tensors of the regions (None where absent) -> a tensor, or a tuple
-# An operator, the partial results of a cell, and how many points each is of -> the result
+# Takes a tensor for the region of each operand (None if it is absent); returns a tensor, or a tuple.
+Kernel = Callable[..., Any]
+# (operator, partial results of one box of the output, reduced points in each) -> the complete result
 MergeFunction = Callable[[Op, Sequence[tuple[Tensor, ...]], Sequence[int]], tuple[Tensor, ...]]
 
 
 class Signature(NamedTuple):
-    """What a line of notation may depend on."""
+    """What a function that writes index notation may use."""
 
-    shapes: tuple[tuple[int, ...], ...]
-    letters: tuple[str, ...]
-    outputs: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]  # of the operands that are present
+    letters: tuple[str, ...]  # of the dimensions of each operand that is present
+    outputs: tuple[tuple[int, ...], ...]  # shapes of the outputs
     attrs: Mapping[str, Any]
 
 
@@ -33,9 +38,11 @@ class Signature(NamedTuple):
 class OperatorKind:
     """An operator kind.
 
-    `line` is the notation, or a function that writes it for operands of any rank. `kernel(site)` is
-    called once for a box and gives the function that runs it: all integers are settled beforehand.
-    `merge` combines partial results where their sum is not the answer.
+    notation: index notation, or a function that writes it for operands of any rank.
+    kernel_factory: is called once for a box and returns the kernel that computes it, so that a kernel
+    does no index arithmetic when it runs.
+    merge: combines partial results; None if they are summed.
+    flops: (space, box, operand) -> floating-point operations, as `work`; None: derived from the notation.
     """
 
     name: str
@@ -47,11 +54,11 @@ class OperatorKind:
 
 
 class OperatorTile(NamedTuple):
-    """One box of one operator, on a device: what a kernel is made for."""
+    """One box of an operator's iteration space, on a device: a kernel is made for it."""
 
     op: Op
     box: Box
-    regions: tuple[Box | None, ...]
+    regions: tuple[Box | None, ...]  # of each operand that is present; None: no element is needed
     device: torch.device
 
     @property
@@ -64,7 +71,7 @@ class OperatorTile(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first output's box."""
+        """The shape of the first output's box."""
         return self.op.space.output_boxes(self.box)[0].shape
 
     @property
@@ -72,12 +79,14 @@ class OperatorTile(NamedTuple):
         return self.op.space.is_partial(self.box)
 
     def range(self, name: str) -> Range:
+        """The box's range in the dimension of this name."""
         for d, dim in enumerate(self.op.space.dims):
             if dim.name == name:
                 return self.box.lo[d], self.box.hi[d]
         raise KeyError(f"no dimension {name} in '{self.op.notation}'")
 
     def region(self, slot: int) -> Box | None:
+        """The region of the operand that is kernel argument number `slot`."""
         return (
             self.regions[self.op.argument_slots.index(slot)]
             if slot in self.op.argument_slots
@@ -85,7 +94,7 @@ class OperatorTile(NamedTuple):
         )
 
     def pads(self, slot: int) -> list[Range]:
-        """By dimension: how far the box reaches beyond the region below and above (into padding)."""
+        """For each dimension of an operand: how much padding the box reads below and above its region."""
         operand = self.op.argument_slots.index(slot)
         region = self.regions[operand]
         assert region is not None
@@ -96,6 +105,7 @@ class OperatorTile(NamedTuple):
         ]
 
     def full(self, value: float) -> Tensor:
+        """A constant tensor of the shape of the first output's box."""
         return torch.full(self.shape, value, dtype=self.op.dtypes[0], device=self.device)
 
 
@@ -112,7 +122,7 @@ def declare(
     merge: MergeFunction | None = None,
     flops: Callable[[Space, Box, int | None], int] | None = None,
 ) -> None:
-    """Adds an operator kind."""
+    """Adds an operator kind; see OperatorKind."""
     if name in OPERATOR_KINDS:
         raise ImportError(f"two files declare operators of kind '{name}'")
     OPERATOR_KINDS[name] = OperatorKind(
@@ -122,13 +132,13 @@ def declare(
 
 
 def make_kernel(op: Op, box: Box, device: torch.device | str = "cpu") -> Kernel:
-    """The function that computes a box of an operator from the regions that the box needs.
+    """Makes the function that computes a box of an operator from the regions that the box needs.
 
-    It takes one tensor for each of `op.inputs` (None where the box needs nothing of it) and returns a
-    tuple: the box of every output, or, where the box is partial, the partial results to `merge`.
+    The function takes one tensor for each of `op.inputs` (None if the box needs no element of it). It
+    returns a tuple: the box of every output or, if the box is partial, parts for `merge_partials`.
     """
-    site = OperatorTile(op, box, op.space.regions(box), torch.device(device))
-    run = OPERATOR_KINDS[op.kind].kernel_factory(site)
+    tile = OperatorTile(op, box, op.space.regions(box), torch.device(device))
+    run = OPERATOR_KINDS[op.kind].kernel_factory(tile)
     argument_slots = op.argument_slots
     if argument_slots == tuple(range(len(argument_slots))):
         return lambda *tensors: _as_tuple(run(*tensors))
@@ -145,7 +155,7 @@ def make_kernel(op: Op, box: Box, device: torch.device | str = "cpu") -> Kernel:
 def merge_partials(
     op: Op, parts: Sequence[tuple[Tensor, ...]], boxes: Sequence[Box]
 ) -> tuple[Tensor, ...]:
-    """The result of partial results of one and the same cell of the output, given their boxes."""
+    """Combines partial results of the same box of the output; boxes: the box of each part."""
     merge_function = OPERATOR_KINDS[op.kind].merge
     if merge_function is not None:
         counts = [_reduced_points(op, box) for box in boxes]
@@ -154,7 +164,7 @@ def merge_partials(
 
 
 def work(op: Op, box: Box, operand: int | None = None) -> Work:
-    """Forward work of a box or, given an operand, the work of that operand's gradient."""
+    """The forward work of a box or, if an operand is given, the work of computing its gradient."""
     space = op.space
     result = space.forward_work(box) if operand is None else space.backward_work(box, operand)
     flops = OPERATOR_KINDS[op.kind].flops
@@ -162,7 +172,7 @@ def work(op: Op, box: Box, operand: int | None = None) -> Work:
 
 
 def _reduced_points(op: Op, box: Box) -> int:
-    """How many points of the summed dimensions a box holds."""
+    """The number of points of a box in the reduced dimensions."""
     count = 1
     for d in op.space.reduced_dims:
         count *= box.hi[d] - box.lo[d]
@@ -181,11 +191,11 @@ def _as_tuple(result: Any) -> tuple[Tensor, ...]:
 
 
 def int_per_dim(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """An integer argument of a pool or convolution, which may be given once for all dimensions."""
+    """An integer argument of a pool or convolution for each dimension; it may be given once for all."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * rank if len(values) == 1 else values
 
 
 def numbered_integers(**lists: Sequence[int]) -> dict[str, int]:
-    """Attributes by dimension, as the notation names them: s=(2, 1) is s0 = 2, s1 = 1."""
+    """Names the integers of each dimension as the notation does: s=(2, 1) gives s0 = 2, s1 = 1."""
     return {f"{name}{i}": v for name, values in lists.items() for i, v in enumerate(values)}

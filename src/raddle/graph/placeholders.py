@@ -1,4 +1,4 @@
-"""What an exported program begins with: inputs, parameters, buffers and constants become values."""
+"""Translates the placeholders of an exported program to values: inputs, parameters, buffers, constants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from raddle.graph.mutation import Memory
 
 
 class Placeholders:
-    """Gives placeholders their values, and notes what the module calls them."""
+    """Adds a value for every placeholder to the builder and to the memory.
+
+    dims: letters of the dimensions of some inputs, by name; see `capture`.
+    """
 
     def __init__(
         self,
@@ -33,13 +36,13 @@ class Placeholders:
         self.program, self.model, self.dims = program, model, dims
         self.memory, self.builder = memory, builder
         self.input_names = list(input_names)
-        self.constants: dict[str, Tensor] = {}
-        self.lifted_constants: list[tuple[str, Tensor]] = []  # constants as they are outside
-        self.inputs: list[str] = []
-        self.aliases: dict[str, str] = {}
+        self.constants: dict[str, Tensor] = {}  # copies of the constants, by name
+        self.lifted_constants: list[tuple[str, Tensor]] = []  # the tensors themselves
+        self.inputs: list[str] = []  # names of the inputs that are tensors
+        self.aliases: dict[str, str] = {}  # further names of shared tensors -> the first name
 
     def read(self) -> None:
-        """Puts every placeholder of the program where operators find it."""
+        """Translates every placeholder of the program."""
         nodes = [n for n in self.program.graph.nodes if n.op == "placeholder"]
         canonical_names = self._canonical_names()
         for node, spec in zip(nodes, self.program.graph_signature.input_specs, strict=True):
@@ -55,7 +58,7 @@ class Placeholders:
     def _add_input(self, node: Node, meta: Any) -> None:
         name = self.input_names.pop(0)
         if not isinstance(meta, Tensor):
-            self.memory.put(node, meta)  # a number or None, which the capture has fixed
+            self.memory.put(node, meta)  # a number or None, fixed at capture
             return
         dim_letters = self.dims.get(name) or letters.input_letters(
             meta.dim(), carries_gradient(meta.dtype)
@@ -66,7 +69,8 @@ class Placeholders:
             or not (dim_letters + "a").islower()
         ):
             raise InputError(
-                f"dims of '{name}' are '{dim_letters}': one small letter for each of {meta.dim()} dimensions."
+                f"dims of '{name}' are '{dim_letters}': "
+                f"one small letter for each of {meta.dim()} dimensions."
             )
         value = Value(
             self.builder.reserve(name), tuple(meta.shape), meta.dtype, dim_letters, "input"
@@ -75,7 +79,7 @@ class Placeholders:
         self.inputs.append(value.name)
 
     def _canonical_names(self) -> dict[str, str]:
-        """Every name of a parameter or buffer -> the first name of the same tensor."""
+        """For every name of a parameter or buffer, the first name of the same tensor."""
         first: dict[int, str] = {}
         names: dict[str, str] = {}
         for group in (self.model.named_parameters, self.model.named_buffers):

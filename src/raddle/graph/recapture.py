@@ -1,4 +1,4 @@
-"""Captures a module again for another number of samples: micro-batches need not all have the same size."""
+"""Captures a module again for another number of samples: the last micro-batch may be smaller."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from raddle.graph.graph import Graph
 
-# Ranks may be threads that share a module, and neither export nor what reads a module is for several.
+# Ranks may be threads that share a module, and torch.export is not thread-safe.
 CAPTURE_LOCK = threading.RLock()
 
 
 def resize_inputs(
     inputs: Any, targets: Sequence[Any], letters: Sequence[str], batch: int
 ) -> tuple[Any, list[Any]]:
-    """Inputs and targets with so many samples; `letters` name the dimensions of every leaf."""
+    """Inputs and targets with `batch` samples, which are repeated or cut off.
+
+    letters: the letters of the dimensions of every leaf, in order.
+    """
     remaining_letters = iter(letters)
     return _resize(inputs, remaining_letters, batch), [
         _resize(t, remaining_letters, batch) for t in targets
@@ -42,7 +45,10 @@ def _resize(arguments: Any, letters: Iterator[str], batch: int) -> Any:
 def capture_once_per_size(
     model: nn.Module, capture_again: Callable[[int], Graph]
 ) -> Callable[[int], Graph]:
-    """Captures once a size, in the mode (`train` or `eval`) that the module has now."""
+    """A function from batch size to graph that captures once for each size.
+
+    It captures in the modes (`train` or `eval`) that the modules have now, and then restores theirs.
+    """
     modes = {module: module.training for module in model.modules()}
     graphs: dict[int, Graph] = {}
 

@@ -1,10 +1,10 @@
-"""Keeps a module as it was while its forward is traced: a trace must leave nothing behind.
+"""Takes a snapshot of a module before its forward is traced, and restores the module afterwards.
 
-A forward may do anything to its module: install hooks at the first call, count calls, keep a list of
-activations, switch to `eval()`. Tracing runs it on tensors without numbers, so whatever it leaves would be
-wrong at best. Attributes are put back by what they are, not by their names: every dictionary, list and set
-that can be reached from the module (hooks of all kinds, parameters, buffers and children are such) gets its
-content back, and every object its attributes.
+A forward may do anything to its module: install hooks at the first call, count calls, append activations to
+a list, switch to `eval()`. Tracing runs it on tensors without data, so these changes must be undone. The
+snapshot does not depend on names of attributes: every dictionary, list and set that can be reached from the
+module (hooks, parameters, buffers and children are stored in such) gets its content back, and every object
+its attributes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Restore = Callable[[], None]
+Restore = Callable[[], None]  # undoes one change
 
 
 @contextmanager
 def restore_on_exit(*roots: Any) -> Iterator[None]:
-    """Puts back all attributes of the roots and of what they hold, and what the process has one of."""
+    """Restores the roots, all objects reachable from them, and the global state of the process.
+
+    Global state: random generators, the default dtype, the autograd mode and hooks of all modules.
+    """
     with ExitStack() as stack:
         for restore in (*_save_process_state(), *_Snapshot(roots).restores):
             stack.callback(restore)
@@ -33,7 +36,7 @@ def restore_on_exit(*roots: Any) -> Iterator[None]:
 
 
 def _save_process_state() -> Iterator[Restore]:
-    """What a forward may set for the whole process: generators, the default type, the mode of autograd."""
+    """Saves the global state of the process; yields functions that restore it."""
     for get, put in (
         (torch.get_rng_state, torch.set_rng_state),
         (random.getstate, random.setstate),
@@ -45,7 +48,7 @@ def _save_process_state() -> Iterator[Restore]:
         yield _deferred(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
     if (numpy := sys.modules.get("numpy")) is not None:
         yield _deferred(numpy.random.set_state, numpy.random.get_state())
-    for value in vars(nn.modules.module).values():  # hooks of all modules there are
+    for value in vars(nn.modules.module).values():  # global module hooks
         if isinstance(value, OrderedDict):
             yield _ContainerSnapshot(value).restore
 
@@ -55,12 +58,12 @@ def _deferred(put: Callable[[Any], Any], value: Any) -> Restore:
 
 
 class _Snapshot:
-    """Everything that can be reached from some objects, as it is now."""
+    """The state of everything reachable from some objects; `restores` has functions that restore it."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.restores: list[Restore] = []
-        self._seen: dict[int, Any] = {}  # which also keeps them alive, so that ids stay theirs
-        self._states: set[int] = set()  # parameters and buffers, which tracing replaces by others
+        self._seen: dict[int, Any] = {}  # by id; keeps them alive, so that ids stay unique
+        self._states: set[int] = set()  # ids of parameters and buffers: tracing replaces them
         pending: list[tuple[Any, bool]] = [(root, True) for root in roots]
         while pending:
             value, in_module = pending.pop()
@@ -69,7 +72,10 @@ class _Snapshot:
                 pending += self._visit(value, in_module)
 
     def _visit(self, value: Any, in_module: bool) -> Iterable[tuple[Any, bool]]:
-        """Notes one object; gives what it holds. `own`: not held by an object that is no module."""
+        """Saves one object; returns what it refers to.
+
+        in_module: whether it was reached through modules and containers only.
+        """
         if isinstance(value, Tensor):
             self._save_tensor(value, in_module)
             return ()
@@ -113,7 +119,7 @@ class _Snapshot:
 
 
 class _ContainerSnapshot:
-    """What a dictionary, list or set holds."""
+    """The content of a dictionary, list, set or deque."""
 
     def __init__(self, container: Any) -> None:
         self._container = container
@@ -126,13 +132,13 @@ class _ContainerSnapshot:
         return self._saved_items
 
     def restore(self) -> None:
-        """Only where something else is there now: the same objects stay where they are."""
+        """Restores the content of the same container object, if it changed."""
         now = self._items()
         if len(now) == len(self._saved_items) and all(map(_same_item, now, self._saved_items)):
             return
         container_types: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
         container_type = next(k for k in container_types if isinstance(self._container, k))
-        container_type.clear(self._container)  # not by methods of the container's own class
+        container_type.clear(self._container)  # a subclass may override its methods
         fill = container_type.update if hasattr(container_type, "update") else container_type.extend
         fill(self._container, self._saved_items)
 
@@ -150,7 +156,7 @@ def _same_item(now: Any, before: Any) -> bool:
 
 
 def _save_generator(value: Any) -> Restore | None:
-    """A random generator of torch, of Python or of numpy draws again what it would have drawn."""
+    """A function that restores a random generator of torch, Python or numpy; None for other objects."""
     if isinstance(value, torch.Generator):
         return _deferred(value.set_state, value.get_state())
     if isinstance(value, random.Random):
@@ -162,13 +168,13 @@ def _save_generator(value: Any) -> Restore | None:
 
 
 def _is_standard_library(value: Any) -> bool:
-    """Functions, loggers, threads, locks: what has no attributes, or attributes that are not a module's."""
+    """Whether an object is not saved: it is from the standard library (a logger) or has no attributes."""
     top_package = type(value).__module__.partition(".")[0]
     return top_package in sys.stdlib_module_names or not hasattr(value, "__dict__")
 
 
 def _save_class(value: Any) -> Restore:
-    """A module that is not made up yet becomes one of another class at its first call."""
+    """Saves the class: a lazy module of torch (nn.LazyLinear) changes its class at the first call."""
     before = type(value)
 
     def restore() -> None:

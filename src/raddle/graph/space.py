@@ -1,15 +1,17 @@
-"""The iteration space of one operator, read off its line of index notation.
+"""The iteration space of one operator, parsed from its index notation.
 
     y[n c h w] += x[n k h*2+R-1 w*2+Q-1] * w[c k R Q] + b[c]
 
-- A small letter is a dimension that can be split; a CAPITAL is always taken whole (windows,
-  sorted dimensions).
-- `=` computes each output element on its own; `+=` sums over the dimensions that the output
-  lacks, so a box that holds only a part of them gives a *partial* result. `moments=` and `lse=`
-  combine in their own way (ops/norm.py).
-- `*` joins the factors of a product (a contraction); `+ b[c]` is an operand that is added once,
-  by the box that holds the origin of the summed dimensions; `,` separates operands of anything
-  else.
+The iteration space has one dimension for each letter: n c h w k R Q here. A box of it is a part of the
+operator's work. The words of this file:
+
+- A small letter is a dimension that can be split; a CAPITAL is never split (windows, sorted dimensions).
+- `=` computes each output element independently; `+=` sums over the dimensions that the output lacks (the
+  *reduced* dimensions), so a box with a part of them gives a *partial* result. `moments=` and `lse=`
+  combine partial results differently (ops/norm.py).
+- `*` joins the factors of a product (a contraction); `+ b[c]` is an operand that is added once, by the box
+  that contains the origin of the reduced dimensions; `,` separates operands of anything else.
+- The *region* of an operand is the box of its elements that a box of the iteration space reads.
 
 Regions, partial sums, dimension kinds, operations and bytes are all derived here and nowhere else.
 """
@@ -36,50 +38,58 @@ class Dim(NamedTuple):
 
     @property
     def unsplittable(self) -> bool:
-        """Whether it may never be split."""
+        """Whether the dimension may never be split."""
         return self.name.isupper()
 
 
 class Access(NamedTuple):
-    """How an operand is indexed. A `factor` is multiplied, a `once` operand is added by one box only."""
+    """How an operand is indexed, and how it enters the result."""
 
     indices: tuple[Index, ...]
-    is_factor: bool
-    added_once: bool
+    is_factor: bool  # a factor of a product
+    added_once: bool  # added by one box only, as a bias is
 
 
 class Work(NamedTuple):
-    """Floating-point operations, and elements read and written by operand (inputs, then outputs)."""
+    """The work of a box."""
 
-    flops: int
-    elements: tuple[int, ...]
+    flops: int  # floating-point operations
+    elements: tuple[int, ...]  # read or written: for each operand, then for each output
 
 
 class Space(NamedTuple):
-    """Dimensions, operands and outputs of one operator; see `parse_space`."""
+    """The iteration space of one operator; made by `parse_space`."""
 
     dims: tuple[Dim, ...]
-    outputs: tuple[tuple[int, ...], ...]  # per output and dimension, the iteration dimension
+    outputs: tuple[
+        tuple[int, ...], ...
+    ]  # for each output and each of its dimensions: the iteration dimension
     operands: tuple[Access, ...]
-    combine: str  # "" | "sum" | "moments" | "lse"
-    flops_per_point: int  # operations a point, where it is no product
+    combine: str  # how partial results are combined: "" | "sum" | "moments" | "lse"
+    flops_per_point: int  # for operators that are not products
 
     @property
     def full(self) -> Box:
+        """The box of the whole iteration space."""
         return Box.full([d.size for d in self.dims])
 
     @property
     def reduced_dims(self) -> tuple[int, ...]:
-        """Dimensions that the output lacks."""
+        """The dimensions that the outputs lack: those that are summed over."""
         output_dims = {d for output in self.outputs for d in output}
         return tuple(i for i in range(len(self.dims)) if i not in output_dims)
 
     @property
     def is_product(self) -> bool:
+        """Whether the operator is a contraction of two or more factors."""
         return sum(a.is_factor for a in self.operands) > 1
 
     def dim_kinds(self, is_parameter: Sequence[bool]) -> str:
-        """A letter a dimension: Sample, Attribute, Parameter, Reduction, or `-` where it is whole."""
+        """One letter for each dimension: how it can be split.
+
+        S: sample, P: indexes a parameter, R: reduced (summed over), A: any other attribute of the output,
+        `-`: cannot be split. is_parameter: for each operand, whether it is a parameter.
+        """
         letters = []
         reduced_dims = self.reduced_dims
         in_parameter = {
@@ -101,18 +111,18 @@ class Space(NamedTuple):
         return "".join(letters)
 
     def output_boxes(self, box: Box) -> tuple[Box, ...]:
-        """The box of each output that a box of the iteration space contributes to."""
+        """For each output, the box of elements that a box of the iteration space contributes to."""
         return tuple(
             Box(tuple(box.lo[d] for d in output), tuple(box.hi[d] for d in output))
             for output in self.outputs
         )
 
     def is_partial(self, box: Box) -> bool:
-        """Whether the box leaves out a part of a summed dimension, so that others must be added."""
+        """Whether the box lacks a part of a reduced dimension, so that its result is partial."""
         return any(box.hi[d] - box.lo[d] < self.dims[d].size for d in self.reduced_dims)
 
     def regions(self, box: Box) -> tuple[Box | None, ...]:
-        """The smallest region of each operand that the box needs; None where it needs nothing of it."""
+        """For each operand, the smallest region that the box needs; None if it needs no element."""
         ranges = tuple(zip(box.lo, box.hi, strict=True))
         at_origin = all(box.lo[d] == 0 for d in self.reduced_dims)
         regions = [
@@ -120,27 +130,27 @@ class Space(NamedTuple):
             for access in self.operands
         ]
         if any(a.is_factor and r is None for a, r in zip(self.operands, regions, strict=True)):
-            # One factor lies wholly in the padding: the product is zero, whatever the others are.
+            # One factor is entirely padding: the product is zero, so no factor is needed.
             return tuple(
                 None if a.is_factor else r for a, r in zip(self.operands, regions, strict=True)
             )
         return tuple(regions)
 
     def spans(self, operand: int, box: Box) -> tuple[Range, ...]:
-        """The ranges of an operand that the box touches, padding included."""
+        """For each dimension of an operand, the range of indices over the box, including padding."""
         ranges = tuple(zip(box.lo, box.hi, strict=True))
         return tuple(index.span(ranges) for index in self.operands[operand].indices)
 
     def forward_work(self, box: Box) -> Work:
-        """Operations and elements of the forward computation of a box."""
+        """The work of the forward computation of a box."""
         per_point = 2 if self.is_product else self.flops_per_point
         return Work(per_point * box.volume, self._elements(box))
 
     def backward_work(self, box: Box, operand: int) -> Work:
-        """Operations and elements of the gradient of one operand, by transposition of the line.
+        """The work of computing the gradient of one operand, derived from the same notation.
 
-        A product reads the output's gradient and the other factors; anything else the output's
-        gradient and its operands. The result has the operand's region.
+        A product reads the output's gradient and the other factors; any other operator reads the output's
+        gradient and all operands. The result has the shape of the operand's region.
         """
         access, elements = self.operands[operand], list(self._elements(box))
         if access.added_once:
@@ -174,9 +184,10 @@ def parse_space(
     tables: Mapping[str, Sequence[Range]] | None = None,
     flops_per_point: int = 1,
 ) -> Space:
-    """Reads a line of notation, given the shapes of its operands and outputs.
+    """Parses index notation, given the shapes of the operands and of the outputs.
 
-    `names` holds integers for attributes (`s0`) and for dimensions that no shape tells (`R`).
+    integers: values of attributes (`s0`), and sizes of dimensions that no shape determines (`R`).
+    tables: tables of ranges by name (index.py).
 
     >>> s = parse_space("y[n c] += x[n k] * w[c k] + b[c]", [(8, 5), (6, 5), (6,)], [(8, 6)])
     >>> s.regions(Box((0, 2, 0), (4, 4, 5)))
@@ -239,7 +250,7 @@ def _sizes(
     outputs: Sequence[Sequence[int]],
     integer_of: Mapping[str, int],
 ) -> dict[str, int]:
-    """Dimension sizes: from the outputs, then from operands indexed plainly, then as given."""
+    """The size of each dimension: from the outputs, else from operands indexed by it, else as given."""
     sizes: dict[str, int] = {}
     for tokens, shape in [*zip(left, outputs, strict=True), *zip(right, shapes, strict=True)]:
         for token, size in zip(tokens, shape, strict=True):

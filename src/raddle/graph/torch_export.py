@@ -1,4 +1,4 @@
-"""The export of a module with its loss: what torch.export would lose without a word is refused here."""
+"""Exports a module with its loss by torch.export, and refuses what torch.export would drop silently."""
 
 from __future__ import annotations
 
@@ -18,19 +18,27 @@ from torch import Tensor, nn
 from raddle.errors import InputError
 from raddle.graph.snapshot import restore_on_exit
 
-# All that a tensor can call when its gradient is there.
+# The methods of Tensor that register a hook on its gradient.
 HOOKS = [n for n in dir(Tensor) if n.startswith("register_") and n.endswith("hook")]
 
 
 class StepModule(nn.Module):
-    """The module and its loss; returns the loss first, then every tensor that the module returns."""
+    """The module followed by its loss; returns the loss first, then every tensor that the module returns.
+
+    keyword_names: names of the inputs if the module takes keyword arguments, else None. The first
+    `input_count` arguments of `forward` are inputs of the module, the others are targets.
+    """
 
     def __init__(
-        self, model: nn.Module, keys: list[str] | None, count: int, loss: Callable[..., Any] | None
+        self,
+        model: nn.Module,
+        keyword_names: list[str] | None,
+        input_count: int,
+        loss: Callable[..., Any] | None,
     ) -> None:
         super().__init__()
-        self.model, self.keyword_names, self.input_count = model, keys, count
-        # In a tuple: what a loss module holds are constants, not states of the model.
+        self.model, self.keyword_names, self.input_count = model, keyword_names, input_count
+        # In a tuple, so that tensors of a loss module become constants, not parameters of the model.
         self.loss = (loss,)
         self.training = model.training
 
@@ -45,9 +53,8 @@ class StepModule(nn.Module):
         else:
             output = self.model(**dict(zip(self.keyword_names, inputs, strict=True)))
         for owner, key, buffer in buffers:
-            if (
-                assigned := getattr(owner, key)
-            ) is not buffer:  # assigned anew: the same as written
+            # A buffer that was assigned is treated as one that was written in place.
+            if (assigned := getattr(owner, key)) is not buffer:
                 buffer.copy_(assigned.detach())
                 setattr(owner, key, buffer)
         for name, p in self.model.named_parameters():
@@ -85,6 +92,7 @@ def _tensors(output: Any) -> list[Tensor]:
 def export(
     step: StepModule, inputs: Sequence[Any], model: nn.Module
 ) -> torch.export.ExportedProgram:
+    """Exports `step`, which wraps `model`. Raises InputError with the place in the user's code."""
     on_meta = any(t.is_meta for t in [*model.parameters(), *model.buffers()])
     try:
         default_device = torch.device("meta") if on_meta else nullcontext()
@@ -105,10 +113,10 @@ def export(
 
 
 def _distinct_inputs(tree: Any) -> Any:
-    """The same arguments in tensors of their own.
+    """The same arguments with a new tensor for each one, of the same shape, strides and type.
 
-    Export tells tensors apart by what they are: one that is given twice, or that the module holds too, it
-    would take for the other.
+    torch.export identifies an input by its tensor object. If one object were two inputs, or an input and a
+    parameter, it would confuse them.
     """
     if isinstance(tree, Tensor):
         tensor = torch.empty_strided(
@@ -132,7 +140,7 @@ def _without_warnings() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on attributes that the modules of torch itself assign
+            warnings.simplefilter("ignore")  # torch warns of attributes that its own modules assign
             yield
     finally:
         logging.disable(disabled)
@@ -140,14 +148,14 @@ def _without_warnings() -> Iterator[None]:
 
 @contextmanager
 def _refuse_custom_backward() -> Iterator[None]:
-    """While tracing, what export would drop without a word is refused: backwards of the user's own.
+    """Refuses custom autograd functions and hooks on gradients while torch.export runs.
 
-    There is no other sign of them in an exported program, so torch's entry points are replaced for as
-    long as the export runs.
+    torch.export drops their backward silently, and the exported program has no trace of them. So the entry
+    points of torch are replaced during the export.
     """
 
     def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls.__name__ == "_NoopSaveInputs":  # of checkpoints without re-entry: changes nothing
+        if cls.__name__ == "_NoopSaveInputs":  # used by non-reentrant checkpoints: changes nothing
             return apply.__func__(cls, *args, **kwargs)
         reentrant = "Checkpoint" in cls.__name__
         hint = " (for a checkpoint, say use_reentrant=False)" if reentrant else ""
@@ -173,7 +181,7 @@ def _refuse_custom_backward() -> Iterator[None]:
 
 
 def _user_location(error: BaseException) -> str:
-    """Where in the user's code an export failed: the innermost frame outside of torch and raddle."""
+    """The place in the user's code where an export failed: the innermost frame outside torch and raddle."""
     library_folders = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):

@@ -1,4 +1,4 @@
-"""What a kind of operator says of itself beside its line of notation: whoever needs to know asks for it."""
+"""Properties of operator kinds that their index notation does not say: for costs, memory and searches."""
 
 from __future__ import annotations
 
@@ -7,31 +7,27 @@ from enum import Enum
 
 
 class SavedTensors(Enum):
-    """What PyTorch keeps of an operator for its backward."""
+    """Which tensors of an operator PyTorch saves for its backward."""
 
     NOTHING = "nothing"
     INPUTS = "inputs"
     OUTPUT = "output"
     BOTH = "inputs and output"
-    FACTORS = "factors"  # an operand is needed for the gradients of the others
-    INDICES = "indices"  # operands without a gradient: positions, masks
+    FACTORS = "factors"  # those operands that the gradient of another operand needs
+    INDICES = "indices"  # the operands without a gradient: positions, masks
 
 
 @dataclass(frozen=True)
 class Traits:
-    """Of a kind of operator."""
+    """The properties of one operator kind."""
 
     saved_tensors: SavedTensors
-    extra_saved_bytes: int = (
-        0  # bytes kept for each element of the output: masks, and where a maximum was
-    )
-    is_view: bool = False  # it only changes how memory is looked at
-    is_cheap: bool = False  # it costs little: it goes with whoever reads its result
-    family: str = ""  # whose efficiency applies: "" is matmul for products, else memory
-    updates_buffer: bool = (
-        False  # it updates a buffer beside the step: no gradient, and it may be everywhere
-    )
-    strided: bool = False  # it reads windows at a stride: what it reads may be a bit larger
+    extra_saved_bytes: int = 0  # saved for each element of the output: masks, indices of maxima
+    is_view: bool = False  # the output is a view of the input: no data is moved
+    is_cheap: bool = False  # searches may place it together with an operator that reads its result
+    family: str = ""  # whose measured efficiency applies; "": matmul for products, else memory
+    updates_buffer: bool = False  # it has no gradient and may run on every device
+    strided: bool = False  # it reads strided windows: its input may be larger than the region
 
 
-TRAITS: dict[str, Traits] = {}  # by kind, as `declare` fills it
+TRAITS: dict[str, Traits] = {}  # by name of the kind; filled by `declare`
