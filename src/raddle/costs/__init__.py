@@ -1,1 +1,1 @@
-"""What computing, sending and keeping costs."""
+"""Cost models: seconds of computation and communication, and bytes that autograd saves for backward."""

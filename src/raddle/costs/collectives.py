@@ -1,8 +1,10 @@
-"""Seconds of an all-reduce by its algorithm.
+"""Seconds and bytes of an all-reduce among P devices; the fastest of three algorithms counts.
 
 ring           2(P-1) messages of bytes/P on every link of the ring
 tree           2 log2(P) messages of all bytes, up and down
-hierarchical   a ring in each node, a ring between their first devices, and back
+hierarchical   a ring inside each node, then a ring of the leaders (the first device of each node)
+
+The functions with @register_jitable take plain numbers, so that numba can call them too.
 """
 
 from __future__ import annotations
@@ -18,19 +20,22 @@ from raddle.costs.links import transfer_seconds
 
 
 class AllReduceTopology(NamedTuple):
-    """Devices that sum something, as the seconds depend on them."""
+    """What the seconds of an all-reduce depend on, besides its bytes.
 
-    size: float
+    bandwidth and latency are those of the slowest hop of a ring, in bytes/s and seconds.
+    """
+
+    size: float  # number of devices; the ring of all of them:
     bandwidth: float
     latency: float
-    leaders: float  # nodes; the ring between their first devices
+    leaders: float  # number of nodes; the ring of their leaders:
     leaders_bandwidth: float
     leaders_latency: float
-    node_rings: Sequence[tuple[float, float, float]]  # the rings in nodes: size, bandwidth, latency
+    node_rings: Sequence[tuple[float, float, float]]  # inside each node: size, bandwidth, latency
 
 
 def all_reduce_topology(cluster: Cluster, devices: Sequence[int]) -> AllReduceTopology:
-    """What an all-reduce among some devices depends on, beside its bytes."""
+    """The topology of an all-reduce among devices, given as indices into cluster.devices."""
     nodes: dict[int, list[int]] = {}
     for d in devices:
         nodes.setdefault(cluster.devices[d].node, []).append(d)
@@ -46,12 +51,15 @@ def all_reduce_topology(cluster: Cluster, devices: Sequence[int]) -> AllReduceTo
 
 
 def hops(ring: Sequence[int]) -> list[tuple[int, int]]:
-    """The pairs of devices that are neighbours in a ring."""
+    """The hops (source, target) of a ring; the last one leads back to the first device."""
     return list(zip(ring, [*ring[1:], ring[0]], strict=True))
 
 
 def slowest_hop(cluster: Cluster, ring: Sequence[int]) -> tuple[float, float]:
-    """Bandwidth and latency of the slowest hop of a ring; links that several hops share are divided."""
+    """Bandwidth and latency of the slowest hop of a ring.
+
+    Hops that use the same link share its bandwidth.
+    """
     pairs = hops(ring)
     hops_by_link: dict[int, int] = {}
     for a, b in pairs:
@@ -67,13 +75,13 @@ def slowest_hop(cluster: Cluster, ring: Sequence[int]) -> tuple[float, float]:
 
 @register_jitable
 def ring_seconds(size: Any, bandwidth: Any, latency: Any, nbytes: Any) -> Any:
-    """Seconds of a ring, by its size and its slowest hop."""
+    """Seconds of a ring all-reduce; bandwidth and latency of its slowest hop."""
     return 2 * (size - 1) * transfer_seconds(latency, bandwidth, nbytes / size)
 
 
 @register_jitable
 def tree_seconds(size: Any, bandwidth: Any, latency: Any, nbytes: Any) -> Any:
-    """Seconds of a tree, by its size and its slowest hop."""
+    """Seconds of a tree all-reduce; bandwidth and latency of the slowest hop."""
     return 2 * math.ceil(math.log2(size)) * transfer_seconds(latency, bandwidth, nbytes)
 
 
@@ -81,7 +89,7 @@ def tree_seconds(size: Any, bandwidth: Any, latency: Any, nbytes: Any) -> Any:
 def hierarchical_seconds(
     leaders: Any, bandwidth: Any, latency: Any, node_rings: Any, nbytes: Any
 ) -> Any:
-    """Seconds of rings in nodes, the longest of which counts, and of the one between nodes."""
+    """Seconds of the slowest ring inside a node, plus those of the ring of the leaders."""
     total = 0.0
     for k in range(len(node_rings)):
         total = max(
@@ -97,7 +105,7 @@ def fastest_seconds(
     size: Any, bandwidth: Any, latency: Any,
     leaders: Any, leaders_bandwidth: Any, leaders_latency: Any, node_rings: Any, nbytes: Any,
 ) -> Any:  # fmt: skip
-    """Seconds of an all-reduce by the fastest algorithm, as collective libraries choose; see `Ring`."""
+    """Seconds of the fastest algorithm, as collective libraries choose it; see `AllReduceTopology`."""
     best = min(
         ring_seconds(size, bandwidth, latency, nbytes),
         tree_seconds(size, bandwidth, latency, nbytes),
@@ -108,21 +116,24 @@ def fastest_seconds(
 
 
 def all_reduce_seconds(cluster: Cluster, devices: Sequence[int], nbytes: float) -> float:
-    """Seconds of an all-reduce among some devices."""
+    """Seconds of an all-reduce among devices, given as indices into cluster.devices."""
     return float(fastest_seconds(*all_reduce_topology(cluster, devices), nbytes))
 
 
 def server_bytes(count: int, nbytes: int) -> int:
-    """Bytes to and from a server that is none of the devices, as OptCNN and FlexFlow count them."""
+    """Bytes between `count` devices and a parameter server that is not one of them, both directions.
+
+    OptCNN and FlexFlow count synchronisation so.
+    """
     return 2 * count * nbytes
 
 
 def all_reduce_bytes(count: int, nbytes: int) -> int:
-    """Bytes that all devices together send in a ring."""
+    """Bytes that all `count` devices together send in a ring all-reduce of `nbytes`."""
     return 2 * (count - 1) * nbytes
 
 
 def all_reduce_bytes_by_device(count: int, nbytes: int) -> list[int]:
-    """The same, by device: whole bytes that add up to all of them."""
+    """By device, the bytes that it sends; integers that add up to `all_reduce_bytes`."""
     sent = all_reduce_bytes(count, nbytes)
     return [sent * (i + 1) // count - sent * i // count for i in range(count)]

@@ -1,7 +1,11 @@
-"""Seconds that a box of an operator takes on a device: measured, or a roofline with efficiencies by family.
+"""Seconds that a device needs to compute a tile (a box) of an operator: from a profile, or by a roofline.
 
-An operator takes what its operations or what its bytes take, whichever is longer, and a fixed overhead.
-Both are read off its line of notation for exactly the box that is run.
+The roofline: max(FLOP / FLOP rate, bytes / memory bandwidth) + a fixed overhead per operator. FLOP and
+bytes follow from the operator's index notation for exactly that box. The efficiency, the fraction of the
+device's peak that is reached, depends on the operator's family: conv, matmul, attention or memory.
+
+Phases: "F" forward, "R" forward recomputed, "B" backward. With a split backward, "B" computes the
+gradients of activations only, and "W" those of parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from raddle.graph.ops import work
 
 
 def family(op: Op) -> str:
-    """Which efficiency applies: conv, matmul, attention, or memory for all that is bound by it."""
+    """The family of an operator: conv, matmul, attention, or memory if memory bandwidth limits it."""
     if op.traits.family == "attention":
         return "attention"
     if not op.space.is_product:
@@ -30,7 +34,10 @@ def family(op: Op) -> str:
 
 
 class ComputeCosts:
-    """Seconds of operators, remembered by what they depend on; a profile comes before the roofline."""
+    """Seconds of operators, cached. The roofline is used where the profile has no measurement.
+
+    active: values through which gradients flow.
+    """
 
     def __init__(
         self,
@@ -38,14 +45,13 @@ class ComputeCosts:
         active: frozenset[str],
         profile: Profile | None = None,
         *,
-        split_backward: bool = False,  # gradients of parameters apart from those of activations
-        bn: str = "global",  # what batch statistics are of, as a plan has it
-        native_calls: Mapping[str, NativeCall]
-        | None = None,  # by operator; None: all that there are
+        split_backward: bool = False,  # "B" and "W" are separate phases
+        bn: str = "global",  # batch-norm statistics, as in a plan: "global" or "local" (per device)
+        native_calls: Mapping[str, NativeCall] | None = None,  # by operator; None: all of the graph
     ) -> None:
         self.graph, self.profile, self.bn = graph, profile, bn
         candidates = find_native_calls(graph) if native_calls is None and profile else native_calls
-        # A backward in two parts is cut around operators with parameters (program/segments.py).
+        # With a split backward, operators with parameters run by themselves (program/segments.py).
         self.native_calls = {
             name: call for name, call in (candidates or {}).items()
             if profile and not (split_backward and call.has_parameters)
@@ -53,7 +59,9 @@ class ComputeCosts:
         self.grad_operands: dict[
             tuple[str, str], tuple[int, ...]
         ] = {}  # operator, phase -> operands
-        self.all_grad_operands: dict[str, tuple[int, ...]] = {}  # operator -> operands of both
+        self.all_grad_operands: dict[
+            str, tuple[int, ...]
+        ] = {}  # operator -> operands of "B" and "W"
         for op in graph.ops:
             with_gradient = operands_with_gradient(op, active)
             weights = [i for i in with_gradient if graph.values[op.inputs[i]].role == "parameter"]
@@ -68,7 +76,7 @@ class ComputeCosts:
         self.cache: dict[tuple[object, ...], float] = {}
 
     def seconds(self, op: Op, box: Box, phase: str, device: Device) -> float:
-        """Forward ("F", again "R"), or backward ("B", "W"): the gradients of operands that need one."""
+        """Seconds of a box in a phase ("F", "R", "B" or "W") on a device."""
         grad_operands = self.grad_operands.get((op.name, phase))
         if op.name in self.native_calls:
             call_seconds = self._measured_native_call(op, box, phase, device.kind)
@@ -89,20 +97,21 @@ class ComputeCosts:
         return seconds
 
     def cost_key(self, op: Op, phase: str) -> tuple[object, ...]:
-        """Equal for operators whose tiles of one shape take equally long."""
-        # Spaces are shared by operators that are alike, so their identity stands for their content.
+        """A key that is equal for operators whose tiles of the same shape take equally long."""
+        # Operators with the same notation and sizes share one Space object, so its id identifies the
+        # content.
         content = (
             id(op.space),
             op.kind,
             self.dtypes[op.name],
             self.grad_operands.get((op.name, phase)),
         )
-        # A profile tells them apart by more, and has native calls of some.
+        # A profile distinguishes operators further, for example by attributes and by native calls.
         return content if self.profile is None else (*content, self._profile_keys[op.name])
 
     @cached_property
     def _profile_keys(self) -> Mapping[str, str]:
-        """By operator, what a profile calls it, and the native call that it is a part of."""
+        """By operator, its key in a profile, followed by that of its native call, if it has one."""
         keys = {op.name: profile_key(op, op.space.full, "F", None, "") for op in self.graph.ops}
         for name, call in self.native_calls.items():
             call_key = native_call_key(call, call.main.space.full, "F", None, "")
@@ -110,7 +119,7 @@ class ComputeCosts:
         return keys
 
     def measured_seconds(self, op: Op, box: Box, phase: str, device_kind: str) -> float | None:
-        """As `seconds`, where the profile has it."""
+        """As `seconds`, but only from the profile; None if it was not measured."""
         call_seconds = (
             self._measured_native_call(op, box, phase, device_kind)
             if op.name in self.native_calls
@@ -132,7 +141,10 @@ class ComputeCosts:
     def _measured_part(
         self, op: Op, box: Box, grad_operands: Sequence[int], device: Device
     ) -> float | None:
-        """Of a backward in two parts that was measured as one: what the roofline says of a part."""
+        """Seconds of "B" or "W" of a split backward, if only the whole backward was measured.
+
+        The measured time is divided in the ratio of the roofline times.
+        """
         both = self.all_grad_operands[op.name]
         measured = (
             self._measured_op(op, box, both, device.kind) if tuple(grad_operands) != both else None
@@ -146,9 +158,9 @@ class ComputeCosts:
         )
 
     def _measured_native_call(self, op: Op, box: Box, phase: str, device_kind: str) -> float | None:
-        """Of a composite that is one call there: an operator's part of the call's seconds.
+        """An operator's share of the measured seconds of its native call; None if not applicable.
 
-        Of a backward in two parts the first has all: what the second needs falls out of it.
+        With a split backward, "B" takes all of the time and "W" none: one call gives all gradients.
         """
         call = self.native_calls[op.name]
         if not call.is_whole(op, box, self.bn):
@@ -175,15 +187,15 @@ class ComputeCosts:
 
 
 class Speed(NamedTuple):
-    """What a device does, or several devices do (then these are arrays), for operators of a kind."""
+    """The effective speed of a device for an operator. Each field may be an array over several devices."""
 
-    bandwidth: Any  # bytes a second
-    flop_rate: Any  # operations a second; infinite where memory alone counts
-    overhead: Any  # seconds before anything is done
+    bandwidth: Any  # bytes/s of memory
+    flop_rate: Any  # FLOP/s; infinite if only memory bandwidth counts
+    overhead: Any  # fixed seconds per operator
 
 
 def speed(op: Op, device: Device) -> Speed:
-    """How fast a device is at an operator."""
+    """The effective speed of a device for an operator."""
     op_family, rate = family(op), math.inf
     if op_family != "memory":
         peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
@@ -192,12 +204,12 @@ def speed(op: Op, device: Device) -> Speed:
 
 
 def effective_bandwidth(device: Device) -> float:
-    """Bytes a second that a device reads and writes."""
+    """Bytes/s that elementwise operators read and write in a device's memory."""
     return device.bandwidth * device.efficiency["memory"]
 
 
 def memory_pass_seconds(nbytes: Any, bandwidth: Any, overhead: Any) -> Any:
-    """Seconds to pass over so many bytes of memory, as merges and updates do."""
+    """Seconds to read or write `nbytes` of memory, as merges of partial results and updates do."""
     return nbytes / bandwidth + overhead
 
 
@@ -209,7 +221,10 @@ def roofline(
     speed: Speed,
     maximum: Callable[[Any, Any], Any] = max,
 ) -> Any:
-    """Seconds of an amount of work: operations, and elements by operand. Arrays need `np.maximum`."""
+    """Seconds of an amount of work. `elements`: read or written, by input and then by output.
+
+    flops, elements and speed may be arrays; then `maximum` has to be np.maximum.
+    """
     if op.traits.is_view:
         return speed.overhead
     values = [graph.values[n] for n in (*op.inputs, *op.outputs)]

@@ -1,7 +1,8 @@
-"""What communication takes from the devices themselves: a CPU copies, packs and wakes up for each message.
+"""Host overhead: the seconds that communication takes from the device itself.
 
-A device that does this itself does it in the program's order, between what it computes: a message waits for
-what its source did before, and whoever first waits for it at its target takes it in.
+A CPU that computes also packs, copies and wakes up for every message. It does so in the program's order,
+between its computations. The sender pays before a message leaves. At the receiver, the first instruction
+that needs the message pays. GPUs have no host overhead here.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from raddle.clusters import Cluster, Device
 
 @register_jitable
 def host_seconds(fixed: Any, per_byte: Any, nbytes: Any) -> Any:
-    """What a message or a sum takes from a device, and what each of the bytes that it handles takes."""
+    """Host overhead of one message or all-reduce; nbytes: the bytes that the device sends or receives."""
     return fixed + per_byte * nbytes
 
 
 @register_jitable
 def all_reduce_bytes_per_member(members: Any, nbytes: Any) -> Any:
-    """Bytes that one member of an all-reduce sends and receives: a ring does both with as much."""
+    """Bytes that one member of a ring all-reduce sends plus those that it receives; both are equal."""
     return 4 * (members - 1) / members * nbytes
 
 
 def has_host_overhead(cluster: Cluster) -> bool:
-    """Whether communication takes anything from the devices of a cluster."""
+    """Whether any device of a cluster has host overhead."""
     return any(any(d.host_overhead.values()) for d in set(cluster.devices))
 
 
 def message_host_seconds(device: Device, nbytes: int, *, sliced: bool = False) -> float:
-    """One end of a message, or of a slice of a parameter."""
+    """Host overhead of sending, or of receiving, one message; sliced: it carries a slice of a parameter."""
     overhead = device.host_overhead
     return float(host_seconds(overhead["slice" if sliced else "message"], overhead["byte"], nbytes))
 
 
 def all_reduce_host_seconds(device: Device, members: int, nbytes: int) -> float:
-    """To take part in an all-reduce."""
+    """Host overhead of one member of an all-reduce."""
     overhead = device.host_overhead
     return float(
         host_seconds(

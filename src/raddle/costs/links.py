@@ -1,4 +1,4 @@
-"""Seconds that something takes on a link: the one formula, for numbers, arrays and compiled code alike."""
+"""The time of a transfer on a link: one formula for numbers, NumPy arrays and numba-compiled functions."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from numba.extending import register_jitable
 
 @register_jitable
 def transfer_seconds(latency: Any, bandwidth: Any, nbytes: Any) -> Any:
-    """What a message of so many bytes takes."""
+    """Seconds of a message; latency in seconds, bandwidth in bytes/s."""
     return latency + nbytes / bandwidth

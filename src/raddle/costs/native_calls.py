@@ -1,16 +1,20 @@
-"""Composites that one native call computes where a device has them whole: what that call takes.
+"""Native calls: how the time of one PyTorch call counts for the several operators that it replaces.
 
-A profile has both, the call and the operators that it stands for. Where a tile is whole, the call's seconds
-count as those of the composite's main operator, and its others take none; a recurrence's are divided among
-its operators by their work, as plans have its steps on different devices.
+The graph holds batch norm, LSTM and others as several operators (a composite, graph.FusedCall). PyTorch
+has one native call for all of them. A device can make the call if its tiles are whole in the dimensions
+that the call may not split:
 
-A run makes one call only where a device's tiles of all operators belong together and nothing is sent
-between them (runtime/code_generator.py, program/segments.py): steps of a recurrent layer that come from another
-device, or go to one, are computed one by one. Simulation and evaluator know all tiles and count so
-(`tiled_alike`); searches that ask for one operator take the others to be tiled alike.
+    batch_norm   computes moments over n, h, w, then the result: a tile needs all samples and pixels
+    lstm         computes steps and gates of a layer: a tile needs everything except samples
 
-    batch_norm: moments of n, h, w, then the result: whole where a tile has all samples and pixels
-    lstm: steps and gates of a layer: whole where a tile has all but samples
+A profile has measurements of the call and of the single operators. If a tile is whole, the seconds of the
+call count for the composite's main operator, and the other operators take no time. If only samples may be
+split, as in a recurrent layer, the seconds are divided among the operators by their work instead: plans may
+place the steps of such a layer on different devices.
+
+A run makes the call only if a device's tiles of all operators match and no message passes between them
+(runtime/code_generator.py, program/segments.py). The simulation and the evaluator know all tiles and check
+this (`applicable_native_calls`). A search that asks for one operator assumes that the others match.
 """
 
 from __future__ import annotations
@@ -27,22 +31,29 @@ from raddle.plans.tiling import Tiling
 
 
 class NativeCall(NamedTuple):
+    """A composite of a graph that one native call can compute."""
+
     fused: FusedCall
-    main: Op  # the last of those with most dimensions
+    main: (
+        Op  # the last operator among those with most dimensions; tiles of the call are tiles of it
+    )
     ops: tuple[Op, ...]
-    shared_dims: frozenset[str]  # names of dimensions that are the same in all operators
-    splittable_dims: frozenset[str]  # those of them that may be split
-    fingerprint: str  # tells calls apart whose main operators are alike
-    time_shares: Mapping[str, float]  # by operator, what counts as its part of the call's seconds
-    neighbours: tuple[str, ...]  # operators that give or take something while others of it compute
-    has_parameters: bool  # whether it has parameters
+    shared_dims: frozenset[str]  # names of dimensions that the operators have in common
+    splittable_dims: frozenset[str]  # the shared dimensions that a tile may split
+    fingerprint: str  # distinguishes calls with equal main operators
+    time_shares: Mapping[str, float]  # by operator, its share of the call's seconds
+    neighbours: tuple[str, ...]  # operators next to it, if tiles split samples only; else empty
+    has_parameters: bool
 
     def main_tile(self, op: Op, box: Box) -> Box:
-        """A tile of one of the operators as one of the main; what the one has not, is there in full."""
+        """The tile of the main operator that matches `box`, a tile of `op`.
+
+        Dimensions that the two operators do not share are taken in full.
+        """
         return self._convert_tile(self.main, op, box)
 
     def op_tile(self, op: Op, box: Box) -> Box:
-        """The other way round."""
+        """The tile of `op` that matches `box`, a tile of the main operator."""
         return self._convert_tile(op, self.main, box)
 
     def _convert_tile(self, other: Op, op: Op, box: Box) -> Box:
@@ -51,20 +62,23 @@ class NativeCall(NamedTuple):
         return Box.full([sizes.get(dim.name, dim.size) for dim in other.space.dims])
 
     def is_whole(self, op: Op, box: Box, bn: str) -> bool:
-        """Whether a tile has all of what may not be split."""
+        """Whether a tile is whole in all dimensions that the call may not split."""
         if self.fused.kind == "batch_norm" and bn == "local":
             return True
         pairs = zip(op.space.dims, box.shape, strict=True)
         return all(size == dim.size for dim, size in pairs if dim.name not in self.splittable_dims)
 
     def accepts(self, box: Box) -> bool:
-        """Whether torch takes a tile of the main operator: not where statistics are of one number."""
+        """Whether PyTorch accepts a tile of the main operator: it refuses statistics of a single number."""
         pairs = zip(self.main.space.dims, box.shape, strict=True)
         return any(size > 1 for dim, size in pairs if dim.name not in self.splittable_dims)
 
 
 def tiling_signature(op: Op, tiling: Tiling) -> object:
-    """Equal for operators of a composite that are tiled alike: by device, parts of dimensions by name."""
+    """A key that is equal for operators of a composite whose tilings match.
+
+    It holds, by device, the ranges of the dimensions that are split, by name.
+    """
     dims = op.space.dims
     return frozenset(
         (tile.device, frozenset(
@@ -77,7 +91,7 @@ def tiling_signature(op: Op, tiling: Tiling) -> object:
 
 
 def applicable_native_calls(graph: Graph, tiles: Mapping[str, Tiling]) -> Mapping[str, NativeCall]:
-    """Those whose operators are: what a plan can run as one call."""
+    """By operator, the native calls that a plan can make: all operators and neighbours are tiled alike."""
     calls = find_native_calls(graph)
     alike = {
         n.main.name: len(
@@ -90,7 +104,10 @@ def applicable_native_calls(graph: Graph, tiles: Mapping[str, Tiling]) -> Mappin
 
 
 def find_native_calls(graph: Graph) -> Mapping[str, NativeCall]:
-    """By operator; one that has nothing of what a call needs whole is small, and stays by itself."""
+    """By operator, the native call that it is part of.
+
+    Small operators that lack the samples, or else the summed dimensions, are left out.
+    """
     calls: dict[str, NativeCall] = {}
     for fused in graph.fused_calls:
         ops = tuple(graph.op(name) for name in fused.ops)
@@ -146,7 +163,10 @@ def _neighbours(graph: Graph, fused: FusedCall) -> tuple[str, ...]:
 
 
 def _fingerprint(graph: Graph, fused: FusedCall) -> str:
-    """An LSTM's last product is the same however many steps there are."""
+    """A text that identifies the call: its kind and a hash of its attributes and input shapes.
+
+    The main operator does not suffice: the last product of an LSTM is equal for any number of steps.
+    """
     shapes = [None if name is None else graph.values[name].shape for name in fused.inputs]
     identity = (fused.kind, sorted(fused.attrs.items()), shapes)
     return f"{fused.kind} {hashlib.sha256(repr(identity).encode()).hexdigest()[:8]}"

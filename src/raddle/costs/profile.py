@@ -1,8 +1,11 @@
-"""Measured seconds of operators: used instead of the roofline where there are any.
+"""Profiles: measured seconds of operators, used instead of the roofline where there are any.
 
-A profile is a file of plain JSON that travels with its user: what was run (the line of notation, the
-kernel's attributes, the shape of the box, the dtype, forward or backward) on which kind of device, and
-the seconds it took.
+A profile is a JSON file that a user can keep and copy. Its keys say what was run (the operator's notation
+and attributes, the shape of the box, the dtype, forward or backward) on which kind of device; its values
+are seconds.
+
+Arguments: phase is "F" (forward) or "B" (backward); grad_operands are the numbers of the operands whose
+gradients the backward computes, None for a forward; device_kind is Device.kind of the cluster.
 """
 
 from __future__ import annotations
@@ -28,12 +31,12 @@ from raddle.graph.ops.fused import FUSED_KERNELS
 from raddle.plans.tiling import Tiling
 
 VERSION = 1
-MAX_SECONDS = 1e6  # seconds of an operator
-NATIVE_CALL = "native"  # one call in place of several operators
+MAX_SECONDS = 1e6  # of an operator; longer times in a file are an error
+NATIVE_CALL = "native"  # marks keys of native calls (native_calls.py)
 
 
 class Profile:
-    """Measured seconds, by what was measured."""
+    """Measured seconds by key (`profile_key`, `native_call_key`)."""
 
     def __init__(self, seconds: Mapping[str, float] | None = None) -> None:
         self.seconds = dict(seconds or {})
@@ -51,7 +54,7 @@ class Profile:
         grad_operands: Sequence[int] | None,
         device_kind: str,
     ) -> float | None:
-        """Of a call that stands for all of a composite, on a tile of its main operator."""
+        """Seconds of a native call; box: a tile of its main operator."""
         return self.seconds.get(native_call_key(call, box, phase, grad_operands, device_kind))
 
     def save(self, path: str | pathlib.Path) -> None:
@@ -60,7 +63,7 @@ class Profile:
 
 
 def load_profile(path: str | pathlib.Path) -> Profile:
-    """A profile that `Profile.save` wrote; every time in it is one that an operator can take."""
+    """Reads a file that `Profile.save` wrote; InputError if a time is negative or too long."""
     data = read_json(path, "profile", missing_hint="write one with raddle probe")
     version = data.get("raddle-profile") if isinstance(data, dict) else None
     if type(version) is not int or version != VERSION:
@@ -72,7 +75,7 @@ def load_profile(path: str | pathlib.Path) -> Profile:
 def profile_key(
     op: Op, box: Box, phase: str, grad_operands: Sequence[int] | None, device_kind: str
 ) -> str:
-    """What was measured, as text that does not depend on where in a model it stands."""
+    """The key of a measurement. Equal operators of different models have the same key."""
     attrs = hashlib.sha256(repr(sorted(op.attrs.items())).encode()).hexdigest()[:8]
     extents = "x".join(map(str, box.shape))
     gradients = "" if grad_operands is None else "/" + ",".join(map(str, grad_operands))
@@ -82,20 +85,25 @@ def profile_key(
 def native_call_key(
     call: NativeCall, box: Box, phase: str, grad_operands: Sequence[int] | None, device_kind: str
 ) -> str:
-    return f"{profile_key(call.main, box, phase, grad_operands, device_kind)}|{NATIVE_CALL} {call.fingerprint}"
+    return (
+        f"{profile_key(call.main, box, phase, grad_operands, device_kind)}"
+        f"|{NATIVE_CALL} {call.fingerprint}"
+    )
 
 
 def distinct_tiles(
     graph: Graph, tiles: Mapping[str, Tiling], device_kind: str
 ) -> dict[str, tuple[Op, Box]]:
-    """A tile for each thing that `measure` would measure apart, by a name of it."""
+    """By key, one tile for each distinct measurement that the tiles of a plan need."""
     calls = find_native_calls(graph)
     tile_by_key: dict[str, tuple[Op, Box]] = {}
     for op in graph.ops:
         call = calls.get(op.name)
         for box in tiles[op.name].boxes:
             key = profile_key(op, box, "F", None, device_kind)
-            if call is not None and call.main is op:  # it may look like operators that are not
+            if (
+                call is not None and call.main is op
+            ):  # the same operator also exists outside of native calls
                 key = native_call_key(call, box, "F", None, device_kind)
             tile_by_key.setdefault(key, (op, box))
     return tile_by_key
@@ -112,7 +120,11 @@ def measure(
     repeats: int = 5,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Profile:
-    """Runs each box (and its backward) on random tensors; what is known is not measured again."""
+    """Measures each box, forward and backward, on random tensors.
+
+    device: of torch; previous: a profile whose measurements are taken over; progress: called with the
+    name of each operator before it is measured.
+    """
     profile = Profile(previous.seconds if previous else None)
     calls = find_native_calls(graph)
     for op, box in boxes:
@@ -164,7 +176,7 @@ def _measure_native_call(
     device: torch.device,
     repeats: int,
 ) -> tuple[float, float]:
-    """On a tile of the main operator; running statistics, which are small, are left out."""
+    """Seconds (forward, backward) on a tile of the main operator, without the small running statistics."""
     regions: dict[str, Box] = {}
     for op in call.ops:
         for name, region in zip(op.inputs, op.space.regions(call.op_tile(op, box)), strict=True):
@@ -182,7 +194,7 @@ def _measure_native_call(
 def _time_call(
     run: Callable[..., Any], operands: Sequence[Tensor | None], device: torch.device, repeats: int
 ) -> tuple[float, float]:
-    """Seconds of a call and of its backward: medians, after one that warms up."""
+    """Median seconds (forward, backward) of `repeats` calls, after one warm-up call."""
     leaves = [t for t in operands if t is not None and t.requires_grad]
     forward, backward = [], []
     for _ in range(repeats + 1):
@@ -201,7 +213,7 @@ def _time_call(
 
 def _random_tensor(value: Value, region: Box, device: torch.device) -> Tensor:
     if carries_gradient(value.dtype):
-        return torch.rand(region.shape, device=device).to(value.dtype)  # of all types it draws few
+        return torch.rand(region.shape, device=device).to(value.dtype)  # rand supports few dtypes
     return torch.zeros(region.shape, dtype=value.dtype, device=device)
 
 

@@ -1,4 +1,4 @@
-"""What PyTorch keeps of an operator for its backward."""
+"""Which tensors of an operator PyTorch saves for its backward; the memory simulation counts them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from raddle.graph.gradients import has_backward, operands_with_gradient
 from raddle.graph.graph import Graph, Op
 from raddle.graph.traits import SavedTensors
 
-# What elementwise functions need for their backward, by name. All else: their inputs.
+# By name of an elementwise function, what its backward needs. Functions that are not listed need their
+# inputs.
 SAVED_BY_FUNCTION = {
     **dict.fromkeys(("mul", "multiply", "div", "divide"), SavedTensors.FACTORS),
     **dict.fromkeys(
@@ -25,15 +26,15 @@ SAVED_BY_FUNCTION = {
 
 
 class SavedForBackward(NamedTuple):
-    """What an operator keeps for its backward."""
+    """What autograd saves when an operator runs forward."""
 
-    inputs: frozenset[str] = frozenset()
-    output: bool = False
-    extra: int = 0  # bytes for each element of the output: masks, and where a maximum was
+    inputs: frozenset[str] = frozenset()  # names of the input values that are saved
+    output: bool = False  # whether its output is saved
+    extra: int = 0  # further bytes per element of the output, as for masks and indices of maxima
 
 
 def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedForBackward:
-    """What the backward of an operator needs, if there is one."""
+    """What is saved for the backward of an operator; nothing if it has no backward."""
     values = graph.values
     if not has_backward(op, active) or not operands_with_gradient(op, active):
         return SavedForBackward()
@@ -61,5 +62,5 @@ def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedFor
 
 
 def _is_only_added(op: Op, operand: int) -> bool:
-    """Whether an operand is only added, as a bias is, and the others do not multiply it."""
+    """Whether an operand is only added, as a bias is: no gradient of another operand needs it."""
     return op.space.operands[operand].added_once
