@@ -19,7 +19,7 @@ from typing import NamedTuple
 from raddle.api.lab import Lab, launch, torchrun_commands
 from raddle.api.models import Graph
 from raddle.api.plans import Plan, save_plan
-from raddle.api.transports import starter_environment
+from raddle.api.transports import starter_env
 from raddle.errors import InputError
 from raddle.files import read_scratch, write_scratch
 
@@ -87,7 +87,7 @@ def start(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
     words = ["--standalone", "--nproc-per-node", str(ranks), *argv]
     done = subprocess.run(
         [sys.executable, "-m", "raddle.transport.torchrun", *words],
-        env={**os.environ, **THREADS, **starter_environment()}, capture_output=True, text=True, timeout=TIMEOUT,
+        env={**os.environ, **THREADS, **starter_env()}, capture_output=True, text=True, timeout=TIMEOUT,
         check=False,
     )  # fmt: skip
     if done.returncode:

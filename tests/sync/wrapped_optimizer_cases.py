@@ -225,10 +225,10 @@ def against_ddp(
     model = make(Plain, dtype_of(size))
     inner = make_optimizer(model.parameters())
     train(DDP(model, broadcast_buffers=False), model, inner, rank, **with_ddp(inner, model))
-    own = make(Plain, dtype_of(size))
-    optimizer = sync.Optimizer(make_optimizer(own.parameters()), own, text, **more)
-    train(own, own, optimizer, rank, **with_ours(optimizer, own))
-    same(own, {n: t.detach().clone() for n, t in model.state_dict().items()})
+    synced = make(Plain, dtype_of(size))
+    optimizer = sync.Optimizer(make_optimizer(synced.parameters()), synced, text, **more)
+    train(synced, synced, optimizer, rank, **with_ours(optimizer, synced))
+    same(synced, {n: t.detach().clone() for n, t in model.state_dict().items()})
     return optimizer
 
 
@@ -354,15 +354,15 @@ def compressed(rank: int, size: int, *, text: str) -> None:
     hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
     net.register_comm_hook(None, hook)
     train(net, model, sgd(model.parameters()), rank)
-    own = make(Plain, torch.float32)
-    optimizer = sync.Optimizer(sgd(own.parameters()), own, text)
-    train(own, own, optimizer, rank)
-    assert size > 2 or not torch.equal(own.fc1.weight, oracle(Plain, "SGD")["fc1.weight"])
+    synced = make(Plain, torch.float32)
+    optimizer = sync.Optimizer(sgd(synced.parameters()), synced, text)
+    train(synced, synced, optimizer, rank)
+    assert size > 2 or not torch.equal(synced.fc1.weight, oracle(Plain, "SGD")["fc1.weight"])
     for name, value in model.state_dict().items():
         if size == 2:
-            assert torch.equal(own.state_dict()[name], value), name
+            assert torch.equal(synced.state_dict()[name], value), name
         else:
-            torch.testing.assert_close(own.state_dict()[name], value, rtol=0.1, atol=0.02)
+            torch.testing.assert_close(synced.state_dict()[name], value, rtol=0.1, atol=0.02)
 
 
 def closure(rank: int, size: int, *, text: str) -> None:

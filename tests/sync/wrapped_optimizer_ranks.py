@@ -31,7 +31,7 @@ Case = Callable[[int, int], None]  # rank, size
 def run(size: int, cases: dict[str, Case]) -> dict[str, str]:
     """By case, its errors. A rank that dies fails what is left."""
     fork = multiprocessing.get_context("fork")
-    found: dict[str, str] = {}
+    errors_by_case: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(size):
@@ -53,12 +53,12 @@ def run(size: int, cases: dict[str, Case]) -> dict[str, str]:
                 except EOFError:
                     dead = f"rank {rank} died in or before {name}"
                     errors.append(dead)
-            found[name] = "\n".join(e for e in errors if e)
+            errors_by_case[name] = "\n".join(e for e in errors if e)
         for process in processes:
             if dead:
                 process.terminate()
             process.join(HANG)
-    return found
+    return errors_by_case
 
 
 def _rank(rank: int, size: int, store: str, cases: dict[str, Case], pipe: Connection) -> None:

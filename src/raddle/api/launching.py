@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from raddle.clusters.catalogue import cores
 from raddle.errors import InputError
 from raddle.runtime.options import Options
-from raddle.transport.orphans import starter_environment
+from raddle.transport.orphans import starter_env
 
 __all__ = ["Machines", "environment", "gpus", "placed", "start", "torchrun"]
 
@@ -97,7 +97,7 @@ def environment(options: Options, devices: int) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
-        **starter_environment(),
+        **starter_env(),
     }  # this process becomes torchrun
 
 

@@ -8,7 +8,7 @@ from raddle.runtime.options import Options, parse
 from raddle.runtime.trainer import Trainer
 from raddle.sync.item import UpdateEvent
 
-__all__ = ["UpdateEvent", "Options", "Trainer", "devices_of", "measure_host_overhead", "parse"]
+__all__ = ["Options", "Trainer", "UpdateEvent", "devices_of", "measure_host_overhead", "parse"]
 
 
 def devices_of(plan: str, *, model: str | None, dtype: str | None, seed: int) -> int:

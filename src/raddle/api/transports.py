@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from raddle.transport.base import Transport
-from raddle.transport.orphans import end_with_parent, starter_environment
+from raddle.transport.orphans import end_with_parent, starter_env
 from raddle.transport.process_transport import ProcessTransport
 from raddle.transport.socket_wire import SocketWire
 from raddle.transport.wire import PUSH, Frame
 
 __all__ = [
-    "PUSH", "Frame", "ProcessTransport", "SocketWire", "Transport", "end_with_parent", "starter_environment",
+    "PUSH", "Frame", "ProcessTransport", "SocketWire", "Transport", "end_with_parent", "starter_env",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from raddle.lab.processes import (
     end_processes,
     processes_in,
 )
-from raddle.transport.orphans import starter_environment
+from raddle.transport.orphans import starter_env
 
 # torchrun is slower to say that its rank died than the neighbours are to notice: wait for the cause.
 CAUSE_SECONDS = 1.5  # seconds
@@ -89,7 +89,7 @@ def _environment(token: str, extra: Mapping[str, str]) -> dict[str, str]:
         **quiet,
         "OMP_NUM_THREADS": "1",
         LAUNCH_VARIABLE: token,
-        **starter_environment(),
+        **starter_env(),
         **extra,
     }
 

@@ -21,7 +21,7 @@ from threading import Thread, Timer
 from typing import IO, Any
 
 from raddle.errors import InputError
-from raddle.transport.orphans import end_with_parent, starter_environment
+from raddle.transport.orphans import end_with_parent, starter_env
 
 Message = dict[str, Any]
 LineQueue = queue.SimpleQueue[tuple[int, str | None]]
@@ -108,7 +108,7 @@ def _environment(threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": _loopback(),  # else gloo listens on the address of the host's name
         "MASTER_ADDR": "127.0.0.1",  # else raddle's own lines listen everywhere
-        **starter_environment(),
+        **starter_env(),
     }
 
 

@@ -22,7 +22,7 @@ GRACE = 5.0  # seconds between asking this process to end and ending it
 _watching = threading.Lock()
 
 
-def starter_environment() -> dict[str, str]:
+def starter_env() -> dict[str, str]:
     """What the environment of a process says that this one starts (or becomes the starter of)."""
     return {STARTED_BY: str(os.getpid())}
 

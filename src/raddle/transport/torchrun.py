@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 
-from raddle.transport.orphans import end_with_parent, starter_environment
+from raddle.transport.orphans import end_with_parent, starter_env
 
 
 def main() -> None:
     end_with_parent()
-    os.environ.update(starter_environment())  # for its ranks
+    os.environ.update(starter_env())  # for its ranks
     from torch.distributed.run import main as torchrun
 
     torchrun()

@@ -20,7 +20,7 @@ from raddle.clusters.catalogue import cores
 from raddle.errors import InputError
 from raddle.files import read_scratch, replace_atomically, write_scratch
 from raddle.runtime.job import Job
-from raddle.transport.orphans import starter_environment
+from raddle.transport.orphans import starter_env
 from raddle.transport.thread_transport import Hub
 from raddle.verification.compare_rank import Findings, compare
 from raddle.verification.plain_training import PlainRun
@@ -94,7 +94,7 @@ def _torchrun(
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
             [*torchrun, *ranks],
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), **starter_environment()},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), **starter_env()},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
