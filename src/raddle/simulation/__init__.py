@@ -1,1 +1,1 @@
-"""Simulation: a program on a described cluster, event by event."""
+"""Simulates a program on a described cluster, event by event: a timeline of tasks, and memory over time."""

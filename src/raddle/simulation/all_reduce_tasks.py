@@ -1,4 +1,8 @@
-"""Tasks of sums: a ring starts with its last member, and then each member holds its part of it."""
+"""Adds the tasks of all-reduces: a ring starts when its last member is ready.
+
+Each member of a ring is one task. All tasks of a ring start together, have the same duration, and hold the
+member's links to the next member.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,10 @@ from raddle.simulation.task_table import NONE, Array, TaskTable
 def ring_links(
     cluster: Cluster, ring: Sequence[int], link_offset: int
 ) -> tuple[list[int], list[int]]:
-    """By member, the links that it holds. Hops that share a link use it together: the first holds it."""
+    """By member, its first and its second link (or -1), as resource numbers.
+
+    Where several hops use the same link, only the first of them holds it: the ring shares its links.
+    """
     seen: set[int] = set()
     held = []
     for link in chain.from_iterable(
@@ -31,9 +38,9 @@ def ring_links(
 
 
 class AllReduceTasks:
-    """Tasks of reduces; rings are worked out once for all repetitions.
+    """Adds the tasks of Reduce instructions; durations and links of rings are cached.
 
-    `overtaking`: sums of slices do not leave in the program's order, but the most urgent first.
+    overtaking: slices are summed in the order of their urgency, instead of the program's order.
     """
 
     def __init__(
@@ -51,12 +58,11 @@ class AllReduceTasks:
         urgency = self.urgency.get(reduce.parameters[0], 0)
         for members, nbytes in reduced_bytes(self.program, reduce).items():
             ring = np.array(members)
-            gate = table.add_empty_tasks(number, ring[:1])
+            gate = table.add_empty_tasks(number, ring[:1])  # all members of the ring wait for it
             gates = np.repeat(gate, len(ring))
             table.wait_for_instructions(gates, reduce.deps, ring)
-            if (
-                self.has_host_overhead or self.in_order
-            ):  # leaves where the program has it, not before
+            # The ring also waits for all that its members did before it in the program.
+            if self.has_host_overhead or self.in_order:
                 table.add_dependencies(gates, table.last_task[ring])
             if self.has_host_overhead:
                 self._add_host_overhead(number, ring, nbytes)
@@ -68,7 +74,7 @@ class AllReduceTasks:
         table.end_with_messages(number, np.concatenate(devices), np.concatenate(ids))
 
     def _add_host_overhead(self, number: int, ring: Array, nbytes: int) -> None:
-        """A sum takes time from each member as it goes."""
+        """Adds a task on each member that has host overhead, in the device's order."""
         seconds = [
             all_reduce_host_seconds(self.cluster.devices[d], len(ring), nbytes) for d in ring
         ]
@@ -80,7 +86,7 @@ class AllReduceTasks:
             )
 
     def _ring_columns(self, ring: tuple[int, ...], nbytes: int) -> tuple[Array, ...]:
-        """By member: nanoseconds, its two links, and the bytes that it sends."""
+        """Arrays over the members: nanoseconds, first link, second link, bytes that it sends."""
         if (ring, nbytes) not in self.cache:
             ns = nanoseconds([all_reduce_seconds(self.cluster, ring, nbytes)])
             links = ring_links(self.cluster, ring, self.program.plan.devices)

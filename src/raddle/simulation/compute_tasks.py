@@ -1,4 +1,7 @@
-"""Tasks of what devices compute: runs of operators, merges of partial results, updates of parameters."""
+"""Adds the tasks of what devices compute: runs of operators, merges of partial results, updates.
+
+The methods of ComputeTasks take the number of an instruction in the program and the instruction itself.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from raddle.simulation.task_table import Array, TaskTable
 
 
 class ComputeTasks:
-    """A task on each device of an instruction; what runs take is worked out once for all repetitions."""
+    """Adds one task for each device that takes part in an instruction. Durations of runs are cached."""
 
     def __init__(
         self, table: TaskTable, program: Program, cluster: Cluster, profile: Profile | None
@@ -31,6 +34,7 @@ class ComputeTasks:
             program.graph, program.active, profile, split_backward=plan.split_backward, bn=plan.bn,
             native_calls=applicable_native_calls(program.graph, plan.tiles) if profile else None,
         )  # fmt: skip
+        # (operator, phase, variant) -> (devices, nanoseconds)
         self.run_times: dict[tuple[str, str, int], tuple[Array, Array]] = {}
 
     def add_run(self, number: int, run: Run) -> None:
@@ -49,7 +53,7 @@ class ComputeTasks:
         )
 
     def add_update(self, number: int, update: Update) -> None:
-        """Slices are updated as they come, between or beside what a device computes."""
+        """Adds an update. That of a slice is not part of the device's order: it runs as soon as it can."""
         bytes_per_element = optimizer_info(self.program.plan.optimizer).passes
         bytes_per_element *= self.program.element_bytes(update.parameter)
         memory_passes = [
@@ -64,7 +68,7 @@ class ComputeTasks:
     def _memory_pass_seconds(
         self, devices: Iterable[int], memory_passes: Iterable[tuple[Iterable[int], int]]
     ) -> dict[int, float]:
-        """By device, seconds in which it passes over bytes of its memory: (devices, bytes) a pass."""
+        """By device, the seconds of its memory passes; memory_passes: (devices, bytes) of each."""
         seconds = dict.fromkeys(devices, 0.0)
         for devices_of_pass, nbytes in memory_passes:
             for d in devices_of_pass:
@@ -79,9 +83,8 @@ class ComputeTasks:
         variant = self.program.variant(run.key)
         op, tiling = variant.ops[run.op], variant.tiles[run.op]
         seconds = dict.fromkeys(run.devices, 0.0)
-        if isinstance(tiling, Grid) and _all_tiles_equal(
-            op, tiling
-        ):  # they differ by the kind of device alone
+        # A shortcut: with equal tiles, the times depend on the kind of device only.
+        if isinstance(tiling, Grid) and _all_tiles_equal(op, tiling):
             tiles = [(tiling.boxes[0], d) for d in tiling.devices]
         else:
             tiles = [(tile.box, tile.device) for tile in tiling.tiles]
@@ -91,12 +94,16 @@ class ComputeTasks:
 
 
 def _devices_and_nanoseconds(seconds: Mapping[int, float]) -> tuple[Array, Array]:
-    """Devices, and the nanoseconds of each."""
+    """An array of devices, and an array of the nanoseconds of each."""
     return np.array(list(seconds)), nanoseconds(list(seconds.values()))
 
 
 def _all_tiles_equal(op: Op, grid: Grid) -> bool:
-    """Whether all tiles do the same work: equal shapes, and no halo that the border cuts off."""
+    """Whether all tiles of a grid do the same work.
+
+    Then they have equal shapes, no halo is cut off at the border of the tensor, and no operand, as a bias,
+    is added by the first tile only (`added_once`).
+    """
     split = {d for d, cuts in enumerate(grid.cuts) if len(cuts) > 2}
     indices = [index for access in op.space.operands for index in access.indices]
     added_once = any(access.added_once for access in op.space.operands) and split & set(

@@ -1,11 +1,13 @@
-"""The event loop, compiled: tasks that wait for others and hold at most two resources.
+"""The event loop of the simulation, JIT-compiled: tasks wait for others and hold at most two resources.
 
-A task is ready when all that it waits for has ended. Every resource serves tasks in the order of (ready
-time, number): first come, first served, ties by number, and never by how the run came there, so that a
-shortcut can give exactly the same times. A task with an urgency does not queue: while what it needs is
-held, it waits, and of all that wait when that is free, the most urgent goes. A task that holds nothing is
-done as soon as it is ready, before any resource looks at what waits for it. Times are integer nanoseconds,
-so nothing depends on the order of additions.
+A task is ready when all tasks that it waits for have ended. Every resource serves tasks in the order of
+(ready time, number): first come, first served, ties by number. The order never depends on how the loop
+got there, so that the fast path (fast/loop.py) can give exactly the same times.
+
+A task with an urgency does not queue. While a resource that it needs is busy, it waits; when the resource
+is free, the most urgent of all waiting tasks goes. A task without resources ends as soon as it is ready,
+before any resource chooses its next task. Times are integer nanoseconds, so nothing depends on the order
+of additions.
 """
 
 from __future__ import annotations
@@ -13,21 +15,21 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-TASK_MASK = 2**32 - 1
+TASK_MASK = 2**32 - 1  # the bits of a heap key that hold the task's number
 
 
 @njit(cache=True)
 def run_tasks(
     duration: np.ndarray,  # by task, nanoseconds
     first: np.ndarray,  # by task, a resource or -1
-    second: np.ndarray,
+    second: np.ndarray,  # by task, another resource or -1
     waits: np.ndarray,  # by task, how many others it waits for
     pointer: np.ndarray,  # successors of task i are successor[pointer[i]:pointer[i + 1]]
     successor: np.ndarray,
-    resources: int,
+    resources: int,  # how many
     urgency: np.ndarray,  # by task, 0: first come, first served; else the smaller goes first
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Start and end of every task, and what it waited for last (-1: nothing)."""
+    """By task: its start, its end, and the task that it waited for last (-1: none)."""
     count = len(duration)
     start = np.zeros(count, np.int64)
     end = np.full(count, -1, np.int64)
@@ -37,9 +39,9 @@ def run_tasks(
     free = np.zeros(resources + 1, np.int64)
     last = np.full(resources + 1, -1, np.int32)
     heap_time = np.empty(count + 1, np.int64)
-    heap_task = np.empty(count + 1, np.int64)  # urgency, then the task
+    heap_task = np.empty(count + 1, np.int64)  # keys: urgency, then the number of the task
     size = 0
-    stack = np.empty(count + 1, np.int32)  # ready tasks that hold nothing
+    stack = np.empty(count + 1, np.int32)  # ready tasks without resources
     depth = 0
     for i in range(count):
         if left[i] == 0:
@@ -62,7 +64,7 @@ def run_tasks(
                     if resource >= 0 and free[resource] > free_at:
                         free_at = free[resource]
                         cause[task] = last[resource]
-                if free_at > now:  # looks again then, with all others that wait
+                if free_at > now:  # it tries again then, together with all other waiting tasks
                     size = _push(
                         heap_time, heap_task, size, free_at, _heap_key(urgency[task], task)
                     )
@@ -97,11 +99,13 @@ def run_tasks(
 
 @njit(cache=True)
 def _heap_key(urgency: int, task: int) -> int:
+    """One integer that sorts by urgency, then by number."""
     return (urgency << 32) | task
 
 
 @njit(cache=True)
 def _push(times: np.ndarray, tasks: np.ndarray, size: int, time: int, task: int) -> int:
+    """Adds (time, task) to a binary heap in two arrays; returns its new size."""
     at = size
     while at > 0:
         parent = (at - 1) >> 1
@@ -115,6 +119,7 @@ def _push(times: np.ndarray, tasks: np.ndarray, size: int, time: int, task: int)
 
 @njit(cache=True)
 def _pop(times: np.ndarray, tasks: np.ndarray, size: int) -> int:
+    """Removes the smallest entry of the heap; returns its new size."""
     size -= 1
     time, task = times[size], tasks[size]
     at = 0

@@ -1,4 +1,8 @@
-"""Tasks of messages: each holds the links of its route, and takes time from hosts that send themselves."""
+"""Adds the tasks of messages: each holds the links of its route; on CPUs it also takes device time.
+
+A message is one task on its links. With host overhead (costs/host_overhead.py), sending and receiving are
+further tasks on the devices.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,10 @@ from raddle.simulation.task_table import NONE, Array, TaskTable
 def route_resources(
     cluster: Cluster, source: int, target: int, link_offset: int
 ) -> tuple[int, int]:
-    """The links of a route as resources, which are numbered from `base` on; -1 where there is one."""
+    """The resource numbers of a route's two links; the second is -1 if the route has one link.
+
+    link_offset: the number of the first link; resources are the devices, then the links.
+    """
     first, second, *_ = (
         *(link_offset + r for r in cluster.route(source, target).resources),
         NONE,
@@ -27,7 +34,10 @@ def route_resources(
 
 
 class MessageTasks:
-    """Tasks of moves; routes are worked out once for all repetitions."""
+    """Adds the tasks of Move instructions; durations and links are cached.
+
+    urgency: by sliced parameter, see tasks.slice_urgencies.
+    """
 
     def __init__(
         self, table: TaskTable, program: Program, cluster: Cluster, urgency: Mapping[str, int]
@@ -51,6 +61,7 @@ class MessageTasks:
         self.table.end_with_messages(number, target, ids)
 
     def _message_columns(self, move: Move) -> tuple[Array, ...]:
+        """Arrays over the messages: nanoseconds, first link, second link, source, target, bytes."""
         rows = []
         for m in move.messages:
             route = self.cluster.route(m.source, m.target)
@@ -64,7 +75,10 @@ class MessageTasks:
     def _send_in_order(
         self, number: int, source: Array, target: Array, nbytes: Array, ids: Array
     ) -> None:
-        """A source sends one message after the other, after all that it did before."""
+        """Adds host overhead in the devices' order: a source sends one message after the other.
+
+        At the target, the first instruction that needs the message pays for receiving it.
+        """
         table = self.table
         for i, ns in enumerate(self._host_overhead(source, nbytes, sliced=False)):
             sender = source[i : i + 1]
@@ -82,7 +96,10 @@ class MessageTasks:
         self, number: int, deps: Sequence[int], source: Array, target: Array, nbytes: Array,
         ids: Array,
     ) -> Array:  # fmt: skip
-        """Slices are sent and taken in by threads of their own, between what their devices compute."""
+        """Adds host overhead of slices, outside of the devices' order; the tasks that receive the slices.
+
+        Separate threads send and receive slices, between the tasks that a device computes.
+        """
         sending = self.table.add_device_tasks(
             number, source, np.maximum(1, self._host_overhead(source, nbytes, sliced=True))
         )
@@ -95,7 +112,7 @@ class MessageTasks:
         return receiving
 
     def _host_overhead(self, devices: Array, nbytes: Array, *, sliced: bool) -> Array:
-        """Nanoseconds of one end of each message."""
+        """By message, the nanoseconds that it takes from the device at one end."""
         seconds = [
             message_host_seconds(self.cluster.devices[d], int(n), sliced=sliced)
             for d, n in zip(devices, nbytes, strict=True)

@@ -1,4 +1,4 @@
-"""Seconds as whole nanoseconds, in which everything is simulated."""
+"""Converts seconds to integer nanoseconds, the unit of all simulated times."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from raddle.errors import InputError
 
 Array = np.ndarray
-MAX_SECONDS = 4e9  # seconds, in nanoseconds less than half of 64 bits
+MAX_SECONDS = 4e9  # as nanoseconds, this is less than half of the range of int64
 
 
 def nanoseconds(seconds: Sequence[float], *, minimum: int = 1) -> Array:
-    """At least one: a task on a resource takes time."""
+    """Rounds seconds to nanoseconds, but to at least `minimum`: a task that holds a resource takes time."""
     values = np.asarray(seconds, np.float64)
     if not (values <= MAX_SECONDS).all():
         raise InputError(

@@ -1,4 +1,11 @@
-"""Collects tasks and what they wait for, block by block, in the order of a program's instructions."""
+"""A growing table of the simulation's tasks and of what each task waits for.
+
+The builders (compute_tasks.py, message_tasks.py, all_reduce_tasks.py) add the tasks of one instruction
+after the other, in the program's order; `build` then gives the arrays that the engine simulates.
+
+A task holds up to two resources while it runs: a device, or links. Resources are numbered: first the
+devices, then the links of the cluster. Tasks are numbered in the order in which they are added.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +20,22 @@ NONE = -1  # no resource, no task
 
 @dataclass(frozen=True)
 class Tasks:
-    """Arrays over tasks; resources are the devices, then the links of the cluster."""
+    """All tasks of a program, as arrays over the tasks."""
 
     duration: Array  # nanoseconds
-    first_resource: Array  # a resource or -1
-    second_resource: Array
-    instruction: Array  # that the task belongs to
-    device: Array  # where it ends: that computes, or receives
-    source: Array  # where it comes from, of messages; else the device
-    nbytes: Array  # that cross devices
-    urgency: Array  # of messages that may overtake others; 0 of all else
-    wait_count: Array
-    pointer: Array
+    first_resource: Array  # a device or link that it holds, or -1
+    second_resource: Array  # another link, or -1
+    instruction: Array  # the number of its instruction
+    device: Array  # the device that computes or receives
+    source: Array  # the device that sends a message; else equal to `device`
+    nbytes: Array  # bytes sent to another device
+    urgency: (
+        Array  # 0: resources serve it in order; else it may overtake, the smallest number first
+    )
+    wait_count: Array  # number of tasks that it waits for
+    pointer: Array  # the tasks that wait for task i are successor[pointer[i]:pointer[i + 1]]
     successor: Array
-    resources: int
+    resources: int  # number of devices and links
 
 
 COLUMNS = (
@@ -42,23 +51,27 @@ COLUMNS = (
 
 
 class TaskTable:
-    """Tasks so far, where each instruction ends, and what each device has done last."""
+    """The tasks that were added so far; see the methods.
+
+    instruction: the number of an instruction. Arguments that are arrays have an element for each task.
+    """
 
     def __init__(self, devices: int) -> None:
         self.devices, self.count = devices, 0
         self.columns: dict[str, list[Array]] = {name: [] for name in COLUMNS}
-        self.edges: list[tuple[Array, Array]] = []
+        self.edges: list[tuple[Array, Array]] = []  # (tasks, the tasks that they wait for)
         self.ends: list[Array] = []  # by instruction: the task that ends it on each device, or -1
-        self.last_task = np.full(devices, NONE, np.int64)  # done last on each device
-        self.receive_overhead: dict[
-            int, Array
-        ] = {}  # by instruction and device, what taking in its messages takes
+        self.last_task = np.full(
+            devices, NONE, np.int64
+        )  # by device, the last task in its order, or -1
+        # By instruction, then by device: nanoseconds to receive its messages, not yet paid.
+        self.receive_overhead: dict[int, Array] = {}
 
     def add_tasks(
         self, instruction: int, duration: Array, first: Array, second: Array, device: Array,
         source: Array, nbytes: Array, urgency: int = 0,
     ) -> Array:  # fmt: skip
-        """Adds tasks of an instruction; their numbers."""
+        """Adds tasks of an instruction and returns their numbers. The other arguments: see `Tasks`."""
         size = len(duration)
         number, rank = np.full(size, instruction), np.full(size, urgency)
         columns = (duration, first, second, number, device, source, nbytes, rank)
@@ -69,28 +82,28 @@ class TaskTable:
         return ids
 
     def add_device_tasks(self, instruction: int, devices: Array, duration: Array) -> Array:
-        """Adds a task on each device, which waits for nothing yet."""
+        """Adds a task that holds the device, for each device; it waits for nothing yet."""
         none, nothing = np.full(len(devices), NONE), np.zeros(len(devices))
         return self.add_tasks(instruction, duration, devices, none, devices, devices, nothing)
 
     def add_empty_tasks(self, instruction: int, devices: Array) -> Array:
-        """Adds a task on each device that takes no time and holds nothing: others meet there."""
+        """Adds a task without duration or resources for each device: a point where others meet."""
         none, nothing = np.full(len(devices), NONE), np.zeros(len(devices))
         return self.add_tasks(instruction, nothing, none, none, devices, devices, nothing)
 
     def add_dependencies(self, tasks: Array, predecessors: Array) -> None:
-        """Each task waits for the one beside it; -1 is none."""
+        """Lets tasks[i] wait for the task predecessors[i]; -1: for nothing."""
         real = predecessors >= 0
         if real.any():
             self.edges.append((tasks[real], predecessors[real]))
 
     def append_to_device_order(self, devices: Array, tasks: Array) -> None:
-        """Tasks come after all that their devices did before."""
+        """Lets tasks[i] run on devices[i] after all earlier tasks of the device's order."""
         self.add_dependencies(tasks, self.last_task[devices])
         self.last_task[devices] = tasks
 
     def wait_for_instructions(self, tasks: Array, deps: Iterable[int], devices: Array) -> None:
-        """Each task waits for instructions, where they end on the device beside it."""
+        """Lets tasks[i] wait until the instructions `deps` have ended on devices[i]."""
         for dep in deps:
             self.add_dependencies(tasks, self.ends[dep][devices])
 
@@ -98,7 +111,11 @@ class TaskTable:
         self, instruction: int, devices: Array, duration: Array, deps: Iterable[int], *,
         unordered: bool = False,
     ) -> None:  # fmt: skip
-        """A task on each device, after what the device did before, unless it stands apart."""
+        """Adds the tasks of an instruction that computes, one for each device.
+
+        They follow the device's order, unless they are `unordered`. Receiving messages adds to their
+        duration.
+        """
         deps = tuple(deps)
         ids = self.add_device_tasks(
             instruction, devices, duration + self._take_receive_overhead(devices, deps)
@@ -109,7 +126,7 @@ class TaskTable:
         self._set_ends(devices, ids)
 
     def _take_receive_overhead(self, devices: Array, deps: Iterable[int]) -> Array:
-        """The first instruction that needs a message receives it, if no earlier one did."""
+        """By device, nanoseconds to receive the messages of `deps` that no earlier instruction received."""
         total = np.zeros(len(devices), np.int64)
         for dep in deps:
             if dep in self.receive_overhead:
@@ -118,7 +135,7 @@ class TaskTable:
         return total
 
     def end_with_messages(self, instruction: int, targets: Array, ids: Array) -> None:
-        """What arrives on a device in several messages is there with the last of them."""
+        """Records that an instruction ends on each target with its last message; ids: the messages."""
         devices, inverse, counts = np.unique(targets, return_inverse=True, return_counts=True)
         ends = np.full(len(devices), NONE, np.int64)
         single = counts[inverse] == 1
@@ -134,12 +151,13 @@ class TaskTable:
         self._set_ends(devices, ends)
 
     def _set_ends(self, devices: Array, tasks: Array) -> None:
+        """Records the tasks that end the next instruction on some devices."""
         ends = np.full(self.devices, NONE, np.int64)
         ends[devices] = tasks
         self.ends.append(ends)
 
     def build(self, resources: int) -> Tasks:
-        """All of them, as arrays."""
+        """All tasks, as arrays; resources: the number of devices and links."""
         column = {name: np.concatenate(blocks) for name, blocks in self.columns.items()}
         later, earlier = (
             np.concatenate([e[k] for e in self.edges]) if self.edges else np.empty(0, np.int64)

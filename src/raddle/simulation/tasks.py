@@ -1,11 +1,13 @@
-"""From a program to tasks on resources, as arrays.
+"""Turns a program into tasks on resources, which the engine simulates.
 
-An instruction is one task for each device that takes part (computing.py); a message is a task that holds
-the links of its route (sending.py); an all-reduce starts when its last participant is ready, and then each
-participant holds its part of the ring (summing.py). A device computes in the program's order, and sums of
-slices leave it in that order too, so that none overtakes another; `overtaking` lets the most urgent go
-first instead, which gives an order that is worth having (searches/slice_order.py). Where communication takes a
-device's time (costs/host_overhead.py), all of it stands in the program's order.
+    computing     one task for each device that takes part, which holds the device (compute_tasks.py)
+    message       one task that holds the links of its route (message_tasks.py)
+    all-reduce    one task for each member, which holds links of the ring (all_reduce_tasks.py)
+
+A device computes in the program's order. All-reduces of slices start in that order too. With `overtaking`
+the most urgent slice goes first instead; the search for an order of slices uses this
+(searches/slice_order.py). Host overhead (costs/host_overhead.py) is also spent in the program's order,
+except that of urgent slices.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ def build_tasks(
     *,
     overtaking: bool = False,
 ) -> Tasks:
+    """All tasks of a program; overtaking: see `simulate`."""
     table, urgency = TaskTable(program.plan.devices), slice_urgencies(program)
     compute_tasks = ComputeTasks(table, program, cluster, profile)
-    builders: dict[type, Callable[[int, Any], None]] = {  # one a type of instruction
+    builders: dict[type, Callable[[int, Any], None]] = {  # by type of instruction
         Run: compute_tasks.add_run,
         Merge: compute_tasks.add_merge,
         Update: compute_tasks.add_update,
@@ -44,8 +47,10 @@ def build_tasks(
 
 
 def slice_urgencies(program: Program) -> dict[str, int]:
-    """By sliced parameter. Slices wait for a link without holding up others: the first first, or, where the
-    way to synchronise says so, the most urgent."""
+    """By sliced parameter, the urgency of its messages; the smallest number goes first.
+
+    Without priorities (P3) all slices have urgency 1: then the slice that is ready first goes first.
+    """
     urgent = program.plan.parsed_sync.by_priority
     return {
         name: 1 + at if urgent else 1

@@ -1,4 +1,4 @@
-"""The timeline of a simulated program, and what it says: period, breakdown, critical path, bytes."""
+"""Simulates a program; the resulting timeline gives step time, breakdown, critical path and bytes sent."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def simulate(
     *,
     overtaking: bool = False,
 ) -> Timeline:
-    """Runs a program on a described cluster: deterministic, links and devices as resources.
+    """Simulates a program on a described cluster; deterministic.
 
-    `overtaking`: sums of slices do not leave in the program's order, but the most urgent first.
+    profile: measured times of operators, else a roofline; overtaking: all-reduces of slices start in the
+    order of their urgency, instead of the program's order.
     """
     if program.plan.devices > len(cluster.devices):
         raise InputError(
@@ -38,7 +39,8 @@ def simulate(
     tasks = build_tasks(program, cluster, profile, overtaking=overtaking)
     if float(tasks.duration.sum(dtype=np.float64)) > 1e9 * MAX_SECONDS:
         raise InputError(
-            f"the tasks would take more than {MAX_SECONDS:g} s: look for a wrong figure in '{cluster.name}'."
+            f"the tasks would take more than {MAX_SECONDS:g} s: "
+            f"look for a wrong figure in '{cluster.name}'."
         )
     start, end, cause = run_tasks(
         tasks.duration,
@@ -56,14 +58,14 @@ def simulate(
 
 @dataclass(frozen=True)
 class Timeline:
-    """When every task starts and ends, in nanoseconds."""
+    """The start and the end of every task, in nanoseconds."""
 
     program: Program
     cluster: Cluster
     tasks: Tasks
-    start: Array
-    end: Array
-    cause: Array  # the task that each one waited for last
+    start: Array  # by task
+    end: Array  # by task
+    cause: Array  # by task, the task that it waited for last, or -1
 
     @property
     def total_seconds(self) -> float:
@@ -71,7 +73,7 @@ class Timeline:
 
     @cached_property
     def step_ends(self) -> list[int]:
-        """When the last update of each step has ended."""
+        """By step, when its last update ends; when its last task ends if the program has no updates."""
         steps = np.array([i.key.step for i in self.program.instructions])
         updates = np.array([isinstance(i, Update) for i in self.program.instructions])
         instruction = self.tasks.instruction
@@ -83,24 +85,25 @@ class Timeline:
 
     @property
     def step_seconds(self) -> float:
-        """The steady-state period: of the last step, or of the only one.
+        """The seconds of a step in the steady state: of the last step.
 
-        Where steps overlap, the average of those in the middle, between filling and draining.
+        Where steps overlap (asynchronous pipelines), the average over the middle third of the steps,
+        without warm-up and drain.
         """
         ends = [0, *self.step_ends]
         if is_asynchronous(self.program.plan) and len(ends) > 4:
-            third = (
-                len(ends) - 1
-            ) // 3  # as many steps end together as overlap: none is counted twice
+            # Overlapping steps end in groups; the same number is cut at both ends.
+            third = (len(ends) - 1) // 3
             return (ends[-1 - third] - ends[third]) / (len(ends) - 1 - 2 * third) / 1e9
         return (ends[-1] - ends[-2]) / 1e9
 
     @cached_property
     def compute_seconds(self) -> Array:
-        """By device, busy in one step on average."""
+        """By device, the seconds in which it computes in an average step."""
         return self._seconds_by_device(self.tasks.first_resource < self.program.plan.devices)
 
     def _seconds_by_device(self, chosen: Array) -> Array:
+        """By device, the seconds of the chosen tasks in an average step."""
         chosen = chosen & (self.tasks.first_resource >= 0)
         total = np.bincount(
             self.tasks.device[chosen],
@@ -111,16 +114,17 @@ class Timeline:
 
     @property
     def imbalance(self) -> float:
+        """The longest compute time of a device, divided by the mean over the devices."""
         busy = self.compute_seconds
         return float(busy.max() / busy.mean())
 
     @property
     def comm_bytes(self) -> int:
-        """All that crosses devices in one step."""
+        """Bytes sent between devices in an average step."""
         return int(self.tasks.nbytes.sum()) // self.program.plan.steps
 
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:
-        """Point to point, over all steps."""
+        """By (source, target), the bytes of point-to-point messages in all steps."""
         pairs: dict[tuple[int, int], int] = {}
         apart = (self.tasks.source != self.tasks.device) & (self.tasks.nbytes > 0)
         for s, t, n in zip(
@@ -133,10 +137,10 @@ class Timeline:
         return pairs
 
     def breakdown(self) -> list[dict[str, float]]:
-        """By device, seconds of an average step: computing, waiting for communication, idle otherwise.
+        """By device, the seconds of an average step: compute, exposed communication, idle.
 
-        A device waits for communication while it computes nothing and something is on its way to it, or
-        queues for a link.
+        Communication is exposed while the device does not compute and a message to it is being sent or
+        waits for a link.
         """
         total = self.step_ends[-1] / 1e9 / self.program.plan.steps
         return [
@@ -150,7 +154,7 @@ class Timeline:
 
     @cached_property
     def ready(self) -> Array:
-        """When all that a task waits for had ended."""
+        """By task, when all tasks that it waits for have ended."""
         ready = np.zeros(len(self.end), np.int64)
         before = np.repeat(self.end, np.diff(self.tasks.pointer))
         np.maximum.at(ready, self.tasks.successor, before)
@@ -172,7 +176,7 @@ class Timeline:
         return result
 
     def critical_path(self) -> list[int]:
-        """Tasks from the start to the end of the run, each waiting for the one before it."""
+        """The tasks of the critical path, in order: each waited for the one before it."""
         path = [int(self.end.argmax())]
         while self.cause[path[-1]] >= 0:
             path.append(int(self.cause[path[-1]]))
@@ -180,7 +184,7 @@ class Timeline:
 
 
 def _union_length(start: Array, end: Array) -> int:
-    """The length of the union of intervals."""
+    """The total length that intervals cover together."""
     if not len(start):
         return 0
     order = np.argsort(start, kind="stable")

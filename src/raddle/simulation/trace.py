@@ -1,8 +1,8 @@
-"""Writes a timeline as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+"""Writes a timeline as Chrome trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-A process for each device, with a lane of what it computes and a counter of its memory; a process "links"
-with a lane for each link; an arrow for each message, from the run that made it to the run that waits for
-it. A message that holds two links stands in both lanes.
+The trace has a process for each device, with a lane of its computations and a counter of its memory, and a
+process "links" with a lane for each link. An arrow leads from the run that made a message to the run that
+waits for it. A message that holds two links appears in both lanes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from raddle.simulation.timeline import Timeline
 
 
 def write_trace(timeline: Timeline, path: str | pathlib.Path) -> None:
-    """Gzipped where the path ends in .gz."""
+    """Writes the trace file; gzipped if the path ends in .gz."""
     write_events(trace_events(timeline), path)
 
 
 def trace_events(timeline: Timeline) -> Iterator[Event]:
+    """All events of the trace."""
     kinds = [d.kind for d in timeline.cluster.devices[: timeline.program.plan.devices]]
     yield from lane_names(kinds, timeline.cluster.links)
     yield from _task_events(timeline)
@@ -38,7 +39,7 @@ def _microseconds(nanoseconds: Any) -> float:
 
 
 def _lane(timeline: Timeline, resource: int) -> Event:
-    """Where a resource stands: devices come first, then links."""
+    """The process and the lane of a resource; resources are the devices, then the links."""
     devices = timeline.program.plan.devices
     if resource < devices:
         return {"pid": int(resource), "tid": COMPUTE}
@@ -46,6 +47,7 @@ def _lane(timeline: Timeline, resource: int) -> Event:
 
 
 def _task_events(timeline: Timeline) -> Iterator[Event]:
+    """An event for each task and each resource that it holds."""
     tasks = timeline.tasks
     titles = [_title(i) for i in timeline.program.instructions]
     for resources in (tasks.first_resource, tasks.second_resource):
@@ -62,7 +64,7 @@ def _task_events(timeline: Timeline) -> Iterator[Event]:
 
 
 def _title(i: Instruction) -> Event:
-    """Name, category and arguments of all slices of an instruction."""
+    """Name, category and arguments of the events of an instruction."""
     if isinstance(i, Run | Merge):
         name, phase = i.op, PHASES[i.phase]
         what = "run" if isinstance(i, Run) else "merge"
@@ -78,7 +80,7 @@ def _title(i: Instruction) -> Event:
 
 
 def _message_arrows(timeline: Timeline) -> Iterator[Event]:
-    """From the last run that a message waited for to the first that waits for it."""
+    """An arrow for each message: from the last run that it waited for to the first that waits for it."""
     tasks = timeline.tasks
     before, after = _compute_neighbours(timeline)
     for task in np.flatnonzero((tasks.source != tasks.device) & (tasks.first_resource >= 0)):
@@ -86,7 +88,7 @@ def _message_arrows(timeline: Timeline) -> Iterator[Event]:
         assert isinstance(i, Move)
         message_lane = _lane(timeline, tasks.first_resource[task])
         title = {"name": i.value, "cat": str(i.kind), "id": int(task)}
-        # An arrow holds on to the slice that its time lies in, so it starts just before that slice's end.
+        # Viewers attach an arrow to the event at its time, so it starts 1 ns before the end of that event.
         start, end = timeline.start[task], timeline.end[task]
         producer, user = before[task], after[task]
         tail = (
@@ -112,8 +114,9 @@ def _compute_neighbours(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     before, after = np.full(count, -1), np.full(count, -1)
     chosen = np.flatnonzero(computes[earlier])
     chosen = chosen[np.argsort(timeline.end[earlier[chosen]], kind="stable")]
-    before[later[chosen]] = earlier[chosen]  # of several, the last one is kept
-    # Messages that arrive together are joined by a task of no length, which stands for what waits for it.
+    before[later[chosen]] = earlier[chosen]  # the last assignment wins: the task that ends last
+    # A message may be followed by an empty task that joins several messages. So the first round finds what
+    # waits for empty tasks, and the second what waits for messages, perhaps through an empty task.
     for through in (~computes & (tasks.first_resource < 0), np.ones(count, bool)):
         target = np.where(computes[later], later, after[later])
         chosen = np.flatnonzero((target >= 0) & through[earlier])

@@ -1,1 +1,1 @@
-"""Plans as arrays: the simulation of one step, for thousands of plans a second."""
+"""A fast simulation of one training step, for searches: thousands of plans a second, compiled by numba."""

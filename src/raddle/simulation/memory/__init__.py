@@ -1,1 +1,1 @@
-"""Bytes on devices over time: what a timeline keeps, layout by layout, and the largest of it."""
+"""Simulated memory: the bytes that are alive on each device over the time of a timeline, and their peak."""
