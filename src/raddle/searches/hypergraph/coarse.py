@@ -1,11 +1,12 @@
-"""The best coarse partition that a budget of time finds, and how far from the best it can be at most.
+"""The solver of coarse partitions: the least volume found within a time budget, and a lower bound.
 
-Quick starts and Mt-KaHyPar's partition of blocks are annealed, again and again and longer each time, in an
-order that depends on the seed only: more time continues what less time has done. For few parts an exact
-program proves what the annealing found; a lower bound says what no partition can be below.
+Simulated annealing runs from several starts, in rounds that double in length. The order of the runs depends
+only on the seed, so a longer budget continues what a shorter one does. For up to 4 parts a mixed-integer
+program (exact.py) may prove that the result is the best. lower_bound.py says how far it is from the best at
+most. A partition is a matrix of counts x[layer, part] (counts.py).
 """
 
-# l: layer; p: part
+# p: part; m: the network as arrays; x: counts [layer, part]
 
 from __future__ import annotations
 
@@ -24,23 +25,27 @@ from raddle.searches.hypergraph.kahypar_blocks import partition_blocks
 from raddle.searches.hypergraph.lower_bound import volume_bounds as lower_bounds
 from raddle.searches.settings import OnProgress
 
-FIRST_ROUND_MOVES = 1 << 17  # moves of a run of the first round
-EXACT_LIMIT = 256  # layers x parts, of at most 4 parts
-HOT, WARM, MILD = 0.1, 0.03, 0.01  # temperatures, in what a part receives on average
-COLD = 0.001
-SLACK = 1e-9  # of a capacity, for rounding
+FIRST_ROUND_MOVES = 1 << 17  # of one run
+EXACT_LIMIT = 256  # layers x parts, up to which the exact program is tried
+HOT, WARM, MILD = (
+    0.1,
+    0.03,
+    0.01,
+)  # first temperatures, as a fraction of what a part receives on average
+COLD = 0.001  # last temperature, likewise
+SLACK = 1e-9  # fraction of a capacity that rounding may exceed
 
 
 class CoarseSolution(NamedTuple):
-    """Counts, and what is known of them."""
+    """The counts found, and how good they are."""
 
     x: Array  # [layer, part]
     volume: int  # elements
-    lower_bound: float  # of all partitions within the capacities
+    lower_bound: float  # on the volume of all partitions within the capacities
     proven: bool  # no partition has less volume
     seconds: float
-    start: str  # what it was found from
-    feasible: bool  # within the capacities
+    start: str  # name of the start that led to it
+    feasible: bool  # whether it is within the capacities
 
 
 def solve(
@@ -54,9 +59,9 @@ def solve(
     starts: Sequence[Array] = (),
     on_progress: OnProgress = lambda step: None,
 ) -> CoarseSolution:
-    """The counts of least volume that are found in `budget` seconds, after kernels are compiled.
+    """Returns the counts of least volume found in `budget` seconds; JIT compilation is not counted.
 
-    A part may have (1 + epsilon) x its share of all work. Given starts are counts [layer, part].
+    A part may have (1 + epsilon) x its share of all work. starts: counts [layer, part] to begin with.
     """
     if parts == 1:
         return CoarseSolution(m.units[:, None].copy(), 0, 0.0, True, 0.0, "whole", True)
@@ -70,7 +75,8 @@ def solve(
     for x in given:
         record.offer("given", x)
     rounds = AnnealingRuns(problem, record).steps(given, started_at + 0.5 * budget)
-    # a first round, a look whether that was the best already, and what time is left
+    # The first round of annealing; then a lower bound and the exact program, which may prove that the
+    # result is the best already; then further rounds.
     record.run_until(started_at + 0.5 * budget, rounds, lambda round_number: round_number > 0)
     bounds = _bound_steps(record)
     record.run_until(perf_counter() + 0.12 * budget, bounds)
@@ -83,22 +89,22 @@ def solve(
 
 
 def capacities(m: CountModel, parts: int, epsilon: float, shares: Sequence[float] | None) -> Array:
-    """The most work of every part."""
+    """Returns the most work that each part may have."""
     part_shares = np.ones(parts) if shares is None else np.asarray(shares, np.float64)
     capacity: Array = (1 + epsilon) * m.total_work * part_shares / part_shares.sum()
     return capacity
 
 
 class CoarseProblem(NamedTuple):
-    """What is to be partitioned, and where every search of it starts."""
+    """The input of the solver, and two starts."""
 
     m: CountModel
     parts: int
     epsilon: float
     seed: int
     shares: Sequence[float] | None
-    capacity: Array  # by part
-    chain: Array
+    capacity: Array  # most work, by part
+    chain: Array  # counts of two starts (coarse_starts.py)
     balanced: Array
 
     def is_feasible(self, x: Array) -> bool:
@@ -115,21 +121,23 @@ def build_coarse_problem(
 
 
 class SearchRecord:
-    """The best counts that were found by anything, and the highest bound."""
+    """The best counts that any method found so far, and the highest lower bound."""
 
     def __init__(self, problem: CoarseProblem, on_progress: OnProgress) -> None:
         self.problem, self.on_progress = problem, on_progress
         self.best, self.best_volume, self.start = problem.balanced, math.inf, "balanced"
-        self.columns: dict[bytes, Array] = {}  # of partitions within the capacities
+        self.columns: dict[bytes, Array] = {}  # counts of single parts, from feasible partitions
         self.bound = 0.0
         self.volume_unit = int(np.gcd.reduce(problem.m.cost)) if len(problem.m.cost) else 1
         self.started_at = perf_counter()
 
     @property
     def proven(self) -> bool:
+        """Whether no partition can be better than the best."""
         return self.bound >= self.best_volume
 
     def offer(self, name: str, x: Array) -> None:
+        """Takes counts from the start `name`: keeps them if they are feasible and the best so far."""
         if not self.problem.is_feasible(x):
             return
         for p in range(self.problem.parts):
@@ -142,8 +150,8 @@ class SearchRecord:
             self.on_progress({"step": name, **metrics})
 
     def raise_bound(self, bound: float) -> None:
-        """No partition is below; rounded up to a volume that can be."""
-        if math.isfinite(bound):  # or there is no partition
+        """Takes a lower bound, rounded up to the next volume that is possible."""
+        if math.isfinite(bound):  # inf: there is no feasible partition
             self.bound = max(
                 self.bound, self.volume_unit * math.ceil(bound / self.volume_unit - 1e-6)
             )
@@ -154,7 +162,7 @@ class SearchRecord:
         steps: Iterator[Any],
         ended: Callable[[Any], bool] = lambda step: False,
     ) -> None:
-        """Step by step, as long as there is something to find."""
+        """Advances `steps` until the deadline, until `ended` holds, or until the best is proven."""
         while perf_counter() < deadline and not self.proven:
             step = next(steps, None)
             if step is None or ended(step):
@@ -173,7 +181,8 @@ class SearchRecord:
 
 
 class AnnealingRuns:
-    """Runs of annealing; they have a best of their own, so that nothing else disturbs their order."""
+    """The runs of annealing. They continue from their own best counts, not from the record's: so their
+    result depends only on the seed, and not on what other methods find."""
 
     def __init__(self, problem: CoarseProblem, record: SearchRecord) -> None:
         self.problem, self.record = problem, record
@@ -182,7 +191,10 @@ class AnnealingRuns:
         self.best, self.best_volume = problem.chain, math.inf
 
     def steps(self, given: Sequence[Array], blocks_deadline: float) -> Iterator[int]:
-        """The round, after every chunk of the runs in their order."""
+        """Runs one after the other; yields the number of the round after every chunk of moves.
+
+        given: starts of the caller; blocks_deadline: Mt-KaHyPar is skipped if it would take longer.
+        """
         m, capacity = self.problem.m, self.problem.capacity
         for run_number, (round_number, name, x, hot) in enumerate(
             self._runs(given, blocks_deadline)
@@ -206,7 +218,7 @@ class AnnealingRuns:
     def _runs(
         self, given: Sequence[Array], blocks_deadline: float
     ) -> Iterator[tuple[int, str, Array, float]]:
-        """Round, name, start and temperature of all runs, without end."""
+        """Yields round, name, start and first temperature of each run, without end."""
         problem, warm_starts = self.problem, [("given", x) for x in given]
         m, parts, epsilon, seed, shares, *_ = problem
         yield from ((0, *named_start, WARM) for named_start in warm_starts)
@@ -228,7 +240,7 @@ class AnnealingRuns:
             yield round_number, "annealing", self.best, MILD
 
     def _cut_halves(self) -> Array:
-        """A short search for half as many parts, whose parts are cut in two."""
+        """Returns a start: a short search for half as many parts, each of which is then cut in two."""
         m, pairs = self.problem.m, self.problem.capacity.reshape(-1, 2)
         capacity = pairs.sum(axis=1)
         x = chain(m, capacity)
@@ -245,7 +257,7 @@ class AnnealingRuns:
 
 
 def _jit_compile(problem: CoarseProblem) -> None:
-    """A step of everything, so that no clock counts the compiler."""
+    """Runs one step of each JIT-compiled function, so that compilation does not count as search time."""
     walk = coarse_annealing.start_walk(problem.m, problem.chain, problem.capacity, 0)
     next(
         coarse_annealing.anneal(
@@ -262,6 +274,7 @@ def _jit_compile(problem: CoarseProblem) -> None:
 
 
 def _bound_steps(record: SearchRecord) -> Iterator[float]:
+    """Improves the record's lower bound step by step."""
     problem = record.problem
     for bound in lower_bounds(
         problem.m, problem.capacity, record.columns.values(), record.best_volume
@@ -271,7 +284,7 @@ def _bound_steps(record: SearchRecord) -> Iterator[float]:
 
 
 def _run_exact(record: SearchRecord, seconds: float) -> None:
-    """The exact program, which may find something better, too."""
+    """Runs the exact program, which may raise the bound and may find better counts."""
     problem, start = record.problem, record.best if math.isfinite(record.best_volume) else None
     result = exact.solve(problem.m, problem.capacity, seconds=seconds, start=start)
     if result.x is not None:
@@ -280,6 +293,6 @@ def _run_exact(record: SearchRecord, seconds: float) -> None:
 
 
 def _expected_seconds(m: CountModel, parts: int, blocks: int) -> float:
-    """About how many seconds Mt-KaHyPar takes, generously."""
+    """Returns a generous estimate of the seconds that Mt-KaHyPar takes."""
     pins = float((np.diff(m.dense_start) * np.diff(m.piece_start)).sum()) * blocks * blocks
     return 0.2 + 4e-6 * pins * math.sqrt(parts)

@@ -1,12 +1,14 @@
-"""Simulated annealing on the counts of a coarse partition, with volume kept up move by move.
+"""Simulated annealing of coarse partitions: it changes the counts x and updates the volume move by move.
 
-A move is a list of shifts, each of units of one layer into or out of one part; only the maps that touch
-the layer are counted again. Because a part pays for a map as soon as one unit reads it, single units see
-plateaus: most moves take all units of a layer, or of several that are near, as many as fit, or exchange
-equal work. Overload is priced, and the price follows the search until what it finds is within capacities.
+A *move* is a list of *shifts*; a shift changes the number of units of one layer in one part. After a shift
+only the maps of that layer are counted again. A part pays for a whole map as soon as one of its units
+reads the map, so moving single units often changes nothing. Most moves therefore take all units of a
+layer, or of several neighbouring layers, or as many as fit, or exchange equal work. Work above a part's
+capacity (overload) has a price; it rises while parts are overloaded and falls while none is.
 """
 
-# l, t: layers; v: map; p, q, s: parts; k: units moved
+# l, t: layers; v: map; p, q, s: parts; k: units moved; n: shifts logged so far; m: the network as arrays;
+# w: walk
 
 from __future__ import annotations
 
@@ -19,39 +21,39 @@ from numba import njit
 from raddle.searches.hypergraph.counts import Array, CountModel, units_received
 from raddle.searches.hypergraph.random_numbers import random_below
 
-CHUNK = 1 << 15  # moves between two looks at the clock: some 20 ms
-MAX_LAYERS = 8  # layers that move together at most
+CHUNK = 1 << 15  # moves between two looks at the clock: about 20 ms
+MAX_LAYERS = 8  # that move together
 
 
-# a call would cost three times what it computes
+# Inlined: a call would take three times as long as the computation.
 _units_received = njit(inline="always")(units_received.py_func)
 
 
 class LayerNeighbours(NamedTuple):
-    """What is around every layer; `*_at` are where a layer's begin."""
+    """Maps and layers connected to each layer; those of layer l are X_start[l] to X_start[l + 1]."""
 
     map_start: Array
-    maps: Array  # whose crossing depends on the layer
+    maps: Array  # that the layer makes or reads
     layer_start: Array
-    layers: Array  # layers with which it shares a map
+    layers: Array  # that make or read one of these maps, too
 
 
 class CoarseWalk(NamedTuple):
-    """A walk: what is changed in place by `_walk`."""
+    """The state of one annealing run; `_walk` changes it in place."""
 
-    x: Array  # [part, layer], so that a part's counts lie together
+    x: Array  # counts [part, layer]: the counts of a part are next to each other in memory
     work: Array  # by part
     received: Array  # [part, map] units received
-    best: Array  # [part, layer] of the least volume within the capacities
-    totals: Array  # VOLUME, LEAST of `best`, PRICE of overload (float)
-    rng_state: Array  # state of the generator (uint64)
+    best: Array  # [part, layer] counts of least volume within the capacities
+    totals: Array  # [VOLUME], [BEST_VOLUME] of `best`, [PRICE] of a unit of overload (float)
+    rng_state: Array  # of random_below (uint64)
 
 
 VOLUME, BEST_VOLUME, PRICE = 0, 1, 2
 
 
 def build_neighbours(m: CountModel) -> LayerNeighbours:
-    """Which maps have to be counted again where a layer's counts change, and which layers are near."""
+    """Finds the maps to count again when a layer's counts change, and the layer's neighbours."""
     maps: list[dict[int, None]] = [{} for _ in range(m.num_layers)]
     near: list[dict[int, None]] = [{} for _ in range(m.num_layers)]
     sides = (
@@ -73,7 +75,7 @@ def _flatten(entries: list[dict[int, None]]) -> tuple[Array, Array]:
 
 
 def start_walk(m: CountModel, x: Array, capacity: Array, seed: int) -> CoarseWalk:
-    """A walk that starts at counts [layer, part]."""
+    """Returns a walk that starts at counts x[layer, part]."""
     counts = np.ascontiguousarray(x.T, np.int64)
     received = np.zeros((counts.shape[0], len(m.cost)), np.int64)
     walk = CoarseWalk(
@@ -87,7 +89,7 @@ def start_walk(m: CountModel, x: Array, capacity: Array, seed: int) -> CoarseWal
     _count_volume(m, walk)
     within = bool((walk.work <= capacity).all())
     walk.totals[BEST_VOLUME] = walk.totals[VOLUME] if within else np.inf
-    # an average part's receipts buy an average part's work
+    # At first, the work of an average part costs as much as the elements that an average part receives.
     walk.totals[PRICE] = (walk.totals[VOLUME] + 1) / m.total_work
     return walk
 
@@ -101,7 +103,7 @@ def anneal(
     hot: float,
     cold: float,
 ) -> Iterator[None]:
-    """A run from one temperature (elements) to another that changes `walk`, chunk by chunk."""
+    """Anneals `walk` in place, from temperature `hot` to `cold` (in elements); yields after each chunk."""
     chunks = -(-moves // CHUNK)
     for i in range(chunks):
         begin, end = (hot * (cold / hot) ** (j / chunks) for j in (i, i + 1))
@@ -122,7 +124,7 @@ def _count_volume(m: CountModel, w: CoarseWalk) -> None:
 def _shift(
     m: CountModel, neighbours: LayerNeighbours, w: CoarseWalk, p: int, l: int, k: int
 ) -> int:
-    """Puts k more units of a layer into a part; what the volume grows by."""
+    """Puts k more units of layer l into part p; returns the growth of the volume."""
     column, received, cost, maps = w.x[p], w.received[p], m.cost, neighbours.maps
     column[l] += k
     w.work[p] += k * m.work[l]
@@ -137,7 +139,7 @@ def _shift(
 
 @njit(cache=True)
 def _random_layer(w: CoarseWalk, p: int) -> int:
-    """A layer that has units in a part, or -1."""
+    """Returns a random layer that has units in part p, or -1."""
     layers = w.x.shape[1]
     l = random_below(w.rng_state, layers)
     for _ in range(layers):
@@ -149,7 +151,7 @@ def _random_layer(w: CoarseWalk, p: int) -> int:
 
 @njit(cache=True)
 def _random_other_part(w: CoarseWalk, p: int, l: int) -> int:
-    """Another part, more often one that has units of the layer already."""
+    """Returns a random part other than p, more often one that has units of the layer already."""
     parts = w.x.shape[0]
     q = p
     for _ in range(1 + random_below(w.rng_state, 8)):
@@ -162,7 +164,7 @@ def _random_other_part(w: CoarseWalk, p: int, l: int) -> int:
 
 @njit(cache=True)
 def _random_amount(w: CoarseWalk, most: int, fitting: int) -> int:
-    """How many of at most `most` units to move."""
+    """Returns how many units to move: all (`most`), as many as fit, or a random power of two."""
     draw = random_below(w.rng_state, 8)
     if draw < 3:
         return most
@@ -178,12 +180,14 @@ def _units_that_fit(m: CountModel, capacity: Array, w: CoarseWalk, p: int, l: in
 
 @njit(cache=True)
 def _log_shift(log: Array, at: int, p: int, l: int, k: int) -> int:
+    """Writes a shift at position `at`; returns the next position."""
     log[at, 0], log[at, 1], log[at, 2] = p, l, k
     return at + 1
 
 
 @njit(cache=True)
 def _log_move(log: Array, at: int, p: int, q: int, l: int, k: int) -> int:
+    """Writes the two shifts that move k units from p to q."""
     return _log_shift(log, _log_shift(log, at, p, l, -k), q, l, k)
 
 
@@ -191,7 +195,7 @@ def _log_move(log: Array, at: int, p: int, q: int, l: int, k: int) -> int:
 def _propose(
     m: CountModel, neighbours: LayerNeighbours, capacity: Array, w: CoarseWalk, log: Array
 ) -> int:
-    """Writes the shifts of a random move; how many there are."""
+    """Writes the shifts of a random move to `log`; returns their number."""
     parts = w.x.shape[0]
     p = random_below(w.rng_state, parts)
     l = _random_layer(w, p)
@@ -209,7 +213,7 @@ def _propose(
         moved_work = k * m.work[l]
     else:
         n, moved_work = _move_layers(m, neighbours, w, log, 0, p, q, l, MAX_LAYERS, np.inf)
-    # the receiver hands on as much work: back to the giver, or to a third part
+    # Sometimes q gives about as much work in return, to p or to a third part.
     reply_draw = random_below(w.rng_state, 8)
     t = _random_layer(w, q)
     if reply_draw < 3 or t < 0 or t == l:
@@ -238,7 +242,10 @@ def _move_layers(
     most: int,
     limit: float,
 ) -> tuple[int, float]:
-    """Layers on a walk through neighbours move from a part to another, up to a limit of work."""
+    """Moves a chain of up to `most` neighbouring layers from p to q, up to a limit of work.
+
+    Returns the number of shifts in the log and the work moved.
+    """
     moved_work = 0.0
     for _ in range(1 + random_below(w.rng_state, most)):
         k = w.x[p, l]
@@ -261,7 +268,7 @@ def _move_layers(
 
 @njit(cache=True)
 def _clear_layer(m: CountModel, capacity: Array, w: CoarseWalk, log: Array, p: int, l: int) -> int:
-    """All units of a layer leave a part for others that have units of it, as they fit."""
+    """Moves all units of layer l out of part p, into parts that have the layer already and have room."""
     parts = w.x.shape[0]
     remaining = w.x[p, l]
     n = _log_shift(log, 0, p, l, -remaining)
@@ -280,7 +287,7 @@ def _clear_layer(m: CountModel, capacity: Array, w: CoarseWalk, log: Array, p: i
 
 @njit(cache=True)
 def _gather_layer(m: CountModel, capacity: Array, w: CoarseWalk, log: Array, p: int) -> int:
-    """A part takes units of a layer from others until it is full."""
+    """Moves units of a random layer from other parts into p until p is full."""
     parts = w.x.shape[0]
     l = _random_layer(w, random_below(w.rng_state, parts))
     if l < 0:
@@ -321,7 +328,7 @@ def _walk(
     log = np.zeros((w.x.shape[0] + 4 * MAX_LAYERS, 3), np.int64)
     temperature, cooling = hot, (cold / hot) ** (1.0 / max(1, moves))
     for p in range(len(capacity)):
-        w.work[p] = (w.x[p] * m.work).sum()  # sheds what rounding has added up
+        w.work[p] = (w.x[p] * m.work).sum()  # from scratch: removes rounding errors
     total_overload = _overload(capacity, w)
     for step in range(moves):
         temperature *= cooling

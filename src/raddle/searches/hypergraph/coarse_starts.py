@@ -1,6 +1,9 @@
-"""Quick coarse partitions, as counts of filters by layer and part, that annealing starts from."""
+"""Quick coarse partitions from which annealing starts, as counts of filters [layer, part].
 
-# l: layer; p: part
+capacity: the most work of each part.
+"""
+
+# l: layer; p: part; x: counts [layer, part]; m: the network as arrays (counts.py)
 
 from __future__ import annotations
 
@@ -13,20 +16,20 @@ from raddle.searches.hypergraph.counts import Array, CountModel
 
 
 def chain(m: CountModel, capacity: Array) -> Array:
-    """Layers in their order fill one part after the other, each to its share of the work."""
+    """Fills one part after the other with the layers in order, each part to its share of the work."""
     ends = np.cumsum(capacity / capacity.sum()) * m.total_work
     ends[-1] = math.inf
     x = np.zeros((m.num_layers, len(capacity)), np.int64)
     before = np.concatenate([[0.0], np.cumsum(m.units * m.work)])
     for l in range(m.num_layers):
-        # a unit lies where its middle does
+        # A unit whose work crosses the border of two parts goes where the middle of its work is.
         middles = before[l] + (np.arange(m.units[l]) + 0.5) * m.work[l]
         x[l] = np.bincount(np.searchsorted(ends, middles), minlength=len(capacity))
     return x
 
 
 def balanced(m: CountModel, capacity: Array) -> Array:
-    """Heavy units first, each into the part with the most of its capacity left: as even as can be."""
+    """Balances the work: heavy units first, each into the part that is filled to the smallest fraction."""
     x = np.zeros((m.num_layers, len(capacity)), np.int64)
     parts = [(0.0, p) for p in range(len(capacity))]
     for l in sorted(range(m.num_layers), key=lambda l: -m.work[l]):
@@ -38,7 +41,7 @@ def balanced(m: CountModel, capacity: Array) -> Array:
 
 
 def layerwise(m: CountModel, capacity: Array) -> Array:
-    """Heavy layers first, each whole into the part with the most work left."""
+    """Keeps layers whole: heavy layers first, each into the part with the most capacity left."""
     x = np.zeros((m.num_layers, len(capacity)), np.int64)
     left = capacity.copy()
     for l in sorted(range(m.num_layers), key=lambda l: -m.work[l] * m.units[l]):

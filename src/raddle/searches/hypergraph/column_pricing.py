@@ -1,11 +1,20 @@
-"""The cheapest column of counts of one part, at prices of units: what a lower bound asks for (bound.py).
+"""The pricing problem of column generation (lower_bound.py): the cheapest column at given prices.
 
-It is found on a grid of work that is rounded down (a relaxation), layer by layer from the last to the
-first, where a bit for every map that is still open says whether a reader is in the part. Units that are
-read alike are paid only where the part has no unit of the layer read (a relaxation, too).
+A column is the counts of one part, by layer (counts.py). Its cost is what the part receives, in elements,
+less the prices of its units. Dynamic programming finds the minimum: a *sweep* over the layers from the last
+to the first. The state of the sweep is the work used so far, in cells of a grid, and one bit
+
+    per map     whether the part has a dense reader of the map: if so, it pays for all units of the map, and
+                each unit that it has itself saves its own elements
+    per layer   that is read elementwise: whether the part has units of the layer
+
+A bit is open only between the first and the last layer that depend on it. Three relaxations make the
+result a lower bound: work is rounded down to whole cells; an elementwise reader pays only if the part has
+no unit of the layer read; and readers far from their map are ignored if too many bits would be open at
+once.
 """
 
-# l, t: layers; v: map; s: state of the open bits; b: cell of the grid; k: units
+# l, t: layers; v: map; s: values of the open bits, as an integer; b: number of cells used; k: units
 
 from __future__ import annotations
 
@@ -16,52 +25,61 @@ from numba import njit
 
 from raddle.searches.hypergraph.counts import Array, CountModel
 
-MAX_EFFORT = 300_000  # cells x layers x states: some 10 ms a column
-MAX_OPEN_BITS = 6  # bits that may be open at once: readers are left out until they are so few
-OPEN, LAYER, CLOSE = 0, 1, 2
+MAX_EFFORT = 300_000  # cells x layers x states: about 10 ms per column
+MAX_OPEN_BITS = 6
+OPEN, LAYER, CLOSE = 0, 1, 2  # kinds of steps: open a bit, choose the units of a layer, close a bit
 
-# what a bit is of: the layers where it closes and opens
+# ("map", v) or ("layer", l) -> first and last layer between which the bit is open
 Spans = dict[tuple[str, int], tuple[int, int]]
 
 
 class Sweep(NamedTuple):
-    """The steps of the search for a column: open a bit, choose the units of a layer, close a bit."""
+    """The steps of the sweep, and the costs of a unit that depend on bits.
 
-    step_kind: Array
-    step_index: Array  # bit, or layer
-    open_cost: Array  # elements if an opened bit is set
-    presence_bit: Array  # by layer: bit that says whether the part has units of it, or -1
-    needed_bits: Array  # by layer: bits that its units need
+    The entries of layer l are X_start[l] to X_start[l + 1].
+    """
+
+    step_kind: Array  # by step: OPEN, LAYER or CLOSE
+    step_index: Array  # by step: the bit or the layer
+    open_cost: Array  # by step: elements to pay if the opened bit is set
+    presence_bit: Array  # by layer: the bit that says whether the part has units of it, or -1
+    needed_bits: Array  # by layer, a mask: the part may have units only if these bits are set
     gain_start: Array
-    gain_bit: Array  # a unit saves this if the bit is set
-    gain: Array
+    gain_bit: Array
+    gain: Array  # elements that a unit saves if gain_bit is set
     elementwise_start: Array
-    elementwise_bits: Array  # a unit costs this if none of the bits is set
-    elementwise_cost: Array
-    num_states: int
+    elementwise_bits: Array  # a mask
+    elementwise_cost: Array  # elements that a unit costs if none of elementwise_bits is set
+    num_states: int  # values of s
 
 
 class WorkGrid(NamedTuple):
-    """Work of a part in cells, rounded down."""
+    """The work of a part in whole cells, and limits on its units."""
 
-    cells: int
-    min_cells: int  # cells that a part uses at least
-    cell_work: float  # work of a cell
-    min_units: Array  # units of a layer, where there are any, at least
-    max_units: Array  # and at most
+    cells: int  # that fit into the part's capacity
+    min_cells: int  # that the part uses at least
+    cell_work: float  # work of one cell
+    min_units: Array  # by layer: fewest units of a part that has any
+    max_units: Array  # by layer: most units of a part
 
 
 def cheapest_column(
     m: CountModel, sweep: Sweep, grid: WorkGrid, prices: Array, presence: Array
 ) -> tuple[float, Array]:
-    """The least of received - prices . column - presence . (column > 0), and a column that has it."""
+    """Returns the minimum of received - prices . column - presence . (column > 0), and its column.
+
+    prices: per unit, by layer; presence: paid once if the part has any units of the layer.
+    """
     column = np.zeros(m.num_layers, np.int64)
     least = _run_sweep(m.work, sweep, grid, prices.copy(), presence.copy(), column)
     return float(least), column
 
 
 def build_grid(m: CountModel, sweep: Sweep, capacity: float, all_capacity: float) -> WorkGrid:
-    """A grid that the units' work is a multiple of, as nearly as possible."""
+    """Returns a grid for parts of this capacity; the work of a unit is nearly a multiple of a cell.
+
+    all_capacity: of all parts together.
+    """
     usual_cells = min(2400, max(200, MAX_EFFORT // (sweep.num_states * m.num_layers)))
     work = m.work[m.work > 0]
     cell_works = [capacity / usual_cells, *(w / i for w in np.unique(work) for i in range(1, 5))]
@@ -74,7 +92,8 @@ def build_grid(m: CountModel, sweep: Sweep, capacity: float, all_capacity: float
 
     cell_work = min(cell_works, key=rounding_loss) * (1 - 1e-9)
     max_units = np.minimum(m.units, np.floor(capacity / np.maximum(m.work, 1e-300) * (1 + 1e-12)))
-    # what does not fit into all other parts is in this one; bundles are rounded down ten times at most
+    # This part needs the work that does not fit into all others, less what rounding down can hide: one
+    # cell for each bundle of units (_choose_units), counted as 14 bundles per layer.
     min_cells = (m.total_work - (all_capacity - capacity)) / cell_work - 14 * m.num_layers
     cells = int(capacity * (1 + 1e-12) / cell_work)
     return WorkGrid(
@@ -87,12 +106,12 @@ def build_grid(m: CountModel, sweep: Sweep, capacity: float, all_capacity: float
 
 
 def build_sweep(m: CountModel) -> Sweep:
-    """Readers far from their map are left out where too many bits would be open at once."""
+    """Returns the sweep; ignores far readers until at most MAX_OPEN_BITS bits are open at any layer."""
     maps = [_RelaxedMap(m, v) for v in range(len(m.cost))]
     while True:
         spans: Spans = {}
         for key, (a, b) in (item for v in maps for item in v.spans().items()):
-            first, last = spans.get(key, (a, b))  # two maps may be of one layer
+            first, last = spans.get(key, (a, b))  # two maps may need the same layer's bit
             spans[key] = min(first, a), max(last, b)
         open_bits = np.zeros(m.num_layers, np.int64)
         for first, last in spans.values():
@@ -105,7 +124,7 @@ def build_sweep(m: CountModel) -> Sweep:
 
 
 class _RelaxedMap:
-    """What of a map the relaxation keeps: its readers of all units, and one alike reader a piece."""
+    """The readers of map v that the relaxation counts: dense ones, and one elementwise one per piece."""
 
     def __init__(self, m: CountModel, v: int) -> None:
         self.number, self.cost = v, int(m.cost[v])
@@ -119,7 +138,7 @@ class _RelaxedMap:
         }
 
     def spans(self) -> Spans:
-        """From which layer to which a bit is open: of the map, and of a piece that is read alike."""
+        """Returns the spans of the map's bit and of the bits of layers that are read elementwise."""
         layer_spans = {}
         layers = [*self.pieces, *self.dense, *self.elementwise.values()]
         if self.dense:
@@ -133,7 +152,7 @@ class _RelaxedMap:
         return max(b - a for a, b in self.spans().values())
 
     def shorten(self) -> None:
-        """Leaves out the reader that is farthest from the pieces."""
+        """Ignores the reader that is farthest from the map."""
         readers = [(t, None) for t in self.dense] + [(t, i) for i, t in self.elementwise.items()]
         t, i = max(readers, key=lambda r: abs(r[0] - self.pieces[0]))
         if i is None:
@@ -199,7 +218,7 @@ def _flatten_pairs(lists: list[list[tuple[int, int]]]) -> tuple[Array, Array, Ar
 
 @njit(cache=True)
 def _unit_worth(sweep: Sweep, prices: Array, l: int, s: int) -> float:
-    """What a unit brings in a state."""
+    """Returns the price of a unit of layer l plus what it saves in state s, less what it costs there."""
     worth: float = prices[l]
     for i in range(sweep.gain_start[l], sweep.gain_start[l + 1]):
         if s >> sweep.gain_bit[i] & 1:
@@ -216,7 +235,8 @@ def _run_sweep(
 ) -> float:
     cells = grid.cells
     shape = (len(sweep.step_kind), sweep.num_states, cells + 1)
-    # least[s, b]: of what is chosen so far, in b cells; chosen: units, or the bit that was closed
+    # least[s, b]: the lowest cost so far in state s with b cells used
+    # chosen, used: to trace back: units and cells of a LAYER step; the value of the bit of a CLOSE step
     least = np.full(shape[1:], np.inf)
     chosen, used = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     least[0, 0] = 0.0
@@ -276,7 +296,7 @@ def _choose_units(
     chosen: Array,
     used: Array,
 ) -> None:
-    """The best number of units of a layer, in every number of cells."""
+    """Chooses the best number of units of layer l in state s, for every number of cells."""
     presence_bit = sweep.presence_bit[l]
     must_be_present = presence_bit >= 0 and s >> presence_bit & 1
     may_be_present = (
@@ -287,7 +307,7 @@ def _choose_units(
     without = least.copy()
     least[:] = np.inf
     if may_be_present:
-        # the first units, then one, two, four ... more: cells are rounded down for each
+        # First min_units, then bundles of 1, 2, 4, ... units; the cells of each are rounded down.
         first = grid.min_units[l]
         cells = int(first * work / grid.cell_work)
         least[cells:] = without[: len(without) - cells] - first * worth - presence

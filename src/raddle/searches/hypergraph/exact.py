@@ -1,11 +1,12 @@
 """The coarse partition of least volume into few parts, as a mixed-integer program for HiGHS.
 
-Beside the counts there is a bit for every layer and part, whether there are units of it, and the units of a
-map that a part receives. A bit allows no more units than fit into a part, and equal parts are ordered by
-their work: without both, the relaxation is worth nothing.
+The variables are the counts of units, a presence bit for every layer and part (whether the part has units
+of the layer), and the units of every map that each part receives. Two constraints make the linear
+relaxation strong enough: the units of a layer in a part are limited by what fits, times the presence bit;
+and parts of equal capacity are ordered by their work.
 """
 
-# l, t: layers; v: map; p: part
+# l, t: layers; v: map; p: part; m: the network as arrays (counts.py)
 
 from __future__ import annotations
 
@@ -17,17 +18,20 @@ from raddle.searches.hypergraph.counts import Array, CountModel, units_received
 
 
 class ExactResult(NamedTuple):
-    """What HiGHS says at its end."""
+    """The result of HiGHS."""
 
-    x: Array | None  # [layer, part]
-    lower_bound: float
-    proven: bool
+    x: Array | None  # counts [layer, part]; None: no solution was found
+    lower_bound: float  # on the volume, in elements
+    proven: bool  # whether x is the best
 
 
 def solve(
     m: CountModel, capacity: Array, *, seconds: float, start: Array | None = None
 ) -> ExactResult:
-    """The best counts within the capacities, or the best by the end of time."""
+    """Finds the counts of least volume within the capacities, or the best within the time limit.
+
+    start: feasible counts to begin with.
+    """
     program = _Program(m, capacity, start)
     program.solver.setOptionValue("time_limit", max(0.01, seconds))
     program.solver.run()
@@ -42,7 +46,7 @@ def solve(
 
 
 class _Program:
-    """Columns are x[p, l], then the bits a[p, l], then units received r[p, v]."""
+    """The program. Its columns are counts x[p, l], presence bits a[p, l], units received r[p, v]."""
 
     def __init__(self, m: CountModel, capacity: Array, start: Array | None) -> None:
         import highspy
@@ -54,7 +58,7 @@ class _Program:
             "output_flag": False,
             "threads": 1,
             "mip_rel_gap": 0.0,
-            "mip_abs_gap": 0.999,  # the volume is a whole number of units
+            "mip_abs_gap": 0.999,  # the objective is a whole number
             "mip_feasibility_tolerance": 1e-9,
         }.items():
             self.solver.setOptionValue(name, value)
@@ -81,11 +85,13 @@ class _Program:
             self.solver.changeColIntegrality(i, highspy.HighsVarType.kInteger)
 
     def _max_units(self, p: int, l: int) -> int:
+        """Returns how many units of layer l fit into part p."""
         work = float(self.m.work[l])
         units = int(self.m.units[l])
         return min(units, int(self.capacity[p] / work * (1 + 1e-12))) if work > 0 else units
 
     def _add_rows(self) -> None:
+        """Adds: all units are placed; capacities; x <= max_units * a; the units received."""
         m = self.m
         for l in range(m.num_layers):
             layer_row = {self._count_column(p, l): 1.0 for p in range(self.parts)}
@@ -107,6 +113,7 @@ class _Program:
         self._order_equal_parts()
 
     def _add_map(self, p: int, v: int) -> None:
+        """Adds rows for r[p, v]: a part with units of a dense reader receives all units it lacks."""
         m = self.m
         r = self.first_received + p * len(m.cost) + v
         pieces = [int(l) for l in m.piece_layer[m.piece_start[v] : m.piece_start[v + 1]]]
@@ -126,7 +133,8 @@ class _Program:
         self._add_elementwise(p, v, r, pieces)
 
     def _add_elementwise(self, p: int, v: int, r: int, pieces: list[int]) -> None:
-        """The sum over pieces of what a reader has more, at most; of many pieces, a column each."""
+        """Adds rows: for each piece, at least the units that an elementwise reader has more than the part
+        has of the piece. Several pieces are added up; each then has a column of its own."""
         m = self.m
         pairs = range(m.elementwise_start[v], m.elementwise_start[v + 1])
         readers_by_piece: dict[int, list[int]] = {}
@@ -151,7 +159,7 @@ class _Program:
             self._add_row(0.0, self.inf, {r: 1.0, **dict.fromkeys(columns.values(), -1.0)})
 
     def _order_equal_parts(self) -> None:
-        """Parts of equal capacity, by their work."""
+        """Adds rows that order parts of equal capacity by their work: it removes equivalent solutions."""
         m = self.m
         for p in range(1, self.parts):
             if self.capacity[p] == self.capacity[p - 1]:
@@ -166,6 +174,7 @@ class _Program:
                 self._add_row(0.0, self.inf, work_difference)
 
     def _set_start(self, highspy: Any, start: Array) -> None:
+        """Gives HiGHS a first solution; equal parts are ordered as _order_equal_parts demands."""
         m = self.m
         x = start.T.copy()
         for size in np.unique(self.capacity):

@@ -1,10 +1,11 @@
-"""Hypergraphs as files of other partitioners, and their answers: PaToH's and hMETIS's formats.
+"""Files of other hypergraph partitioners: write and read hypergraphs in PaToH's and hMETIS's formats.
 
-PaToH    base, vertices, nets, pins, 3 for both weights; then the nets; the vertices' weights in a line
-hMETIS   nets, vertices, 11 for both weights; then the nets; the vertices' weights, one a line
+PaToH    first line: base, vertices, nets, pins, 3 (= both weights); then the nets; all vertex weights in
+one line
+hMETIS   first line: nets, vertices, 11 (= both weights); then the nets; the vertex weights, one per line
 
-A net is a line: its cost, and its pins, which count from 1 here. An answer has the part of each vertex, in
-order, separated by white space.
+A net is one line: its cost, then its pins, numbered from 1. A partition file has the part of each vertex,
+numbered from 0, in order, separated by white space.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from raddle.files import read_text, replace_atomically, write_atomically
 from raddle.searches.hypergraph.explicit import Hypergraph
 
 Array = np.ndarray
-MAX_WEIGHT = 2**31 - 1  # of all vertices together: both read 32 bits
+MAX_WEIGHT = 2**31 - 1  # of all vertices together: both programs read 32 bits
 FORMATS = ("patoh", "hmetis")
 MAX_BYTES = 4 * 2**30
 MAX_PARTS = 65_536
@@ -50,7 +51,7 @@ def _lines(h: Hypergraph, file_format: str) -> Iterator[str]:
 
 
 def integer_weights(weight: Array) -> Array:
-    """Weights as whole numbers that partitioners can add up; what has work does not lose all of it."""
+    """Returns the weights as integers whose sum fits into 32 bits; a weight above 0 is at least 1."""
     scale = min(1.0, MAX_WEIGHT / 2 / max(1.0, float(weight.sum())))
     integers = np.rint(weight * scale).astype(np.int64)
     integers[(weight > 0) & (integers == 0)] = 1
@@ -58,7 +59,7 @@ def integer_weights(weight: Array) -> Array:
 
 
 def read_hypergraph(path: str | pathlib.Path) -> Hypergraph:
-    """A file of either format: their first lines have five and three numbers."""
+    """Reads a file of either format; PaToH's first line has five numbers, hMETIS's three."""
     lines = _read_integers(path)
     head = lines[0] if lines else []
     if len(head) == 5 and head[4] == 3:
@@ -89,7 +90,7 @@ def read_hypergraph(path: str | pathlib.Path) -> Hypergraph:
 
 
 def read_partition(path: str | pathlib.Path) -> Array:
-    """The part of each vertex, from 0 on."""
+    """Reads a partition file: the part of each vertex."""
     parts = np.array([n for row in _read_integers(path) for n in row], np.int64)
     if not len(parts) or parts.min() < 0 or parts.max() >= MAX_PARTS:
         raise InputError(
@@ -104,7 +105,7 @@ def write_partition(parts: Array, path: str | pathlib.Path) -> None:
 
 
 def _read_integers(path: str | pathlib.Path) -> list[list[int]]:
-    """The numbers of every line; lines that begin with % are comments."""
+    """Reads the numbers of every line; lines that begin with % are comments."""
     text = read_text(path, "file of numbers", max_bytes=MAX_BYTES)
     return [
         [_parse_integer(word, path) for word in line.split()]

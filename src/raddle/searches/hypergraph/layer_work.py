@@ -1,4 +1,4 @@
-"""The work of layers that a partition balances: operations, measured or predicted time, both, or given."""
+"""The work of each layer that a partition balances: operations, time, both, or numbers from a file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from raddle.searches.hypergraph.network import LayerNetwork
 
 Array = np.ndarray
 KINDS = ("flops", "time", "both")
-MAX_WORK = 1e30  # of a layer, in whatever it is measured
+MAX_WORK = 1e30  # of a layer, in any unit
 
 
 def layer_work(
     graph: Graph, network: LayerNetwork, kind: str, device: Device, profile: Profile | None = None
 ) -> Array:
-    """By layer. `time` is of forward and backward on a device, measured where a profile has it; `both` is
-    the mean of the shares of operations and of time, as the thesis combines them; else it is a file."""
+    """Returns the work of each layer.
+
+    kind: "flops" (of a forward); "time" (seconds of forward and backward on the device, measured where the
+    profile has the operator); "both" (the mean of the layer's shares of flops and of time, as in the
+    thesis); else the path of a file.
+    """
     flops = np.array([layer.flops for layer in network.layers], float)
     if kind == "flops":
         return flops
@@ -47,7 +51,7 @@ def layer_work(
 
 
 def _read_work(network: LayerNetwork, path: str) -> Array:
-    """A list of numbers in the order of layers, or numbers by their names."""
+    """Reads a JSON file: a list of numbers in the order of layers, or numbers by name of the layer."""
     data: Any = read_json(
         path, "file of weights", missing_hint=f"give {', '.join(KINDS)}, or a file of JSON"
     )

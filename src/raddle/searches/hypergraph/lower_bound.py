@@ -1,17 +1,20 @@
-"""A lower bound on the volume of coarse partitions, by column generation.
+"""A lower bound on the volume of coarse partitions, by column generation and branch and bound.
 
-What a part receives depends on its own column of counts only, so a partition picks one column a part, and
-all columns together hold every unit once. Priced at pi[l] a unit, no partition is below
+A column is the counts of one part, by layer (counts.py); it alone decides what the part receives. A
+partition is one column per part such that the columns together have every unit once. For any prices pi[l]
+per unit, no partition has a smaller volume than
 
     sum over parts of min over columns (received(column) - pi . column)  +  pi . units
 
-for any pi: a stop at any time leaves a bound. A linear program over the columns so far proposes pi.
+so the search has a valid bound whenever it stops. column_pricing.py finds the minimum. The *master
+program*, a linear program over the columns found so far, proposes the prices: they are its dual values.
 
-Fractions of columns spread a layer over 1.9 parts where it needs 2: that each layer is in a whole number of
-parts is priced as well, and branched on.
+The linear program may combine fractions of columns, so that a layer is in 1.9 parts where it needs 2. So
+the number of parts that have units of a layer (its *presence*) has a price as well, and the search
+branches on it.
 """
 
-# l: layer; v: map; c: class of parts of equal capacity
+# l: layer; v: map; c: class of parts, all of equal capacity; m: the network as arrays
 
 from __future__ import annotations
 
@@ -31,16 +34,17 @@ from raddle.searches.hypergraph.column_pricing import (
 )
 from raddle.searches.hypergraph.counts import Array, CountModel, elements_received
 
-SUBGRADIENT_LAYERS = 30  # layers, from which prices are climbed to first
-SUBGRADIENT_STEPS = 60  # steps
+SUBGRADIENT_LAYERS = 30  # a network with more layers starts with subgradient steps
+SUBGRADIENT_STEPS = 60
 
 
 def volume_bounds(
     m: CountModel, capacity: Array, columns: Iterable[Array], stop_at: float = math.inf
 ) -> Iterator[float]:
-    """Ever better bounds on the volume of partitions within the capacities; infinity if there are none.
+    """Yields rising lower bounds on the volume of partitions within the capacities; inf if there is none.
 
-    `columns` of good partitions set it on its way; `enough` is the volume of the best of them.
+    capacity: most work, by part; columns: of good partitions, to begin with; stop_at: the volume of the
+    best partition known, at which the search ends.
     """
     search, count = _ColumnSearch(m, capacity, columns, stop_at), itertools.count()
     root = BranchNode(0.0, _fewest_parts(m, capacity), np.full(m.num_layers, float(len(capacity))))
@@ -55,7 +59,8 @@ def volume_bounds(
         fractional = np.abs(search.parts_by_layer - np.round(search.parts_by_layer))
         l = int(fractional.argmax())
         if fractional[l] < 1e-6:
-            # nothing to branch on: no bound can be above this one's
+            # Every layer is in a whole number of parts. There is nothing to branch on: this is the best
+            # bound.
             stop_at = min(stop_at, search.bound)
         node = node._replace(bound=search.bound)
         for branch in node.split(l, search.parts_by_layer[l]) if fractional[l] >= 1e-6 else [node]:
@@ -65,11 +70,11 @@ def volume_bounds(
 
 
 class BranchNode(NamedTuple):
-    """A branch: in how many parts every layer is."""
+    """A branch of the search: limits on the number of parts that have units of each layer."""
 
-    bound: float
-    min_parts: Array
-    max_parts: Array
+    bound: float  # on the volume, inherited from the branch before
+    min_parts: Array  # by layer
+    max_parts: Array  # by layer
 
     def split(self, l: int, parts: float) -> list[BranchNode]:
         min_parts, max_parts = self.min_parts.copy(), self.max_parts.copy()
@@ -78,22 +83,20 @@ class BranchNode(NamedTuple):
 
 
 class _ColumnSearch:
-    """What all branches share: grids, and the columns so far."""
+    """Bounds of branches; all branches share the grids and the columns found so far."""
 
     def __init__(
         self, m: CountModel, capacity: Array, columns: Iterable[Array], stop_at: float
     ) -> None:
         self.m, self.stop_at = m, stop_at
-        self.bound, self.parts_by_layer = (
-            0.0,
-            np.zeros(m.num_layers),
-        )  # of the branch that was settled last
+        # Of the branch that was solved last:
+        self.bound, self.parts_by_layer = 0.0, np.zeros(m.num_layers)
         self.sweep = build_sweep(m)
         self.capacities, self.parts_in_class = np.unique(capacity, return_counts=True)
         self.grids = [
             build_grid(m, self.sweep, float(c), float(capacity.sum())) for c in self.capacities
         ]
-        self.column_costs: dict[tuple[int, bytes], float] = {}
+        self.column_costs: dict[tuple[int, bytes], float] = {}  # by class and column
         for c, grid in enumerate(self.grids):
             if grid.min_cells == 0:
                 self.add_column(c, np.zeros(m.num_layers, np.int64), 0)
@@ -102,7 +105,10 @@ class _ColumnSearch:
                 self.add_column(int(fitting_class), column, elements_received(m, column))
 
     def add_column(self, c: int, column: Array, cost: float) -> bool:
-        """Whether a column of class c is new, or cheaper than it was: the search for one relaxes."""
+        """Adds a column for class c; returns False if it is there already at this cost or less.
+
+        The pricing is a relaxation, so it may find a known column at a lower cost.
+        """
         key = (c, column.astype(np.int64).tobytes())
         if key in self.column_costs and cost >= self.column_costs[key] * (1 - 1e-12):
             return False
@@ -110,7 +116,10 @@ class _ColumnSearch:
         return True
 
     def solve_node(self, node: BranchNode) -> Iterator[float]:
-        """Ever better bounds of a branch; the last, and in how many parts layers are then, are kept."""
+        """Yields rising bounds of a branch; the last one stays in self.bound.
+
+        self.parts_by_layer is then the number of parts per layer in the master program's solution.
+        """
         m, grids = self.m, [self._node_grid(grid, node) for grid in self.grids]
         master = _MasterProgram(m, self.parts_in_class, node)
         for (c, column), cost in self.column_costs.items():
@@ -129,7 +138,8 @@ class _ColumnSearch:
             yield self.bound
             if not new_column and centre_weight == 0:
                 break
-            # a column that is known already says that the centre is too far from the prices
+            # The prices tried lie between the best so far (centre) and those of the master program, which
+            # swing. If they give no new column, they are too near the centre.
             centre_weight = (
                 min(0.8, centre_weight + 0.1)
                 if new_column
@@ -140,7 +150,10 @@ class _ColumnSearch:
     def _price_columns(
         self, master: _MasterProgram, grids: list[WorkGrid], prices: Array
     ) -> tuple[float, Array, bool]:
-        """The bound at these prices, how far it is from holding all units once, and if a column is new."""
+        """Returns the bound at these prices, its subgradient, and whether a column is new.
+
+        The subgradient: units, and presence, that the cheapest columns together have too few.
+        """
         m, new_column = self.m, False
         bound, subgradient = master.total_price(prices), master.row_limits(prices)
         for c, grid in enumerate(grids):
@@ -150,7 +163,7 @@ class _ColumnSearch:
             counts_and_presence = np.concatenate([column, column > 0])
             bound += self.parts_in_class[c] * reduced_cost
             if math.isinf(reduced_cost):
-                break  # no column fits: the branch has no partition
+                break  # no column is allowed: the branch has no partition
             subgradient = subgradient - self.parts_in_class[c] * counts_and_presence
             cost = reduced_cost + float(prices @ counts_and_presence)
             if self.add_column(c, column, cost):
@@ -159,7 +172,10 @@ class _ColumnSearch:
         return bound, subgradient, new_column
 
     def _subgradient_ascent(self, master: _MasterProgram, grids: list[WorkGrid]) -> Iterator[Array]:
-        """Prices by subgradient steps towards the known volume: of many layers, a program's swing long."""
+        """Raises the bound by subgradient steps towards the volume known; yields the best prices so far.
+
+        With many layers the prices of the master program swing for a long time at first.
+        """
         m = self.m
         target = self.stop_at if math.isfinite(self.stop_at) else master.solve()[1]
         prices = np.concatenate([m.work * target / m.total_work / 2, np.zeros(m.num_layers)])
@@ -181,7 +197,10 @@ class _ColumnSearch:
             prices[m.num_layers :] = np.maximum(0.0, prices[m.num_layers :])
 
     def _node_grid(self, grid: WorkGrid, node: BranchNode) -> WorkGrid:
-        """Where few parts hold a layer, each has at least what does not fit into the others."""
+        """Returns the grid of a branch, with the fewest units of each layer in a part that has any.
+
+        If at most n parts have the layer, each of them needs the units that do not fit into n - 1 parts.
+        """
         max_units = self.grids[-1].max_units
         min_units = np.maximum(1, self.m.units - (node.max_parts - 1) * max_units).astype(np.int64)
         return grid._replace(min_units=min_units)
@@ -194,7 +213,10 @@ class _ColumnSearch:
 
 
 def _fewest_parts(m: CountModel, capacity: Array) -> Array:
-    """How many parts hold a layer at least, in whole numbers: fractions of columns do not know."""
+    """Returns, for each layer, the fewest parts into which its units fit.
+
+    The linear program, which may take fractions of columns, does not see this limit.
+    """
     capacities = np.sort(capacity)[::-1]
     fewest = np.ones(m.num_layers)
     for l in np.flatnonzero(m.work):
@@ -204,7 +226,10 @@ def _fewest_parts(m: CountModel, capacity: Array) -> Array:
 
 
 class _MasterProgram:
-    """The linear program over the columns so far; its duals are prices."""
+    """The linear program that combines the columns found so far; its dual values are prices.
+
+    Rows: units of each layer, parts that have the layer, number of parts of each class.
+    """
 
     def __init__(self, m: CountModel, parts: Array, node: BranchNode) -> None:
         import highspy
@@ -221,7 +246,7 @@ class _MasterProgram:
         ]
         for low, high in (*rows, *zip(parts, parts, strict=True)):
             self.lp.addRow(float(low), float(high), 0, *none)
-        # a unit that no column holds yet, or that one holds too often, costs all maps
+        # Slack columns, so that the program always has a solution; each costs as much as all maps.
         penalty = sum(
             float(m.cost[v]) * m.units[layers].sum() for v, layers in enumerate(_pieces_by_map(m))
         )
@@ -232,7 +257,7 @@ class _MasterProgram:
         self.presence_columns: list[Array] = []
 
     def add(self, c: int, column: Array, cost: float) -> None:
-        """A column of parts of class c."""
+        """Adds a column for parts of class c; cost: elements that such a part receives."""
         layers = np.flatnonzero(column)
         rows = [*layers, *(self.m.num_layers + layers), 2 * self.m.num_layers + c]
         values = [*map(float, column[layers]), *(1.0 for _ in layers), 1.0]
@@ -244,16 +269,17 @@ class _MasterProgram:
         self.lp.addCol(cost, 0.0, math.inf, len(rows), index, np.array(values))
 
     def total_price(self, prices: Array) -> float:
-        """All units, and the presence of layers in the parts that a branch allows, at these prices."""
+        """Returns the price of all units and of the presence that the branch requires or allows."""
         return float(prices @ self.row_limits(prices))
 
     def row_limits(self, prices: Array) -> Array:
-        """How many units there are, and in how many parts a layer has to be, or may be."""
+        """Returns the units of each layer, then the fewest parts that must have it; where the price of
+        presence is negative, the most that may."""
         bound = np.where(prices[self.m.num_layers :] >= 0, self.node.min_parts, self.node.max_parts)
         return np.concatenate([self.m.units, bound])
 
     def solve(self) -> tuple[Array, float, Array]:
-        """Prices of units and presence, the least volume of the columns, and where layers are by it."""
+        """Returns the prices of units and presence, the volume, and the parts that have each layer."""
         self.lp.run()
         solution = self.lp.getSolution()
         duals = np.array(solution.row_dual)[: 2 * self.m.num_layers] * self.scale

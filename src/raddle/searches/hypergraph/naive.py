@@ -1,12 +1,12 @@
-"""The thesis's naive partitions (its sections 5.1.1 to 5.1.4), on the work of layers.
+"""The naive partitions of the thesis (its sections 5.1.1 to 5.1.4), which balance the work of layers.
 
-layerwise             whole layers in order, with the smallest largest part
-filter-horizontal     the filters of every layer divided equally
-filter-incremental    filters in order, a part after the other, each until it has its share
-channel-incremental   the same with channels of filters
+layerwise             whole layers in order; the largest part is as small as possible
+filter-horizontal     the filters of every layer in equal numbers
+filter-incremental    filters in order fill one part after the other, each to its share of the work
+channel-incremental   the same with the input channels of filters
 """
 
-# l: layer; p: part
+# l: layer; p: part; x: counts [layer, part]; m: the network as arrays (counts.py)
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ Array = np.ndarray
 
 
 def layerwise(m: CountModel, parts: int) -> Array:
-    """The best cut of the chain of layers, by a table over parts and layers."""
+    """Returns the counts of the best cut of the chain of layers, by dynamic programming."""
     if parts > m.num_layers:
         raise InputError(f"{m.num_layers} layers cannot be put into {parts} parts: split filters.")
     work_before = np.concatenate([[0.0], np.cumsum(m.units * m.work)])
+    # [p, end]: of the best cut of the layers before `end` into p parts, the work of the largest part
     smallest_largest = np.full((parts + 1, m.num_layers + 1), np.inf)
     first_layer = np.zeros((parts + 1, m.num_layers + 1), int)
     smallest_largest[0, 0] = 0.0
@@ -60,7 +61,7 @@ def incremental(m: CountModel, parts: int) -> Array:
 
 
 def channel_incremental(network: LayerNetwork, m: CountModel, parts: int) -> Cells:
-    """A filter's sum is where most of its channels are."""
+    """Returns the cells; the partial results of a filter are summed where most of its channels are."""
     counts = [n * channel_count(network, l) for l, n in enumerate(m.units)]
     cells = []
     for l, runs in enumerate(_fill_parts(m, counts, parts)):
@@ -73,10 +74,10 @@ def channel_incremental(network: LayerNetwork, m: CountModel, parts: int) -> Cel
 
 def _fill_parts(m: CountModel, counts: Sequence[int], parts: int) -> list[list[FilterRun]]:
     work = [(int(n), float(w)) for n, w in zip(counts, m.units * m.work, strict=True)]
-    min_work = 1e-12 * m.total_work  # a layer without work is somewhere, too
+    min_work = 1e-12 * m.total_work  # so that a layer without work gets a part, too
     return assign_runs([(n, max(w, min_work)) for n, w in work], [m.total_work / parts] * parts)
 
 
 def _majority_part(cells: Array) -> Array:
-    """By row, the part that has most of it; rows are in runs, so the middle tells."""
+    """Returns, for each row, the part of its middle cell: a row is a few runs of equal parts."""
     return cells[:, cells.shape[1] // 2].astype(np.int64)

@@ -1,4 +1,7 @@
-"""Random numbers of a walk's own, for compiled code: numba has one generator for all."""
+"""A random number generator whose state is an array, for JIT-compiled annealing.
+
+numba's own generator is global; with this one each annealing run has a state of its own and is repeatable.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ Array = np.ndarray
 
 @njit(cache=True)
 def random_below(rng_state: Array, n: int) -> int:
-    """A number below n, by splitmix64, whose state is random[0]."""
+    """Returns a random integer from 0 to n - 1 by splitmix64; rng_state[0] is its state."""
     rng_state[0] += np.uint64(0x9E3779B97F4A7C15)
     z = rng_state[0]
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
