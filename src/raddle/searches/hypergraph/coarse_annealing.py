@@ -55,7 +55,7 @@ VOLUME, BEST_VOLUME, PRICE = 0, 1, 2
 def build_neighbours(m: CountModel) -> LayerNeighbours:
     """Finds the maps to count again when a layer's counts change, and the layer's neighbours."""
     maps: list[dict[int, None]] = [{} for _ in range(m.num_layers)]
-    near: list[dict[int, None]] = [{} for _ in range(m.num_layers)]
+    neighbours: list[dict[int, None]] = [{} for _ in range(m.num_layers)]
     sides = (
         (m.piece_start, m.piece_layer),
         (m.dense_start, m.dense_layer),
@@ -65,8 +65,8 @@ def build_neighbours(m: CountModel) -> LayerNeighbours:
         nearby = [int(l) for at, layer in sides for l in layer[at[v] : at[v + 1]]]
         for l in nearby:
             maps[l][v] = None
-            near[l].update(dict.fromkeys(t for t in nearby if t != l))
-    return LayerNeighbours(*_flatten(maps), *_flatten(near))
+            neighbours[l].update(dict.fromkeys(t for t in nearby if t != l))
+    return LayerNeighbours(*_flatten(maps), *_flatten(neighbours))
 
 
 def _flatten(entries: list[dict[int, None]]) -> tuple[Array, Array]:
@@ -163,14 +163,14 @@ def _random_other_part(w: CoarseWalk, p: int, l: int) -> int:
 
 
 @njit(cache=True)
-def _random_amount(w: CoarseWalk, most: int, fitting: int) -> int:
+def _random_amount(w: CoarseWalk, units: int, fitting: int) -> int:
     """Returns how many units to move: all (`most`), as many as fit, or a random power of two."""
     draw = random_below(w.rng_state, 8)
     if draw < 3:
-        return most
+        return units
     if draw < 6:
-        return min(most, max(1, fitting))
-    return min(most, 1 << random_below(w.rng_state, 10))
+        return min(units, max(1, fitting))
+    return min(units, 1 << random_below(w.rng_state, 10))
 
 
 @njit(cache=True)
@@ -239,7 +239,7 @@ def _move_layers(
     p: int,
     q: int,
     l: int,
-    most: int,
+    max_layers: int,
     limit: float,
 ) -> tuple[int, float]:
     """Moves a chain of up to `most` neighbouring layers from p to q, up to a limit of work.
@@ -247,7 +247,7 @@ def _move_layers(
     Returns the number of shifts in the log and the work moved.
     """
     moved_work = 0.0
-    for _ in range(1 + random_below(w.rng_state, most)):
+    for _ in range(1 + random_below(w.rng_state, max_layers)):
         k = w.x[p, l]
         if moved_work + k * m.work[l] > limit:
             k = min(k, int((limit - moved_work) / m.work[l]) + random_below(w.rng_state, 2))

@@ -87,8 +87,8 @@ def build_grid(m: CountModel, sweep: Sweep, capacity: float, all_capacity: float
         s for s in cell_works if usual_cells / 2 <= capacity / s * (1 + 1e-9) <= 2 * usual_cells
     ]
 
-    def rounding_loss(step: float) -> float:
-        return float(((work / step + 1e-6) % 1.0).sum() * step)
+    def rounding_loss(candidate: float) -> float:
+        return float(((work / candidate + 1e-6) % 1.0).sum() * candidate)
 
     cell_work = min(cell_works, key=rounding_loss) * (1 - 1e-9)
     max_units = np.minimum(m.units, np.floor(capacity / np.maximum(m.work, 1e-300) * (1 + 1e-12)))
@@ -238,7 +238,7 @@ def _run_sweep(
     # least[s, b]: the lowest cost so far in state s with b cells used
     # chosen, used: to trace back: units and cells of a LAYER step; the value of the bit of a CLOSE step
     least = np.full(shape[1:], np.inf)
-    chosen, used = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    chosen, cells_used = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     least[0, 0] = 0.0
     for i in range(shape[0]):
         bit = 1 << sweep.step_index[i]
@@ -256,7 +256,7 @@ def _run_sweep(
                     s,
                     least[s],
                     chosen[i, s],
-                    used[i, s],
+                    cells_used[i, s],
                 )
         elif sweep.step_kind[i] == OPEN:
             for s in range(sweep.num_states):
@@ -275,7 +275,7 @@ def _run_sweep(
     for i in range(shape[0] - 1, -1, -1):
         if sweep.step_kind[i] == LAYER:
             column[sweep.step_index[i]] = chosen[i, s, b]
-            b -= used[i, s, b]
+            b -= cells_used[i, s, b]
         elif sweep.step_kind[i] == OPEN:
             s &= ~(1 << sweep.step_index[i])
         else:
@@ -294,7 +294,7 @@ def _choose_units(
     s: int,
     least: Array,
     chosen: Array,
-    used: Array,
+    cells_used: Array,
 ) -> None:
     """Chooses the best number of units of layer l in state s, for every number of cells."""
     presence_bit = sweep.presence_bit[l]
@@ -311,24 +311,31 @@ def _choose_units(
         first = grid.min_units[l]
         cells = int(first * work / grid.cell_work)
         least[cells:] = without[: len(without) - cells] - first * worth - presence
-        chosen[:], used[:] = first, cells
+        chosen[:], cells_used[:] = first, cells
         remaining, bundle = grid.max_units[l] - first, 1
         while remaining > 0 and (worth > 0 or grid.min_cells > 0):
             bundle = min(bundle, remaining)
             _add_bundle(
-                bundle, int(bundle * work / grid.cell_work), bundle * worth, least, chosen, used
+                bundle,
+                int(bundle * work / grid.cell_work),
+                bundle * worth,
+                least,
+                chosen,
+                cells_used,
             )
             remaining, bundle = remaining - bundle, 2 * bundle
     if not must_be_present:
         for b in range(len(least)):
             if without[b] <= least[b]:
-                least[b], chosen[b], used[b] = without[b], 0, 0
+                least[b], chosen[b], cells_used[b] = without[b], 0, 0
 
 
 @njit(cache=True)
-def _add_bundle(k: int, cells: int, worth: float, least: Array, chosen: Array, used: Array) -> None:
+def _add_bundle(
+    k: int, cells: int, worth: float, least: Array, chosen: Array, cells_used: Array
+) -> None:
     for b in range(len(least) - 1, cells - 1, -1):
         value = least[b - cells] - worth
         if value < least[b]:
             least[b] = value
-            chosen[b], used[b] = chosen[b - cells] + k, used[b - cells] + cells
+            chosen[b], cells_used[b] = chosen[b - cells] + k, cells_used[b - cells] + cells

@@ -116,19 +116,19 @@ def units_received(m: CountModel, column: Array, v: int) -> int:
     begin, end = m.piece_start[v], m.piece_start[v + 1]
     for d in range(m.dense_start[v], m.dense_start[v + 1]):
         if column[m.dense_layer[d]] > 0:
-            lacking = 0
+            missing = 0
             for i in range(begin, end):
-                lacking += m.units[m.piece_layer[i]] - column[m.piece_layer[i]]
-            return lacking
-    lacking = 0
+                missing += m.units[m.piece_layer[i]] - column[m.piece_layer[i]]
+            return missing
+    missing = 0
     for i in range(begin, end):
-        most = 0
+        max_missing = 0
         for a in range(m.elementwise_start[v], m.elementwise_start[v + 1]):
             if m.elementwise_piece[a] == i - begin:
-                more = column[m.elementwise_layer[a]] - column[m.piece_layer[i]]
-                most = max(most, more)
-        lacking += most
-    return lacking
+                difference = column[m.elementwise_layer[a]] - column[m.piece_layer[i]]
+                max_missing = max(max_missing, difference)
+        missing += max_missing
+    return missing
 
 
 def part_work(m: CountModel, x: Array) -> Array:

@@ -62,7 +62,8 @@ def coarse(network: LayerNetwork, m: CountModel) -> Hypergraph:
         for v in network.maps:
             readers = [vertices[t] for t in v.dense_readers]
             elementwise = [
-                np.concatenate([vertices[p.layer] for p in form]) for form in v.elementwise_readers
+                np.concatenate([vertices[p.layer] for p in reader_pieces])
+                for reader_pieces in v.elementwise_readers
             ]
             units = np.concatenate([vertices[p.layer] for p in v.pieces])
             for unit, vertex in enumerate(units):
@@ -81,7 +82,7 @@ def fine(network: LayerNetwork, m: CountModel) -> Hypergraph:
     first = _list_starts(cells)
     first_sum = first[-1] + _list_starts([layer.units for layer in network.layers])
 
-    def cell(l: int) -> Array:
+    def cell_vertices(l: int) -> Array:
         shape = network.layers[l].units, channel_count(network, l)
         return np.arange(first[l], first[l + 1]).reshape(shape)
 
@@ -91,16 +92,18 @@ def fine(network: LayerNetwork, m: CountModel) -> Hypergraph:
                 [first_sum[p.layer] + np.arange(p.units) for p in feature_map.pieces]
             )
             elementwise = [
-                np.concatenate([first_sum[p.layer] + np.arange(p.units) for p in form])
-                for form in feature_map.elementwise_readers
+                np.concatenate([first_sum[p.layer] + np.arange(p.units) for p in reader_pieces])
+                for reader_pieces in feature_map.elementwise_readers
             ]
-            grids = [(cell(t), channel_start(network, t, v)) for t in feature_map.dense_readers]
+            grids = [
+                (cell_vertices(t), channel_start(network, t, v)) for t in feature_map.dense_readers
+            ]
             for unit, vertex in enumerate(units):
                 pins = [np.array([vertex, *(other[unit] for other in elementwise)])]
                 pins += [grid[:, start + unit] for grid, start in grids]
                 yield feature_map.unit_elements, np.unique(np.concatenate(pins))
         for l, layer in enumerate(network.layers):
-            for j, row in enumerate(cell(l)):
+            for j, row in enumerate(cell_vertices(l)):
                 yield layer.unit_elements, np.append(row, first_sum[l] + j)
 
     cell_work = [m.work[l] / channel_count(network, l) for l in range(m.num_layers)]

@@ -46,7 +46,7 @@ def anneal(
             owned[:], row[:], width[:] = w.old_rows[0], w.old_rows[1], w.old_rows[2]
             continue
         growth += partial_sum_elements(pb, w, l)
-        w.scratch[WORK] = w.work + pb.pair_work[l] * (w.scratch[HEIGHT] * width - w.scratch[AREA])
+        w.scratch[WORK] = w.work + pb.cell_work[l] * (w.scratch[HEIGHT] * width - w.scratch[AREA])
         new_overload = overload(w.scratch[WORK], capacity)
         random_fraction = (random_below(w.rng_state, 1 << 30) + 1) / (1 << 30)
         max_growth = -temperature * np.log(random_fraction) - price * (

@@ -66,14 +66,16 @@ class _LayerGroups:
         total = 0.0
         row_counts: dict[int, int] = {}  # most rows that a map goes to
         for l in range(i, j):
-            sizes, merged = self.row_sizes(l, s)
-            total += merged
+            sizes, partial_sums = self.row_sizes(l, s)
+            total += partial_sums
             for v in self.maps_read[l]:
                 row_counts[v] = max(row_counts.get(v, 0), len(sizes))
         for v, feature_map in enumerate(self.network.maps):
             inside = sum(p.units for p in feature_map.pieces if i <= p.layer < j)
             elementwise = any(
-                i <= p.layer < j for form in feature_map.elementwise_readers for p in form
+                i <= p.layer < j
+                for reader_pieces in feature_map.elementwise_readers
+                for p in reader_pieces
             )
             if v in row_counts:
                 total += feature_map.unit_elements * (row_counts[v] * feature_map.units - inside)
@@ -90,13 +92,13 @@ class _LayerGroups:
             best_volume, self.row_sizes_cache[l, s] = math.inf, ([1] * min(s, units), 0.0)
             for a in range(1, min(s, units) + 1) if self.pb.splittable[l] else ():
                 sizes = [s // a + (r < s % a) for r in range(a)]
-                merged = float(
+                partial_sums = float(
                     self.pb.unit_elements[l] * units * (sum(b * b for b in sizes) / s - 1)
                 )
-                if sizes[0] <= channels and a * read_elements + merged < best_volume:
+                if sizes[0] <= channels and a * read_elements + partial_sums < best_volume:
                     best_volume, self.row_sizes_cache[l, s] = (
-                        a * read_elements + merged,
-                        (sizes, merged),
+                        a * read_elements + partial_sums,
+                        (sizes, partial_sums),
                     )
         return self.row_sizes_cache[l, s]
 
@@ -114,8 +116,8 @@ class _LayerGroups:
         heights = apportion(self.pb.m.units[l], np.array(sizes), 1)
         part = first
         for r, (b, height) in enumerate(zip(sizes, heights, strict=True)):
-            even = np.ones(b)
+            equal_shares = np.ones(b)
             rows.row[l, part : part + b] = r
-            rows.owned[l, part : part + b] = apportion(height, even, 0)
-            rows.width[l, part : part + b] = apportion(self.pb.channels[l], even, 1)
+            rows.owned[l, part : part + b] = apportion(height, equal_shares, 0)
+            rows.width[l, part : part + b] = apportion(self.pb.channels[l], equal_shares, 1)
             part += b

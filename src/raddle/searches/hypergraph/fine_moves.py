@@ -95,7 +95,7 @@ def _give_filters(pb: FineProblem, w: FineWalk, l: int, p: int, q: int, capacity
     k = _random_amount(w, owned[p])
     new_width = width[q] if row[q] >= 0 else pb.channels[l]
     if random_below(w.rng_state, 3) == 0:  # as many as fit
-        filter_work = max(1e-30, pb.pair_work[l] * new_width)  # an embedding has no work
+        filter_work = max(1e-30, pb.cell_work[l] * new_width)  # an embedding has no work
         room = max(0.0, capacity[q] - w.work[q])
         k = min(owned[p], max(1, np.int64(min(1e15, room / filter_work))))
     if row[q] < 0:

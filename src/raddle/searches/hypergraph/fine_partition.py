@@ -67,10 +67,10 @@ def fine_volume(network: LayerNetwork, partition: FinePartition) -> int:
         for t in feature_map.dense_readers:
             start = channel_start(network, t, v)
             needed |= read_masks[t][:, start : start + feature_map.units]
-        for form in feature_map.elementwise_readers:
-            needed |= np.concatenate([owned_masks[piece.layer] for piece in form], 1)
-        held = np.concatenate([owned_masks[piece.layer] for piece in feature_map.pieces], 1)
-        total += feature_map.unit_elements * int((needed & ~held).sum())
+        for reader_pieces in feature_map.elementwise_readers:
+            needed |= np.concatenate([owned_masks[piece.layer] for piece in reader_pieces], 1)
+        owned = np.concatenate([owned_masks[piece.layer] for piece in feature_map.pieces], 1)
+        total += feature_map.unit_elements * int((needed & ~owned).sum())
     for l, layer in enumerate(network.layers):
         computed = _used_mask(partition, l, layer.units, 0)
         total += layer.unit_elements * int((computed & ~owned_masks[l]).sum())
@@ -81,9 +81,9 @@ def fine_work(network: LayerNetwork, partition: FinePartition, work: Sequence[fl
     """Work of every part, given that of every layer."""
     part_work = np.zeros(partition.parts)
     for l, layer in enumerate(partition.layers):
-        pair_work = work[l] / (network.layers[l].units * channel_count(network, l))
+        cell_work = work[l] / (network.layers[l].units * channel_count(network, l))
         for part, filters, read_channels in layer.blocks:
-            part_work[part] += pair_work * total_length(filters) * total_length(read_channels)
+            part_work[part] += cell_work * total_length(filters) * total_length(read_channels)
     return part_work
 
 

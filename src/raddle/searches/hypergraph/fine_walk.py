@@ -35,7 +35,7 @@ class FineProblem(NamedTuple):
     channels: Array  # units that a layer reads
     splittable: Array  # layers whose filters may be cut
     unit_elements: Array  # elements of a partial result
-    pair_work: Array  # work of a pair, by layer
+    cell_work: Array  # work of a pair, by layer
     map_start: Array  # where a layer's maps begin
     maps: Array  # maps whose crossing depends on it
 
@@ -68,8 +68,8 @@ def build_fine_problem(network: LayerNetwork, m: CountModel) -> FineProblem:
             if l in feature_map.dense_readers
             or any(
                 l == p.layer
-                for form in (feature_map.pieces, *feature_map.elementwise_readers)
-                for p in form
+                for pieces in (feature_map.pieces, *feature_map.elementwise_readers)
+                for p in pieces
             )
         ]
         for l in layers
@@ -88,7 +88,7 @@ def build_fine_problem(network: LayerNetwork, m: CountModel) -> FineProblem:
 def start_walk(pb: FineProblem, rows: FineRows, capacity: Array, seed: int) -> FineWalk:
     """A walk that starts at rows."""
     parts = rows.owned.shape[1]
-    fresh = FineWalk(
+    walk = FineWalk(
         rows.copy(),
         rows.copy(),
         np.zeros(parts),
@@ -98,10 +98,10 @@ def start_walk(pb: FineProblem, rows: FineRows, capacity: Array, seed: int) -> F
         np.zeros((4, parts)),
         np.array([seed * 2 + 1], np.uint64),
     )
-    count_volume(pb, fresh)
-    fresh.totals[BEST_VOLUME] = fresh.totals[VOLUME]
-    fresh.totals[OVERLOAD] = overload(fresh.work, capacity)
-    return fresh
+    count_volume(pb, walk)
+    walk.totals[BEST_VOLUME] = walk.totals[VOLUME]
+    walk.totals[OVERLOAD] = overload(walk.work, capacity)
+    return walk
 
 
 # -- counting ------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def count_volume(pb: FineProblem, w: FineWalk) -> None:
     w.totals[VOLUME] = 0
     for l in range(len(pb.unit_elements)):
         w.totals[VOLUME] += partial_sum_elements(pb, w, l)
-        w.work[:] += pb.pair_work[l] * w.scratch[HEIGHT] * w.rows.width[l]
+        w.work[:] += pb.cell_work[l] * w.scratch[HEIGHT] * w.rows.width[l]
     for p in range(len(w.work)):
         for v in range(len(pb.m.cost)):
             w.received[p, v] = units_received(pb, w.rows.owned, w.rows.width, v, p)
@@ -129,37 +129,37 @@ def units_received(pb: FineProblem, owned: Array, width: Array, v: int, p: int) 
     for d in range(m.dense_start[v], m.dense_start[v + 1]):
         t = m.dense_layer[d]
         if width[t, p] == pb.channels[t]:
-            lacking = 0
+            missing = 0
             for i in range(begin, end):
-                lacking += m.units[m.piece_layer[i]] - owned[m.piece_layer[i], p]
-            return lacking
+                missing += m.units[m.piece_layer[i]] - owned[m.piece_layer[i], p]
+            return missing
         window = max(window, width[t, p])
     if end - begin > 1:  # a window lies in one of several layers: count on nothing
-        lacking, window = window, 0
+        missing, window = window, 0
     else:
-        lacking = 0
+        missing = 0
     for i in range(begin, end):
         owned_units = owned[m.piece_layer[i], p]
-        most = window - owned_units
+        max_missing = window - owned_units
         for a in range(m.elementwise_start[v], m.elementwise_start[v + 1]):
             if m.elementwise_piece[a] == i - begin:
-                most = max(most, owned[m.elementwise_layer[a], p] - owned_units)
-        lacking += max(0, most)
-    return lacking
+                max_missing = max(max_missing, owned[m.elementwise_layer[a], p] - owned_units)
+        missing += max(0, max_missing)
+    return missing
 
 
 @njit(cache=True)
 def partial_sum_elements(pb: FineProblem, w: FineWalk, l: int) -> float:
     """Elements of partial results that cross; leaves the heights of parts' rows in scratch."""
     owned, row = w.rows.owned[l], w.rows.row[l]
-    by_row, height = w.scratch[ROW], w.scratch[HEIGHT]
-    by_row[:] = 0
+    row_height, height = w.scratch[ROW], w.scratch[HEIGHT]
+    row_height[:] = 0
     for p in range(len(owned)):
         if row[p] >= 0:
-            by_row[row[p]] += owned[p]
+            row_height[row[p]] += owned[p]
     total = 0.0
     for p in range(len(owned)):
-        height[p] = by_row[row[p]] if row[p] >= 0 else 0
+        height[p] = row_height[row[p]] if row[p] >= 0 else 0
         total += height[p] - owned[p]
     return float(pb.unit_elements[l] * total)
 
