@@ -1,4 +1,4 @@
-"""OptCNN: the configurations of all layers with the least sum of costs, by dynamic programming."""
+"""The method `optcnn`: finds the configurations of all layers with the least total cost, exactly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raddle.searches.settings import SearchResult, Settings
 
 
 class OptCNN(Search):
-    """The paper does not split sums."""
+    """Does not split summed dimensions by default, as in the paper."""
 
     splits_sums = False
 

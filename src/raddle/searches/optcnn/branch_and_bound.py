@@ -1,14 +1,19 @@
-"""Branch and bound, where the tables of elimination would be too large.
+"""Branch and bound for OptCNN's problem, used if the tables of elimination would be too large.
 
-A part of the problem says what configurations each node may still take. Its bound is the sum of the minima
-of all tables, after costs were moved between edges and nodes, along the nodes and back, which changes no
-choice's sum (Kolmogorov, A new look at reweighted message passing: SRMP). What a configuration then
-costs above its node's minimum adds to the bound: where that reaches the best known cost, it is dropped. A
-part is solved if elimination can, or else divided by the configurations of a node; next is the best of
-those, and where a part was solved or dropped, the one with the lowest bound of all. So the best choice and
-the lowest bound are known at any time.
+A subproblem restricts the configurations that each node may still have.
 
-Differs from the paper: costs are moved over edges alone, and all the edges of a node are collected.
+Bound: the sum of the minima of all cost tables is a lower bound. Sweeps over the nodes, forwards and
+backwards, move costs between edges and nodes to raise this bound, while every choice keeps its total cost
+(Kolmogorov, A new look at reweighted message passing: SRMP). A configuration is dropped if the bound plus
+its cost above its node's minimum reaches the best known cost.
+
+Branch: a subproblem is solved by elimination if its tables are small enough. Otherwise it is divided: one
+child for each configuration of some node. The most promising child comes next; after a subproblem is solved
+or dropped, the open one with the lowest bound comes next. So at any time the best choice so far and a lower
+bound are known.
+
+Differs from the paper: costs move only over edges between two nodes, and a node collects the costs of all
+its edges.
 """
 
 # i, j: nodes, e: an edge, x: a configuration
@@ -33,24 +38,30 @@ from raddle.searches.optcnn.problem import (
 )
 from raddle.searches.settings import OnProgress
 
-SWEEPS = 40  # at most, over a part
-GAIN = 0.02  # of the gap between bound and best cost: a sweep that closes less was the last
-ROUNDING = 1e-9  # of the best cost: bounds that close to it are taken for equal
+SWEEPS = 40  # at most, for one subproblem
+GAIN = 0.02  # stop sweeping when a sweep closes less than this share of the gap from bound to best cost
+ROUNDING = 1e-9  # relative to the best cost: bounds this close to it count as equal
 
 
 class BranchResult(NamedTuple):
+    """The best choice that was found."""
+
     choice: tuple[int, ...]
-    bound: float
-    certified: bool
-    branches: int
+    bound: float  # no choice costs less
+    certified: bool  # the choice is optimal
+    branches: int  # subproblems that were looked at
 
 
 class Subproblem(NamedTuple):
-    priority: int  # 0: the next; it is the best part of the last one, to come to good choices early
-    bound: float
-    number: int  # breaks ties
-    allowed: list[np.ndarray]  # by node, its configurations
-    moved: list[list[np.ndarray]]  # by edge, what was moved from it to its source and to its target
+    """The problem with fewer configurations for each node. Its fields are in the order of the heap."""
+
+    priority: int  # 0: comes next (the most promising child, to find good choices early), else 1
+    bound: float  # no choice in it costs less
+    number: int  # unique, to break ties
+    allowed: list[np.ndarray]  # for each node, its remaining configurations
+    moved: list[
+        list[np.ndarray]
+    ]  # for each edge, the costs moved from it to its source and its target
 
 
 def branch_and_bound(
@@ -61,7 +72,10 @@ def branch_and_bound(
     out_of_time: Callable[[], bool],
     on_progress: OnProgress,
 ) -> BranchResult:
-    """The best choice, if there is time. `narrow` solves a part and says if to the end; none: too wide."""
+    """The optimal choice or, when time runs out, the best so far with a lower bound.
+
+    solve_by_elimination: returns a choice and whether it is optimal; None if its tables would be too large.
+    """
     nodes, edges, forbidden = _without_infinities(nodes, edges)
     incident = incident_edges(nodes, edges)
     best = improve_locally(nodes, edges, [int(node.argmin()) for node in nodes])
@@ -107,7 +121,10 @@ def branch_and_bound(
 
 
 def _without_infinities(nodes: Nodes, edges: Edges) -> tuple[Nodes, Edges, float]:
-    """Infinite costs become so large that a choice with one costs more than all without, and how much."""
+    """Replaces infinite costs by finite ones, so large that a choice with one costs more than any without.
+
+    Returns nodes, edges, and the cost from which on a choice has a forbidden configuration.
+    """
     tables = [*nodes, *(edge.cost for edge in edges)]
     finite = [table[np.isfinite(table)] for table in tables]
     if all(some.size == table.size for some, table in zip(finite, tables, strict=True)):
@@ -140,7 +157,10 @@ def _bound(nodes: Nodes, edges: Edges, moved: Sequence[Sequence[np.ndarray]]) ->
 def _collect_costs(
     nodes: Nodes, edges: Edges, incident: Incidence, moved: list[list[np.ndarray]], i: int
 ) -> np.ndarray:
-    """What a node costs when all that its edges cost at least, given it, was moved to it."""
+    """Moves to node i the least cost of each of its edges, for each configuration; returns its costs then.
+
+    Changes `moved`.
+    """
     costs = nodes[i].astype(np.float64)
     for e, end, _ in incident[i]:
         other = moved[e][1 - end]
@@ -157,7 +177,10 @@ def _tighten(
     cost: float,
     out_of_time: Callable[[], bool],
 ) -> Subproblem:
-    """The part with a higher bound and fewer configurations; none is left if its bound is the cost."""
+    """The subproblem with a higher bound and fewer configurations.
+
+    Its bound becomes `cost`, the best known cost, if it holds no better choice.
+    """
     for _ in range(SWEEPS):
         few_nodes, few_edges = _restrict(nodes, edges, part.allowed)
         moved = [list(ends) for ends in part.moved]
@@ -186,13 +209,16 @@ def _tighten(
 def _greedy_choice(
     nodes: Nodes, edges: Edges, incident: Incidence, moved: list[list[np.ndarray]]
 ) -> tuple[int, ...]:
-    """A choice that follows what was moved: node by node, the best for those before it."""
+    """A choice made node by node: the best configuration, given those of the nodes before it.
+
+    For edges to later nodes, the moved costs estimate what the edge will cost.
+    """
     choice: list[int] = []
     for i, node in enumerate(nodes):
         costs = node.astype(np.float64)
         for e, end, j in incident[i]:
             table = edges[e].cost if end == 0 else edges[e].cost.T
-            # all that an edge to a node before it costs; of the others, what was moved
+            # the real cost for edges to earlier nodes, the moved cost for the others
             costs += table[:, choice[j]] if j < i else moved[e][end]
         choice.append(int(costs.argmin()))
     return tuple(choice)
@@ -201,7 +227,10 @@ def _greedy_choice(
 def _branch(
     nodes: Nodes, edges: Edges, incident: Incidence, part: Subproblem, numbers: count[int]
 ) -> list[Subproblem]:
-    """A part for each configuration of the node with the most neighbours that still have a choice."""
+    """Divides a subproblem: one child for each configuration of one node.
+
+    It is the node with the most neighbours that still have a choice.
+    """
 
     def branching_key(i: int) -> tuple[int, int]:
         return sum(len(nodes[j]) > 1 for _, _, j in incident[i]), -len(nodes[i])

@@ -1,6 +1,9 @@
-"""t_X, and the merging of partial sums: what it takes to bring values to the devices that read them."""
+"""Communication times of OptCNN's costs: transfers of values (t_X), and merging of partial sums.
 
-# x: configuration, d: device
+All results are arrays over configurations: [x], or [i, j] for two groups (see transfers.py).
+"""
+
+# x: configuration of a group, d: sampled device
 
 from __future__ import annotations
 
@@ -30,28 +33,32 @@ from raddle.searches.optcnn.transfers import (
 
 
 class CommunicationTimes:
-    """Seconds of transfers under all configurations; the same for transfers that are alike."""
+    """Seconds of communication in all configurations; equal transfers share one array.
+
+    devices: indices of the sampled devices. layouts: by operator. volumes: cache of ranges.volume.
+    """
 
     def __init__(
         self, graph: Graph, active: frozenset[str], cluster: Cluster, devices: Array,
         layouts: Mapping[str, MemberLayout], volumes: dict[Any, Any],
     ) -> None:  # fmt: skip
         self.graph, self.active = graph, active
-        self.layouts = layouts  # by operator
+        self.layouts = layouts
         self.links = receive_links(cluster, devices)
+        # [d]: number of the device's node
         self.node = np.repeat(np.arange(len(self.links.start) - 1), np.diff(self.links.start))
-        self.volumes = volumes  # by ranges, as far as they were counted
+        self.volumes = volumes
         self.cache: dict[tuple[object, ...], Array] = {}
         self.held_cache: dict[tuple[object, ...], HeldBoxes] = {}
 
     def merge_seconds(self, op: Op, layout: MemberLayout, readers: Array) -> Array:
-        """What it takes to merge partial sums, and for their gradients to come back (merging.py).
+        """[x]: seconds to merge partial sums, and to send their gradients back (program/merges.py).
 
-        Large results are divided among those that have parts of them. Of small ones, every device that
-        reads any gets all parts, so that messages are many.
+        A large result is divided among the devices with partial sums of it: each merges a slice. Of a small
+        result every reading device receives all partial sums. readers: [x, d], whether a device reads it.
         """
         partners_of = find_partners(layout, self.node)
-        nbytes: Array | float = 0.0  # of a part
+        nbytes: Array | float = 0.0  # of a partial sum
         for name, output in zip(op.outputs, layout.outputs, strict=True):
             width = self.graph.values[name].dtype.itemsize
             nbytes = nbytes + volume(output, self.volumes) * width
@@ -65,20 +72,24 @@ class CommunicationTimes:
             partners_of.partner_count - partners_of.in_node,
         )
         receives = np.where(small, readers, layout.present) & (partners_of.partner_count > 1)
-        tensors = 2 if op.space.combine == "lse" else 1  # a log-sum-exp travels as a pair
+        tensors = 2 if op.space.combine == "lse" else 1  # a partial log-sum-exp is two tensors
         message_bytes = tensors * nbytes / np.where(small, 1, partners_of.partner_count)
         inside, outside = (
             Received(np.where(receives, n, 0.0), np.where(receives, n * message_bytes, 0.0))
             for n in (in_node, elsewhere)
         )
         repeats = 2 if has_backward(op, self.active) else 1
-        repeats += not _stays_divided(op) and not np.all(small)  # the result is gathered, too
+        repeats += not _stays_divided(op) and not np.all(small)  # then slices are gathered again
         return repeats * receive_seconds(self.links, inside, outside)
 
     def transfer_seconds(
         self, op: Op, operand: int, producer: Op, output: int, *, two_groups: bool
     ) -> Array:
-        """Seconds to bring what an operator reads: by two configurations, or of one group, by one."""
+        """Seconds to bring an operand from the operator that makes it to the one that reads it.
+
+        two_groups: [i, j], for every pair of configurations of the two operators' groups. Otherwise both
+        operators are in one group, and the result is [x].
+        """
         need, name = self.layouts[op.name].needs[operand], producer.outputs[output]
         width = self.graph.values[name].dtype.itemsize
         twice = 2 if contributes_gradient(op, name, self.active) else 1
@@ -92,7 +103,7 @@ class CommunicationTimes:
         return self.cache[key]
 
     def _held(self, op: Op, output: int) -> HeldBoxes:
-        """Where an output is, after partial sums are merged."""
+        """The boxes of an output that devices hold, after partial sums are merged."""
         layout = self.layouts[op.name]
         ranges, present = layout.outputs[output], layout.present
         merged = bool(layout.summed) and _stays_divided(op)
@@ -109,5 +120,5 @@ class CommunicationTimes:
 
 
 def _stays_divided(op: Op) -> bool:
-    """Whether what is merged is divided among those that merge it: see configurations.py."""
+    """Whether a merged result stays in slices on the devices that merged it (see configurations.py)."""
     return op.space.is_product and bool(op.space.outputs[0])

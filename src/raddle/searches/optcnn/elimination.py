@@ -1,20 +1,22 @@
-"""The configurations with the least sum of costs of nodes and of edges, exactly, by elimination.
+"""Solves OptCNN's problem (problem.py) exactly, by eliminating one node after the other.
 
     minimise  sum over i of node[i][x_i]  +  sum over edges (i, j) of cost[x_i, x_j]
 
-OptCNN (Jia et al., arXiv 1802.04924), section 5: (1) parallel edges add; (2) a node between two others
-folds into an edge between them, by a min-plus product; (3) what is left is searched; (4) on the way back
-each node chooses, in the reverse order, what is best for its neighbours' choices.
+OptCNN (Jia et al., arXiv 1802.04924), section 5: (1) parallel edges are added; (2) a node with two
+neighbours is eliminated: its costs become an edge between them, by a min-plus product; (3) the remaining
+graph is searched; (4) backwards, each eliminated node takes the best configuration for the choices of its
+neighbours.
 
-Differs from the paper: edges have no direction, and a node with one neighbour folds into it, so that chains
-need no product and nothing is left of a series-parallel graph. Equal products are done once. What is left
-of other graphs is not enumerated but eliminated by tables over three and more neighbours (bucket
-elimination, Dechter 1999) while those are small, and where they are not by branch and bound.
+Differs from the paper: edges have no direction. A node with one neighbour is added to that neighbour's
+costs, so that chains need no product and series-parallel graphs are solved completely. Equal products are
+computed once. The remaining graph is not enumerated: nodes with three or more neighbours are eliminated,
+too, by tables over all their neighbours (bucket elimination, Dechter 1999), if those are small enough, and
+otherwise solved by branch and bound.
 
-Tables are float32, less their minimum; minima, and what a choice costs, are added up in float64.
+Tables are float32, with their minimum subtracted; minima and total costs are summed in float64.
 """
 
-# v: the node that is eliminated, i: a neighbour of it, x: a configuration, d: a dimension of a table
+# v: the node that is eliminated, i, j: neighbours of it, x: a configuration, d: a dimension of a table
 
 from __future__ import annotations
 
@@ -36,26 +38,28 @@ Scope = tuple[int, ...]  # nodes, in rising order
 Factor = tuple[Scope, np.ndarray]  # costs, with a dimension for each node of the scope
 OutOfTime = Callable[[], bool]
 
-LANES = 16  # of a vector register
-ROWS, COLUMNS = 64, 1024  # of a block of a product
+LANES = 16  # float32 numbers in a vector register
+ROWS, COLUMNS = 64, 1024  # size of a block of a product, so that it fits the cache
 
 
 class EliminationCounts(NamedTuple):
-    """What was done, for reports."""
+    """Statistics of a solution, for reports."""
 
-    nodes: int  # eliminated with two neighbours or fewer
-    edges: int  # parallel to others, and added to them
-    remaining: int  # nodes after that
-    products: int  # of different matrices
-    branches: int  # parts of the rest that were looked into by branch and bound
+    nodes: int  # nodes eliminated with at most two neighbours
+    edges: int  # parallel edges that were added to others
+    remaining: int  # nodes that remained after that
+    products: int  # min-plus products that were computed
+    branches: int  # subproblems of branch and bound
 
 
 @dataclass(frozen=True)
 class Solution:
-    choice: tuple[int, ...]  # by node, its configuration
-    cost: float
-    bound: float  # no choice costs less, up to the rounding of float32
-    certified: bool  # that no choice costs less, likewise
+    """A choice of configurations, and how good it is."""
+
+    choice: tuple[int, ...]  # for each node, the index of its configuration
+    cost: float  # its total cost
+    bound: float  # no choice costs less, up to float32 rounding
+    certified: bool  # the choice is optimal, up to float32 rounding
     counts: EliminationCounts
 
 
@@ -67,10 +71,10 @@ def solve(
     deadline: float | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> Solution:
-    """The best choice, or the best that was found by the deadline, a value of `perf_counter`.
+    """The optimal choice, or the best that is found before the deadline.
 
-    A table over three or more nodes has at most `limit` entries, and all of them four times as many. The
-    deadline is looked at between eliminations: only with tables that large does one take long.
+    limit: the most entries of a table over three or more nodes; all such tables have at most four times as
+    many. deadline: a value of `perf_counter`, checked between eliminations.
     """
     net, out_of_time = _Network(nodes, edges), _out_of_time(deadline)
     _fold(net, out_of_time, on_progress)
@@ -106,7 +110,10 @@ def solve(
 def _solve_by_elimination(
     nodes: Sequence[np.ndarray], edges: Sequence[Edge], limit: int, out_of_time: OutOfTime
 ) -> tuple[tuple[int, ...], bool] | None:
-    """A choice, and whether it is the best, without branches; none if tables would be too large."""
+    """A choice by elimination only, and whether it is optimal; None if tables would be too large.
+
+    It is not optimal if time ran out.
+    """
     net = _Network(nodes, edges)
     order = elimination_order.smallest_tables_first(net.neighbours, net.sizes, limit)
     if order is None:
@@ -118,19 +125,25 @@ def _solve_by_elimination(
 def _choose_backwards(
     nodes: Sequence[np.ndarray], edges: Sequence[Edge], net: _Network, choice: dict[int, int]
 ) -> tuple[int, ...]:
-    """(4) First the nodes that no time was left for, then those that were eliminated."""
+    """(4) Chooses for the nodes that are left, if time ran out, then for eliminated nodes, last one first.
+
+    choice: the nodes that are already chosen; the others are added to it.
+    """
     for v in net.neighbours:
         choice[v] = _best_configuration(
             v, [(scope, net.tables[scope]) for scope in sorted(net.scopes_of[v])], choice
         )
     for v, factors in reversed(net.eliminated):
         choice[v] = _best_configuration(v, factors, choice)
-    # costs that float32 took for equal may differ
+    # Costs that are equal in float32 may differ in float64.
     return improve_locally(nodes, edges, [choice[i] for i in range(len(nodes))])
 
 
 def _best_configuration(v: int, factors: Sequence[Factor], choice: Mapping[int, int]) -> int:
-    """Its best configuration, if neighbours that have not chosen take what is best for each edge."""
+    """The best configuration of v, given the choices of its neighbours.
+
+    For neighbours that have not chosen yet, the minimum of each table counts.
+    """
     costs = np.zeros(1)
     for scope, table in factors:
         free = [i for i in scope if i == v or i not in choice]
@@ -139,7 +152,7 @@ def _best_configuration(v: int, factors: Sequence[Factor], choice: Mapping[int, 
     return int(costs.argmin())
 
 
-# -- which node is next --------------------------------------------------------------------------
+# -- elimination in order ------------------------------------------------------------------------
 
 
 def _out_of_time(deadline: float | None) -> OutOfTime:
@@ -154,13 +167,13 @@ def _eliminate(net: _Network, order: Sequence[int], out_of_time: OutOfTime) -> N
 
 
 def _fold(net: _Network, out_of_time: OutOfTime, on_progress: OnProgress) -> None:
-    """(2) Node elimination, until every node has three neighbours or more."""
+    """(2) Eliminates nodes with at most two neighbours, until every node has three or more."""
     total = len(net.neighbours)
     while foldable := [
         v for v, neighbours in net.neighbours.items() if len(neighbours) < 2
     ] or elimination_order.two_neighbour_nodes(net.neighbours):
         on_progress({"step": "eliminate", "done": total - len(net.neighbours), "of": total})
-        for v in foldable:  # which grows: chains fold from their ends, without a product
+        for v in foldable:  # the list grows: a chain is eliminated from its ends, without products
             if out_of_time():
                 return
             if v in net.neighbours:
@@ -173,17 +186,22 @@ def _fold(net: _Network, out_of_time: OutOfTime, on_progress: OnProgress) -> Non
 
 
 class _Network:
-    """What is left of the problem. `made` has what was computed, by what it was computed from."""
+    """The part of the problem that is not eliminated yet, as cost tables over sets of nodes.
+
+    A scope is such a set. A table over one node has its costs; a table over two nodes is an edge.
+    """
 
     def __init__(self, nodes: Sequence[np.ndarray], edges: Sequence[Edge]) -> None:
         self.sizes = [len(node) for node in nodes]
         self.tables: dict[Scope, np.ndarray] = {}  # float64 over one node, float32 over more
-        self.scopes_of: dict[int, set[Scope]] = {i: set() for i in range(len(nodes))}
+        self.scopes_of: dict[int, set[Scope]] = {i: set() for i in range(len(nodes))}  # by node
         self.neighbours: dict[int, set[int]] = {i: set() for i in range(len(nodes))}
-        self.eliminated: list[tuple[int, list[Factor]]] = []
-        self.constant = 0.0
-        self.merged = self.products = 0
-        self.cache: dict[Hashable, tuple[Any, Any]] = {}
+        self.eliminated: list[
+            tuple[int, list[Factor]]
+        ] = []  # nodes, with their tables at that time
+        self.constant = 0.0  # sum of the minima that were subtracted from tables
+        self.merged = self.products = 0  # statistics
+        self.cache: dict[Hashable, tuple[Any, Any]] = {}  # key of a computation -> (result, inputs)
         for i, node in enumerate(nodes):
             assert node.ndim == 1 <= len(node), f"node {i} has costs of shape {node.shape}"
             assert node.min() > -np.inf, f"a cost of node {i} is not a number"
@@ -196,9 +214,9 @@ class _Network:
             self.add((min(i, j), max(i, j)), table)
 
     def add(self, scope: Scope, table: np.ndarray) -> None:
-        """(1) Edge elimination: tables over the same nodes are one."""
+        """(1) Adds a table to the one over the same nodes, if there is one."""
         free = [d for d, n in enumerate(table.shape) if n > 1]
-        if len(free) < len(scope) > 1:  # a node without a choice is nobody's neighbour
+        if len(free) < len(scope) > 1:  # nodes with a single configuration drop out
             scope, table = tuple(scope[d] for d in free), table.squeeze()
         old = self.tables.get(scope)
         if not scope:
@@ -220,7 +238,7 @@ class _Network:
             self.neighbours[i].update(set(scope) - {i})
 
     def eliminate(self, v: int) -> None:
-        """Takes a node out: its tables become one over its neighbours, with the best of it."""
+        """Removes a node: its tables become one table over its neighbours, minimised over the node."""
         factors = [(scope, self.tables.pop(scope)) for scope in sorted(self.scopes_of.pop(v))]
         self.eliminated.append((v, factors))
         others = tuple(sorted(self.neighbours.pop(v)))
@@ -237,7 +255,7 @@ class _Network:
         self.add(others, table)
 
     def cut_out(self, part: Sequence[int]) -> tuple[list[np.ndarray], list[Edge]]:
-        """Takes nodes out, with all their tables: none of those may be over more than two nodes."""
+        """Removes nodes and returns them as a problem; their tables must be over at most two nodes."""
         edges = {scope for v in part for scope in self.scopes_of[v] if len(scope) > 1}
         position = {v: k for k, v in enumerate(part)}
         nodes = [self.tables.pop((v,)) for v in part]
@@ -248,7 +266,10 @@ class _Network:
         ]
 
     def _cached(self, key: Hashable | None, make: Callable[..., Any], *inputs: Any) -> Any:
-        """What was made of the same inputs before; keeps them, so that no other array gets their id."""
+        """make(*inputs), computed once for each key; without a key, every time.
+
+        Keys contain ids of arrays. The inputs are kept alive, so that no other array can get the same id.
+        """
         if key is None:
             return make(*inputs)
         if key not in self.cache:
@@ -258,6 +279,7 @@ class _Network:
     def _product(
         self, factors: Sequence[Factor], i: int, v: int, j: int
     ) -> tuple[np.ndarray, float]:
+        """The costs of v between i and j: a min-plus product, and the minimum subtracted from it."""
         self.products += 1
         a = _sum_tables([f for f in factors if j not in f[0]], (i, v))
         b = _sum_tables([f for f in factors if j in f[0]], (v, j))
@@ -265,12 +287,13 @@ class _Network:
 
 
 def _lower_node_first(cost: np.ndarray, in_order: bool) -> np.ndarray:
+    """The float32 table of an edge, transposed unless its source has the lower number."""
     table = np.asarray(cost, np.float32)
     return table if in_order else table.T
 
 
 def _subtract_minimum(table: np.ndarray) -> tuple[np.ndarray, float]:
-    """Less its minimum, in place; a table that forbids everything stays as it is."""
+    """Subtracts its minimum from a table, in place, and returns both; a table of infinities stays."""
     minimum = float(table.min())
     if math.isinf(minimum):
         return table, 0.0
@@ -279,7 +302,7 @@ def _subtract_minimum(table: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _aligned_view(scope: Scope, table: np.ndarray, axes: Scope) -> np.ndarray:
-    """A view with a dimension for each of the axes."""
+    """A view with one dimension for each node of `axes`; size 1 for nodes that are not in the scope."""
     transposed = table.transpose(sorted(range(len(scope)), key=lambda d: axes.index(scope[d])))
     return transposed[tuple(slice(None) if i in scope else None for i in axes)]
 
@@ -292,8 +315,8 @@ def _sum_tables(factors: Sequence[Factor], axes: Scope, dtype: type = np.float32
 def _minimise_out(
     factors: Sequence[Factor], others: Scope, v: int, sizes: Sequence[int]
 ) -> np.ndarray:
-    """The sum of tables over a node and others, with the best configuration of the node."""
-    if any(len(scope) > len(others) for scope, _ in factors):  # a table of this size is there
+    """The sum of all tables of v, minimised over v's configurations: a table over its neighbours."""
+    if any(len(scope) > len(others) for scope, _ in factors):  # one table covers all already
         dtype = np.float64 if len(others) < 2 else np.float32
         return np.asarray(_sum_tables(factors, (*others, v), dtype).min(axis=-1))
     left, right = _two_sides(factors, v, sizes)
@@ -318,7 +341,10 @@ def _with_fixed_node(factor: Factor, i: int, x: int) -> Factor:
 
 
 def _two_sides(factors: Sequence[Factor], v: int, sizes: Sequence[int]) -> tuple[Scope, Scope]:
-    """The others in two sets with tables of about equal size, so that no factor is over both."""
+    """Divides the neighbours of v into two sets, so that no table is over nodes of both sets.
+
+    The sets' tables have about equal size. The second set is empty if there is no such division.
+    """
 
     def entries(side: Collection[int]) -> int:
         return math.prod(sizes[i] for i in side)
@@ -336,8 +362,8 @@ def _two_sides(factors: Sequence[Factor], v: int, sizes: Sequence[int]) -> tuple
 
 
 def min_plus(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """min over k of a[i, k] + b[k, j]."""
-    if b.shape[1] < LANES < len(a):  # the compiled loop is fast along j
+    """The min-plus product: out[i, j] = min over k of a[i, k] + b[k, j]."""
+    if b.shape[1] < LANES < len(a):  # the JIT-compiled loop is vectorised along j
         transposed = min_plus(np.ascontiguousarray(b.T), np.ascontiguousarray(a.T))
         return np.ascontiguousarray(transposed.T)
     out = np.full((len(a), b.shape[1]), np.inf, np.float32)
@@ -347,7 +373,7 @@ def min_plus(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @njit(cache=True)
 def _min_plus(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """In blocks of i and j, so that `out` stays in the cache; four k at once, so that it is stored less."""
+    """Works in blocks of i and j, so that `out` stays in the cache, and on four k at once."""
     fours = a.shape[1] - a.shape[1] % 4
     for i0 in range(0, out.shape[0], ROWS):
         rows = range(i0, min(i0 + ROWS, out.shape[0]))

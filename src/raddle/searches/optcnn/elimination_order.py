@@ -1,4 +1,7 @@
-"""The order in which nodes are eliminated, so that the tables that this makes stay small."""
+"""Orders in which elimination.py eliminates nodes, so that the tables that it makes stay small.
+
+The parameter `links` maps each node to its neighbours.
+"""
 
 # i, j, v: nodes
 
@@ -9,9 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 
 def two_neighbour_nodes(links: Mapping[int, Collection[int]]) -> list[int]:
-    """Nodes with two neighbours, no two of them neighbours, so that equal blocks fold in equal ways.
+    """Nodes with exactly two neighbours that can be eliminated together: no two of them are neighbours.
 
-    Those on no cycle wait for the others: with the cycles behind them gone, they are ends of chains.
+    Equal blocks of a network are then eliminated in equal ways, so that their products are shared. Nodes on
+    cycles come first: when the cycles are gone, the others are ends of chains, which need no product.
     """
     candidates = [v for v, near in links.items() if len(near) == 2]
     on_cycles = _nodes_on_cycles(links) if candidates else set()
@@ -23,10 +27,13 @@ def two_neighbour_nodes(links: Mapping[int, Collection[int]]) -> list[int]:
 
 
 def _nodes_on_cycles(links: Mapping[int, Collection[int]]) -> set[int]:
-    """A tree's edge is on a cycle if some other edge leads out of the nodes that hang on it."""
+    """The nodes on cycles.
+
+    An edge of a spanning tree is on a cycle if some other edge leads out of the subtree below it.
+    """
     parent: dict[int, int] = {}
     tree = [v for part in components(links, parent) for v in part]
-    leaving = dict.fromkeys(tree, 0)  # a bit for each edge that leads out, and is not the tree's
+    leaving = dict.fromkeys(tree, 0)  # by subtree root, a bit for each non-tree edge that leads out
     non_tree_edges = [
         (v, i) for v in tree for i in links[v] if v < i and v != parent[i] and i != parent[v]
     ]
@@ -44,14 +51,17 @@ def _nodes_on_cycles(links: Mapping[int, Collection[int]]) -> set[int]:
 def components(
     links: Mapping[int, Collection[int]], parent: dict[int, int] | None = None
 ) -> list[list[int]]:
-    """Nodes that hang together, each after its parent in a spanning tree; a root is its own."""
+    """The connected components. In each, a node comes after its parent in a spanning tree.
+
+    parent: is filled with the parent of each node; a root is its own parent.
+    """
     parent = {} if parent is None else parent
     parts = []
     for root in links:
         if root not in parent:
             parent[root] = root
             part = [root]
-            for i in part:  # which grows
+            for i in part:  # the list grows
                 new = [j for j in links[i] if j not in parent]
                 parent.update(dict.fromkeys(new, i))
                 part += new
@@ -62,7 +72,11 @@ def components(
 def smallest_tables_first(
     links: Mapping[int, Collection[int]], sizes: Sequence[int], limit: int
 ) -> list[int] | None:
-    """The smallest new table first; none if one over three or more nodes would be too large."""
+    """An order of elimination: always the node whose new table is smallest.
+
+    sizes: number of configurations of each node. None if a table over three or more nodes would have more
+    than `limit` entries, or all such tables together more than four times as many.
+    """
     remaining = {i: set(neighbours) for i, neighbours in links.items()}
 
     def entries(i: int) -> int:

@@ -1,11 +1,12 @@
-"""Boxes of a group's members under all of its configurations at once, on every device.
+"""The tiles of a group's members in all configurations of the group at once, on every sampled device.
 
-How members follow is what configurations.py says of each configuration. A letter cuts a dimension in the
-same way whatever the others do, so it is worked out letter by letter; configurations are asked one by one
-only where several letters cut one dimension together.
+The result is the same as member_tilings (configurations.py) gives for each configuration. A letter usually
+cuts a dimension in the same way whatever the other letters do, so most ranges are computed letter by letter
+(ranges.py). Only where several letters cut one dimension together, configurations are computed one by one.
 """
 
-# x: configuration, d: device or dimension of an operator, a: axis, p: dimension of a value, q: degree
+# x: configuration of a group, d: sampled device, or dimension of an operator, a: axis (position of a letter
+# in Group.letters), k: member of a group
 
 from __future__ import annotations
 
@@ -25,50 +26,53 @@ from raddle.searches.optcnn.ranges import Array, Cuts, Lattice, Ranges
 
 
 class Need(NamedTuple):
-    """What is read of an operand: ranges by its dimensions, on the devices that need any of it."""
+    """The part of an operand that each device reads."""
 
-    ranges: tuple[Ranges, ...]
-    present: Array  # [x, d]
+    ranges: tuple[Ranges, ...]  # for each dimension of the operand
+    present: Array  # [x, d]: whether the device reads any of it
 
 
 class TilePlacement(NamedTuple):
-    """What decides which devices have a tile."""
+    """The properties of a member that decide which devices have a tile of it."""
 
-    split_axes: frozenset[
-        tuple[tuple[int, ...], frozenset[int]]
-    ]  # axes, and degrees that they do not cut
-    max_copies: int  # copies of a tile; of more, the first is the only one
+    # For each split dimension: the axes that split it, and the degrees that leave it whole.
+    split_axes: frozenset[tuple[tuple[int, ...], frozenset[int]]]
+    max_copies: int  # with more copies of a tile, only the first is computed
 
 
 @dataclass(eq=False)
 class MemberLayout:
-    """The tiles of operators of one space: ranges by dimension, on the devices that have a tile."""
+    """The tiles of one member in all configurations. Members with equal tiles share the object."""
 
-    lattice: Lattice
-    space: Space
-    dims: Dims
-    present: Array  # [x, d]
-    placement: TilePlacement | None  # none where it was written down configuration by configuration
-    needs: tuple[Need, ...] = ()  # by operand
-    seconds_cache: dict[Any, Any] = field(default_factory=dict)
+    lattice: Lattice  # the configurations
+    space: Space  # the iteration space of the operator
+    dims: Dims  # for each dimension, the ranges that devices have
+    present: Array  # [x, d]: whether the device has a tile
+    placement: TilePlacement | None  # None: computed configuration by configuration
+    needs: tuple[Need, ...] = ()  # for each operand
+    seconds_cache: dict[Any, Any] = field(default_factory=dict)  # of tile_times.py
 
     @cached_property
     def outputs(self) -> list[tuple[Ranges, ...]]:
+        """For each output, the ranges of its dimensions."""
         return [tuple(self.dims[d] for d in output) for output in self.space.outputs]
 
     @cached_property
     def summed(self) -> tuple[int, ...]:
-        """The axes that split summed dimensions, in the order of the dimensions."""
+        """The axes that split summed dimensions."""
         return tuple(a for d in self.space.reduced_dims for a in self.dims[d].axes)
 
     @cached_property
     def has_partial_sums(self) -> bool:
-        """Whether there are configurations that split summed dimensions."""
+        """Whether some configuration splits a summed dimension."""
         return any(self.dims[d].index is not None for d in self.space.reduced_dims)
 
 
 class LayoutBuilder:
-    """Lays groups out; what has been laid out before is the same object again."""
+    """Builds the layouts of groups; equal ranges, layouts and lattices are one object.
+
+    devices: indices of the sampled devices in the cluster. device_count: number of devices of the cluster.
+    """
 
     def __init__(
         self,
@@ -88,6 +92,7 @@ class LayoutBuilder:
         self.member_ranges = MemberRanges()
 
     def lattice(self, group: Group) -> Lattice:
+        """The configurations of a group; shared by groups with the same possible degrees."""
         limits = []
         for letter, size in zip(group.letters, group.sizes, strict=True):
             limit = (
@@ -103,7 +108,7 @@ class LayoutBuilder:
         return self.lattices[key]
 
     def layouts(self, group: Group) -> tuple[MemberLayout, ...]:
-        """Of all members, in their order; groups of the same structure have the same ones."""
+        """The layout of each member; groups of the same structure share them."""
         place = {m.op.name: k for k, m in enumerate(group.members)}
         lattice = self.lattice(group)
         structure = tuple(
@@ -116,7 +121,7 @@ class LayoutBuilder:
     def _layouts(self, group: Group, lattice: Lattice) -> tuple[MemberLayout, ...]:
         spaces = {m.op.name: m.op.space for m in group.members}
         dims: dict[str, Dims] = {}
-        # Sums that are split are divided once more by what follows them: that takes two letters.
+        # A merged sum is divided again for the members after it: two letters then cut one dimension.
         combined_axes = {a for a, letter in enumerate(group.letters) if letter in group.reduced}
         for m in group.members:
             if m.how == BY_LETTERS:
@@ -136,9 +141,8 @@ class LayoutBuilder:
         for k, m in enumerate(group.members):
             member_dims = dims[m.op.name]
             placement, present = self._placement(m, lattice, member_dims)
-            if (
-                enumerated and m.how != BY_LETTERS
-            ):  # of those that are, every letter cuts its own dimension
+            # In BY_LETTERS members, every letter cuts its own dimension.
+            if enumerated and m.how != BY_LETTERS:
                 rows = {x: each[k] for x, each in zip(enumerated, tilings, strict=True)}
                 layouts.append(
                     self._enumerated_layout(m.op.space, lattice, member_dims, present, rows)
@@ -163,7 +167,7 @@ class LayoutBuilder:
         split_axes = frozenset((r.axes, r.unsplit_degrees) for r in dims if r.axes)
         placement = TilePlacement(split_axes, max_copies(member))
         return placement, self.member_ranges.cached(
-            ("placing", id(lattice), placement), _shared_devices_with_tile, lattice, placement
+            ("placement", id(lattice), placement), _shared_devices_with_tile, lattice, placement
         )
 
     def _needs(self, layout: MemberLayout) -> tuple[Need, ...]:
@@ -186,19 +190,22 @@ class LayoutBuilder:
         )
         return tuple(Need(r, n) for r, n in zip(ranges, needed_on, strict=True))
 
-    # -- where letters do not cut alone ----------------------------------------------------------
+    # -- several letters cut one dimension -------------------------------------------------------
 
     def _enumerated_layout(
         self, space: Space, lattice: Lattice, dims: Dims, present: Array, rows: Mapping[int, Any]
     ) -> MemberLayout:
-        """As the configurations say that are given, and letter by letter under the others."""
+        """The layout with the given tilings in some configurations.
+
+        rows: configuration -> MemberTiling. In the other configurations it is as `dims` and `present` say.
+        """
         column = np.full(self.device_count, -1)
         column[lattice.devices] = np.arange(len(lattice.devices))
         has_tile = present.copy()
         builders = [_RangesBuilder(ranges, lattice) for ranges in dims]
         for x, tiling in rows.items():
-            tile = np.arange(len(tiling.places)) // tiling.copies
-            columns = column[list(tiling.places)]
+            tile = np.arange(len(tiling.positions)) // tiling.copies
+            columns = column[list(tiling.positions)]
             tile, columns = tile[columns >= 0], columns[columns >= 0]
             has_tile[x] = False
             has_tile[x, columns] = True
@@ -211,7 +218,7 @@ class LayoutBuilder:
 
 
 class _RangesBuilder:
-    """Ranges that are written configuration by configuration."""
+    """Builds the ranges of a dimension configuration by configuration, from ranges to start with."""
 
     def __init__(self, start: Ranges, lattice: Lattice) -> None:
         self.start = start
@@ -222,6 +229,7 @@ class _RangesBuilder:
         self.first: dict[Cuts, int] = {}
 
     def add(self, x: int, cuts: Cuts, devices: Array, coordinate: Array) -> None:
+        """In configuration x, the devices have these numbers of the parts between cut points."""
         if cuts not in self.first:
             self.first[cuts] = len(self.lo)
             self.lo += cuts[:-1]
@@ -232,12 +240,12 @@ class _RangesBuilder:
     def ranges(self) -> Ranges:
         if self.start.index is None and all(len(cuts) == 2 for cuts in self.first):
             return self.start
-        # Its axes are those that it always depends on: slices of a merge may add others.
+        # `axes` are only those that split it in all configurations: slices of a merge may add others.
         return Ranges(np.array(self.lo), np.array(self.hi), self.index, self.start.axes)
 
 
 def devices_with_tile(lattice: Lattice, placement: TilePlacement, devices: Array) -> Array:
-    """[x, d]: which devices have a tile: see configurations.py on copies."""
+    """[x, d]: whether a device has a tile. See configurations.max_copies on copies."""
     copies = np.ones(len(lattice.parts), np.int64)
     first = np.ones((len(lattice.parts), len(devices)), bool)
     for a in range(lattice.parts.shape[1]):
@@ -255,5 +263,6 @@ def devices_with_tile(lattice: Lattice, placement: TilePlacement, devices: Array
 
 
 def _shared_devices_with_tile(lattice: Lattice, placement: TilePlacement) -> Array:
+    """devices_with_tile of the sampled devices; the array lattice.used itself if it is equal."""
     has_tile = devices_with_tile(lattice, placement, lattice.devices)
     return lattice.used if np.array_equal(has_tile, lattice.used) else has_tile

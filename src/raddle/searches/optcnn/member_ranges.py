@@ -1,6 +1,10 @@
-"""How the members of a group follow its configurations, letter by letter, as ranges of their dimensions."""
+"""The ranges of the dimensions of a group's members in all configurations, computed letter by letter.
 
-# a: axis, d: dimension of an operator, p: dimension of a value, q: degree
+The rules are those of configurations.py: a member is split by its own letters, like the member that it
+reads, or like the member that reads it (groups.Member). ranges.py explains ranges, axes and lattices.
+"""
+
+# a: axis (position of a letter), d: dimension of an operator, p: dimension of a value, q: degree
 
 from __future__ import annotations
 
@@ -23,11 +27,11 @@ from raddle.searches.optcnn.ranges import (
     split_ranges,
 )
 
-Dims = tuple[Ranges, ...]  # by dimension of an operator
+Dims = tuple[Ranges, ...]  # for each dimension of an operator
 
 
 class MemberRanges:
-    """Ranges of members; what has been worked out before is the same object again."""
+    """Computes ranges of members; equal inputs give the same object again."""
 
     def __init__(self) -> None:
         self.whole_ranges: dict[int, Ranges] = {}
@@ -36,7 +40,10 @@ class MemberRanges:
         self.cache: dict[Hashable, Any] = {}
 
     def cached(self, key: Hashable, make: Callable[..., Any], *inputs: Any) -> Any:
-        """Keys hold ids of objects that live as long as this or the graph."""
+        """make(*inputs), computed once for each key.
+
+        Keys contain ids of objects, which live as long as this object or the graph.
+        """
         if key not in self.cache:
             self.cache[key] = make(*inputs)
         return self.cache[key]
@@ -55,6 +62,7 @@ class MemberRanges:
         return ranges
 
     def by_letters(self, group: Group, member: Member, lattice: Lattice) -> Dims:
+        """The ranges of a member that is split by the letters of its own dimensions."""
         dim_ranges: list[Ranges] = []
         names: list[str] = []
         for dim in member.op.space.dims:
@@ -67,6 +75,7 @@ class MemberRanges:
     def from_producer(
         self, member: Member, spaces: Mapping[str, Space], dims: Mapping[str, Dims]
     ) -> Dims:
+        """The ranges of a member that is split like the member that it reads."""
         space = member.op.space
         dim_ranges = [self._whole(dim.size) for dim in space.dims]
         producer_dims = spaces[member.ref].outputs[member.output]
@@ -80,6 +89,10 @@ class MemberRanges:
         self, member: Member, lattice: Lattice, spaces: Mapping[str, Space],
         dims: Mapping[str, Dims], combined_axes: set[int],
     ) -> Dims:  # fmt: skip
+        """The ranges of a member that is split like the member that reads it.
+
+        Axes of which several cut one dimension are added to `combined_axes`.
+        """
         space, reader_dims = member.op.space, dims[member.ref]
         dim_ranges = [self._whole(dim.size) for dim in space.dims]
         for p, index in enumerate(spaces[member.ref].operands[member.operand].indices):
@@ -109,7 +122,10 @@ class MemberRanges:
     def _cut_like_reader(
         self, lattice: Lattice, index: Index, split_dim: int, reader_dims: Dims, size: int
     ) -> Ranges:
-        """Cut where the reader's parts meet, at the degrees at which they do not overlap."""
+        """The ranges of a dimension, cut where the parts that the reader reads meet.
+
+        A degree at which these parts overlap leaves the dimension whole.
+        """
         reader, part = reader_dims[split_dim], self.operand_ranges(index, reader_dims)
         (a,) = reader.axes
         cuts: list[Cuts] = []
@@ -125,7 +141,7 @@ class MemberRanges:
         return ranges if ranges.axes else self._whole(size)
 
     def operand_ranges(self, index: Index, dims: Dims) -> Ranges:
-        """The ranges of an operand's dimension."""
+        """The ranges of an operand's dimension that are read through an index expression."""
         plain = index.plain_dim
         if plain is not None and dims[plain].end <= index.extent:
             return dims[plain]

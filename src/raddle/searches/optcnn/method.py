@@ -1,9 +1,9 @@
-"""OptCNN (Jia et al., arXiv 1802.04924): the configurations of all layers with the least sum of costs.
+"""OptCNN (Jia et al., arXiv 1802.04924): finds the configurations of all layers with the least total cost.
 
-Differs from the paper: the search is exact for any graph (elimination.py), nodes are groups of operators
-with any number of devices (tables.py), and summed letters may be split, too. How much of the all-reduces
-the backward hides depends on the plan, so the search (optima.py) solves under several assumptions and
-takes what simulates fastest. `optcnn_paper` counts as the paper does.
+Differs from the paper: the search is exact for any graph (elimination.py); a node is a group of operators
+on any number of devices (tables.py); summed dimensions may be split, too. How much of the all-reduces is
+hidden behind the backward depends on the plan. So the method `optcnn` (optima.py) solves the problem for
+several assumed shares, and takes the plan that simulates fastest. `optcnn_paper` uses the paper's costs.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ from raddle.searches.groups import Group
 from raddle.searches.optcnn.elimination import Solution, solve
 from raddle.searches.optcnn.tables import Tables, build_tables
 
-EXPOSED_SHARES = (1.0, 0.5, 0.2, 0.0)  # shares of the all-reduces that are taken to be exposed
+# Assumed shares of the all-reduces' time that are exposed, i.e. not hidden behind the backward.
+EXPOSED_SHARES = (1.0, 0.5, 0.2, 0.0)
 
 
 def optcnn_paper(graph: Graph, cluster: Cluster, **options: Any) -> tuple[Tiles, Solution]:
-    """By the paper's costs: a server for each layer's parameters, no overlap; options are `tables`'."""
+    """The optimum for the paper's costs: a parameter server for each layer, and no overlap.
+
+    options: those of build_tables.
+    """
     costs = build_tables(graph, cluster, paper=True, **options)
     chosen, solution = choose_configurations(costs)
     return plan_tiles(graph, cluster, costs.groups, chosen), solution
 
 
 def choose_configurations(tables: Tables) -> tuple[list[Configuration], Solution]:
-    """The configurations, by group, with the least sum of costs."""
+    """The configuration of each group with the least total cost."""
     solution = solve(tables.nodes, tables.edges)
     chosen = [
         group_configurations[x]
@@ -42,7 +46,7 @@ def choose_configurations(tables: Tables) -> tuple[list[Configuration], Solution
 def plan_tiles(
     graph: Graph, cluster: Cluster, groups: Sequence[Group], configurations: Sequence[Configuration]
 ) -> Tiles:
-    """The tiles of all operators, given a configuration for each group."""
+    """The tiles of all operators, given the configuration of each group."""
     all_tiles: Tiles = {}
     for group, configuration in zip(groups, configurations, strict=True):
         all_tiles.update(tiles(group, configuration))

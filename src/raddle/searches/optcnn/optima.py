@@ -1,7 +1,7 @@
-"""`optcnn`: the optima of OptCNN's costs, under several assumptions of what the backward hides.
+"""The search of `optcnn`: optima of OptCNN's costs for several assumed shares of exposed synchronisation.
 
-How much of the all-reduces is hidden depends on the plan, which the costs do not know of: so the optimum is
-found for each assumption, and what simulates fastest is the answer.
+How much of the all-reduces is hidden behind the backward depends on the whole plan, which OptCNN's costs do
+not see. So the optimum is found for each assumed exposed share, and the plan that simulates fastest wins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raddle.searches.ranking import fastest_first
 from raddle.searches.settings import SearchResult, Settings
 from raddle.searches.starts import first_devices, shift_to_stages
 
-# Devices up to which the tables have splits of sums: there are many more of them.
+# Up to this many devices, summed dimensions may be split: this gives many more configurations.
 MOST_SUMS = 64
 
 
@@ -37,7 +37,7 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
 
 
 def optima(space: PlanSpace) -> dict[str, Tiles]:
-    """OptCNN's optimum for each share of synchronisation that is not hidden; equal ones once."""
+    """OptCNN's optimum for each exposed share, as tiles by name; equal optima once."""
     settings = space.settings
     pinned_degrees = {id(space.groups[g]): pinned.degrees for g, pinned in space.pinned.items()}
 
@@ -64,7 +64,7 @@ def optima(space: PlanSpace) -> dict[str, Tiles]:
 
 
 def staged_optima(space: PlanSpace) -> dict[str, Tiles]:
-    """OptCNN's optimum for a half or a quarter of the devices, in as many runs side by side."""
+    """Plans of 2 or 4 stages, in which each stage has OptCNN's optimum for its part of the devices."""
     tiles_by_name: dict[str, Tiles] = {}
     if not space.cluster.homogeneous:
         return tiles_by_name
@@ -80,10 +80,10 @@ def staged_optima(space: PlanSpace) -> dict[str, Tiles]:
 
 
 def _staged_choices(space: PlanSpace, count: int) -> dict[float, list[Configuration]]:
-    """OptCNN's optima for the first devices, by the share of synchronisation that is not hidden."""
+    """OptCNN's optima for the first `count` devices, by exposed share."""
     settings = space.settings
     base = build_tables(
-        space.graph, first_devices(space.cluster, count), powers_of_two=settings.powers_of_two, bn=settings.bn,
-        profile=settings.profile, groups=space.groups,
+        space.graph, first_devices(space.cluster, count), powers_of_two=settings.powers_of_two,
+        bn=settings.bn, profile=settings.profile, groups=space.groups,
     )  # fmt: skip
     return {exposed: choose_configurations(base.with_exposed(exposed))[0] for exposed in (0.5, 0.1)}

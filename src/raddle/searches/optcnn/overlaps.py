@@ -1,11 +1,13 @@
-"""The compiled part of transfers.py: overlaps of what is needed with what is held, as products of ranges.
+"""The JIT-compiled loops of transfers.py: how many elements of what a device needs are held, and where.
 
-A device meets few different ranges a dimension. The overlap of each with the needs of all readers is a row,
-worked out once; a maker's overlaps are products of rows, so that the innermost loops run over readers.
+The overlap of two boxes is the product of the overlaps of their ranges. Along one dimension, a device or
+node holds only few different ranges over all configurations of the producer. For each such range its
+overlaps with the needed ranges of all configurations of the reader are computed once: an array over j,
+called a row. Overlaps of boxes are then products of rows, and the innermost loops run over j.
 """
 
-# i: configuration of the producer (maker), j: of the reader, d: device, a: node, r: dimension,
-# k: a box of a node, u: a row
+# i: configuration of the producer's group, j: of the reader's group, x: of either, d: sampled device,
+# a: node, r: dimension of the value, k: a box of a node, u: number of a row
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ Array = np.ndarray
 
 @njit(cache=True)
 def node_pieces(lo: Array, hi: Array, start: Array) -> tuple[Array, Array, Array]:
-    """What each node holds: different boxes [r, a, k, x], and how many [a, x].
+    """The different boxes that each node holds: starts and ends [r, a, k, x], and their number [a, x].
 
-    Tiles that together are a box count as one: in row-major grids of powers of two those of a node do.
+    lo, hi: boxes of devices [r, d, x]. start: [a], first device of a node. If the boxes of a node together
+    make one box, as in row-major grids of powers of two, they count as one.
     """
     ranks, _, configurations = lo.shape
     nodes, max_devices = len(start) - 1, np.diff(start).max()
@@ -52,6 +55,7 @@ def node_pieces(lo: Array, hi: Array, start: Array) -> tuple[Array, Array, Array
 def _is_listed(
     lo: Array, hi: Array, d: int, low: Array, high: Array, a: int, count: int, x: int
 ) -> bool:
+    """Whether the box of device d is one of the first `count` boxes of node a."""
     for k in range(count):
         same = True
         for r in range(len(lo)):
@@ -63,7 +67,7 @@ def _is_listed(
 
 @njit(cache=True)
 def _hull(low: Array, high: Array, a: int, count: int, x: int) -> float:
-    """The volume of the smallest box around all pieces."""
+    """The volume of the smallest box around the first `count` boxes of node a."""
     volume = 1.0
     for r in range(len(low)):
         volume *= high[r, a, :count, x].max() - low[r, a, :count, x].min()
@@ -76,14 +80,19 @@ def fill_seconds(
     node_lo: Array, node_hi: Array, box_counts: Array,
     start: Array, single_node: bool, link: Array, network: Array, width: float, pairs: bool, out: Array,
 ) -> None:  # fmt: skip
-    """out[i, j] becomes the longest time that a link takes; with `pairs` where i is j alone."""
+    """Writes into out[i, j] the seconds of the slowest link; with `pairs`, only for i == j.
+
+    need_*, held_*: boxes of devices [r, d, configuration]; node_*: boxes of nodes [r, a, k, i], with
+    box_counts [a, i] of them. link, network: [a, (seconds per byte, latency, shared)]. width: bytes of an
+    element.
+    """
     ranks, _, readers = need_lo.shape
     producers, most = held_lo.shape[2], node_lo.shape[2]
     rows = np.empty((ranks, producers * (1 + most), readers))
     ends = np.empty((ranks, producers * (1 + most), 2))
     held_row = np.zeros((producers, ranks), np.int64)
     node_row = np.zeros((producers, most, ranks), np.int64)
-    inside, outside = np.zeros((2, producers, readers))  # elements, since the link was last closed
+    inside, outside = np.zeros((2, producers, readers))  # elements, not yet counted into `out`
     sizes, buffer = np.empty(readers), np.empty((3, readers))
     for a in range(len(start) - 1):
         widest = 0
@@ -134,7 +143,7 @@ def fill_seconds(
                     _close_link(outside[i, :widest], network[a, 0] * width, network[a, 1], out[i])
 
 
-# Comparisons instead of max and min: those of Python keep the compiler from using vectors.
+# Comparisons instead of max and min: with Python's max and min, numba does not vectorise the loops.
 
 
 @njit(cache=True)
@@ -149,7 +158,10 @@ def _volumes(lo: Array, hi: Array, out: Array) -> None:
 def _row(
     a: float, b: float, lo: Array, hi: Array, rows: Array, ends: Array, row_count: int
 ) -> tuple[int, int]:
-    """The number of the row for the range a to b: one that is there, or a new one."""
+    """The row of the range from a to b: the number of an equal one, or of a new one; and the row count.
+
+    lo, hi: [j], needed ranges of a device. rows, ends: the rows so far, and their ranges.
+    """
     for u in range(row_count):
         if ends[u, 0] == a and ends[u, 1] == b:
             return u, row_count
@@ -164,7 +176,7 @@ def _row(
 
 @njit(cache=True)
 def _multiply(rows: Array, at: Array, begin: int, out: Array) -> None:
-    """The product of a row for each dimension, from reader `begin` on."""
+    """Writes into `out` the product of one row for each dimension, from configuration `begin` on."""
     end = begin + len(out)
     first = rows[0, at[0], begin:end]
     if len(at) == 1:
@@ -181,6 +193,7 @@ def _multiply(rows: Array, at: Array, begin: int, out: Array) -> None:
 
 @njit(cache=True)
 def _close_link(amount: Array, rate: float, latency: float, longest: Array) -> None:
+    """Updates `longest` [j] with the time of a link that received `amount` [j], and resets the amount."""
     for j in range(len(amount)):
         seconds = np.float32(amount[j] * rate + (latency if amount[j] > 0 else 0.0))
         longest[j] = seconds if seconds > longest[j] else longest[j]

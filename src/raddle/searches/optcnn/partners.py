@@ -1,6 +1,9 @@
-"""The devices that have parts of the same sums, under all configurations at once."""
+"""Finds the devices that must merge partial sums with each other, in all configurations at once.
 
-# x: configuration, d, e: devices, a: axis
+If a summed dimension is split, several devices have partial sums of the same result: they are partners.
+"""
+
+# x: configuration of a group, d, e: sampled devices, a: axis (position of a letter)
 
 from __future__ import annotations
 
@@ -14,18 +17,21 @@ from raddle.searches.optcnn.ranges import Array, combination_ids
 
 
 class Partners(NamedTuple):
-    """[x, d]: a device's partners have other parts of its sums; copies of a part count once."""
+    """The partners of each device, as arrays [x, d].
 
-    rank: Array  # which of its partners a device is
-    partner_count: Array  # how many they are, itself included
-    in_node: Array  # how many of them in its node
-    is_first_copy: Array  # whether its part counts, and is not the copy of another's
-    partials: Array  # how many parts of any sums there are
-    partials_in_node: Array  # how many of them in its node
+    Partial sums may have copies. A device is a partner of devices with the same number of copy.
+    """
+
+    rank: Array  # position of the device among its partners
+    partner_count: Array  # number of partners, the device included
+    in_node: Array  # of them, those in the device's node
+    is_first_copy: Array  # whether the device has the first copy of its partial sum
+    partials: Array  # number of different partial sums of all results
+    partials_in_node: Array  # of them, those with their first copy in the device's node
 
 
 def find_partners(layout: MemberLayout, node: Array) -> Partners:
-    """`node` is that of each device that is looked at."""
+    """The partners in a member's layout; node: [d], number of the device's node."""
     sum_id, rank, count, is_first_copy, partials = (
         _from_tiles if layout.placement is None else _from_axes
     )(layout)
@@ -41,10 +47,13 @@ def find_partners(layout: MemberLayout, node: Array) -> Partners:
 
 
 def _from_axes(layout: MemberLayout) -> tuple[Array, ...]:
-    """Partners differ in the parts that they have of summed letters, copies in those of no dimension."""
+    """Partners by coordinates: partners differ in axes that split summed dimensions.
+
+    Copies differ in axes that split no dimension. Returns sum_id, rank, count, is_first_copy, partials.
+    """
     lattice = layout.lattice
     rank = np.zeros(layout.present.shape, np.int64)
-    first = np.broadcast_to(lattice.devices, rank.shape)  # the partner that comes first
+    first = np.broadcast_to(lattice.devices, rank.shape)  # the first of the partners, as sum_id
     count = np.ones((len(rank), 1), np.int64)
     for a in layout.summed:
         coordinate = lattice.coordinates[a]
@@ -62,7 +71,10 @@ def _from_axes(layout: MemberLayout) -> tuple[Array, ...]:
 
 
 def _from_tiles(layout: MemberLayout) -> tuple[Array, ...]:
-    """Partners have the same output and, of copies of tiles, the same one; all devices are looked at."""
+    """Partners by comparing tiles, for layouts without a placement; they have the tiles of all devices.
+
+    Partners have the same box of the output, and the same number of copy. Returns as _from_axes does.
+    """
     present = layout.present
     output_dims = sorted({d for output in layout.space.outputs for d in output})
     output_id = combination_ids([layout.dims[d] for d in output_dims], present.shape)

@@ -1,4 +1,9 @@
-"""The problem that OptCNN's costs make: nodes with costs, and edges with costs of two nodes together."""
+"""The optimisation problem of OptCNN: choose one configuration for each node, with the least total cost.
+
+A node stands for a group of operators and has a cost for each of its configurations. An edge stands for the
+transfers between two groups and has a cost for each pair of their configurations. A choice is a tuple with
+the index of the chosen configuration of each node.
+"""
 
 # i, j: nodes, e: an edge, x: a configuration
 
@@ -10,31 +15,31 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-MAX_PASSES = 50
+MAX_PASSES = 50  # of improve_locally, over all nodes
 
 
 class Edge(NamedTuple):
-    """What two nodes cost together. Edges that share one array share the work on it, too."""
+    """The costs of two nodes together. Edges with equal costs may share one array, to share work on it."""
 
     source: int
     target: int
-    cost: np.ndarray  # by configuration of the source and of the target, float32
+    cost: np.ndarray  # [configuration of source, configuration of target], float32
 
 
-Nodes: TypeAlias = Sequence[np.ndarray]
+Nodes: TypeAlias = Sequence[np.ndarray]  # for each node, the costs of its configurations
 Edges: TypeAlias = Sequence[Edge]
-Incidence: TypeAlias = list[
-    list[tuple[int, int, int]]
-]  # by node: edge, which end of it, other node
+# For each node, its edges: (index of the edge, 0 if the node is its source else 1, the other node).
+Incidence: TypeAlias = list[list[tuple[int, int, int]]]
 
 
 def cost_of(nodes: Nodes, edges: Edges, choice: Sequence[int]) -> float:
+    """The total cost of a choice."""
     costs = [float(node[x]) for node, x in zip(nodes, choice, strict=True)]
     return math.fsum([*costs, *(float(t[choice[i], choice[j]]) for i, j, t in edges)])
 
 
 def improve_locally(nodes: Nodes, edges: Edges, choice: Sequence[int]) -> tuple[int, ...]:
-    """The choice, made better until no node can gain by another configuration of its own."""
+    """Improves a choice node by node, until no change of a single node lowers the total cost."""
     chosen, incident = [int(x) for x in choice], incident_edges(nodes, edges)
     for _ in range(MAX_PASSES):
         before = tuple(chosen)

@@ -1,14 +1,17 @@
-"""Ranges of a dimension under all configurations of a group at once, on every device, as arrays.
+"""The range of a dimension that each device has, for all configurations of a group of operators at once.
 
-A letter splits a dimension into few ranges, and each of them is worked out once:
+A group (groups.py) is a set of operators that are split together along letters: names of dimensions. One
+letter splits a dimension into few different ranges, so each range is stored once. For h of size 8:
 
-    degrees of h     1      2           4
+    degree of h      1      2           4
     ranges           0:8    0:4  4:8    0:2  2:4  4:6  6:8
+    number           0      1    2      3    4    5    6
 
-Under a configuration a device has one of them: `at` says which.
+The array `index` [x, d] has the number of the range that device d has in configuration x.
 """
 
-# x: configuration, d: device, a: axis (a letter of a group), q: degree
+# x: configuration of a group, d: position in the list of sampled devices (transfers.sampled_devices),
+# a: axis (position of a letter in Group.letters), q: degree (number of parts of a letter)
 
 from __future__ import annotations
 
@@ -28,30 +31,34 @@ Cuts = tuple[int, ...]
 
 
 class Lattice:
-    """The configurations of groups that can be split in the same ways, row by row on the devices."""
+    """All configurations of a group as arrays; groups with the same possible degrees share a lattice.
+
+    A configuration uses the first devices of the cluster, its parts in row-major order.
+    """
 
     def __init__(self, degrees: Sequence[tuple[int, ...]], devices: Array) -> None:
-        self.devices = devices  # that are looked at
-        self.degrees = degrees
+        self.devices = devices  # [d]: indices of the sampled devices in the cluster
+        self.degrees = degrees  # [x]: number of parts of each letter
         self.configurations = [Configuration(x, tuple(range(math.prod(x)))) for x in degrees]
         self.parts = np.array(degrees, np.int64).reshape(len(degrees), -1)  # [x, a]
-        self.total = self.parts.prod(axis=1)
+        self.total = self.parts.prod(axis=1)  # [x]: number of devices
         later = np.cumprod(self.parts[:, ::-1], axis=1)[:, ::-1]
         self.strides = np.concatenate([later[:, 1:], np.ones((len(degrees), 1), np.int64)], axis=1)
-        self.options = [np.unique(column) for column in self.parts.T]  # by axis, all its degrees
-        self.used = devices[None, :] < self.total[:, None]  # [x, d]
+        self.options = [np.unique(column) for column in self.parts.T]  # [a]: all degrees, ascending
+        self.used = devices[None, :] < self.total[:, None]  # [x, d]: whether the device has a part
 
     def coordinate(self, a: int, devices: Array) -> Array:
-        """[x, d]: which part of a letter a device has."""
+        """[x, d]: the number of the part of letter `a` that a device has."""
         return np.asarray(devices[None, :] // self.strides[:, a, None] % self.parts[:, a, None])
 
     @cached_property
     def coordinates(self) -> list[Array]:
+        """For each axis, `coordinate` of the sampled devices."""
         return [self.coordinate(a, self.devices) for a in range(self.parts.shape[1])]
 
     @cached_property
     def range_index(self) -> list[Array]:
-        """[x, d] by axis: which of the ranges of all degrees a device has."""
+        """For each axis, [x, d]: the number of the device's range, counted through all degrees."""
         indices = []
         for a, options in enumerate(self.options):
             first = np.concatenate([[0], np.cumsum(options)])
@@ -62,19 +69,23 @@ class Lattice:
 
 @dataclass(eq=False)
 class Ranges:
-    """The ranges of one dimension, of an operator or a value; the same object where they are the same."""
+    """The ranges of one dimension of an operator or a value. Equal ranges are one object.
 
-    lo: Array
-    hi: Array
-    index: Array | None = None  # [x, d], or there is one range
-    axes: tuple[int, ...] = ()  # that it depends on
-    unsplit_degrees: frozenset[int] = frozenset()  # degrees of its axis that do not split it
-    cuts_index: Array | None = (
-        None  # [x]: the cut points, of those below; none where there are no others
+    "[x, d], or one number" below means: one number if the dimension is never split.
+    """
+
+    lo: Array  # start of each range
+    hi: Array  # end of each range
+    index: Array | None = (
+        None  # [x, d]: number of the device's range; None: there is only one range
     )
-    all_cuts: tuple[Cuts, ...] = ()  # of all parts, in order
+    axes: tuple[int, ...] = ()  # the axes that split the dimension
+    unsplit_degrees: frozenset[int] = frozenset()  # degrees of its axis that leave it whole
+    cuts_index: Array | None = None  # not used
+    all_cuts: tuple[Cuts, ...] = ()  # not used
 
     def span(self, x: int, d: int) -> tuple[int, int]:
+        """Start and end of the range of one device in one configuration."""
         k = 0 if self.index is None else self.index[x, d]
         return int(self.lo[k]), int(self.hi[k])
 
@@ -84,23 +95,23 @@ class Ranges:
 
     @cached_property
     def has_empty(self) -> bool:
-        """Whether there are empty ranges: what a tile reads may lie in the padding."""
+        """Whether there are empty ranges; a tile may read nothing but padding."""
         return bool((self.hi <= self.lo).any())
 
     @cached_property
     def sizes(self) -> Array:
-        """[x, d], or one number."""
+        """[x, d], or one number: elements in the range."""
         sizes = np.maximum(self.hi - self.lo, 0).astype(np.float64)
         return sizes[0] if self.index is None else sizes[self.index]  # type: ignore[no-any-return]
 
     @cached_property
     def nonempty(self) -> Array:
-        """[x, d], or one: where the range is not empty."""
+        """[x, d], or one number: whether the range is not empty."""
         return self.sizes > 0
 
     @cached_property
     def bounds(self) -> tuple[Array, Array]:
-        """[d, x], or one number each."""
+        """Starts and ends of the ranges, each [d, x] or one number."""
         lo, hi = self.lo.astype(np.float64), self.hi.astype(np.float64)
         if self.index is None:
             return lo[0], hi[0]
@@ -113,7 +124,10 @@ def single_range(lo: int, hi: int) -> Ranges:
 
 
 def split_ranges(lattice: Lattice, a: int, size: int, cuts: Sequence[Cuts]) -> Ranges:
-    """From cut points by degree; none where a degree does not split it: then all parts have the whole."""
+    """The ranges of a dimension of this size that axis `a` splits.
+
+    cuts: for each degree of the axis its cut points; () if that degree leaves the dimension whole.
+    """
     lo: list[int] = []
     hi: list[int] = []
     options = lattice.options[a].tolist()
@@ -127,9 +141,10 @@ def split_ranges(lattice: Lattice, a: int, size: int, cuts: Sequence[Cuts]) -> R
 
 
 def ranges_read(index: Index, dims: Sequence[Ranges], cache: dict[Any, Any]) -> Ranges:
-    """The ranges of an operand's dimension that an expression over dimensions reads.
+    """The ranges of an operand's dimension that are read, given the ranges of the operator's dimensions.
 
-    `known` remembers them by what they depend on: height and width are often alike.
+    index: the expression over the operator's dimensions that reads the operand's dimension. cache: results
+    by what they depend on; height and width often share one.
     """
     over = sorted({term.dim for term in index.terms})
     box = [(0, 1)] * len(dims)
@@ -156,7 +171,7 @@ def ranges_read(index: Index, dims: Sequence[Ranges], cache: dict[Any, Any]) -> 
 
 
 def _combine(dims: Sequence[Ranges]) -> tuple[Array, list[tuple[tuple[int, int], ...]]]:
-    """All combinations of ranges that a device has, and [x, d] which of them."""
+    """The combinations of ranges that devices have, and [x, d]: the number of the device's combination."""
     spans = [list(zip(r.lo.tolist(), r.hi.tolist(), strict=True)) for r in dims]
     numbers = [r.index for r in dims if r.index is not None]
     if len(dims) == 1:
@@ -172,7 +187,7 @@ def _combine(dims: Sequence[Ranges]) -> tuple[Array, list[tuple[tuple[int, int],
 
 
 def combination_ids(ranges: Sequence[Ranges], shape: tuple[int, ...]) -> Array:
-    """[x, d]: a number for each combination of ranges; equal where, under a configuration, those are."""
+    """[x, d]: the same number for devices that have the same ranges in a configuration."""
     ids = np.zeros(shape, np.int64)
     for r in ranges:
         if r.index is not None:
@@ -181,7 +196,7 @@ def combination_ids(ranges: Sequence[Ranges], shape: tuple[int, ...]) -> Array:
 
 
 def volume(ranges: tuple[Ranges, ...], cache: dict[Any, Any]) -> Array | float:
-    """[x, d]: elements of a box; where nothing is split, one number. `known` remembers them."""
+    """[x, d], or one number if nothing is split: elements of the box that the ranges make; cached."""
     elements = cache.get(ranges)
     if elements is None:
         fixed = math.prod(float(r.sizes) for r in ranges if r.index is None)

@@ -1,13 +1,14 @@
-"""Seconds to synchronise the parameters of a group, under all of its configurations.
+"""t_S of OptCNN's costs: seconds to synchronise the parameters of a group, in all its configurations.
 
-As OptCNN counts: every holder sends its gradients to a server that is none of the devices and gets the
-parameters back, and all of that goes through one link.
+server_times, as in the paper: every holder sends its gradients to a server, which is none of the devices,
+and receives the parameters. All of this goes through one link.
 
-As it is run: the devices that hold a share all-reduce it, all shares at the same time. Rings that share a
-link take turns. Parameters are reduced in buckets, so a small one takes its part of a full bucket's time.
+all_reduce_times, as raddle runs it: the devices that hold the same share of a parameter all-reduce it in a
+ring; all rings run at the same time, and rings on the same link take turns. Parameters are reduced in
+buckets, so that a small parameter takes its part of a full bucket's time.
 """
 
-# x: configuration, d: device, a: axis, u: a different set of rings
+# x: configuration of a group, d: device, a: axis (position of a letter), u: a different set of rings
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from raddle.searches.optcnn.layouts import MemberLayout, devices_with_tile
 from raddle.searches.optcnn.ranges import Ranges, combination_ids, volume
 
 Array = np.ndarray
-Ring = tuple[int, ...]
+Ring = tuple[int, ...]  # devices
 
 
 class ParameterRead(NamedTuple):
@@ -35,13 +36,15 @@ class ParameterRead(NamedTuple):
 
 
 class _Rings(NamedTuple):
-    set_of: Array  # [x]: u
-    sets: list[list[Ring]]  # [u]
-    bucket: Array  # [u]: seconds of a full bucket
+    """The rings of a parameter in all configurations; different configurations often have the same set."""
+
+    set_of: Array  # [x]: number u of the set
+    sets: list[list[Ring]]  # [u]: the rings of the set
+    bucket: Array  # [u]: seconds to all-reduce a full bucket
 
 
 class SyncTimes:
-    """Remembers rings and what they take."""
+    """t_S of groups; rings and their times are cached."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -51,10 +54,13 @@ class SyncTimes:
         self.seconds: dict[tuple[Ring, float], float] = {}
         self.links: dict[Ring, frozenset[int]] = {}
 
-    # -- as it is run ----------------------------------------------------------------------------
+    # -- as raddle runs it -----------------------------------------------------------------------
 
     def all_reduce_times(self, reads: Sequence[ParameterRead]) -> Array:
-        """[x]: every ring is taken to carry as much as the first device's, which has the largest share."""
+        """[x]: seconds to all-reduce the parameters.
+
+        Every ring counts the bytes of the first device's share, which is the largest.
+        """
         by_holders: dict[tuple[object, ...], tuple[ParameterRead, Array]] = {}
         for read in reads:
             key = _holders_key(read)
@@ -90,7 +96,7 @@ class SyncTimes:
         return _Rings(set_of, sets, bucket)
 
     def _busiest_link_seconds(self, rings: Sequence[Ring], nbytes: float) -> float:
-        """Of the links, the time that the rings through it take."""
+        """Seconds until the busiest link has served all rings that use it."""
         key = (tuple(rings), nbytes)
         if key not in self.sums:
             load: dict[int, float] = {}
@@ -114,16 +120,19 @@ class SyncTimes:
             )
         return self.links[ring]
 
-    # -- as the paper counts ---------------------------------------------------------------------
+    # -- as in the paper -------------------------------------------------------------------------
 
     def server_times(self, reads: Sequence[ParameterRead]) -> Array:
-        """[x]: through the link of the first node, or, where others take part, their NICs' slowest."""
+        """[x]: seconds to send all gradients to a server and to get the parameters back, over one link.
+
+        It is the link of the first node or, if more nodes take part, the slowest network card of them.
+        """
         lattice = reads[0].layout.lattice
         nbytes = np.zeros(len(lattice.total))
         for layout, operand, width in reads:
             need = layout.needs[operand]
             elements = np.where(need.present, volume(need.ranges, {}), 0.0).sum(axis=1)
-            # What is not looked at is taken to hold as much as what is.
+            # Devices outside of the sample count as much as sampled ones.
             sampled = np.maximum(need.present.sum(axis=1), 1)
             count = (
                 share_numbers(ParameterRead(layout, operand, width), self.all_devices) >= 0
@@ -134,7 +143,7 @@ class SyncTimes:
         return np.asarray(nbytes * rates[node])
 
     def _rate(self, last: int) -> float:
-        """Seconds a byte between devices of the nodes up to the last."""
+        """Seconds per byte between devices of the nodes 0 to `last`."""
         link, networks = self.cluster.node_links[0], self.cluster.node_networks[: last + 1]
         if last == 0 and link is not None:
             return 1 / link.bandwidth
@@ -142,9 +151,9 @@ class SyncTimes:
 
 
 def share_numbers(read: ParameterRead, devices: Array) -> Array:
-    """[x, d]: which share of a parameter a device holds, as a number; -1 where it holds none.
+    """[x, d]: the number of the share of a parameter that a device holds; -1 if it holds none.
 
-    Of what was written down, on the devices that are looked at.
+    Layouts without a placement are known for the sampled devices only; then d is one of those.
     """
     layout, operand = read.layout, read.operand
     need, lattice = layout.needs[operand], layout.lattice
@@ -160,7 +169,7 @@ def share_numbers(read: ParameterRead, devices: Array) -> Array:
 
 
 def _elements(read: ParameterRead) -> Array:
-    """[x]: of the first device's share."""
+    """[x]: elements of the first device's share."""
     layout = read.layout
     elements = np.ones(len(layout.present))
     for r in layout.needs[read.operand].ranges:
@@ -173,12 +182,12 @@ def _axes(ranges: Sequence[Ranges]) -> tuple[int, ...]:
 
 
 def _first_part_axes(read: ParameterRead) -> tuple[int, ...]:
-    """Axes whose first part alone reads the parameter: what is added once to a sum."""
+    """Axes of which only the first part reads the parameter: a bias is added once to a split sum."""
     return read.layout.summed if read.layout.space.operands[read.operand].added_once else ()
 
 
 def _holders_key(read: ParameterRead) -> tuple[object, ...]:
-    """What the holders of shares depend on."""
+    """Everything that decides which devices hold which share, as a cache key."""
     layout = read.layout
     need = layout.needs[read.operand]
     if layout.placement is None:
@@ -188,7 +197,7 @@ def _holders_key(read: ParameterRead) -> tuple[object, ...]:
 
 
 def _rings_of(row: Array, devices: Array) -> list[Ring]:
-    """Devices with equal numbers, where there are two or more of them."""
+    """The rings: devices that hold the same share, if there are two or more of them."""
     order = np.argsort(row, kind="stable")
     rings = np.split(order, np.flatnonzero(np.diff(row[order])) + 1)
     return [tuple(devices[r].tolist()) for r in rings if len(r) > 1 and row[r[0]] >= 0]

@@ -1,20 +1,20 @@
-"""What OptCNN's search adds up: seconds of every group under every configuration, and of every pair.
+"""The cost tables of OptCNN: seconds of every group in every configuration, and of every pair of groups.
 
 OptCNN (Jia et al., arXiv 1802.04924), section 4, with its names:
 
-    t_C   computing: the device that takes longest, forward and backward, and the merging of partial sums
-    t_S   synchronising the parameters of a group
-    t_X   moving a value from the devices that made it to those that read it, and its gradient back
+    t_C   compute: the slowest device's forward and backward, and the merging of partial sums
+    t_S   synchronisation of the parameters of a group
+    t_X   transfer of a value from the devices that made it to those that read it, and of its gradient back
 
-Differs from the paper: a node is a group of operators (groups.py), and moves between members of a group
-count as t_C. Any number of devices up to all is allowed; they are always the first ones, row by row. With
-`paper`, t_S is a server's; else it is an all-reduce, of which the share `overlap` is exposed. A parameter
-that several groups read is divided among them; what no group reads (placing.py) costs nothing. On clusters
-of more than 64 devices, the longest time is that of a sample: nodes with about 64 devices, the first and
-the last among them (transfers.looked_at). With `reduction`, all devices are looked at.
+Differs from the paper: a node is a group of operators (groups.py), and transfers between members of a group
+count as t_C. A group may use any number of devices; they are always the first ones, in row-major order.
+With `paper`, t_S is that of a parameter server; else it is an all-reduce, of which the share `exposed`
+counts. If several groups read a parameter, each counts an equal part of its t_S. Batch-independent
+operators (grids.py) cost nothing. On clusters of more than 64 devices, the times of a sample of about 64
+devices are computed (transfers.sampled_devices); with `reduction`, those of all devices.
 """
 
-# g: group, x: configuration
+# g, h: groups, x: configuration (as indices), k: member of a group
 
 from __future__ import annotations
 
@@ -41,22 +41,25 @@ from raddle.searches.optcnn.tile_times import TileTimes
 from raddle.searches.optcnn.transfers import sampled_devices
 
 Array = np.ndarray
-Allowed = Callable[[Group, Configuration], bool]
+Allowed = Callable[[Group, Configuration], bool]  # whether a group may have a configuration
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The search's problem, and the two parts of the nodes' costs."""
+    """The problem to solve (nodes and edges, see problem.py), and the two parts of the nodes' costs.
+
+    Lists have one entry for each group; its array has the seconds of each configuration.
+    """
 
     groups: tuple[Group, ...]
-    configurations: list[list[Configuration]]  # by group
-    nodes: list[Array]  # t_C and the exposed part of t_S
+    configurations: list[list[Configuration]]
+    nodes: list[Array]  # t_C + exposed share * t_S
     edges: list[Edge]  # t_X
     compute: list[Array]  # t_C
-    sync: list[Array]  # all of t_S
+    sync: list[Array]  # t_S
 
     def with_exposed(self, exposed: float) -> Tables:
-        """With another part of t_S exposed; all else is shared."""
+        """The same tables for another exposed share of t_S; the other arrays are shared."""
         nodes = [c + exposed * s for c, s in zip(self.compute, self.sync, strict=True)]
         return replace(self, nodes=nodes)
 
@@ -74,7 +77,12 @@ def build_tables(
     profile: Profile | None = None,
     groups: Sequence[Group] | None = None,
 ) -> Tables:
-    """The costs of all groups; `allowed` says which configurations a group may have."""
+    """The cost tables of a graph on a cluster.
+
+    paper: t_S of a parameter server, as in the paper. exposed: the share of t_S that counts.
+    powers_of_two, reduction: see Settings. allowed: which configurations a group may have; None: all.
+    groups: those of the graph, if they are known already.
+    """
     all_groups = tuple(find_groups(graph) if groups is None else groups)
     active, devices = active_values(graph), sampled_devices(cluster, all_devices=reduction)
     builder = LayoutBuilder(
@@ -98,6 +106,7 @@ def build_tables(
 
 
 def _only_allowed(tables: Tables, allowed: Allowed) -> Tables:
+    """The tables without the configurations that are not allowed."""
     kept = [
         np.array([x for x, c in enumerate(configurations) if allowed(group, c)], np.int64)
         for group, configurations in zip(tables.groups, tables.configurations, strict=True)
@@ -105,7 +114,7 @@ def _only_allowed(tables: Tables, allowed: Allowed) -> Tables:
     for group, indices in zip(tables.groups, kept, strict=True):
         if not len(indices):
             raise InputError(f"no configuration of '{group.name}' is allowed: loosen what pins it.")
-    shared: dict[tuple[int, bytes, bytes], Array] = {}  # tables that were shared stay so
+    shared: dict[tuple[int, bytes, bytes], Array] = {}  # edges that share a table share it again
     edges = []
     for g, h, cost in tables.edges:
         key = (id(cost), kept[g].tobytes(), kept[h].tobytes())
@@ -136,7 +145,7 @@ def _layout_of_operator(
 
 
 class ComputeTimes:
-    """t_C of groups, with what moves between members of a group."""
+    """t_C of groups: compute, merging of partial sums, and transfers between members of a group."""
 
     def __init__(
         self, groups: Sequence[Group], layouts: Sequence[tuple[MemberLayout, ...]], times: TileTimes,
@@ -145,7 +154,7 @@ class ComputeTimes:
         self.groups, self.layouts, self.times, self.moves, self.bn = (
             groups, layouts, times, moves, bn,
         )  # fmt: skip
-        self.position_of = {
+        self.position_of = {  # (group, value) -> (member that makes it, which of its outputs)
             (g, output): (k, n)
             for g, group in enumerate(groups)
             for k, m in enumerate(group.members)
@@ -154,7 +163,7 @@ class ComputeTimes:
         self.cache: dict[tuple[object, ...], Array] = {}
 
     def seconds(self, g: int) -> Array:
-        """t_C; the same for groups that are alike."""
+        """[x]: t_C of a group; the same array for groups of equal structure and costs."""
         member_keys = [
             (self.times.cost_key(m.op), *(self.position_of.get((g, name)) for name in m.op.inputs))
             for m in self.groups[g].members
@@ -185,7 +194,7 @@ class ComputeTimes:
         return np.asarray(np.asarray(total).max(axis=1) + communication)
 
     def _is_local(self, g: int, layout: MemberLayout, operand: int, name: str) -> bool:
-        """Whether a member finds what it reads of another on its own device, as most do."""
+        """Whether an operand that another member makes is on the reading device in every configuration."""
         k, output = self.position_of[g, name]
         producer, need = self.layouts[g][k], layout.needs[operand]
         return (
@@ -195,7 +204,10 @@ class ComputeTimes:
         )
 
     def _reading_devices(self, g: int, op: Op, layout: MemberLayout) -> Array:
-        """[x, d]: the devices of the group that read what an operator gives; without any, its own."""
+        """[x, d]: whether a device reads the operator's result inside of the group.
+
+        If no member reads it: whether the device has a tile of the operator.
+        """
         present = [
             reader.present
             for m, reader in zip(self.groups[g].members, self.layouts[g], strict=True)
@@ -213,7 +225,10 @@ def _sync_seconds(
     graph: Graph, active: frozenset[str], groups: Sequence[Group],
     layouts: Sequence[tuple[MemberLayout, ...]], seconds_of: Callable[[list[ParameterRead]], Array],
 ) -> list[Array]:  # fmt: skip
-    """t_S of groups; the same for those that are alike."""
+    """For each group, t_S of its configurations; groups with equal reads share the array.
+
+    seconds_of: t_S of a list of parameter reads.
+    """
     readers = _parameter_readers(graph, active, group_indices(groups))
     cache: dict[tuple[object, ...], Array] = {}
     seconds = []
@@ -237,7 +252,7 @@ def _sync_seconds(
 def _parameter_readers(
     graph: Graph, active: frozenset[str], group_of: Mapping[str, int]
 ) -> dict[str, int]:
-    """By parameter, how many groups read it."""
+    """For each trained parameter, how many groups read it."""
     readers: dict[str, set[int]] = {}
     for op in graph.ops:
         if op.name in group_of:
@@ -247,7 +262,7 @@ def _parameter_readers(
 
 
 def _edges(graph: Graph, groups: Sequence[Group], moves: CommunicationTimes) -> list[Edge]:
-    """t_X; readers of one group that need the same of a value fetch it once."""
+    """t_X as edges between groups; members that need the same part of a value fetch it once."""
     group_of = group_indices(groups)
     made_by = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
     edges: dict[tuple[object, ...], Edge] = {}

@@ -1,9 +1,9 @@
-"""Seconds that the members of a group compute, forward and backward, under all configurations at once.
+"""Compute times of the members of a group, forward and backward, in all configurations at once.
 
-What `Compute.seconds` says of each tile, without asking it for each.
+The result is the same as ComputeCosts.seconds gives for each tile, but computed with arrays.
 """
 
-# x: configuration, d: device
+# x: configuration of a group, d: sampled device, u: a different shape of tile
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = np.ndarray
 
 
 class TileTimes:
-    """Remembers what operators that are alike take under the same layout."""
+    """Compute times; operators with the same cost key and layout share the result."""
 
     def __init__(
         self, compute: ComputeCosts, active: frozenset[str], cluster: Cluster, devices: Array
@@ -37,7 +37,7 @@ class TileTimes:
         self.speeds: dict[tuple[str, Any], Speed] = {}
 
     def cost_key(self, op: Op) -> tuple[Any, ...]:
-        """What its time depends on beside its layout."""
+        """Everything that its time depends on, besides its layout."""
         key = self.keys.get(op.name)
         if key is None:
             graded = has_backward(op, self.active)
@@ -46,7 +46,7 @@ class TileTimes:
         return key
 
     def seconds(self, op: Op, layout: MemberLayout) -> Array:
-        """[x, d]: zero where a device has no tile."""
+        """[x, d]: seconds of an operator's tiles, forward and backward; 0 without a tile."""
         key = self.cost_key(op)
         if key not in layout.seconds_cache:
             wanted = key[2]
@@ -63,7 +63,10 @@ class TileTimes:
     def _roofline_seconds(
         self, op: Op, layout: MemberLayout, wanted: Sequence[int]
     ) -> tuple[Array, Array]:
-        """Forward and backward, by the roofline. A gradient passes over the forward's elements."""
+        """Roofline seconds of the forward and of the backward.
+
+        The gradient of an operand takes as long as the forward, except for operands that are added once.
+        """
         space, graph, speeds = op.space, self.compute.graph, self._speed(op)
         read = [volume(need.ranges, self.volumes) * _mask(need.present, layout.present)
                 for need in layout.needs]  # fmt: skip
@@ -74,22 +77,25 @@ class TileTimes:
         )
         each = roofline(graph, op, flops, [*read, *written], speeds, np.maximum)
         total = (len(wanted) - len(once)) * each
-        for i in once:  # what is added once reads nothing but the output's gradient
+        for i in once:  # its gradient only reads that of the output
             elements = [e if i == k else 0 for k, e in enumerate(read)]
             total = total + roofline(graph, op, 0, [*elements, *written], speeds, np.maximum)
         return np.asarray(each), np.asarray(total)
 
     def _speed(self, op: Op) -> Speed:
-        """[d]: how fast the devices are at an operator."""
+        """The speeds of the sampled devices for this kind of operator, as arrays [d]."""
         key = (family(op), op.dtypes[0])
         if key not in self.speeds:
             self.speeds[key] = Speed(*np.array([speed(op, d) for d in self.devices]).T)
         return self.speeds[key]
 
-    # -- one tile of each shape ------------------------------------------------------------------
+    # -- tile by tile, once for each shape -------------------------------------------------------
 
     def _seconds_by_shape(self, op: Op, layout: MemberLayout, phases: str) -> Array:
-        """Of operators that count their operations themselves, by the shapes of what is read and made."""
+        """[x, d]: seconds of operators whose kind has its own count of operations.
+
+        ComputeCosts is asked once for each different shape of tile.
+        """
         sizes = [*layout.dims, *(r for need in layout.needs for r in need.ranges)]
         needed = [need.present for need in layout.needs if need.present is not layout.present]
         first, shape = self._distinct_tiles(layout, sizes, needed)
@@ -106,7 +112,7 @@ class TileTimes:
         self, op: Op, layout: MemberLayout, forward: Array, backward: Array,
         wanted: Sequence[int] | None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """What was measured of boxes of the same shape comes before the roofline."""
+        """Forward and backward seconds: measured times where there are any, else the roofline."""
         first, shape = self._distinct_tiles(layout, layout.dims, [])
         shape_of = layout.present.shape
         both = [
@@ -125,7 +131,7 @@ class TileTimes:
     def _distinct_tiles(
         self, layout: MemberLayout, ranges: Sequence[Ranges], needed: Sequence[Array]
     ) -> tuple[list[tuple[int, int]], Array]:
-        """A tile of each shape and kind of device, and [x, d] which of them a tile is like."""
+        """One tile (x, d) of each shape and kind of device, and [x, d]: the number of the tile's shape."""
         kinds = sorted({d.kind for d in self.devices})
         shape = layout.present.shape
         kind = np.broadcast_to([kinds.index(d.kind) for d in self.devices], shape)

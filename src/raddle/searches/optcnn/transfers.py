@@ -1,14 +1,15 @@
-"""Seconds to bring every device the part of a value that it needs and does not hold.
+"""Transfer times (t_X): seconds until every device has the part of a value that it needs.
 
-    holds      what the device itself has of the value: stays
-    node       what the devices of its node have: comes over the node's link
-    the rest   comes over the network
+    what the device itself holds of the value       needs no transfer
+    what other devices of its node hold             comes over the node's link
+    everything else                                 comes over the network
 
-Devices receive at the same time; what shares a link (a bus, a node's NIC) adds up, and the longest counts,
-with the latency of one message. How many messages there are, and who sends them, is not looked at.
+Devices receive at the same time. Bytes over a shared link (a bus, or a node's network card) add up. The
+slowest link counts, with the latency of one message. Senders and the number of messages are not modelled.
 """
 
-# i: configuration of the producer, j: of the reader, x: of either, d: device, a: node, r: dimension
+# i: configuration of the producer's group, j: of the reader's group, x: of either,
+# d: sampled device, a: node with sampled devices, r: dimension of the value
 
 from __future__ import annotations
 
@@ -21,40 +22,41 @@ from raddle.clusters import Cluster
 from raddle.searches.optcnn.overlaps import fill_seconds, node_pieces
 from raddle.searches.optcnn.ranges import Array, Ranges
 
-SAMPLED_DEVICES = 64  # devices
-FEW_READERS = 32  # readers whose order does not matter
+SAMPLED_DEVICES = 64  # clusters with more devices are sampled
+FEW_READERS = 32  # with fewer configurations of the reader, sorting them does not pay
 
 
 class Boxes(NamedTuple):
-    """A box on every device under every configuration; empty where there is none."""
+    """A box of a value for every device and configuration; empty if the device has none."""
 
     lo: Array  # [r, d, x]
-    hi: Array
-    fixed: tuple[bool, ...]  # dimensions in which all boxes are the same
+    hi: Array  # [r, d, x]
+    fixed: tuple[bool, ...]  # [r]: whether all boxes have the same range
 
 
 class HeldBoxes(NamedTuple):
-    """What devices hold of a value, and the different boxes that their nodes hold."""
+    """The boxes of a value that devices hold, and the different boxes that nodes hold."""
 
-    boxes: Boxes
-    lo: Array  # [r, a, number of the box, x]
+    boxes: Boxes  # of devices
+    lo: Array  # [r, a, number of the box, x]: boxes of nodes
     hi: Array
-    counts: Array  # [a, x]: how many
+    counts: Array  # [a, x]: number of boxes of the node
 
 
 class ReceiveLinks(NamedTuple):
-    """What devices receive over; rates are seconds a byte."""
+    """The links over which sampled devices receive; rates are in seconds per byte."""
 
-    start: Array  # by node, the first of its devices, and their number
-    single_node: bool  # a single node holds all there is
-    inside: Array  # [a, (rate, latency, shared)]
-    outside: Array
+    start: Array  # [a]: position of the node's first device; at the end, the number of devices
+    single_node: bool  # the cluster has only one node
+    inside: Array  # [a, (rate, latency, shared)]: link inside of the node
+    outside: Array  # [a, (rate, latency, shared)]: network
 
 
 def sampled_devices(cluster: Cluster, *, all_devices: bool = False) -> Array:
-    """The devices of nodes that stand for all, about 64: first, last, and where powers of two end.
+    """Indices of the devices whose times are computed: all, or those of some nodes, about 64 devices.
 
-    Configurations end there, so what the next node receives differs from what the one before does.
+    The sample has the first and the last node, the nodes before and after each power of two, and others at
+    equal distances. Configurations end at powers of two, so that the nodes on both sides of one differ.
     """
     count = cluster.nodes
     if not all_devices and len(cluster.devices) > SAMPLED_DEVICES:
@@ -81,19 +83,19 @@ def receive_links(cluster: Cluster, devices: Array) -> ReceiveLinks:
 
 
 def _directions(duplex: bool) -> int:
-    """A port that serves one way at a time sends about as much as it receives."""
+    """2 if a port cannot send and receive at once: it sends about as much as it receives."""
     return 1 if duplex else 2
 
 
 class Received(NamedTuple):
-    """Messages that a device receives and their bytes, [x, d]."""
+    """What each device receives, as arrays [x, d]."""
 
-    messages: Array
-    nbytes: Array
+    messages: Array  # number of messages
+    nbytes: Array  # their total bytes
 
 
 def receive_seconds(links: ReceiveLinks, inside: Received, outside: Received) -> Array:
-    """[x]: seconds until all devices have received what comes from their node, and from others."""
+    """[x]: seconds until all devices have received their messages from inside and outside of their node."""
     node = np.repeat(np.arange(len(links.start) - 1), np.diff(links.start))
     longest = np.zeros(len(inside.nbytes))
     for amount, link_table in ((inside, links.inside), (outside, links.outside)):
@@ -108,7 +110,7 @@ def receive_seconds(links: ReceiveLinks, inside: Received, outside: Received) ->
 
 
 def boxes(ranges: Sequence[Ranges], present: Array) -> Boxes:
-    """`present` [x, d] says where there is a box."""
+    """Boxes from the ranges of a value's dimensions; present: [x, d], whether the device has a box."""
     lo, hi = np.zeros((2, max(1, len(ranges)), *present.T.shape))
     hi[0] = 1  # a value without dimensions has one element
     for r, dim_ranges in enumerate(ranges):
@@ -122,9 +124,10 @@ def held_boxes(links: ReceiveLinks, device_boxes: Boxes) -> HeldBoxes:
 
 
 def merged_slices(device_boxes: Boxes, rank: Array, count: Array) -> Boxes:
-    """The slices that a merge leaves on devices: number `rank` of `count` [x, d] along the longest side.
+    """The slices of boxes that devices hold after partial sums are merged.
 
-    It is the longest side of the first device's box, as for what follows in a group (configurations.py).
+    A box is cut into `count` [x, d] slices, and the device holds slice number `rank` [x, d]. The slices are
+    along the longest side of the first device's box, as in configurations.py.
     """
     longest = (device_boxes.hi - device_boxes.lo)[:, 0].argmax(axis=0)  # [x]
     along = np.broadcast_to(longest, device_boxes.lo.shape[1:])[None]
@@ -140,10 +143,13 @@ def merged_slices(device_boxes: Boxes, rank: Array, count: Array) -> Boxes:
 
 
 def transfer_matrix(links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: float) -> Array:
-    """[i, j]: seconds to bring readers what they need of what makers hold."""
+    """[i, j]: seconds until all devices have what they need, for all pairs of configurations.
+
+    held: what the producer's devices hold. need: what the reader's devices need. width: bytes per element.
+    """
     if need.lo.shape[2] < FEW_READERS:
         return _seconds(links, held, need, width, pairs=False)
-    # Readers that are on most devices come first: the others then are a rest that a device can skip.
+    # Configurations on many devices come first, so that a device can skip all after its last one.
     order = np.argsort(-(need.hi[0] > need.lo[0]).sum(axis=0), kind="stable")
     lo, hi = np.take(need.lo, order, axis=2), np.take(need.hi, order, axis=2)
     reordered = _seconds(links, held, Boxes(lo, hi, need.fixed), width, pairs=False)
@@ -153,14 +159,17 @@ def transfer_matrix(links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: fl
 
 
 def transfer_diagonal(links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: float) -> Array:
-    """[x]: the same between two members of one group."""
+    """[x]: the same between two members of one group, which share their configuration."""
     return _seconds(links, held, need, width, pairs=True).diagonal()
 
 
 def _seconds(
     links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: float, *, pairs: bool
 ) -> Array:
-    """Without the dimensions in which nobody is split: their length goes into the width."""
+    """[i, j]: calls the JIT-compiled loop, without the dimensions that are never split.
+
+    The sizes of those dimensions multiply the width. pairs: compute only the entries with i == j.
+    """
     lo, hi, fixed = held.boxes
     keep, width = [], float(width)
     for r, both in enumerate(zip(fixed, need.fixed, strict=True)):
@@ -173,7 +182,7 @@ def _seconds(
     sides_kept = sides if len(keep) == len(lo) else tuple(side[keep] for side in sides)
     out = np.zeros((lo.shape[2], need.lo.shape[2]), np.float32)
     fill_seconds(
-        sides_kept[0], sides_kept[1], sides_kept[2], sides_kept[3], sides_kept[4], sides_kept[5], held.counts,
-        links.start, links.single_node, links.inside, links.outside, width, pairs, out,
+        sides_kept[0], sides_kept[1], sides_kept[2], sides_kept[3], sides_kept[4], sides_kept[5],
+        held.counts, links.start, links.single_node, links.inside, links.outside, width, pairs, out,
     )  # fmt: skip
     return out
