@@ -87,7 +87,7 @@ def test_a_branch_goes_as_far_as_it_can() -> None:
         (lambda: Layers((1,), (1,), (1,), (1,), ((0,),)), r"layers \[0\] wait for each other"),
         (
             lambda: Layers((1, 2), (1,), (1,), (1,), ((),)),
-            "1 layers need 1 figures in a column, got 2",
+            "1 layers need 1 values in a column, got 2",
         ),
         (lambda: Layers((-1,), (1,), (1,), (1,), ((),)), "at least 0, got -1"),
         (lambda: Layers((), (), (), (), ()), "at least one layer"),

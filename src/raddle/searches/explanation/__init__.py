@@ -1,1 +1,1 @@
-"""Why a plan is as fast as it is, and what another split of one layer would change."""
+"""Explains plans: where the time of a step goes, and what other splits of one operator would cost."""

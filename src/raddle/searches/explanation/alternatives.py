@@ -1,6 +1,11 @@
-"""Other configurations of one group, one after the other, while everything else stays as it is."""
+"""Times other splits of one group of operators, for `raddle explain` and the HTML report.
 
-# g: group; d: device
+A group (searches/groups.py) is a set of operators that are split together; the first one is its *anchor*. A
+configuration says into how many parts each dimension of the anchor is split, and on which devices. Each
+alternative changes the configuration of one group and leaves the other groups of the plan as they are.
+"""
+
+# g: number of the group in space.groups; n: number of parts; x: letter of a dimension
 
 from __future__ import annotations
 
@@ -21,21 +26,22 @@ from raddle.searches.grids import Tiles
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.purposes import bytes_by_purpose
 
-MAX_SHOWN = 5  # alternatives that are shown
+MAX_SHOWN = 5  # alternatives in the explanation
 
 
 class TimedAlternative(NamedTuple):
-    """Another configuration, the tiles that it changes, and what a step takes with them."""
+    """Another configuration of the group, and the time of a step with it."""
 
     configuration: Configuration
-    changes: Tiles
+    changes: Tiles  # tilings of the operators, by name, that differ from the plan
     timing: StepTiming
 
 
 class Alternatives:
-    """Other configurations of one group, with everything else as in the plan.
+    """Times the alternatives of one group.
 
-    `brief` ones say nothing that takes a simulation besides; `enough` says when to time no more of them.
+    without_details: leave out the metrics that need another simulation.
+    stop: returns True when no more alternatives are to be timed.
     """
 
     def __init__(
@@ -51,11 +57,14 @@ class Alternatives:
         self.g, self.group = g, space.groups[g]
         self.anchor = self.group.members[0].op
         self.without_details, self.stop = without_details, stop
-        self.untimed = 0
-        self.refused: dict[str, list[Configuration]] = {}
-        self.too_large: list[TimedAlternative] = []
+        self.untimed = 0  # how many alternatives were not timed
+        self.refused: dict[
+            str, list[Configuration]
+        ] = {}  # impossible ones, by the sentence that says why
+        self.too_large: list[TimedAlternative] = []  # those that do not fit in memory
 
     def explain(self) -> dict[str, Any]:
+        """Time the alternatives and return the part of the explanation about them; see `explain_op`."""
         timed = self._time_all(candidate_configurations(self.space, self.g, self.plan.tiles))
         timed.sort(key=lambda t: t.timing.step_ns)
         return {
@@ -80,7 +89,7 @@ class Alternatives:
         }
 
     def _time_all(self, candidates: Iterable[Configuration]) -> list[TimedAlternative]:
-        """Those that are a plan and fit, each set of tiles once."""
+        """Return the possible alternatives that fit in memory; equal tilings are timed once."""
         timed: list[TimedAlternative] = []
         seen: set[tuple[Tiling, ...]] = set()
         memory = np.array([device.memory for device in self.space.cluster.devices])
@@ -105,6 +114,7 @@ class Alternatives:
         return timed
 
     def _metrics(self, timing: StepTiming, changes: Tiles) -> dict[str, Any]:
+        """Return times and memory of a step; with details also the average device and the bytes sent."""
         metrics = {
             "step_ms": timing.step_ns / 1e6,
             "compute_ms": timing.compute_ns / 1e6,
@@ -121,6 +131,7 @@ class Alternatives:
         }
 
     def _row(self, alternative: TimedAlternative) -> dict[str, Any]:
+        """Return the metrics of an alternative and its differences from the plan."""
         base = self.timer.base.step_ns
         difference = alternative.timing.step_ns - base
         return {
@@ -132,7 +143,7 @@ class Alternatives:
         }
 
     def _splits_sums(self, configuration: Configuration) -> bool:
-        """Whether sums are split, which optcnn does with --reduction alone."""
+        """Whether a summed dimension is split; the method optcnn does so only with --reduction."""
         pairs = zip(self.group.letters, configuration.degrees, strict=True)
         return any(parts > 1 and letter in self.group.reduced for letter, parts in pairs)
 
@@ -140,7 +151,7 @@ class Alternatives:
         return write_tiling(self.anchor, tiles(self.group, configuration)[self.anchor.name])
 
     def _too_large_summary(self) -> dict[str, Any] | None:
-        """How much the smallest of those that do not fit needs, and what the fastest would take."""
+        """Describe the alternatives that do not fit: the least memory needed, and the fastest of them."""
         if not self.too_large:
             return None
         fastest = min(self.too_large, key=lambda t: t.timing.step_ns)
@@ -159,10 +170,11 @@ class Alternatives:
 def candidate_configurations(
     space: PlanSpace, g: int, current: Mapping[str, Tiling]
 ) -> list[Configuration]:
-    """What a group could be set to: its neighbours' configurations, and all powers of two.
+    """Return the configurations to try: those of neighbouring groups, and all powers of two as degrees.
 
-    They lie on the devices that the group is on, or on the first ones where those are too few. Those of
-    about as many parts as now come first, and those that split sums last.
+    current: the tilings of the plan. A configuration uses the present devices of the group; if these are
+    too few, the first devices of the cluster. Degrees with about as many parts as devices come first, and
+    degrees that split a sum come last.
     """
     current_configuration, group = space.configuration_of(g, current), space.groups[g]
     devices = (
@@ -180,6 +192,7 @@ def candidate_configurations(
             candidates[translated] = None
 
     def preference(parts: Sequence[int]) -> tuple[bool, float]:
+        """Sort key; parts: number of parts for each letter of the group."""
         splits_sum = any(
             n > 1 and x in group.reduced for x, n in zip(group.letters, parts, strict=True)
         )

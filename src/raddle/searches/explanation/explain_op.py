@@ -1,6 +1,10 @@
-"""How one operator is split, what it is split together with, and what else could be done with it."""
+"""Explains one operator of a plan: its tiles, its group, and the cost of other splits of this group.
 
-# g: group; d: dimension
+A group (searches/groups.py) is a set of operators that are split together, such as a convolution with its
+batch norm and ReLU. The first one is the *anchor*. A *letter* names a dimension (n: samples, c: channels).
+"""
+
+# g: number of a group in space.groups; d: a dimension of an operator
 
 from __future__ import annotations
 
@@ -33,12 +37,13 @@ DIMENSION_KINDS = {"S": "sample", "A": "attribute", "P": "parameter", "R": "redu
 def explain_op(
     graph: Graph, plan: Plan, cluster: Cluster, name: str, profile: Profile | None = None
 ) -> dict[str, Any]:
-    """The group of an operator, how it is split, and what it would cost to split it otherwise.
+    """Return how an operator is split, its group, and what other splits of the group would cost.
 
-    `name` is an operator's, or the beginning of one's. `step_ms` is the period of several steps; `base`
-    and `alternatives` are of one step on its own, or of the period where steps overlap, and None where
-    nothing is timed: `notes` say why. `simulated` says what the evaluator does not time, so that all of
-    them were simulated.
+    name: an operator, a module, or the beginning of a name.
+    Keys of the result: `step_ms` is the average of several steps. `base` (the plan) and `alternatives` are
+    the times of a single step or, if steps overlap, of the average one; they are None if nothing was timed,
+    and `notes` says why. `simulated` is None if the evaluator (simulation/fast) computed these times; if
+    not, it names the feature that the evaluator does not support, and all times come from the simulator.
     """
     op, *other_ops = find_ops(graph, name)
     cluster = devices_of_plan(plan, cluster)
@@ -72,7 +77,10 @@ def explain_op(
         return {**explanation, "group": None, "read_by": readers, **no_times, "notes": [note]}
     explanation["group"] = _group(graph, space, g, plan)
     if plan.devices > MAX_EVALUATED_DEVICES:
-        note = f"alternatives are timed on up to {MAX_EVALUATED_DEVICES} devices, the plan has {plan.devices}"
+        note = (
+            f"alternatives are timed on up to {MAX_EVALUATED_DEVICES} devices, "
+            f"the plan has {plan.devices}"
+        )
         return {**explanation, **no_times, "notes": [note]}
     timeline = simulate_steps(graph, plan, cluster, profile)
     plan_timer = make_timer(space, plan, timeline)
@@ -87,7 +95,7 @@ def explain_op(
 def plan_space_of(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> PlanSpace:
-    """Where a plan's alternatives lie."""
+    """Return the space of plans with the settings of this plan, in which its alternatives are."""
     settings = Settings(
         bn=without_pipeline(plan).bn,
         sync=plan.sync,
@@ -99,7 +107,10 @@ def plan_space_of(
 
 
 def find_ops(graph: Graph, name: str) -> list[Op]:
-    """The operator of this name, else all of the module of this name, else all whose names start so."""
+    """Return the operator of this name, else all of this module, else all whose names start with it.
+
+    Raises InputError if there is none.
+    """
     exact = [op for op in graph.ops if op.name == name]
     in_module = [op for op in graph.ops if name and op.name.startswith(f"{name}.")]
     ops = exact or in_module or [op for op in graph.ops if name and op.name.startswith(name)]
@@ -118,19 +129,22 @@ def find_ops(graph: Graph, name: str) -> list[Op]:
 
 
 def _other_groups(groups: Sequence[Group], numbers: Iterable[int], g: int | None) -> list[str]:
-    """The anchors of the other groups that a name means."""
+    """Return the names of the groups with these numbers, each once, without group g."""
     return [groups[other].name for other in dict.fromkeys(numbers) if other != g]
 
 
 def _notes(plan: Plan, group: Mapping[str, Any], simulated: str | None) -> list[str]:
-    """What a reader has to know of the times."""
+    """Return sentences that help to understand the result.
+
+    group: result of `_group`; simulated: see `explain_op`.
+    """
     notes = []
     if group["configuration"] is None:
-        notes.append("the tiles of the group are no configuration, as a search would give it")
+        notes.append("the tiles of the group are no configuration that a search could choose")
     unlike = [m["name"] for m in group["members"] if not m["follows"]]
     if unlike and group["configuration"] is not None:
         names = ", ".join(unlike[:3]) + (f" and {len(unlike) - 3} more" if unlike[3:] else "")
-        notes.append(f"not as a search would have it, but so in the alternatives: {names}")
+        notes.append(f"the alternatives change the tiles of these operators too: {names}")
     if simulated:
         notes.append(f"all times are simulated: the evaluator does not time {simulated}")
     if plan.order:
@@ -139,6 +153,10 @@ def _notes(plan: Plan, group: Mapping[str, Any], simulated: str | None) -> list[
 
 
 def _group(graph: Graph, space: PlanSpace, g: int, plan: Plan) -> dict[str, Any]:
+    """Describe a group: its anchor, configuration, dimensions and members.
+
+    `follows` of a member: whether its tiles are those that the group's configuration gives.
+    """
     group, configuration = space.groups[g], space.configuration_of(g, plan.tiles)
     expected = tiles(group, configuration) if configuration else {}
     anchor = group.members[0].op
@@ -164,7 +182,11 @@ def _group(graph: Graph, space: PlanSpace, g: int, plan: Plan) -> dict[str, Any]
 
 
 def _letters(graph: Graph, group: Group, tiles: Mapping[str, Tiling]) -> list[dict[str, Any]]:
-    """The dimensions of the anchor and of those beside it that follow nobody, each letter once."""
+    """Describe the dimensions of the group, each letter once.
+
+    They are those of the anchor and of the other members that get their tiles by letters; the remaining
+    members take their tiles from a member that they follow.
+    """
     sizes = dict(zip(group.letters, group.sizes, strict=True))
     rows: dict[str, dict[str, Any]] = {}
     for member in group.members:
@@ -185,10 +207,12 @@ def _letters(graph: Graph, group: Group, tiles: Mapping[str, Tiling]) -> list[di
 
 
 def _why_not_split(member: Member, d: int) -> str:
+    """Return why dimension d cannot be split."""
     if member.op.opaque:
         return "the operator is opaque"
     return "it is taken whole" if member.op.space.dims[d].unsplittable else "it has extent 1"
 
 
 def _parts(tiling: Tiling, d: int) -> int | None:
+    """Return into how many parts dimension d is split; None if the tiles form no grid."""
     return len(tiling.cuts[d]) - 1 if isinstance(tiling, Grid) else None

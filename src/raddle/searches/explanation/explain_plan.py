@@ -1,7 +1,10 @@
-"""Why a plan is as fast as it is: held against data parallelism with the same settings, and against the
-bound that no plan can go below."""
+"""Explains the predicted time of a plan, for `raddle explain` and the HTML report.
 
-# d: device; times of tasks are in nanoseconds
+It compares the plan with data parallelism (same settings, other tiles) and with a lower bound for all
+plans, and shows the critical path of the simulated step.
+"""
+
+# Times of the simulator's tasks are in nanoseconds.
 
 from __future__ import annotations
 
@@ -29,16 +32,13 @@ from raddle.searches.predict import details, simulate_data_parallel, simulate_st
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.timeline import Timeline
 
-MAX_PATH_ENTRIES = 5  # entries of the critical path that are shown
+MAX_PATH_ENTRIES = 5  # entries of the critical path in the explanation
 
 
 def explain_plan(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> dict[str, Any]:
-    """Where the time of a step goes, beside data parallelism and the lower bound.
-
-    Times of `plan` and `data` are those of `figures`; `path` is the critical path of an average step.
-    """
+    """Simulate a plan and return where the time of a step goes; see `explain_timeline`."""
     timeline = simulate_steps(graph, plan, devices_of_plan(plan, cluster), profile)
     return explain_timeline(plan, timeline, profile)
 
@@ -46,7 +46,13 @@ def explain_plan(
 def explain_timeline(
     plan: Plan, timeline: Timeline, profile: Profile | None = None, data: Timeline | None = None
 ) -> dict[str, Any]:
-    """`explain_plan` of what was simulated already; `data` is data parallelism, if that was, too."""
+    """Explain a plan that was simulated already.
+
+    data: a simulation of data parallelism, if there is one.
+    Keys of the result: `plan` and `data` are the predicted metrics (searches/predict.py) of the plan and of
+    data parallelism, `bound` is the lower bound, `path` the longest entries of the critical path, `search`
+    what the plan file says about the search. An `..._error` says why a value is None.
+    """
     graph, cluster = timeline.program.graph, timeline.cluster
     metrics = _plan_metrics(timeline)
     if data is not None and _same_settings(data.program.plan, plan):
@@ -71,7 +77,7 @@ def explain_timeline(
 
 
 def _same_settings(one: Plan, other: Plan) -> bool:
-    """Whether two plans differ in their tiles alone."""
+    """Whether two plans have the same settings; their tiles may differ."""
     settings = (
         "devices", "bn", "sync", "bucket", "microbatches", "recompute", "split_backward", "optimizer",
         "schedule",
@@ -80,6 +86,7 @@ def _same_settings(one: Plan, other: Plan) -> bool:
 
 
 def heading(plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    """Return the settings of a plan, the first part of every explanation."""
     return {
         "model": plan.model,
         "batch": plan.batch,
@@ -96,7 +103,12 @@ def heading(plan: Plan, cluster: Cluster) -> dict[str, Any]:
 
 
 def describe_schedule(plan: Plan) -> dict[str, Any] | None:
-    """Of a pipeline: its schedule, what is alive on each worker, and versions of weights."""
+    """Describe the schedule of a pipeline; None if the plan has none.
+
+    `alive`: the most micro-batches in flight on each worker; `bubble`: the idle share of the workers' time;
+    `picture`: a row of actions for each worker, of two steps; `versions`: the most versions of the weights
+    on each worker, for asynchronous schedules.
+    """
     if not plan.stages:
         return {"name": plan.schedule} if plan.schedule else None
     count = plan.microbatches
@@ -115,7 +127,7 @@ def describe_schedule(plan: Plan) -> dict[str, Any] | None:
 
 
 def devices_of_plan(plan: Plan, cluster: Cluster) -> Cluster:
-    """The devices of a cluster that a plan has, which are the first."""
+    """Return the part of the cluster that a plan uses: its first devices."""
     if plan.devices > len(cluster.devices):
         raise InputError(
             f"the plan needs {plan.devices} devices, '{cluster.name}' has {len(cluster.devices)}."
@@ -124,7 +136,10 @@ def devices_of_plan(plan: Plan, cluster: Cluster) -> Cluster:
 
 
 def _plan_metrics(timeline: Timeline) -> dict[str, Any]:
-    """The figures of one plan, its devices' average, and what it sends."""
+    """Return the predicted metrics of a simulated plan, the average over devices, and the bytes sent.
+
+    `fullest`: the device with the largest share of its memory in use.
+    """
     prediction = details(timeline, largest=0)
     rows, devices = prediction["devices"], timeline.cluster.devices
     fullest = max(rows, key=lambda row: row["peak_bytes"] / devices[row["device"]].memory)
@@ -142,7 +157,10 @@ def _plan_metrics(timeline: Timeline) -> dict[str, Any]:
 
 
 def average(breakdown: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Over devices: computing, waiting for data, idle otherwise."""
+    """Return the average over devices, in milliseconds, of computing, waiting for data and being idle.
+
+    breakdown: seconds by activity, for each device.
+    """
     return {
         f"{name}_ms": 1e3 * math.fsum(shares[name] for shares in breakdown) / len(breakdown)
         for name in breakdown[0]
@@ -152,7 +170,10 @@ def average(breakdown: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _data_parallel_metrics(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None, metrics: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """Data parallelism with a plan's settings, and whether it is the plan itself; or why it cannot be."""
+    """Simulate data parallelism with the settings of the plan; return its metrics or, if impossible, why.
+
+    metrics: those of the plan, which are returned if the plan is data parallelism itself (`same`).
+    """
     try:
         timeline = simulate_data_parallel(graph, plan, cluster, profile)
     except InputError as error:
@@ -165,7 +186,10 @@ def _data_parallel_metrics(
 def _bound(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """What no plan can go below and what makes it so; or why nothing is known."""
+    """Return the lower bound of the step time of all plans or, if there is none, why.
+
+    `binding` names the part that determines the bound.
+    """
     if reason := why_unbounded(plan, profile):
         return None, reason
     if plan.microbatches > 1:
@@ -186,7 +210,11 @@ def _bound(
 
 
 def _critical_path(timeline: Timeline) -> dict[str, Any]:
-    """Of the critical path, which has no gaps, what is done and for whom longest, in an average step."""
+    """Return the time of the critical path by activity, and its longest entries, per step.
+
+    The critical path has no gaps, so its times add up to the whole simulation. An entry sums all tasks of
+    the same operator or parameter with the same activity.
+    """
     by_subject: Counter[tuple[str, str]] = Counter()
     by_activity: Counter[str] = Counter()
     program = timeline.program
@@ -207,7 +235,10 @@ def _critical_path(timeline: Timeline) -> dict[str, Any]:
 
 
 def _subject_and_activity(instruction: Instruction) -> tuple[str, str]:
-    """Of what an instruction is, and what it does: an operator's phases count together."""
+    """Return the operator, value or parameter of an instruction, and what the instruction does.
+
+    Forward and backward of an operator are the same activity.
+    """
     if isinstance(instruction, Run):
         return instruction.op, "computing"
     if isinstance(instruction, Merge):
@@ -221,11 +252,14 @@ def _subject_and_activity(instruction: Instruction) -> tuple[str, str]:
     return instruction.parameter, "updating"
 
 
-# -- how it was found ------------------------------------------------------------------------------
+# -- how the search found the plan -----------------------------------------------------------------
 
 
 def _search_record(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
-    """What a search left in the plan's file; what is not as a search writes it is left out."""
+    """Return what a search wrote into the plan file, or None if no search did.
+
+    A user may have edited the file, so entries of other types than a search writes are left out.
+    """
     predicted = plan.predicted
     start, stopped = predicted.get("start"), predicted.get("stopped")
     if not isinstance(stopped, str) or not isinstance(start, str):
@@ -255,7 +289,11 @@ def _is_time(ms: Any) -> bool:
 
 
 def _candidate_row(row: Mapping[str, Any], start: str, best: Any) -> dict[str, Any]:
-    """`difference` is against the predicted step of the plan; without `simulated`, of a step on its own."""
+    """Return a candidate of the search with its relative difference from the plan's predicted step.
+
+    start: name of the candidate that was taken; best: predicted milliseconds of the plan. The time of a
+    candidate that was not simulated is that of a single step.
+    """
     peak = row.get("peak_bytes")
     return {
         "name": row["name"],

@@ -1,6 +1,8 @@
-"""The time of a plan with other tiles: by the evaluator or, where it refuses the plan, by simulation."""
+"""Computes the step time of a plan with some tiles changed, for alternatives.py.
 
-# d: device
+`EvaluatorTimer` uses the fast evaluator (simulation/fast). `SimulatorTimer` runs the full simulator; it is
+used for plans with features that the evaluator does not support.
+"""
 
 from __future__ import annotations
 
@@ -23,36 +25,37 @@ from raddle.simulation.timeline import Timeline, simulate
 
 
 class StepTiming(NamedTuple):
-    """What a step of some tiles takes."""
+    """Time and memory of a step, in nanoseconds and bytes."""
 
-    step_ns: (
-        int  # nanoseconds: of one step on its own or, where steps overlap, of a step among others
-    )
-    compute_ns: int  # of the busiest device
-    link_ns: int  # messages on the busiest link; sums of gradients are not among them
-    held_bytes: np.ndarray  # bytes by device, which the scale of a `Timer` makes peaks
+    step_ns: int  # of a single step; if steps overlap, the average of several steps
+    compute_ns: int  # computing time of the busiest device
+    link_ns: int  # time of messages on the busiest link, without all-reduces of gradients
+    held_bytes: np.ndarray  # by device; times PlanTimer.memory_scale it is the peak memory
 
 
 class PlanTimer(Protocol):
-    """A plan whose tiles can be changed."""
+    """Times a plan with changed tiles.
+
+    changes: tilings by operator name, which replace those of the plan.
+    """
 
     plan: Plan
-    base: StepTiming
-    memory_scale: float  # of bytes held to a peak
-    why_simulated: str | None  # why times are simulated; None where the evaluator gives them
-    max_alternatives: int  # other tiles that are worth the time that they take
+    base: StepTiming  # of the plan without changes
+    memory_scale: float  # peak memory divided by StepTiming.held_bytes
+    why_simulated: str | None  # the feature that the evaluator does not support; None if it is used
+    max_alternatives: int  # how many alternatives to time at most
 
     def time_step(self, changes: Tiles) -> StepTiming:
-        """InputError where no plan can be so."""
+        """Return the time and memory of a step; raises InputError if such a plan is impossible."""
         ...
 
     def timeline(self, changes: Tiles) -> Timeline:
-        """The simulation of what is read."""
+        """Return the simulation of the plan with the changes."""
         ...
 
 
 def make_timer(space: PlanSpace, plan: Plan, timeline: Timeline) -> PlanTimer:
-    """`judged` is the simulation of several steps of the plan."""
+    """Choose the timer for a plan; `timeline` is a simulation of several steps of the plan."""
     plan = replace(plan, steps=1)
     return (
         SimulatorTimer(space, plan) if unsupported(plan) else EvaluatorTimer(space, plan, timeline)
@@ -60,7 +63,7 @@ def make_timer(space: PlanSpace, plan: Plan, timeline: Timeline) -> PlanTimer:
 
 
 class EvaluatorTimer:
-    """A plan that the evaluator holds: it is exact, and hundreds of tiles are timed in a moment."""
+    """Times a plan with the fast evaluator, whose times are equal to those of the simulator."""
 
     why_simulated: str | None = None
     max_alternatives = 300
@@ -69,7 +72,7 @@ class EvaluatorTimer:
         self.space, self.plan = space, plan
         self.evaluator = Evaluator(space.graph, space.cluster, plan, space.settings.profile)
         self.base = self.time_step({})
-        # The evaluator estimates what is held, and `judged` knows the peak.
+        # The evaluator only estimates the memory; the simulation has the real peak.
         self.memory_scale = max(peak_bytes(timeline)) / max(1, int(self.base.held_bytes.max()))
 
     def time_step(self, changes: Tiles) -> StepTiming:
@@ -87,7 +90,7 @@ class EvaluatorTimer:
 
 
 class SimulatorTimer:
-    """A plan that is lowered and simulated with each of the tiles, with all else as the plan has it."""
+    """Times a plan by lowering and simulating it again for each change."""
 
     memory_scale = 1.0
     max_alternatives = 60
@@ -101,7 +104,7 @@ class SimulatorTimer:
         timeline = self.timeline(changes)
         tasks, devices = timeline.tasks, timeline.program.plan.devices
         load = np.zeros(tasks.resources, np.int64)
-        is_message = tasks.source != tasks.device  # messages
+        is_message = tasks.source != tasks.device
         for resource in (tasks.first_resource, tasks.second_resource):
             counted = (resource >= 0) & ((resource < devices) | is_message)
             np.add.at(load, resource[counted], tasks.duration[counted])
@@ -115,14 +118,16 @@ class SimulatorTimer:
 
     def timeline(self, changes: Tiles) -> Timeline:
         plan = replace(self.plan, tiles={**self.plan.tiles, **changes})
-        if plan.order and changes:  # the slices are others: their sums have an order of their own
+        if (
+            plan.order and changes
+        ):  # the parameters have other slices, so the old order is not valid
             space = self.space
             plan = with_slice_order(space.graph, plan, space.cluster, space.settings.profile)
         return _simulate(self.space, plan)
 
 
 def _simulate(space: PlanSpace, plan: Plan) -> Timeline:
-    """One step on its own; several, where they overlap."""
+    """Simulate a single step; if steps overlap, several."""
     profile = space.settings.profile
     if is_asynchronous(plan):
         return simulate_steps(space.graph, plan, space.cluster, profile)

@@ -1,4 +1,13 @@
-"""Pipelines: which layers make a stage, on how many devices, over convex cuts of the graph of layers."""
+"""The method `pipeline`: searches pipeline-parallel plans, as one `Search` for the registry of methods.
+
+method.py            the search itself: partitions, schedules, simulation of the most promising plans
+request.py           the same with a schedule, stages or micro-batches that the user gives
+layer_graph.py       groups operators to layers and estimates the costs of each layer
+layers.py            the partitioners' input: layers with their costs, and a chain of devices
+shortest_step.py     partitions layers for pipelines with a flush (dynamic_program.py, cap_search.py)
+shortest_period.py   partitions layers for pipelines without a flush, as PipeDream does
+ideals.py, cuts.py   all sets of layers that can run before a cut, and the bytes that cross the cut
+"""
 
 from __future__ import annotations
 
@@ -9,7 +18,7 @@ from raddle.searches.settings import SearchResult, Settings
 
 
 class Pipelines(Search):
-    """The one method whose plans have stages and micro-batches."""
+    """The only method whose plans have stages and micro-batches."""
 
     has_stages = True
 

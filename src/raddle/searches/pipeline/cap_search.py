@@ -1,8 +1,12 @@
-"""The least of `repeats * largest + sum`, where the least sum is known for any cap on the largest.
+"""Minimises `repeats * largest + sum` over solutions, by branch and bound on a cap for `largest`.
 
-A cap's answer holds for all solutions up to it: none has a smaller sum. So an interval of caps can be
-given up when its lower end and a sum that holds for it are together no better than what is known: branch
-and bound.
+Used by shortest_step.py: a solution is a list of stages, `largest` the seconds of its slowest stage, `sum`
+the seconds of all stages and transfers, and `repeats` the number of micro-batches less one.
+
+The caller gives `solve(cap)`: the solution with the smallest sum among those whose largest is at most cap.
+No solution with largest <= cap has a smaller sum. So every solution with low < largest < high has a total
+of at least repeats * low + (smallest sum for a cap of high). An interval of caps is dropped when this bound
+is no better than the best total so far.
 """
 
 from __future__ import annotations
@@ -13,26 +17,26 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
 Solution = TypeVar("Solution")
-RELATIVE_TOLERANCE = 1e-12  # values that differ by less than this share of them are equal
+RELATIVE_TOLERANCE = 1e-12  # values whose relative difference is smaller count as equal
 
 
 @dataclass(frozen=True)
 class CappedOptimum(Generic[Solution]):
-    """A solution with the least sum under a cap."""
+    """The solution with the smallest sum under a cap on `largest`."""
 
-    largest: float
-    sum: float
+    largest: float  # seconds
+    sum: float  # seconds
     solution: Solution
 
 
 class Interval(NamedTuple):
-    """Largests between two ends, both excluded; by what their total is at least."""
+    """An open interval of values of `largest` that may still hold a better solution."""
 
-    bound: float
+    bound: float  # lower bound of the total in the interval; the heap pops the smallest bound first
     low: float
     high: float
-    least_sum: float  # at least
-    halve: bool  # or ask for the best below the upper end
+    least_sum: float  # lower bound of the sum in the interval
+    halve: bool  # the next cap to try is the middle; if False, just below `high`
 
 
 def least_total(
@@ -42,7 +46,10 @@ def least_total(
     low: float,
     high: float,
 ) -> CappedOptimum[Solution] | None:
-    """The solution with the least total, or None where there is none; largests are above low."""
+    """Return the solution with the smallest total, or None if there is no solution.
+
+    low, high: `largest` of every solution is above low; a cap of high excludes no solution.
+    """
 
     def total(x: CappedOptimum[Solution]) -> float:
         return repeats * x.largest + x.sum
@@ -55,7 +62,8 @@ def least_total(
         return best
     intervals = [interval_below(low, best, halve=False)]
     cap = 1.05 * low
-    while cap < best.largest:  # from below, since small caps are answered sooner
+    # Raise the cap until there is a solution: `solve` is faster for small caps.
+    while cap < best.largest:
         optimum = solve(cap)
         if optimum:
             intervals = [

@@ -1,14 +1,20 @@
-"""Bytes of activations at the cut behind each ideal, counted in two ways.
+"""Bytes of activations that are sent over a cut between two stages, counted in two ways.
 
-*Crossing*: the output of a layer in the ideal counts once if a layer outside reads it. A value for a later
-stage is handed on from stage to stage, so it counts at every cut that it crosses.
+An ideal (see ideals.py) is a set of layers that can run before a cut. For each ideal, the functions return
+the bytes at the cut after it:
 
-*Antichain*: as PipeDream's optimizer counts. The last layers of the ideal count, read or not, and with each
-of them those before it that are read by a layer not before it, be that in the ideal or not. This is never
-less, and more where branches part and end in the ideal.
+`crossing_bytes`: the output of a layer in the ideal counts once if a layer outside the ideal reads it. Each
+stage passes such a value on to the next one, so the value counts at every cut that it crosses.
+
+`antichain_bytes`: the counting of PipeDream's optimizer. It adds the outputs of
+- the last layers of the ideal (no layer of the ideal reads them), even if no layer at all reads them;
+- for each last layer v, each predecessor of v that is also read by a layer that is neither v nor a
+  predecessor of v. This reader may be inside the ideal.
+The result is never less than the crossing bytes, and is more where branches fork and end in the ideal.
 """
 
-# i, j: ideals, v: a layer, u: one that it reads, w: one that reads it, b: a word of 64 layers
+# i, j: ideals; v: a layer, u: a layer that v reads, w: a layer that reads u
+# Sets of layers are bits: layer v is bit v % 64 of word b = v // 64.
 
 from __future__ import annotations
 
@@ -24,7 +30,10 @@ from raddle.searches.pipeline.layers import predecessors, topological_order
 def crossing_bytes(
     ideals: Ideals, activation: Sequence[float], successors: Sequence[Sequence[int]]
 ) -> Array:
-    """By ideal, the bytes of its layers' outputs that layers outside read."""
+    """For each ideal, return the bytes of its layers' outputs that layers outside the ideal read.
+
+    activation: output bytes of each layer; successors: the layers that read each layer.
+    """
     return _crossing(
         ideals.members,
         ideals.covered,
@@ -38,7 +47,7 @@ def crossing_bytes(
 def antichain_bytes(
     ideals: Ideals, activation: Sequence[float], successors: Sequence[Sequence[int]]
 ) -> Array:
-    """By ideal, the bytes that PipeDream's optimizer counts for its output."""
+    """For each ideal, return the bytes that PipeDream's optimizer counts at the cut after it."""
     reads = [sum(1 << u for u in row) for row in predecessors(successors)]
     return _antichain(
         ideals.covered,
@@ -51,7 +60,7 @@ def antichain_bytes(
 
 
 def _bit_words(rows: Sequence[int]) -> Array:
-    """Sets of layers as words of 64 bits."""
+    """Convert sets of layers, given as bits of Python ints, to words of 64 bits: [set, word]."""
     word_count = (len(rows) + 63) // 64
     return np.array(
         [[row >> (64 * b) & (2**64 - 1) for b in range(word_count)] for row in rows], np.uint64
@@ -59,10 +68,13 @@ def _bit_words(rows: Sequence[int]) -> Array:
 
 
 def _still_read(successors: Sequence[Sequence[int]]) -> list[int]:
-    """By layer v, as bits: v, and those before it that a layer reads which is neither v nor before v."""
+    """For each layer v, return a set as bits: what `antichain_bytes` counts if v is a last layer.
+
+    The set holds v, and each predecessor of v that a layer outside (v and its predecessors) reads.
+    """
     read = predecessors(successors)
     readers = [sum(1 << w for w in set(row)) for row in successors]
-    upto = [0] * len(read)  # v and all before it
+    upto = [0] * len(read)  # v and all its direct and indirect predecessors, as bits
     result = [0] * len(read)
     for v in topological_order(successors):
         before = 0
@@ -85,6 +97,8 @@ def _crossing(
     edges: Edges,
     activation: Array,
 ) -> Array:
+    # Ideal j is a covered (one layer smaller) ideal and layer v. Adding v adds v's output to the cut, and
+    # removes the outputs that no layer outside reads any more.
     one = np.uint64(1)
     result = np.zeros(len(members))
     for j in range(1, len(members)):
@@ -114,7 +128,9 @@ def _antichain(
     one = np.uint64(1)
     word_count = reads.shape[1]
     result = np.zeros(len(added))
-    last = np.zeros((len(added), word_count), np.uint64)  # layers that nobody in the ideal reads
+    last = np.zeros(
+        (len(added), word_count), np.uint64
+    )  # by ideal, layers that no layer in it reads
     counted = np.zeros(word_count, np.uint64)
     for j in range(1, len(added)):
         v, i = added[j], covered[covered_start[j]]

@@ -1,6 +1,12 @@
-"""The least sum over a flushed pipeline's stages, given a cap on the seconds of each; see `stages`."""
+"""The dynamic program of shortest_step.py: the best stages whose time per micro-batch is below a cap.
 
-# i, j: ideals, d: the first device of a stage, r: its replicas, q: stages from it to the last
+An ideal (ideals.py) is a set of layers that can run before a cut. A stage from ideal i to ideal j has the
+layers of j that i has not. So a sum over the layers of a stage is the difference of two sums over ideals
+(`IdealSums`). The program goes from the last stage to the first, over (ideal, device, remaining stages).
+"""
+
+# i, j: ideals before and after a stage, d: the first device of a stage, r: number of its replicas,
+# q: number of stages from this one to the last
 
 from __future__ import annotations
 
@@ -16,57 +22,60 @@ from raddle.searches.pipeline.cuts import crossing_bytes
 from raddle.searches.pipeline.ideals import Array, Ideals
 from raddle.searches.pipeline.layers import DeviceChain, LayerCosts
 
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # relative slack for errors of floating-point sums
 
 
 class IdealSums(NamedTuple):
-    """By ideal, the sums that stages are differences of."""
+    """For each ideal, sums over its layers, for one micro-batch."""
 
-    members: Array
-    forward: Array  # by kind and ideal, seconds
-    backward: Array
-    work: Array  # both, on the kind that is the fastest for each layer
-    saved: Array  # bytes
+    members: Array  # [ideal, word]: the layers, as bits
+    forward: Array  # seconds, [kind of device, ideal]
+    backward: Array  # seconds, [kind of device, ideal]
+    work: (
+        Array  # seconds of forward and backward, each layer on the kind that is the fastest for it
+    )
+    saved: Array  # bytes of activations saved for the backward
     parameters: Array  # bytes
-    cut_bytes: Array  # bytes that layers outside read
+    cut_bytes: Array  # bytes of outputs that layers outside the ideal read
 
     def select(self, chosen: Array) -> IdealSums:
-        """The same of some ideals, in rising order."""
+        """Return the sums of some ideals only; `chosen` holds their numbers in ascending order."""
         columns = (column[..., chosen] for column in self[1:])
         return IdealSums(self.members[chosen], *columns)
 
 
 class Placements(NamedTuple):
-    """What stages meet on the devices, by their first device and, where there are two indices, replicas."""
+    """What a stage on devices d to d + r - 1 can use; arrays are by [d] or by [d, r]."""
 
-    kind: Array
-    max_replicas: Array  # replicas: the devices that follow and are of the same kind
-    capacity: Array  # bytes, the least of the replicas
-    bandwidth: Array  # bytes a second, the least among the replicas
-    entry_bandwidth: Array  # of the link that leads to the first device
-    entry_latency: Array
+    kind: Array  # [d]: kind of the devices
+    max_replicas: Array  # [d]: so many devices from d on are of the same kind, within the limit
+    capacity: Array  # [d, r]: bytes of memory, the smallest of the devices
+    bandwidth: Array  # [d, r]: bytes per second, the smallest between the devices
+    entry_bandwidth: Array  # [d]: bytes per second of the link from device d - 1
+    entry_latency: Array  # [d]: seconds of the link from device d - 1
 
 
 class MemoryRules(NamedTuple):
-    """What holds for all stages."""
+    """Rules for the memory of stages."""
 
-    state_factor: float  # bytes that are held for a byte of parameters
-    may_save: bool
-    may_recompute: bool
-    alive: Array  # by q, micro-batches; a single one if it is the same for all
+    state_factor: float  # bytes held for each byte of parameters: weight, gradient, optimizer state
+    may_save: bool  # a stage may save all activations for the backward
+    may_recompute: bool  # a stage may save only its inputs, and recompute the activations
+    alive: Array  # [q]: micro-batches in flight in the stage; one entry if it is the same for all q
 
 
 class PlacedSegment(NamedTuple):
-    """A stage by the ideals before and behind it, and its devices."""
+    """A stage: the layers between two ideals, and the devices."""
 
-    i: int
-    j: int
-    d: int
-    r: int
+    i: int  # ideal before the stage
+    j: int  # ideal after the stage
+    d: int  # first device
+    r: int  # replicas: the stage uses devices d to d + r - 1
     recompute: bool
 
 
 def sums_of(ideals: Ideals, costs: LayerCosts) -> IdealSums:
+    """Sum the costs of layers for each ideal."""
     seconds = np.add(costs.forward, costs.backward)
     return IdealSums(
         ideals.members,
@@ -80,6 +89,7 @@ def sums_of(ideals: Ideals, costs: LayerCosts) -> IdealSums:
 
 
 def build_placements(device_chain: DeviceChain, replica_limit: int) -> Placements:
+    """Tabulate the device chain for stages of up to `replica_limit` devices."""
     devices = len(device_chain.kinds)
     max_replicas = np.ones(devices, np.int64)
     capacity = np.zeros((devices, devices + 1))
@@ -103,7 +113,11 @@ def build_placements(device_chain: DeviceChain, replica_limit: int) -> Placement
 def least_sum(
     sums: IdealSums, placements: Placements, rules: MemoryRules, cap: float
 ) -> CappedOptimum[list[PlacedSegment]] | None:
-    """Stages of at most the cap, each, with the least sum of their seconds and of what cuts take."""
+    """Return the stages with the smallest sum, or None if no stages keep the cap and the memory limits.
+
+    No stage takes more than `cap` seconds for a micro-batch. The sum has the seconds of all stages for one
+    micro-batch, of their all-reduces and of the transfers between stages.
+    """
     least, choice = _fill_tables(sums, placements, rules, cap)
     i, d, q = 0, 0, int(np.argmin(least[0, 0]))
     if not np.isfinite(least[0, 0, q]):
@@ -118,7 +132,7 @@ def least_sum(
 
 
 def stage_seconds(sums: IdealSums, placements: Placements, segment: PlacedSegment) -> float:
-    """A micro-batch's forward and backward on a stage."""
+    """Return the seconds of one micro-batch on a stage: forward, backward and recomputation."""
     i, j, d, r, recompute = segment
     kind = placements.kind[d]
     forward = sums.forward[kind, j] - sums.forward[kind, i]
@@ -127,7 +141,7 @@ def stage_seconds(sums: IdealSums, placements: Placements, segment: PlacedSegmen
 
 
 def stage_memory(sums: IdealSums, state_factor: float, segment: PlacedSegment, alive: int) -> float:
-    """Bytes on each device of a stage."""
+    """Return the bytes on each device of a stage with `alive` micro-batches in flight."""
     i, j, _, r, recompute = segment
     state_bytes = state_factor * (sums.parameters[j] - sums.parameters[i])
     saved = (sums.saved[j] - sums.saved[i]) / r
@@ -140,9 +154,11 @@ def stage_memory(sums: IdealSums, state_factor: float, segment: PlacedSegment, a
 def _fill_tables(
     sums: IdealSums, placements: Placements, rules: MemoryRules, cap: float
 ) -> tuple[Array, Array]:
-    """By (i, d, q): the least sum of what follows i from device d on in q stages, its (j, r, recompute).
+    """Return the tables (least, choice) of the dynamic program.
 
-    The link to device d is in it. Where alive micro-batches do not depend on q, there is only q = 0.
+    least[i, d, q]: the smallest sum for the layers after ideal i, in q stages from device d on. It includes
+    the transfer to device d. choice[i, d, q]: (j, r, recompute) of the first of these stages. If the
+    number of micro-batches in flight does not depend on q, there is only q = 0, for any number of stages.
     """
     ideals, devices, depths = len(sums.members), len(placements.kind), len(rules.alive)
     least = np.full((ideals, devices + 1, depths), np.inf)
@@ -169,7 +185,10 @@ def _fill_tables(
 
 @njit(cache=True)
 def _device_range(work: Array, i: int, devices: int, cap: float) -> tuple[int, int]:
-    """The devices that can come first behind ideal i: enough for the work before, and after it."""
+    """Return the first and the last device on which a stage after ideal i may start.
+
+    Enough devices must come before it for the work of i, and enough must follow for the other work.
+    """
     if i == 0:
         return 0, 0
     if i == len(work) - 1:
@@ -190,7 +209,7 @@ def _try_stage(
     least: Array,
     choice: Array,
 ) -> None:
-    """Improve what follows i by a stage from i to j, on all devices that it can have."""
+    """Try the stage from ideal i to ideal j on all its possible devices; updates `least` and `choice`."""
     parameters = sums.parameters[j] - sums.parameters[i]
     state_bytes = rules.state_factor * parameters
     q_step, devices = 1 if len(rules.alive) > 1 else 0, len(placements.kind)
@@ -208,7 +227,7 @@ def _try_stage(
             saved = (sums.saved[j] - sums.saved[i]) / r
             input_bytes = sums.cut_bytes[i] / r
             all_reduce_seconds = ring_seconds(r, placements.bandwidth[d, r], 0.0, parameters)
-            max_stages_after = 0 if j == len(sums.work) - 1 else devices - d - r  # stages, at most
+            max_stages_after = 0 if j == len(sums.work) - 1 else devices - d - r
             for q in range(q_step, min(len(rules.alive), q_step + max_stages_after + 1)):
                 remaining = least[j, d + r, q - q_step] + all_reduce_seconds
                 alive = rules.alive[q]

@@ -1,16 +1,20 @@
-"""All the sets of layers that a pipeline can have behind it: those that hold what their layers read.
+"""Enumerates the ideals of a graph of layers: the sets of layers that can run before a cut of a pipeline.
 
-Such a set is an *ideal* (a down-set) of the graph. A pipeline is a chain of ideals from the empty one to
-the whole graph, and a stage is what an ideal adds to the one before: the convex sets of layers. A
-network of n layers one after the other has n + 1 ideals; branches multiply, blocks that follow each
-other add.
+An *ideal* (a down-set) is a set of layers that contains, with each layer, all layers that it reads. A
+pipeline is a chain of growing ideals, from the empty one to the whole graph. Each stage consists of the
+layers that one ideal has and the one before has not; such a set of layers is convex.
 
-Ideals are numbered by size, so that the ideals in an ideal have lower numbers. Those that lack one
-layer of an ideal are *covered* by it, and what is to be known of all ideals in an ideal can be handed on
-from those.
+A sequence of n layers has n + 1 ideals. For parallel branches the numbers of ideals multiply; for blocks
+that follow each other they add.
+
+Ideals are numbered by size, so a subset of an ideal has a lower number. Ideal j *covers* ideal i if i has
+one layer less. A result for all subsets of j, such as a maximum, follows from the results of the ideals
+that j covers.
+
+Sets of layers are bits of 64-bit words: layer v is bit v % 64 of word v // 64.
 """
 
-# i, j: ideals, s: a size, v: a layer, u: one that v reads, w: one that reads v, b: a word of 64 layers
+# i, j: ideals; s: a size; v: a layer, u: a layer that v reads, w: a layer that reads v; b, c: words
 
 from __future__ import annotations
 
@@ -26,79 +30,91 @@ from raddle.searches.pipeline.layers import predecessors, topological_order
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# The index of the only bit that is set, by what multiplying with this constant leaves in the top six bits.
+# Finds the index of the only bit that is set: a product with this constant has a different value in its
+# top six bits for each bit, and BIT_INDEX maps this value to the index (a de Bruijn sequence).
 DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
 BIT_INDEX = np.zeros(64, np.int64)
 for _bit in range(64):
     BIT_INDEX[((1 << _bit) * int(DE_BRUIJN) % 2**64) >> 58] = _bit
 
 
-MAX_WORDS = 8_000_000  # of the members of all ideals: 64 MB, and as much again while they are made
-PAIRS_PER_IDEAL = 4  # of one size, for each ideal that may be made in all
+MAX_WORDS = 8_000_000  # in `Ideals.members`: 64 MB, and as much again during the enumeration
+# Enumeration stops if ideals of one size can be extended by a layer in more ways than this x max_ideals.
+PAIRS_PER_IDEAL = 4
 
 
 class Edges(NamedTuple):
-    """Which layers each layer reads, and which read it; both as ragged rows."""
+    """The edges of the graph of layers, as two ragged arrays.
+
+    Layer v reads reads[read_start[v] : read_start[v + 1]]; its readers are in `readers` in the same way.
+    """
 
     read_start: Array
-    reads: Array
+    reads: Array  # layers
     reader_start: Array
-    readers: Array
+    readers: Array  # layers
 
 
 class Level(NamedTuple):
-    """Ideals of one size."""
+    """All ideals of one size, one row each."""
 
-    members: Array
-    addable: Array  # layers that could be added, as bits
-    hash: Array
-    added: Array
+    members: Array  # the layers, as bits
+    addable: Array  # the layers that give a larger ideal if one of them is added, as bits
+    hash: Array  # exclusive or of the random keys of the layers
+    added: Array  # as in `Ideals`
 
 
 @dataclass(frozen=True)
 class Ideals:
-    """The empty ideal is number 0, the whole graph the last one."""
+    """Ideals of a graph; the empty one is number 0, the whole graph is the last one."""
 
-    members: Array  # by ideal: its layers as bits of words, uint64
-    level_start: Array  # by size, the first ideal of that size; then their number
-    covered: Array  # the ideals that are covered, by ideal from below_start on
+    members: Array  # [ideal, word]: the layers, as bits of uint64 words
+    level_start: (
+        Array  # by size, the first ideal of that size; the last entry is the number of ideals
+    )
+    covered: Array  # ideal i covers the ideals covered[covered_start[i] : covered_start[i + 1]]
     covered_start: Array
-    added: Array  # by ideal, the layer that the first one it covers has not; -1 for the empty one
-    complete: bool  # whether these are all
+    added: (
+        Array  # by ideal, the layer that it has and the first ideal it covers has not; -1 if empty
+    )
+    complete: bool  # whether these are all ideals of the graph
 
     def __len__(self) -> int:
         return len(self.members)
 
     def sums(self, values: Sequence[float] | Array) -> Array:
-        """By ideal, the sum over its layers."""
+        """For each ideal, return the sum of the values of its layers; `values` has one per layer."""
         return _sums(self.covered, self.covered_start, self.added, np.asarray(values, float))
 
     def layers_between(self, lower: int, upper: int) -> list[int]:
-        """The layers that an ideal has and a smaller one in it has not, in rising order."""
+        """Return the layers of ideal `upper` that its subset `lower` has not, in ascending order."""
         bits = self.members[upper] & ~self.members[lower]
         return [v for v in range(64 * len(bits)) if int(bits[v // 64]) >> (v % 64) & 1]
 
     def subsets_of(self, i: int, among: Array) -> Array:
-        """Those of the ideals in question that are part of this one."""
+        """Return those of the ideals `among` that are subsets of ideal i."""
         outside = self.members[among] & ~self.members[i]
         result: Array = among[~outside.any(axis=1)]
         return result
 
 
 def ideals_of(successors: Sequence[Sequence[int]], *, max_ideals: int = 1_000_000) -> Ideals:
-    """All ideals; where there are more than the limit, those that are prefixes of a topological order.
+    """Return all ideals of a graph or, if there are more than `max_ideals`, the prefixes of one order.
 
-    A recurrent network of many steps is so wide that its ideals would fill the memory: of large graphs
-    fewer are made, and none of a size that has far too many.
+    A wide graph, such as a recurrent network with many time steps, has so many ideals that they would fill
+    the memory. So large graphs have a lower limit (MAX_WORDS), and the enumeration stops before a size
+    that has far too many ideals.
     """
     return _cached_ideals(tuple(tuple(row) for row in successors), max_ideals)
 
 
-@lru_cache(maxsize=2)  # asked for again for every number of micro-batches
+@lru_cache(maxsize=2)  # the search calls it again for every number of micro-batches
 def _cached_ideals(successors: tuple[tuple[int, ...], ...], max_ideals: int) -> Ideals:
     max_ideals = min(max_ideals, MAX_WORDS // ((len(successors) + 63) // 64 or 1))
     edges = edges_of(successors)
-    rng = np.random.default_rng(0)  # keys of hash tables: they do not change what is found
+    rng = np.random.default_rng(
+        0
+    )  # only for the keys of the hash table: the result does not depend on it
     keys = rng.integers(0, 2**64, len(successors), np.uint64)
     levels = [_empty_level(edges, len(keys))]
     covered, covered_count, level_start = [], [np.zeros(1, np.int64)], [0, 1]
@@ -123,18 +139,18 @@ def _cached_ideals(successors: tuple[tuple[int, ...], ...], max_ideals: int) -> 
 
 
 def edges_of(successors: Sequence[Sequence[int]]) -> Edges:
-    """The edges as arrays."""
+    """Convert the edges, given as the readers of each layer, to arrays."""
     return Edges(*_ragged(predecessors(successors)), *_ragged([sorted({*x}) for x in successors]))
 
 
 def _ragged(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Rows of different lengths as one array, and where each starts."""
+    """Return (start of each row, all rows in one array); the last start is the total length."""
     start = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     return start, np.array([x for row in rows for x in row], np.int64)
 
 
 def prefix_ideals(order: Sequence[int]) -> Ideals:
-    """The ideals that a topological order has as prefixes: a chain of them."""
+    """Return the prefixes of a topological order as ideals: for n layers, n + 1 ideals."""
     n = len(order)
     members = np.zeros((n + 1, (n + 63) // 64), np.uint64)
     for i, v in enumerate(order, start=1):
@@ -160,6 +176,7 @@ def _sums(covered: Array, covered_start: Array, added: Array, values: Array) -> 
 
 @njit(cache=True)
 def bit_index(bit: np.uint64) -> int:
+    """Return the index of the only bit that is set."""
     return int(BIT_INDEX[(bit * DE_BRUIJN) >> np.uint64(58)])
 
 
@@ -172,7 +189,7 @@ def _empty_level(edges: Edges, layers: int) -> Level:
 
 @njit(cache=True)
 def _count_pairs(addable: Array) -> int:
-    """How many ideals with one layer more there are, each counted as often as it is reached."""
+    """Count the pairs (ideal, layer that can be added to it), over all ideals of one size."""
     one = np.uint64(1)
     pairs = 0
     for i in range(len(addable)):
@@ -186,9 +203,10 @@ def _count_pairs(addable: Array) -> int:
 
 @njit(cache=True)
 def _next_size(level: Level, edges: Edges, keys: Array) -> tuple[Level, Array, Array]:
-    """The ideals with one layer more, and which covers which, by numbers within the two sizes.
+    """Return (the ideals with one layer more, child, parent).
 
-    Equal ones are found by a hash that is the exclusive or of its layers' keys.
+    Larger ideal child[k] covers smaller ideal parent[k]; both are numbers within their size. The same
+    larger ideal arises from several pairs (ideal, added layer), so a hash table finds equal ones.
     """
     one = np.uint64(1)
     count, words = level.members.shape
@@ -230,7 +248,10 @@ def _next_size(level: Level, edges: Edges, keys: Array) -> tuple[Level, Array, A
 def _find_slot(
     members: Array, b: int, bit: np.uint64, key: np.uint64, buffer: Level, slots: Array
 ) -> np.int64:
-    """Where in the table the ideal with these members and one more layer is, or belongs."""
+    """Return the slot of the hash table for the ideal `members` with bit `bit` of word b added.
+
+    The slot holds the number of this ideal in `buffer`, or -1 if the ideal is new.
+    """
     slot = np.int64(key & np.uint64(len(slots) - 1))
     while slots[slot] >= 0:
         j = slots[slot]
@@ -245,7 +266,10 @@ def _find_slot(
 
 @njit(cache=True)
 def _write_ideal(level: Level, i: int, v: int, edges: Edges, buffer: Level, j: int) -> None:
-    """Write ideal i and layer v as ideal j: v is no longer free, those that waited for it are."""
+    """Write ideal i of `level` with layer v added to row j of `buffer`, without its hash.
+
+    Readers of v become addable if all layers that they read are in the ideal now.
+    """
     one = np.uint64(1)
     buffer.members[j], buffer.addable[j], buffer.added[j] = level.members[i], level.addable[i], v
     buffer.members[j, v >> 6] |= one << np.uint64(v & 63)

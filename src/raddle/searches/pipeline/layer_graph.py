@@ -1,11 +1,14 @@
-"""A captured graph as the layers that a pipeline is cut between, with what a micro-batch takes and holds.
+"""Groups the operators of a captured graph to layers, and estimates the costs of each layer.
 
-A layer is an operator with weights together with all that follows from it alone (statistics, activations,
-views): a cut between those would never carry less. What depends on no sample goes with the earliest of the
-layers that read it. Layers are numbered so that each reads earlier ones alone: they cannot form a cycle.
+A pipeline is cut only between layers. A layer is an operator with weights (a convolution, a matrix product)
+with the operators after it that read no other layer: norms, activation functions, views. A cut
+inside a layer would not send less than a cut after it. An operator that reads several layers, such as the
+addition of a residual connection, starts a layer too. Operators that depend on no sample, such as a causal
+mask, belong to the first layer that reads them. A layer only reads layers with lower numbers, so the graph
+of layers has no cycle.
 """
 
-# v: a layer (a node of the partitioner's graph)
+# v: a layer (a node of the partitioner's graph), s: a stage, d: a device
 
 from __future__ import annotations
 
@@ -24,16 +27,18 @@ from raddle.searches.pipeline.layers import DeviceChain, LayerCosts
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """The layers of a graph."""
+    """The layers of a graph, numbered from 0."""
 
     graph: Graph
-    layer_of: dict[str, int]  # by operator
-    op_names: tuple[tuple[str, ...], ...]  # operators of each layer, in their order
-    successors: tuple[tuple[int, ...], ...]
+    layer_of: dict[str, int]  # by operator name, the number of its layer
+    op_names: tuple[
+        tuple[str, ...], ...
+    ]  # by layer, the names of its operators in the graph's order
+    successors: tuple[tuple[int, ...], ...]  # by layer, the layers that read it
 
 
 def build_layer_graph(graph: Graph) -> LayerGraph:
-    """Joins operators that read one layer alone to it, unless they have weights."""
+    """Assign every operator to a layer; one without weights joins the layer it reads, if it is only one."""
     independent_ops = batch_independent(graph)
     values, producer = graph.values, {o: op for op in graph.ops for o in op.outputs}
     layer_of: dict[str, int] = {}
@@ -73,10 +78,10 @@ def build_layer_graph(graph: Graph) -> LayerGraph:
 def _place_batch_independent(
     graph: Graph, independent_ops: Collection[str], layer_of: dict[str, int]
 ) -> None:
-    """Gives operators that depend on no sample the earliest layer that reads them, by way of others too.
+    """Assign each operator that depends on no sample to the first layer that reads it, also indirectly.
 
-    A buffer's next value counts as read by whoever reads the buffer: only within a stage does a
-    micro-batch find what the one before has written.
+    An operator that computes the next value of a buffer counts as read by the readers of the buffer. Only
+    on the devices of its stage can the next micro-batch read the new value.
     """
     buffers = {value: buffer for buffer, value in graph.updates.items()}
     waiting = [op for op in reversed(graph.ops) if op.name in independent_ops]
@@ -90,11 +95,13 @@ def _place_batch_independent(
             if first_layer is not None and first_layer != layer_of.get(op.name):
                 layer_of[op.name] = first_layer
                 changed = True
-    layer_of.update({op.name: 0 for op in waiting if op.name not in layer_of})  # nobody reads these
+    layer_of.update(
+        {op.name: 0 for op in waiting if op.name not in layer_of}
+    )  # no layer reads them
 
 
 def build_device_chain(cluster: Cluster) -> DeviceChain:
-    """The devices in their order; what they can use of their memory, and the links between neighbours."""
+    """Return the devices in the cluster's order, with their memory and the links between neighbours."""
     kinds = device_kinds(cluster)
     routes = [cluster.route(d, d + 1) for d in range(len(cluster.devices) - 1)]
     return DeviceChain(
@@ -106,11 +113,12 @@ def build_device_chain(cluster: Cluster) -> DeviceChain:
 
 
 def device_kinds(cluster: Cluster) -> list[str]:
+    """Return the names of the kinds of devices, each once; its index is the number of the kind."""
     return list(dict.fromkeys(d.kind for d in cluster.devices))
 
 
 class LayerCostModel:
-    """What layers take and hold, for micro-batches of any size."""
+    """Estimates times and sizes of layers for micro-batches of any size."""
 
     def __init__(
         self, layer_graph: LayerGraph, cluster: Cluster, compute: ComputeCosts | None = None
@@ -122,7 +130,7 @@ class LayerCostModel:
         self.one_of_each_kind = [first_of_kind[kind] for kind in device_kinds(cluster)]
 
     def micro_batch_costs(self, samples: int) -> LayerCosts:
-        """Of micro-batches of so many samples."""
+        """Return the costs of all layers for a micro-batch of this many samples."""
         return LayerCosts(
             tuple(self._seconds(device, samples, "F") for device in self.one_of_each_kind),
             tuple(self._seconds(device, samples, "B") for device in self.one_of_each_kind),
@@ -133,6 +141,7 @@ class LayerCostModel:
         )
 
     def _seconds(self, device: Device, samples: int, phase: str) -> tuple[float, ...]:
+        """For each layer, return the compute time of the phase: "F" forward, "B" backward."""
         total = [0.0] * len(self.layer_graph.op_names)
         for op in self.graph.ops:
             if phase == "F" or has_backward(op, self.active):
@@ -142,7 +151,7 @@ class LayerCostModel:
         return tuple(total)
 
     def _output_bytes(self, samples: int) -> tuple[float, ...]:
-        """Bytes that other layers read."""
+        """For each layer, return the bytes of its values that other layers read."""
         total = [0.0] * len(self.layer_graph.op_names)
         layer_of = self.layer_graph.layer_of
         for op in self.graph.ops:
@@ -153,7 +162,10 @@ class LayerCostModel:
         return tuple(total)
 
     def _saved_bytes(self, samples: int) -> tuple[float, ...]:
-        """Bytes that backwards need; of a view, what it looks at."""
+        """For each layer, return the bytes of activations saved for the backward.
+
+        Each value counts once. A saved view counts as the value that it is a view of.
+        """
         viewed = {
             op.outputs[0]: op.inputs[0] for op in self.graph.ops if op.traits.is_view
         }  # fmt: skip
@@ -176,6 +188,7 @@ class LayerCostModel:
         return tuple(total)
 
     def _parameter_bytes(self) -> tuple[float, ...]:
+        """For each layer, return the bytes of its parameters; a shared one counts in the first layer."""
         total = [0.0] * len(self.layer_graph.op_names)
         seen: set[str] = set()
         for op in self.graph.ops:
@@ -186,12 +199,16 @@ class LayerCostModel:
         return tuple(total)
 
     def _nbytes(self, name: str, samples: int) -> float:
+        """Return the bytes of a value for this many samples."""
         value = self.graph.values[name]
         return value.nbytes * (samples / self.graph.batch if "n" in value.letters else 1)
 
 
 def micro_batch_box(op: Op, batch: int, samples: int) -> Box:
-    """What an operator does for so many samples: a tile of what it does for all."""
+    """Return the part of the operator's iteration space that belongs to the first `samples` samples.
+
+    batch: the number of samples in the whole graph.
+    """
     full = op.space.full
     hi = [
         dim.size // batch * samples if dim.name == "n" and dim.size % batch == 0 else dim.size
@@ -203,7 +220,10 @@ def micro_batch_box(op: Op, batch: int, samples: int) -> Box:
 def stage_op_names(
     layer_graph: LayerGraph, stages: Sequence[Sequence[int]]
 ) -> tuple[tuple[str, ...], ...]:
-    """The operators of stages of layers, in the graph's order."""
+    """For each stage, return the names of its operators in the graph's order.
+
+    stages: the layers of each stage.
+    """
     stage_of = {v: s for s, layers in enumerate(stages) for v in layers}
     op_names: list[list[str]] = [[] for _ in stages]
     for op in layer_graph.graph.ops:

@@ -1,6 +1,10 @@
-"""What a partitioner sees: a graph of layers with seconds and bytes on them, and a line of devices."""
+"""Input of the partitioners: a graph of layers with times and sizes, and a chain of devices.
 
-# v: a layer, u: one that it reads
+Layers are numbered from 0. A tuple with an entry per layer is called a column. There are two inputs:
+`Layers` for shortest_period.py and `LayerCosts` for shortest_step.py.
+"""
+
+# v: a layer, u: a layer that v reads
 
 from __future__ import annotations
 
@@ -11,13 +15,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Layers:
-    """By layer: what it takes and holds, and which layers read its output."""
+    """Costs of each layer for one micro-batch on one device, where all devices are of the same kind."""
 
     forward: tuple[float, ...]  # seconds
     backward: tuple[float, ...]  # seconds
     activation: tuple[float, ...]  # bytes of the output
     parameters: tuple[float, ...]  # bytes
-    successors: tuple[tuple[int, ...], ...]
+    successors: tuple[tuple[int, ...], ...]  # the layers that read the output
 
     def __post_init__(self) -> None:
         columns = (self.forward, self.backward, self.activation, self.parameters)
@@ -27,14 +31,14 @@ class Layers:
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """By layer, what one micro-batch takes and holds; seconds by kind of device and layer."""
+    """Costs of each layer for one micro-batch, where devices may be of several kinds."""
 
-    forward: tuple[tuple[float, ...], ...]  # seconds
-    backward: tuple[tuple[float, ...], ...]  # seconds
+    forward: tuple[tuple[float, ...], ...]  # seconds, [kind of device][layer]
+    backward: tuple[tuple[float, ...], ...]  # seconds, [kind of device][layer]
     activation: tuple[float, ...]  # bytes of the output
-    saved: tuple[float, ...]  # bytes that are kept for the backward
+    saved: tuple[float, ...]  # bytes of activations saved for the backward
     parameters: tuple[float, ...]  # bytes
-    successors: tuple[tuple[int, ...], ...]
+    successors: tuple[tuple[int, ...], ...]  # the layers that read the output
 
     def __post_init__(self) -> None:
         columns = (self.activation, self.saved, self.parameters, *self.forward, *self.backward)
@@ -43,9 +47,9 @@ class LayerCosts:
 
 @dataclass(frozen=True)
 class DeviceChain:
-    """Devices in the order in which stages take them; link d is between devices d and d + 1."""
+    """The devices in the order in which stages use them; link d connects devices d and d + 1."""
 
-    kinds: tuple[int, ...]  # by device, its row in the seconds of the work
+    kinds: tuple[int, ...]  # by device, its kind: the row of LayerCosts.forward and .backward
     capacity: tuple[float, ...]  # by device, bytes
     bandwidth: tuple[float, ...]  # by link, bytes a second
     latency: tuple[float, ...]  # by link, seconds
@@ -55,7 +59,7 @@ class DeviceChain:
         lengths = len(self.capacity), len(self.bandwidth), len(self.latency)
         if not devices or lengths != (devices, links, links):
             raise ValueError(
-                f"{devices} devices need as many capacities and a link less, got "
+                f"{devices} devices need as many capacities and one link less, got "
                 "{} capacities, {} bandwidths and {} latencies.".format(*lengths)
             )
 
@@ -63,26 +67,30 @@ class DeviceChain:
     def uniform(
         cls, devices: int, *, bandwidth: float, latency: float = 0.0, capacity: float = math.inf
     ) -> DeviceChain:
-        """Devices and links that are all alike."""
+        """Return a chain of equal devices and equal links."""
         links = devices - 1
         return cls((0,) * devices, (capacity,) * devices, (bandwidth,) * links, (latency,) * links)
 
 
 def check_columns(layers: int, columns: Sequence[Sequence[float]]) -> None:
-    """There is at least one layer, and each has a figure in every column, none below 0."""
+    """Raise ValueError unless there is a layer, and every column has a value >= 0 for each layer."""
     if not layers:
         raise ValueError("a pipeline needs at least one layer, got none.")
     for column in columns:
         if len(column) != layers:
             raise ValueError(
-                f"{layers} layers need {layers} figures in a column, got {len(column)}."
+                f"{layers} layers need {layers} values in a column, got {len(column)}."
             )
         if not min(column) >= 0:
             raise ValueError(f"seconds and bytes of layers are at least 0, got {min(column)}.")
 
 
 def topological_order(successors: Sequence[Sequence[int]]) -> list[int]:
-    """Every layer after those that it reads, and a branch as far as it goes before the next one."""
+    """Return the layers in an order where each comes after the layers that it reads.
+
+    The order is depth first: it follows one branch as far as possible before it starts the next one.
+    Raises ValueError if the graph has a cycle.
+    """
     waits_for = [len(read) for read in predecessors(successors)]
     ready = [v for v, count in enumerate(waits_for) if not count][::-1]
     order = []
@@ -100,7 +108,7 @@ def topological_order(successors: Sequence[Sequence[int]]) -> list[int]:
 
 
 def predecessors(successors: Sequence[Sequence[int]]) -> list[list[int]]:
-    """By layer, those that it reads, each once and in rising order."""
+    """For each layer, return the layers that it reads: each once, in ascending order."""
     result: list[list[int]] = [[] for _ in successors]
     for u, readers in enumerate(successors):
         for v in dict.fromkeys(readers):

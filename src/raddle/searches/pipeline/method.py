@@ -1,13 +1,17 @@
-"""`pipeline`: stages, replicas, micro-batches, schedule and recomputation, together.
+"""The search of the method `pipeline`: chooses stages, replicas, micro-batches, schedule and recomputation.
 
-For each number of micro-batches the partitioner (stages.py) gives the best cut by its estimate. The most
-promising are captured at their size, tiled inside of each stage by another method where a stage has several
-devices, and simulated under several schedules; the fastest that fits in memory is the answer. Where memory
-is short, what is left decides the order: 1F1B keeps least of the fast ones, recomputation keeps less,
-spatial tiles divide what a sample needs, and GEMS keeps one micro-batch alone.
+1. For each number of micro-batches, a partitioner (shortest_step.py) assigns layers to stages and stages
+   to devices. It minimises an estimate of the step time. Such an assignment is a *partition*.
+2. The partitions with the shortest estimates are simulated. For this, the graph is captured again with the
+   size of a micro-batch. Where a stage has several devices, a baseline method (`data`, `spatial`, `owt`)
+   tiles its operators. Each partition is simulated with each schedule and each of these methods.
+3. The result is the fastest simulated plan that fits in memory.
+
+If memory is short, plans that need less memory are tried too: recomputation of whole stages, spatial tiles
+inside a stage, and the schedule `gems`, where activations of only one micro-batch are saved at a time.
 """
 
-# m: micro-batches, P: stages, r: devices of a stage
+# m: number of micro-batches
 
 from __future__ import annotations
 
@@ -45,27 +49,28 @@ from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 
-MAX_MICROBATCHES = 64  # micro-batches
-MAX_SIMULATED = 4  # cuts that are simulated
+MAX_MICROBATCHES = 64
+MAX_SIMULATED = 4  # partitions that are simulated, besides those tried when memory is short
 STAGE_METHODS = {
     "data": data,
     "spatial": spatial,
     "owt": owt,
-}  # how a stage is divided among its devices
-SIMULATED_STEPS = 2
+}  # methods that tile the operators of a stage on its devices
+SIMULATED_STEPS = 2  # training steps in one simulation
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A pipeline plan, and what simulating it gave."""
+    """A pipeline plan with its simulated metrics."""
 
-    name: str
+    name: str  # for people: "4 stages, 8 micro-batches, 1f1b"
     result: SearchResult
-    step_seconds: float  # seconds
-    peak_bytes: int  # bytes, the most of any device beyond its memory
-    fits: bool
+    step_seconds: float
+    peak_bytes: int  # peak memory of the device that needs the most
+    fits: bool  # whether every device has enough memory
 
     def row(self) -> dict[str, object]:
+        """Return the entry for the list `tried` of a plan file."""
         return {
             "name": self.name,
             "step_ms": 1e3 * self.step_seconds,
@@ -84,13 +89,20 @@ def pipeline_candidates(
     one_microbatch: bool = False,
     max_simulated: int = MAX_SIMULATED,
 ) -> list[Candidate]:
-    """Candidates, the best first; with `one_batch`, those alone that do not divide the batch."""
+    """Return simulated candidates, the best first.
+
+    one_microbatch: consider only plans with a single micro-batch, the whole batch.
+    max_simulated: how many partitions are simulated.
+    """
     pipeline_search = _PipelineSearch(graph, cluster, settings)
     return pipeline_search.candidates(one_microbatch=one_microbatch, max_simulated=max_simulated)
 
 
 def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
-    """The fastest pipeline that fits; of those that do not fit, the smallest."""
+    """Return the fastest pipeline that fits; if none fits, the one with the smallest peak memory.
+
+    Uses the schedule, stages and micro-batches that the user requests in the settings.
+    """
     if len(cluster.devices) < 2:
         raise InputError(f"'{cluster.name}' has one device: a pipeline needs at least two.")
     if settings.schedule or settings.stages or settings.microbatches:
@@ -104,6 +116,8 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
 
 
 class _PipelineSearch:
+    """One search: collects the candidates that it simulates in `simulated`."""
+
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
         self.graph, self.cluster, self.settings = graph, cluster, settings
         self.clock = Clock(settings.budget, settings.stopwatch)
@@ -116,13 +130,12 @@ class _PipelineSearch:
         self.device_chain = build_device_chain(cluster)
         self.state_factor = float(optimizer_info(settings.optimizer).memory_elements)
         self.simulated: list[Candidate] = []
-        self.memory_is_short = (
-            False  # whether some numbers of micro-batches need more memory than there is
-        )
-        self.refusals: list[str] = []  # why others were not
+        # Whether no partition fits in memory for some number of micro-batches.
+        self.memory_is_short = False
+        self.refusals: list[str] = []  # why other partitions could not be simulated
 
     def requested_candidates(self) -> list[Candidate]:
-        """What the user asks for, with what is left to choose."""
+        """Simulate what the user requests, and search what the request leaves open; the best first."""
         request = PipelineRequest(
             self.settings.schedule, self.settings.stages, self.settings.microbatches
         )
@@ -144,6 +157,7 @@ class _PipelineSearch:
         )
 
     def candidates(self, *, one_microbatch: bool, max_simulated: int) -> list[Candidate]:
+        """Search without a request of the user; see `pipeline_candidates`."""
         partitions = sorted(
             self._partitions(one_microbatch=one_microbatch),
             key=lambda candidate: candidate[1].seconds,
@@ -165,7 +179,7 @@ class _PipelineSearch:
         )
 
     def _partitions(self, *, one_microbatch: bool) -> Iterator[tuple[int, StepPartition]]:
-        """The best cut for every number of micro-batches, by the partitioner's estimate."""
+        """Yield (m, best partition by the partitioner's estimate) for various numbers of micro-batches."""
         batch = self.graph.batch
         counts = (
             {1}
@@ -185,6 +199,7 @@ class _PipelineSearch:
                 self.memory_is_short = True
 
     def _schedules(self, partition: StepPartition, m: int) -> list[str]:
+        """List the schedules to simulate; "" runs one micro-batch after the other."""
         one_device_per_stage = all(len(stage.devices) == 1 for stage in partition.stages)
         if len(partition.stages) == 1:
             return [""]
@@ -193,24 +208,32 @@ class _PipelineSearch:
         return ["1f1b", "zb-h1"] if one_device_per_stage else ["1f1b"]
 
     def _try_sequential(self) -> None:
-        """Memory is short: all devices on one micro-batch after the other, which may spare recomputing."""
+        """Simulate plans that run one micro-batch after the other, each on all devices, without a schedule.
+
+        When memory is short, this may avoid recomputation: only one micro-batch is in flight.
+        """
         batch = self.graph.batch
         for m in sorted({batch, min(batch, 2 * self.device_count)}):
             costs = self.cost_model.micro_batch_costs(ceil(batch / m))
             partition = partition_for_step(
-                costs, self._unlimited_memory, microbatches=m, state_factor=self.state_factor, recompute=(False,),
-                max_replicas=self.device_count,
+                costs, self._unlimited_memory, microbatches=m, state_factor=self.state_factor,
+                recompute=(False,), max_replicas=self.device_count,
             )  # fmt: skip
             if partition is not None:
                 self._try_partition(m, partition, "")
 
     @property
     def _unlimited_memory(self) -> DeviceChain:
-        """The devices, with as much memory as one likes: simulating tells what is needed."""
+        """Return the devices without a memory limit; the simulation then checks the real peak memory."""
         return replace(self.device_chain, capacity=(float("inf"),) * self.device_count)
 
     def _try_least_memory(self) -> None:
-        """Nothing fits: the smallest micro-batches, recomputed, in halves of images, and mirrored."""
+        """Simulate the plans that need the least memory, as nothing else fits.
+
+        They have small micro-batches, recompute every stage, and use stages of one device, of up to two
+        and of up to all devices (whose spatial tiles divide an image). With one device per stage the
+        schedule `gems` is simulated as well.
+        """
         device_chain = self._unlimited_memory
         batch = self.graph.batch
         for m in sorted({batch, min(batch, 2 * self.device_count)}):
@@ -230,7 +253,7 @@ class _PipelineSearch:
                 if all(len(s.devices) == 1 for s in partition.stages) and m % 2 == 0:
                     self._try_partition(m, partition, "gems")
 
-    # -- from a cut to a plan ----------------------------------------------------------------------
+    # -- from a partition to a plan ----------------------------------------------------------------
 
     def _try_partition(
         self,
@@ -239,10 +262,14 @@ class _PipelineSearch:
         schedule: str,
         workers: tuple[tuple[int, ...], ...] = (),
     ) -> None:
+        """Simulate a partition with one schedule; adds candidates or, if it is impossible, refusals.
+
+        workers: the devices of each row of a written schedule; () for a named schedule.
+        """
         try:
             with self.settings.stopwatch.paused():
                 graph = self.graph.for_batch(ceil(self.graph.batch / m))
-        except InputError as error:  # batch statistics of one sample, say, that has one pixel left
+        except InputError as error:  # e.g. a batch norm over a single value per channel
             self.refusals.append(str(error))
             return
         if any(op.name not in self.layer_graph.layer_of for op in graph.ops):
@@ -263,13 +290,14 @@ class _PipelineSearch:
             try:
                 result = self._build_result(graph, m, partition, schedule, method, workers)
                 self.simulated.append(self._simulate(name, result))
-            except InputError as error:  # the method cannot divide a stage so
+            except InputError as error:  # the method cannot tile a stage on that many devices
                 self.refusals.append(str(error))
 
     def _build_result(
         self, graph: Graph, m: int, partition: StepPartition, schedule: str, method: str,
         workers: tuple[tuple[int, ...], ...],
     ) -> SearchResult:  # fmt: skip
+        """Turn a partition into tiles and pipeline settings; `graph` is that of one micro-batch."""
         nodes = LayerGraph(
             graph, self.layer_graph.layer_of, self.layer_graph.op_names, self.layer_graph.successors
         )
@@ -297,14 +325,15 @@ class _PipelineSearch:
     def _stage_tiles(
         self, graph: Graph, op_names: set[str], devices: tuple[int, ...], method: str
     ) -> dict[str, Tiling]:
-        """A stage's operators on its devices, as a method would divide them."""
+        """Return the tiling of each operator of a stage, as the method gives it for that many devices."""
         if len(devices) == 1:
             return {op.name: copies(op, devices) for op in graph.ops if op.name in op_names}
         method_tiles = STAGE_METHODS[method](graph, first_devices(self.cluster, len(devices)))
         independent_ops = batch_independent(graph)
         tiles: dict[str, Tiling] = {}
         for op in (op for op in graph.ops if op.name in op_names):
-            # What is read in other stages too must not be on their devices.
+            # The method places batch-independent operators on all devices that read them. Here other
+            # stages may read them too, but an operator may only use devices of its own stage.
             tiles[op.name] = (
                 copies_unless_opaque(op, devices)
                 if op.name in independent_ops
@@ -313,6 +342,7 @@ class _PipelineSearch:
         return tiles
 
     def _simulate(self, name: str, result: SearchResult) -> Candidate:
+        """Simulate the plan and return it with its step time and peak memory."""
         assert result.pipeline is not None
         plan = replace(
             Plan(
@@ -327,7 +357,7 @@ class _PipelineSearch:
 
 
 def _move_to_devices(tiling: Tiling, devices: tuple[int, ...]) -> Tiling:
-    """The first devices' tiles on others."""
+    """Return the tiling with device d replaced by devices[d]."""
     if isinstance(tiling, Grid):
         return replace(tiling, devices=tuple(devices[d] for d in tiling.devices))
     return Irregular(tuple(Tile(t.box, devices[t.device]) for t in tiling.tiles))

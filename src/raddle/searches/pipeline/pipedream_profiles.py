@@ -1,12 +1,13 @@
-"""Profiles as PipeDream's profiler writes them (https://github.com/msr-fiddle/pipedream), as layers.
+"""Reads the text files of PipeDream's profiler (https://github.com/msr-fiddle/pipedream) as `Layers`.
 
-A line a layer, and a line, indented by a tab, an edge:
+The file has one line for each layer, and one line, indented by a tab, for each edge of the graph:
 
     node2 -- Conv2d(3, 64) -- forward_compute_time=1.5, backward_compute_time=3.0 (ms),
                               activation_size=100.0, parameter_size=8.0 (bytes; on the same line)
         node1 -- node2
 
-As for PipeDream's optimizer, inputs and items that nobody reads are left out.
+As in PipeDream's optimizer, two kinds of nodes are left out: the inputs of the model, and `__getitem__`
+nodes whose result no layer reads.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NODE = re.compile(
 
 
 def read_profile(text: str) -> Layers:
-    """The layers of a profile in the order of its lines."""
+    """Return the layers in the order of the lines; milliseconds become seconds."""
     nodes = {m["name"]: m for line in text.splitlines() if (m := NODE.match(line))}
     pairs = [line.strip().split(" -- ") for line in text.splitlines() if line.startswith("\t")]
     read, reading = {u for u, _ in pairs}, {v for _, v in pairs}
@@ -48,5 +49,5 @@ def read_profile(text: str) -> Layers:
 
 
 def _total(sizes: str) -> float:
-    """One size, or those of several outputs: [1.0; 2.0]."""
+    """Add up the sizes of all outputs: "2.0" -> 2.0, "[1.0; 2.0]" -> 3.0."""
     return sum(float(size) for size in sizes.strip("[]").split(";"))

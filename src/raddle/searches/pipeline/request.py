@@ -1,6 +1,11 @@
-"""Pipelines that a user asks for: a schedule, stages or micro-batches that are not searched."""
+"""Pipelines where the user fixes the schedule, the number of stages or of micro-batches.
 
-# m: micro-batches, P: stages
+`PipelineRequest` checks the request and makes partitions for it: assignments of layers to stages and of
+stages to devices. A schedule has a name ("1f1b") or is *written out*: a text with a row of actions for
+each worker (see raddle.plans.schedule).
+"""
+
+# m: number of micro-batches, s: stage, v: layer
 
 from __future__ import annotations
 
@@ -21,15 +26,15 @@ DEFAULT_SCHEDULE = "1f1b"
 
 @dataclass(frozen=True)
 class PipelineRequest:
-    """What is decided already; None: the search decides."""
+    """What the user fixes; None or "" leaves the choice to the search."""
 
-    schedule: str = ""
-    stages: int | None = None
-    microbatches: int | None = None
+    schedule: str = ""  # a name, or the text of a written-out schedule
+    stages: int | None = None  # how many
+    microbatches: int | None = None  # how many
 
     @property
     def workers(self) -> tuple[tuple[int, ...], ...]:
-        """Of a written schedule: a device a row."""
+        """The devices of each worker of a written-out schedule: worker w is device w; else ()."""
         return (
             tuple((w,) for w in range(len(schedule_from_text(self.schedule).rows)))
             if self.is_written_out
@@ -38,16 +43,20 @@ class PipelineRequest:
 
     @property
     def is_written_out(self) -> bool:
-        """Whether the schedule is written out."""
+        """Whether the schedule is given as rows of actions, not by name."""
         return bool(self.schedule) and self.schedule not in NAMES
 
     @property
     def named_schedule(self) -> NamedSchedule:
-        """The schedule, unless it is written out."""
+        """The schedule or the default one; fails if the schedule is written out."""
         return SCHEDULES[self.schedule or DEFAULT_SCHEDULE]
 
     def validated(self, batch: int, devices: int) -> PipelineRequest:
-        """Raises InputError for what cannot be; a written schedule says how many there are of each."""
+        """Return the request, with the stages and micro-batches of a written-out schedule filled in.
+
+        batch: number of samples; devices: how many the cluster has. Raises InputError if the request
+        is impossible.
+        """
         if self.schedule and not is_schedule(self.schedule):
             raise InputError(
                 f"there is no schedule '{self.schedule}': choose {', '.join(NAMES)}, or a file with a "
@@ -71,7 +80,7 @@ class PipelineRequest:
         return PipelineRequest(self.schedule, stages, microbatches)
 
     def microbatch_counts(self, batch: int, devices: int) -> list[int]:
-        """Micro-batches to try."""
+        """Return the numbers of micro-batches to try."""
         if self.microbatches is not None:
             return [self.microbatches]
         if not self.is_written_out and self.named_schedule.per_step is not None:
@@ -81,7 +90,10 @@ class PipelineRequest:
     def partition(
         self, costs: LayerCosts, device_chain: DeviceChain, m: int, state_factor: float
     ) -> StepPartition | None:
-        """Stages for the schedule: as many as it needs."""
+        """Assign layers to as many stages as the schedule needs; None if nothing fits in memory.
+
+        state_factor: bytes held for each byte of parameters (weight, gradient, optimizer state).
+        """
         devices = len(device_chain.kinds)
         one_device_per_stage = self.is_written_out or not self.named_schedule.allows_replicas
         if not one_device_per_stage and self.stages is None:
@@ -111,7 +123,11 @@ class PipelineRequest:
 def best_partition(
     costs: LayerCosts, device_chain: DeviceChain, m: int, state_factor: float
 ) -> StepPartition | None:
-    """The best cut into two stages or more; where one device is best, as many stages as devices."""
+    """Return the partition with the shortest estimated step, or None if none fits in memory.
+
+    It always has several stages where the model has several layers: if a single stage is best by the
+    estimate, the layers are balanced over all devices.
+    """
     devices = len(device_chain.kinds)
     max_replicas = max(1, devices - 1)
     partition = partition_for_step(
@@ -123,7 +139,7 @@ def best_partition(
 
 
 def _shortest_period_partition(costs: LayerCosts, device_chain: DeviceChain) -> StepPartition:
-    """Without a flush the slowest stage decides (partition.py)."""
+    """Partition for a schedule without a flush, where the slowest stage decides (shortest_period.py)."""
     devices = len(device_chain.kinds)
     layers = Layers(
         costs.forward[0], costs.backward[0], costs.activation, costs.parameters, costs.successors
@@ -141,7 +157,10 @@ def _shortest_period_partition(costs: LayerCosts, device_chain: DeviceChain) -> 
 
 
 def _balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> StepPartition:
-    """Runs of one topological order whose longest is as short as can be, each on its device."""
+    """Cut one topological order into runs, one per stage, so that the slowest run is as fast as possible.
+
+    stage_devices: the device of each stage.
+    """
     order, stage_count = topological_order(costs.successors), len(stage_devices)
     if stage_count > len(order):
         raise InputError(f"the model has {len(order)} layers to cut between, not {stage_count}.")
@@ -149,7 +168,7 @@ def _balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> Step
     sums = [0.0]
     for s in seconds:
         sums.append(sums[-1] + s)
-    # best[k][i]: the longest of k runs of the first i layers, and where the last begins.
+    # best[k][i]: (seconds of the slowest run, start of the last run) of the first i layers in k runs.
     best: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(float("inf"), 0)] * len(order)]
     for k in range(1, stage_count + 1):
         row = [(float("inf"), 0)] * (len(order) + 1)

@@ -1,26 +1,31 @@
-"""Stages and their replicas for a pipeline that never drains: the shortest period, exactly.
+"""Partitions layers into stages for a pipeline without a flush: the shortest period (PipeDream).
 
-PipeDream (Narayanan et al., SOSP 2019), section 3.1, in the counting of its public optimizer. A stage of
-w seconds (forward and backward) and p bytes of parameters on r devices takes
+The period is the time from one finished micro-batch to the next in the steady state. The costs are those of
+PipeDream (Narayanan et al., SOSP 2019, section 3.1), as its public optimizer counts them. A stage with w
+seconds of work (forward and backward) and p bytes of parameters on r devices takes, per micro-batch,
 
-    (w + 4 (r - 1) p / (r bandwidth)) / r                       seconds a micro-batch,
+    (w + 4 (r - 1) p / (r bandwidth)) / r   seconds.
 
-and a cut with a bytes of activations 2 a / (r bandwidth), with r of the stage behind it and, unless that
-is the first, of the stage before it. The period is the largest of all of these.
+A cut with a bytes of activations takes 2 a / (r bandwidth) seconds, where r is the number of devices of the
+stage after it and also, unless that is the first stage, of the stage before it. The period is the largest
+of all these times.
 
-Differs from the paper: limits T of the period are tried, instead of filling a table over pairs of
-ideals. With phi_r = w + 4 (r - 1) p / (r bandwidth) summed over ideals, a stage from I to J on r devices
-keeps the limit if phi_r(J) - phi_r(I) <= r T, whatever else is in I. So of all the ideals in J that k
-devices can have behind them only the largest phi_r counts, and that is handed on from the ideals that J
-covers. A limit takes O(devices^2) for each edge of the lattice, the table O(devices^2) for each pair of
-ideals. The period found is the next limit, until nothing shorter is possible; the ideals along one
-topological order are tried first, so that the lattice is asked for few limits. Devices may stay idle, so
-more of them are never worse.
+Differs from the paper: it tests limits T for the period, and fills no table over pairs of ideals. An ideal
+(ideals.py) is a set of layers that can run before a cut. Let phi_r(I) = w + 4 (r - 1) p / (r bandwidth) be
+the sum over the layers of ideal I. A stage from I to J on r devices keeps the limit if
+phi_r(J) - phi_r(I) <= r T. So, among the subsets I of J that k devices can run within the limit, only the
+largest phi_r(I) matters. This maximum follows from the maxima of the ideals that J covers (subsets with one
+layer less). A limit takes O(devices^2) operations for each pair of an ideal and one that it covers; the
+table of the paper takes O(devices^2) for each pair of ideals.
 
-Periods are compared in float64, and those within 1e-12 of each other count as equal.
+A period that is found becomes the next limit, until no shorter one is possible. The prefixes of one
+topological order are searched first, so that few limits are left for the search over all ideals. Devices
+may stay idle, so more devices never make the period longer.
+
+Periods are compared in float64; a relative difference below 1e-12 counts as equal.
 """
 
-# i, j: ideals, k: devices behind an ideal, r: replicas of a stage, t = k + r
+# i, j: ideals before and after a stage; k: devices that run ideal i; r: replicas of a stage; t = k + r
 
 from __future__ import annotations
 
@@ -35,43 +40,45 @@ from raddle.searches.pipeline.cuts import antichain_bytes, crossing_bytes
 from raddle.searches.pipeline.ideals import Array, Ideals, ideals_of, prefix_ideals
 from raddle.searches.pipeline.layers import Layers, topological_order
 
-RELATIVE_TOLERANCE = 1e-12  # periods that differ by less than this share of them are equal
+RELATIVE_TOLERANCE = 1e-12  # periods whose relative difference is smaller count as equal
 Counting = Literal["pipedream", "crossing"]
 
 
 @dataclass(frozen=True)
 class PeriodStage:
+    """A stage of a pipeline without a flush."""
+
     layers: tuple[int, ...]  # in topological order
     replicas: int
-    seconds: float  # a micro-batch, with its share of synchronising the replicas
+    seconds: float  # per micro-batch, with the synchronisation of the replicas
 
 
 @dataclass(frozen=True)
 class PeriodPartition:
-    """Stages from the first to the last, and how long after one micro-batch the next is done."""
+    """The stages of a pipeline without a flush, from the first to the last."""
 
     stages: tuple[PeriodStage, ...]
-    period: float  # seconds
-    exact: bool  # over all convex cuts; otherwise over those of one topological order
-    ideals: int  # that were looked at
+    period: float  # seconds from one finished micro-batch to the next
+    exact: bool  # optimal over all convex cuts; if False, over the cuts of one topological order
+    ideals: int  # number of ideals that were considered for cuts
 
 
 class Segment(NamedTuple):
-    """A stage by the ideals before and behind it."""
+    """A stage: the layers that ideal j has and ideal i has not."""
 
-    i: int
-    j: int
+    i: int  # ideal before the stage
+    j: int  # ideal after the stage
     replicas: int
 
 
 class IdealCosts(NamedTuple):
-    """By ideal, what stages cost; see `phi` and `Problem.seconds`."""
+    """Costs for each ideal; phi_r of all ideals is work + alpha[r] * parameters."""
 
-    work: Array  # seconds
-    parameters: Array  # bytes
-    send_seconds: Array  # seconds of sending what crosses the cut, for one device
-    alpha: Array  # by replicas, seconds of synchronising a byte of parameters
-    first_sends: bool  # whether the first stage has to send within the period, too
+    work: Array  # [ideal]: seconds of forward and backward of its layers on one device
+    parameters: Array  # [ideal]: bytes
+    send_seconds: Array  # [ideal]: seconds to send what crosses the cut after it, by one device
+    alpha: Array  # [r]: seconds to synchronise a byte of parameters between r replicas
+    first_sends: bool  # whether the sends of the first stage count for the period
 
 
 def partition_for_period(
@@ -82,10 +89,12 @@ def partition_for_period(
     counting: Counting = "pipedream",
     max_ideals: int = 1_000_000,
 ) -> PeriodPartition:
-    """The shortest period, with as few devices as have it. The bandwidth is in bytes a second.
+    """Return the partition with the shortest period and, among these, one with the fewest devices.
 
-    `counting`: a cut's bytes as PipeDream's optimizer has them, or of what really crosses it, with the
-    first stage's sends (see `cuts`). Beyond `limit` ideals only one topological order is cut.
+    devices: how many there are; bandwidth: bytes per second.
+    counting: "pipedream" counts bytes at a cut as PipeDream's optimizer does; "crossing" counts what really
+    crosses the cut (see cuts.py), and the sends of the first stage as well.
+    max_ideals: with more ideals, only the prefixes of one topological order are cut.
     """
     if devices < 1 or not bandwidth > 0:
         raise ValueError(
@@ -122,14 +131,14 @@ def partition_for_period(
 
 
 class PeriodProblem:
-    """The ideals of a network, and what stages between them cost on some devices."""
+    """The costs of all possible stages of a model on a number of equal devices."""
 
     def __init__(
         self, ideals: Ideals, layers: Layers, devices: int, bandwidth: float, counting: Counting
     ) -> None:
         count_bytes = antichain_bytes if counting == "pipedream" else crossing_bytes
         send_seconds = 2 * count_bytes(ideals, layers.activation, layers.successors) / bandwidth
-        send_seconds[-1] = 0.0  # the network's own output goes nowhere
+        send_seconds[-1] = 0.0  # the output of the model is not sent
         r = np.arange(1, devices + 1)
         self.ideals, self.devices = ideals, devices
         self.costs = IdealCosts(
@@ -141,18 +150,18 @@ class PeriodProblem:
         )
 
     def single_stage_period(self) -> float:
-        """The shortest period of one stage."""
+        """Return the shortest period with one stage, on any number of devices."""
         whole = len(self.ideals) - 1
         return min(self.stage_seconds(Segment(0, whole, r)) for r in range(1, self.devices + 1))
 
     def stage_seconds(self, segment: Segment) -> float:
-        """What a stage takes for a micro-batch."""
+        """Return the seconds of a stage per micro-batch."""
         costs, (i, j, r) = self.costs, segment
         phi = costs.work + costs.alpha[r] * costs.parameters
         return float(phi[j] - phi[i]) / r
 
     def period(self, segments: list[Segment]) -> float:
-        """The longest of what stages take and of what each side of a cut takes to send."""
+        """Return the longest time of a stage or of a transfer, which counts on both sides of a cut."""
         seconds = [self.stage_seconds(segment) for segment in segments]
         for before, after in pairwise(segments):
             send_seconds = float(self.costs.send_seconds[after.i])
@@ -162,10 +171,11 @@ class PeriodProblem:
         return max(seconds)
 
     def shorten(self, period: float) -> float:
-        """The shortest period of all, given one that is possible and perhaps not far from it.
+        """Return the shortest possible period, starting from a possible one that may be close to it.
 
-        Is there a shorter one? If so, by a thousandth, four thousandths and so on, until there is not.
-        From then on a limit half way and one just below the period take turns: the latter ends it.
+        First it tries limits that are shorter by a growing share: a thousandth, four thousandths and so on,
+        until one is impossible. Then it alternates between the middle of the lower bound and the period,
+        and a limit just below the period. If the latter is impossible, the period is optimal.
         """
         lower_bound = float(self.costs.work[-1]) / self.devices
         shortening, growing = RELATIVE_TOLERANCE, True
@@ -187,7 +197,7 @@ class PeriodProblem:
         return period
 
     def segments(self, limit: float) -> list[Segment]:
-        """Stages that keep a limit of the period, with as few devices as can be; none if none do."""
+        """Return stages whose period is within the limit, with the fewest devices; [] if impossible."""
         limit = max(limit, np.finfo(float).tiny)
         needed = _devices_needed(
             self.ideals.covered,
@@ -204,9 +214,10 @@ class PeriodProblem:
         return result[::-1]
 
     def _last_segment(self, needed: Array, j: int, limit: float) -> Segment:
-        """The stage that ends with j when as few devices as can be have j behind them.
+        """Return the last stage of a pipeline that runs ideal j with the fewest devices.
 
-        With the fewest replicas, and then the least in it; all of j if there is no stage before it.
+        needed: result of `_devices_needed`. Among the possible stages, it takes one with the fewest
+        replicas and then with the least phi. If none is possible after another stage, it is all of j.
         """
         costs = self.costs
         subsets = self.ideals.subsets_of(j, np.flatnonzero(needed[:j] < needed[j]))
@@ -231,11 +242,12 @@ def _devices_needed(
     devices: int,
     limit: float,
 ) -> Array:
-    """By ideal, the fewest devices that can have it behind them within the limit; else one too many.
+    """For each ideal, return the fewest devices that can run it within the limit; devices + 1 if none.
 
-    By size of ideals, `best[j, (k, r)]` is the largest phi_r of the ideals in j that k devices can have
-    behind them and that r devices can receive from. Pairs (k, r) are in order of t = k + r, so that those
-    which are too few for the work in j are in front.
+    It visits the ideals by size. best[j, e] is the largest phi_r of the subsets of ideal j that k devices
+    can run, and whose cut bytes r devices can receive within the limit. Entry e stands for the pair (k, r):
+    e = (t - 1) (t - 2) / 2 + r - 1 with t = k + r. As pairs are in the order of t, the pairs with too few
+    devices for the work of j come first and are skipped. `smaller` is `best` of the previous size.
     """
     widest = 0
     for s in range(len(level_start) - 1):
@@ -260,7 +272,7 @@ def _devices_needed(
                 for e in range(len(useful)):
                     useful[e] = other[e] if other[e] > useful[e] else useful[e]
             needed[j] = _fewest_devices(row, fewest, j, costs, devices, limit, least_phi)
-            # Not worth handing on where the devices that are left cannot do the work that is left.
+            # Ideal j is of no use if the remaining devices cannot do the remaining work within the limit.
             if needed[j] + np.ceil((total - work) / limit - 1e-9) <= devices:
                 _record_phi(row, needed[j], j, costs, devices, limit)
     return needed
@@ -270,7 +282,11 @@ def _devices_needed(
 def _fewest_devices(
     row: Array, fewest: int, j: int, costs: IdealCosts, devices: int, limit: float, least_phi: Array
 ) -> int:
-    """The fewest devices for ideal j; `least` is room for what phi_r must be to start a stage to j."""
+    """Return the fewest devices that can run ideal j within the limit; devices + 1 if none.
+
+    row: best[j] of `_devices_needed`; fewest: a lower bound from the work of j. least_phi is scratch space:
+    entry r - 1 is the smallest phi_r of an ideal from which a stage to j with r replicas keeps the limit.
+    """
     result, receivers = devices + 1, devices + 1
     for r in range(devices, 0, -1):
         least_phi[r - 1] = costs.work[j] + costs.alpha[r] * costs.parameters[j] - r * limit
@@ -291,6 +307,7 @@ def _fewest_devices(
 def _record_phi(
     row: Array, fewest: int, j: int, costs: IdealCosts, devices: int, limit: float
 ) -> None:
+    """Update best[j] (`row`) with phi_r of ideal j itself, which `fewest` devices can run."""
     for r in range(1, devices - fewest + 1):
         if r * limit < costs.send_seconds[j]:
             continue

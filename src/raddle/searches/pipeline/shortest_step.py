@@ -1,29 +1,34 @@
-"""Stages, replicas and recomputation for a pipeline that is flushed every step: the shortest that fits.
+"""Partitions layers into stages for a pipeline with a flush: the shortest estimated step that fits.
 
-The step with m micro-batches is estimated as for GPipe (Huang et al., arXiv 1811.06965, section 2.3),
-but with stages that differ:
+It chooses the layers, the replicas and the recomputation of each stage. The time of a step with m
+micro-batches is estimated as for GPipe (Huang et al., arXiv 1811.06965, section 2.3), but for unequal
+stages:
 
-    (m - 1) max_s T_s  +  sum_s (T_s + A_s)  +  sum of what the cuts take
+    (m - 1) max_s T_s  +  sum_s (T_s + A_s)  +  sum of the transfers at all cuts
 
-T_s is one micro-batch's forward and backward, and one more forward where the stage recomputes, over its
-r replicas; A_s = 2 (r - 1) / r parameters / bandwidth, once a step; a cut takes latency + bytes /
-bandwidth, there and back. Stage s of P holds its parameters `static` times, and of each micro-batch that
-is alive what its layers keep for the backward; or, where it recomputes, what it was given, and once what
-the layers keep. A replica has its share of the samples. Alive are m micro-batches with GPipe, and min(m,
-P - s) with 1F1B (PipeDream-Flush, arXiv 2006.09503). Stages take devices in a given order, those of a
-stage of one kind; devices at the end may stay idle.
+T_s: seconds of one micro-batch in stage s: forward, backward and, if the stage recomputes, another
+forward, divided by its r replicas. A_s = 2 (r - 1) / r * parameter bytes / bandwidth: the all-reduce, once
+a step. A transfer takes latency + bytes / bandwidth, once for activations and once for gradients.
 
-Exact over all convex cuts: with a cap on T_s the rest is a sum, and the least is found from the last
-stage to the first over (ideal, device, stages to go); caps are chosen by branch and bound on the two
-terms (`caps`). Where memory does not bind, stages to go need not be told apart: that is tried first.
+Memory of stage s of P: `state_factor` times its parameters and, for each micro-batch in flight, the
+activations that its layers save for the backward. If the stage recomputes, it holds only its inputs for
+each micro-batch in flight, and the saved activations of one. Replicas share the samples of a micro-batch.
+In flight are m micro-batches with GPipe, and min(m, P - s) with 1F1B (PipeDream-Flush, arXiv 2006.09503).
+Stages use the devices in the given order, and the devices of a stage are of one kind. Devices at the end
+may stay idle.
 
-Differs from the papers: GPipe takes its stages as given, and PipeDream's optimizer counts no flush, and
-memory only if asked to. Where there are too many ideals, those of each size with the fewest bytes at the
-cut are taken. If cuts behind most of the others alone would make a longer step than the one found, the
-search is repeated with what is left, and exact; if not, `exact` is false.
+The optimum over all convex cuts is exact. With a cap on T_s, the objective is a sum, which
+dynamic_program.py minimises. cap_search.py chooses the caps. The dynamic program is smaller if the number
+of micro-batches in flight is the same for all stages, so this is tried first, with the smallest number.
+
+Differs from the papers: GPipe does not choose the stages. PipeDream's optimizer has no flush, and considers
+memory only on request. Ideals (ideals.py) are the sets of layers that can run before a cut. If there are
+too many of them, only those of each size with the fewest bytes at the cut are used. Then a bound tells
+which ideals could give a shorter step. If these are few enough, the search is repeated with them and is
+exact; if not, `exact` is False.
 """
 
-# i: an ideal, d: the first device of a stage, q: stages from one to the last
+# i: an ideal, d: the first device of a stage, q: number of stages from this one to the last
 
 from __future__ import annotations
 
@@ -54,47 +59,53 @@ FlushedSchedule = Literal["1f1b", "gpipe"]
 
 @dataclass(frozen=True)
 class StepStage:
+    """A stage of a pipeline with a flush."""
+
     layers: tuple[int, ...]  # in topological order
-    devices: tuple[int, ...]  # its replicas
-    recompute: bool
-    seconds: float  # a micro-batch, forward and backward
+    devices: tuple[int, ...]  # one for each replica
+    recompute: bool  # whether activations are recomputed in the backward
+    seconds: float  # of one micro-batch: forward, backward and recomputation
     memory: float  # bytes on each of its devices
 
 
 @dataclass(frozen=True)
 class StepPartition:
+    """The stages of a pipeline with a flush, from the first to the last."""
+
     stages: tuple[StepStage, ...]
-    seconds: float  # the estimated step
-    exact: bool  # no pipeline over convex cuts takes less
-    ideals: int  # that were cut behind
+    seconds: float  # estimated time of a step
+    exact: bool  # whether no other partition has a shorter estimate
+    ideals: int  # number of ideals that were considered for cuts
 
 
 @dataclass(frozen=True)
 class StepProblem:
-    """A line of devices, and what stages may do on it."""
+    """The devices and the rules of a partition problem; the layers come as `sums` with each call."""
 
     placements: Placements
     microbatches: int
     schedule: FlushedSchedule
-    state_factor: float
-    recompute: tuple[bool, ...]
+    state_factor: float  # bytes held for each byte of parameters
+    recompute: tuple[bool, ...]  # the choices of a stage
 
     def alive(self, q: int) -> int:
-        """Micro-batches of which the q-th stage from the end keeps something at a time."""
+        """Return the number of micro-batches in flight in the q-th stage from the end."""
         return self.microbatches if self.schedule == "gpipe" else min(self.microbatches, q)
 
     def memory_rules(self, alive: Sequence[int]) -> MemoryRules:
+        """Return the rules with these numbers of micro-batches in flight, by q."""
         may_save, may_recompute = False in self.recompute, True in self.recompute
         return MemoryRules(self.state_factor, may_save, may_recompute, np.array(alive))
 
     def shortest(self, sums: IdealSums) -> CappedOptimum[list[PlacedSegment]] | None:
-        """The stages with the shortest step."""
+        """Return the stages with the shortest step, or None if none fit in memory."""
         devices = len(self.placements.kind)
         depths = [self.alive(max(q, 1)) for q in range(devices + 1)]
         same_depth = len(set(depths)) == 1
 
         def solve(cap: float) -> CappedOptimum[list[PlacedSegment]] | None:
-            # With as few micro-batches alive as any stage has, where that turns out to fit.
+            # First assume the smallest number in flight for all stages. If the stages that this gives fit
+            # with their real numbers, they are optimal.
             optimum = least_sum(sums, self.placements, self.memory_rules([min(depths)]), cap)
             if same_depth or not optimum or self.fits(sums, optimum.solution):
                 return optimum
@@ -110,6 +121,7 @@ class StepProblem:
         )
 
     def fits(self, sums: IdealSums, segments: Sequence[PlacedSegment]) -> bool:
+        """Return whether every stage fits in the memory of its devices."""
         capacities = (self.placements.capacity[segment.d, segment.r] for segment in segments)
         return all(
             x <= capacity
@@ -117,13 +129,14 @@ class StepProblem:
         )
 
     def stage_memories(self, sums: IdealSums, segments: Sequence[PlacedSegment]) -> list[float]:
-        """By stage, bytes on each of its devices."""
+        """For each stage, return the bytes on each of its devices."""
         return [
             stage_memory(sums, self.state_factor, segment, self.alive(len(segments) - s))
             for s, segment in enumerate(segments)
         ]
 
     def step_seconds(self, optimum: CappedOptimum[list[PlacedSegment]]) -> float:
+        """Return the estimated time of a step."""
         return (self.microbatches - 1) * optimum.largest + optimum.sum
 
 
@@ -139,11 +152,13 @@ def partition_for_step(
     max_ideals: int = 1_000_000,
     max_operations: float = 5e8,
 ) -> StepPartition | None:
-    """The pipeline with the shortest step that fits, or None where none was found that fits.
+    """Return the partition with the shortest estimated step that fits in memory, or None if none fits.
 
-    `static`: bytes held for a byte of parameters (2: weights and gradients). `recompute`: what a stage
-    may do. `replicas`: at most so many in a stage. `limit`: of ideals that are made. `operations`: of the
-    innermost loop for one cap; they say how many of the ideals are looked at.
+    state_factor: bytes held for each byte of parameters (2: weight and gradient).
+    recompute: the choices of a stage: (False,) never, (True,) always, (False, True) either.
+    max_replicas: the most devices of a stage; None: no limit.
+    max_ideals: with more ideals, only the prefixes of one topological order are cut.
+    max_operations: of the innermost loop for one cap; limits how many ideals are considered.
     """
     if microbatches < 1:
         raise ValueError(f"a step needs at least one micro-batch, got {microbatches}.")
@@ -186,15 +201,21 @@ def partition_for_step(
 
 
 def _affordable_ideals(problem: StepProblem, max_operations: float) -> int:
-    """How many ideals can be looked at in pairs, for all devices, replicas and stages to go."""
+    """Return how many ideals the dynamic program can consider within `max_operations`.
+
+    It visits every pair of ideals, with all devices, replicas and numbers of remaining stages.
+    """
     devices, max_replicas = len(problem.placements.kind), problem.placements.max_replicas
     depths = 1 if problem.schedule == "gpipe" else (devices + 2) / 3
-    per_pair = 64 + max_replicas.sum() * depths  # the first is for finding out that it is a pair
+    per_pair = 64 + max_replicas.sum() * depths  # 64: the test whether one is a subset of the other
     return int((2 * max_operations / per_pair) ** 0.5)
 
 
 def _select_ideals(ideals: Ideals, cut_bytes: Array, order: Sequence[int], count: int) -> Array:
-    """About so many ideals: of each size those with the least at the cut, and prefixes of an order."""
+    """Return about `count` ideals: of each size those with the fewest bytes at the cut.
+
+    The prefixes of the topological order `order` are always among them.
+    """
     per_size = max(1, count // len(ideals.level_start) - 1)
     prefix = np.zeros_like(ideals.members[0])
     chosen: list[int] = []
@@ -210,7 +231,11 @@ def _select_ideals(ideals: Ideals, cut_bytes: Array, order: Sequence[int], count
 def _worth_cutting(
     problem: StepProblem, sums: IdealSums, optimum: CappedOptimum[list[PlacedSegment]] | None
 ) -> Array:
-    """The ideals that a shorter step than the one found may be cut behind."""
+    """Return the ideals that may be part of a step that is shorter than `optimum`.
+
+    A cut after an ideal adds its transfer to the time. If this and the evenly divided work already take
+    longer than the optimum, the ideal is left out.
+    """
     if not optimum:
         return np.arange(len(sums.cut_bytes))
     placements, devices = problem.placements, len(problem.placements.kind)
