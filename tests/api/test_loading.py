@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from raddle.api.clusters import cluster
-from raddle.api.loading import capture_model, load_measured, load_plan, load_plans
+from raddle.api.loading import capture_model, load_optional_profile, load_plan, load_plans
 from raddle.api.planning import plan_for
 from raddle.api.plans import save_plan
 from raddle.errors import InputError
@@ -47,6 +47,6 @@ def test_plans_share_the_graph_of_the_whole_batch(folder: pathlib.Path) -> None:
 
 
 def test_no_profile_is_none() -> None:
-    assert load_measured(None) is None
+    assert load_optional_profile(None) is None
     with pytest.raises(InputError, match=r"'nowhere\.json'"):
-        load_measured("nowhere.json")
+        load_optional_profile("nowhere.json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raddle.api.clusters import cluster
-from raddle.api.compiling import EVALUATOR, PARTITIONERS, compiled_for
+from raddle.api.jit_warmup import EVALUATOR, PARTITIONERS, jit_functions_for
 from raddle.api.loading import capture_model
 from raddle.api.planning import (
     BASELINES,
@@ -14,7 +14,7 @@ from raddle.api.planning import (
     Settings,
     method_names,
     predict,
-    settings_of,
+    read_search_settings,
 )
 from raddle.api.simulating import details, simulate_steps
 from raddle.errors import InputError
@@ -44,11 +44,11 @@ def test_what_is_wrong_is_said_before_anything_is_captured(
     methods: list[str], changed: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(InputError, match=sentence):
-        settings_of(methods, **{**ASKED, **changed})  # type: ignore[arg-type]
+        read_search_settings(methods, **{**ASKED, **changed})  # type: ignore[arg-type]
 
 
 def test_settings_are_what_was_asked() -> None:
-    made = settings_of(["data"], **{**ASKED, "sync": "p3", "pins": ["conv*=n/2"]})  # type: ignore[arg-type]
+    made = read_search_settings(["data"], **{**ASKED, "sync": "p3", "pins": ["conv*=n/2"]})  # type: ignore[arg-type]
     assert (made.sync, made.budget, len(made.pins)) == ("p3", 1.0, 1)
 
 
@@ -63,7 +63,7 @@ def test_a_prediction_is_a_simulation_beside_data_parallelism() -> None:
 
 
 def test_methods_say_what_they_need_compiled() -> None:
-    assert compiled_for(["data", "owt"]) == []
-    assert compiled_for(["data", "auto"]) == [EVALUATOR]
-    assert compiled_for(["hypergraph-coarse"]) == [EVALUATOR, PARTITIONERS]
-    assert compiled_for(["layerwise", "fine"]) == [PARTITIONERS]
+    assert jit_functions_for(["data", "owt"]) == []
+    assert jit_functions_for(["data", "auto"]) == [EVALUATOR]
+    assert jit_functions_for(["hypergraph-coarse"]) == [EVALUATOR, PARTITIONERS]
+    assert jit_functions_for(["layerwise", "fine"]) == [PARTITIONERS]

@@ -9,12 +9,12 @@ import pytest
 
 from raddle.api.clusters import cluster, presets
 from raddle.api.defaults import COMPARE_SECONDS
+from raddle.api.live_page import live_page_data
 from raddle.api.loading import capture_model
 from raddle.api.models import zoo_names
-from raddle.api.offering import offered
 from raddle.api.planning import BASELINES, SEARCHES, plan_for
 from raddle.api.plans import save_plan
-from raddle.api.running import devices_of
+from raddle.api.running import devices_needed
 from raddle.api.schedules import make_schedule, read_schedule, schedule_to_text
 from raddle.errors import InputError
 
@@ -24,9 +24,9 @@ def test_devices_of_a_plan(tmp_path: pathlib.Path) -> None:
     plan = plan_for(graph, cluster("p100:1x3"), "data", model="mlp-tiny", sync="allreduce")
     save_plan(plan, graph, path)
     asked: dict[str, Any] = {"model": None, "dtype": None, "seed": 0}
-    assert devices_of(str(path), **asked) == 3
+    assert devices_needed(str(path), **asked) == 3
     with pytest.raises(InputError, match="the plan was made for 'mlp-tiny'"):
-        devices_of(str(path), **{**asked, "model": "gpt-tiny"})
+        devices_needed(str(path), **{**asked, "model": "gpt-tiny"})
 
 
 def test_a_schedule_by_name_or_file(tmp_path: pathlib.Path) -> None:
@@ -42,7 +42,7 @@ def test_a_schedule_by_name_or_file(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_live_page_offers_what_there_is() -> None:
-    found = offered()
+    found = live_page_data()
     assert found["models"] == zoo_names()
     assert (found["methods"], found["searches"]) == ([*BASELINES], [*SEARCHES])
     assert found["budget"] == COMPARE_SECONDS

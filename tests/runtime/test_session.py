@@ -24,7 +24,7 @@ import torch
 from timeouts import HANG
 
 from raddle import zoo
-from raddle.api.launching import Machines, placed, torchrun
+from raddle.api.launching import Machines, choose_device, torchrun_arguments
 from raddle.cli import main as cli
 from raddle.clusters import cluster
 from raddle.errors import InputError
@@ -361,7 +361,7 @@ def test_what_a_run_needs_of_this_machine(
     options = Options("p.json", device=device)
 
     def place() -> Options:
-        return placed(options, 4, local=local, alone=alone, gpus=gpus)
+        return choose_device(options, 4, local=local, single_node=alone, gpus=gpus)
 
     if isinstance(expected, str):
         with pytest.raises(InputError, match=expected):
@@ -371,20 +371,22 @@ def test_what_a_run_needs_of_this_machine(
 
 
 def test_a_plan_of_one_device_needs_nothing() -> None:
-    assert placed(Options("p.json"), 1, local=False, alone=True, gpus=0).device == "cpu"
+    assert (
+        choose_device(Options("p.json"), 1, local=False, single_node=True, gpus=0).device == "cpu"
+    )
 
 
 def test_the_torchrun_line_of_several_machines() -> None:
     machines = Machines(2, 1, "10.0.0.1", 1234)
-    assert machines.share(6) == 3
-    assert " ".join(torchrun(Options("p.json", steps=4), 3, machines)) == (
+    assert machines.devices_per_node(6) == 3
+    assert " ".join(torchrun_arguments(Options("p.json", steps=4), 3, machines)) == (
         "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 1234 --nproc-per-node 3 "
         "-m raddle.runtime p.json --steps 4"
     )
     with pytest.raises(InputError, match="2 machines cannot have equal shares of the plan's 5"):
-        machines.share(5)
+        machines.devices_per_node(5)
     with pytest.raises(InputError, match="--node-rank is for several machines"):
-        Machines(number=1)
+        Machines(node_rank=1)
     with pytest.raises(InputError, match="say where with --master-addr"):
         Machines(2, 0)
 

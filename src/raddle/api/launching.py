@@ -11,7 +11,14 @@ from raddle.errors import InputError
 from raddle.runtime.options import Options
 from raddle.transport.orphans import starter_env
 
-__all__ = ["Machines", "environment", "gpus", "placed", "start", "torchrun"]
+__all__ = [
+    "Machines",
+    "rank_environment",
+    "gpus",
+    "choose_device",
+    "exec_torchrun",
+    "torchrun_arguments",
+]
 
 
 @dataclass(frozen=True)
@@ -19,13 +26,13 @@ class Machines:
     """How many there are, which one this is, and where they meet."""
 
     count: int | None = None  # None: this one alone
-    number: int | None = None
+    node_rank: int | None = None
     address: str | None = None
     port: int | None = None
 
     def __post_init__(self) -> None:
         given = {
-            "--node-rank": self.number,
+            "--node-rank": self.node_rank,
             "--master-addr": self.address,
             "--master-port": self.port,
         }
@@ -34,13 +41,13 @@ class Machines:
             raise InputError(f"{named[0]} is for several machines: say how many with --nnodes.")
         if self.count is not None and self.count < 1:
             raise InputError(f"--nnodes is {self.count}: there is at least this machine.")
-        if (self.count or 1) > 1 and (self.number is None or self.address is None):
+        if (self.count or 1) > 1 and (self.node_rank is None or self.address is None):
             raise InputError(
                 "several machines meet at one of them: say where with --master-addr, "
                 "and which one this is with --node-rank."
             )
 
-    def share(self, devices: int) -> int:
+    def devices_per_node(self, devices: int) -> int:
         """How many of a plan's devices are on this machine."""
         if devices % (self.count or 1):
             raise InputError(
@@ -52,7 +59,7 @@ class Machines:
     def flags(self) -> list[str]:
         if self.count is None:
             return ["--standalone"]  # a free port of its own
-        flags = ["--nnodes", str(self.count), "--node-rank", str(self.number or 0)]
+        flags = ["--nnodes", str(self.count), "--node-rank", str(self.node_rank or 0)]
         flags += ["--master-addr", self.address or "localhost"]
         return flags if self.port is None else [*flags, "--master-port", str(self.port)]
 
@@ -64,7 +71,9 @@ def gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def placed(options: Options, devices: int, *, local: bool, alone: bool, gpus: int) -> Options:
+def choose_device(
+    options: Options, devices: int, *, local: bool, single_node: bool, gpus: int
+) -> Options:
     """The options with a device and a backend for so many ranks of this machine."""
     if options.device != "cpu" and gpus >= devices:
         return replace(options, device="cuda")
@@ -77,7 +86,7 @@ def placed(options: Options, devices: int, *, local: bool, alone: bool, gpus: in
         )
     if options.device == "cuda":
         return replace(options, backend=options.backend or "gloo")  # NCCL wants a GPU for each rank
-    if devices > 1 and alone and not local:
+    if devices > 1 and single_node and not local:
         raise InputError(
             f"the plan needs {devices} ranks, and on the CPU of one machine they only share it: "
             "add --local to try it so, or --nnodes for several machines."
@@ -85,13 +94,13 @@ def placed(options: Options, devices: int, *, local: bool, alone: bool, gpus: in
     return replace(options, device="cpu")
 
 
-def torchrun(options: Options, devices: int, machines: Machines) -> list[str]:
+def torchrun_arguments(options: Options, devices: int, machines: Machines) -> list[str]:
     """The words after `torchrun`."""
     ranks = ["--nproc-per-node", str(devices)]
     return [*machines.flags(), *ranks, "-m", "raddle.runtime", *options.command_line()]
 
 
-def environment(options: Options, devices: int) -> dict[str, str]:
+def rank_environment(options: Options, devices: int) -> dict[str, str]:
     """With the threads of a rank, else torchrun gives it one and says so at length."""
     threads = options.threads or max(1, cores() // devices)
     return {
@@ -101,7 +110,7 @@ def environment(options: Options, devices: int) -> dict[str, str]:
     }  # this process becomes torchrun
 
 
-def start(words: list[str], env: dict[str, str]) -> None:
+def exec_torchrun(arguments: list[str], env: dict[str, str]) -> None:
     """Becomes torchrun."""
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", "torch.distributed.run", *words], env)
+    os.execve(sys.executable, [sys.executable, "-m", "torch.distributed.run", *arguments], env)

@@ -11,34 +11,45 @@ if TYPE_CHECKING:
     from raddle.graph.graph import Graph
     from raddle.plans.plan import Plan
 
-__all__ = ["Loaded", "LoadedPlans", "capture_model", "load_measured", "load_plan", "load_plans"]
+__all__ = [
+    "LoadedPlan",
+    "LoadedPlans",
+    "capture_model",
+    "load_optional_profile",
+    "load_plan",
+    "load_plans",
+]
 
-MOST_SAMPLES = 2**31
+MAX_SAMPLES = 2**31
 
 
 def capture_model(name: str, batch: int | None, dtype: str = "float32") -> "Graph":
-    """The graph of a model of the zoo or plan_file.py:function, at a global batch or at its own."""
+    """The graph of a model of the zoo or file.py:function, at a global batch or at its own."""
     import torch
 
     from raddle import zoo
     from raddle.graph.capture import capture
 
-    if batch is not None and batch > MOST_SAMPLES:
-        raise InputError(
-            f"a batch of {batch} is too large: ask for at most {MOST_SAMPLES} samples."
-        )
-    w = zoo.load(name, batch=batch, dtype=getattr(torch, dtype))
-    return capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
+    if batch is not None and batch > MAX_SAMPLES:
+        raise InputError(f"a batch of {batch} is too large: ask for at most {MAX_SAMPLES} samples.")
+    workload = zoo.load(name, batch=batch, dtype=getattr(torch, dtype))
+    return capture(
+        workload.model,
+        workload.inputs,
+        targets=workload.targets,
+        loss=workload.loss,
+        name=workload.name,
+    )
 
 
-def load_measured(path: str | None) -> "Profile | None":
+def load_optional_profile(path: str | None) -> "Profile | None":
     """The profile of a file, where one is named."""
     from raddle.costs.profile import load_profile
 
     return None if path is None else load_profile(path)
 
 
-class Loaded(NamedTuple):
+class LoadedPlan(NamedTuple):
     """A plan with the model that it is for, and a cluster to simulate it on."""
 
     graph: "Graph"
@@ -46,19 +57,19 @@ class Loaded(NamedTuple):
     cluster: "Cluster"
 
 
-def load_plan(path: str, *, cluster: str | None = None, model: str | None = None) -> Loaded:
+def load_plan(path: str, *, cluster: str | None = None, model: str | None = None) -> LoadedPlan:
     """The plan of a file; its model is captured, and a cluster or model that is given replaces its own."""
     from raddle.plans import plan_file
     from raddle.runtime.job import takes_batch
 
     data = plan_file.read(path)
-    on = _cluster_for(path, data, cluster)
+    target_cluster = _cluster_for(path, data, cluster)
     name = model or data["model"]
     if not name:
-        raise InputError(f"'{path}' names no model: add --model plan_file.py:function.")
+        raise InputError(f"'{path}' names no model: add --model file.py:function.")
     batch = -(-data["batch"] // data["microbatches"]) if takes_batch(name) else None
     graph = capture_model(name, batch, data["dtype"])
-    return Loaded(graph, plan_file.from_dict(data, graph), on)
+    return LoadedPlan(graph, plan_file.from_dict(data, graph), target_cluster)
 
 
 class LoadedPlans(NamedTuple):
@@ -76,11 +87,11 @@ def load_plans(
     from raddle.plans import plan_file
     from raddle.plans.pipelining import micro_batch_graph
 
-    micro, first, on = load_plan(paths[0], cluster=cluster, model=model)
-    graph = micro.for_batch(first.batch) if first.batch else micro
+    micro_batch, first, target_cluster = load_plan(paths[0], cluster=cluster, model=model)
+    graph = micro_batch.for_batch(first.batch) if first.batch else micro_batch
     others = [plan_file.read(path) for path in paths[1:]]
     plans = [first, *(plan_file.from_dict(data, micro_batch_graph(graph, data)) for data in others)]
-    return LoadedPlans(graph, plans, on)
+    return LoadedPlans(graph, plans, target_cluster)
 
 
 def _cluster_for(path: str, data: dict[str, Any], wanted: str | None) -> "Cluster":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from raddle import clusters
-from raddle.api.loading import load_measured
+from raddle.api.loading import load_optional_profile
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
 from raddle.searches.hypergraph import explicit
@@ -71,7 +71,7 @@ def build_partitioner(
     if weights == "flops":
         return by_flops
     device = clusters.cluster(cluster).devices[0]
-    work = layer_work(graph, by_flops.network, weights, device, load_measured(profile))
+    work = layer_work(graph, by_flops.network, weights, device, load_optional_profile(profile))
     return Partitioner(graph, work, connected_as_one=connected_as_one)
 
 

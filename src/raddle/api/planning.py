@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raddle.api.loading import load_measured
+from raddle.api.loading import load_optional_profile
 from raddle.clusters import Cluster
 from raddle.graph.graph import Graph
 from raddle.searches.baselines import BASELINES as BASELINES
@@ -23,7 +23,7 @@ from raddle.searches.settings import AUTO, SearchResult, Settings
 
 __all__ = [
     "AUTO", "BASELINES", "METHODS", "SEARCHES", "SearchResult", "EvaluatedPlan", "Settings", "check_pipeline", "compare",
-    "run_method", "method_names", "plan_for", "build_plan", "plan_and_predict", "predict", "settings_of",
+    "run_method", "method_names", "plan_for", "build_plan", "plan_and_predict", "predict", "read_search_settings",
 ]  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def method_names(text: str | None) -> list[str]:
     return list(METHODS) if text is None else [name.strip() for name in text.split(",")]
 
 
-def settings_of(
+def read_search_settings(
     methods: Sequence[str],
     *,
     bn: str,
@@ -52,7 +52,7 @@ def settings_of(
         seed=seed,
         pins=tuple(read_pin(text) for text in pins or ()),
         reduction=reduction,
-        profile=load_measured(profile),
+        profile=load_optional_profile(profile),
     )
 
 
@@ -67,9 +67,15 @@ def predict(
     partition: str | None = None,
 ) -> EvaluatedPlan:
     """The plan of a method, or of another partitioner's file, simulated, beside data parallelism."""
-    found = None if partition is None else plan_from_partition(graph, cluster, partition)
-    judged = plan_and_predict(
-        graph, cluster, method, model=model, settings=settings, recompute=recompute, result=found
+    partition_result = None if partition is None else plan_from_partition(graph, cluster, partition)
+    evaluated = plan_and_predict(
+        graph,
+        cluster,
+        method,
+        model=model,
+        settings=settings,
+        recompute=recompute,
+        result=partition_result,
     )
-    judged.row["speedup"] = speedup_over_data(judged, settings.profile)
-    return judged
+    evaluated.row["speedup"] = speedup_over_data(evaluated, settings.profile)
+    return evaluated

@@ -19,11 +19,11 @@ from raddle.probe.output import write as write_probe
 from raddle.searches.profile_methods import profile_methods
 
 __all__ = [
-    "Measured", "check_output", "describe", "fit", "measure_operators", "probe", "write_probe",
+    "ProfileCounts", "check_output", "describe", "fit", "measure_operators", "probe", "write_probe",
 ]  # fmt: skip
 
 
-class Measured(NamedTuple):
+class ProfileCounts(NamedTuple):
     """How many operators a profile has, and how many of them are new."""
 
     entries: int
@@ -36,11 +36,13 @@ def measure_operators(
     path: str,
     *,
     fresh: bool = False,
-    heard: Callable[[Mapping[str, Any]], None] = lambda step: None,
-) -> Measured:
+    on_progress: Callable[[Mapping[str, Any]], None] = lambda step: None,
+) -> ProfileCounts:
     """Measures operators as the methods would split them into a file, which keeps what it has already."""
-    known = load_profile(path) if pathlib.Path(path).exists() and not fresh else Profile()
+    old_profile = load_profile(path) if pathlib.Path(path).exists() and not fresh else Profile()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(cluster.devices)))
-    found = profile_methods(graph, cluster, profile=known, on_progress=heard)
-    found.save(path)
-    return Measured(len(found.seconds), len(found.seconds) - len(known.seconds))
+    new_profile = profile_methods(graph, cluster, profile=old_profile, on_progress=on_progress)
+    new_profile.save(path)
+    return ProfileCounts(
+        len(new_profile.seconds), len(new_profile.seconds) - len(old_profile.seconds)
+    )

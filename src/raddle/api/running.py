@@ -8,10 +8,10 @@ from raddle.runtime.options import Options, parse
 from raddle.runtime.trainer import Trainer
 from raddle.sync.item import UpdateEvent
 
-__all__ = ["Options", "Trainer", "UpdateEvent", "devices_of", "measure_host_overhead", "parse"]
+__all__ = ["Options", "Trainer", "UpdateEvent", "devices_needed", "measure_host_overhead", "parse"]
 
 
-def devices_of(plan: str, *, model: str | None, dtype: str | None, seed: int) -> int:
+def devices_needed(plan: str, *, model: str | None, dtype: str | None, seed: int) -> int:
     """How many devices the plan of a file needs; raises what every rank would, before one is started."""
     job = load_job(plan, model=model or "", dtype=dtype or "", seed=seed, device="meta")
     optimizer_for(job.plan.optimizer)

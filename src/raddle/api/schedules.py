@@ -22,11 +22,11 @@ def make_schedule(name: str, *, stages: int, microbatches: int, workers: int | N
     return schedule_from_text(read_schedule(name))
 
 
-def read_schedule(given: str | None) -> str:
+def read_schedule(name_or_path: str | None) -> str:
     """A name as it is; a file's rows."""
-    if not given or given in NAMES or given.startswith("threaded"):
-        return given or ""
+    if not name_or_path or name_or_path in NAMES or name_or_path.startswith("threaded"):
+        return name_or_path or ""
     advice = (
         f"choose {', '.join(NAMES)}, threaded:4, or a file with a row of actions for each worker"
     )
-    return read_text(given, "schedule", missing_hint=advice)
+    return read_text(name_or_path, "schedule", missing_hint=advice)

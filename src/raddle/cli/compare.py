@@ -16,7 +16,7 @@ from raddle.cli.options import (
     Sync,
 )
 from raddle.cli.output import show
-from raddle.cli.waiting import captured, compile_once
+from raddle.cli.preparation import capture_with_spinner, warm_up_jit
 
 
 def compare(
@@ -35,18 +35,20 @@ def compare(
 ) -> None:
     """Compare methods: one row each, with the time of a step and what it moves."""
     from raddle.api import clusters, planning
-    from raddle.api.compiling import compiled_for
+    from raddle.api.jit_warmup import jit_functions_for
     from raddle.reports.progress import progress_bar
     from raddle.reports.tables.figures import show_comparison
 
     names = planning.method_names(methods)
-    settings = planning.settings_of(
+    settings = planning.read_search_settings(
         names, bn=bn, sync=sync, budget=budget, seed=seed, pins=pin, reduction=reduction,
         profile=profile,
     )  # fmt: skip
-    on = clusters.cluster(cluster)
-    graph = captured(model, batch)
-    compile_once(compiled_for(names))
-    with progress_bar(f"{model} on {on.name}") as heard:
-        rows = planning.compare(graph, on, names, on_progress=heard, model=model, settings=settings)
+    target_cluster = clusters.cluster(cluster)
+    graph = capture_with_spinner(model, batch)
+    warm_up_jit(jit_functions_for(names))
+    with progress_bar(f"{model} on {target_cluster.name}") as on_progress:
+        rows = planning.compare(
+            graph, target_cluster, names, on_progress=on_progress, model=model, settings=settings
+        )
     show(rows, show_comparison, as_json=as_json)

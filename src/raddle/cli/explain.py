@@ -6,7 +6,7 @@ import typer
 
 from raddle.cli.options import Json, OtherCluster, OtherModel, PlanFile, ProfileOption
 from raddle.cli.output import show
-from raddle.cli.waiting import compile_once, loaded
+from raddle.cli.preparation import load_plan_with_spinner, warm_up_jit
 
 
 def explain(
@@ -21,22 +21,22 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Say where a plan's time goes against data parallel, or what another split of OP would cost."""
-    from raddle.api.compiling import EVALUATOR
     from raddle.api.explaining import explain_op, explain_plan, find_ops
-    from raddle.api.loading import load_measured
+    from raddle.api.jit_warmup import EVALUATOR
+    from raddle.api.loading import load_optional_profile
     from raddle.reports import explaining
     from raddle.reports.progress import progress
 
-    measured = load_measured(profile)
-    graph, made, on = loaded(plan, cluster, model)
+    measured_profile = load_optional_profile(profile)
+    graph, loaded_plan, target_cluster = load_plan_with_spinner(plan, cluster, model)
     if op is None:
         with progress(f"explaining {plan}"):
-            result = explain_plan(graph, made, on, measured)
+            result = explain_plan(graph, loaded_plan, target_cluster, measured_profile)
         show(result, explaining.show_plan, as_json=as_json)
         return
     find_ops(graph, op)  # before anything is compiled
-    if made.devices <= len(on.devices):
-        compile_once([EVALUATOR])
+    if loaded_plan.devices <= len(target_cluster.devices):
+        warm_up_jit([EVALUATOR])
     with progress(f"explaining '{op}' in {plan}"):
-        result = explain_op(graph, made, on, op, measured)
+        result = explain_op(graph, loaded_plan, target_cluster, op, measured_profile)
     show(result, explaining.show_op, as_json=as_json)

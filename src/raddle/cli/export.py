@@ -6,7 +6,7 @@ import typer
 
 from raddle.cli.options import Batch, Connected, DeviceOf, Json, Model, ProfileOption, Weights
 from raddle.cli.output import check_folder, show
-from raddle.cli.waiting import captured
+from raddle.cli.preparation import capture_with_spinner
 
 
 def export(
@@ -30,15 +30,15 @@ def export(
 
     partitioning.check_export(to, grain)
     check_folder(output)
-    graph = captured(model, batch)
-    own = partitioning.build_partitioner(
+    graph = capture_with_spinner(model, batch)
+    partitioner = partitioning.build_partitioner(
         graph, weights, connected_as_one=connected_as_one, cluster=cluster, profile=profile
     )
     with progress(f"writing {output}"):
-        spelt = partitioning.hypergraph(own, grain)
-        partitioning.write_hypergraph(spelt, output, to)
+        hypergraph = partitioning.hypergraph(partitioner, grain)
+        partitioning.write_hypergraph(hypergraph, output, to)
     result = {
         "model": model, "file": output, "format": to, "grain": grain,
-        "vertices": len(spelt.weight), "nets": len(spelt.cost), "pins": len(spelt.pins),
+        "vertices": len(hypergraph.weight), "nets": len(hypergraph.cost), "pins": len(hypergraph.pins),
     }  # fmt: skip
     show(result, show_export, as_json=as_json)

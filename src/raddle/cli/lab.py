@@ -69,15 +69,15 @@ def status(
 
     check_system()
     names = labs() if name is None else [name]
-    found = [row for lab in names for row in host_rows(lab)]
-    if name is not None and not found:
+    rows = [row for lab in names for row in host_rows(lab)]
+    if name is not None and not rows:
         raise InputError(
             f"there is no lab '{name}': see `raddle lab status` for those that are up."
         )
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(rows, indent=2))
     else:
-        show_hosts(found)
+        show_hosts(rows)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -100,7 +100,7 @@ def run(
         lab.run(plan, *options, steps=steps, per_host=per_host, timeout=timeout, show=True)
     except LaunchError as error:
         print(f"raddle: {error}", file=sys.stderr)
-        raise typer.Exit(_code(error)) from None
+        raise typer.Exit(_exit_code(error)) from None
 
 
 @app.command()
@@ -125,7 +125,7 @@ def _exit(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _code(error: "LaunchError") -> int:
+def _exit_code(error: "LaunchError") -> int:
     """The code of the first host that failed, as a shell would give it; 124 for time, as timeout(1)."""
     if error.timed_out:
         return 124

@@ -6,7 +6,7 @@ import typer
 
 from raddle.cli.options import Batch, Json
 from raddle.cli.output import show
-from raddle.cli.waiting import captured
+from raddle.cli.preparation import capture_with_spinner
 
 
 def models(
@@ -24,6 +24,6 @@ def models(
     if name is None:
         from raddle.api.models import zoo_names
 
-        show([{"name": known} for known in zoo_names()], tables.show_models, as_json=as_json)
+        show([{"name": zoo_name} for zoo_name in zoo_names()], tables.show_models, as_json=as_json)
     else:
-        show(describe(captured(name, batch)), tables.show_model, as_json=as_json)
+        show(describe(capture_with_spinner(name, batch)), tables.show_model, as_json=as_json)

@@ -6,7 +6,7 @@ import typer
 
 from raddle.cli.options import Batch, Connected, DeviceOf, Json, Model, ProfileOption, Seed, Weights
 from raddle.cli.output import show
-from raddle.cli.waiting import captured, compile_once
+from raddle.cli.preparation import capture_with_spinner, warm_up_jit
 from raddle.errors import InputError
 
 
@@ -36,7 +36,7 @@ def partition(
     Methods: layerwise, filter-horizontal, filter-incremental, channel-incremental, coarse, fine, mixed.
     """
     from raddle.api import partitioning
-    from raddle.api.compiling import compiled_for
+    from raddle.api.jit_warmup import jit_functions_for
     from raddle.reports.partitions import show_partitions
     from raddle.reports.progress import progress_bar
 
@@ -44,14 +44,20 @@ def partition(
     names = list(partitioning.METHODS) if method == "all" else names
     partitioning.check_methods(names)
     counts = _counts(parts)
-    graph = captured(model, batch)
-    own = partitioning.build_partitioner(
+    graph = capture_with_spinner(model, batch)
+    partitioner = partitioning.build_partitioner(
         graph, weights, connected_as_one=connected_as_one, cluster=cluster, profile=profile
     )
-    compile_once(compiled_for(names))
-    with progress_bar(f"partitioning {model}") as heard:
+    warm_up_jit(jit_functions_for(names))
+    with progress_bar(f"partitioning {model}") as on_progress:
         rows = partitioning.partition_table(
-            own, names, counts, epsilon=epsilon, budget=budget, seed=seed, on_progress=heard
+            partitioner,
+            names,
+            counts,
+            epsilon=epsilon,
+            budget=budget,
+            seed=seed,
+            on_progress=on_progress,
         )
     show([{"model": model, **row} for row in rows], show_partitions, as_json=as_json)
 

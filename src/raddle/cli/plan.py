@@ -19,7 +19,7 @@ from raddle.cli.options import (
     Sync,
 )
 from raddle.cli.output import check_folder, show
-from raddle.cli.waiting import captured, compile_once
+from raddle.cli.preparation import capture_with_spinner, warm_up_jit
 from raddle.errors import InputError
 
 
@@ -73,8 +73,8 @@ def plan(
 ) -> None:
     """Make a plan by a method, and predict what it takes. An interrupted search keeps its best."""
     from raddle.api import clusters
-    from raddle.api.compiling import compiled_for
-    from raddle.api.planning import check_pipeline, predict, settings_of
+    from raddle.api.jit_warmup import jit_functions_for
+    from raddle.api.planning import check_pipeline, predict, read_search_settings
     from raddle.api.plans import save_plan, write_tiles
     from raddle.api.schedules import read_schedule
     from raddle.reports.progress import progress_bar
@@ -82,7 +82,7 @@ def plan(
 
     if from_partition is not None:
         method = "partition"
-    settings = settings_of(
+    settings = read_search_settings(
         [] if from_partition else [method], bn=bn, sync=sync, budget=budget, seed=seed, pins=pin,
         reduction=reduction, profile=profile,
     )  # fmt: skip
@@ -95,17 +95,17 @@ def plan(
         raise InputError("--text and --json are two forms of one output: ask for one of them.")
     if output is not None:
         check_folder(output)  # before the work, and not after it
-    on = clusters.cluster(cluster)
-    graph = captured(model, batch)
-    compile_once(compiled_for([method]))
-    with progress_bar(f"planning {model}, {method}") as heard:
-        made, row, timeline = predict(
-            graph, on, method, replace(settings, on_progress=heard), model=model, recompute=recompute,
+    target_cluster = clusters.cluster(cluster)
+    graph = capture_with_spinner(model, batch)
+    warm_up_jit(jit_functions_for([method]))
+    with progress_bar(f"planning {model}, {method}") as on_progress:
+        new_plan, row, timeline = predict(
+            graph, target_cluster, method, replace(settings, on_progress=on_progress), model=model, recompute=recompute,
             partition=from_partition,
         )  # fmt: skip
     if output is not None:
-        save_plan(made, timeline.program.graph, output)
+        save_plan(new_plan, timeline.program.graph, output)
     if text:
-        print(write_tiles(timeline.program.graph, made.tiles), end="")
+        print(write_tiles(timeline.program.graph, new_plan.tiles), end="")
     else:
         show({**row, "file": output}, show_plan, as_json=as_json)

@@ -6,7 +6,7 @@ import typer
 
 from raddle.cli.options import Batch, Json
 from raddle.cli.output import check_folder, show
-from raddle.cli.waiting import captured
+from raddle.cli.preparation import capture_with_spinner
 
 
 def probe(
@@ -39,7 +39,7 @@ def probe(
     With --model, measure the operators of that model as the methods would split them.
     """
     if model is not None:
-        _operators(model, batch, cluster or f"local:{ranks}", profile, fresh, as_json)
+        _measure_operators(model, batch, cluster or f"local:{ranks}", profile, fresh, as_json)
         return
     from raddle.api import probing
     from raddle.reports.progress import progress_bar
@@ -47,15 +47,15 @@ def probe(
 
     if output is not None:
         probing.check_output(output)  # before the work, and not after it
-    with progress_bar("probing") as heard:
-        measured = probing.probe(ranks, quick=quick, fresh=fresh, on_progress=heard)
+    with progress_bar("probing") as on_progress:
+        measured = probing.probe(ranks, quick=quick, fresh=fresh, on_progress=on_progress)
     if output is not None:
         probing.write_probe(measured, output)
     result = {**measured, "cluster": probing.describe(measured), "file": output}
     show(result, show_probe, as_json=as_json)
 
 
-def _operators(
+def _measure_operators(
     model: str, batch: int | None, cluster: str, path: str, fresh: bool, as_json: bool
 ) -> None:
     from raddle.api import clusters
@@ -64,9 +64,11 @@ def _operators(
     from raddle.reports.tables.probing import show_profile
 
     check_folder(path)
-    on = clusters.cluster(cluster)
-    graph = captured(model, batch)
-    with progress_bar(f"measuring {model}") as heard:
-        entries, new = measure_operators(graph, on, path, fresh=fresh, heard=heard)
+    target_cluster = clusters.cluster(cluster)
+    graph = capture_with_spinner(model, batch)
+    with progress_bar(f"measuring {model}") as on_progress:
+        entries, new = measure_operators(
+            graph, target_cluster, path, fresh=fresh, on_progress=on_progress
+        )
     result = {"model": model, "profile": path, "entries": entries, "measured": new}
     show(result, show_profile, as_json=as_json)

@@ -18,7 +18,7 @@ from raddle.cli.options import (
     Sync,
 )
 from raddle.cli.output import check_folder, show
-from raddle.cli.waiting import captured, compile_once
+from raddle.cli.preparation import capture_with_spinner, warm_up_jit
 from raddle.errors import InputError
 from raddle.files import write_atomically
 
@@ -75,38 +75,38 @@ def report(
             help="Seconds for other splits of the layers of the plan that opens.",
         ),
     ] = 10.0,
-    told: Annotated[
+    json_progress: Annotated[
         bool, typer.Option("--progress", help="Progress as lines of JSON on stderr.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Write a page that shows methods and plans: one HTML file that needs no network."""
-    from raddle.api.compiling import EVALUATOR, compiled_for
-    from raddle.api.planning import method_names, settings_of
+    from raddle.api.jit_warmup import EVALUATOR, jit_functions_for
+    from raddle.api.planning import method_names, read_search_settings
     from raddle.reports.page import gathering, html
     from raddle.reports.page.summary import summary
     from raddle.reports.progress import progress_bar, progress_lines
     from raddle.reports.tables.figures import show_report
 
     names = ["data"] if methods is None and (plan or run) else method_names(methods)
-    settings = settings_of(
+    settings = read_search_settings(
         names, bn=bn, sync=sync, budget=budget, seed=seed, pins=pin, reduction=reduction,
         profile=profile,
     )  # fmt: skip
     check_folder(output)
-    graph, on, given = _load(model, cluster, batch, plan or (), run or ())
-    if given and methods is None and any(g.plan.method == "data" for g in given):
+    graph, target_cluster, given_plans = _load(model, cluster, batch, plan or (), run or ())
+    if given_plans and methods is None and any(g.plan.method == "data" for g in given_plans):
         names = []
-    if given:
-        first = given[0].plan
+    if given_plans:
+        first = given_plans[0].plan
         settings = replace(settings, bn=first.bn, sync=first.sync, optimizer=first.optimizer)
-    compile_once(dict.fromkeys([EVALUATOR, *compiled_for(names)]))
-    title = model or given[0].plan.model or graph.name
-    bar = progress_lines if told else progress_bar
-    with bar(f"{title} on {on.name}") as heard:
+    warm_up_jit(dict.fromkeys([EVALUATOR, *jit_functions_for(names)]))
+    title = model or given_plans[0].plan.model or graph.name
+    bar = progress_lines if json_progress else progress_bar
+    with bar(f"{title} on {target_cluster.name}") as on_progress:
         data = gathering.gather(
-            graph, on, given, names, model=title, settings=settings, alternatives=alternatives,
-            heard=heard,
+            graph, target_cluster, given_plans, names, model=title, settings=settings, alternatives=alternatives,
+            heard=on_progress,
         )  # fmt: skip
     write_atomically(output, html.page(data))
     show(summary(data, output), show_report, as_json=as_json)
@@ -134,14 +134,14 @@ def _load(
                 "name a model and a cluster, as `raddle report vgg16 --cluster p100:4x4`, or a plan "
                 "with --plan."
             )
-        on = clusters.cluster(cluster)
-        return captured(model, batch), on, []
+        target_cluster = clusters.cluster(cluster)
+        return capture_with_spinner(model, batch), target_cluster, []
     if batch is not None:
         raise InputError("the batch is the plans' own: leave out --batch, or plan again for it.")
     with progress(f"capturing the model of {paths[0]}"):
-        graph, found, on = load_plans(paths, cluster=cluster, model=model)
+        graph, loaded_plans, target_cluster = load_plans(paths, cluster=cluster, model=model)
     return (
         graph,
-        on,
-        [Given(p, path, measured.get(path)) for p, path in zip(found, paths, strict=True)],
+        target_cluster,
+        [Given(p, path, measured.get(path)) for p, path in zip(loaded_plans, paths, strict=True)],
     )

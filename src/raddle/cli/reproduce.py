@@ -16,8 +16,8 @@ from raddle.files import write_atomically
 if TYPE_CHECKING:
     from raddle.reports.experiments.result import Result
 
-FACES = (".html", ".md", ".json")
-IN_A_CHECKOUT = ("experiments/experiment.py", "src/raddle/version.py")
+OUTPUT_FORMATS = (".html", ".md", ".json")
+CHECKOUT_FILES = ("experiments/experiment.py", "src/raddle/version.py")
 
 
 def reproduce(
@@ -43,21 +43,23 @@ def reproduce(
     from raddle.reports.experiments.result import plain
     from raddle.reports.progress import progress_bar
 
-    found = experiments()
+    registry = experiments()
     if name is None:
-        show(dict(found.EXPERIMENTS), results.show_experiments, as_json=as_json)
+        show(dict(registry.EXPERIMENTS), results.show_experiments, as_json=as_json)
         return
     if output is not None:
-        if pathlib.Path(output).suffix not in FACES:
-            raise InputError(f"'{output}' is to end in {', '.join(FACES)}: name another file.")
+        if pathlib.Path(output).suffix not in OUTPUT_FORMATS:
+            raise InputError(
+                f"'{output}' is to end in {', '.join(OUTPUT_FORMATS)}: name another file."
+            )
         check_folder(output)
-    experiment = found.choose(found.load(name), part or [])
-    with progress_bar(f"reproduce {name}") as heard:
-        result = found.reproduce(experiment, quick=quick, heard=heard)
+    experiment = registry.choose(registry.load(name), part or [])
+    with progress_bar(f"reproduce {name}") as on_progress:
+        result = registry.reproduce(experiment, quick=quick, heard=on_progress)
     if output is not None:
-        write_atomically(output, _face(result, output))
+        write_atomically(output, _format_result(result, output))
     if as_json:
-        show(plain(result), _nothing, as_json=True)
+        show(plain(result), _show_nothing, as_json=True)
     else:
         results.show_result(result)
 
@@ -76,7 +78,7 @@ def experiments() -> Any:
 def _checkout() -> pathlib.Path:
     """The checkout of raddle that this file is in, or the working directory: no wheel has experiments."""
     for root in (pathlib.Path(__file__).resolve().parents[3], pathlib.Path.cwd()):
-        if all((root / part).is_file() for part in IN_A_CHECKOUT):
+        if all((root / part).is_file() for part in CHECKOUT_FILES):
             return root
     raise InputError(
         "the papers' experiments are not installed: clone raddle's repository and run "
@@ -84,7 +86,7 @@ def _checkout() -> pathlib.Path:
     )
 
 
-def _face(result: "Result", output: str) -> str:
+def _format_result(result: "Result", output: str) -> str:
     import json
 
     from raddle.reports.experiments.markdown import markdown
@@ -97,5 +99,5 @@ def _face(result: "Result", output: str) -> str:
     return json.dumps(plain(result), indent=1) + "\n" if suffix == ".json" else paper_page(result)
 
 
-def _nothing(value: Any) -> None:
+def _show_nothing(value: Any) -> None:
     pass

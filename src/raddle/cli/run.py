@@ -57,29 +57,38 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train a plan for real with torchrun: measured beside predicted."""
-    from raddle.api.launching import Machines, environment, gpus, placed, start, torchrun
-    from raddle.api.running import Options, devices_of, parse
+    from raddle.api.launching import (
+        Machines,
+        choose_device,
+        exec_torchrun,
+        gpus,
+        rank_environment,
+        torchrun_arguments,
+    )
+    from raddle.api.running import Options, devices_needed, parse
     from raddle.reports.progress import progress
 
     options = Options(
         plan, steps=steps, warmup=warmup, seed=seed, lr=lr, clip_norm=clip_norm,
         check_finite=check_finite, model=model, device=device, backend=backend, dtype=dtype,
-        threads=threads or _threads_set(), timeout=timeout, trace=trace, json=as_json,
+        threads=threads or _threads_from_environment(), timeout=timeout, trace=trace, json=as_json,
     )  # fmt: skip
     parse(options.command_line())  # what ranks would refuse
     machines = Machines(nnodes, node_rank, master_addr, master_port)
     if trace is not None:
         check_folder(trace)
     with progress(f"checking {plan}"):
-        devices = devices_of(plan, model=model, dtype=dtype, seed=seed)
-    here = machines.share(devices)
-    options = placed(options, here, local=local, alone=nnodes is None, gpus=gpus())
-    words = torchrun(options, here, machines)
-    print(shlex.join(["torchrun", *words]), file=sys.stderr)
-    start(words, environment(options, here))
+        devices = devices_needed(plan, model=model, dtype=dtype, seed=seed)
+    local_ranks = machines.devices_per_node(devices)
+    options = choose_device(
+        options, local_ranks, local=local, single_node=nnodes is None, gpus=gpus()
+    )
+    arguments = torchrun_arguments(options, local_ranks, machines)
+    print(shlex.join(["torchrun", *arguments]), file=sys.stderr)
+    exec_torchrun(arguments, rank_environment(options, local_ranks))
 
 
-def _threads_set() -> int | None:
+def _threads_from_environment() -> int | None:
     """What the user has set, told to ranks as an option: torchrun sets the variable itself."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() and int(given) > 0 else None
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) if text.isdigit() and int(text) > 0 else None

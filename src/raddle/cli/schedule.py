@@ -30,6 +30,6 @@ def schedule(
     if name is None:
         show(report.names(), report.show_names, as_json=as_json)
         return
-    found = make_schedule(name, stages=stages, microbatches=microbatches, workers=workers)
-    result = report.describe(found, name, backward)
+    chosen_schedule = make_schedule(name, stages=stages, microbatches=microbatches, workers=workers)
+    result = report.describe(chosen_schedule, name, backward)
     show(result, report.show_schedule, as_json=as_json)

@@ -6,7 +6,7 @@ import typer
 
 from raddle.cli.options import Json, OtherCluster, OtherModel, PlanFile, ProfileOption
 from raddle.cli.output import check_folder, show
-from raddle.cli.waiting import loaded
+from raddle.cli.preparation import load_plan_with_spinner
 
 
 def simulate(
@@ -21,17 +21,17 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Simulate a plan: the time of a step, where each device spends it, what is sent."""
-    from raddle.api.loading import load_measured
+    from raddle.api.loading import load_optional_profile
     from raddle.api.simulating import details, simulate_steps, write_trace
     from raddle.reports.progress import progress
     from raddle.reports.tables.figures import show_simulation
 
-    measured = load_measured(profile)
+    measured_profile = load_optional_profile(profile)
     if trace is not None:
         check_folder(trace)
-    graph, made, on = loaded(plan, cluster, model)
+    graph, loaded_plan, target_cluster = load_plan_with_spinner(plan, cluster, model)
     with progress(f"simulating {plan}"):
-        timeline = simulate_steps(graph, made, on, measured)
+        timeline = simulate_steps(graph, loaded_plan, target_cluster, measured_profile)
     if trace is not None:
         write_trace(timeline, trace)
     show({**details(timeline), "trace": trace}, show_simulation, as_json=as_json)

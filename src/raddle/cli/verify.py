@@ -37,10 +37,10 @@ def verify(
     if not (tolerance >= 0 and math.isfinite(tolerance)):
         raise InputError(f"--tolerance is {tolerance}: give a small positive number, as 1e-9.")
     signal.signal(signal.SIGTERM, _exit)
-    with progress_bar(f"verifying {plan}") as heard:
+    with progress_bar(f"verifying {plan}") as on_progress:
         result = compared(
             plan, steps=steps, threads=threads, tolerance=tolerance, model=model or "", seed=seed,
-            on_progress=heard,
+            on_progress=on_progress,
         )  # fmt: skip
     show(result, show_verdict, as_json=as_json)
     if not result["holds"]:

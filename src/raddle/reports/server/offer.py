@@ -9,7 +9,7 @@ from typing import Any
 from raddle.errors import InputError
 from raddle.reports.server.children import Children, sentence
 
-PROGRAM = "raddle.api.offering"  # prints it as JSON
+PROGRAM = "raddle.api.live_page"  # prints it as JSON
 
 
 class Offer:

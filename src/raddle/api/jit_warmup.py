@@ -9,12 +9,12 @@ from raddle.searches.hypergraph.partitioner import SOLVERS
 from raddle.searches.jit_warmup import EVALUATOR, JitFunctions
 from raddle.searches.registry import jit_functions_of
 
-__all__ = ["EVALUATOR", "PARTITIONERS", "JitFunctions", "compiled_for"]
+__all__ = ["EVALUATOR", "PARTITIONERS", "JitFunctions", "jit_functions_for"]
 
 
-def compiled_for(methods: Sequence[str]) -> list[JitFunctions]:
+def jit_functions_for(methods: Sequence[str]) -> list[JitFunctions]:
     """What methods of plans, or of partitions, need."""
-    found = jit_functions_of(methods)
-    if PARTITIONERS not in found and not SOLVERS.keys().isdisjoint(methods):
-        found.append(PARTITIONERS)
-    return found
+    functions = jit_functions_of(methods)
+    if PARTITIONERS not in functions and not SOLVERS.keys().isdisjoint(methods):
+        functions.append(PARTITIONERS)
+    return functions

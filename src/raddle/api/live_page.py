@@ -1,4 +1,4 @@
-"""What can be chosen on the live page, and the page: `python -m raddle.api.offering` prints it as JSON."""
+"""What can be chosen on the live page, and the page: `python -m raddle.api.live_page` prints it as JSON."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from raddle.api.models import zoo_names
 from raddle.api.planning import BASELINES, SEARCHES
 from raddle.reports.page.html import live_page
 
-__all__ = ["offered"]
+__all__ = ["live_page_data"]
 
 
-def offered() -> dict[str, Any]:
+def live_page_data() -> dict[str, Any]:
     """Names of models, clusters and methods, the seconds of a search, and the page's HTML."""
     return {
         "models": zoo_names(),
@@ -33,4 +33,4 @@ def _spec(preset: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(offered()))
+    print(json.dumps(live_page_data()))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from raddle.api.compiling import JitFunctions
-    from raddle.api.loading import Loaded
+    from raddle.api.jit_warmup import JitFunctions
+    from raddle.api.loading import LoadedPlan
     from raddle.api.models import Graph
 
 
-def captured(model: str, batch: int | None) -> Graph:
+def capture_with_spinner(model: str, batch: int | None) -> Graph:
     """The graph of a model by name."""
     from raddle.api.loading import capture_model
     from raddle.reports.progress import progress
@@ -22,7 +22,7 @@ def captured(model: str, batch: int | None) -> Graph:
         return capture_model(model, batch)
 
 
-def loaded(plan: str, cluster: str | None, model: str | None) -> Loaded:
+def load_plan_with_spinner(plan: str, cluster: str | None, model: str | None) -> LoadedPlan:
     """The plan of a file, its model's graph, and its cluster or another one."""
     from raddle.api.loading import load_plan
     from raddle.reports.progress import progress
@@ -31,13 +31,15 @@ def loaded(plan: str, cluster: str | None, model: str | None) -> Loaded:
         return load_plan(plan, cluster=cluster, model=model)
 
 
-def compile_once(wanted: Iterable[JitFunctions]) -> None:
+def warm_up_jit(functions: Iterable[JitFunctions]) -> None:
     """Searches are compiled on their first use on a machine; who waits is told why."""
     from raddle.reports.progress import progress
 
-    for part in wanted:
+    for part in functions:
         if not part.is_cached():
-            said = f"raddle: compiling {part.name}, once on this machine (about {part.seconds} s)"
-            typer.echo(said, err=True)
+            message = (
+                f"raddle: compiling {part.name}, once on this machine (about {part.seconds} s)"
+            )
+            typer.echo(message, err=True)
             with progress("compiling"):
                 part.warm_up()
