@@ -24,9 +24,8 @@ class Value:
     shape: tuple[int, ...]
     dtype: torch.dtype
     letters: str
-    role: str = (
-        "op"  # op (an output of one) | input | parameter | frozen | buffer | constant | seed
-    )
+    # op (output of an operator) | input | parameter | frozen (parameter) | buffer | constant | seed
+    role: str = "op"
 
     @property
     def nbytes(self) -> int:

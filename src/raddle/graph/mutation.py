@@ -45,9 +45,7 @@ class Memory:
         self.values: dict[Node, Any] = {}
         self.views: dict[Node, View] = {}
         self.versions: dict[Node, int] = {}  # of roots: the number of writes so far
-        self.value_version: dict[
-            Node, int
-        ] = {}  # the root's version that a node's value belongs to
+        self.value_version: dict[Node, int] = {}  # the root's version when the node was computed
         self.states: dict[Node, Value] = {}  # parameters, buffers and constants, which are roots
         self.updates: dict[str, Value] = {}  # the last value written to each buffer, by name
         self.no_grad = False  # whether the current nodes are under torch.no_grad

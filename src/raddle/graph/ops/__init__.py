@@ -1,5 +1,7 @@
-"""Operators, one file a family: the line of notation, how a box is executed, and the ATen calls it
-stands for. A new one is a file here that declares it: importing this package imports all of them."""
+"""Operators, one file for each family: index notation, kernels, and the ATen calls that they translate.
+
+Importing this package imports all of its files, so a file that is added here declares its operators.
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -2,9 +2,13 @@
 
     y[a.. t c] = q[a.. t K] k[a.. S K] v[a.. S c] mask[a.. t S]
 
-Samples, heads, queries and the values' features can be split. A causal mask needs no keys after
-the last query of a box, which the notation says with a table: k[a.. keys(t) K]. With dropout it is
-spelt out in plain operators.
+Samples, heads, queries and the features of the values can be split. With a causal mask a box needs no keys
+after its last query, which the notation says by a table: k[a.. keys(t) K]. Attention with dropout is
+decomposed into plain operators.
+
+As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
+signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
+a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -43,9 +47,12 @@ def _attention_notation(sig: Signature) -> str:
     *lead, t, c = unique([*lead, sig.letters[0][-2], sig.letters[2][-1]])
     keys = f"keys({t})" if sig.attrs["causal"] else "%"
     a = [broadcast_access(s[:-2], lead, batch) for s in sig.shapes[:3]]
-    # Letters of the dimensions that are taken whole: the keys, and the features of queries and keys.
+    # Capital letters for the dimensions that are never split: keys, and features of queries and keys.
     s, k = (letter.upper() for letter in unique("sk", [*lead, t, c]))
-    notation = f"y[{' '.join([*lead, t, c])}] = q[{a[0]} {t} {k}], k[{a[1]} {keys} {k}], v[{a[2]} {keys} {c}]"
+    notation = (
+        f"y[{' '.join([*lead, t, c])}] = "
+        f"q[{a[0]} {t} {k}], k[{a[1]} {keys} {k}], v[{a[2]} {keys} {c}]"
+    )
     if len(sig.shapes) > 3:
         scores = [*batch, out[rank - 2], sig.shapes[1][-2]]
         notation += f", m[{broadcast_access(sig.shapes[3], [*lead, t, s], scores)}]"
@@ -69,7 +76,8 @@ def _attention_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _attention_flops(space: Space, box: Box, operand: int | None) -> int:
-    """Two products forward; backward, the scores again and products for their gradient, q, k, v."""
+    """Forward: two products. Backward: the scores again, then products for the scores', q's, k's and v's
+    gradients."""
     *lead, t, c = space.output_boxes(box)[0].shape
     keys, features = (index.extent for index in space.operands[1].indices[-2:])
     pairs = 2 * math.prod(lead) * t * keys
@@ -117,6 +125,7 @@ def _decompose(
     causal: bool,
     scale: float,
 ) -> Any:
+    """Attention as matmul, softmax, dropout and matmul."""
     with b.composite("attention", [], has_fused_call=False):
         transposed_k = b.call(A.transpose.int, k, -2, -1)
         scores = b.call(A.matmul.default, pointwise(b, A.mul.Tensor, q, scale), transposed_k)

@@ -1,8 +1,12 @@
-"""Contractions: linear, matmul and its relatives, einsum.
+"""Contractions: linear, matmul and related calls, einsum.
 
 linear   y[n.. c] += x[n.. k] * w[c k] + b[c]
 matmul   y[a.. m c] += x[a.. m k] * w[a.. k c]
-einsum   its own equation
+einsum   the equation of the call
+
+As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
+signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
+a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from raddle.graph.traits import SavedTensors, Traits
 A = torch.ops.aten
 
 
-# -- linear: rows `row0` and up of the weight, so that a gate of an LSTM is a linear operator too ----
+# -- linear: reads the weight from row `row0` on, so that it also is one gate of an LSTM -----------------
 
 
 def _linear_notation(sig: Signature) -> str:
@@ -50,6 +54,7 @@ def linear(
     rows: tuple[int, int] | None = None,
     suffix: str | None = None,
 ) -> Any:
+    """Adds a linear operator; rows: the range of rows of the weight and of the bias that it uses."""
     lo, hi = rows or (0, weight.shape[0])
     shape = (*x.shape[:-1], hi - lo)
     attrs = {"row0": lo} if rows else {}
@@ -65,7 +70,7 @@ def _translate_linear(b: Builder, x: Value, weight: Value, bias: Value | None = 
     return linear(b, x, weight, bias)
 
 
-# -- matmul and what adds to it --------------------------------------------------------
+# -- matmul, addmm ---------------------------------------------------------------------
 
 
 def _matmul_notation(sig: Signature) -> str:
@@ -172,7 +177,7 @@ def _translate_einsum(
 
 
 def _explicit_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The equation with its ellipses spelt out and its output given."""
+    """The inputs and the output of an equation, with letters in place of ellipses."""
     left, arrow, right = equation.partition("->")
     specs = left.split(",")
     spare = [s for s in ALPHABET + ALPHABET.upper() if s not in equation]

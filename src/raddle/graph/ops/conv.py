@@ -1,7 +1,11 @@
-"""Convolutions and transposed convolutions: grouped, depthwise, dilated, strided, of one to three
-dimensions.
+"""Convolutions and transposed convolutions of one to three dimensions: strided, dilated, grouped.
 
-cg and kg are the filters and the channels of a group; without groups c//cg is 0.
+cg and kg are the numbers of filters and of input channels of a group; without groups c//cg is 0. s, d and p
+are stride, dilation and padding. T R Q are the dimensions of the window.
+
+As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
+function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
+call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -38,9 +42,10 @@ TRANSPOSED_NOTATION = {
 def choose_padding(
     pads: Sequence[tuple[int, int]], stride: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Padding as the call's own argument where it is even, else for F.pad (last dimension first).
+    """Returns the padding to give to the call itself, and that for F.pad (last dimension first).
 
-    A window needs a whole stride more to fit once again, so less than that may be too much above.
+    pads: the padding below (lo) and above (hi) for each dimension. The call would pad by lo on both sides.
+    If lo exceeds hi by less than a stride, no further window fits, so F.pad is not needed.
     """
     if all(0 <= lo - hi < s for (lo, hi), s in zip(pads, stride, strict=True)):
         return [lo for lo, _ in pads], []
@@ -74,7 +79,7 @@ def _transposed_kernel(tile: OperatorTile) -> Kernel:
         rank - 1
     ]
     out = tile.op.space.output_boxes(tile.box)[0]
-    crops = []  # the whole result of the region starts at lo*s and ends at (hi-1)*s + (r-1)*d + 1
+    crops = []  # the full result of a region starts at lo*s and ends at (hi-1)*s + (r-1)*d + 1
     for i in range(rank):
         lo, hi, r = region.lo[2 + i], region.hi[2 + i], weight.shape[2 + i]
         begin, end = lo * stride[i], (hi - 1) * stride[i] + (r - 1) * dilation[i] + 1
@@ -92,7 +97,7 @@ def _transposed_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _transposed_flops(space: Space, box: Box, operand: int | None) -> int:
-    """Every element of the input's region meets every element of the window."""
+    """Every element of the input's region is multiplied with every element of the window."""
     region = space.regions(box)[0]
     if region is None or (operand is not None and operand > 1):
         return 0
@@ -104,23 +109,28 @@ def _transposed_flops(space: Space, box: Box, operand: int | None) -> int:
 def _grouped_call(
     tile: OperatorTile, call: Callable[[Tensor, Tensor, int], Tensor], transposed: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Runs a grouped convolution on a box of filters that may begin and end inside a group."""
+    """A function that runs a grouped convolution for a box of filters; None if there is one group.
+
+    The box may begin and end inside a group. call(x, w, groups): the convolution.
+    """
     if tile.attrs["groups"] == 1:
         return None
     cg, kg = tile.attrs["cg"], tile.attrs["kg"]
     (c0, c1), (k0, k1) = tile.range("c"), tile.range("k")
     g0, g1, kn = c0 // cg, (c1 - 1) // cg + 1, k1 - k0
-    # Runs of groups that hold equally many filters of the box: a first part, full ones, a last part.
-    runs: list[list[int]] = []  # filters in a group, groups, first filter of the group
+    # Runs of groups with equally many filters of the box: part of a group, full groups, part of a group.
+    runs: list[list[int]] = []  # filters per group, number of groups, first filter in its group
     for g in range(g0, g1):
         lo, hi = max(c0, g * cg), min(c1, (g + 1) * cg)
         if runs and runs[-1][0] == hi - lo == cg:
             runs[-1][1] += 1
         else:
             runs.append([hi - lo, 1, lo - g * cg])
-    has_gaps = kn < kg and g1 - g0 > 1  # the region holds channels between those that are read
+    has_gaps = kn < kg and g1 - g0 > 1  # the region has channels that are not read
     read_channels = [g * kg + k for g in range(g1 - g0) for k in range(kn)] if has_gaps else []
-    column0 = c0 % cg if g1 - g0 == 1 else 0  # where the weight's region begins, transposed
+    column0 = (
+        c0 % cg if g1 - g0 == 1 else 0
+    )  # if transposed: the first column of the weight's region
 
     def run(x: Tensor, w: Tensor) -> Tensor:
         if read_channels:

@@ -1,5 +1,7 @@
-"""The native call of a composite, for a device that holds all of it; `FUSED[kind](attrs)` gives the
-function."""
+"""Native calls that replace composites on a device that runs all operators of one.
+
+`FUSED_KERNELS[kind](attrs)` returns a function from the inputs of a FusedCall to its outputs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 Attrs = Mapping[str, Any]
 
-# The native call takes these where a tile has all but samples.
+# Native calls that can run tiles split along samples only. The others allow all but reduced dimensions.
 SAMPLES_ONLY = frozenset({"group_norm", "lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
@@ -57,11 +59,14 @@ def _cross_entropy(a: Attrs) -> Callable[..., Any]:
 
 
 def _recurrent(call: Callable[..., Any], states: int) -> Callable[[Attrs], Callable[..., Any]]:
-    """A layer in one direction: from its steps' inputs, its states (None: zeros) and parameters."""
+    """One recurrent layer in one direction, of a cell with this number of states.
+
+    Its inputs are the inputs of all steps, the initial states (None: zeros) and the parameters.
+    """
 
     def make(a: Attrs) -> Callable[..., Any]:
         steps, direction = a["steps"], -1 if a["reverse"] else 1
-        # One layer, "train" although there is no dropout: cuDNN has no backward otherwise.
+        # train=True although there is no dropout: cuDNN has no backward otherwise.
         flags = (a["biases"], 1, 0.0, True, False, False)
 
         def run(*operands: Any) -> Any:

@@ -1,12 +1,15 @@
-"""Operators that read where a tensor of indices says: embedding, index_select, gather, indexing,
-one class a sample.
+"""Operators that read at positions given by a tensor: embedding, index_select, gather, indexing, picking.
 
-    embedding   y[n.. c] += w[v c], i[n..]       split over v, each part gives zeros for words of others
-    pick        y[n s..] += x[n c s..], i[n s..]   the class that a target names
+    embedding   y[n.. c] += w[v c], i[n..]         a part of v gives zeros for the other indices
+    pick        y[n s..] += x[n c s..], i[n s..]   the element of the target class
     index       y[a.. i.. b..] = x[a.. V b..], i[i..]
 
-Which elements are read is known only at run time, so V is whole (or, where it is summed over, as
-large as its part).
+The positions are known only at run time, so the indexed dimension is read whole (V) or, if it is reduced
+(v, c), as far as it is in the box.
+
+As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
+signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
+a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from raddle.graph.traits import SavedTensors, Traits
 A = torch.ops.aten
 
 
-# -- embedding: the vocabulary is a summed dimension -----------------------------------
+# -- embedding: the vocabulary is a reduced dimension ----------------------------------
 
 
 def _embedding_notation(sig: Signature) -> str:
@@ -79,7 +82,7 @@ def _translate_embedding(
 
 
 def _pick_notation(sig: Signature) -> str:
-    if len(sig.shapes[0]) == 1 and len(sig.shapes[1]) != 0:  # weights of classes, for every sample
+    if len(sig.shapes[0]) == 1 and len(sig.shapes[1]) != 0:  # x has one weight for each class
         lead = unique(sig.letters[1], "c")
         return f"y[{' '.join(lead)}] += x[c], i[{' '.join(lead)}]"
     letters = unique(sig.letters[0])
@@ -145,7 +148,7 @@ def _translate_gather(
 
 
 def _index_notation(sig: Signature) -> str:
-    """Consecutive dimensions of x are replaced by the (broadcast) dimensions of the index tensors."""
+    """Index tensors replace consecutive dimensions of x by their (broadcast) dimensions."""
     dim, count = sig.attrs["dim"], len(sig.shapes) - 1
     out = sig.outputs[0]
     rank = len(out) - len(sig.shapes[0]) + count

@@ -1,10 +1,14 @@
-"""Losses. An elementwise loss is its elements and then their sum or mean; cross entropy is
+"""Losses. An elementwise loss becomes its elements and then their sum or mean. Cross entropy becomes
 
-    lse[n] lse= x[n c]       picked[n] += x[n c], t[n]      each[n] = lse[n] - picked[n], weighed
+    lse[n] lse= x[n c]       picked[n] += x[n c], t[n]      each[n] = lse[n] - picked[n], weighted
     loss[] = sum of each / sum of weights,                  both sums over all samples that count
 
-so it is exact when samples, classes or pixels are split: the mean divides by the number of samples
-that count *globally*, which depends on the data (ignore_index).
+so it is exact if samples, classes or pixels are split: the mean divides by the *global* number of samples
+that count, which depends on the data (ignore_index).
+
+As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
+signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
+a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from raddle.graph.ops.reduce import sum_or_mean
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
-NONE, MEAN = 0, 1
+NONE, MEAN = 0, 1  # values of the argument `reduction` in ATen; 2 is the sum
 
 
 def reduce_loss(b: Builder, losses: Value, reduction: int) -> Any:
@@ -34,16 +38,16 @@ def reduce_loss(b: Builder, losses: Value, reduction: int) -> Any:
 
 
 def _declare_elementwise(name: str) -> None:
-    """Declares loss(x, target, ..., reduction, ...) as its elements and their reduction."""
+    """Registers a loss(x, target, ..., reduction, ...) as an elementwise operator and a reduction."""
     target = getattr(A, name).default
     schema = target._schema.arguments
 
     @aten(name)
     def translate(b: Builder, *args: Any, **kwargs: Any) -> Any:
-        given = arguments_by_name(target, args, kwargs)
-        reduction, given["reduction"] = given["reduction"], NONE
-        by_place = [given[a.name] for a in schema if not a.kwarg_only]
-        by_name = {a.name: given[a.name] for a in schema if a.kwarg_only}
+        arguments = arguments_by_name(target, args, kwargs)
+        reduction, arguments["reduction"] = arguments["reduction"], NONE
+        by_place = [arguments[a.name] for a in schema if not a.kwarg_only]
+        by_name = {a.name: arguments[a.name] for a in schema if a.kwarg_only}
         return reduce_loss(b, pointwise(b, target, *by_place, **by_name), reduction)
 
 
@@ -67,7 +71,8 @@ for _name in [
 
 
 def _entropy_kernel(tile: OperatorTile) -> Kernel:
-    """A sample's loss from lse, x[target], w[target], sum of w*x over classes, and the sum of w."""
+    """The loss of each sample, from its target, x[target], lse, w[target], the sum of w*x over classes, and
+    the sum of w."""
     ignore, smoothing, classes = (tile.attrs[k] for k in ("ignore", "smoothing", "classes"))
     dtype = tile.op.dtypes[0]
 
@@ -86,8 +91,8 @@ def _entropy_kernel(tile: OperatorTile) -> Kernel:
     return run
 
 
-def _mean_divisor(tile: OperatorTile) -> Kernel:
-    """What a sample adds to the divisor of the mean: its weight, or 1, or 0 if it is ignored."""
+def _mean_divisor_kernel(tile: OperatorTile) -> Kernel:
+    """What each sample adds to the divisor of the mean: its weight or 1; 0 if it is ignored."""
     ignore, dtype = tile.attrs["ignore"], tile.op.dtypes[0]
     return lambda t, weight=None: (
         (t != ignore) if weight is None else weight.masked_fill(t == ignore, 0)
@@ -97,7 +102,9 @@ def _mean_divisor(tile: OperatorTile) -> Kernel:
 declare(
     "entropy", pointwise_notation, _entropy_kernel, Traits(SavedTensors.INPUTS), flops_per_point=4
 )
-declare("counted", pointwise_notation, _mean_divisor, Traits(SavedTensors.NOTHING, is_cheap=True))
+declare(
+    "counted", pointwise_notation, _mean_divisor_kernel, Traits(SavedTensors.NOTHING, is_cheap=True)
+)
 
 
 def _likelihood(
@@ -106,7 +113,7 @@ def _likelihood(
 ) -> Any:  # fmt: skip
     """Negative log likelihood of the targets, from logits or from log-probabilities."""
     dim = 1 if len(x.shape) > 1 else 0
-    wide_dtype = accumulation_dtype(x.dtype)  # until all samples are summed up
+    wide_dtype = accumulation_dtype(x.dtype)  # until the sum over all samples
     classes, out = x.shape[dim], [(target.shape, wide_dtype)]
     lse = log_sum_exp(b, x, dim, "lse") if logits else None
     picked = pick(b, x, target, dim, "picked")
@@ -136,7 +143,7 @@ def _translate_cross_entropy(
     ignore_index: int = -100, label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
     if target.dtype.is_floating_point:
-        return _soft_targets(b, x, target, weight, reduction, label_smoothing)
+        return _soft_target_loss(b, x, target, weight, reduction, label_smoothing)
     attrs = {"reduction": reduction, "ignore": ignore_index, "smoothing": label_smoothing}
     with b.composite("cross_entropy", [x, target, weight], attrs) as outputs:
         loss = _likelihood(
@@ -146,10 +153,10 @@ def _translate_cross_entropy(
     return loss
 
 
-def _soft_targets(
+def _soft_target_loss(
     b: Builder, x: Value, target: Value, weight: Value | None, reduction: int, smoothing: float
 ) -> Any:
-    """Targets that are probabilities of classes."""
+    """Cross entropy with targets that are probabilities of classes."""
     dim = 1 if len(x.shape) > 1 else 0
     if weight is not None:
         raise NotSplittable

@@ -1,14 +1,18 @@
-"""Normalisation: statistics are reductions like any other, so they are exact under any split.
+"""Normalisation. Statistics are reductions like any other, so they are exact however they are split.
 
     moments      m[c], v[c] moments= x[n c h w]        partial means and variances, combined by counts
-    lse          l[n] lse= x[n c]                      log-sum-exp, partial as (maximum, sum)
+    lse          l[n] lse= x[n c]                      log-sum-exp; partial results are (maximum, sum)
     batch norm   y[n c h w] = x[n c h w], m[c], v[c], w[c], b[c]
     layer norm   y[n.. c..] = x[n.. c..], m[n..], v[n..], w[c..], b[c..]
     softmax      y[n c] = x[n c], l[n]
 
-Statistics of half-precision numbers are float32, and so is all that is computed from them, as in
-torch; only the results are rounded. Where one device holds all that is summed over, the native call
-takes their place (fused.py).
+Statistics of half-precision numbers are float32, and so is all that is computed from them, as in torch;
+only the results are rounded. If a device has all of the reduced dimensions, it runs the native call
+(fused.py).
+
+As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
+signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
+a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ A = torch.ops.aten
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which torch accumulates numbers of a type."""
+    """The type in which torch accumulates sums of numbers of this type."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -62,7 +66,7 @@ def _moments_kernel(tile: OperatorTile) -> Kernel:
 def _merge_moments(
     op: Op, parts: Sequence[tuple[Tensor, ...]], counts: Sequence[int]
 ) -> tuple[Tensor, ...]:
-    """Chan, Golub, LeVeque: means weighted by counts; variances, plus the spread of the means."""
+    """Chan, Golub, LeVeque: the weighted mean of the means; the variances plus the spread of the means."""
     total = sum(counts)
     shares = [count / total for count in counts]
     mean = sum(
@@ -79,8 +83,8 @@ def _lse_kernel(tile: OperatorTile) -> Kernel:
 
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.to(dtype)
-        # The maximum only scales, so no gradient goes through it; it is kept finite, or a part that is
-        # masked with -inf throughout would give 0 * inf in the backward.
+        # The maximum only scales, so it needs no gradient. It is clamped to be finite: a part that is all
+        # -inf (masked) would else give 0 * inf in the backward.
         top = x.detach().amax(dim).clamp(min=torch.finfo(x.dtype).min)
         return top, (x - top.unsqueeze(dim)).exp().sum(dim)
 
@@ -96,21 +100,13 @@ def _merge_lse(
 
 
 declare(
-    "moments",
-    _statistics_notation("moments=", "mv"),
-    _moments_kernel,
-    Traits(SavedTensors.INPUTS),
-    flops_per_point=3,
-    merge=_merge_moments,
-)
+    "moments", _statistics_notation("moments=", "mv"), _moments_kernel, Traits(SavedTensors.INPUTS),
+    flops_per_point=3, merge=_merge_moments,
+)  # fmt: skip
 declare(
-    "lse",
-    _statistics_notation("lse=", "l"),
-    _lse_kernel,
-    Traits(SavedTensors.INPUTS),
-    flops_per_point=3,
-    merge=_merge_lse,
-)
+    "lse", _statistics_notation("lse=", "l"), _lse_kernel, Traits(SavedTensors.INPUTS),
+    flops_per_point=3, merge=_merge_lse,
+)  # fmt: skip
 
 
 def moments(b: Builder, x: Value, dims: Sequence[int], suffix: str) -> Any:
@@ -156,12 +152,8 @@ def _batch_norm_kernel(tile: OperatorTile) -> Kernel:
     eps, dtype = tile.attrs["eps"], tile.op.dtypes[0]
 
     def run(
-        x: Tensor,
-        mean: Tensor,
-        var: Tensor,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> Tensor:
+        x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:  # fmt: skip
         shape = (1, -1, *[1] * (x.dim() - 2))
         x, mean, var = (t.to(accumulation_dtype(dtype)) for t in (x, mean, var))
         scale: Tensor = (var + eps).rsqrt()
@@ -173,34 +165,27 @@ def _batch_norm_kernel(tile: OperatorTile) -> Kernel:
     return run
 
 
-def _running_statistics(tile: OperatorTile) -> Kernel:
-    """The running statistics after a step; the variance without bias, as torch keeps it."""
+def _running_statistics_kernel(tile: OperatorTile) -> Kernel:
+    """The running statistics after a step; torch uses the unbiased variance here."""
     momentum, unbias = tile.attrs["momentum"], tile.attrs["unbias"]
 
-    def moved_towards(old: Tensor, new: Tensor) -> Tensor:
+    def moving_average(old: Tensor, new: Tensor) -> Tensor:
         now: Tensor = old + momentum * (new.detach() - old)
         return now.to(old.dtype)
 
     def run(mean: Tensor, var: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return moved_towards(mean, m), moved_towards(var, v * unbias)
+        return moving_average(mean, m), moving_average(var, v * unbias)
 
     return run
 
 
 declare(
-    "batch_norm",
-    _batch_norm_notation,
-    _batch_norm_kernel,
-    Traits(SavedTensors.INPUTS),
-    flops_per_point=4,
-)
+    "batch_norm", _batch_norm_notation, _batch_norm_kernel, Traits(SavedTensors.INPUTS), flops_per_point=4
+)  # fmt: skip
 declare(
-    "running",
-    "p[c], q[c] = a[c], b[c], m[c], v[c]",
-    _running_statistics,
-    Traits(SavedTensors.NOTHING, updates_buffer=True),
-    flops_per_point=4,
-)
+    "running", "p[c], q[c] = a[c], b[c], m[c], v[c]", _running_statistics_kernel,
+    Traits(SavedTensors.NOTHING, updates_buffer=True), flops_per_point=4,
+)  # fmt: skip
 
 
 @aten("batch_norm")
@@ -218,7 +203,7 @@ def _translate_batch_norm(
     with b.composite("batch_norm", inputs, attrs) as outputs:
         m, v = moments(b, x, dims, "moments")
         updated: Sequence[Value] = ()
-        # Before the result, which a stage may end with: one native call does all three in one segment.
+        # Before the result, with which a stage may end: one native call computes all three together.
         if mean is not None and var is not None:
             attrs = {"momentum": momentum, "unbias": count / max(1, count - 1)}
             shapes = [(mean.shape, mean.dtype), (var.shape, var.dtype)]
@@ -354,7 +339,7 @@ def _translate_instance_norm(
 
 
 def affine(b: Builder, x: Value, weight: Value | None, bias: Value | None) -> Any:
-    """x * weight + bias by channel."""
+    """x * weight + bias, for each channel."""
     shape = [-1, *[1] * (len(x.shape) - 2)]
     if weight is not None:
         x = b.call(A.mul.Tensor, x, b.call(A.reshape.default, weight, shape))

@@ -1,4 +1,4 @@
-"""Operators that are never split: those that nobody declared."""
+"""Opaque operators: calls that no file of ops/ translates. They run as they are and are never split."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from raddle.graph.dtypes import carries_gradient, resolve_conj_and_neg
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.traits import SavedTensors, Traits
 
-_CAPITALS = "ABCDEFGHIJKLMOPQRSTUVWXYZ"  # without N: what comes out need not hold samples
+_CAPITALS = "ABCDEFGHIJKLMOPQRSTUVWXYZ"  # without N: an output need not have a sample dimension
 
 
 def _letters(shape: Sequence[int], sizes: dict[str, int]) -> list[str]:
-    """Letters of an output; all dimensions are whole, so outputs may share letters of equal size."""
+    """Letters for an output. No dimension is ever split, so outputs may share letters of equal size."""
     chosen: list[str] = []
     for size in shape:
         free = (a for a in _CAPITALS if a not in chosen and sizes.get(a, size) == size)
@@ -39,6 +39,7 @@ def _opaque_notation(sig: Signature) -> str:
 
 
 def _opaque_kernel(tile: OperatorTile) -> Kernel:
+    """A function that makes the stored ATen call; the tile is always the whole operator."""
     target = resolve_overload(tile.attrs["call"])
     args, kwargs = tile.attrs["args"], tile.attrs["kwargs"]
     output_indices, single = tile.attrs["outputs"], tile.attrs["single"]

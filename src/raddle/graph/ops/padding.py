@@ -1,7 +1,11 @@
-"""Padding, and copies whose elements have a table of sources.
+"""Padding, and copies whose elements come from a table of positions.
 
 pad    y[a b] = x[a b-1]
 take   y[a b] = x[a source(b)]     (reflected and circular padding, flip, roll, repeat)
+
+As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
+signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
+a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -66,7 +70,7 @@ def _translate_pad(
         if lo or hi:
             tables[dim] = sources_of(x.shape[dim], lo, hi)
             if not tables[dim]:
-                raise NotSplittable  # all of it is cropped
+                raise NotSplittable  # everything is cropped
     return take(b, x, tables, "pad")
 
 
@@ -79,13 +83,13 @@ def _replicated(size: int, lo: int, hi: int) -> list[int]:
 
 
 def _wrapped(size: int, lo: int, hi: int) -> list[int]:
-    """Circular padding; torch crops by negative amounts first, and wraps what is left."""
+    """Circular padding. torch first crops (negative amounts), then wraps the remaining elements."""
     cropped = list(range(size))[max(0, -lo) : size + min(0, hi)]
     positions = range(-max(0, lo), len(cropped) + max(0, hi))
     return [cropped[i % len(cropped)] for i in positions] if cropped else []
 
 
-# -- take: a table of sources by dimension ---------------------------------------------
+# -- take: for each dimension, a table of source positions -----------------------------
 
 
 def _take_notation(sig: Signature) -> str:
@@ -114,7 +118,7 @@ declare("take", _take_notation, _take_kernel, Traits(SavedTensors.NOTHING), flop
 
 
 def take(b: Builder, x: Value, sources: dict[int, list[int]], suffix: str) -> Any:
-    """Along each dimension given, element i of the result is element sources[i]."""
+    """Along each dimension d of `sources`, element i of the result is element sources[d][i] of x."""
     if not sources:
         return x
     shape = tuple(len(sources[d]) if d in sources else s for d, s in enumerate(x.shape))

@@ -1,7 +1,11 @@
-"""Elementwise operators with broadcasting, and tensors that are made from nothing.
+"""Elementwise operators with broadcasting, and operators that create tensors (zeros, arange).
 
-Every ATen call that carries the pointwise tag is elementwise without being named here; the calls
-that are named are elementwise too, but carry no tag.
+Every ATen call with the tag `pointwise` is elementwise without being named here. The calls named here are
+elementwise too, but have no tag.
+
+As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
+signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
+a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -35,10 +39,11 @@ def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
 def broadcast_letters(
     shapes: Sequence[Sequence[int]], letters: Sequence[str], outputs: Sequence[int]
 ) -> list[str]:
-    """Letters of a broadcast result: of the operand with the highest rank that is not broadcast there."""
+    """The letters of a broadcast result: for each dimension, from the operand of the highest rank that is
+    not broadcast there."""
     rank = len(outputs)
     chosen = [""] * rank
-    pairs = zip(shapes, letters, strict=True)  # those that know the samples tell what is what
+    pairs = zip(shapes, letters, strict=True)  # operands with a sample dimension come first
     for shape, names in sorted(pairs, key=lambda p: (-len(p[0]), "n" not in p[1])):
         for d, size in enumerate(shape):
             position = rank - len(shape) + d
@@ -48,14 +53,14 @@ def broadcast_letters(
 
 
 def broadcast_access(shape: Sequence[int], letters: Sequence[str], outputs: Sequence[int]) -> str:
-    """How a broadcast operand is indexed: a dimension of size 1 by 0."""
+    """The indices of a broadcast operand: the letters, or 0 for a dimension of size 1."""
     skip = len(letters) - len(shape)
     pairs = zip(shape, outputs[skip:], letters[skip:], strict=True)
     return " ".join("0" if size == 1 and out != 1 else letter for size, out, letter in pairs)
 
 
 def pointwise_notation(sig: Signature) -> str:
-    """y[a b] = x0[a b], x1[0 b]"""
+    """For example y0[a b] = x0[a b], x1[0 b]."""
     out = sig.outputs[0]
     letters = broadcast_letters(sig.shapes, sig.letters, out)
     left = ", ".join(f"y{i}[{' '.join(letters)}]" for i in range(len(sig.outputs)))
@@ -81,14 +86,14 @@ def pointwise(b: Builder, target: Any, *args: Any, flops_per_point: int = 1, **k
 
 
 def _declare_pointwise(name: str) -> None:
-    """Declares an ATen call elementwise although it carries no tag."""
+    """Registers an ATen call as elementwise although it has no tag."""
 
     @aten(name)
     def translate(b: Builder, *args: Any, **kwargs: Any) -> Any:
         return pointwise(b, find_overload(getattr(A, name), args, kwargs), *args, **kwargs)
 
 
-_SCHEMA_TYPES: dict[type, tuple[str, ...]] = {  # what a schema calls the types of Python
+_SCHEMA_TYPES: dict[type, tuple[str, ...]] = {  # the names of Python types in ATen schemas
     bool: ("bool", "number"),
     int: ("int", "float", "number"),
     float: ("float", "number"),
@@ -99,7 +104,7 @@ _SCHEMA_TYPES: dict[type, tuple[str, ...]] = {  # what a schema calls the types 
 
 
 def find_overload(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The first overload whose arguments these are, by their number, names and types."""
+    """The first overload that accepts the arguments, by their number, names and types."""
     for name in packet.overloads():
         target = getattr(packet, name)
         if "out" not in name and _accepts(target, args, kwargs):
@@ -110,7 +115,7 @@ def find_overload(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 def arguments_by_name(
     target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of a call by name, those left out having their default."""
+    """All arguments of a call by name, with defaults for those that are left out."""
     schema = target._schema.arguments
     defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
     return {**defaults, **dict(zip((a.name for a in schema), args, strict=False)), **kwargs}
@@ -127,7 +132,7 @@ def _accepts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
 
 
 def _matches_type(value: Any, kind: str) -> bool:
-    """Whether a schema's type, such as `Optional[List[int]]`, takes a value."""
+    """Whether a type of a schema, such as `Optional[List[int]]`, accepts a value."""
     if value is None:
         return kind.startswith("Optional")
     if isinstance(value, (list, tuple)):
@@ -166,12 +171,12 @@ for _name in [
 
 @aten("clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy")
 def _identity(b: Builder, x: Value, *_: Any) -> Value:
-    return x  # values are never written twice, so a copy is the value itself
+    return x  # values never change, so a copy is the value itself
 
 
 @aten("_conj", "_conj_physical")
 def conjugate(b: Builder, x: Value) -> Any:
-    """At once: torch would only mark the tensor, and whoever reads its memory would miss the mark."""
+    """Computes the conjugate: torch would only set a bit of the tensor, which is lost in a transfer."""
     return pointwise(b, A.conj_physical.default, x)
 
 
@@ -220,7 +225,7 @@ def _translate_prelu(b: Builder, x: Value, weight: Value) -> Any:
     return b.emit("prelu", [x, weight], [(x.shape, x.dtype)])
 
 
-# -- triangles: the diagonal is a global coordinate ------------------------------------
+# -- triangles: the diagonal is given in coordinates of the whole tensor ---------------
 
 
 def _triangle_kernel(tile: OperatorTile) -> Kernel:
@@ -251,7 +256,7 @@ def _translate_triu(b: Builder, x: Value, diagonal: int = 0) -> Any:
     return b.emit("triangle", [x], [(x.shape, x.dtype)], attrs, suffix="triu")
 
 
-# -- tensors from nothing --------------------------------------------------------------
+# -- operators that create tensors -----------------------------------------------------
 
 
 def _created_notation(sig: Signature) -> str:

@@ -1,8 +1,14 @@
-"""Pools: maximum and average, with strides, padding, dilation and ceil mode, and adaptive ones.
+"""Pools: maximum and average, with strides, padding, dilation and ceil mode, and adaptive pools.
 
 max_pool   y[n c h w] = x[n c h*s0+R*d0-p0 w*s1+Q*d1-p1]      borders are padded with -inf
-avg_pool   the same, a sum; what it is divided by depends on the border
+avg_pool   the same, a sum; its divisor depends on the border
 adaptive   y[n c h w] = x[n c window0(h) window1(w)]
+
+s, d and p are stride, dilation and padding. T R Q are the dimensions of the window.
+
+As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
+function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
+call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -48,7 +54,10 @@ def _max_pool_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _pool_padding(tile: OperatorTile, kernel: Any, stride: Any) -> tuple[list[int], list[int]]:
-    """Pools pad by at most half their window themselves; avg_pool3d only what holds a window."""
+    """The padding for the pool's own argument and that for F.pad, as `choose_padding`.
+
+    A pool pads by at most half its window, and avg_pool3d only inputs that are as large as the window.
+    """
     pads, region = tile.pads(0)[2:], tile.region(0)
     assert region is not None
     padding, explicit = choose_padding(pads, stride)
@@ -82,7 +91,7 @@ def _avg_pool_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _corners(factors: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
-    """Extreme values along each dimension: if the products of all corners are 1, all are."""
+    """All combinations of each dimension's extreme values: if their products are 1, all products are."""
     corners: list[tuple[float, ...]] = [()]
     for values in factors:
         corners = [(*c, v) for c in corners for v in (min(values), max(values))]
@@ -105,7 +114,7 @@ for _rank in (1, 2, 3):
 
 
 def _batched(b: Builder, x: Value, rank: int, function: Any) -> Any:
-    """A pool of an input without a sample dimension is that of a batch of one."""
+    """Applies a pool; an input without a sample dimension is treated as a batch of one."""
     if len(x.shape) == rank + 2:
         return function(x)
     return b.call(A.squeeze.dim, function(b.call(A.unsqueeze.default, x, 0)), 0)
@@ -162,7 +171,7 @@ def _translate_avg_pool(
 
 
 def _divisor(i: int, k: int, s: int, p: int, size: int, include: bool) -> int:
-    """How many elements a window is divided by, along one dimension, as torch counts."""
+    """One dimension's factor in the divisor of window i, of size k, stride s and padding p, as in torch."""
     begin = i * s - p
     end = min(begin + k, size + p)
     return end - begin if include else min(end, size) - max(begin, 0)
@@ -176,7 +185,7 @@ def _windows(size: int, out: int) -> list[tuple[int, int]]:
 
 
 def _adaptive_kernel(tile: OperatorTile) -> Kernel:
-    """Window by window along each dimension; one native pool where all windows are alike."""
+    """Window by window along each dimension; one native pool if all windows have the same size."""
     sizes, largest = tile.attrs["sizes"], tile.attrs["largest"]
     out, region = tile.op.space.output_boxes(tile.box)[0], tile.region(0)
     assert region is not None
@@ -197,7 +206,9 @@ def _adaptive_kernel(tile: OperatorTile) -> Kernel:
     ]
 
     def run(x: Tensor) -> Tensor:
-        for i, windows in reversed(list(enumerate(spans))):  # ties: the first element, row by row
+        for i, windows in reversed(
+            list(enumerate(spans))
+        ):  # of equal maxima, the first in row-major order wins
             parts = [x.narrow(2 + i, lo, hi - lo) for lo, hi in windows]
             parts = [
                 p.max(2 + i, keepdim=True)[0] if largest else p.mean(2 + i, keepdim=True)

@@ -1,7 +1,10 @@
-"""Dropout that does not depend on the plan: the mask is a hash of the global position of an
-element.
+"""Dropout that does not depend on the plan: the mask is a hash of an element's position in the tensor.
 
 dropout y[a..] = x[a..], seed[]
+
+As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
+function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
+call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from raddle.graph.traits import SavedTensors, Traits
 
 
 def _mix(h: Tensor) -> Tensor:
-    """A bijection of 32-bit integers that scatters every bit (two rounds of xor, shift and multiply)."""
+    """A hash of 32-bit integers, one to one: two rounds of xor, shift and multiply."""
     h = h ^ ((h >> 16) & 0xFFFF)
     h = h * 0x21F0AAAD
     h = h ^ ((h >> 15) & 0x1FFFF)
@@ -31,7 +34,7 @@ def _mix(h: Tensor) -> Tensor:
 
 
 def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
-    """32 random bits for every point of a box of a tensor of the given shape; `key` is an int32 scalar."""
+    """32 random bits for every element of a box of a tensor of this shape; `key`: an int32 scalar."""
     device = key.device
     index = torch.zeros((), dtype=torch.int32, device=device)
     stride = 1
@@ -47,9 +50,8 @@ def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
 def _dropout_kernel(tile: OperatorTile) -> Kernel:
     p, key = tile.attrs["p"], tile.attrs["stream"]
     shape = tuple(d.size for d in tile.op.space.dims)
-    mask_dims = tile.attrs[
-        "dims"
-    ]  # a mask over these dimensions alone (feature dropout), or over all
+    # The dimensions of the mask: some (feature dropout), or None for all.
+    mask_dims = tile.attrs["dims"]
     box = tile.box
     if mask_dims is not None:
         box = Box(
@@ -90,7 +92,7 @@ def dropout(
 ) -> Any:
     if p == 0:
         return x
-    # Every dropout of a model has a stream of its own, by its number: names may change, order does not.
+    # Every dropout of a model has its own random stream, by its number: unlike names, the order is stable.
     number = sum(op.kind == "dropout" for op in b.ops)
     stream = zlib.crc32(f"dropout {number}".encode()) - 2**31
     attrs = {"p": p, "stream": stream, "dims": dims}

@@ -1,10 +1,14 @@
-"""LSTM, GRU and plain recurrent networks, taken apart into step × layer × gate.
+"""LSTM, GRU and plain recurrent networks, unrolled into one group of operators per step, layer and gate.
 
     gate   y[n c] += x[n k] * w[c+row0 k] + b[c+row0]      linear on the gate's rows of the weight
     cell   h[n c], s[n c] = gates[n c].., s[n c]           elementwise
 
-so samples, features and layers can be split, and layers and steps run at the same time on
-different devices. Where a device holds all of a layer, in one direction, a native call runs it (fused.py).
+So samples, features and layers can be split, and different devices can run layers and steps at the same
+time. A device that runs all of a layer, in one direction, uses a native call (fused.py).
+
+As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
+function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
+call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -81,15 +85,15 @@ declare(
 
 
 class CellType(NamedTuple):
-    """What tells the networks apart: the gates in the order of the weight's rows, and the states."""
+    """The kind of cell."""
 
     kind: str
-    gates: str
-    states: int  # 2 for an LSTM: hidden and cell
+    gates: str  # one letter per gate, in the order of the weight's rows
+    states: int  # number of states; 2 for an LSTM: hidden and cell
 
 
 class LayerWeights(NamedTuple):
-    """Parameters of one layer in one direction."""
+    """The parameters of one layer in one direction, named as in torch.nn.LSTM."""
 
     ih: Value
     hh: Value
@@ -104,7 +108,8 @@ TANH, RELU = CellType("rnn_tanh", "h", 1), CellType("rnn_relu", "h", 1)
 def _step(
     b: Builder, cell_type: CellType, w: LayerWeights, x: Value, states: list[Value], name: str
 ) -> list[Value]:
-    """One step of one layer: a linear operator a gate for the input and for the state, then the cell."""
+    """Adds one step of one layer: for each gate a linear operator of the input and one of the state, then
+    the cell. Returns the new states."""
     size = states[0].shape[-1]
 
     def gates(side: str, source: Value, weight: Value, bias: Value | None) -> list[Value]:
@@ -127,7 +132,7 @@ def _is_zeros(b: Builder, states: Value) -> bool:
 
 
 def _initial_state(b: Builder, states: Value, x: Value) -> Callable[[int], Value]:
-    """The initial state of each layer; zeros are made for the layer, with the letters of its input."""
+    """A function from layer and direction, as one number, to the initial state; zeros get x's letters."""
     if not _is_zeros(b, states):
         return lambda number: select(b, states, 0, number)
     attrs = {"value": 0, "letters": x.letters}
@@ -140,7 +145,10 @@ def unroll(
     b: Builder, cell_type: CellType, x: Value, states: Sequence[Value], params: Sequence[Value],
     biases: bool, layers: int, p: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
-    """All steps of all layers; returns the output sequence and the last states."""
+    """Adds all steps of all layers; returns the output sequence and the last states.
+
+    states: the initial states of all layers. p: probability of dropout between layers.
+    """
     directions, per_layer = 2 if bidirectional else 1, 4 if biases else 2
     if len(params) != layers * directions * per_layer or len(x.shape) != 3:
         raise NotSplittable  # projections, or no sample dimension
@@ -161,7 +169,7 @@ def unroll(
                 outputs = [sequence[0]] * len(sequence)
                 for t in reversed(steps) if direction else steps:
                     if layer and train and p > 0 and t not in dropped:
-                        # Beside its step, so that a layer can begin before the one below has ended.
+                        # Directly before its step: a layer can start before the layer below ends.
                         sequence[t] = dropout(b, sequence[t], p, suffix=f"l{layer}.t{t}.dropout")
                         dropped.add(t)
                     name, first = f"l{layer}{'r' if direction else ''}.t{t}", len(b.ops)

@@ -1,11 +1,13 @@
-"""Sums and means over dimensions, and operators that need some dimensions whole (max, sort, cumsum,
-...).
+"""Sums and means over dimensions, and operators that need some dimensions whole (max, sort, cumsum, ...).
 
-    sum     y[a] += x[a k]     a box that holds a part of k gives a partial sum
-    whole   y[a] = x[a K]      a maximum, say: exact gradients at ties need all of K
+    sum     y[a] += x[a k]     a box that has a part of k gives a partial sum
+    whole   y[a] = x[a K]      such as a maximum: exact gradients at equal values need all of K
 
-Sums of half-precision numbers are float32 until they are complete, and rounded by an operator of
-their own.
+Sums of half-precision numbers are float32 until they are complete; another operator then rounds them.
+
+As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
+signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
+a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ A = torch.ops.aten
 
 
 def normalise_dims(x: Value, dim: Any) -> tuple[int, ...]:
-    """A `dim` argument as sorted, non-negative dimensions; None or () are all of them."""
+    """A `dim` argument as sorted, non-negative dimensions; None or () mean all dimensions."""
     rank = len(x.shape)
     dims = [] if dim is None else [dim] if isinstance(dim, int) else dim
     return tuple(sorted(d % rank for d in dims)) if dims and rank else tuple(range(rank))
@@ -49,7 +51,7 @@ def reduced_shape(x: Value, dims: Sequence[int], keepdim: bool) -> tuple[int, ..
 
 
 def kept_letters(letters: Sequence[str], dims: Sequence[int], keepdim: bool) -> list[str]:
-    """Letters of the result: where a reduced dimension is kept, a fresh letter of size 1."""
+    """The letters of the result; a reduced dimension that is kept (size 1) gets an unused letter."""
     kept, taken = [], list(letters)
     for d, letter in enumerate(letters):
         if d not in dims:
@@ -94,11 +96,11 @@ def sum_or_mean(
     mean: bool = False,
     dtype: Any = None,
 ) -> Any:
-    """The sum, or the mean, over dimensions."""
+    """Adds the sum or the mean over dimensions."""
     dtype = dtype or (x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64)
     count = math.prod(x.shape[d] for d in dims)
     shape, suffix = reduced_shape(x, dims, keepdim), "mean" if mean else "sum"
-    if not count:  # there is nothing to read
+    if not count:  # the input has no elements
         return full(b, shape, math.nan if mean else 0, dtype, suffix)
     attrs = {"dims": tuple(dims), "keepdim": keepdim, "scale": 1 / count if mean else 1}
     y = b.emit("sum", [x], [(shape, accumulation_dtype(dtype))], attrs, suffix=suffix)
@@ -120,14 +122,14 @@ def _translate_mean(
 
 
 def _variance(b: Builder, x: Value, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
-    """The variance, in float32 where x has half precision."""
+    """The variance; float32 if x has half precision."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     dims = normalise_dims(x, dim)
     ddof = correction if correction is not None else 1 if unbiased is None else int(unbiased)
     count = math.prod(x.shape[d] for d in dims)
     if count <= ddof:
-        raise NotSplittable  # no degree of freedom is left: nan
+        raise NotSplittable  # no degree of freedom is left: torch returns nan
     _, variance = moments(b, x, dims, suffix="moments")
     if keepdim:
         variance = b.call(A.reshape.default, variance, list(reduced_shape(x, dims, True)))
@@ -152,7 +154,7 @@ def _translate_std(
     return cast(b, pointwise(b, A.sqrt.default, variance), x.dtype)
 
 
-# -- whole -----------------------------------------------------------------------------
+# -- whole: operators that need some dimensions whole ----------------------------------
 
 
 def _whole_notation(sig: Signature) -> str:
@@ -164,7 +166,7 @@ def _whole_notation(sig: Signature) -> str:
         if len(shape) == len(indices):
             output = []
             for d, size in enumerate(shape):
-                if d in dims and size != sig.shapes[0][d]:  # reduced and kept, or topk
+                if d in dims and size != sig.shapes[0][d]:  # a reduced dimension of size 1, or topk
                     output.append(unused_letter(taken).upper())
                     taken.append(output[-1])
                 else:
@@ -193,7 +195,7 @@ declare("whole", _whole_notation, _whole_kernel, Traits(SavedTensors.INPUTS))
 def emit_whole(
     b: Builder, target: Any, x: Value, dims: Sequence[int], *args: Any, **kwargs: Any
 ) -> Any:
-    """An ATen call on x that takes the dimensions given whole, and every other one elementwise."""
+    """Adds an ATen call on x that needs `dims` whole and is elementwise in all other dimensions."""
     result = infer_meta(target, (x, *args), kwargs)
     outputs = [result] if isinstance(result, torch.Tensor) else list(result)
     name = target._schema.name.split("::")[1]
@@ -204,7 +206,7 @@ def emit_whole(
 
 
 def _declare_whole(name: str) -> None:
-    """Declares an ATen call that takes its `dim` whole or, without one, all dimensions."""
+    """Registers an ATen call that needs its dimension `dim` whole or, without `dim`, all dimensions."""
 
     @aten(name)
     def translate(b: Builder, x: Value, *args: Any, **kwargs: Any) -> Any:
@@ -214,7 +216,7 @@ def _declare_whole(name: str) -> None:
             return pointwise(b, getattr(A, f"{name}imum").default, x, by_name["other"])
         dim = by_name.get("dim")
         if name in ("any", "all") and dim in ([], ()):
-            raise NotSplittable  # here alone, no dimensions are not all of them
+            raise NotSplittable  # only for these calls, no dimensions do not mean all
         return emit_whole(b, target, x, normalise_dims(x, dim), *args, **kwargs)
 
 

@@ -1,6 +1,10 @@
-"""Interpolation: along each dimension an element is a weighted sum of a few taps.
+"""Interpolation: along each dimension, an output element is a weighted sum of input elements (*taps*).
 
 interpolate   y[n c h w] = x[n c taps0(h) taps1(w)]
+
+As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
+function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
+call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -19,9 +23,8 @@ from raddle.graph.ops.norm import accumulation_dtype
 from raddle.graph.traits import SavedTensors, Traits
 
 A = torch.ops.aten
-Taps = list[
-    dict[int, float]
-]  # for each output element, the weight of each input element that it reads
+# For each output element: the weight of each input element that it reads, by position.
+Taps = list[dict[int, float]]
 
 
 def _interpolate_notation(sig: Signature) -> str:
@@ -72,7 +75,7 @@ declare(
 
 
 def _nearest_2d(size: int, out: int, scale: float | None) -> Taps:
-    """In two dimensions torch ignores the scale where the size stays or doubles."""
+    """As `_nearest_taps`; in two dimensions torch ignores the scale if the size stays or doubles."""
     return _nearest_taps(size, out, None if out in (size, 2 * size) else scale, exact=False)
 
 
@@ -90,7 +93,7 @@ def _position(i: int, size: int, out: int, scale: float | None, align_corners: b
 
 
 def _linear_taps(size: int, out: int, scale: float | None, align_corners: bool) -> Taps:
-    if out == size:  # a copy, whatever the scale
+    if out == size:  # a copy, for any scale
         return [{i: 1.0} for i in range(size)]
     taps: Taps = []
     for i in range(out):
@@ -118,7 +121,7 @@ def _cubic_taps(size: int, out: int, scale: float | None, align_corners: bool) -
 
 
 def _collect(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
-    """Weights by element; a tap of weight 0 is not read."""
+    """The sum of weights for each position; a tap of weight 0 is not read."""
     weights: dict[int, float] = {}
     for index, weight in pairs:
         if weight:
@@ -142,7 +145,7 @@ def _interpolate(b: Builder, x: Value, output: Any, scales: Any, taps_of: Any) -
 
 
 def _arguments(args: Sequence[Any]) -> tuple[Any, bool, Any]:
-    """output sizes, align_corners and scales of both spellings of the ATen calls (default, vec)."""
+    """Output sizes, align_corners and scales, from either overload of the ATen call (default, vec)."""
     output, *others = args
     align_corners = others.pop(0) if others and isinstance(others[0], bool) else False
     scales: Any = None

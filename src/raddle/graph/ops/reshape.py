@@ -1,13 +1,16 @@
 """Reshapes: views, flatten, squeeze, pixel shuffle.
 
-The dimensions of both shapes are refined to common *factors*: (4 6) -> (8 3) is (4 (2 3)) -> ((4
-2) 3).
+Both shapes are factored into common *factors*: (4 6) -> (8 3) is (4 (2 3)) -> ((4 2) 3).
 
     flatten   (n c h w) -> (n c):   y[n c] = x[n c//49 c//7%7 c%7]
     split     (n c) -> (n c a):     y[n c a] = x[n c*4+a]
 
-Any box of the result has a box as its source. Where no common factors exist, (4 6) -> (3 8), the
-dimensions concerned are taken whole.
+So every box of the result needs a box of the source. Dimensions without common factors, as in
+(4 6) -> (3 8), are never split.
+
+As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
+signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
+a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ A = torch.ops.aten
 
 
 class Factor(NamedTuple):
-    """A common factor: its size, the dimensions it is part of, and its stride inside each."""
+    """A common factor of a source and a target dimension, with its stride inside each."""
 
     size: int
     source: int
@@ -45,7 +48,7 @@ class Factor(NamedTuple):
 def factors(
     source: tuple[int, ...], target: tuple[int, ...]
 ) -> tuple[tuple[Factor, ...], frozenset[int]]:
-    """Common factors of two shapes, and the target dimensions that have none (taken whole).
+    """The common factors of two shapes, and the target dimensions without common factors.
 
     >>> [f.size for f in factors((4, 6), (8, 3))[0]]
     [4, 2, 3]
@@ -68,7 +71,7 @@ def factors(
 
 
 def _groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Runs of dimensions of equal volume on both sides; dimensions of size 1 are in none."""
+    """The shortest runs of source and target dimensions of equal volume, without dimensions of size 1."""
     left = [d for d, s in enumerate(source) if s != 1]
     right = [d for d, s in enumerate(target) if s != 1]
     groups = []
@@ -91,7 +94,7 @@ def _strides(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
 
 
 def _locate(shape: Sequence[int], dims: Sequence[int], stride: int) -> tuple[int, int]:
-    """The dimension that a factor of the given stride (in its group) belongs to, and its stride there."""
+    """The dimension that contains the factor with this stride in the group, and its stride in there."""
     for d, dim_stride in zip(dims, _strides(shape, dims), strict=True):
         if dim_stride <= stride < dim_stride * shape[d]:
             return d, stride // dim_stride
@@ -117,7 +120,7 @@ def _reshape_notation(sig: Signature) -> str:
 def _target_letters(
     source: str, target: Sequence[int], common: Sequence[Factor], mixed: frozenset[int]
 ) -> list[str]:
-    """A dimension keeps the letter of the first factor in it, if that factor leads its source dimension."""
+    """The letters of the target: a dimension gets the source letter of its first factor, if unused."""
     letters = [""] * len(target)
     used: set[str] = set()
     for factor in common:
@@ -144,7 +147,7 @@ def _reshape_kernel(tile: OperatorTile) -> Kernel:
     common, mixed = factors(source, target)
     ranges = [_factor_range(f, tile.box.lo[f.target], tile.box.hi[f.target]) for f in common]
     picks = _picks(common, ranges, region.lo, region.hi)
-    # After picking, the tensor is a box of the factors; a target dimension is then a contiguous run of it.
+    # After index_select the tensor is a box of the factors, so each target dimension is a contiguous range.
     merged_shape, cuts = [], []
     for t, size in enumerate(target):
         dim_factors = [(f, r) for f, r in zip(common, ranges, strict=True) if f.target == t]
@@ -168,7 +171,7 @@ def _reshape_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _factor_range(factor: Factor, lo: int, hi: int) -> tuple[int, int]:
-    """The range of a factor that a range of its target dimension touches."""
+    """The range of a factor's values over a range of its target dimension."""
     first, last = lo // factor.target_stride, (hi - 1) // factor.target_stride
     if first // factor.size == last // factor.size:
         return first % factor.size, last % factor.size + 1
@@ -181,7 +184,7 @@ def _picks(
     los: Sequence[int],
     his: Sequence[int],
 ) -> list[tuple[int, list[int]]]:
-    """By source dimension, the elements of the region that are read, where that is not all of it."""
+    """The elements of the region that are read, for each source dimension that is not read completely."""
     picks = []
     for d, (lo, hi) in enumerate(zip(los, his, strict=True)):
         dim_factors = [(f, r) for f, r in zip(common, ranges, strict=True) if f.source == d]

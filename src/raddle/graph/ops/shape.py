@@ -4,7 +4,11 @@
     expand    y[a b c] = x[0 b c]            cat     y[a b] = x0[a b], x1[a b-3]
     select    y[a b] = x[a 3 b]
 
-Reshapes, and padding with all that has a table of sources, have files of their own.
+Reshapes are in reshape.py; padding, and copies from a table of positions, in padding.py.
+
+As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
+signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
+a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 """
 
 from __future__ import annotations
@@ -83,7 +87,7 @@ def _translate_numpy_T(b: Builder, x: Value) -> Any:
 
 @aten("movedim", "moveaxis")
 def _translate_movedim(b: Builder, x: Value, source: Any, destination: Any) -> Any:
-    rank = len(x.shape)  # a tensor whose sizes tell its dimensions apart shows where each one goes
+    rank = len(x.shape)  # movedim of a tensor with different sizes shows where each dimension goes
     marked = torch.movedim(torch.empty(*range(1, rank + 1), device="meta"), source, destination)
     return permute(b, x, [size - 1 for size in marked.shape])
 
@@ -233,7 +237,7 @@ def select(b: Builder, x: Value, dim: int, index: int) -> Any:
     return b.emit("select", [x], [(shape, x.dtype)], attrs)
 
 
-# -- pieces: lists of slices -----------------------------------------------------------
+# -- lists of slices -------------------------------------------------------------------
 
 
 def _slices(b: Builder, x: Value, sizes: Sequence[int], dim: int) -> Any:
@@ -293,7 +297,7 @@ declare("cat", _cat_notation, _cat_kernel, Traits(SavedTensors.NOTHING), flops_p
 
 @aten("cat", "concat", "concatenate")
 def cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Any:
-    tensors = [t for t in tensors if t.shape != (0,)]  # the empty list's old spelling
+    tensors = [t for t in tensors if t.shape != (0,)]  # torch ignores such empty tensors
     filled = [t for t in tensors if 0 not in t.shape]
     if len({t.dtype for t in tensors}) > 1 or not filled:
         raise NotSplittable
@@ -309,7 +313,7 @@ def _translate_stack(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Any:
     return cat(b, [b.call(A.unsqueeze.default, t, dim) for t in tensors], dim)
 
 
-# -- a part replaced: what writing into a slice comes to -------------------------------
+# -- replacing a part: for writes to a slice -------------------------------------------
 
 
 @aten("slice_scatter")
