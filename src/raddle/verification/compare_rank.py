@@ -135,9 +135,9 @@ def _compare_gradients(trainer: Trainer, plain: PlainRun, findings: Findings) ->
     def compare_slice(source: SlotSource, version: int, gradient: Tensor) -> None:
         """The same where slices are updated one by one."""
         expected, norm = plain.gradients[version - 1].get(source.name), plain.norms[version - 1]
-        own = gradient if expected is None else gradient - _slice_of(expected, source)
+        slice_difference = gradient if expected is None else gradient - _slice_of(expected, source)
         where = f"{source.name}, step {version - 1}"
-        findings.note("gradients", float(own.norm()) / (norm or 1.0), where)
+        findings.note("gradients", float(slice_difference.norm()) / (norm or 1.0), where)
 
     trainer.executor.optimizer_step = compare_then_update
     if trainer.executor.parameter_sync is not None:

@@ -64,7 +64,7 @@ def train_plain(
         result.norms.append(_norm(iter(result.gradients[-1].values())))
         optimizer.step()
         result.seconds = max(result.seconds, time.perf_counter() - start)
-    one_step.replicas.load(0)
+    one_step.replica_buffers.load(0)
     result.state = {n: p.detach() for n, p in [*model.named_parameters(), *model.named_buffers()]}
     result.running_statistics = one_step.running_statistics
     return result
@@ -82,7 +82,7 @@ class _PlainStep:
             )
             for v in (job.program.variants if job.plan.bn == "local" else ())
         ]
-        self.replicas = ReplicaBuffers(job.program, model)
+        self.replica_buffers = ReplicaBuffers(job.program, model)
         self.variants = {
             i.key.micro_batch: i.key.variant
             for i in job.program.instructions
@@ -92,16 +92,18 @@ class _PlainStep:
     def run(self, step: int) -> float:
         """The loss: the mean over all samples."""
         total = 0.0
-        for micro, batch in enumerate(micro_batches(self.job, batch_of_step(self.job, step))):
-            variant = self.variants[micro]
+        for micro_batch, batch in enumerate(micro_batches(self.job, batch_of_step(self.job, step))):
+            variant = self.variants[micro_batch]
             local = self.local_statistics[variant] if self.local_statistics else None
             if local is not None:
                 local.begin()
-            self.replicas.load(variant)
-            value = micro_batch_loss(self.job, self.model, batch, self.seed, step, micro, local)
-            self.replicas.store(variant)
-            backward(value)
-            total += value.item()
+            self.replica_buffers.load(variant)
+            loss = micro_batch_loss(
+                self.job, self.model, batch, self.seed, step, micro_batch, local
+            )
+            self.replica_buffers.store(variant)
+            backward(loss)
+            total += loss.item()
         return total
 
 
@@ -113,27 +115,30 @@ def micro_batches(job: Job, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]
 
 
 def micro_batch_loss(
-    job: Job, model: nn.Module, batch: Sequence[Tensor], seed: int, step: int, micro: int,
+    job: Job, model: nn.Module, batch: Sequence[Tensor], seed: int, step: int, micro_batch: int,
     local: LocalStatistics | None = None,
 ) -> Tensor:  # fmt: skip
     """A micro-batch's part of the loss, by its share of the samples."""
     inputs, sizes = len(job.workload.inputs), job.program.micro_batch_sizes
-    graph = job.graph.for_batch(sizes[micro])
-    with Substitutes(graph, _seed(seed, step, micro), local) as substitutes, DoublePrecisionMode():
-        value = job.workload.loss(model(*batch[:inputs]), *batch[inputs:])
+    graph = job.graph.for_batch(sizes[micro_batch])
+    with (
+        Substitutes(graph, _seed(seed, step, micro_batch), local) as substitutes,
+        DoublePrecisionMode(),
+    ):
+        loss = job.workload.loss(model(*batch[:inputs]), *batch[inputs:])
     substitutes.finish()
-    return value * (sizes[micro] / sum(sizes))
+    return loss * (sizes[micro_batch] / sum(sizes))
 
 
-def backward(value: Tensor) -> None:
+def backward(loss: Tensor) -> None:
     """Gradients of a loss; a forward that is done again for them is not rounded either."""
     with DoublePrecisionMode():
-        torch.autograd.backward(value)
+        torch.autograd.backward(loss)
 
 
-def _seed(seed: int, step: int, micro: int) -> int:
+def _seed(seed: int, step: int, micro_batch: int) -> int:
     """As the executor numbers micro-batches."""
-    return seed + 1_000_003 * step + micro
+    return seed + 1_000_003 * step + micro_batch
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ class VersionRecord(NamedTuple):
     piece: Piece
     phase: str
     step: int
-    micro: int
+    micro_batch: int
     version: int
 
 
@@ -59,7 +59,7 @@ class _Replayer:
         step_by_version: dict[Piece, dict[int, int]] = {}  # by version, the step that made it
         for record in log:
             if record.phase == "F":
-                self.used[record.step][record.micro, record.piece] = record.version
+                self.used[record.step][record.micro_batch, record.piece] = record.version
                 step_by_version.setdefault(record.piece, {})
             else:
                 step_by_version.setdefault(record.piece, {})[record.version] = record.step
@@ -100,15 +100,15 @@ class _Replayer:
     def _step(self, step: int) -> None:
         gradients: dict[str, Tensor] = {}
         total = 0.0
-        for micro, batch in enumerate(micro_batches(self.job, batch_of_step(self.job, step))):
+        for micro_batch, batch in enumerate(micro_batches(self.job, batch_of_step(self.job, step))):
             for (m, (name, box)), v in self.used[step].items():
-                if m == micro:
+                if m == micro_batch:
                     whole = self.parameters[name].data
                     whole[box.slices_within(Box.full(whole.shape))] = self.history[name, box][v]
             self.model.zero_grad()
-            value = micro_batch_loss(self.job, self.model, batch, self.seed, step, micro)
-            backward(value)
-            total += value.item()
+            loss = micro_batch_loss(self.job, self.model, batch, self.seed, step, micro_batch)
+            backward(loss)
+            total += loss.item()
             for name, p in self.parameters.items():
                 if p.grad is not None:
                     gradients[name] = gradients.get(name, 0) + p.grad.clone()

@@ -77,9 +77,9 @@ class Substitutes(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
         """As torch documents it, where it drops; else torch's own."""
-        more: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         if dropout_p == 0:
-            return F.scaled_dot_product_attention(query, key, value, attn_mask, **more)
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
         if enable_gqa:
             times = query.shape[-3] // key.shape[-3]
             key, value = (x.repeat_interleave(times, -3) for x in (key, value))

@@ -45,10 +45,10 @@ class Twin:
 
 def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twin:
     """Reads a plan file and makes the float64 twin of what it trains; see `raddle.runtime.job.load_job`."""
-    work, graph, plan = load_workload(path, model=model, seed=seed)
-    double_work = _double_work(work)
+    workload, graph, plan = load_workload(path, model=model, seed=seed)
+    double_workload = _double_workload(workload)
     with default_dtype(torch.float64), DoublePrecisionMode():
-        double = capture_workload(double_work, plan.microbatches)
+        double = capture_workload(double_workload, plan.microbatches)
     twin = twin_graph(graph, double)
     plan = replace(
         plan,
@@ -59,24 +59,24 @@ def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twi
     )
     program = lower(twin, plan_for_running(plan))
     check(program)
-    return Twin(Job(double_work, plan, program), _count_casts(graph))
+    return Twin(Job(double_workload, plan, program), _count_casts(graph))
 
 
-def _double_work(work: Workload) -> Workload:
+def _double_workload(workload: Workload) -> Workload:
     """A copy of the workload in float64; the original stays, to be captured for other batches."""
-    model, loss = copy.deepcopy((work.model, work.loss))
+    model, loss = copy.deepcopy((workload.model, workload.loss))
     module_to_double(model)
     if isinstance(loss, nn.Module):  # it may hold weights of the classes
         module_to_double(loss)
-    inputs, targets = to_double(work.inputs), to_double(work.targets)
-    return replace(work, model=model, inputs=inputs, targets=targets, loss=loss)
+    inputs, targets = to_double(workload.inputs), to_double(workload.targets)
+    return replace(workload, model=model, inputs=inputs, targets=targets, loss=loss)
 
 
 def twin_graph(graph: Graph, double: Graph) -> Graph:
     """The operators of `graph`, computed in float64 with the numbers of `double`, its float64 capture."""
-    pairs, same = _match_operators(graph, double)
+    matching_ops, matching_values = _match_operators(graph, double)
 
-    def again(batch: int) -> Graph:
+    def recapture(batch: int) -> Graph:
         with CAPTURE_LOCK:  # the default type is the process's
             original = graph.for_batch(batch)
             with default_dtype(torch.float64), DoublePrecisionMode():
@@ -86,13 +86,13 @@ def twin_graph(graph: Graph, double: Graph) -> Graph:
     return replace(
         graph,
         values={n: replace(v, dtype=double_dtype(v.dtype)) for n, v in graph.values.items()},
-        ops=tuple(_double_op(op, pairs.get(op.name)) for op in graph.ops),
+        ops=tuple(_double_op(op, matching_ops.get(op.name)) for op in graph.ops),
         fused_calls=_double_fused(graph, double),
         constants={
-            name: to_double(double.constants.get(same.get(name, ""), tensor))
+            name: to_double(double.constants.get(matching_values.get(name, ""), tensor))
             for name, tensor in graph.constants.items()
         },
-        recapture=again,
+        recapture=recapture,
     )
 
 
@@ -115,20 +115,22 @@ def _double_fused(graph: Graph, double: Graph) -> tuple[FusedCall, ...]:
 def _match_operators(graph: Graph, double: Graph) -> tuple[dict[str, Op], dict[str, str]]:
     """By operator of `graph` that is no cast, its counterpart; and by value, the counterpart's."""
     original, converted = (_without_casts(g) for g in (graph, double))
-    same = {name: name for name, v in graph.values.items() if v.role not in ("op", "constant")}
-    pairs: dict[str, Op] = {}
+    matching_values = {
+        name: name for name, v in graph.values.items() if v.role not in ("op", "constant")
+    }
+    matching_ops: dict[str, Op] = {}
     for left, right in zip(original.ops, converted.ops, strict=False):
         if not (
             _same_operator(graph, double, left, right)
-            and _reads_same(original, converted, left, right, same)
+            and _reads_same(original, converted, left, right, matching_values)
         ):
             raise _mismatch(graph, left, right)
-        pairs[left.name] = right
-        same.update(zip(left.outputs, right.outputs, strict=True))
+        matching_ops[left.name] = right
+        matching_values.update(zip(left.outputs, right.outputs, strict=True))
     if len(original.ops) != len(converted.ops):
         shorter = min(len(original.ops), len(converted.ops))
         raise _mismatch(graph, *(next(iter(g.ops[shorter:]), None) for g in (original, converted)))
-    return pairs, same
+    return matching_ops, matching_values
 
 
 @dataclass(frozen=True)
@@ -184,14 +186,14 @@ def _shape_and_dtype(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 def _reads_same(
-    original: _CastFree, converted: _CastFree, left: Op, right: Op, same: dict[str, str]
+    original: _CastFree, converted: _CastFree, left: Op, right: Op, matching_values: dict[str, str]
 ) -> bool:
     if len(left.inputs) != len(right.inputs):
         return False
     for a, b in zip(
         map(original.source, left.inputs), map(converted.source, right.inputs), strict=True
     ):
-        if same.setdefault(a, b) != b:  # a constant is known when it is first read
+        if matching_values.setdefault(a, b) != b:  # a constant is known when it is first read
             return False
     return True
 

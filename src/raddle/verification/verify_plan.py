@@ -108,7 +108,7 @@ def _train(
     def on_step(step: int) -> None:
         report(f"plan, step {step}", 1 + steps + step)
 
-    options: dict[str, Any] = {"timeout": timeout, "heard": on_step}
+    options: dict[str, Any] = {"timeout": timeout, "on_progress": on_step}
     try:
         if rank_settings is None:
             return launch.run_on_threads(job, plain, steps=steps, seed=seed, **options), None

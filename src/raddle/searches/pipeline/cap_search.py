@@ -54,8 +54,8 @@ def least_total(
     def total(x: CappedOptimum[Solution]) -> float:
         return repeats * x.largest + x.sum
 
-    def interval_below(low: float, smaller: CappedOptimum[Solution], halve: bool) -> Interval:
-        return Interval(repeats * low + smaller.sum, low, smaller.largest, smaller.sum, halve)
+    def interval_below(low: float, upper: CappedOptimum[Solution], halve: bool) -> Interval:
+        return Interval(repeats * low + upper.sum, low, upper.largest, upper.sum, halve)
 
     best = solve(high)
     if not best or not repeats:

@@ -298,12 +298,12 @@ class _PipelineSearch:
         workers: tuple[tuple[int, ...], ...],
     ) -> SearchResult:  # fmt: skip
         """Turn a partition into tiles and pipeline settings; `graph` is that of one micro-batch."""
-        nodes = LayerGraph(
+        layer_graph = LayerGraph(
             graph, self.layer_graph.layer_of, self.layer_graph.op_names, self.layer_graph.successors
         )
-        stages = stage_op_names(nodes, [stage.layers for stage in partition.stages])
+        stages = stage_op_names(layer_graph, [stage.layers for stage in partition.stages])
         bn = self.settings.bn
-        staged = PipelineResult(
+        pipeline = PipelineResult(
             graph,
             m,
             stages if len(stages) > 1 else (),
@@ -320,7 +320,7 @@ class _PipelineSearch:
         tiles: Tiles = {}
         for names, stage in zip(stages, partition.stages, strict=True):
             tiles |= self._stage_tiles(graph, set(names), stage.devices, method)
-        return SearchResult(tiles, pipeline=staged)
+        return SearchResult(tiles, pipeline=pipeline)
 
     def _stage_tiles(
         self, graph: Graph, op_names: set[str], devices: tuple[int, ...], method: str

@@ -27,23 +27,23 @@ def read_profile(text: str) -> Layers:
     """Return the layers in the order of the lines; milliseconds become seconds."""
     nodes = {m["name"]: m for line in text.splitlines() if (m := NODE.match(line))}
     pairs = [line.strip().split(" -- ") for line in text.splitlines() if line.startswith("\t")]
-    read, reading = {u for u, _ in pairs}, {v for _, v in pairs}
-    kept = [
+    sources, targets = {u for u, _ in pairs}, {v for _, v in pairs}
+    used = [
         name
         for name, node in nodes.items()
-        if not (node["what"].startswith("Input") and name not in reading)
-        and not (node["what"].startswith("__getitem__") and name not in read)
+        if not (node["what"].startswith("Input") and name not in targets)
+        and not (node["what"].startswith("__getitem__") and name not in sources)
     ]
-    number = {name: v for v, name in enumerate(kept)}
-    successors: list[list[int]] = [[] for _ in kept]
+    number = {name: v for v, name in enumerate(used)}
+    successors: list[list[int]] = [[] for _ in used]
     for u, v in pairs:
         if u in number and v in number:
             successors[number[u]].append(number[v])
     return Layers(
-        forward=tuple(float(nodes[name]["forward"]) / 1e3 for name in kept),
-        backward=tuple(float(nodes[name]["backward"]) / 1e3 for name in kept),
-        activation=tuple(_total(nodes[name]["activation"]) for name in kept),
-        parameters=tuple(float(nodes[name]["parameters"]) for name in kept),
+        forward=tuple(float(nodes[name]["forward"]) / 1e3 for name in used),
+        backward=tuple(float(nodes[name]["backward"]) / 1e3 for name in used),
+        activation=tuple(_total(nodes[name]["activation"]) for name in used),
+        parameters=tuple(float(nodes[name]["parameters"]) for name in used),
         successors=tuple(tuple(readers) for readers in successors),
     )
 
