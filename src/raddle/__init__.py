@@ -19,7 +19,7 @@ __all__ = [
     "search",
 ]  # fmt: skip
 
-# Public name -> its module and name there, imported on first use: `import raddle` must not wait for torch.
+# Public name -> its module and its name there. Imported at first use, so that `import raddle` is fast.
 _PUBLIC = {
     "capture": ("raddle.graph.capture", "capture"),
     "cluster": ("raddle.clusters", "cluster"),
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _PUBLIC[name]
     value = getattr(import_module(module), attribute)
-    globals()[name] = value  # the next access does not come here
+    globals()[name] = value  # the next access does not call __getattr__
     return value
 
 

@@ -1,4 +1,4 @@
-"""`python -m raddle` is the command line."""
+"""Runs the command line: `python -m raddle`."""
 
 from raddle.cli.main import main
 

@@ -1,22 +1,23 @@
-"""The one exception that is meant for users, and how it quotes what they gave; the one warning."""
+"""The exception for mistakes of users, which is one short sentence; a warning; and helpers for quoting."""
 
 from __future__ import annotations
 
 import re
 from typing import NoReturn
 
-MAX_QUOTED = 200  # characters of a user's text in a sentence
+MAX_QUOTED = 200  # characters of a user's text that a sentence quotes
 MAX_SENTENCE = 1000  # characters of a sentence
+# A quotation or a word that is too long.
 _LONG_TEXT = re.compile(
     rf"'[^']{{{MAX_QUOTED + 1},}}'|\"[^\"]{{{MAX_QUOTED + 1},}}\"|\S{{{MAX_QUOTED + 3},}}"
 )
 
 
 class InputError(ValueError):
-    """What a user can mend: one sentence with the values and the next step.
+    """A mistake that the user can correct: one sentence with the values and the next step.
 
-    The command line prints it without a traceback and exits with 2. It is one line that can be printed,
-    whatever names and texts it quotes, and quotes at most 200 characters of each.
+    The command line prints it without a traceback and exits with 2. The sentence is one printable line and
+    quotes at most 200 characters of each name or text.
     """
 
     def __init__(self, sentence: object = "") -> None:
@@ -24,7 +25,7 @@ class InputError(ValueError):
 
 
 def shorten(text: str, limit: int = MAX_QUOTED) -> str:
-    """The beginning and the end of a text that is too long to be quoted in full."""
+    """The text or, if it has more than `limit` characters, its beginning and its end."""
     if len(text) <= limit:
         return text
     tail = limit // 3
@@ -32,12 +33,12 @@ def shorten(text: str, limit: int = MAX_QUOTED) -> str:
 
 
 def quote(value: object, limit: int = MAX_QUOTED) -> str:
-    """A name or a text from outside, as a sentence quotes it."""
+    """A name or text of a user in quotation marks, shortened to `limit` characters."""
     return f"'{shorten(str(value), limit)}'"
 
 
 def _one_line(text: str) -> str:
-    """Long quotations and words shortened, and what cannot be printed written as an escape."""
+    """Shortens long quotations and words, and escapes characters that are not printable."""
     text = _LONG_TEXT.sub(lambda match: _shortened(match[0]), text)
     text = shorten(text, MAX_SENTENCE)
     if text.isprintable():
@@ -52,12 +53,12 @@ def _shortened(text: str) -> str:
 
 
 def unreachable(value: NoReturn) -> NoReturn:
-    """Ends a list of cases that is complete: a type checker complains where it is not."""
+    """Ends a complete list of cases: mypy reports an error if a case is missing."""
     raise AssertionError(f"{value!r} is a case that nobody has thought of")
 
 
 class FailedCandidate(RuntimeWarning):
-    """A candidate of a search failed by a mistake in raddle, and the others competed without it.
+    """Warns that a candidate of a search failed by a mistake in raddle; the search goes on without it.
 
-    `warnings.simplefilter("error", FailedCandidate)` makes the search end there instead.
+    `warnings.simplefilter("error", FailedCandidate)` makes it an error that ends the search.
     """

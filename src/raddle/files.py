@@ -1,8 +1,11 @@
-"""All files that raddle reads and writes go through here.
+"""Reads and writes all files of raddle: no other module opens a file of a user.
 
-A file is read within limits (bytes, values, depth), and whatever is wrong with it is one sentence. A file
-is written beside the old one and takes its place when it is complete, so a full disk or an interrupt
-leaves the old file as it was.
+A file is read within limits (bytes, values, depth), and every problem with it is reported in one sentence.
+New content is written to a temporary file, which replaces the old file when it is complete. So a full disk
+or an interrupt leaves the old file unchanged.
+
+In all functions, `file_type` is what a sentence calls the file ("plan file"), and `missing_hint` says how
+to get a file that does not exist.
 """
 
 from __future__ import annotations
@@ -25,10 +28,10 @@ from raddle.errors import InputError, quote
 
 Path: TypeAlias = str | os.PathLike[str]
 
-MAX_BYTES = 128 * 2**20  # of a file, after it is unpacked
-MAX_VALUES = 4_000_000  # of JSON: a value takes about 100 bytes of memory
-MAX_DEPTH = 64  # of lists and objects within each other
-MAX_INT = 2**63 - 1  # of a whole number
+MAX_BYTES = 128 * 2**20  # of a file, after decompression
+MAX_VALUES = 4_000_000  # in a JSON file: a value takes about 100 bytes of memory
+MAX_DEPTH = 64  # of nested lists and objects
+MAX_INT = 2**63 - 1  # the largest integer in a file
 
 
 # -- reading -----------------------------------------------------------------------------------------
@@ -37,7 +40,7 @@ MAX_INT = 2**63 - 1  # of a whole number
 def read_bytes(
     path: Path, file_type: str, *, missing_hint: str = "", max_bytes: int = MAX_BYTES
 ) -> bytes:
-    """What a file holds, unpacked where its name ends in .gz; `missing` says how to get the file."""
+    """The content of a file, decompressed if its name ends in .gz."""
     advice = f": {missing_hint}" if missing_hint else ""
     try:
         with open(path, "rb") as file:
@@ -48,7 +51,7 @@ def read_bytes(
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"{quote(path)} cannot be read ({reason}): name a {file_type}.") from None
-    except (EOFError, zlib.error, ValueError) as error:  # ValueError: a name with a zero in it
+    except (EOFError, zlib.error, ValueError) as error:  # ValueError: the name has a null character
         raise InputError(f"{quote(path)} cannot be read ({error}): name a {file_type}.") from None
     if len(content) > max_bytes:
         raise InputError(f"{quote(path)} is no {file_type}: it has more than {max_bytes:,} bytes.")
@@ -56,7 +59,7 @@ def read_bytes(
 
 
 def _read_up_to(file: BinaryIO | gzip.GzipFile, max_bytes: int) -> bytes:
-    """All of a file, or a little more than `most`; memory is taken as there is something to hold."""
+    """The content of a file, or its first bytes if it has more than max_bytes."""
     content = bytearray()
     while len(content) <= max_bytes and (piece := file.read(2**20)):
         content += piece
@@ -66,7 +69,7 @@ def _read_up_to(file: BinaryIO | gzip.GzipFile, max_bytes: int) -> bytes:
 def read_text(
     path: Path, file_type: str, *, missing_hint: str = "", max_bytes: int = MAX_BYTES
 ) -> str:
-    """A file of text in UTF-8, with lines that end in newlines."""
+    """The text of a file in UTF-8; all line ends become newlines."""
     content = read_bytes(path, file_type, missing_hint=missing_hint, max_bytes=max_bytes)
     try:
         text = content.decode("utf-8")
@@ -78,7 +81,7 @@ def read_text(
 
 
 def read_json(path: Path, file_type: str, *, missing_hint: str = "") -> Any:
-    """The data of a JSON file, in which every number is finite and every key of an object stands once."""
+    """The data of a JSON file. Its numbers must be finite, and the keys of an object must be unique."""
     text = read_text(path, file_type, missing_hint=missing_hint)
     try:
         return parse_json(text)
@@ -87,7 +90,7 @@ def read_json(path: Path, file_type: str, *, missing_hint: str = "") -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """As `json.loads`, but strict and within limits; a ValueError says what is wrong in half a sentence."""
+    """As `json.loads`, but strict and within limits; the ValueError is the second half of a sentence."""
     text = text if isinstance(text, str) else text.decode("utf-8")
     if sum(map(text.count, ",[{")) > MAX_VALUES:
         raise ValueError(f"it has more than {MAX_VALUES:,} values")
@@ -102,7 +105,7 @@ def parse_json(text: str | bytes) -> Any:
     except RecursionError:
         raise ValueError(_too_deep()) from None
     _check_depth(data)
-    if re.search(r"\\u[dD][89a-fA-F]", text):  # half of a character cannot be printed or written
+    if re.search(r"\\u[dD][89a-fA-F]", text):  # a lone surrogate cannot be printed or written
         try:
             json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -111,7 +114,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _parse_int(digits: str) -> int:
-    # Python refuses more than 4,300 digits with an error of its own.
+    # Python itself refuses more than 4,300 digits, with another error.
     if len(digits) > 20 or not -MAX_INT <= (value := int(digits)) <= MAX_INT:
         raise ValueError(f"the number {digits[:20]}… is too large")
     return value
@@ -160,7 +163,10 @@ def _too_deep() -> str:
 
 @dataclass(frozen=True)
 class Fields:
-    """An object of a file, whose fields are read by name and kind; `where` is its place in sentences."""
+    """A JSON object of a file, whose fields are read by name and checked for their type.
+
+    location: where the object is, as sentences say it. All methods raise InputError.
+    """
 
     data: Mapping[str, Any]
     location: str
@@ -220,22 +226,25 @@ def _range_text(at_least: float, at_most: float) -> str:
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Write a whole file: whoever reads it sees the old content or the new one, and no part of either."""
+    """Writes a file. A reader sees either the old content or the new content, never a part.
+
+    durable: wait until the content is on the disk.
+    """
     with replace_atomically(path, durable=durable) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Data that `read_json` reads; a number that is not finite is a ValueError."""
+    """Writes data for `read_json`; raises ValueError if a number is not finite."""
     write_atomically(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 @contextmanager
 def replace_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of the one at `path` when the body ends without an error.
+    """A file to write, which replaces the file at `path` when the `with` block ends without an error.
 
-    Links are followed, and permissions stay. What is no plain file (a pipe, /dev/stdout) is written at
-    once. With `durable` the content is on the disk before it takes its place.
+    Links are followed, and permissions are kept. A pipe or a device (/dev/stdout) is written directly.
+    durable: wait until the content is on the disk before the file is replaced.
     """
     try:
         if _is_stream(path):
@@ -252,7 +261,7 @@ def replace_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether something is open already that takes what is written: a pipe, a device, an open file."""
+    """Whether a path is a pipe, a device or an open file, which cannot be replaced."""
     if os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/")):
         return True
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
@@ -279,7 +288,7 @@ def _temporary_file(target: str, durable: bool) -> Iterator[BinaryIO]:
 
 
 def _existing_status(target: str) -> os.stat_result | None:
-    """Of the file that is to be replaced, which has to be one that may be written."""
+    """The status of the file to be replaced; None if there is none; OSError if it is not writable."""
     if os.path.isdir(target):
         raise IsADirectoryError(21, "Is a directory")
     if not os.path.exists(target):
@@ -292,20 +301,20 @@ def _existing_status(target: str) -> os.stat_result | None:
 def _copy_owner_and_mode(descriptor: int, before: os.stat_result) -> None:
     now = os.fstat(descriptor)
     if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
-        with suppress(OSError):  # only root can give files away
+        with suppress(OSError):  # only root can change the owner
             os.fchown(descriptor, before.st_uid, before.st_gid)
     os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
 
 
-# -- between processes of one job --------------------------------------------------------------------
+# -- files between processes of one job --------------------------------------------------------------
 
 
 def write_scratch(path: Path, data: Any) -> None:
-    """What a process tells another of its job, in a folder of their own: any number, NaN too."""
+    """Writes data for another process of the same job, in a private folder; numbers may be NaN."""
     write_atomically(path, json.dumps(data), durable=False)
 
 
 def read_scratch(path: Path) -> Any:
-    """What `write_scratch` wrote; an OSError if there is nothing yet."""
+    """The data of `write_scratch`; raises OSError if the file does not exist yet."""
     with open(path, "rb") as file:
         return json.loads(file.read())

@@ -1,4 +1,4 @@
-"""YAML files, read within limits: small ones, not deeply nested, whose aliases do not multiply."""
+"""Reads YAML files within limits on size, nesting and aliases, which could make a small file huge."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from yaml.constructor import ConstructorError
 from raddle.errors import InputError, shorten
 from raddle.files import MAX_DEPTH, MAX_INT, Path, read_text
 
-MAX_BYTES = 256 * 2**10  # PyYAML reads about 100 KiB a second
-MAX_NODES = 50_000  # what aliases stand for counts each time
+MAX_BYTES = 256 * 2**10  # PyYAML reads about 100 KiB per second
+MAX_NODES = 50_000  # an alias counts as the nodes that it stands for
 
 
 def read_yaml(path: Path, file_type: str, *, missing_hint: str = "") -> Any:
-    """The data of a YAML file, in which every key of a mapping stands once."""
+    """The data of a YAML file; the keys of a mapping must be unique.
+
+    file_type: what a sentence calls the file. missing_hint: how to get a file that does not exist.
+    """
     text = read_text(path, file_type, missing_hint=missing_hint, max_bytes=MAX_BYTES)
     try:
         return yaml.load(text, Loader=_Loader)
@@ -42,14 +45,14 @@ def _problem_text(error: yaml.YAMLError) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader, but bombs are refused, and a key that stands twice is a mistake."""
+    """SafeLoader that refuses too deep or too large data and repeated keys."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self.node_count = 0
-        self.anchor_sizes: dict[int, int] = {}  # of nodes that have an anchor, by their identity
+        self.anchor_sizes: dict[int, int] = {}  # number of nodes below a node with an anchor, by id
 
-    # The scanner looks at all open brackets for each token, so depth is limited where they are opened.
+    # The scanner visits all open brackets for each token, so depth is checked when a bracket is opened.
 
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:
         self._check_depth()
@@ -88,7 +91,7 @@ class _Loader(yaml.SafeLoader):
         try:
             value = super().construct_object(node, deep=deep)
             if isinstance(value, str):
-                value.encode()  # a UnicodeEncodeError, a ValueError, for half of a character
+                value.encode()  # raises UnicodeEncodeError, a ValueError, for a lone surrogate
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             kind = node.tag.rpartition(":")[2]
             raise ConstructorError(

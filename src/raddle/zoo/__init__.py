@@ -1,4 +1,4 @@
-"""Models to plan for: the papers' networks, a tiny twin of each, and any `file.py:function`."""
+"""Models to plan for: networks from the papers, a tiny version of each, and any `file.py:function`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Workload", "load", "names"]
 
-# Public name -> its module, imported on first use: `import raddle.zoo` must not wait for torch.
+# Public name -> its module. Imported at first use, so that `import raddle.zoo` does not import torch.
 _PUBLIC = {
     "Workload": "raddle.zoo.workload",
     "load": "raddle.zoo.loading",

@@ -1,8 +1,8 @@
-"""AlexNet on one tower: Krizhevsky 2014, "One weird trick for parallelizing CNNs".
+"""AlexNet with a single tower: Krizhevsky 2014, "One weird trick for parallelizing CNNs".
 
 Layers and parameter names are torchvision's, so that its weights load.
-Differs from torchvision: no ReLU is in place, here or in the rest of the zoo; a captured graph is
-easier to read when no operator writes to its input.
+Differs from torchvision: ReLUs are not in place, here and in the whole zoo, because a captured graph is
+easier to read if no operator writes to its input.
 """
 
 from torch import Tensor, nn
@@ -12,10 +12,10 @@ class AlexNet(nn.Module):
     def __init__(
         self,
         *,
-        maps: tuple[int, int, int, int, int] = (64, 192, 384, 256, 256),
+        maps: tuple[int, int, int, int, int] = (64, 192, 384, 256, 256),  # output channels
         hidden: int = 4096,
         classes: int = 1000,
-        pool: int = 6,  # pixels a side that the classifier sees
+        pool: int = 6,  # height and width, in pixels, that the classifier gets
         dropout: float = 0.5,
     ) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Example batches: each function here describes the data, and returns a maker of random batches.
+"""Example batches: each function here describes a kind of data and returns a maker of random batches.
 
-A maker takes the number of samples and returns (inputs, targets). It draws on the default device
-from the default generator, so that `load` alone decides where they live and from which seed.
+A maker takes the number of samples and returns (inputs, targets). It creates tensors on the default device
+with the default generator, so that `load` alone chooses the device and the seed.
 """
 
 # n: sample, t: time step
@@ -16,6 +16,8 @@ BatchMaker = Callable[[int], Batch]
 
 
 def vectors(width: int, classes: int) -> BatchMaker:
+    """Vectors with one label each."""
+
     def make(n: int) -> Batch:
         return (torch.randn(n, width),), (torch.randint(classes, (n,)),)
 
@@ -23,6 +25,8 @@ def vectors(width: int, classes: int) -> BatchMaker:
 
 
 def images(channels: int, side: int, classes: int) -> BatchMaker:
+    """Square images, `side` pixels high and wide, with one label each."""
+
     def make(n: int) -> Batch:
         return (torch.randn(n, channels, side, side),), (torch.randint(classes, (n,)),)
 
@@ -39,6 +43,8 @@ def masked_images(channels: int, side: int, classes: int) -> BatchMaker:
 
 
 def labelled_text(vocabulary: int, steps: int, classes: int) -> BatchMaker:
+    """Sentences of `steps` tokens with one label each."""
+
     def make(n: int) -> Batch:
         return (torch.randint(vocabulary, (n, steps)),), (torch.randint(classes, (n,)),)
 
@@ -46,7 +52,7 @@ def labelled_text(vocabulary: int, steps: int, classes: int) -> BatchMaker:
 
 
 def text(vocabulary: int, steps: int) -> BatchMaker:
-    """Sentences whose target at step t is the token at step t + 1."""
+    """Sentences; the target of step t is the token at step t + 1."""
 
     def make(n: int) -> Batch:
         before, after = _shift_by_one(torch.randint(vocabulary, (n, steps + 1)))
@@ -56,7 +62,7 @@ def text(vocabulary: int, steps: int) -> BatchMaker:
 
 
 def translations(vocabulary: int, steps: int) -> BatchMaker:
-    """Pairs of sentences; the decoder reads the second one and predicts it one step ahead."""
+    """Pairs of sentences; the decoder reads the second one and predicts its next token at each step."""
 
     def make(n: int) -> Batch:
         source = torch.randint(vocabulary, (n, steps))
@@ -67,5 +73,5 @@ def translations(vocabulary: int, steps: int) -> BatchMaker:
 
 
 def _shift_by_one(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    # Contiguous, because slices that share memory would turn the strides into part of the example.
+    # Contiguous copies: slices would share memory and have unusual strides.
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -28,7 +28,7 @@ class GPT(nn.Module):
         self.lm_head.weight = self.wte.weight  # tied: one parameter under two names
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # A slice, where others look up arange(t): it puts no tensor of its own into the graph.
+        # A slice of the table instead of a lookup with arange(t), which would add a constant to the graph.
         positions = self.wpe.weight[: tokens.shape[1]]  # (t, c)
         x = self.drop(self.wte(tokens) + positions)  # (n, t, c)
         for block in self.h:
@@ -39,9 +39,9 @@ class GPT(nn.Module):
     def _initialise(self, layers: int) -> None:
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
-                # The residual stream sums 2 * layers projections: its variance must not grow so.
-                adds = name.endswith("c_proj.weight")
-                nn.init.normal_(weight, std=0.02 / (2 * layers) ** 0.5 if adds else 0.02)
+                # The residual stream sums 2 * layers projections: smaller weights keep its variance.
+                is_projection = name.endswith("c_proj.weight")
+                nn.init.normal_(weight, std=0.02 / (2 * layers) ** 0.5 if is_projection else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
 
@@ -61,7 +61,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention; one linear layer makes queries, keys and values."""
+    """Causal self-attention; one linear layer computes queries, keys and values."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()

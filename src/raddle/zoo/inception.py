@@ -1,7 +1,7 @@
 """Inception v3: Szegedy et al. 2016, "Rethinking the Inception architecture for computer vision".
 
-Layers and parameter names are torchvision's, so that its weights load. `shrink` divides every
-number of channels, and is 1 in the original.
+Layers and parameter names are torchvision's, so that its weights load. All numbers of channels are divided
+by `shrink`, which is 1 in the original network.
 """
 
 import torch
@@ -10,19 +10,28 @@ from torch import Tensor, nn
 
 
 class Inception3(nn.Module):
-    """The blocks run in the order in which they are registered.
+    """The whole network. Its blocks run in the order in which they are registered.
 
-    In training the output is (logits, auxiliary logits), otherwise the logits alone.
+    The output is (logits, auxiliary logits) in training, else only the logits.
     """
 
     def __init__(
         self,
         *,
         shrink: int = 1,
-        pools: tuple[int, ...] = (32, 64, 64),  # pooled channels of each block A
-        sevens: tuple[int, ...] = (128, 160, 160, 192),  # inner channels of each block C
-        ends: int = 2,  # blocks E
-        auxiliary: tuple[int, int, int] = (5, 3, 5),  # window and stride of the pooling, kernel
+        pools: tuple[int, ...] = (32, 64, 64),  # channels of the pooling branch of each block A
+        sevens: tuple[int, ...] = (
+            128,
+            160,
+            160,
+            192,
+        ),  # inner channels of the 7x7 branches of each block C
+        ends: int = 2,  # number of blocks E
+        auxiliary: tuple[int, int, int] = (
+            5,
+            3,
+            5,
+        ),  # of the auxiliary head: window and stride of its pooling, kernel size
         classes: int = 1000,
         dropout: float = 0.5,
     ) -> None:
@@ -72,6 +81,8 @@ class Inception3(nn.Module):
 
 
 class Convolution(nn.Module):
+    """Convolution, batch norm and ReLU."""
+
     def __init__(
         self,
         channels: int,
@@ -90,13 +101,13 @@ class Convolution(nn.Module):
 
 
 class Block(nn.Module):
-    """Branches side by side, concatenated into `channels`."""
+    """Parallel branches whose outputs are concatenated; `channels` is the number of output channels."""
 
     channels: int
 
 
 class BlockA(Block):
-    """5x5 and twice 3x3, at 35 x 35."""
+    """Branches with one 5x5 and with two 3x3 convolutions, at 35 x 35 pixels."""
 
     def __init__(self, channels: int, pool: int, shrink: int) -> None:
         super().__init__()
@@ -119,7 +130,7 @@ class BlockA(Block):
 
 
 class BlockB(Block):
-    """Halves 35 x 35 to 17 x 17."""
+    """Reduces 35 x 35 to 17 x 17 pixels."""
 
     def __init__(self, channels: int, shrink: int) -> None:
         super().__init__()
@@ -138,7 +149,7 @@ class BlockB(Block):
 
 
 class BlockC(Block):
-    """7x7, factorised into rows (1x7) and columns (7x1), at 17 x 17."""
+    """7x7 convolutions, factorised into rows (1x7) and columns (7x1), at 17 x 17 pixels."""
 
     def __init__(self, channels: int, inner: int, shrink: int) -> None:
         super().__init__()
@@ -165,7 +176,7 @@ class BlockC(Block):
 
 
 class BlockD(Block):
-    """Halves 17 x 17 to 8 x 8."""
+    """Reduces 17 x 17 to 8 x 8 pixels."""
 
     def __init__(self, channels: int, shrink: int) -> None:
         super().__init__()
@@ -187,7 +198,7 @@ class BlockD(Block):
 
 
 class BlockE(Block):
-    """3x3 split into a row and a column side by side, at 8 x 8."""
+    """3x3 convolutions, split into parallel row (1x3) and column (3x1) convolutions, at 8 x 8 pixels."""
 
     def __init__(self, channels: int, shrink: int) -> None:
         super().__init__()
@@ -214,7 +225,7 @@ class BlockE(Block):
 
 
 class AuxiliaryHead(nn.Module):
-    """A second classifier halfway, which feeds gradients to the early blocks in training."""
+    """A second classifier in the middle of the network: in training, early blocks get gradients from it."""
 
     def __init__(
         self, channels: int, classes: int, shrink: int, window: int, stride: int, kernel: int

@@ -1,7 +1,7 @@
 """LeNet-5: LeCun et al. 1998, "Gradient-based learning applied to document recognition".
 
-Differs from the paper: every map of the second convolution sees every map of the first, the pooling
-has no weights, and the output is a linear layer.
+Differs from the paper: the second convolution reads all channels of the first, the pooling has no weights,
+and the output is a linear layer.
 """
 
 from torch import Tensor, nn
@@ -11,22 +11,24 @@ class LeNet(nn.Module):
     def __init__(
         self,
         *,
-        maps: tuple[int, int] = (6, 16),
-        hidden: tuple[int, int] = (120, 84),
+        maps: tuple[int, int] = (6, 16),  # output channels of the convolutions
+        hidden: tuple[int, int] = (120, 84),  # widths of the linear layers
         classes: int = 10,
-        side: int = 28,
+        side: int = 28,  # height and width of the image, in pixels
     ) -> None:
         super().__init__()
         a, b = maps
         self.features = nn.Sequential(
-            nn.Conv2d(1, a, kernel_size=5, padding=2),  # 28 x 28, as 32 x 32 without padding
+            nn.Conv2d(
+                1, a, kernel_size=5, padding=2
+            ),  # 28 x 28 pixels; the paper has 32 x 32 and no padding
             nn.Tanh(),
             nn.AvgPool2d(2),
             nn.Conv2d(a, b, kernel_size=5),
             nn.Tanh(),
             nn.AvgPool2d(2),
         )
-        side_left = (side // 2 - 4) // 2  # pixels a side after the second pooling
+        side_left = (side // 2 - 4) // 2  # height and width after the second pooling
         c, d = hidden
         self.classifier = nn.Sequential(
             nn.Linear(b * side_left * side_left, c),

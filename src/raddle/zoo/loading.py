@@ -1,4 +1,4 @@
-"""From a name, or a user's function, to a workload on a device."""
+"""Loads a workload on a device: a model of the zoo by name, or the result of a user's function."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,13 +21,13 @@ def load(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Workload:
-    """Load a model of the zoo by name, or what `path/to/file.py:function` returns.
+    """Loads a model of the zoo by name, or what `path/to/file.py:function` returns.
 
-    On the device "meta" nothing is allocated. On others, weights and examples depend on the seed
-    alone: they are drawn on the CPU and then moved.
+    On the device "meta" no memory is allocated. On other devices, weights and examples depend only on the
+    seed: they are created on the CPU and then moved.
 
-    A user's function returns (module, inputs), (module, inputs, targets, loss) or a `Workload`. It
-    gets `batch=` if it has that parameter; `dtype` is the default type while it runs.
+    A user's function returns (module, inputs), (module, inputs, targets, loss) or a `Workload`. It gets
+    `batch=` if a batch is given. While it runs, `dtype` is the default type of torch.
     """
     if batch is not None and batch < 1:
         raise InputError(f"the batch is {batch}: ask for at least 1 sample.")
@@ -35,7 +35,7 @@ def load(
         raise InputError(f"the weights cannot be {dtype}: ask for a float type, as torch.float32.")
     with _seeded(seed):
         if is_file_spec(spec):
-            # Its imports run outside of torch.device: a library's constants must stay real.
+            # Imports run outside of torch.device("meta"): constants of a library must have values.
             function = find_function(spec)
             with _default_device(device), default_dtype(dtype):
                 workload = call_function(function, batch)
@@ -49,7 +49,7 @@ def _from_zoo(name: str, batch: int | None) -> Workload:
     if name not in ZOO:
         raise InputError(f"no model {name!r} in the zoo: {_advice(name)}")
     entry = ZOO[name]
-    model = entry.build()  # before the examples: the batch must not change the weights
+    model = entry.build()  # before the examples, so that weights do not depend on the batch
     inputs, targets = entry.examples(entry.batch if batch is None else batch)
     return Workload(name, model, inputs, targets, entry.loss)
 
@@ -63,7 +63,7 @@ def _advice(name: str) -> str:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    # Only the CPU's generator draws, so only it is set: torch.manual_seed would set the GPUs' too.
+    # Only the generator of the CPU is used, so only it is seeded: torch.manual_seed also seeds GPUs.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -75,7 +75,7 @@ def _default_device(device: str) -> torch.device:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """What new tensors of floats are, in this process: quotients of integers, `torch.zeros(3)`."""
+    """Sets the default type of new floating-point tensors, such as `torch.zeros(3)`, in this process."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

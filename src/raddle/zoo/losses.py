@@ -1,4 +1,4 @@
-"""The losses of the zoo: each takes the model's output, then the targets, and returns a scalar."""
+"""The losses of the zoo. Each takes the model's output, then the targets, and returns a scalar."""
 
 # n: sample, t: time step, v: vocabulary
 
@@ -12,25 +12,25 @@ from raddle.graph.dtypes import carries_gradient
 
 
 def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of one label per sample (n, classes), or one per pixel (n, classes, h, w)."""
+    """Cross entropy with one label per sample, or per pixel: logits (n, classes) or (n, classes, h, w)."""
     return F.cross_entropy(logits, labels)
 
 
 def class_loss_with_auxiliary(outputs: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
-    """Inception's loss in training: its second head sits halfway and counts 0.4."""
+    """Inception's loss in training: the loss of its auxiliary head has the weight 0.4."""
     logits, auxiliary = outputs
     return F.cross_entropy(logits, labels) + 0.4 * F.cross_entropy(auxiliary, labels)
 
 
 def token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Cross entropy of one token per time step: logits (n, t, v), tokens (n, t)."""
+    """Cross entropy with one token per time step: logits (n, t, v), tokens (n, t)."""
     return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
 def output_loss(output: object) -> Tensor:
-    """The loss of a model that came without one: its own scalar, else its mean square.
+    """A loss for a model without one: the output if it is a scalar, else the mean square of each output.
 
-    The value means nothing; what counts is that every output takes part in the backward pass.
+    The value has no meaning. It only makes every output take part in the backward pass.
     """
     if isinstance(output, Tensor) and output.ndim == 0:
         return output

@@ -1,4 +1,4 @@
-"""Move a workload to a device, its weights and examples alike."""
+"""Moves a workload (model, examples and loss) to a device and to a floating-point type."""
 
 from dataclasses import replace
 
@@ -10,7 +10,10 @@ from raddle.zoo.workload import Workload
 
 
 def move_workload(workload: Workload, device: str, dtype: torch.dtype | None = None) -> Workload:
-    """Move all tensors to `device`, and floats to `dtype` where one is given, complex ones to its pairs."""
+    """Moves all tensors to `device` and, if `dtype` is given, converts floating-point tensors to it.
+
+    Complex tensors get the complex type of the same precision.
+    """
 
     def move_tensors(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(t.to(device=device, dtype=_target_dtype(t, dtype)) for t in tensors)
@@ -18,7 +21,7 @@ def move_workload(workload: Workload, device: str, dtype: torch.dtype | None = N
     if device == "meta":
         _move_parameters_to_meta(workload.model)
     loss = workload.loss
-    if isinstance(loss, nn.Module):  # it may hold weights of the classes
+    if isinstance(loss, nn.Module):  # it may have tensors, such as weights of classes
         loss = _move_module(loss, device, dtype)
     return replace(
         workload,
@@ -36,7 +39,7 @@ def _target_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _move_module(module: nn.Module, device: str, dtype: torch.dtype | None) -> nn.Module:
-    """As Module.to, which would make complex weights real, and so drop their imaginary parts."""
+    """As Module.to, but complex parameters stay complex; Module.to would drop their imaginary parts."""
     states = [*module.parameters(), *module.buffers()]
     if dtype is None or not any(t.is_complex() for t in states):
         return module.to(device=device, dtype=dtype)
@@ -47,7 +50,7 @@ def _move_module(module: nn.Module, device: str, dtype: torch.dtype | None) -> n
 
 
 def _move_parameters_to_meta(model: nn.Module) -> None:
-    # Module.to("meta") would give each name of a tied parameter a tensor of its own.
+    # Module.to("meta") would make separate tensors of a parameter that is shared by modules.
     meta_parameters = {p: nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
     for module in model.modules():
         for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):

@@ -1,7 +1,7 @@
 """The recurrent networks of FlexFlow: Jia et al. 2019, "Beyond data and model parallelism".
 
-The paper gives the layers, the hidden sizes and the 40 steps; it does not give the vocabularies or
-the dropout. Those in the registry are the usual ones for its data sets.
+The paper gives the layers, the hidden sizes and the 40 steps, but not the vocabularies and the dropout. The
+values here and in the registry are the usual ones for its data sets.
 """
 
 # n: sample, s: source step, t: (target) step, c: hidden channel, v: vocabulary
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class TextClassifier(nn.Module):
-    """RNNTC: the last step of a stack of LSTMs decides on the class of a sentence."""
+    """RNNTC: classifies a sentence by the last step of a stack of LSTMs."""
 
     def __init__(
         self, *, vocabulary: int = 18765, hidden: int = 1024, layers: int = 4, classes: int = 2
@@ -28,7 +28,7 @@ class TextClassifier(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """RNNLM: at each step, the distribution of the next token."""
+    """RNNLM: predicts the next token at each step."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class LanguageModel(nn.Module):
 
 
 class Translator(nn.Module):
-    """NMT: encoder, decoder, and Luong et al. 2015's global attention with the "general" score."""
+    """NMT: encoder, decoder, and the global attention with "general" score of Luong et al. 2015."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Translator(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         memory, state = self.encoder(self.source_embedding(source))  # (n, s, c)
-        # torch 2.11 exports states with a dimension too many; elsewhere this changes nothing.
+        # torch 2.11 exports the states with one dimension too many; otherwise reshape changes nothing.
         start = tuple(s.reshape(self.decoder.num_layers, -1, s.shape[-1]) for s in state)
         x, _ = self.decoder(self.target_embedding(target), start)  # (n, t, c)
         attention = (self.score(x) @ memory.transpose(1, 2)).softmax(dim=-1)  # (n, t, s)

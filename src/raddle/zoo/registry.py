@@ -1,7 +1,7 @@
-"""The table of the zoo: how to build each model, what to feed it, and how many samples at a time.
+"""The table of all models of the zoo: how to build each one, its example batches, loss and batch size.
 
-`NAME-tiny` has the operators of NAME in a network small enough to train on one core within seconds.
-Its sizes are mostly no powers of two, so that a split rarely comes out even.
+`NAME-tiny` has the same operators as NAME in a network that trains on one core within seconds. Most of its
+sizes are not powers of two, so that tests see uneven splits.
 """
 
 from collections.abc import Callable
@@ -34,14 +34,16 @@ from raddle.zoo.vgg import VGG, VGG16, VGG19
 
 @dataclass(frozen=True)
 class ZooEntry:
+    """One model of the zoo."""
+
     build: Callable[[], nn.Module]
-    examples: BatchMaker
-    loss: Callable[..., Tensor]
+    examples: BatchMaker  # number of samples -> (inputs, targets)
+    loss: Callable[..., Tensor]  # (output, *targets) -> scalar
     batch: int  # the usual number of samples in a step
 
 
 def names() -> list[str]:
-    """Every model of the zoo, sorted."""
+    """The names of all models of the zoo, sorted."""
     return sorted(ZOO)
 
 
@@ -100,9 +102,8 @@ ZOO: dict[str, ZooEntry] = {
             auxiliary=(3, 2, 3),
             classes=5,
         ),
-        images(
-            3, 139, classes=5
-        ),  # 139 -> 15 -> 7 -> 3, where the original has 299 -> 35 -> 17 -> 8
+        # Sizes in pixels: 139 -> 15 -> 7 -> 3; the original has 299 -> 35 -> 17 -> 8.
+        images(3, 139, classes=5),
         class_loss_with_auxiliary,
         4,
     ),

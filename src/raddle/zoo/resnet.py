@@ -34,7 +34,7 @@ class ResNet(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """relu(x + f(x)), where f narrows to `width`, convolves, and widens to four times that."""
+    """relu(x + f(x)), where f reduces to `width` channels, convolves, and expands to 4 * width."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""ResNet for CIFAR, pre-activated: He et al. 2016, "Identity mappings in deep residual networks".
+"""Pre-activation ResNet for CIFAR: He et al. 2016, "Identity mappings in deep residual networks".
 
 A network of depth 9n + 2 has three stages of n bottlenecks (section 5 and the authors' code).
 """
@@ -32,7 +32,7 @@ class CifarResNet(nn.Module):
 
 
 class PreactivatedBottleneck(nn.Module):
-    """x + f(x), where f normalises and rectifies before each convolution, not after."""
+    """x + f(x), where f has batch norm and ReLU before each convolution instead of after it."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class PreactivatedBottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(x))
         if self.shortcut is not None:
-            x = self.shortcut(y)  # where the shape changes, both ways share the pre-activation
+            x = self.shortcut(y)  # if the shape changes, both branches use the pre-activation
         y = self.conv1(y)
         y = self.conv2(self.relu(self.bn2(y)))
         y = self.conv3(self.relu(self.bn3(y)))

@@ -1,7 +1,7 @@
 """U-Net: Ronneberger et al. 2015, "Convolutional networks for biomedical image segmentation".
 
-Differs from the paper: the convolutions are padded, so that the mask is as large as the image and
-no skip is cropped, and each has a batch norm.
+Differs from the paper: the convolutions are padded, so that the mask has the size of the image and no skip
+connection is cropped; each convolution has a batch norm.
 """
 
 from itertools import pairwise
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class UNet(nn.Module):
-    """Down through `widths` and back up; each level hands its features across to the way up."""
+    """An encoder with `widths` channels per level, and a decoder with a skip connection at each level."""
 
     def __init__(
         self,
@@ -21,14 +21,14 @@ class UNet(nn.Module):
         classes: int = 2,
     ) -> None:
         super().__init__()
-        steps = list(pairwise((channels, *widths)))
-        self.down = nn.ModuleList(_two_convolutions(i, o) for i, o in steps)
+        down_widths = list(pairwise((channels, *widths)))
+        self.down = nn.ModuleList(_two_convolutions(i, o) for i, o in down_widths)
         self.pool = nn.MaxPool2d(2)
-        climb = list(pairwise(reversed(widths)))
+        up_widths = list(pairwise(reversed(widths)))
         self.grow = nn.ModuleList(
-            nn.ConvTranspose2d(i, o, kernel_size=2, stride=2) for i, o in climb
+            nn.ConvTranspose2d(i, o, kernel_size=2, stride=2) for i, o in up_widths
         )
-        self.up = nn.ModuleList(_two_convolutions(2 * o, o) for _, o in climb)
+        self.up = nn.ModuleList(_two_convolutions(2 * o, o) for _, o in up_widths)
         self.out = nn.Conv2d(widths[0], classes, kernel_size=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class UNet(nn.Module):
         x = self.down[-1](x)
         for grow, level in zip(self.grow, self.up, strict=True):
             x = level(torch.cat((skips.pop(), grow(x)), dim=1))
-        logits: Tensor = self.out(x)  # one distribution for each pixel
+        logits: Tensor = self.out(x)  # one logit per class for each pixel
         return logits
 
 

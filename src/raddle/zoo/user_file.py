@@ -1,4 +1,4 @@
-"""Run a user's `path/to/file.py:function` and check what comes back."""
+"""Loads a workload from a user's `path/to/file.py:function`, and checks what the function returns."""
 
 import inspect
 import sys
@@ -20,18 +20,20 @@ from raddle.zoo.workload import Workload
 
 @dataclass(frozen=True)
 class UserFunction:
-    spec: str
-    folder: Path
+    """A function found in a user's file."""
+
+    spec: str  # path/to/file.py:function
+    folder: Path  # of the file; the function may import from it
     function: Callable[..., Any]
 
 
 def is_file_spec(spec: str) -> bool:
-    """Whether `spec` means a file, and not a model of the zoo."""
+    """Whether `spec` names a file; else it names a model of the zoo."""
     return spec.endswith(".py") or ".py:" in spec
 
 
 def find_function(spec: str) -> UserFunction:
-    """Run the file, and look the function up in it."""
+    """Imports the file and finds the function in it."""
     file, _, name = spec.rpartition(":")
     if not file.endswith(".py") or not name:
         raise InputError(f"{spec} names no function: write {spec.rstrip(':')}:FUNCTION.")
@@ -46,7 +48,7 @@ def find_function(spec: str) -> UserFunction:
 
 
 def call_function(user: UserFunction, batch: int | None) -> Workload:
-    """Call the function, with `batch=` if it takes one, and check what it returns."""
+    """Calls the function, with `batch=` if a batch is given, and checks what it returns."""
     arguments = _arguments(user, batch)
     with _import_folder(user.folder), _report_errors(user.spec):
         result = user.function(**arguments)
@@ -74,7 +76,7 @@ def _arguments(user: UserFunction, batch: int | None) -> dict[str, int]:
 
 
 def _to_workload(name: str, result: object) -> Workload | None:
-    """Sort the parts of a tuple, or give up with None."""
+    """A workload from the tuple that a function returned; None if the tuple is not as expected."""
     match result:
         case (nn.Module() as model, inputs):
             targets, loss = (), output_loss
@@ -99,13 +101,13 @@ def _type_names(x: object) -> str:
 
 
 def _import_file(path: Path) -> ModuleType:
-    # A name of its own: the user's `torch.py` must not replace the one that others import.
+    # A unique module name: a user's `torch.py` must not replace the module torch.
     name = f"raddle_user_file_{path.stem}"
     spec = spec_from_file_location(name, path)
-    assert spec is not None  # nor is its loader, for every path that ends in .py
+    assert spec is not None  # true, as for its loader, for every path that ends in .py
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up here
+    sys.modules[name] = module  # dataclasses and pickle need it here
     with _import_folder(path.parent), _report_errors(str(path)):
         spec.loader.exec_module(module)
     return module
@@ -123,7 +125,7 @@ def _advice(module: ModuleType, name: str) -> str:
 
 @contextmanager
 def _import_folder(folder: Path) -> Iterator[None]:
-    """Let the file import its neighbours, as it can when Python runs it."""
+    """Lets the file import from its folder, as it can when Python runs it."""
     sys.path.insert(0, str(folder.resolve()))
     try:
         yield

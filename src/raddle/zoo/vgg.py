@@ -5,14 +5,15 @@ Parameter names are torchvision's, so that its weights load.
 
 from torch import Tensor, nn
 
+# One number for each of the five stages.
 PerStage = tuple[int, int, int, int, int]
-WIDTHS: PerStage = (64, 128, 256, 512, 512)
-VGG16: PerStage = (2, 2, 3, 3, 3)  # convolutions in each stage
+WIDTHS: PerStage = (64, 128, 256, 512, 512)  # channels
+VGG16: PerStage = (2, 2, 3, 3, 3)  # number of convolutions
 VGG19: PerStage = (2, 2, 4, 4, 4)
 
 
 class VGG(nn.Module):
-    """Five stages of 3x3 convolutions, each closed by a pooling, then three linear layers."""
+    """Five stages of 3x3 convolutions, each followed by a pooling, then three linear layers."""
 
     def __init__(
         self,
@@ -21,7 +22,7 @@ class VGG(nn.Module):
         widths: PerStage = WIDTHS,
         hidden: int = 4096,
         classes: int = 1000,
-        pool: int = 7,  # pixels a side that the classifier sees
+        pool: int = 7,  # height and width, in pixels, that the classifier gets
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class VGG(nn.Module):
 
 
 def _initialise(layer: nn.Module) -> None:
-    # Without batch norm, PyTorch's default shrinks the signal to nothing over sixteen layers.
+    # There is no batch norm: with PyTorch's default the signal would vanish over sixteen layers.
     if isinstance(layer, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         if layer.bias is not None:

@@ -1,4 +1,4 @@
-"""What is trained: a model, one example batch, and the loss that joins them."""
+"""A workload: a model to train, with one example batch and the loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import nn
 class Workload:
     """One training step is ``loss(model(*inputs), *targets).backward()``.
 
-    Dimension 0 of every input and target counts the samples; the loss is a scalar.
+    Dimension 0 of every input and target is the sample dimension. The loss returns a scalar.
     """
 
     name: str
