@@ -250,7 +250,13 @@ def test_slices_are_submitted_and_waited_for() -> None:
     parameters.submit_gradients(SubmitGradients(KEY, (1,)))
     parameters.start_slice_all_reduce(StartSliceAllReduce(KEY, 5, ""))
     parameters.update_parameters(UpdateParameters(KEY))
-    assert [name for name, *_ in noted.calls] == ["begin", "wait", "give", "leave", "finish"]
+    assert [name for name, *_ in noted.calls] == [
+        "begin_step",
+        "wait",
+        "submit",
+        "start_slice_all_reduce",
+        "finish_step",
+    ]
     assert not slot_store.with_gradient
 
 

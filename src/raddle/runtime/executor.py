@@ -254,7 +254,7 @@ def _make_updater(
         return SlicedParameterUpdater(store, transport, make_sync)
     if is_asynchronous(program.plan):
         return OverlappingParameterUpdater(
-            store, transport, rank_actions.updated_slots, rank_actions.buckets, narrow=sync.wire_dtype,
+            store, transport, rank_actions.updated_slots, rank_actions.buckets, sum_dtype=sync.wire_dtype,
             latest=is_greedy(program.plan),
         )  # fmt: skip
     return ParameterUpdater(
