@@ -74,7 +74,7 @@ def _candidates(
         if changes is not None:
             data = run_method(graph, on, "data", settings).tiles
             drawn = rng.sample(space.unpinned, min(changes, len(space.unpinned)))
-            moves = {g: space.random_devices(rng.choice(space.degrees(g)), rng) for g in drawn}
+            moves = {g: space.on_random_devices(rng.choice(space.degrees(g)), rng) for g in drawn}
             tiles = {**data, **space.changes(data, moves)}
         try:
             plan = build_plan(graph, on, "random", SearchResult(tiles), settings)

@@ -37,7 +37,7 @@ def run() -> None:
         for _ in range(MOVES):
             g = rng.choice(space.unpinned)
             move = space.changes(
-                tiles, {g: space.random_devices(rng.choice(space.degrees(g)), rng)}
+                tiles, {g: space.on_random_devices(rng.choice(space.degrees(g)), rng)}
             )
             after = simulate(lower(graph, Plan({**tiles, **move}, count, bn="local")), on)
             now = times(after)

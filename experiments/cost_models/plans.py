@@ -123,7 +123,7 @@ def random_plans(
     for seed in range(group.randoms):
         rng = random.Random(seed)
         chosen = [
-            space.random_devices(rng.choice(space.degrees(g)), rng)
+            space.on_random_devices(rng.choice(space.degrees(g)), rng)
             for g in range(len(space.groups))
         ]
         plan = build_plan(graph, on, "random", SearchResult(space.tiles(chosen)), settings)

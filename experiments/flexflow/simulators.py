@@ -78,7 +78,7 @@ def _delta(case: Case, shortened_rate: float, full_rate: float) -> tuple[Any, ..
     changed, seconds = [], []
     for _ in range(MOVES):
         g = rng.choice(space.unpinned)
-        move = space.changes(tiles, {g: space.random_devices(rng.choice(space.degrees(g)), rng)})
+        move = space.changes(tiles, {g: space.on_random_devices(rng.choice(space.degrees(g)), rng)})
         after = times(simulate(lower(graph, Plan({**tiles, **move}, case.gpus, bn="local")), on))
         changed.append(sum(known.get(key) != when for key, when in after.items()) / len(after))
         seconds.append(shortened(own, move, int(1.01 * base)))

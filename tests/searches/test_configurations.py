@@ -63,7 +63,7 @@ def test_every_configuration_is_a_legal_plan(model: str, seed: int, reduction: b
         graph, cluster("p100:1x4"), Settings(reduction=reduction, powers_of_two=False)
     )
     chosen = [
-        space.random_devices(rng.choice(space.degrees(g)), rng) for g in range(len(space.groups))
+        space.on_random_devices(rng.choice(space.degrees(g)), rng) for g in range(len(space.groups))
     ]
     plan = Plan(space.tiles(chosen), 4, bn="global")
     validate(plan, graph)

@@ -57,8 +57,10 @@ def tiles(group: Group, configuration: Configuration) -> dict[str, Tiling]:
     """The tiling of every operator of a group."""
     devices = configuration.devices
     return {
-        f.op.name: Grid(f.cuts, tuple(devices[i] for i in f.positions), f.copies)
-        for f in member_tilings(group, configuration.degrees, configuration.shares)
+        tiling.op.name: Grid(
+            tiling.cuts, tuple(devices[i] for i in tiling.positions), tiling.copies
+        )
+        for tiling in member_tilings(group, configuration.degrees, configuration.shares)
     }
 
 
@@ -70,7 +72,11 @@ def degrees(
     powers_of_two: only powers of two as degrees. reduction: summed letters may be split, too.
     """
     options = [
-        [d for d in range(1, min(size, max_parts) + 1) if not powers_of_two or d & (d - 1) == 0]
+        [
+            degree
+            for degree in range(1, min(size, max_parts) + 1)
+            if not powers_of_two or degree & (degree - 1) == 0
+        ]
         if reduction or letter not in group.reduced
         else [1]
         for letter, size in zip(group.letters, group.sizes, strict=True)
@@ -183,17 +189,17 @@ def _cut_like_reader(
     """
     for p, index in enumerate(reader.space.operands[member.operand].indices):
         d = op.space.outputs[member.output][p]
-        over = sorted({term.dim for term in index.terms if split.axes[term.dim]})
-        if len(over) != 1 or op.space.dims[d].unsplittable:
+        split_dims = sorted({term.dim for term in index.terms if split.axes[term.dim]})
+        if len(split_dims) != 1 or op.space.dims[d].unsplittable:
             continue
         box = [(0, dim.size) for dim in reader.space.dims]
         ranges = []
-        for span in pairwise(split.cuts[over[0]]):
-            box[over[0]] = span
+        for span in pairwise(split.cuts[split_dims[0]]):
+            box[split_dims[0]] = span
             ranges.append(index.range(box))
         new_cuts = cuts_between(ranges, op.space.dims[d].size)
         if new_cuts:
-            axes[d], cuts[d] = split.axes[over[0]], new_cuts
+            axes[d], cuts[d] = split.axes[split_dims[0]], new_cuts
 
 
 def cuts_between(ranges: Sequence[tuple[int, int]], size: int) -> Cuts:

@@ -130,19 +130,19 @@ def _grid_as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling)
 
     If the reader's tiles read the same elements, it is a whole copy on each of the reader's devices.
     """
-    whole_everywhere = copies(op, sorted(set(tiling.devices)))
+    whole_copies = copies(op, sorted(set(tiling.devices)))
     if not isinstance(tiling, Grid) or tiling.copies > 1:
-        return whole_everywhere
+        return whole_copies
     dims = {  # dimension of the reader -> dimension of the operator
-        index.plain_dim: op.space.outputs[output][at]
-        for at, index in enumerate(reader.space.operands[operand].indices)
+        index.plain_dim: op.space.outputs[output][p]
+        for p, index in enumerate(reader.space.operands[operand].indices)
         if index.plain_dim is not None
     }
     cut_dims = [r for r, parts in enumerate(tiling.parts) if parts > 1]
     op_dims = [dims.get(r, -1) for r in cut_dims]
     splittable = all(d >= 0 and not op.space.dims[d].unsplittable for d in op_dims)
     if not splittable or op_dims != sorted(op_dims):  # row-major order of the devices would differ
-        return whole_everywhere
+        return whole_copies
     return split(
         op, {d: tiling.cuts[r] for d, r in zip(op_dims, cut_dims, strict=True)}, tiling.devices
     )

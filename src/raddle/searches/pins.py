@@ -59,7 +59,7 @@ def read_pin(text: str) -> Pin:
 
 
 def pinned_configurations(
-    groups: Sequence[Group], pins: Sequence[Pin], devices: int
+    groups: Sequence[Group], pins: Sequence[Pin], device_count: int
 ) -> dict[int, Configuration]:
     """The configuration of each pinned group, by index of the group; a later pin overrides an earlier one.
 
@@ -72,7 +72,7 @@ def pinned_configurations(
             names = ", ".join(group.name for group in list(groups)[:3])
             raise InputError(f"the pin '{pin}' matches no operator: names are as {names}.")
         for g in matching:
-            configurations[g] = _configuration(groups[g], pin, devices)
+            configurations[g] = _configuration(groups[g], pin, device_count)
     return configurations
 
 
@@ -80,8 +80,8 @@ def _matches(group: Group, pin: Pin) -> bool:
     return any(fnmatchcase(name, pin.pattern) for name in group.ops)
 
 
-def _configuration(group: Group, pin: Pin, devices: int) -> Configuration:
-    wanted = dict(pin.parts)
+def _configuration(group: Group, pin: Pin, device_count: int) -> Configuration:
+    parts_of = dict(pin.parts)
     for letter, count in pin.parts:
         if letter not in group.letters:
             available = " ".join(group.letters) or "none"
@@ -93,10 +93,10 @@ def _configuration(group: Group, pin: Pin, devices: int) -> Configuration:
             raise InputError(
                 f"the pin '{pin}' cuts {letter} of '{group.name}' into {count} parts, but it has {size}."
             )
-    total = math.prod(wanted.values())
-    places = pin.devices or tuple(range(total))
-    if total > devices or max(places) >= devices:
+    total = math.prod(parts_of.values())
+    devices = pin.devices or tuple(range(total))
+    if total > device_count or max(devices) >= device_count:
         raise InputError(
-            f"the pin '{pin}' needs {max(total, max(places) + 1)} devices of {devices}."
+            f"the pin '{pin}' needs {max(total, max(devices) + 1)} devices of {device_count}."
         )
-    return Configuration(tuple(wanted.get(letter, 1) for letter in group.letters), places)
+    return Configuration(tuple(parts_of.get(letter, 1) for letter in group.letters), devices)

@@ -66,9 +66,9 @@ class PlanSpace:
         changed: Tiles = {}
         for g, configuration in moves.items():
             changed.update(tiles(self.groups[g], configuration))
-        feeding = {op.name: op for g in moves for op in self.independent_inputs[g]}
-        if feeding:
-            readers_first = [op for op in reversed(self.graph.ops) if op.name in feeding]
+        independent_ops = {op.name: op for g in moves for op in self.independent_inputs[g]}
+        if independent_ops:
+            readers_first = [op for op in reversed(self.graph.ops) if op.name in independent_ops]
             changed.update(self.batch_independent.place(readers_first, {**tiles_now, **changed}))
         return changed
 
@@ -117,7 +117,7 @@ class PlanSpace:
             )
         return self._degrees[key]
 
-    def random_devices(self, parts: tuple[int, ...], rng: random.Random) -> Configuration:
+    def on_random_devices(self, parts: tuple[int, ...], rng: random.Random) -> Configuration:
         """A configuration on random devices: consecutive ones with probability 0.7, else any."""
         size = math.prod(parts)
         if rng.random() < 0.7:

@@ -35,7 +35,7 @@ def profile_methods(
             "measure one: name a cluster of that kind alone."
         )
     compute = ComputeCosts(graph, active_values(graph))
-    wanted = {op.name: compute.grad_operands[op.name, "B"] for op in graph.ops}
+    grad_operands = {op.name: compute.grad_operands[op.name, "B"] for op in graph.ops}
     boxes = _distinct_tiles(graph, cluster, methods, kinds[0])
     done = 0
 
@@ -44,7 +44,9 @@ def profile_methods(
         on_progress({"step": name, "done": done, "of": len(boxes)})
         done += 1
 
-    return measure(graph, boxes, wanted, kinds[0], device, previous=profile, progress=progress)
+    return measure(
+        graph, boxes, grad_operands, kinds[0], device, previous=profile, progress=progress
+    )
 
 
 def _distinct_tiles(

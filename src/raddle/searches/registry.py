@@ -45,7 +45,9 @@ def method_named(name: str) -> Method:
 def jit_functions_of(names: Iterable[str]) -> list[JitFunctions]:
     """The numba functions that the named methods need, each once; unknown names are ignored."""
     methods = [METHODS[name] for name in names if name in METHODS]
-    return list(dict.fromkeys(part for method in methods for part in method.jit_functions))
+    return list(
+        dict.fromkeys(functions for method in methods for functions in method.jit_functions)
+    )
 
 
 def _check() -> None:

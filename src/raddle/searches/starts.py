@@ -66,13 +66,13 @@ def staged_start(space: PlanSpace, stages: int, letters: str) -> Tiles:
 
     letters: "n", "c" or "nc" (samples over nodes, channels inside of a node).
     """
-    each = space.device_count // stages
-    chosen = []
+    devices_per_stage = space.device_count // stages
+    configurations = []
     for g, stage in enumerate(stage_of_groups(space, stages)):
-        devices = range(stage * each, (stage + 1) * each)
+        devices = range(stage * devices_per_stage, (stage + 1) * devices_per_stage)
         configuration = _split_samples_and_channels(space, g, devices) if letters == "nc" else None
-        chosen.append(configuration or split_one_letter(space, g, letters[0], devices))
-    return _pinned_tiles(space, chosen)
+        configurations.append(configuration or split_one_letter(space, g, letters[0], devices))
+    return _pinned_tiles(space, configurations)
 
 
 def shift_to_stages(
@@ -82,12 +82,12 @@ def shift_to_stages(
 
     Each group's configuration moves from the first devices to the devices of the group's stage.
     """
-    each = space.device_count // stages
+    devices_per_stage = space.device_count // stages
     return _pinned_tiles(
         space,
         [
-            c._replace(devices=tuple(at * each + d for d in c.devices))
-            for at, c in zip(stage_of_groups(space, stages), configurations, strict=True)
+            c._replace(devices=tuple(stage * devices_per_stage + d for d in c.devices))
+            for stage, c in zip(stage_of_groups(space, stages), configurations, strict=True)
         ],
     )
 
@@ -113,9 +113,9 @@ def stage_of_groups(space: PlanSpace, stages: int) -> list[int]:
         blocks[key] = blocks.get(key, 0.0) + work[g]
     total, stage = sum(work), [0] * len(work)
     for key, done in zip(blocks, accumulate(blocks.values()), strict=True):
-        at = min(stages - 1, int(stages * (done - blocks[key] / 2) / total))
+        block_stage = min(stages - 1, int(stages * (done - blocks[key] / 2) / total))
         for g in key:
-            stage[g] = at
+            stage[g] = block_stage
     return stage
 
 
@@ -135,11 +135,11 @@ def _split_samples_and_channels(space: PlanSpace, g: int, devices: range) -> Con
 
 def split_by_speed(space: PlanSpace, devices: Sequence[int] | range) -> Tiles:
     """Every group split by sample, in proportion to the devices' speeds."""
-    chosen = []
+    configurations = []
     for g in range(len(space.groups)):
         even = split_one_letter(space, g, "n", devices)
-        chosen.append(space.uneven(g, even) or even)
-    return _pinned_tiles(space, chosen)
+        configurations.append(space.uneven(g, even) or even)
+    return _pinned_tiles(space, configurations)
 
 
 def split_one_letter(
@@ -163,9 +163,12 @@ def random_start(space: PlanSpace, seed: int) -> Tiles:
     rng = random.Random(f"{seed} random")
     return _pinned_tiles(
         space,
-        [space.random_devices(rng.choice(space.degrees(g)), rng) for g in range(len(space.groups))],
+        [
+            space.on_random_devices(rng.choice(space.degrees(g)), rng)
+            for g in range(len(space.groups))
+        ],
     )
 
 
-def _pinned_tiles(space: PlanSpace, chosen: Sequence[Configuration]) -> Tiles:
-    return space.tiles([space.pinned.get(g, c) for g, c in enumerate(chosen)])
+def _pinned_tiles(space: PlanSpace, configurations: Sequence[Configuration]) -> Tiles:
+    return space.tiles([space.pinned.get(g, c) for g, c in enumerate(configurations)])

@@ -148,7 +148,7 @@ def _partition(graph: Graph, cluster: Cluster, *, channels: bool) -> Tiles:
     layers = _layers(graph, cluster, seconds)
     shares = _shares(graph, cluster, sum(layer.work for layer in layers))
     units_per_filter = [layer.channels if channels else 1 for layer in layers]  # of a filter
-    filled = assign_runs(
+    runs_by_layer = assign_runs(
         [
             (layer.filters * u, layer.work)
             for layer, u in zip(layers, units_per_filter, strict=True)
@@ -157,7 +157,7 @@ def _partition(graph: Graph, cluster: Cluster, *, channels: bool) -> Tiles:
     )
     runs = {
         op.name: (layer_runs, u)
-        for layer, layer_runs, u in zip(layers, filled, units_per_filter, strict=True)
+        for layer, layer_runs, u in zip(layers, runs_by_layer, units_per_filter, strict=True)
         for op in layer.ops
     }
     return _tile_operators(graph, runs)

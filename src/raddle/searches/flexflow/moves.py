@@ -48,7 +48,7 @@ class MoveProposer:
         return {k: c for k, c in drawn.items() if k not in self.space.pinned and c != state[k]}
 
     def uniform(self, g: int) -> ConfigurationChanges:
-        return {g: self.space.random_devices(self.rng.choice(self.space.degrees(g)), self.rng)}
+        return {g: self.space.on_random_devices(self.rng.choice(self.space.degrees(g)), self.rng)}
 
     def neighbour(self, g: int, state: State) -> ConfigurationChanges:
         others = self.space.neighbours[g]
@@ -64,16 +64,16 @@ class MoveProposer:
         source = state[g]
         if source is None:
             return {}
-        changes, at = ConfigurationChanges(), g
+        changes, last = ConfigurationChanges(), g
         for _ in range(self.rng.choice([1, 2, 4, 8, 16])):
-            others = [k for k in self.space.neighbours[at] if k not in changes and k != g]
+            others = [k for k in self.space.neighbours[last] if k not in changes and k != g]
             if not others:
                 break
-            at = self.rng.choice(others)
-            translated = self.space.translate(at, g, source)
+            last = self.rng.choice(others)
+            translated = self.space.translate(last, g, source)
             if translated is None:
                 break
-            changes[at] = translated
+            changes[last] = translated
         return changes
 
     def block(self, g: int, state: State) -> ConfigurationChanges:
@@ -126,7 +126,7 @@ class MoveProposer:
             return {}
         if self.rng.random() < 0.3:  # reverse the order of the letters: inside or across nodes
             return {g: current._replace(devices=transposed_devices(current), shares=())}
-        return {g: self.space.random_devices(current.degrees, self.rng)}
+        return {g: self.space.on_random_devices(current.degrees, self.rng)}
 
     def uneven(self, g: int, state: State) -> ConfigurationChanges:
         current = state[g]

@@ -132,9 +132,11 @@ class LayoutBuilder:
                 dims[m.op.name] = self.member_ranges.from_reader(
                     m, lattice, spaces, dims, combined_axes
                 )
-        split = [a for a in combined_axes if lattice.options[a][-1] > 1]
+        split_axes = [a for a in combined_axes if lattice.options[a][-1] > 1]
         enumerated = (
-            np.flatnonzero((lattice.parts[:, split] > 1).any(axis=1)).tolist() if split else []
+            np.flatnonzero((lattice.parts[:, split_axes] > 1).any(axis=1)).tolist()
+            if split_axes
+            else []
         )
         tilings = [member_tilings(group, lattice.degrees[x]) for x in enumerated]
         layouts = []
@@ -182,11 +184,13 @@ class LayoutBuilder:
             else present
             for operand in ranges
         ]
-        first = [
+        in_first_part = [
             r.lo[r.index] == 0 for r in (dims[d] for d in space.reduced_dims) if r.index is not None
         ]
         needed_on = needed_operands(
-            space.operands, nonempty, np.logical_and.reduce(first) if first else None
+            space.operands,
+            nonempty,
+            np.logical_and.reduce(in_first_part) if in_first_part else None,
         )
         return tuple(Need(r, n) for r, n in zip(ranges, needed_on, strict=True))
 
@@ -251,9 +255,9 @@ def devices_with_tile(lattice: Lattice, placement: TilePlacement, devices: Array
     for a in range(lattice.parts.shape[1]):
         parts = lattice.parts[:, a]
         split = np.zeros(len(parts), bool)
-        for axes, uncut in placement.split_axes:
+        for axes, unsplit_degrees in placement.split_axes:
             if axes == (a,):
-                split |= ~np.isin(parts, sorted(uncut))
+                split |= ~np.isin(parts, sorted(unsplit_degrees))
         if not split.all():
             copies = np.where(split, copies, copies * parts)
             first &= split[:, None] | (lattice.coordinate(a, devices) == 0)

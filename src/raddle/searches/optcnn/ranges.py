@@ -134,10 +134,12 @@ def split_ranges(lattice: Lattice, a: int, size: int, cuts: Sequence[Cuts]) -> R
     for q, points in zip(options, cuts, strict=True):
         lo += points[:-1] or [0] * q
         hi += points[1:] or [size] * q
-    uncut = frozenset(q for q, points in zip(options, cuts, strict=True) if q > 1 and not points)
-    if len(uncut) == sum(q > 1 for q in options):
+    unsplit_degrees = frozenset(
+        q for q, points in zip(options, cuts, strict=True) if q > 1 and not points
+    )
+    if len(unsplit_degrees) == sum(q > 1 for q in options):
         return single_range(0, size)
-    return Ranges(np.array(lo), np.array(hi), lattice.range_index[a], (a,), uncut)
+    return Ranges(np.array(lo), np.array(hi), lattice.range_index[a], (a,), unsplit_degrees)
 
 
 def ranges_read(index: Index, dims: Sequence[Ranges], cache: dict[Any, Any]) -> Ranges:
@@ -146,28 +148,28 @@ def ranges_read(index: Index, dims: Sequence[Ranges], cache: dict[Any, Any]) -> 
     index: the expression over the operator's dimensions that reads the operand's dimension. cache: results
     by what they depend on; height and width often share one.
     """
-    over = sorted({term.dim for term in index.terms})
+    dims_read = sorted({term.dim for term in index.terms})
     box = [(0, 1)] * len(dims)
-    for d in over:
+    for d in dims_read:
         box[d] = (int(dims[d].lo[0]), int(dims[d].hi[0]))
-    split = [d for d in over if dims[d].index is not None]
-    if not split:
+    split_dims = [d for d in dims_read if dims[d].index is not None]
+    if not split_dims:
         return single_range(*index.range(box))
-    range_index, spans = _combine([dims[d] for d in split])
-    terms = tuple((over.index(t.dim), *t[1:]) for t in index.terms)
-    others = tuple(box[d] for d in over if d not in split)
-    key = (terms, *index[1:], others, tuple(over.index(d) for d in split), tuple(spans))
+    range_index, spans = _combine([dims[d] for d in split_dims])
+    terms = tuple((dims_read.index(t.dim), *t[1:]) for t in index.terms)
+    others = tuple(box[d] for d in dims_read if d not in split_dims)
+    key = (terms, *index[1:], others, tuple(dims_read.index(d) for d in split_dims), tuple(spans))
     if key not in cache:
         spans_read = []
-        for parts in spans:
-            for d, span in zip(split, parts, strict=True):
+        for combination in spans:
+            for d, span in zip(split_dims, combination, strict=True):
                 box[d] = span
             spans_read.append(index.range(box))
         cache[key] = spans_read[0] if len(set(spans_read)) == 1 else np.array(spans_read).T
     lo, hi = cache[key]
     if isinstance(lo, int):
         return single_range(lo, hi)
-    return Ranges(lo, hi, range_index, tuple(sorted({a for d in split for a in dims[d].axes})))
+    return Ranges(lo, hi, range_index, tuple(sorted({a for d in split_dims for a in dims[d].axes})))
 
 
 def _combine(dims: Sequence[Ranges]) -> tuple[Array, list[tuple[tuple[int, int], ...]]]:

@@ -49,10 +49,10 @@ class SyncTimes:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.all_devices = np.arange(len(cluster.devices))
-        self.rings: dict[tuple[object, ...], _Rings] = {}
-        self.sums: dict[tuple[tuple[Ring, ...], float], float] = {}
-        self.seconds: dict[tuple[Ring, float], float] = {}
-        self.links: dict[Ring, frozenset[int]] = {}
+        self.rings_cache: dict[tuple[object, ...], _Rings] = {}
+        self.set_cache: dict[tuple[tuple[Ring, ...], float], float] = {}
+        self.ring_cache: dict[tuple[Ring, float], float] = {}
+        self.links_cache: dict[Ring, frozenset[int]] = {}
 
     # -- as raddle runs it -----------------------------------------------------------------------
 
@@ -64,13 +64,13 @@ class SyncTimes:
         by_holders: dict[tuple[object, ...], tuple[ParameterRead, Array]] = {}
         for read in reads:
             key = _holders_key(read)
-            more = by_holders[key][1] if key in by_holders else 0.0
-            by_holders[key] = read, read.width * _elements(read) + more
+            earlier_bytes = by_holders[key][1] if key in by_holders else 0.0
+            by_holders[key] = read, read.width * _elements(read) + earlier_bytes
         total = np.zeros(len(reads[0].layout.present))
         for key, (read, nbytes) in by_holders.items():
-            if key not in self.rings:
-                self.rings[key] = self._rings(read)
-            total += self._bucketed_seconds(self.rings[key], nbytes)
+            if key not in self.rings_cache:
+                self.rings_cache[key] = self._rings(read)
+            total += self._bucketed_seconds(self.rings_cache[key], nbytes)
         return total
 
     def _bucketed_seconds(self, rings: _Rings, nbytes: Array) -> Array:
@@ -98,27 +98,27 @@ class SyncTimes:
     def _busiest_link_seconds(self, rings: Sequence[Ring], nbytes: float) -> float:
         """Seconds until the busiest link has served all rings that use it."""
         key = (tuple(rings), nbytes)
-        if key not in self.sums:
+        if key not in self.set_cache:
             load: dict[int, float] = {}
             for ring in rings:
                 seconds = self._ring_seconds(ring, nbytes)
                 for link in self._links_of(ring):
                     load[link] = load.get(link, 0.0) + seconds
-            self.sums[key] = max(load.values(), default=0.0)
-        return self.sums[key]
+            self.set_cache[key] = max(load.values(), default=0.0)
+        return self.set_cache[key]
 
     def _ring_seconds(self, ring: Ring, nbytes: float) -> float:
         key = (ring, nbytes)
-        if key not in self.seconds:
-            self.seconds[key] = all_reduce_seconds(self.cluster, ring, nbytes)
-        return self.seconds[key]
+        if key not in self.ring_cache:
+            self.ring_cache[key] = all_reduce_seconds(self.cluster, ring, nbytes)
+        return self.ring_cache[key]
 
     def _links_of(self, ring: Ring) -> frozenset[int]:
-        if ring not in self.links:
-            self.links[ring] = frozenset(
+        if ring not in self.links_cache:
+            self.links_cache[ring] = frozenset(
                 link for a, b in hops(ring) for link in self.cluster.route(a, b).resources
             )
-        return self.links[ring]
+        return self.links_cache[ring]
 
     # -- as in the paper -------------------------------------------------------------------------
 

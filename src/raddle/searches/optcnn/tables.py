@@ -89,17 +89,24 @@ def build_tables(
         devices, len(cluster.devices), powers_of_two=powers_of_two, reduction=reduction
     )
     layouts = [builder.layouts(group) for group in all_groups]
-    times = TileTimes(ComputeCosts(graph, active, profile, bn=bn), active, cluster, devices)
-    moves = CommunicationTimes(
-        graph, active, cluster, devices, _layout_of_operator(all_groups, layouts), times.volumes
+    tile_times = TileTimes(ComputeCosts(graph, active, profile, bn=bn), active, cluster, devices)
+    communication = CommunicationTimes(
+        graph,
+        active,
+        cluster,
+        devices,
+        _layout_of_operator(all_groups, layouts),
+        tile_times.volumes,
     )
-    computing = ComputeTimes(all_groups, layouts, times, moves, bn=bn)
-    compute = [computing.seconds(g) for g in range(len(all_groups))]
+    compute_times = ComputeTimes(all_groups, layouts, tile_times, communication, bn=bn)
+    compute = [compute_times.seconds(g) for g in range(len(all_groups))]
     sync_times = SyncTimes(cluster)
     seconds_of = sync_times.server_times if paper else sync_times.all_reduce_times
     sync = _sync_seconds(graph, active, all_groups, layouts, seconds_of)
     configurations = [group_layouts[0].lattice.configurations for group_layouts in layouts]
-    result = Tables(all_groups, configurations, [], _edges(graph, all_groups, moves), compute, sync)
+    result = Tables(
+        all_groups, configurations, [], _edges(graph, all_groups, communication), compute, sync
+    )
     if allowed is not None:
         result = _only_allowed(result, allowed)
     return result.with_exposed(1.0 if paper else exposed)
@@ -148,11 +155,11 @@ class ComputeTimes:
     """t_C of groups: compute, merging of partial sums, and transfers between members of a group."""
 
     def __init__(
-        self, groups: Sequence[Group], layouts: Sequence[tuple[MemberLayout, ...]], times: TileTimes,
-        moves: CommunicationTimes, *, bn: str,
+        self, groups: Sequence[Group], layouts: Sequence[tuple[MemberLayout, ...]], tile_times: TileTimes,
+        communication: CommunicationTimes, *, bn: str,
     ) -> None:  # fmt: skip
-        self.groups, self.layouts, self.times, self.moves, self.bn = (
-            groups, layouts, times, moves, bn,
+        self.groups, self.layouts, self.tile_times, self.communication, self.bn = (
+            groups, layouts, tile_times, communication, bn,
         )  # fmt: skip
         self.position_of = {  # (group, value) -> (member that makes it, which of its outputs)
             (g, output): (k, n)
@@ -165,7 +172,10 @@ class ComputeTimes:
     def seconds(self, g: int) -> Array:
         """[x]: t_C of a group; the same array for groups of equal structure and costs."""
         member_keys = [
-            (self.times.cost_key(m.op), *(self.position_of.get((g, name)) for name in m.op.inputs))
+            (
+                self.tile_times.cost_key(m.op),
+                *(self.position_of.get((g, name)) for name in m.op.inputs),
+            )
             for m in self.groups[g].members
         ]
         key = (id(self.layouts[g]), *member_keys)
@@ -175,23 +185,23 @@ class ComputeTimes:
 
     def _compute(self, g: int) -> Array:
         total: Array | float = 0.0
-        communication: Array | float = 0.0
+        transfer_seconds: Array | float = 0.0
         for m, layout in zip(self.groups[g].members, self.layouts[g], strict=True):
-            total = total + self.times.seconds(m.op, layout)
+            total = total + self.tile_times.seconds(m.op, layout)
             if (
                 m.op.space.combine
                 and layout.has_partial_sums
                 and not is_local_statistics(m.op, self.bn)
             ):
-                communication = communication + self.moves.merge_seconds(
+                transfer_seconds = transfer_seconds + self.communication.merge_seconds(
                     m.op, layout, self._reading_devices(g, m.op, layout)
                 )
             for operand, name in enumerate(m.op.inputs):
                 if (g, name) in self.position_of and not self._is_local(g, layout, operand, name):
-                    communication = communication + self.moves.transfer_seconds(
+                    transfer_seconds = transfer_seconds + self.communication.transfer_seconds(
                         m.op, operand, *self._producer(g, name), two_groups=False
                     )
-        return np.asarray(np.asarray(total).max(axis=1) + communication)
+        return np.asarray(np.asarray(total).max(axis=1) + transfer_seconds)
 
     def _is_local(self, g: int, layout: MemberLayout, operand: int, name: str) -> bool:
         """Whether an operand that another member makes is on the reading device in every configuration."""
@@ -261,7 +271,7 @@ def _parameter_readers(
     return {name: len(reading_groups) for name, reading_groups in readers.items()}
 
 
-def _edges(graph: Graph, groups: Sequence[Group], moves: CommunicationTimes) -> list[Edge]:
+def _edges(graph: Graph, groups: Sequence[Group], communication: CommunicationTimes) -> list[Edge]:
     """t_X as edges between groups; members that need the same part of a value fetch it once."""
     group_of = group_indices(groups)
     made_by = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
@@ -273,6 +283,8 @@ def _edges(graph: Graph, groups: Sequence[Group], moves: CommunicationTimes) -> 
             producer, output = made_by.get(name, (op, 0))
             g, h = group_of.get(producer.name), group_of[op.name]
             if g is not None and g != h:
-                cost = moves.transfer_seconds(op, operand, producer, output, two_groups=True)
+                cost = communication.transfer_seconds(
+                    op, operand, producer, output, two_groups=True
+                )
                 edges.setdefault((name, h, id(cost)), Edge(g, h, cost))
     return list(edges.values())

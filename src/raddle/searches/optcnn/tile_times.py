@@ -40,28 +40,30 @@ class TileTimes:
         """Everything that its time depends on, besides its layout."""
         key = self.keys.get(op.name)
         if key is None:
-            graded = has_backward(op, self.active)
-            wanted = self.compute.grad_operands[op.name, "B"] if graded else None
-            key = self.keys[op.name] = (op.kind, self.compute.dtypes[op.name], wanted)
+            with_backward = has_backward(op, self.active)
+            grad_operands = self.compute.grad_operands[op.name, "B"] if with_backward else None
+            key = self.keys[op.name] = (op.kind, self.compute.dtypes[op.name], grad_operands)
         return key
 
     def seconds(self, op: Op, layout: MemberLayout) -> Array:
         """[x, d]: seconds of an operator's tiles, forward and backward; 0 without a tile."""
         key = self.cost_key(op)
         if key not in layout.seconds_cache:
-            wanted = key[2]
+            grad_operands = key[2]
             if OPERATOR_KINDS[op.kind].flops is not None:
-                tile_seconds = self._seconds_by_shape(op, layout, "F" if wanted is None else "FB")
+                tile_seconds = self._seconds_by_shape(
+                    op, layout, "F" if grad_operands is None else "FB"
+                )
             else:
-                forward, backward = self._roofline_seconds(op, layout, wanted or ())
+                forward, backward = self._roofline_seconds(op, layout, grad_operands or ())
                 if self.compute.profile is not None:
-                    forward, backward = self._measured(op, layout, forward, backward, wanted)
+                    forward, backward = self._measured(op, layout, forward, backward, grad_operands)
                 tile_seconds = forward + backward
             layout.seconds_cache[key] = np.where(layout.present, tile_seconds, 0.0)
         return layout.seconds_cache[key]  # type: ignore[no-any-return]
 
     def _roofline_seconds(
-        self, op: Op, layout: MemberLayout, wanted: Sequence[int]
+        self, op: Op, layout: MemberLayout, grad_operands: Sequence[int]
     ) -> tuple[Array, Array]:
         """Roofline seconds of the forward and of the backward.
 
@@ -71,16 +73,16 @@ class TileTimes:
         read = [volume(need.ranges, self.volumes) * _mask(need.present, layout.present)
                 for need in layout.needs]  # fmt: skip
         written = [volume(output, self.volumes) for output in layout.outputs]
-        once = [i for i in wanted if space.operands[i].added_once]
+        added_once = [i for i in grad_operands if space.operands[i].added_once]
         flops = (2 if space.is_product else space.flops_per_point) * volume(
             layout.dims, self.volumes
         )
-        each = roofline(graph, op, flops, [*read, *written], speeds, np.maximum)
-        total = (len(wanted) - len(once)) * each
-        for i in once:  # its gradient only reads that of the output
+        forward = roofline(graph, op, flops, [*read, *written], speeds, np.maximum)
+        backward = (len(grad_operands) - len(added_once)) * forward
+        for i in added_once:  # its gradient only reads that of the output
             elements = [e if i == k else 0 for k, e in enumerate(read)]
-            total = total + roofline(graph, op, 0, [*elements, *written], speeds, np.maximum)
-        return np.asarray(each), np.asarray(total)
+            backward = backward + roofline(graph, op, 0, [*elements, *written], speeds, np.maximum)
+        return np.asarray(forward), np.asarray(backward)
 
     def _speed(self, op: Op) -> Speed:
         """The speeds of the sampled devices for this kind of operator, as arrays [d]."""
@@ -98,34 +100,34 @@ class TileTimes:
         """
         sizes = [*layout.dims, *(r for need in layout.needs for r in need.ranges)]
         needed = [need.present for need in layout.needs if need.present is not layout.present]
-        first, shape = self._distinct_tiles(layout, sizes, needed)
-        seconds = np.zeros(len(first))
-        for u, (x, d) in enumerate(first):
+        tiles, shape_number = self._distinct_tiles(layout, sizes, needed)
+        seconds = np.zeros(len(tiles))
+        for u, (x, d) in enumerate(tiles):
             spans = [r.span(x, d) for r in layout.dims]
             box = Box(tuple(lo for lo, _ in spans), tuple(hi for _, hi in spans))
             seconds[u] = sum(
                 self.compute.seconds(op, box, phase, self.devices[d]) for phase in phases
             )
-        return np.asarray(seconds[shape])
+        return np.asarray(seconds[shape_number])
 
     def _measured(
         self, op: Op, layout: MemberLayout, forward: Array, backward: Array,
-        wanted: Sequence[int] | None,
+        grad_operands: Sequence[int] | None,
     ) -> tuple[Array, Array]:  # fmt: skip
         """Forward and backward seconds: measured times where there are any, else the roofline."""
-        first, shape = self._distinct_tiles(layout, layout.dims, [])
-        shape_of = layout.present.shape
+        tiles, shape_number = self._distinct_tiles(layout, layout.dims, [])
+        array_shape = layout.present.shape
         both = [
-            np.broadcast_to(roofline_seconds, shape_of).copy()
+            np.broadcast_to(roofline_seconds, array_shape).copy()
             for roofline_seconds in (forward, backward)
         ]
-        for u, (x, d) in enumerate(first):
+        for u, (x, d) in enumerate(tiles):
             spans = (r.span(x, d) for r in layout.dims)
             box = Box.full([hi - lo for lo, hi in spans])
             for phase, seconds in zip("FB", both, strict=True):
                 time = self.compute.measured_seconds(op, box, phase, self.devices[d].kind)
-                if time is not None and (phase == "F" or wanted is not None):
-                    seconds[shape == u] = time
+                if time is not None and (phase == "F" or grad_operands is not None):
+                    seconds[shape_number == u] = time
         return both[0], both[1]
 
     def _distinct_tiles(
@@ -135,13 +137,15 @@ class TileTimes:
         kinds = sorted({d.kind for d in self.devices})
         shape = layout.present.shape
         kind = np.broadcast_to([kinds.index(d.kind) for d in self.devices], shape)
-        number = np.where(layout.present, kind, len(kinds)).reshape(-1)
+        shape_number = np.where(layout.present, kind, len(kinds)).reshape(-1)
         for column in [*(r.sizes for r in ranges if r.index is not None), *needed]:
             values = column.reshape(-1).astype(np.int64)
-            number = np.unique(number * (values.max() + 1) + values, return_inverse=True)[1]
-        _, first, number = np.unique(number, return_index=True, return_inverse=True)
-        spots = [(int(k) // shape[1], int(k) % shape[1]) for k in first]
-        return spots, number.reshape(shape)
+            shape_number = np.unique(
+                shape_number * (values.max() + 1) + values, return_inverse=True
+            )[1]
+        _, first, shape_number = np.unique(shape_number, return_index=True, return_inverse=True)
+        tiles = [(int(k) // shape[1], int(k) % shape[1]) for k in first]
+        return tiles, shape_number.reshape(shape)
 
 
 def _mask(some: Array, all_: Array) -> Array | float:
