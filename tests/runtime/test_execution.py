@@ -158,7 +158,7 @@ def filled() -> Store:
     return filled_store
 
 
-@pytest.mark.parametrize("adds_once", [True, False])
+@pytest.mark.parametrize("single_microbatch", [True, False])
 @pytest.mark.parametrize("phases", ["B", "BW"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_gradients_come_back_slot_by_slot(
