@@ -1,10 +1,13 @@
-"""Fine partitions: starts from chains of layers and from coarse ones, annealed.
+"""The solver of fine partitions: simulated annealing from several starts within a time budget.
 
-Short runs from every start, longer ones from those that are best then, and index sets at the end. What is
-returned is counted on index sets, and never worse than a start.
+The starts are coarse partitions that the caller gives, chains of layers (fine_chains.py), and equal
+shares. All starts get short runs; after each round the worse half is dropped, so that the others get
+longer runs. The search works on counts (fine_rows.py). At the end the counts become a partition with
+concrete filters and channels. Its exact volume is never larger than that of a given start that keeps the
+balance as well.
 """
 
-# r: round
+# r: round; m: the network as arrays (counts.py); pb: the problem; w: walk, the state of an annealing run
 
 from __future__ import annotations
 
@@ -39,29 +42,30 @@ __all__ = ["FinePartition", "FineSolution", "fine_volume", "fine_work", "solve",
 
 Array = np.ndarray
 
-CAPACITY_MARGINS = (1.0, 0.99, 0.98, 0.97, 0.95, 0.92)  # of the capacity: cuts are in whole units
-ROUNDS = 4  # starts are halved after each
+# Chain starts fill this fraction of the capacity: they are cut at whole units and may exceed it.
+CAPACITY_MARGINS = (1.0, 0.99, 0.98, 0.97, 0.95, 0.92)
+ROUNDS = 4  # after each, half of the candidates are dropped
 CHUNK = 1 << 14  # moves between two looks at the clock
-HOT = 0.02  # temperature, of a part's volume
-COLD = 0.0002
-PRICE = 3.0  # of a part's capacity too much, in a part's volume
+HOT = 0.02  # first temperature, as a fraction of the average volume of a part
+COLD = 0.0002  # last temperature, likewise
+PRICE = 3.0  # of an overload by one part's capacity, in average volumes of a part
 
 
 class FineSolution(NamedTuple):
-    """What was found; `start` says where the walk began."""
+    """The best partition found."""
 
     partition: FinePartition
-    volume: int  # elements of a forward
+    volume: int  # elements that cross parts in a forward
     seconds: float
-    feasible: bool
-    start: str
+    feasible: bool  # whether no part exceeds its capacity
+    start: str  # name of the start that led to it
 
 
 class _Candidate(NamedTuple):
     start: str
     rows: FineRows
-    overload: float  # overload, in parts' capacity
-    volume: float
+    overload: float  # work above the capacities, each as a fraction of the capacity, added up
+    volume: float  # elements
 
 
 def solve(
@@ -77,9 +81,10 @@ def solve(
     iterations: int | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> FineSolution:
-    """The best partition in so many seconds, or, so that it can be repeated, so many moves.
+    """Returns the partition of least volume found in `budget` seconds; JIT compilation is not counted.
 
-    `starts` are counts of coarse partitions; `shares` the parts' shares of the work.
+    starts: counts [layer, part] of coarse partitions; shares: of the work, by part; iterations: number of
+    moves instead of a time limit, so that the result can be repeated.
     """
     pb = build_fine_problem(network, m)
     share = np.full(parts, 1 / parts) if shares is None else np.asarray(shares) / sum(shares)
@@ -101,9 +106,8 @@ def solve(
         ]
     )
     pool = sorted([*given_candidates, *pool], key=_penalized_volume)[: 1 << ROUNDS - 1]
-    deadlines = [
-        started_at + budget * 0.9 * (r + 1) / ROUNDS for r in range(ROUNDS)
-    ]  # the rest lays out
+    # The last tenth of the budget is for _to_solution.
+    deadlines = [started_at + budget * 0.9 * (r + 1) / ROUNDS for r in range(ROUNDS)]
     for r, deadline in enumerate(deadlines):
         pool = sorted(pool, key=_penalized_volume if r < 2 else _feasible_first)
         pool = pool[: max(1, len(pool) >> (r > 0))]
@@ -123,12 +127,12 @@ def solve(
 
 
 def _jit_compile(pb: FineProblem, rows: FineRows, capacity: Array) -> None:
-    """Machine code before the clock starts."""
+    """Runs one move, so that JIT compilation does not count as search time."""
     anneal(pb, start_walk(pb, rows, capacity, 0), capacity, 1, 1.0, 1.0, 1.0)
 
 
 def _even_counts(m: CountModel, parts: int) -> Array:
-    """The units of every layer, divided equally."""
+    """Returns counts that divide the units of every layer equally."""
     share = m.units[:, None] * np.arange(parts + 1) // parts
     return np.diff(share, axis=1)
 
@@ -145,7 +149,7 @@ def _distinct(candidates: Sequence[_Candidate]) -> list[_Candidate]:
 
 
 def _penalized_volume(candidate: _Candidate) -> float:
-    """A little overload can be repaired, at a price."""
+    """Returns the volume, increased for overload: annealing can often repair a little overload."""
     parts = candidate.rows.owned.shape[1]
     return float(candidate.volume * (1 + PRICE * candidate.overload / parts))
 
@@ -162,9 +166,9 @@ def _anneal_candidate(
     moves: int | None,
     seed: int,
 ) -> _Candidate:
-    """A run within so many seconds, or of so many moves."""
+    """Returns the candidate after one annealing run of `seconds`, or of `moves` if given."""
     w = start_walk(pb, candidate.rows, capacity, seed)
-    part_volume = candidate.volume / candidate.rows.owned.shape[1] + 1e-9  # elements a part
+    part_volume = candidate.volume / candidate.rows.owned.shape[1] + 1e-9  # elements
     started_at, moves_done, chunk, progress = time.perf_counter(), 0, CHUNK // 8, 0.0
     while progress < 1:
         if moves is None:
@@ -192,7 +196,7 @@ def _anneal_candidate(
 def _to_solution(
     network: LayerNetwork, m: CountModel, candidate: _Candidate, capacity: Array, seed: int
 ) -> tuple[float, FineSolution]:
-    """A candidate as index sets, and how much work is above the capacity."""
+    """Returns a candidate as a partition with concrete indices, and its overload."""
     partition = assign_indices(network, candidate.rows, seed)
     work = fine_work(network, partition, (m.work * m.units).tolist())
     overload = float(np.maximum(0, work / capacity - 1 - 1e-9).sum())

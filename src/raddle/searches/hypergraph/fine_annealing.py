@@ -1,6 +1,10 @@
-"""Annealing on rows: moves that rewrite one layer, taken or undone by what they do to the volume."""
+"""Simulated annealing of fine partitions: moves that change the rows of one layer (fine_moves.py).
 
-# l: layer; v: map; p: part
+A move is accepted or undone by its effect on the volume and on the overload. fine_rows.py defines rows,
+fine_walk.py the state.
+"""
+
+# l: layer; v: map; p: part; pb: the problem; w: walk, the state of the run
 
 from __future__ import annotations
 
@@ -29,9 +33,9 @@ from raddle.searches.hypergraph.random_numbers import random_below
 def anneal(
     pb: FineProblem, w: FineWalk, capacity: Array, moves: int, hot: float, cold: float, price: float
 ) -> None:
-    """Moves of one layer each, from one temperature (elements) to another.
+    """Makes `moves` moves and changes w in place, from temperature `hot` to `cold` (in elements).
 
-    Work above the capacity (by part) costs `price` elements a part's capacity.
+    capacity: most work, by part; price: elements that an overload by one part's capacity costs.
     """
     layers, parts = w.rows.owned.shape
     current_overload = overload(w.work, capacity)

@@ -1,12 +1,13 @@
-"""Starts for many parts: consecutive layers, a group at a time, on parts of their own.
+"""Starts for fine partitions into many parts: groups of consecutive layers, each group on its own parts.
 
-A group's volume does not depend on the others then, so the best groups are a shortest path. Each
-layer of a group is spread evenly over the group's parts in as many rows as are cheapest: a rows and b
-parts in a row cost (a - 1) maps read and (b - 1) maps of partial results, and one map read more where it
-comes from outside.
+The volume of a group then does not depend on the other groups, so the best groups are a shortest path.
+Each layer of a group is spread evenly over the group's parts, in as many rows as are cheapest
+(fine_rows.py). With a rows of b parts each, the map that the layer reads is sent a - 1 times, once more if
+it comes from another group, and the partial results are sent b - 1 times.
 """
 
-# l: layer; i, j: a group's first layer and the one after its last; s: parts of a group; a: rows
+# l: layer; v: map; i, j: first layer of a group and the layer after its last; s: parts of a group; a:
+# rows; b: parts of a row
 
 from __future__ import annotations
 
@@ -22,11 +23,15 @@ from raddle.searches.hypergraph.network import LayerNetwork
 def chain_rows(
     network: LayerNetwork, pb: FineProblem, parts: int, capacity: float
 ) -> FineRows | None:
-    """Groups of layers within a capacity, or None where they need more parts."""
+    """Returns the rows of the best groups, or None if they need more parts.
+
+    capacity: most work of any part.
+    """
     layers = len(network.layers)
     layer_groups = _LayerGroups(network, pb, parts)
     work = np.concatenate([[0.0], np.cumsum(pb.m.work * pb.m.units)])
-    best = np.full((layers + 1, parts + 1), np.inf)  # volume of the layers before, with parts used
+    # best[j, used]: least volume of the layers before j on `used` parts
+    best = np.full((layers + 1, parts + 1), np.inf)
     best[0, 0] = 0
     previous_end = np.zeros((layers + 1, parts + 1), np.int64)
     for j in range(1, layers + 1):
@@ -51,20 +56,22 @@ def chain_rows(
 
 
 class _LayerGroups:
-    """Volumes of groups of layers, kept by layer and number of parts."""
+    """Volumes and rows of groups of layers."""
 
     def __init__(self, network: LayerNetwork, pb: FineProblem, parts: int) -> None:
         self.network, self.pb, self.parts = network, pb, parts
-        self.row_sizes_cache: dict[tuple[int, int], tuple[list[int], float]] = {}
+        self.row_sizes_cache: dict[
+            tuple[int, int], tuple[list[int], float]
+        ] = {}  # by layer and parts
         self.maps_read: list[list[int]] = [[] for _ in network.layers]
         for v, feature_map in enumerate(network.maps):
             for t in feature_map.dense_readers:
                 self.maps_read[t].append(v)
 
     def volume(self, i: int, j: int, s: int) -> float:
-        """What a group on s parts receives and merges."""
+        """Returns the volume of layers i to j - 1 on s parts: maps received and partial results."""
         total = 0.0
-        row_counts: dict[int, int] = {}  # most rows that a map goes to
+        row_counts: dict[int, int] = {}  # by map: the most rows of a layer that reads it
         for l in range(i, j):
             sizes, partial_sums = self.row_sizes(l, s)
             total += partial_sums
@@ -84,7 +91,8 @@ class _LayerGroups:
         return total
 
     def row_sizes(self, l: int, s: int) -> tuple[list[int], float]:
-        """Parts by row where it is cheapest on s parts, and the partial results that are merged then."""
+        """Returns the number of parts in each row of layer l where this is cheapest on s parts, and the
+        elements of partial results that they send."""
         if (l, s) not in self.row_sizes_cache:
             units, channels = int(self.pb.m.units[l]), int(self.pb.channels[l])
             maps = [self.network.maps[v] for v in self.maps_read[l]]
@@ -103,7 +111,7 @@ class _LayerGroups:
         return self.row_sizes_cache[l, s]
 
     def rows(self, groups: list[tuple[int, int, int, int]]) -> FineRows:
-        """Groups as (first layer, one after the last, first part, parts)."""
+        """Returns the rows of all layers; groups: (first layer, layer after last, first part, parts)."""
         shape = len(self.network.layers), self.parts
         rows = FineRows(np.zeros(shape, np.int64), np.full(shape, -1), np.zeros(shape, np.int64))
         for i, j, first, s in groups:

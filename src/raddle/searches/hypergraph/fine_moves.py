@@ -1,6 +1,12 @@
-"""Moves that rewrite the rows of one layer."""
+"""Random moves for the annealing of fine partitions: each changes the rows of one layer.
 
-# l: layer; p, q: parts; i, j: rows
+The rows of a layer (fine_rows.py): each part is in one row, or in none (-1). It computes all filters of
+its row over `width` channels, and owns the sums of `owned` filters. Its *area* is filters of the row x
+width.
+"""
+
+# l: layer; p, q, s: parts; i, j: rows; k: filters or channels moved; pb: the problem; w: the state of the
+# run
 
 from __future__ import annotations
 
@@ -14,7 +20,10 @@ from raddle.searches.hypergraph.random_numbers import random_below
 
 @njit(cache=True)
 def propose_move(pb: FineProblem, w: FineWalk, l: int, capacity: Array) -> bool:
-    """Rewrites the rows of a layer; False where the draw means nothing."""
+    """Changes the rows of layer l at random; returns False if the drawn move is impossible.
+
+    capacity: most work, by part.
+    """
     p = _random_member(w, l)
     q = random_below(w.rng_state, w.rows.owned.shape[1])
     if random_below(w.rng_state, 2) == 0:
@@ -42,7 +51,7 @@ def propose_move(pb: FineProblem, w: FineWalk, l: int, capacity: Array) -> bool:
 
 @njit(cache=True)
 def _random_member(w: FineWalk, l: int) -> int:
-    """A part that has pairs of a layer."""
+    """Returns a random part that is in a row of layer l."""
     parts = w.rows.owned.shape[1]
     p = random_below(w.rng_state, parts)
     while w.rows.row[l, p] < 0:
@@ -52,7 +61,7 @@ def _random_member(w: FineWalk, l: int) -> int:
 
 @njit(cache=True)
 def _random_amount(w: FineWalk, most: int) -> int:
-    """One, all, or any number of at most so many."""
+    """Returns 1, `most`, or a random number between them."""
     draw = random_below(w.rng_state, 4)
     if draw == 0:
         return 1
@@ -61,7 +70,7 @@ def _random_amount(w: FineWalk, most: int) -> int:
 
 @njit(cache=True)
 def _swap_parts(w: FineWalk, l: int, p: int, q: int) -> bool:
-    """One part does what the other did."""
+    """Swaps the roles of two parts in the layer."""
     for a in (w.rows.owned[l], w.rows.row[l], w.rows.width[l]):
         a[p], a[q] = a[q], a[p]
     return True
@@ -74,7 +83,7 @@ def _leave_layer(w: FineWalk, l: int, p: int) -> None:
 
 @njit(cache=True)
 def _free_row(w: FineWalk, l: int, p: int) -> int:
-    """The number of a row that does not exist, p's if possible."""
+    """Returns the number of an unused row; p, if it is unused."""
     row = w.rows.row[l]
     i = p
     while True:
@@ -88,7 +97,7 @@ def _free_row(w: FineWalk, l: int, p: int) -> int:
 
 @njit(cache=True)
 def _give_filters(pb: FineProblem, w: FineWalk, l: int, p: int, q: int, capacity: Array) -> bool:
-    """Filters from a row to another, or to one of a part's own."""
+    """Moves filters that p owns to q: into q's row, or into a new row if q is in none."""
     owned, row, width = w.rows.owned[l], w.rows.row[l], w.rows.width[l]
     if owned[p] == 0:
         return False
@@ -116,7 +125,7 @@ def _give_filters(pb: FineProblem, w: FineWalk, l: int, p: int, q: int, capacity
 
 @njit(cache=True)
 def _give_width(w: FineWalk, l: int, p: int, q: int) -> bool:
-    """Channels from a part to another in its row; who has none leaves."""
+    """Moves channels from p to q in the same row; p leaves the layer if it has none left."""
     owned, width = w.rows.owned[l], w.rows.width[l]
     k = _random_amount(w, width[p])
     width[p] -= k
@@ -129,6 +138,7 @@ def _give_width(w: FineWalk, l: int, p: int, q: int) -> bool:
 
 @njit(cache=True)
 def _give_sums(w: FineWalk, l: int, p: int, q: int) -> bool:
+    """Moves the ownership of filters from p to q in the same row."""
     owned = w.rows.owned[l]
     if owned[p] == 0:
         return False
@@ -140,7 +150,7 @@ def _give_sums(w: FineWalk, l: int, p: int, q: int) -> bool:
 
 @njit(cache=True)
 def _join_row(pb: FineProblem, w: FineWalk, l: int, p: int, q: int) -> bool:
-    """A part that is new to the layer takes a share of another's channels and filters."""
+    """Puts q, which is new to the layer, into p's row, with a share of p's channels and filters."""
     owned, row, width = w.rows.owned[l], w.rows.row[l], w.rows.width[l]
     if width[p] < 2:
         return False
@@ -154,7 +164,11 @@ def _join_row(pb: FineProblem, w: FineWalk, l: int, p: int, q: int) -> bool:
 
 @njit(cache=True)
 def _regroup(pb: FineProblem, w: FineWalk, l: int, p: int, q: int) -> bool:
-    """Other rows of the same areas: p goes to q's row or to one of its own, rows become one or two."""
+    """Changes which parts form a row, and rebuilds the rows with the same areas.
+
+    p changes to q's row or to a new one, two rows merge, a row is divided, p and q swap rows, or p gives
+    some of its area to q.
+    """
     row = w.rows.row[l]
     draw = random_below(w.rng_state, 4)
     if row[p] != row[q]:
@@ -165,7 +179,7 @@ def _regroup(pb: FineProblem, w: FineWalk, l: int, p: int, q: int) -> bool:
             for s in range(len(row)):
                 if row[s] == i:
                     row[s] = j
-        else:  # change places
+        else:  # swap rows
             row[p], row[q] = row[q], row[p]
     elif draw < 2:
         row[p] = _free_row(w, l, p)
@@ -174,7 +188,7 @@ def _regroup(pb: FineProblem, w: FineWalk, l: int, p: int, q: int) -> bool:
         for s in range(len(row)):
             if row[s] == i and s != q and (s == p or random_below(w.rng_state, 2) == 0):
                 row[s] = j
-    else:  # some of p's area, in the same rows
+    else:  # the rows stay; some of p's area goes to q
         share = w.scratch[AREA, p] * (1 + random_below(w.rng_state, 8)) / 8
         w.scratch[AREA, p] -= share
         w.scratch[AREA, q] += share
@@ -187,7 +201,10 @@ def _regroup(pb: FineProblem, w: FineWalk, l: int, p: int, q: int) -> bool:
 
 @njit(cache=True)
 def _rebuild_rows(pb: FineProblem, w: FineWalk, l: int) -> bool:
-    """Heights, widths and owners for rows whose parts have the areas before the move."""
+    """Computes filters per row, widths and owned filters anew, in proportion to the parts' areas.
+
+    Returns False if there are too few channels or filters for the rows.
+    """
     owned, row, width, area = w.rows.owned[l], w.rows.row[l], w.rows.width[l], w.scratch[AREA]
     parts = len(owned)
     row_area = np.zeros(parts)

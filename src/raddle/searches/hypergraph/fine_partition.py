@@ -1,12 +1,14 @@
-"""Fine partitions: every pair of filter and channel has a part, and every filter an owner of its sum.
+"""Fine partitions: each part's filters and channels of every layer; their volume and work.
 
-A part computes rectangles of pairs. It receives of every map the units that its pairs read and it does not
-own, and sends, for every filter that it computes a partial result of and does not own, that result. What
-follows a layer (batch norm, relu, pool, add) is where the owner is. A coarse partition is the special case
-of a part that reads all channels of the filters that it owns.
+A *cell* is one input channel of one filter. Every cell has a part that computes it, and every filter an
+*owner*, the part that sums the partial results of its cells. A part receives the units of maps that its
+cells read and it does not own. It sends a partial result for every filter that it computes cells of and
+does not own. Operators after a layer (batch norm, relu, pool, add) run where the owner is. A coarse
+partition is the special case in which all cells of a filter are in the part of its owner.
 """
 
-# l, t: layers; p: part; j: filter; k: channel, in units of the maps that a layer reads, one after the other
+# l, t: layers; v: map. Channels of a layer are numbered through all maps that it reads, one after the
+# other.
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ from raddle.searches.hypergraph.explicit import channel_count, channel_start, ma
 from raddle.searches.hypergraph.network import FeatureMap, LayerNetwork
 
 Array = np.ndarray
-Ranges = tuple[tuple[int, int], ...]
+Ranges = tuple[tuple[int, int], ...]  # (begin, end) of indices
 
 
 class ComputeBlock(NamedTuple):
-    """What a part computes of a layer: all pairs of these filters and these channels."""
+    """Cells that a part computes: all pairs of these filters and these channels."""
 
     part: int
     filters: Ranges
@@ -34,7 +36,7 @@ class ComputeBlock(NamedTuple):
 
 
 class FineLayer(NamedTuple):
-    """The pairs of a layer by part (a part may have several blocks), and who owns the filters' sums."""
+    """The cells of a layer by part (a part may have several blocks), and the owners of its filters."""
 
     blocks: tuple[ComputeBlock, ...]
     owners: ChannelLayout
@@ -42,25 +44,25 @@ class FineLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class FinePartition:
-    """By layer, where its pairs and its filters are."""
+    """A partition of all layers."""
 
     parts: int
     layers: tuple[FineLayer, ...]
 
     @property
     def layouts(self) -> list[ChannelLayout]:
-        """Where the filters of each layer are summed, and with them all that follows."""
+        """The owners of the filters of each layer; operators after the layer run there."""
         return [layer.owners for layer in self.layers]
 
 
 def fine_volume(network: LayerNetwork, partition: FinePartition) -> int:
-    """Elements that cross parts in a forward: maps that are read, and partial results."""
+    """Returns the elements that cross parts in a forward: of maps and of partial results."""
     owned_masks = [
         _owned_mask(fine_layer.owners, partition.parts) for fine_layer in partition.layers
     ]
     read_masks = [
         _used_mask(partition, l, channel_count(network, l), 1) for l in range(len(partition.layers))
-    ]  # by layer [part, channel]
+    ]  # by layer: [part, channel]
     total = 0
     for v, feature_map in enumerate(network.maps):
         needed = np.zeros((partition.parts, feature_map.units), bool)
@@ -78,7 +80,7 @@ def fine_volume(network: LayerNetwork, partition: FinePartition) -> int:
 
 
 def fine_work(network: LayerNetwork, partition: FinePartition, work: Sequence[float]) -> Array:
-    """Work of every part, given that of every layer."""
+    """Returns the work of every part; work: of every layer."""
     part_work = np.zeros(partition.parts)
     for l, layer in enumerate(partition.layers):
         cell_work = work[l] / (network.layers[l].units * channel_count(network, l))
@@ -88,12 +90,11 @@ def fine_work(network: LayerNetwork, partition: FinePartition, work: Sequence[fl
 
 
 def to_cells(network: LayerNetwork, partition: FinePartition) -> Cells:
-    """The part of every pair and of every filter."""
+    """Returns the part of every cell and the owner of every filter, as arrays."""
     cells = []
     for l, (layer, fine_layer) in enumerate(zip(network.layers, partition.layers, strict=True)):
-        layer_cells = np.full(
-            (layer.units, channel_count(network, l)), -1, np.int16
-        )  # up to 16 M pairs
+        # int16: a layer may have 16 million cells
+        layer_cells = np.full((layer.units, channel_count(network, l)), -1, np.int16)
         for part, filters, read_channels in fine_layer.blocks:
             layer_cells[np.ix_(_indices(filters), _indices(read_channels))] = part
         cells.append(layer_cells)
@@ -103,7 +104,7 @@ def to_cells(network: LayerNetwork, partition: FinePartition) -> Cells:
 
 
 def is_complete(network: LayerNetwork, partition: FinePartition) -> bool:
-    """Whether every pair of every layer is in exactly one part, and every filter has an owner."""
+    """Whether every cell of every layer is in exactly one part, and every filter has an owner."""
     for l, (layer, fine_layer) in enumerate(zip(network.layers, partition.layers, strict=True)):
         count = np.zeros((layer.units, channel_count(network, l)), np.int16)
         for _, filters, read_channels in fine_layer.blocks:
@@ -114,7 +115,7 @@ def is_complete(network: LayerNetwork, partition: FinePartition) -> bool:
 
 
 def single_input_map(network: LayerNetwork, l: int) -> FeatureMap | None:
-    """The map whose units are the channels of a layer, if it can be cut between them."""
+    """Returns the only map that layer l reads if the layer can be split between its channels."""
     layer, maps = network.layers[l], maps_read(network)[l]
     if len(maps) != 1 or len(layer.ops) != 1 or layer.channels % network.maps[maps[0]].units:
         return None
@@ -122,7 +123,7 @@ def single_input_map(network: LayerNetwork, l: int) -> FeatureMap | None:
 
 
 def ranges(mask: Array) -> Ranges:
-    """A mask as ranges.
+    """Returns the ranges in which a mask is True.
 
     >>> ranges(np.array([True, True, False, True]))
     ((0, 2), (3, 4))
@@ -132,22 +133,23 @@ def ranges(mask: Array) -> Ranges:
 
 
 def total_length(index_ranges: Ranges) -> int:
-    """How many indices there are."""
+    """Returns the number of indices in the ranges."""
     return sum(b - a for a, b in index_ranges)
 
 
 def owners_of_layout(layout: ChannelLayout) -> Array:
-    """The part of every filter."""
+    """Returns the part of every filter."""
     return np.repeat(layout.parts, np.diff(layout.cuts))
 
 
 def _owned_mask(layout: ChannelLayout, parts: int) -> Array:
+    """Returns a mask [part, filter]: which part owns which filter."""
     mask: Array = owners_of_layout(layout)[None, :] == np.arange(parts)[:, None]
     return mask
 
 
 def _used_mask(partition: FinePartition, l: int, size: int, side: int) -> Array:
-    """By part, the filters (side 0) or channels (side 1) of its pairs."""
+    """Returns a mask [part, index] of the filters (side 0) or channels (side 1) of the part's cells."""
     mask = np.zeros((partition.parts, size), bool)
     for part, *sides in partition.layers[l].blocks:
         for a, b in sides[side]:

@@ -1,18 +1,18 @@
-"""The compressed form of a fine partition: a layer is cut into rows of filters, each row into channels.
+"""The compressed form of a fine partition: layers cut into rows of filters, rows cut into channels.
 
-    filters  +-------+-----+        a row's filters are those that its parts own,
-       row 0 |   0   |  1  |        a part reads `width` channels next to each other,
-             +---+---+-----+        coarse: every row has one part, which reads all of them.
+    filters  +-------+-----+        In a row, each part has all filters of the row and `width` consecutive
+       row 0 |   0   |  1  |        channels (its *window*). The row has as many filters as its parts own.
+             +---+---+-----+        In a coarse partition every row has one part, which has all channels.
        row 1 | 2 | 3 |  4  |
-             +---+---+-----+
+             +---+---+-----+        (numbers: parts)
                channels
 
-Filters are interchangeable, so only counts matter as long as a part's own filters can be put into the
-window that it reads of them in the next layer. `laid_out` does so as far as windows allow, and gives index
-sets. A window is one range: what a part adds up itself is one partial result.
+Filters are interchangeable, so the search works on counts only (FineRows). The counts assume that the
+units that a part owns lie in the window that it reads in the next layer. `assign_indices` chooses concrete
+filters and channels such that this holds as far as possible.
 """
 
-# l, t: layers; p: part; i: row
+# l, t, u: layers; p, q: parts; i: row; x: counts [layer, part]
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from raddle.searches.hypergraph.layouts import elementwise_partners, layout_of_o
 from raddle.searches.hypergraph.network import FeatureMap, LayerNetwork
 
 Array = np.ndarray
-MAX_SWAPS = 2000  # orders of windows
+MAX_SWAPS = 2000  # of two windows, to find a good order
 
 
 class FineRows(NamedTuple):
-    """Counts [layer, part]; a part without pairs of a layer has row -1 there."""
+    """The rows of all layers, as arrays [layer, part]."""
 
-    owned: Array  # filters that it sums
-    row: Array
-    width: Array  # channels that it reads
+    owned: Array  # number of filters whose sums the part owns
+    row: Array  # number of the part's row; -1: the part has nothing of the layer
+    width: Array  # number of channels that the part reads
 
     def copy(self) -> FineRows:
         return FineRows(*(array.copy() for array in self))
 
 
 def rows_of_counts(network: LayerNetwork, x: Array) -> FineRows:
-    """Whole filters: every part is a row."""
+    """Returns the rows of a coarse partition: every part is a row of its own and reads all channels."""
     channel_counts = np.array([channel_count(network, l) for l in range(len(network.layers))])
     parts = np.arange(x.shape[1])
     x = np.ascontiguousarray(x, np.int64)
@@ -57,11 +57,12 @@ def rows_of_counts(network: LayerNetwork, x: Array) -> FineRows:
     return FineRows(x.copy(), row, np.where(x > 0, channel_counts[:, None], 0))
 
 
-Windows = tuple[Array, Array]  # by part, where what it reads begins and ends
+Windows = tuple[Array, Array]  # by part: begin and end of the channels that it reads
 
 
 def assign_indices(network: LayerNetwork, rows: FineRows, seed: int = 0) -> FinePartition:
-    """Index sets: windows first, owners into windows, and then the filters of rows."""
+    """Chooses the filters and channels of every part: first windows, then owners of units, such that a
+    part's units are in its window of the layer that reads them; then the filters of each row."""
     rng = np.random.default_rng(seed)
     input_maps = {
         l: input_map
@@ -110,7 +111,7 @@ def _blocks(
 
 
 def _windows(rows: FineRows, l: int, order: Array) -> Windows:
-    """The channels of parts next to each other in each row, in the order of parts."""
+    """Places the windows of each row next to each other, in the given order of parts."""
     ends = np.zeros(rows.owned.shape[1], np.int64)
     for i in np.unique(rows.row[l][rows.row[l] >= 0]):
         members = order[rows.row[l][order] == i]
@@ -119,7 +120,8 @@ def _windows(rows: FineRows, l: int, order: Array) -> Windows:
 
 
 def _main_reader(input_maps: Mapping[int, FeatureMap], rows: FineRows, l: int) -> tuple[int, int]:
-    """The layer that reads most of a layer's units in windows, and where the units begin there."""
+    """Returns the layer that reads the most of layer l's units in windows, and where they begin in its
+    channels; (-1, 0) if there is none."""
     best_gain, reader = 0, (-1, 0)
     for t, input_map in input_maps.items():
         offset = 0
@@ -135,7 +137,7 @@ def _main_reader(input_maps: Mapping[int, FeatureMap], rows: FineRows, l: int) -
 def _order_windows(
     rows: FineRows, l: int, reader: int, windows: Windows, rng: np.random.Generator
 ) -> Windows:
-    """Windows in an order in which owned units fit into them: parts of a row change places at random."""
+    """Swaps windows of a row at random until the units of layer l can be in their owners' windows."""
     max_fits = int(np.minimum(rows.owned[l], rows.width[reader]).sum())
     order = np.arange(rows.owned.shape[1])
     fits = _units_in_windows(rows.owned[l], *windows)
@@ -154,7 +156,7 @@ def _order_windows(
 
 
 def _parts_by_position(owner: Array, parts: int) -> Array:
-    """Parts in the order of the units that they own."""
+    """Returns the parts in the order of the mean position of the units that they own."""
     units_by_part = [np.flatnonzero(owner == p) for p in range(parts)]
     return np.argsort(
         [units.mean() if len(units) else len(owner) for units in units_by_part], kind="stable"
@@ -162,14 +164,14 @@ def _parts_by_position(owner: Array, parts: int) -> Array:
 
 
 def _units_in_windows(owned: Array, begin: Array, end: Array) -> int:
-    """How many owned units lie in windows at best."""
+    """Returns how many units can be in the windows of their owners at most."""
     placed = np.full(int(owned.sum()), -1)
     assign_to_windows(placed, owned.copy(), begin, end)
     return int((placed >= 0).sum())
 
 
 def _keep_owners(partner_owners: Array, counts: Array) -> Array:
-    """The owners of another layer's units as far as counts allow; -1 elsewhere."""
+    """Returns the partner layer's owner of each unit as far as counts allow, else -1."""
     owners = np.full(len(partner_owners), -1)
     for p in range(len(counts)):
         owners[np.flatnonzero(partner_owners == p)[: counts[p]]] = p
@@ -177,7 +179,10 @@ def _keep_owners(partner_owners: Array, counts: Array) -> Array:
 
 
 def _fill_owners(owner: Array, counts: Array, windows: Windows | None, offset: int) -> Array:
-    """Gives units without an owner to parts that lack some, into their windows where they fit."""
+    """Gives units without an owner to parts that miss some, in their windows if possible.
+
+    offset: where the units begin in the channels of the windows.
+    """
     owner, missing = owner.copy(), counts.copy()
     np.subtract.at(missing, owner[owner >= 0], 1)
     if windows is not None:
@@ -189,7 +194,10 @@ def _fill_owners(owner: Array, counts: Array, windows: Windows | None, offset: i
 
 @njit(cache=True)
 def assign_to_windows(owner: Array, missing: Array, begin: Array, end: Array) -> None:
-    """Earliest end first: as many units as possible lie in the window of their part."""
+    """Gives as many units as possible to a part whose window they are in, the earliest end first.
+
+    Changes owner (-1: none yet) and missing (units that each part still needs) in place.
+    """
     for unit in range(len(owner)):
         if owner[unit] >= 0:
             continue
@@ -205,7 +213,7 @@ def assign_to_windows(owner: Array, missing: Array, begin: Array, end: Array) ->
 
 @njit(cache=True)
 def apportion(total: int, shares: Array, minimum: int) -> Array:
-    """Integers in proportion to shares, none below `least`, that sum to the total."""
+    """Returns integers in proportion to shares, none below `minimum`, whose sum is `total`."""
     exact = minimum + (total - minimum * len(shares)) * shares / shares.sum()
     integers: Array = np.floor(exact).astype(np.int64)
     remaining = total - integers.sum()

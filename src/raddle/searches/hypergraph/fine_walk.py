@@ -1,16 +1,17 @@
-"""A walk over rows of layers: what its moves have to know, and its volume.
+"""The state of an annealing run over fine partitions, and how its volume is counted.
 
-The volume is counted part by part as if owned units always fitted into windows, which `laid_out` achieves
-but for few: a part receives of a map
+The state has only counts: fine_rows.py defines rows, owned units and windows. The volume is counted as if
+the units that a part owns were always in its window; `assign_indices` achieves that for almost all units.
+Of every map a part receives these units:
 
-    all units that it lacks              where a layer reads all of them there
-    max(0, width - own)                  where it reads a window
-    max(0, own of t - own)               where a layer t reads the same units
+    all units that it does not own        if a layer there reads all channels
+    max(0, width - owned)                 if a layer there reads a window
+    max(0, owned by layer t - owned)      if an elementwise reader t has units there
 
-and computes height - own filters of a layer for others.
+In addition it sends a partial result for every filter of its row that it does not own.
 """
 
-# l, t: layers; v: map; p, q: parts; i, j: rows
+# l, t: layers; v: map; p: part; pb: the problem; w: the walk
 
 from __future__ import annotations
 
@@ -29,36 +30,38 @@ Array = np.ndarray
 
 
 class FineProblem(NamedTuple):
-    """What the moves have to know, as arrays."""
+    """The network as arrays by layer."""
 
     m: CountModel
-    channels: Array  # units that a layer reads
-    splittable: Array  # layers whose filters may be cut
-    unit_elements: Array  # elements of a partial result
-    cell_work: Array  # work of a pair, by layer
-    map_start: Array  # where a layer's maps begin
-    maps: Array  # maps whose crossing depends on it
+    channels: Array  # number of input channels
+    splittable: Array  # whether a filter's channels may be in several parts
+    unit_elements: Array  # elements of one filter's partial result
+    cell_work: Array  # work of one channel of one filter
+    map_start: Array  # the maps of layer l are maps[map_start[l] : map_start[l + 1]]
+    maps: Array  # that the layer makes or reads
 
 
 class FineWalk(NamedTuple):
-    """Changed in place."""
+    """The state of one annealing run, which is changed in place."""
 
     rows: FineRows
-    best: FineRows
+    best: FineRows  # of the least overload, then of the least volume
     work: Array  # by part
     received: Array  # [part, map] units received
-    totals: Array  # volume; least overload, and the least volume with it
-    old_rows: Array  # [3, part] a layer's rows before a move
-    scratch: Array  # [4, part] (float)
-    rng_state: Array
+    totals: Array  # [VOLUME] of rows; [OVERLOAD] and [BEST_VOLUME] of best
+    old_rows: Array  # [3, part] owned, row and width of a layer before a move
+    scratch: Array  # [4, part] (float): HEIGHT, ROW, AREA, WORK
+    rng_state: Array  # of random_below
 
 
 VOLUME, OVERLOAD, BEST_VOLUME = 0, 1, 2
-HEIGHT, ROW, AREA, WORK = 0, 1, 2, 3  # of parts' rows, by row, of parts before a move and after
+# HEIGHT: filters in the part's row; ROW: the same by number of the row; AREA: cells of the part before a
+# move; WORK: work of the part after the move
+HEIGHT, ROW, AREA, WORK = 0, 1, 2, 3
 
 
 def build_fine_problem(network: LayerNetwork, m: CountModel) -> FineProblem:
-    """A network with the work of a model."""
+    """Returns the arrays of a network."""
     layers = range(len(network.layers))
     channel_counts = np.array([channel_count(network, l) for l in layers], np.int64)
     maps_by_layer = [
@@ -86,7 +89,7 @@ def build_fine_problem(network: LayerNetwork, m: CountModel) -> FineProblem:
 
 
 def start_walk(pb: FineProblem, rows: FineRows, capacity: Array, seed: int) -> FineWalk:
-    """A walk that starts at rows."""
+    """Returns a walk that starts at the given rows; capacity: most work, by part."""
     parts = rows.owned.shape[1]
     walk = FineWalk(
         rows.copy(),
@@ -109,7 +112,7 @@ def start_walk(pb: FineProblem, rows: FineRows, capacity: Array, seed: int) -> F
 
 @njit(cache=True)
 def count_volume(pb: FineProblem, w: FineWalk) -> None:
-    """The volume from nothing."""
+    """Counts volume, work and units received from scratch."""
     w.work[:] = 0
     w.totals[VOLUME] = 0
     for l in range(len(pb.unit_elements)):
@@ -123,6 +126,7 @@ def count_volume(pb: FineProblem, w: FineWalk) -> None:
 
 @njit(cache=True)
 def units_received(pb: FineProblem, owned: Array, width: Array, v: int, p: int) -> int:
+    """Returns how many units of map v part p receives."""
     m = pb.m
     begin, end = m.piece_start[v], m.piece_start[v + 1]
     window = 0
@@ -134,7 +138,7 @@ def units_received(pb: FineProblem, owned: Array, width: Array, v: int, p: int) 
                 missing += m.units[m.piece_layer[i]] - owned[m.piece_layer[i], p]
             return missing
         window = max(window, width[t, p])
-    if end - begin > 1:  # a window lies in one of several layers: count on nothing
+    if end - begin > 1:  # several pieces: assume that the part owns nothing in its window
         missing, window = window, 0
     else:
         missing = 0
@@ -150,7 +154,7 @@ def units_received(pb: FineProblem, owned: Array, width: Array, v: int, p: int) 
 
 @njit(cache=True)
 def partial_sum_elements(pb: FineProblem, w: FineWalk, l: int) -> float:
-    """Elements of partial results that cross; leaves the heights of parts' rows in scratch."""
+    """Returns the elements of partial results that layer l sends; also writes scratch[HEIGHT]."""
     owned, row = w.rows.owned[l], w.rows.row[l]
     row_height, height = w.scratch[ROW], w.scratch[HEIGHT]
     row_height[:] = 0
@@ -166,7 +170,7 @@ def partial_sum_elements(pb: FineProblem, w: FineWalk, l: int) -> float:
 
 @njit(cache=True)
 def overload(work: Array, capacity: Array) -> float:
-    """How many parts' capacity all work above it is."""
+    """Returns the work above the capacities, each as a fraction of the capacity, added up."""
     total = 0.0
     for p in range(len(work)):
         if work[p] > capacity[p] * (1 + 1e-12):
