@@ -44,8 +44,10 @@ class ComputeTasks:
         self.table.add_compute(number, *self.run_times[key], run.deps)
 
     def add_merge(self, number: int, merge: Merge) -> None:
-        width = self.program.element_bytes(self.program.variant(merge.key).ops[merge.op].outputs[0])
-        memory_passes = [(cell.devices, merged_bytes(cell, width)) for cell in merge.cells]
+        element_bytes = self.program.element_bytes(
+            self.program.variant(merge.key).ops[merge.op].outputs[0]
+        )
+        memory_passes = [(cell.devices, merged_bytes(cell, element_bytes)) for cell in merge.cells]
         self.table.add_compute(
             number,
             *_devices_and_nanoseconds(self._memory_pass_seconds(merge.devices, memory_passes)),

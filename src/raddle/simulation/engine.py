@@ -21,9 +21,9 @@ TASK_MASK = 2**32 - 1  # the bits of a heap key that hold the task's number
 @njit(cache=True)
 def run_tasks(
     duration: np.ndarray,  # by task, nanoseconds
-    first: np.ndarray,  # by task, a resource or -1
-    second: np.ndarray,  # by task, another resource or -1
-    waits: np.ndarray,  # by task, how many others it waits for
+    first_resource: np.ndarray,  # by task, a resource or -1
+    second_resource: np.ndarray,  # by task, another resource or -1
+    wait_count: np.ndarray,  # by task, how many others it waits for
     pointer: np.ndarray,  # successors of task i are successor[pointer[i]:pointer[i + 1]]
     successor: np.ndarray,
     resources: int,  # how many
@@ -35,17 +35,17 @@ def run_tasks(
     end = np.full(count, -1, np.int64)
     cause = np.full(count, -1, np.int32)
     ready = np.zeros(count, np.int64)
-    left = waits.copy()
-    free = np.zeros(resources + 1, np.int64)
-    last = np.full(resources + 1, -1, np.int32)
+    waits_left = wait_count.copy()
+    free_from = np.zeros(resources + 1, np.int64)
+    last_task = np.full(resources + 1, -1, np.int32)
     heap_time = np.empty(count + 1, np.int64)
     heap_task = np.empty(count + 1, np.int64)  # keys: urgency, then the number of the task
     size = 0
     stack = np.empty(count + 1, np.int32)  # ready tasks without resources
     depth = 0
     for i in range(count):
-        if left[i] == 0:
-            if first[i] < 0 and second[i] < 0:
+        if waits_left[i] == 0:
+            if first_resource[i] < 0 and second_resource[i] < 0:
                 stack[depth] = i
                 depth += 1
             else:
@@ -60,34 +60,34 @@ def run_tasks(
             size = _pop(heap_time, heap_task, size)
             if urgency[task]:
                 free_at = now
-                for resource in (first[task], second[task]):
-                    if resource >= 0 and free[resource] > free_at:
-                        free_at = free[resource]
-                        cause[task] = last[resource]
+                for resource in (first_resource[task], second_resource[task]):
+                    if resource >= 0 and free_from[resource] > free_at:
+                        free_at = free_from[resource]
+                        cause[task] = last_task[resource]
                 if free_at > now:  # it tries again then, together with all other waiting tasks
                     size = _push(
                         heap_time, heap_task, size, free_at, _heap_key(urgency[task], task)
                     )
                     continue
         begin = ready[task]
-        for resource in (first[task], second[task]):
-            if resource >= 0 and free[resource] > begin:
-                begin = free[resource]
-                cause[task] = last[resource]
+        for resource in (first_resource[task], second_resource[task]):
+            if resource >= 0 and free_from[resource] > begin:
+                begin = free_from[resource]
+                cause[task] = last_task[resource]
         finish = begin + duration[task]
         start[task], end[task] = begin, finish
-        for resource in (first[task], second[task]):
+        for resource in (first_resource[task], second_resource[task]):
             if resource >= 0:
-                free[resource] = finish
-                last[resource] = task
+                free_from[resource] = finish
+                last_task[resource] = task
         for k in range(pointer[task], pointer[task + 1]):
             other = successor[k]
             if finish >= ready[other]:
                 ready[other] = finish
                 cause[other] = task
-            left[other] -= 1
-            if left[other] == 0:
-                if first[other] < 0 and second[other] < 0:
+            waits_left[other] -= 1
+            if waits_left[other] == 0:
+                if first_resource[other] < 0 and second_resource[other] < 0:
                     stack[depth] = other
                     depth += 1
                 else:

@@ -15,12 +15,14 @@ from raddle.simulation.fast.tilings import NumberedTiling, Tilings
 class Composites:
     """The composites of a graph, and which of them are together now."""
 
-    def __init__(self, native_calls: Mapping[str, NativeCall], number: Mapping[str, int]) -> None:
+    def __init__(
+        self, native_calls: Mapping[str, NativeCall], op_number: Mapping[str, int]
+    ) -> None:
         calls = list({n.main.name: n for n in native_calls.values()}.values())
-        self._ops = [[number[name] for name in n.time_shares] for n in calls]
+        self._ops = [[op_number[name] for name in n.time_shares] for n in calls]
         self._composite_of = {i: c for c, members in enumerate(self._ops) for i in members}
         self._compared_ops = [
-            [number[name] for name in (*n.time_shares, *n.neighbours)] for n in calls
+            [op_number[name] for name in (*n.time_shares, *n.neighbours)] for n in calls
         ]
         self._composites_by_op: dict[
             int, list[int]

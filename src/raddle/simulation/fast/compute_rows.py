@@ -56,8 +56,10 @@ class ComputeRows:
                 if name in self._saved:
                     boxes = tile_boxes_in(tiled.tiling, dims)
                     volumes = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1)
-                    width = self.graph.values[name].dtype.itemsize
-                    np.add.at(total, tiled.tile_devices, width * np.repeat(volumes, tiled.copies))
+                    element_bytes = self.graph.values[name].dtype.itemsize
+                    np.add.at(
+                        total, tiled.tile_devices, element_bytes * np.repeat(volumes, tiled.copies)
+                    )
             holders = np.flatnonzero(total)
             return store.sizes.add(np.stack([holders, total[holders]], axis=1))
 

@@ -189,12 +189,14 @@ class Evaluator:
         index, op = self.index, self.index.graph.ops[i]
         readers = {d for out in op.outputs for j, _, _ in index.readers[index.value_number[out]]
                    if out in index.graph.ops[j].inputs for d in self.tiles[j].devices}  # fmt: skip
-        width = index.graph.values[op.outputs[0]].dtype.itemsize
+        element_bytes = index.graph.values[op.outputs[0]].dtype.itemsize
         active, replicated = (
             op.outputs[0] in index.active,
             op.name in self.replicated_loss.current[0],
         )
-        return MergeKey(self.tiles[i].number, tuple(sorted(readers)), width, active, replicated)
+        return MergeKey(
+            self.tiles[i].number, tuple(sorted(readers)), element_bytes, active, replicated
+        )
 
     def _source_and_readers(self, v: int) -> tuple[ValueSource, Sequence[Reader]]:
         """A value as it is made and read now."""

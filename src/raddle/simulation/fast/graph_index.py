@@ -36,34 +36,34 @@ class GraphIndex:
 
 def index_graph(graph: Graph, sync: Sync) -> GraphIndex:
     active = active_values(graph)
-    number = {op.name: i for i, op in enumerate(graph.ops)}
-    value: dict[str, int] = {}
-    made_by: list[tuple[int, int]] = []
+    op_number = {op.name: i for i, op in enumerate(graph.ops)}
+    value_number: dict[str, int] = {}
+    producer: list[tuple[int, int]] = []
     for i, op in enumerate(graph.ops):
         for k, name in enumerate(op.outputs):
-            value[name] = len(made_by)
-            made_by.append((i, k))
+            value_number[name] = len(producer)
+            producer.append((i, k))
     backward = [op for op in reversed(graph.ops) if has_backward(op, active)]
-    parameter: dict[str, int] = {}
+    parameter_number: dict[str, int] = {}
     for op in backward:
         for name in trained_parameters(graph, op, active):
-            parameter.setdefault(name, len(parameter))
+            parameter_number.setdefault(name, len(parameter_number))
     for v in graph.parameters:  # without a gradient: never updated, and in no program
-        parameter.setdefault(v.name, len(parameter))
-    users: list[list[tuple[Op, int]]] = [[] for _ in parameter]
+        parameter_number.setdefault(v.name, len(parameter_number))
+    users: list[list[tuple[Op, int]]] = [[] for _ in parameter_number]
     for op in graph.ops:
         for operand, name in enumerate(op.inputs):
-            if name in parameter:
-                users[parameter[name]].append((op, operand))
-    trained = [name for name in gradient_contributors(graph, active) if name in parameter]
+            if name in parameter_number:
+                users[parameter_number[name]].append((op, operand))
+    trained = [name for name in gradient_contributors(graph, active) if name in parameter_number]
     return GraphIndex(
-        graph, active, number, value, made_by, _readers(graph, active, value, number), parameter,
-        users, trained, *record_tape(graph, active, parameter, value, sync, trained),
+        graph, active, op_number, value_number, producer, _readers(graph, active, value_number, op_number), parameter_number,
+        users, trained, *record_tape(graph, active, parameter_number, value_number, sync, trained),
     )  # fmt: skip
 
 
 def _readers(
-    graph: Graph, active: frozenset[str], value: dict[str, int], number: dict[str, int]
+    graph: Graph, active: frozenset[str], value_number: dict[str, int], op_number: dict[str, int]
 ) -> list[list[tuple[int, int, bool]]]:
     """Of a value, and of the buffers that hold it in the next step."""
     consumers: dict[str, list[tuple[Op, int]]] = {}
@@ -71,14 +71,14 @@ def _readers(
         for operand, name in enumerate(op.inputs):
             consumers.setdefault(name, []).append((op, operand))
     readers: list[list[tuple[int, int, bool]]] = []
-    for name in value:
+    for name in value_number:
         reads = list(consumers.get(name, []))
         for buffer, new in graph.updates.items():
             if new == name:
                 reads += consumers.get(buffer, [])
         readers.append(
             [
-                (number[op.name], operand, contributes_gradient(op, name, active))
+                (op_number[op.name], operand, contributes_gradient(op, name, active))
                 for op, operand in reads
             ]
         )

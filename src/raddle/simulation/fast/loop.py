@@ -35,11 +35,11 @@ def run_dag(
 ) -> int:  # fmt: skip
     """Nanoseconds until all has ended, or LONGER; counts[2] becomes the nodes that were simulated."""
     pointer = np.zeros(node_count + 1, np.int32)
-    left = np.zeros(node_count, np.int32)
+    waits_left = np.zeros(node_count, np.int32)
     nodes, edges = dag.nodes, dag.edges
     for e in range(edge_count):
         pointer[edges[e, 0] + 1] += 1
-        left[edges[e, 1]] += 1
+        waits_left[edges[e, 1]] += 1
     for n in range(node_count):
         pointer[n + 1] += pointer[n]
     next_slot = pointer.copy()
@@ -50,14 +50,14 @@ def run_dag(
         next_slot[edges[e, 0]] += 1
         successor[k], delay[k] = edges[e, 1], edges[e, 2]
     ready = np.zeros(node_count, np.int64)
-    free = np.zeros(len(load), np.int64)
+    free_from = np.zeros(len(load), np.int64)
     load_left = load.copy()
     heap_time = np.empty(node_count + 1, np.int64)
     heap_node = np.empty(node_count + 1, np.int64)  # urgency, then the node
     stack = np.empty(node_count + 1, np.int32)  # ready nodes that hold nothing
     size, depth, total, count = 0, 0, 0, 0
     for n in range(node_count):
-        if left[n] == 0:
+        if waits_left[n] == 0:
             if nodes[n, FIRST_RESOURCE] < 0 and nodes[n, SECOND_RESOURCE] < 0:
                 stack[depth] = n
                 depth += 1
@@ -74,8 +74,8 @@ def run_dag(
             if nodes[node, URGENCY]:
                 free_at = now
                 for resource in (nodes[node, FIRST_RESOURCE], nodes[node, SECOND_RESOURCE]):
-                    if resource >= 0 and free[resource] > free_at:
-                        free_at = free[resource]
+                    if resource >= 0 and free_from[resource] > free_at:
+                        free_at = free_from[resource]
                 if free_at > now:  # looks again then, with all others that wait
                     rank = _heap_key(nodes[node, URGENCY], node)
                     size = _push(heap_time, heap_node, size, free_at, rank)
@@ -87,19 +87,19 @@ def run_dag(
             nodes[node, FIRST_RESOURCE],
             nodes[node, SECOND_RESOURCE],
         )
-        if first >= 0 and free[first] > begin:
-            begin = free[first]
-        if second >= 0 and free[second] > begin:
-            begin = free[second]
+        if first >= 0 and free_from[first] > begin:
+            begin = free_from[first]
+        if second >= 0 and free_from[second] > begin:
+            begin = free_from[second]
         finish = begin + duration
         if first >= 0:
-            free[first] = finish
+            free_from[first] = finish
             load_left[first] -= duration
             if finish + load_left[first] > limit:
                 counts[2] = count
                 return OVER_LIMIT
         if second >= 0:
-            free[second] = finish
+            free_from[second] = finish
             load_left[second] -= duration
             if finish + load_left[second] > limit:
                 counts[2] = count
@@ -114,8 +114,8 @@ def run_dag(
         for k in range(pointer[node], pointer[node + 1]):
             other = successor[k]
             ready[other] = max(ready[other], finish + delay[k])
-            left[other] -= 1
-            if left[other] == 0:
+            waits_left[other] -= 1
+            if waits_left[other] == 0:
                 if nodes[other, FIRST_RESOURCE] < 0 and nodes[other, SECOND_RESOURCE] < 0:
                     stack[depth] = other
                     depth += 1

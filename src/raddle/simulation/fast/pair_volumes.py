@@ -27,7 +27,7 @@ def pair_volumes(
     holder_at: Array,
     needs: Array,  # [need, r, 2], in the order in which they are fetched
     target: Array,  # by need, its device
-    graded: Array,  # by need, whether a gradient comes back; those come first
+    sends_gradient: Array,  # by need, whether a gradient comes back; those come first
     forward: Array,  # [s, t]: elements that go from s to t; added to
     backward: Array,  # [s, t]: elements whose gradients come back, from s to t
 ) -> bool:
@@ -78,7 +78,7 @@ def pair_volumes(
                             holder_at[p] + chosen_copy(device, holder_at[p + 1] - holder_at[p])
                         ]
                         forward[source, device] += volume
-                        if graded[need]:
+                        if sends_gradient[need]:
                             backward[device, source] += volume
                 if held_count == MAX_BOXES:
                     return False
@@ -114,7 +114,9 @@ def _subtract(box: Array, other: Array, into: Array, at: int) -> int:
 
 
 @njit(cache=True)
-def message_rows(volumes: Array, width: int, latency: Array, bandwidth: Array, rows: Array) -> int:
+def message_rows(
+    volumes: Array, element_bytes: int, latency: Array, bandwidth: Array, rows: Array
+) -> int:
     """Writes (source, target, nanoseconds, bytes) of each pair in the order of a program's messages."""
     count = len(volumes)
     n = 0
@@ -122,8 +124,13 @@ def message_rows(volumes: Array, width: int, latency: Array, bandwidth: Array, r
         for s in range(count):
             t = target_at_turn(s, turn, count)
             if volumes[s, t] > 0:
-                seconds = transfer_seconds(latency[s, t], bandwidth[s, t], volumes[s, t] * width)
+                seconds = transfer_seconds(
+                    latency[s, t], bandwidth[s, t], volumes[s, t] * element_bytes
+                )
                 rows[n, 0], rows[n, 1] = s, t
-                rows[n, 2], rows[n, 3] = max(1, int(np.rint(seconds * 1e9))), volumes[s, t] * width
+                rows[n, 2], rows[n, 3] = (
+                    max(1, int(np.rint(seconds * 1e9))),
+                    volumes[s, t] * element_bytes,
+                )
                 n += 1
     return n

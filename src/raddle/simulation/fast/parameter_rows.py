@@ -66,12 +66,12 @@ class ParameterRows:
             sizes[list(s.devices)] += (
                 self.optimizer.memory_elements * s.box.volume * value.dtype.itemsize
             )
-        some = np.flatnonzero(sizes)
-        size = store.sizes.add(np.stack([some, sizes[some]], axis=1))
+        holders = np.flatnonzero(sizes)
+        slot = store.sizes.add(np.stack([holders, sizes[holders]], axis=1))
         if self.sync.sliced:
-            return ParameterPlacement(regions, size, NOTHING)
+            return ParameterPlacement(regions, slot, NOTHING)
         return ParameterPlacement(
-            regions, size, store.sync_units.add(np.array([self._sync_row(store, value, regions)]))
+            regions, slot, store.sync_units.add(np.array([self._sync_row(store, value, regions)]))
         )
 
     def slice_rows(
@@ -91,39 +91,42 @@ class ParameterRows:
         self, store: RowStore, value: Value, regions: Sequence[ParameterRegion]
     ) -> list[int]:
         """How shares are synchronised together (the columns are in arrays.py)."""
-        width, cluster = value.dtype.itemsize, self.cluster
-        passes = [self.optimizer.passes * s.box.volume * width for s in regions]
+        element_bytes, cluster = value.dtype.itemsize, self.cluster
+        passes = [self.optimizer.passes * s.box.volume * element_bytes for s in regions]
         update = store.computes.add(cluster.memory_pass_rows([s.updaters for s in regions], passes))
         to_sync = [s for s in regions if s.needs_sync]
         updater_holds = any(s.server < 0 or s.server in s.devices for s in regions)
         rings, push, pull = (-1, 0), NOTHING, NOTHING
         if self.sync.has_servers:
             push = self._message_rows(
-                store, [(d, s.server, s) for s in to_sync for d in s.devices], width
+                store, [(d, s.server, s) for s in to_sync for d in s.devices], element_bytes
             )
             if not self.sync.zero3:
                 pull = self._message_rows(
-                    store, [(s.server, d, s) for s in to_sync for d in s.devices], width
+                    store, [(s.server, d, s) for s in to_sync for d in s.devices], element_bytes
                 )
         elif to_sync:
             amounts: dict[tuple[int, ...], int] = {}
             for s in to_sync:
                 amounts[s.devices] = amounts.get(s.devices, 0) + s.box.volume
             volumes = np.array(list(amounts.values()))
-            summed = volumes * reduced_element_bytes(self.sync, width)
-            row, _ = store.amounts.add(np.stack([summed, volumes * width], axis=1))
+            summed = volumes * reduced_element_bytes(self.sync, element_bytes)
+            row, _ = store.amounts.add(np.stack([summed, volumes * element_bytes], axis=1))
             rings = (cluster.rings.set_number(tuple(amounts)), row)
         return [*push, *update, *pull, *rings, int(bool(to_sync)), int(updater_holds)]
 
     def _message_rows(
-        self, store: RowStore, transfers: Sequence[tuple[int, int, ParameterRegion]], width: int
+        self,
+        store: RowStore,
+        transfers: Sequence[tuple[int, int, ParameterRegion]],
+        element_bytes: int,
     ) -> Slot:
         """Messages between servers and holders: one for each pair of devices."""
         volumes: dict[tuple[int, int], int] = {}
         for source, target, region in transfers:
             if source != target:
                 volumes[source, target] = volumes.get((source, target), 0) + region.box.volume
-        sent = [(Message(s, t, ()), n * width) for (s, t), n in volumes.items()]
+        sent = [(Message(s, t, ()), n * element_bytes) for (s, t), n in volumes.items()]
         return store.messages.add(self.cluster.ordered_message_rows(sent, sliced=self.sync.sliced))
 
     def pull_rows(
@@ -131,17 +134,17 @@ class ParameterRows:
         slices: tuple[ParameterRegion, ...],
     ) -> Slot:  # fmt: skip
         """Rows that bring a divided parameter to operators of a block."""
-        width, name = value.dtype.itemsize, value.name
+        element_bytes, name = value.dtype.itemsize, value.name
         tiles: Mapping[str, Tiling] = {r.op.name: r.tiling.tiling for r in readers}
         ops: list[Op] = list({r.op.name: r.op for r in readers}.values())
 
         def build() -> Slot:
             messages = pull_messages(ops, tiles, {name: regions}, {name: slices}).get(name, ())
-            sent = [(m, m.elements * width) for m in messages]
+            sent = [(m, m.elements * element_bytes) for m in messages]
             return store.messages.add(self.cluster.ordered_message_rows(sent, sliced=True))
 
         used = ((r.tiling.number, r.operand) for r in readers)
-        return store.cached(("pulls", width, slices, *used), build)
+        return store.cached(("pulls", element_bytes, slices, *used), build)
 
 
 def _tile_regions(reader: Reader) -> list[Box | None]:

@@ -41,14 +41,14 @@ class ReplicatedLoss:
         self._cache.clear()
 
     def _compute_ops(self, tiles: Sequence[NumberedTiling], tilings: Tilings) -> frozenset[str]:
-        graph, number = self.index.graph, self.index.op_number
+        graph, op_number = self.index.graph, self.index.op_number
         tiling_by_op = {op.name: tiles[i].tiling for i, op in enumerate(graph.ops)}
         plan = Plan(tiling_by_op, self.plan.devices, bn=self.plan.bn)
         return replicated_loss_ops(
             graph,
             plan,
             self.index.active,
-            lambda op: tilings.is_partial(op, tiles[number[op.name]]),
+            lambda op: tilings.is_partial(op, tiles[op_number[op.name]]),
         )
 
 

@@ -56,13 +56,13 @@ def variant_for_any_plan(graph: Graph, plan: Plan, active: frozenset[str]) -> Lo
 class Recorder:
     """Takes down what a micro-batch writes (micro.Writing)."""
 
-    def __init__(self, variant: LoweredVariant, parameter: Mapping[str, int]) -> None:
-        self.variant, self.parameter = variant, parameter
+    def __init__(self, variant: LoweredVariant, parameter_number: Mapping[str, int]) -> None:
+        self.variant, self.parameter_number = variant, parameter_number
         self.rows: list[Instruction | Event] = []
-        self.pending = {
+        self.missing_contributions = {
             name: len(contributors)
             for name, contributors in variant.graders.items()
-            if name in parameter
+            if name in parameter_number
         }
         self.marks: list[tuple[int, int]] = []  # row and parameter of each contribution
         self.pulls: dict[int, Pull] = {}  # by row
@@ -88,20 +88,20 @@ class Recorder:
         return rows
 
     def add_contribution(self, name: str, key: Key, at: int) -> None:
-        self.marks.append((at, self.parameter[name]))
-        self.pending[name] -= 1
-        if not self.pending[name]:
-            self.rows.append((COMPLETE, self.parameter[name], at))
+        self.marks.append((at, self.parameter_number[name]))
+        self.missing_contributions[name] -= 1
+        if not self.missing_contributions[name]:
+            self.rows.append((COMPLETE, self.parameter_number[name], at))
 
 
 def record_tape(
-    graph: Graph, active: frozenset[str], parameter: Mapping[str, int], value: Mapping[str, int],
+    graph: Graph, active: frozenset[str], parameter_number: Mapping[str, int], value_number: Mapping[str, int],
     sync: Sync, trained: Sequence[str],
 ) -> tuple[Tape, list[Pull]]:  # fmt: skip
     """The tape of one step, and what is pulled in it."""
     plan = Plan({}, 1)
     variant = variant_for_any_plan(graph, plan, active)
-    recorder = Recorder(variant, parameter)
+    recorder = Recorder(variant, parameter_number)
     micro_batch = MicroBatch(variant, Key(), recorder)
 
     def blocks_of(phase: str) -> Iterable[tuple[Sequence[Op], Sequence[int]]]:
@@ -115,31 +115,33 @@ def record_tape(
     for ops, pulls in blocks_of("B"):
         micro_batch.backward(ops, pulls, weights=True)
     recorder.rows += [(ACTION_ENDS, -1, -1), (STEP_ENDS, -1, -1)]
-    urgency = urgencies(graph, parameter, trained, sync)
-    tape = _build_tape(recorder, slot_numbers(graph, value), urgency)
+    urgency = urgencies(graph, parameter_number, trained, sync)
+    tape = _build_tape(recorder, slot_numbers(graph, value_number), urgency)
     return tape, list(recorder.pulls.values())
 
 
 def urgencies(
-    graph: Graph, parameter: Mapping[str, int], trained: Sequence[str], sync: Sync
+    graph: Graph, parameter_number: Mapping[str, int], trained: Sequence[str], sync: Sync
 ) -> Array:
     """By parameter, the urgency of its messages (0: they queue)."""
-    urgency = np.zeros(len(parameter), np.int64)
+    urgency = np.zeros(len(parameter_number), np.int64)
     if sync.sliced:
-        used = dict.fromkeys(name for op in graph.ops for name in op.inputs if name in parameter)
+        used = dict.fromkeys(
+            name for op in graph.ops for name in op.inputs if name in parameter_number
+        )
         for at, name in enumerate(used):
             if name in trained:
-                urgency[parameter[name]] = 1 + at if sync.by_priority else 1
+                urgency[parameter_number[name]] = 1 + at if sync.by_priority else 1
     return urgency
 
 
-def slot_numbers(graph: Graph, value: Mapping[str, int]) -> dict[tuple[object, str], int]:
+def slot_numbers(graph: Graph, value_number: Mapping[str, int]) -> dict[tuple[object, str], int]:
     """By phase or kind of messages and name, the number of a slot."""
     ops = [op.name for op in graph.ops]
     kinds: list[tuple[object, Sequence[str]]] = [
         ("F", ops), ("B", ops), ("merge", ops), (MessageKind.PARTIAL, ops),
-        (MessageKind.PARTIAL_GRADIENT, ops), (MessageKind.ACTIVATION, list(value)),
-        (MessageKind.GRADIENT, list(value)),
+        (MessageKind.PARTIAL_GRADIENT, ops), (MessageKind.ACTIVATION, list(value_number)),
+        (MessageKind.GRADIENT, list(value_number)),
     ]  # fmt: skip
     keys = [(kind, name) for kind, names in kinds for name in names]
     return {key: number for number, key in enumerate(keys)}
@@ -159,7 +161,7 @@ def _build_tape(
     for at, p in recorder.marks:
         marks[at].append((p, -1))
     events: list[Event] = []
-    last_compute, arrivals, mark_count = -1, 0, len(recorder.parameter)
+    last_compute, arrivals, mark_count = -1, 0, len(recorder.parameter_number)
     for r, row in enumerate(rows):
         if isinstance(row, tuple):
             kind[r], slot[r] = EVENT, len(events)
@@ -174,7 +176,7 @@ def _build_tape(
             arrivals += 1
             if r in pull_slots:
                 slot[r], since[r] = pull_slots[r], AFTER_LAST_COMPUTE
-                urgency[r] = urgencies[recorder.parameter[row.value]]
+                urgency[r] = urgencies[recorder.parameter_number[row.value]]
                 continue
             name = producer[row.value].name if row.kind in partial else row.value
             slot[r] = slot_of[row.kind, name]
@@ -188,7 +190,9 @@ def _build_tape(
     event_kinds, parameters, runs = (
         np.array(column, np.int64) for column in zip(*events, strict=True)
     )
-    graded = np.array([name in recorder.pending for name in recorder.parameter], np.int64)
+    graded = np.array(
+        [name in recorder.missing_contributions for name in recorder.parameter_number], np.int64
+    )
     columns = (
         kind, slot, wait_at, slot[wait], arrival[wait], mark_at, mark,
         pack([[s for _, s in mark_list] for mark_list in marks])[1], since, arrival,

@@ -29,7 +29,7 @@ class MergeKey(NamedTuple):
 
     tiling_number: int  # of the tiling
     reader_devices: tuple[int, ...]  # devices
-    width: int  # bytes of an element
+    element_bytes: int  # bytes of an element
     has_gradient: bool  # whether there is a gradient
     replicated: bool  # program/replicated_loss.py
 
@@ -67,19 +67,22 @@ class ValueRows:
     def _build_merge(
         self, store: RowStore, op: Op, tiled: NumberedTiling, key: MergeKey
     ) -> MergeRows:
-        tiling, width = tiled.tiling, key.width
+        tiling, element_bytes = tiled.tiling, key.element_bytes
         cells, messages = place_merge(
-            op, tiling, key.reader_devices, width, replicated=key.replicated
+            op, tiling, key.reader_devices, element_bytes, replicated=key.replicated
         )
-        devices, nbytes = [c.devices for c in cells], [merged_bytes(c, width) for c in cells]
+        devices, nbytes = (
+            [c.devices for c in cells],
+            [merged_bytes(c, element_bytes) for c in cells],
+        )
         returned = messages if key.has_gradient and not key.replicated else ()
-        back = [Message(m.target, m.source, m.boxes, m.part) for m in returned]
+        gradient_messages = [Message(m.target, m.source, m.boxes, m.part) for m in returned]
         sent = (
             [
-                (m, m.elements * width * tensors_per_part(op, tiling.tiles[m.part].box))
+                (m, m.elements * element_bytes * tensors_per_part(op, tiling.tiles[m.part].box))
                 for m in direction
             ]
-            for direction in (messages, back)
+            for direction in (messages, gradient_messages)
         )
         slots = [store.messages.add(self.cluster.ordered_message_rows(listed)) for listed in sent]
         return MergeRows(
@@ -91,9 +94,9 @@ class ValueRows:
     ) -> tuple[Slot, Slot]:
         """Rows that bring a value to its readers, and its gradient back."""
         op, output, tiled = source.op, source.output, source.tiled
-        width = self.graph.values[op.outputs[output]].dtype.itemsize
+        element_bytes = self.graph.values[op.outputs[output]].dtype.itemsize
         key = (
-            "value", tiled.number, output, width, source.merge_key, is_local_statistics(op, self.bn),
+            "value", tiled.number, output, element_bytes, source.merge_key, is_local_statistics(op, self.bn),
             *((r.tiling.number, r.operand, r.sends_gradient) for r in readers),
         )  # fmt: skip
 
@@ -105,7 +108,7 @@ class ValueRows:
                 )
             ]  # fmt: skip
             return (
-                self._build_transfers(store, source, remote, width)
+                self._build_transfers(store, source, remote, element_bytes)
                 if remote
                 else (NOTHING, NOTHING)
             )
@@ -113,15 +116,15 @@ class ValueRows:
         return store.cached(key, build)
 
     def _build_transfers(
-        self, store: RowStore, source: ValueSource, readers: Sequence[Reader], width: int
+        self, store: RowStore, source: ValueSource, readers: Sequence[Reader], element_bytes: int
     ) -> tuple[Slot, Slot]:
-        boxes, targets, graded = [], [], []
+        boxes, targets, sends_gradient = [], [], []
         for r in sorted(readers, key=lambda r: not r.sends_gradient):
             regions = r.tiling.regions[r.operand]
-            keep = np.repeat(regions.needed, r.tiling.copies)
-            boxes.append(np.repeat(regions.boxes, r.tiling.copies, axis=0)[keep])
-            targets.append(r.tiling.tile_devices[keep])
-            graded.append(np.full(int(keep.sum()), r.sends_gradient))
+            is_needed = np.repeat(regions.needed, r.tiling.copies)
+            boxes.append(np.repeat(regions.boxes, r.tiling.copies, axis=0)[is_needed])
+            targets.append(r.tiling.tile_devices[is_needed])
+            sends_gradient.append(np.full(int(is_needed.sum()), r.sends_gradient))
         needs, target = np.concatenate(boxes), np.concatenate(targets)
         if not len(needs):
             return NOTHING, NOTHING
@@ -135,7 +138,7 @@ class ValueRows:
             holder_at,
             needs,
             target,
-            np.concatenate(graded),
+            np.concatenate(sends_gradient),
             forward,
             backward,
         )
@@ -143,7 +146,7 @@ class ValueRows:
         slots = []
         for volumes in (forward, backward):
             rows = np.empty((count * (count - 1), 4), np.int64)
-            n = message_rows(volumes, width, routes.latency, routes.bandwidth, rows)
+            n = message_rows(volumes, element_bytes, routes.latency, routes.bandwidth, rows)
             columns = self.cluster.message_rows(*rows[:n].T) if n else rows[:0, :0]
             slots.append(store.messages.add(columns))
         if slots[0][1] and is_local_statistics(source.op, self.bn):

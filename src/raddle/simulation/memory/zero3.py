@@ -54,12 +54,12 @@ def _first_start_and_last_end(ledger: Ledger, numbers: Sequence[int]) -> tuple[A
 def _own_shard_bytes(ledger: Ledger, pull: Move) -> Array:
     """By device that is sent rows of a share, the bytes of those that it has: it puts them together."""
     program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
-    width = program.element_bytes(pull.value)
+    element_bytes = program.element_bytes(pull.value)
     for region in program.regions[pull.value]:
         sent = {m.target for m in pull.messages if any(not (b & region.box).empty for b in m.boxes)}
         for s in program.slices[pull.value]:
             if s.server in sent and region.box.contains(s.box):
-                nbytes[s.server] += s.box.volume * width
+                nbytes[s.server] += s.box.volume * element_bytes
     return nbytes
 
 
