@@ -56,14 +56,14 @@ def anneal(
     """
     np.random.seed(seed)
     blocks, parts = x.shape
-    scratch, seen = np.zeros((parts, DIMENSIONS + 2)), np.full(len(m.nbytes), -1)
+    scratch, counted_in_step = np.zeros((parts, DIMENSIONS + 2)), np.full(len(m.nbytes), -1)
     new = CostedState(
         axis.copy(), x.copy(), np.zeros(len(m.nbytes)), np.zeros(blocks), np.zeros(parts)
     )  # fmt: skip
     old = CostedState(
         axis.copy(), np.zeros_like(x), np.zeros(len(m.nbytes)), np.zeros(blocks), np.zeros(parts)
     )
-    _recount(m, new, old, 0, blocks, scratch, seen, -2)
+    _recount(m, new, old, 0, blocks, scratch, counted_in_step, -2)
     _copy_run(new, old, 0, blocks)
     current, current_overload = (
         new.value_costs.sum() + new.weight_costs.sum(),
@@ -79,8 +79,8 @@ def anneal(
             other_lo, other_hi = propose_exchange(m, new.axis, new.x, lo, hi)
         else:
             propose_move(m, new.axis, new.x, lo, hi, allowed)
-        _recount(m, new, old, lo, hi, scratch, seen, step)
-        _recount(m, new, old, other_lo, other_hi, scratch, seen, step)
+        _recount(m, new, old, lo, hi, scratch, counted_in_step, step)
+        _recount(m, new, old, other_lo, other_hi, scratch, counted_in_step, step)
         proposed, proposed_overload = (
             new.value_costs.sum() + new.weight_costs.sum(),
             _overload(new.part_work, max_work),
@@ -107,7 +107,7 @@ def _recount(
     lo: int,
     hi: int,
     scratch: Array,
-    seen: Array,
+    counted_in_step: Array,
     step: int,
 ) -> None:
     """What a changed run costs; values that were seen in this step are counted already."""
@@ -118,8 +118,8 @@ def _recount(
             new.part_work[p] += m.work[b] * (new.x[b, p] / units - old.x[b, p] / old_units)
         for i in range(m.touched_start[b], m.touched_start[b + 1]):
             v = m.touched[i]
-            if seen[v] != step:
-                seen[v] = step
+            if counted_in_step[v] != step:
+                counted_in_step[v] = step
                 new.value_costs[v] = value_bytes(m, new.axis, new.x, v, scratch)
 
 

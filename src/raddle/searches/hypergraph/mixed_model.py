@@ -57,7 +57,7 @@ class MixedModel(NamedTuple):
     letter: Array  # by block and axis, a number: the same for the same letter
     units: Array  # by block and axis
     work: Array  # by block
-    weight_bytes: Array  # by block and axis: bytes that all parts with units hold
+    replicated_bytes: Array  # by block and axis: bytes that all parts with units hold
     nbytes: Array  # by value, forward and backward
     merge_bytes: Array  # by value: what a part of a partial result costs, in bytes
     source: Array  # by value, the block that makes it
@@ -95,16 +95,16 @@ class _Builder:
         block_of, blocks = self.blocks.block_of, self.blocks.blocks
         values, sources, holds, needs = [], [], [], []
         for op in self.graph.ops:
-            for k, name in enumerate(op.outputs if op.name in block_of else ()):
+            for output, name in enumerate(op.outputs if op.name in block_of else ()):
                 hold = self._per_axis(
-                    block_of[op.name], lambda b, a: self._output_split(op, k, b, a)
+                    block_of[op.name], lambda b, a: self._output_split(op, output, b, a)
                 )  # noqa: B023
-                read = self._reading_blocks(name, block_of[op.name], hold)
-                if read or any(split.partial for split in hold):
+                readers = self._reading_blocks(name, block_of[op.name], hold)
+                if readers or any(split.partial for split in hold):
                     values.append(name)
                     sources.append(block_of[op.name])
                     holds.append(hold)
-                    needs.append(read)
+                    needs.append(readers)
         letters = {x: i for i, x in enumerate(sorted({x for b in blocks for x in b.axes}))}
         sizes = [self.graph.values[name].nbytes for name in values]
         directions = [1 + (name in self.active) for name in values]
@@ -112,7 +112,7 @@ class _Builder:
         for v, source in enumerate(sources):
             for b in dict.fromkeys([source, *(b for b, _ in needs[v])]):
                 touched[b].append(v)
-        flat = [entry for entries in needs for entry in entries]
+        flat_needs = [entry for entries in needs for entry in entries]
         return MixedModel(
             np.array([len(b.axes) for b in blocks]),
             self._pad_rows([[letters[x] for x in b.axes] for b in blocks]),
@@ -129,8 +129,8 @@ class _Builder:
             np.array(sources, np.int64),
             self._pad_splits(holds),
             _list_starts(needs),
-            np.array([b for b, _ in flat], np.int64),
-            self._pad_splits([splits for _, splits in flat]),
+            np.array([b for b, _ in flat_needs], np.int64),
+            self._pad_splits([splits for _, splits in flat_needs]),
             np.array(self.low or [0.0]),
             np.array(self.high or [0.0]),
             _list_starts(touched),
@@ -168,12 +168,12 @@ class _Builder:
         position = dims.index(split.dim)
         if split.kind == EVEN or not self.blocks.blocks[b].contiguous[a]:
             return Split(split.kind, position)
-        points = self._unit_starts(op, split.dim, b, a)
+        unit_starts = self._unit_starts(op, split.dim, b, a)
         size = op.space.dims[split.dim].size
         return Split(
             PROPORTIONAL,
             position,
-            table=self._add_table([u / size for u in points], [u / size for u in points]),
+            table=self._add_table([u / size for u in unit_starts], [u / size for u in unit_starts]),
         )
 
     def _operand_split(self, op: Op, operand: int, b: int, a: int) -> Split:
@@ -183,8 +183,8 @@ class _Builder:
             return split
         access, units = op.space.operands[operand], self.blocks.blocks[b].units[a]
         box = [(0, dim.size) for dim in op.space.dims]
-        points = self._unit_starts(op, split.dim, b, a)
-        box[split.dim] = (0, max(1, points[max(1, units // 4)]))
+        unit_starts = self._unit_starts(op, split.dim, b, a)
+        box[split.dim] = (0, max(1, unit_starts[max(1, units // 4)]))
         ranges = [index.range(box) for index in access.indices]
         cut_indices = [
             at
@@ -196,7 +196,7 @@ class _Builder:
         if split.kind == EVEN or not self.blocks.blocks[b].contiguous[a]:
             return Split(split.kind, cut_indices[0])
         index, ranges = access.indices[cut_indices[0]], []
-        for lo, hi in pairwise(points):
+        for lo, hi in pairwise(unit_starts):
             box[split.dim] = (lo, max(hi, lo + 1))
             ranges.append(index.range(box))
         low = [lo / index.extent for lo, _ in ranges] + [1.0]

@@ -30,12 +30,12 @@ def apportion_units(fractions: Array, units: int, row: Array) -> None:
         row[p] = int(fractions[p] * units + 1e-9)
         remaining -= row[p]
     while remaining > 0:
-        best, largest = 0, -1.0
+        best_part, largest = 0, -1.0
         for p in range(len(row)):
-            lacking = fractions[p] * units - row[p]
-            if lacking > largest:
-                best, largest = p, lacking
-        row[best] += 1
+            remainder = fractions[p] * units - row[p]
+            if remainder > largest:
+                best_part, largest = p, remainder
+        row[best_part] += 1
         remaining -= 1
 
 

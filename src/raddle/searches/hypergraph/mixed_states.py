@@ -41,10 +41,10 @@ def tiles_of(blocks: MixedBlocks, m: MixedModel, state: MixedState) -> Tiles:
 
 def basic_starts(blocks: MixedBlocks, m: MixedModel, shares: Array) -> dict[str, MixedState]:
     """What a search knows to begin with; `shares` are those of the work, by part."""
-    even = np.tile(shares, (len(blocks.blocks), 1))
+    equal_fractions = np.tile(shares, (len(blocks.blocks), 1))
     return {
-        "sample": _split_all(blocks, m, "n", even),
-        "filter": _split_all(blocks, m, "c", even),
+        "sample": _split_all(blocks, m, "n", equal_fractions),
+        "filter": _split_all(blocks, m, "c", equal_fractions),
         "stages": _split_all(blocks, m, "n", _stage_fractions(m, shares)),
     }
 
@@ -93,19 +93,19 @@ def state_of_tiles(
 def _block_row(
     block: MixedBlock, tiles: Mapping[str, Tiling], parts: int
 ) -> tuple[int, Array] | None:
-    anchor = block.groups[0].members[0].op
-    tiling = tiles[anchor.name]
+    first_op = block.groups[0].members[0].op
+    tiling = tiles[first_op.name]
     if not isinstance(tiling, Grid) or (tiling.copies > 1 and block.work):
         return None
     split_dims = [d for d, cuts in enumerate(tiling.cuts) if len(cuts) > 2]
     row, fractions = np.zeros(parts, np.int64), np.zeros(parts)
-    letter = anchor.space.dims[split_dims[0]].name if split_dims else block.axes[0]
+    letter = first_op.space.dims[split_dims[0]].name if split_dims else block.axes[0]
     if len(split_dims) > 1 or letter not in block.axes:
         return None
     a = block.axes.index(letter)
     for tile in tiling.tiles[:: tiling.copies]:
         d = split_dims[0] if split_dims else 0
-        size = anchor.space.dims[d].size if split_dims else 1
+        size = first_op.space.dims[d].size if split_dims else 1
         fractions[tile.device] += tile.box.shape[d] / size if split_dims else 1.0
     apportion_units(fractions, block.units[a], row)
     return a, row
@@ -120,11 +120,11 @@ def normalize_state(blocks: MixedBlocks, state: MixedState, shares: Array) -> Mi
     result = state.copy()
     can_reorder = float(shares.max()) == float(shares.min())
     for b, block in enumerate(blocks.blocks):
-        active = np.flatnonzero(result.x[b])
-        if len(active) == 1:
+        active_parts = np.flatnonzero(result.x[b])
+        if len(active_parts) == 1:
             result.axis[b] = 0
             result.x[b, :] = 0
-            result.x[b, active[0]] = block.units[0]
+            result.x[b, active_parts[0]] = block.units[0]
         elif block.contiguous[result.axis[b]]:
             can_reorder = False
     if not can_reorder:

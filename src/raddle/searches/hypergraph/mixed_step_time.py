@@ -98,13 +98,13 @@ def improve_step_time(
         **applicable_baselines(graph, cluster, BASELINE_STARTS),
         **(starts or {}),
     }
-    ranked = run_walks(proposer, proposer.start_walks(start_tiles), clock, report)
+    walks = run_walks(proposer, proposer.start_walks(start_tiles), clock, report)
     given_timeline = simulator.simulate(solution.tiles)
     best, start, state = given_timeline, "volume", None
-    for walk in ranked[:FINALISTS]:
+    for walk in walks[:FINALISTS]:
         timeline = simulator.simulate(walk.best_tiles)
         if _rank(timeline) < _rank(best):
-            best, start, state = timeline, walk.name, walk.best
+            best, start, state = timeline, walk.name, walk.best_state
     return TimedSolution(
         dict(best.program.plan.tiles), best.step_seconds, given_timeline.step_seconds, best.comm_bytes,
         _fits(best), start, proposer.proposals, clock.seconds,
@@ -129,7 +129,7 @@ class TimedWalk:
     ranges: list[tuple[str, UnitRuns]]
     tiles: Tiles
     time: int  # nanoseconds
-    best: MixedState
+    best_state: MixedState
     best_tiles: Tiles
     best_time: int
 
@@ -138,9 +138,9 @@ class PlanSimulator:
     """What simulates plans that differ in their tiles alone."""
 
     def __init__(
-        self, graph: Graph, cluster: Cluster, profile: Profile | None, plan: Mapping[str, str]
+        self, graph: Graph, cluster: Cluster, profile: Profile | None, settings: Mapping[str, str]
     ) -> None:
-        self.graph, self.cluster, self.profile, self.settings = graph, cluster, profile, plan
+        self.graph, self.cluster, self.profile, self.settings = graph, cluster, profile, settings
 
     def plan(self, tiles: Mapping[str, Tiling]) -> Plan:
         return Plan(tiles, len(self.cluster.devices), **self.settings)  # type: ignore[arg-type]
@@ -210,7 +210,7 @@ class Proposer:
         walk.state, walk.ranges, walk.time = new, ranges, time
         walk.tiles.update(changes)
         if time < walk.best_time:
-            walk.best, walk.best_tiles, walk.best_time = new.copy(), dict(walk.tiles), time
+            walk.best_state, walk.best_tiles, walk.best_time = new.copy(), dict(walk.tiles), time
 
     def _changed_tiles(self, walk: TimedWalk, ranges: list[tuple[str, UnitRuns]]) -> Tiles:
         """The tiles that differ: of blocks whose ranges do, and of what feeds them."""

@@ -23,8 +23,8 @@ SAME_DIMENSION, EVERYTHING = (
 def volume(m: MixedModel, axis: Array, x: Array) -> float:
     """Bytes that cross parts in a step."""
     scratch = allocate_scratch(x.shape[1])
-    values = sum(value_bytes(m, axis, x, v, scratch) for v in range(len(m.nbytes)))
-    return float(values + sum(weight_bytes(m, axis, x, b) for b in range(len(x))))
+    activation_bytes = sum(value_bytes(m, axis, x, v, scratch) for v in range(len(m.nbytes)))
+    return float(activation_bytes + sum(weight_bytes(m, axis, x, b) for b in range(len(x))))
 
 
 def allocate_scratch(parts: int) -> Array:
@@ -34,7 +34,7 @@ def allocate_scratch(parts: int) -> Array:
 
 @njit(cache=True)
 def weight_bytes(m: MixedModel, axis: Array, x: Array, b: int) -> float:
-    return 2.0 * (active_parts(x[b]) - 1) * float(m.weight_bytes[b, axis[b]])
+    return 2.0 * (active_parts(x[b]) - 1) * float(m.replicated_bytes[b, axis[b]])
 
 
 @njit(cache=True)
@@ -55,7 +55,7 @@ def _first_active_part(row: Array) -> int:
 
 
 @njit(cache=True)
-def _held_fraction(
+def _part_fraction(
     kind: int, part_units: int, p: int, units: int, active: int, first_part: int
 ) -> float:
     """How much of a value a part holds, or needs."""
@@ -84,23 +84,23 @@ def value_bytes(m: MixedModel, axis: Array, x: Array, v: int, scratch: Array) ->
     total = 0.0
     if partial and active > 1:
         # Small ones are merged wherever they are needed, the others in slices.
-        copies = active - 1 if m.merge_bytes[v] > 0 else active * (active - 1)
-        total = copies * abs(float(m.merge_bytes[v]))
+        times_sent = active - 1 if m.merge_bytes[v] > 0 else active * (active - 1)
+        total = times_sent * abs(float(m.merge_bytes[v]))
         if m.merge_bytes[v] < 0:
             return total
     scratch[:] = 0.0
     for r in range(m.reader_start[v], m.reader_start[v + 1]):
         _add_needs(m, axis, x, v, r, scratch)
     for p in range(len(source_units)):
-        lacking = 1.0 - _held_fraction(kind, source_units[p], p, units, active, first_part)
+        missing = 1.0 - _part_fraction(kind, source_units[p], p, units, active, first_part)
         if scratch[p, EVERYTHING] > 0.0:
-            total += m.nbytes[v] * lacking
+            total += m.nbytes[v] * missing
         else:
-            outside = 1.0
+            unneeded = 1.0
             for d in range(DIMENSIONS):
-                outside *= 1.0 - scratch[p, d]
+                unneeded *= 1.0 - scratch[p, d]
             same_dimension = scratch[p, SAME_DIMENSION]
-            total += m.nbytes[v] * (same_dimension + (lacking - same_dimension) * (1.0 - outside))
+            total += m.nbytes[v] * (same_dimension + (missing - same_dimension) * (1.0 - unneeded))
     return total
 
 
@@ -126,7 +126,7 @@ def _add_needs(m: MixedModel, axis: Array, x: Array, v: int, r: int, scratch: Ar
     for p in range(len(source_units)):
         end, end_r = begin + source_units[p], begin_r + reader_units[p]
         if reader_units[p] > 0:
-            needed = _held_fraction(kind_r, reader_units[p], p, units_r, active_r, first_part_r)
+            needed = _part_fraction(kind_r, reader_units[p], p, units_r, active_r, first_part_r)
             lo = hi = 0.0
             if table_r >= 0:
                 lo, hi = m.low[table_r + begin_r], m.high[table_r + end_r]
@@ -136,7 +136,7 @@ def _add_needs(m: MixedModel, axis: Array, x: Array, v: int, r: int, scratch: Ar
             elif dim_r != dim:
                 scratch[p, dim_r] = max(scratch[p, dim_r], needed)
             else:
-                inside = _held_fraction(kind, source_units[p], p, units, active, first_part)
+                inside = _part_fraction(kind, source_units[p], p, units, active, first_part)
                 if table >= 0 and table_r >= 0 and source_units[p] > 0:
                     inside = min(hi, m.high[table + end]) - max(lo, m.low[table + begin])
                 scratch[p, SAME_DIMENSION] = max(
