@@ -1,4 +1,4 @@
-"""Writes a sum of gradients as nodes and edges, compiled: each ring starts with its last member."""
+"""Writes all-reduces as nodes and edges, JIT-compiled. A ring starts with its last member."""
 
 # g: set of rings, d: device
 
@@ -15,10 +15,14 @@ from raddle.simulation.fast.nodes import add_arrival, add_device_time, add_edge,
 
 @njit(cache=True)
 def add_all_reduce(
-    dag: StepDag, used: Array, rings: Rings, overhead: HostOverhead, g: int, predecessor: Array, delay: Array,
-    amounts: Array, progress: DeviceProgress, arrival: Array,
+    dag: StepDag, used: Array, rings: Rings, overhead: HostOverhead, g: int, predecessor: Array,
+    delay: Array, amounts: Array, progress: DeviceProgress, arrival: Array,
 ) -> None:  # fmt: skip
-    """`amounts` are the bytes by ring; members wait for `since`, or for all that they have done."""
+    """Adds the all-reduce of a set of rings; all arguments by device except `amounts`, the bytes by ring.
+
+    A member starts `delay` after the node `predecessor` or, with host overhead, after all that it has
+    done. `arrival` receives the node with which the result is complete on each device.
+    """
     progress.arrivals[:] = 0
     arrival[:] = -1
     load = progress.load
@@ -49,7 +53,7 @@ def add_all_reduce(
 
 @njit(cache=True)
 def _all_reduce_seconds(rings: Rings, ring: int, nbytes: int) -> float:
-    """costs/collectives.py, with what depends on the cluster in figures."""
+    """Seconds by costs/collectives.py; the topology of a ring comes from the arrays."""
     f, node_rings = (
         rings.topology[ring],
         rings.node_rings[rings.node_ring_at[ring] : rings.node_ring_at[ring + 1]],

@@ -1,6 +1,17 @@
-"""The arrays that the fast path is made of: a tape, what a plan points to, and where a step is written."""
+"""The arrays of the fast simulation of one training step.
 
-# node: a stretch, a task, a message, a part of an all-reduce, or a point where several meet
+    Tape      the instructions of a graph in their order, recorded once, the same for all plans (tape.py)
+    Slots     of the current plan: which rows of the Arena belong to each instruction (plan_rows.py) Arena
+    tables of rows: what is computed, sent and synchronised; one table serves all plans (store.py) StepDag
+    the nodes and edges of one step, which kernel.py writes and simulates
+
+A slot is a pair (first row, number of rows) of a table. Example: the forward slot of operator i points to
+rows (device, nanoseconds), one for each device with a tile of i. An instruction with an empty slot does
+not exist in the plan. A stretch is a series of tasks that a device computes without waiting (nodes.py). A
+node is a stretch, a task, a message, a member of an all-reduce, or a join: a point where several arrivals
+meet.
+"""
+
 # d: device; v: value; i: operator; p: parameter; g: set of rings
 
 from __future__ import annotations
@@ -12,146 +23,155 @@ import numpy as np
 Array = np.ndarray
 
 COMPUTE, MESSAGES, EVENT = range(3)  # kinds of rows of a tape
-AFTER_ALL, AFTER_LAST_COMPUTE = (
-    -1,
-    -2,
-)  # messages wait for all that their source has done; for what it computed last
-# Columns of a node: the device is that of a stretch, else -1; what the device has computed before it;
-# whether an arrival has been waited for; what taking it in takes; how urgent it is (0: it queues).
+# Tape.send_after: messages wait for all that their source has done so far, or for what it computed last.
+AFTER_ALL, AFTER_LAST_COMPUTE = -1, -2
+# Columns of StepDag.nodes.
 (
-    DURATION,
-    FIRST_RESOURCE,
-    SECOND_RESOURCE,
-    DEVICE,
-    BUSY_BEFORE,
-    AWAITED,
-    RECEIVE_OVERHEAD,
-    URGENCY,
+    DURATION,  # nanoseconds; 0 for a stretch
+    FIRST_RESOURCE,  # a device or link that it holds, or -1
+    SECOND_RESOURCE,  # another link, or -1
+    DEVICE,  # of a stretch: its device; else -1
+    BUSY_BEFORE,  # of a stretch: nanoseconds that its device has computed before
+    AWAITED,  # of an arrival: 1 if its device has already waited for it
+    RECEIVE_OVERHEAD,  # of an arrival: nanoseconds that its device needs to receive it
+    URGENCY,  # 0: resources serve it in order; else the smallest number goes first
 ) = range(8)
-# Columns of what is synchronised, a parameter or a slice: rows of its messages to a server, of its update
-# and of the messages back, as first and count; the set of rings that sums it (-1: none) and its first row
-# in the amounts; whether it travels; whether its server has a gradient of its own.
+# Columns of Arena.sync_units. A sync unit is what is synchronised at once: a parameter, or one of its
+# slices.
 (
-    PUSH_FIRST,
+    PUSH_FIRST,  # message rows: gradients to the server
     PUSH_COUNT,
-    UPDATE_FIRST,
+    UPDATE_FIRST,  # compute rows: the optimizer's update
     UPDATE_COUNT,
-    PULL_FIRST,
+    PULL_FIRST,  # message rows: updated values from the server
     PULL_COUNT,
-    RING_SET,
-    AMOUNT_FIRST,
-    NEEDS_SYNC,
-    UPDATER_IS_HOLDER,
+    RING_SET,  # the set of rings that all-reduces it, or -1
+    AMOUNT_FIRST,  # its first row of Arena.amounts
+    NEEDS_SYNC,  # 1 if it has to be sent at all: more than one device is involved
+    UPDATER_IS_HOLDER,  # 1 if a device that updates it also has a gradient of its own
 ) = range(10)
-SYNC_COLUMNS = 10  # columns
+SYNC_COLUMNS = 10
 
 
 class Tape(NamedTuple):
-    """The order of a graph's instructions, the same for all plans; x_at[r]:x_at[r + 1] is r's part of x.
+    """The instructions of a graph in their order, as rows r; the same for all plans.
 
-    What a row waits for is told by slots: it waits for nothing of those that are empty.
+    Lists of different lengths are joined: the entries x of row r are x[x_at[r]:x_at[r + 1]]. A mark is a
+    number under which a row records when it has ended on each device, for later messages and all-reduces.
     """
 
-    kind: Array
-    slot: Array  # of computing or of messages; of events, their number
-    wait_at: Array  # messages that a row waits for: their slots and tables of arrivals
-    wait_slot: Array
-    wait_arrival: Array
-    mark_at: Array  # what later messages and sums wait for: marks, with the slots of those messages
+    kind: Array  # by row: COMPUTE, MESSAGES or EVENT
+    slot: Array  # by row: index into Slots.table; of an event: its number
+    wait_at: Array  # the messages that a row waits for:
+    wait_slot: Array  # their slots (a row does not wait for an empty slot)
+    wait_arrival: Array  # their rows of StepDag.arrival
+    mark_at: Array  # the marks that a row sets:
     mark: Array
-    mark_slot: Array  # (-1: always needed)
-    send_after: Array  # of messages: the mark that they wait for, or NOW, or LATEST
-    arrival: Array  # of messages: where arrivals are noted
-    urgency: Array  # of messages
-    has_gradient: Array  # by parameter, whether it has a gradient
-    events: Array
-    event_parameter: Array
-    event_run: Array
+    mark_slot: Array  # the slot of the messages that need the mark; -1: it is always needed
+    send_after: (
+        Array  # of messages: the mark that they wait for, or AFTER_ALL, or AFTER_LAST_COMPUTE
+    )
+    arrival: Array  # of messages: the row of StepDag.arrival that they fill
+    urgency: Array  # of messages: 0, or their urgency (smallest first)
+    has_gradient: Array  # by parameter: 1 if it has a gradient
+    events: Array  # by event: its kind (program/step_script.py)
+    event_parameter: Array  # by event: the parameter, or -1
+    event_run: Array  # by event: the row of the last contribution to its gradient, or -1
 
 
 class Slots(NamedTuple):
-    """The state of a plan: rows of the arena, as (first, count). All but `synced` are views of `table`."""
+    """The slots of the current plan: pairs (first row, number of rows) of tables of the Arena.
+
+    All fields except `sync_units` are views of `table`.
+    """
 
     table: Array
-    forward: Array  # compute rows by operator
+    forward: Array  # by operator: compute rows
     backward: Array
-    merge: Array
-    partial: Array  # message rows by operator
-    partial_gradient: Array
-    activation: Array  # message rows by value
-    gradient: Array
-    pulls: Array  # message rows by pull of a divided parameter
-    sync_units: Array  # by parameter, what is synchronised of it: itself, or its slices
+    merge: Array  # by operator with partial results: compute rows of their merge
+    partial: Array  # by operator: message rows of its partial results
+    partial_gradient: Array  # by operator: message rows of the gradients of partial results
+    activation: Array  # by value: message rows that bring it to its readers
+    gradient: Array  # by value: message rows that bring its gradient back
+    pulls: Array  # by pull: message rows that gather a sharded parameter (ZeRO-3)
+    sync_units: Array  # by parameter: rows of Arena.sync_units, for itself or for its slices
 
 
 class Arena(NamedTuple):
-    """Rows that slots point to."""
+    """The tables of rows that slots point to."""
 
     computes: Array  # [row, (device, nanoseconds)]
-    # [row, (source, target, nanoseconds, first link, second link, nanoseconds of source, of target)]
+    # [row, (source, target, nanoseconds, first link, second link, host overhead of source, of target)]
     messages: Array
-    # [row, (bytes that are summed, bytes in memory)] of a parameter, by ring of its set
+    # [row, (bytes that are all-reduced, bytes in memory)]; of a sync unit, a row for each ring of its set
     amounts: Array
-    sync_units: Array  # [row, columns above]
+    sync_units: Array  # [row, PUSH_FIRST … UPDATER_IS_HOLDER]
 
 
 class Rings(NamedTuple):
-    """Rings that sum gradients, in sets; sets are numbered as they were met."""
+    """Rings of devices that all-reduce gradients, and sets of rings.
 
-    set_at: Array
-    ring: Array  # of a set, in order
-    member_at: Array
+    A sync unit has a set of rings: one ring for each group of devices that hold the same part of it.
+    """
+
+    set_at: Array  # the rings of set g are ring[set_at[g]:set_at[g + 1]]
+    ring: Array
+    member_at: Array  # the members of ring k are member[member_at[k]:member_at[k + 1]], devices
     member: Array
-    first_link: Array  # links of a member
+    first_link: Array  # by member: the links that it holds, or -1
     second_link: Array
-    topology: Array  # [ring, (size, bandwidth, latency, heads, their bandwidth, latency)]
-    node_ring_at: Array
-    node_rings: Array  # [.., (size, bandwidth, latency)] of the rings inside of nodes
+    topology: Array  # [ring, (size, bandwidth, latency, leaders, their bandwidth, their latency)]
+    node_ring_at: Array  # the rings inside nodes of ring k are node_rings[node_ring_at[k]:…]
+    node_rings: Array  # [.., (size, bandwidth, latency)]
 
 
 class HostOverhead(NamedTuple):
-    """What communication takes from the devices themselves, in seconds by device (costs/host_overhead.py)."""
+    """Seconds by device that communication takes from the device itself (costs/host_overhead.py)."""
 
-    enabled: bool  # whether it takes anything from any
-    message: Array
-    slice: Array
-    byte: Array
-    sum: Array
+    enabled: bool  # whether any device has host overhead
+    message: Array  # per message
+    slice: Array  # per slice of a parameter
+    byte: Array  # per byte
+    sum: Array  # per all-reduce
 
 
 class SyncSettings(NamedTuple):
-    """How a plan synchronises (program/step_script.py)."""
+    """How a plan synchronises parameters; the rules are in program/step_script.py."""
 
-    rule: int
-    bucket_bytes: int  # bytes
-    returns_updates: bool
-    sliced: bool  # slices: updated beside what devices compute, and sent by threads of their own
+    rule: int  # BUCKETS, SERVER, SLICES or SLICE_SUMS
+    bucket_bytes: int
+    returns_updates: bool  # servers send updated values back; False for ZeRO-3
+    sliced: bool  # slices of parameters are sent and updated outside of the devices' order
     urgency: Array  # by parameter, of its messages
 
 
 class StepDag(NamedTuple):
-    """Where nodes and edges are written; made once."""
+    """Memory for the nodes and edges of a step; allocated once and written for every plan."""
 
-    nodes: Array  # [node, columns above]
-    edges: Array  # [edge, (source, target, nanoseconds after the source's start or end)]
-    arrival: Array  # [table of arrivals, device]: the node that arrives
-    mark_stretch: (
-        Array  # [mark, device]: the stretch of the last contribution; parameters come first
+    nodes: Array  # [node, DURATION … URGENCY]
+    edges: Array  # [edge, (source, target, delay)]: target starts `delay` after the end of source
+    arrival: Array  # [row, device]: the node with which messages have arrived on a device, or -1
+    # [mark, device]: the stretch in which a row ended on a device; the first marks are the parameters
+    mark_stretch: Array
+    mark_offset: Array  # [mark, device]: nanoseconds from the start of that stretch
+    sync_arrival: (
+        Array  # [row of the step script, device]: the node with which it has arrived, or -1
     )
-    mark_offset: Array  # and how far into it
-    sync_arrival: Array  # [row of the script, device]: where sums and pushes arrive
 
 
 class DeviceProgress(NamedTuple):
-    """By device: its current stretch, how far it has come in it and before it, what it is to take in; and
-    loads of resources. Where nothing is folded a stretch is one task, which holds its device."""
+    """How far each device has come while the nodes of a step are written; arrays are by device.
 
-    stretch: Array
-    offset: Array
-    busy_before: Array
-    receive_overhead: Array
-    load: Array
-    arrivals: Array
-    last_compute: Array  # by device, the task that it computed last; only where nothing is folded
+    With `fold`, the tasks of a stretch are one node. Without, every task is a node that holds its device,
+    and "stretch" is the last task.
+    """
+
+    stretch: Array  # the node of its current stretch
+    offset: Array  # nanoseconds since the start of the stretch
+    busy_before: Array  # nanoseconds computed before the stretch
+    receive_overhead: Array  # nanoseconds to receive messages, to be added to its next task
+    load: Array  # by resource: its total busy nanoseconds
+    arrivals: Array  # number of messages of the current instruction that it receives
+    last_compute: Array  # the node of its last computation; without `fold` only
     has_host_overhead: bool
     fold: bool

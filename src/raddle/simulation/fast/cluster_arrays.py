@@ -1,4 +1,4 @@
-"""A cluster as arrays: what its devices take to pass over memory, and its links to carry messages."""
+"""A cluster as arrays; they turn work and messages into rows of device, links and nanoseconds."""
 
 # d: device, s: source, t: target
 
@@ -25,7 +25,7 @@ Array = np.ndarray
 
 
 class ClusterArrays:
-    """Rows of a cluster; devices of one kind are alike."""
+    """The devices and links of a cluster as arrays."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.count = len(cluster.devices)
@@ -34,6 +34,7 @@ class ClusterArrays:
             RingNumbers(cluster),
             host_overhead_arrays(cluster),
         )
+        # Kinds of devices, as (kind, an example device), and by device the index of its kind.
         self.kinds = sorted({d.kind: d for d in cluster.devices}.items())
         kinds = [kind for kind, _ in self.kinds]
         self.kind_of = np.array([kinds.index(d.kind) for d in cluster.devices])
@@ -41,14 +42,19 @@ class ClusterArrays:
         self._overhead = np.array([d.overhead for d in cluster.devices])
 
     def compute_rows(self, devices: Array, seconds: Array) -> Array:
-        """Rows of what devices compute: (device, nanoseconds)."""
+        """Compute rows (device, nanoseconds), one for each device.
+
+        devices, seconds: by tile; the seconds of a device's tiles add up.
+        """
         used, inverse = np.unique(devices, return_inverse=True)
         total = np.zeros(len(used))
-        np.add.at(total, inverse, seconds)  # in the order of the tiles
+        np.add.at(
+            total, inverse, seconds
+        )  # sums in the order of the tiles, as the full simulation does
         return np.stack([used, nanoseconds(total)], axis=1)  # type: ignore[arg-type]
 
     def memory_pass_rows(self, devices: Sequence[Sequence[int]], nbytes: Sequence[int]) -> Array:
-        """Rows of devices that pass over so many bytes of their memory, by sets of devices."""
+        """Compute rows of memory passes: all of devices[k] read or write nbytes[k] of memory."""
         flat = np.array([d for group in devices for d in group], np.int64)
         amount = np.repeat(np.asarray(nbytes, np.float64), [len(members) for members in devices])
         return self.compute_rows(
@@ -58,7 +64,7 @@ class ClusterArrays:
     def ordered_message_rows(
         self, messages: Sequence[tuple[Message, int]], *, sliced: bool = False
     ) -> Array:
-        """Rows of messages, with their bytes, in the order in which a program has them."""
+        """Message rows of (message, bytes), in the order in which a program sends them."""
         if not messages:
             return np.zeros((0, 7), np.int64)
         nbytes_of = dict(messages)
@@ -71,7 +77,7 @@ class ClusterArrays:
     def message_rows(
         self, s: Array, t: Array, ns: Array, nbytes: Array, *, sliced: bool = False
     ) -> Array:
-        """Rows of messages that take so many nanoseconds: see arrays.Arena."""
+        """Message rows (see arrays.Arena) of messages from s to t that take `ns` nanoseconds."""
         links = self.routes.first[s, t], self.routes.second[s, t]
         overheads = [
             message_host_nanoseconds(self.host_overhead, d, nbytes, sliced=sliced) for d in (s, t)

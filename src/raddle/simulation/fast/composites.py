@@ -1,4 +1,7 @@
-"""Composites that PyTorch has one call for: whether all operators of one are tiled alike."""
+"""Keeps track of which composites can run as one native call (costs/native_calls.py) while tiles change.
+
+A composite is fused in the current plan if all of its operators, and its neighbours, are tiled alike.
+"""
 
 # i: operator, c: composite
 
@@ -13,7 +16,7 @@ from raddle.simulation.fast.tilings import NumberedTiling, Tilings
 
 
 class Composites:
-    """The composites of a graph, and which of them are together now."""
+    """The composites of a graph; `fused[c]` says whether composite c is fused now."""
 
     def __init__(
         self, native_calls: Mapping[str, NativeCall], op_number: Mapping[str, int]
@@ -24,22 +27,25 @@ class Composites:
         self._compared_ops = [
             [op_number[name] for name in (*n.time_shares, *n.neighbours)] for n in calls
         ]
-        self._composites_by_op: dict[
-            int, list[int]
-        ] = {}  # by operator, composites that it is in or near
+        # By operator: the composites that it belongs to or is a neighbour of.
+        self._composites_by_op: dict[int, list[int]] = {}
         for c, compared in enumerate(self._compared_ops):
             for i in compared:
                 self._composites_by_op.setdefault(i, []).append(c)
         self.fused = [False] * len(calls)
 
     def is_fused(self, i: int) -> bool:
+        """Whether operator i belongs to a composite that is fused now."""
         return i in self._composite_of and self.fused[self._composite_of[i]]
 
     def update(
         self, undo: Undo, changed: Sequence[int], ops: Sequence[Op], tiles: Sequence[NumberedTiling],
         tilings: Tilings,
     ) -> set[int]:  # fmt: skip
-        """Operators of composites whose tiles now belong together, or do so no longer."""
+        """Updates `fused` after the tiles of the operators `changed` have changed.
+
+        Returns the operators of the composites that became fused, or are fused no longer.
+        """
         regrouped: set[int] = set()
         for c in {c for i in changed for c in self._composites_by_op.get(i, ())}:
             signatures = {tilings.signature(ops[i], tiles[i]) for i in self._compared_ops[c]}

@@ -1,4 +1,7 @@
-"""Rows of what devices compute of an operator, and of the bytes that its outputs keep there."""
+"""Builds the rows of an operator: its compute time on each device, and the bytes that it saves there.
+
+Rows go into the store (store.py); the methods return their slot (first row, number of rows).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ Array = np.ndarray
 
 
 class ComputeRows:
-    """Seconds of tiles, alone or in a composite that PyTorch has one call for."""
+    """Rows of operators, cached by cost and tiling."""
 
     def __init__(
         self, graph: Graph, cluster: ClusterArrays, active: frozenset[str], bn: str,
@@ -30,13 +33,13 @@ class ComputeRows:
         self.graph, self.cluster = graph, cluster
         self.fused_costs = ComputeCosts(graph, active, profile, bn=bn)
         self.single_costs = ComputeCosts(graph, active, profile, bn=bn, native_calls={})
-        self._saved = _saved_values(graph, active)
+        self._saved = _saved_values(graph, active)  # names of values
         self._seconds: dict[tuple[Any, ...], list[Array]] = {}
 
     def run_rows(
         self, store: RowStore, op: Op, tiled: NumberedTiling, phase: str, fused: bool
     ) -> Slot:
-        """Rows of what devices compute of an operator, forward or backward."""
+        """Compute rows of an operator in a phase ("F" or "B"); fused: as part of its native call."""
         costs = self.fused_costs if fused else self.single_costs
         cost_key = costs.cost_key(op, phase)
 
@@ -47,7 +50,7 @@ class ComputeRows:
         return store.cached(("run", cost_key, tiled.number), build)
 
     def saved_bytes_rows(self, store: RowStore, op: Op, tiled: NumberedTiling) -> Slot:
-        """Rows of bytes that an operator's outputs keep on devices."""
+        """Rows (device, bytes) of the outputs of an operator that are saved for backward."""
         counted = tuple(name in self._saved for name in op.outputs)
 
         def build() -> Slot:
@@ -73,7 +76,7 @@ class ComputeRows:
         phase: str,
         cost_key: tuple[Any, ...],
     ) -> Array:
-        """Of every tile, copies included, on its own device."""
+        """By tile, copies included: its seconds on its device."""
         tiling, cluster = tiled.tiling, self.cluster
         key = (*cost_key, tiling.cuts if isinstance(tiling, Grid) else tiling)
         if key not in self._seconds:
@@ -88,7 +91,7 @@ class ComputeRows:
 
 
 def _saved_values(graph: Graph, active: frozenset[str]) -> frozenset[str]:
-    """Values that operators make and some backward needs."""
+    """Names of the values that some backward needs."""
     names: set[str] = set()
     for op in graph.ops:
         saved = saved_for_backward(graph, active, op)

@@ -1,12 +1,15 @@
-"""One step of a program from arrays: its rows are put together, folded, and simulated, all compiled.
+"""The time of one training step of a plan, from arrays (arrays.py), JIT-compiled.
 
-The tape has the order of what is computed and sent; program/step_script.py says, at its events, when gradients
-leave and what is updated. Stretches and messages (nodes.py) are all that is left of the tasks, and their
-times are exactly those of the full simulation (simulation/engine.py): links serve by ready time and
-number, and messages keep their order.
+1. `_script_rows` runs the step script (program/step_script.py): when gradients are sent, summed and
+updated. 2. `_write_dag` follows the tape and writes nodes and edges (nodes.py), folding consecutive tasks
+of a device
+   into one node. At the tape's events it inserts the rows of the step script.
+3. `run_dag` simulates the nodes (loop.py).
+
+The result equals that of the full simulation (simulation/engine.py) to the nanosecond.
 """
 
-# r: row of the tape, n: row of the script, d: device, p: parameter, g: set of rings
+# r: row of the tape, n: row of the step script, d: device, p: parameter, g: set of rings
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ from raddle.simulation.fast.nodes import (
     await_arrival,
 )
 
-TOO_SMALL = -2  # the work space
+TOO_SMALL = -2  # result: the arrays of the StepDag are too small for this plan
 
 
 @njit(cache=True)
@@ -87,9 +90,9 @@ def step_time(
     fold: bool,
     counts: Array,  # out: nodes, edges, nodes that were simulated
 ) -> int:
-    """Nanoseconds of a step; LONGER than the limit, or TOO_SMALL a work space."""
+    """Nanoseconds of a step; or OVER_LIMIT, or TOO_SMALL (call again with a larger `dag`)."""
     load = np.zeros(devices + links, np.int64)
-    tails = np.zeros((devices, 2), np.int64)
+    tails = np.zeros((devices, 2), np.int64)  # by device: its last stretch, nanoseconds in it
     progress = DeviceProgress(
         np.zeros(devices, np.int32), np.zeros(devices, np.int64), np.zeros(devices, np.int64),
         np.zeros(devices, np.int64), load, np.zeros(devices, np.int32), np.full(devices, -1, np.int32),
@@ -117,7 +120,10 @@ def step_time(
 def _script_rows(
     settings: SyncSettings, tape: Tape, slots: Slots, arena: Arena, rings: Rings
 ) -> tuple[Array, Array, Array]:
-    """What program/step_script.py says about this plan."""
+    """Runs program/step_script.py for this plan.
+
+    Returns its rows, the parameters of its SUM rows, and by event the number of its first row.
+    """
     parameters, set_count = len(slots.sync_units), len(rings.set_at) - 1
     group, nbytes = np.full(parameters, -1, np.int64), np.zeros(parameters, np.int64)
     left = np.zeros(set_count, np.int64)
@@ -139,8 +145,8 @@ def _script_rows(
     first, count = slots.sync_units[:, 0], slots.sync_units[:, 1]
     needs_sync = arena.sync_units[:, NEEDS_SYNC]
     facts = SyncFacts(
-        settings.rule, settings.bucket_bytes, False, settings.returns_updates, False, group, nbytes, first, count, needs_sync,
-        np.arange(parameters),
+        settings.rule, settings.bucket_bytes, False, settings.returns_updates, False, group, nbytes,
+        first, count, needs_sync, np.arange(parameters),
     )  # fmt: skip
     members = np.empty(parameters, np.int64)
     rows = np.empty((3 * total + parameters) * COLUMNS, np.int64)
@@ -161,11 +167,12 @@ def _write_dag(
     overhead: HostOverhead, dag: StepDag, progress: DeviceProgress, rows: Array, members: Array,
     row_at: Array,
 ) -> tuple[int, int]:  # fmt: skip
-    """Writes nodes and edges, and sums the loads of resources.
+    """Writes the nodes and edges of the step, and adds up `progress.load`; returns their numbers.
 
-    Long, because it is hot: every call of a compiled function counts references of all arrays it is given.
+    The function is long because it is hot: a call of a compiled function costs time for each array
+    argument.
     """
-    used = np.zeros(2, np.int64)  # nodes, edges; nodes become negative when there is no room
+    used = np.zeros(2, np.int64)  # nodes and edges written; used[0] < 0: there was no room
     for d in range(devices):
         progress.stretch[d] = add_node(dag, used, 0, -1, -1, d if progress.fold else -1, 0)
     computes, table, stretch, offset = (
@@ -196,7 +203,7 @@ def _write_dag(
             for j in range(tape.wait_at[r], tape.wait_at[r + 1]):
                 waits = waits or table[tape.wait_slot[j], 1] > 0
             if not waits:
-                # Most operators neither send nor wait: their devices go on, and nothing else is looked at.
+                # Most operators do not wait: only the offsets of their devices advance.
                 for k in range(first, first + count):
                     d, ns = computes[k, 0], computes[k, 1]
                     offset[d] += ns
@@ -220,54 +227,31 @@ def _write_dag(
             m, arrival = tape.send_after[r], dag.arrival[tape.arrival[r]]
             if m == AFTER_ALL:
                 add_messages(
-                    dag,
-                    used,
-                    arena,
-                    first,
-                    count,
-                    stretch,
-                    offset,
-                    progress,
-                    arrival,
+                    dag, used, arena, first, count, stretch, offset, progress, arrival,
                     tape.urgency[r],
-                )
+                )  # fmt: skip
             elif m == AFTER_LAST_COMPUTE:
                 none = np.zeros(devices, np.int64)
                 add_messages(
-                    dag,
-                    used,
-                    arena,
-                    first,
-                    count,
-                    progress.last_compute,
-                    none,
-                    progress,
-                    arrival,
+                    dag, used, arena, first, count, progress.last_compute, none, progress, arrival,
                     tape.urgency[r],
-                )
+                )  # fmt: skip
             else:
                 predecessor, delay = mark_stretch[m], mark_offset[m]
                 add_messages(
-                    dag,
-                    used,
-                    arena,
-                    first,
-                    count,
-                    predecessor,
-                    delay,
-                    progress,
-                    arrival,
+                    dag, used, arena, first, count, predecessor, delay, progress, arrival,
                     tape.urgency[r],
-                )
+                )  # fmt: skip
     return used[0], used[1]
 
 
 @njit(cache=True)
 def _write_event(
     begin: int, end: int, settings: SyncSettings, slots: Slots, arena: Arena, rings: Rings,
-    overhead: HostOverhead, dag: StepDag, used: Array, progress: DeviceProgress, rows: Array, members: Array,
+    overhead: HostOverhead, dag: StepDag, used: Array, progress: DeviceProgress, rows: Array,
+    members: Array,
 ) -> None:  # fmt: skip
-    """Rows of the script: sums, messages to and from servers, and updates."""
+    """Writes rows begin to end of the step script: all-reduces, messages to and from servers, updates."""
     devices = len(progress.stretch)
     updated, no_time = np.full(devices, -1, np.int32), np.zeros(devices, np.int64)
     computes, sync_units, nodes, sync_arrival = (
@@ -295,18 +279,18 @@ def _write_event(
         row = rows[n, SUBJECT] if sliced else slots.sync_units[rows[n, SUBJECT], 0]
         if what == PUSH:
             add_messages(
-                dag, used, arena, sync_units[row, PUSH_FIRST], sync_units[row, PUSH_COUNT], dag.mark_stretch[p],
-                dag.mark_offset[p], progress, sync_arrival[n], settings.urgency[p],
+                dag, used, arena, sync_units[row, PUSH_FIRST], sync_units[row, PUSH_COUNT],
+                dag.mark_stretch[p], dag.mark_offset[p], progress, sync_arrival[n], settings.urgency[p],
             )  # fmt: skip
         elif what == PULL and sliced:
             add_messages(
-                dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT], updated, no_time, progress,
-                sync_arrival[n], settings.urgency[rows[after, PARAMETER]],
+                dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT],
+                updated, no_time, progress, sync_arrival[n], settings.urgency[rows[after, PARAMETER]],
             )  # fmt: skip
         elif what == PULL:
             add_messages(
-                dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT], progress.stretch, offset, progress,
-                sync_arrival[n], 0,
+                dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT],
+                progress.stretch, offset, progress, sync_arrival[n], 0,
             )  # fmt: skip
         if what != UPDATE:
             continue
@@ -336,16 +320,17 @@ def _write_event(
 
 @njit(cache=True)
 def _write_sum(
-    n: int, settings: SyncSettings, slots: Slots, arena: Arena, rings: Rings, overhead: HostOverhead, dag: StepDag,
-    used: Array, progress: DeviceProgress, rows: Array, members: Array,
+    n: int, settings: SyncSettings, slots: Slots, arena: Arena, rings: Rings,
+    overhead: HostOverhead, dag: StepDag, used: Array, progress: DeviceProgress, rows: Array,
+    members: Array,
 ) -> None:  # fmt: skip
-    """A collective: of a slice, when its members have come to it; of a bucket, when all of it is there."""
+    """Writes an all-reduce of a slice (after all that its members did) or of a bucket of gradients."""
     if settings.sliced:
         unit = arena.sync_units[rows[n, SUBJECT]]
         amounts = arena.amounts[unit[AMOUNT_FIRST] : unit[AMOUNT_FIRST] + 1, 0].copy()
         add_all_reduce(
-            dag, used, rings, overhead, unit[RING_SET], progress.stretch, progress.offset, amounts, progress,
-            dag.sync_arrival[n],
+            dag, used, rings, overhead, unit[RING_SET], progress.stretch, progress.offset, amounts,
+            progress, dag.sync_arrival[n],
         )  # fmt: skip
         return
     g, devices = rows[n, GROUP], len(progress.stretch)

@@ -1,4 +1,8 @@
-"""How the forward ends (program/replicated_loss.py), remembered by the tiles that decide it."""
+"""Keeps track of the operators of a replicated loss while tiles change; see program/replicated_loss.py.
+
+The loss is replicated if every device merges its partial sum by itself and starts the backward from its
+copy. Only the tiles of operators near the loss decide this, so the result is cached by those tiles.
+"""
 
 # i: operator
 
@@ -15,7 +19,7 @@ from raddle.simulation.fast.tilings import NumberedTiling, Tilings
 
 
 class ReplicatedLoss:
-    """`now[0]` are the merged operators whose gradient starts on every device."""
+    """`current[0]`: names of the merged operators from which every device starts its backward."""
 
     def __init__(self, index: GraphIndex, plan: Plan) -> None:
         self.index, self.plan = index, plan
@@ -26,7 +30,10 @@ class ReplicatedLoss:
     def update(
         self, undo: Undo, changed: Sequence[int], tiles: Sequence[NumberedTiling], tilings: Tilings
     ) -> set[int]:
-        """Operators that begin or cease to end the forward so, now that some have other tiles."""
+        """Updates `current` after the tiles of the operators `changed` have changed.
+
+        Returns the operators that entered or left it.
+        """
         if not any(i in self._near_loss for i in changed):
             return set()
         key = tuple(tiles[i].number for i in self._near_loss)
@@ -53,7 +60,7 @@ class ReplicatedLoss:
 
 
 def _ops_near_loss(graph: Graph, active: frozenset[str]) -> dict[int, None]:
-    """Operators whose tiles can decide how the forward closes: those near the loss."""
+    """Numbers of the operators near the loss: from the loss back to the first large results."""
     small_values: set[str] = set()
     numbers: dict[int, None] = {}
     for i in range(len(graph.ops) - 1, -1, -1):
