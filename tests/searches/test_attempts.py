@@ -30,7 +30,7 @@ PARTS = {
     "chains": "raddle.searches.auto.method.MultiChain.run",
     "pipeline": "raddle.searches.auto.method.pipeline",
     "lower bound": "raddle.searches.auto.method.lower_bound",
-    "other ways to synchronise": "raddle.searches.planning.with_fastest_sync",
+    "other sync kinds": "raddle.searches.planning.with_fastest_sync",
 }
 
 

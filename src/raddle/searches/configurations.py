@@ -36,12 +36,8 @@ class Configuration(NamedTuple):
     """How a group is split: the number of parts of each letter, and the devices of the parts."""
 
     degrees: tuple[int, ...]  # number of parts, for each letter of the group
-    devices: tuple[
-        int, ...
-    ]  # one for each part, in row-major order: the last letter varies fastest
-    shares: tuple[
-        int, ...
-    ] = ()  # for uneven parts of the only split letter: relative sizes; (): equal
+    devices: tuple[int, ...]  # of the parts, in row-major order: the last letter varies fastest
+    shares: tuple[int, ...] = ()  # relative sizes of the parts, if one letter is split unevenly
 
 
 class MemberTiling(NamedTuple):
@@ -83,6 +79,7 @@ def degrees(
     ]
 
     def extend(axis: int, room: int) -> Iterator[tuple[int, ...]]:
+        """The degrees of the letters from `axis` on, with a product of at most `room`."""
         if axis == len(options):
             yield ()
             return
@@ -220,13 +217,14 @@ def cuts_between(ranges: Sequence[tuple[int, int]], size: int) -> Cuts:
 def max_copies(member: Member) -> int:
     """The most copies of a tile; if there would be more, only the first device computes the tile."""
     if member.op.opaque:
-        return 1  # an opaque operator may be random, and its copies could differ
+        return 1  # an opaque operator (raddle does not know its inside) may be random: copies could differ
     if member.op.traits.updates_buffer or member.how == BEFORE:
         return ANY_NUMBER  # every device that reads the result computes it itself
     return MOST_REPLICAS  # more copies would cost too many messages
 
 
 def _place(member: Member, split: _Split, parts: tuple[int, ...]) -> MemberTiling:
+    """The tiles of a member on positions of the configuration; axes that do not split it make copies."""
     op = member.op
     order = [axis for axes in split.axes for axis in axes]
     others = [axis for axis, count in enumerate(parts) if count > 1 and axis not in order]

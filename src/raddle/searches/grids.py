@@ -52,7 +52,7 @@ def copies(op: Op, devices: Sequence[int]) -> Grid:
 def copies_unless_opaque(op: Op, devices: Sequence[int]) -> Grid:
     """One copy on each device; an opaque operator only on the first.
 
-    An opaque operator may be random, so that its copies could differ.
+    An opaque operator, whose inside raddle does not know, may be random: its copies could differ.
     """
     return copies(op, devices[:1] if op.opaque else devices)
 

@@ -83,7 +83,7 @@ def find_groups(graph: Graph) -> tuple[Group, ...]:
     return tuple(_new_group(graph, root, group_members) for root, group_members in by_group.items())
 
 
-Memberships = dict[str, tuple[str, Member]]  # operator -> (key of its group, its member)
+Memberships = dict[str, tuple[str, Member]]  # operator -> (root: key of its group, its member)
 
 
 def _join_producers(graph: Graph) -> Memberships:
@@ -100,7 +100,7 @@ def _join_producers(graph: Graph) -> Memberships:
         if op.name in independent:
             continue
         step = _STEP.search(op.name)
-        if step and op.composite_kind:
+        if step and op.composite_kind:  # a time step of a recurrent layer is one group
             members[op.name] = (op.name[: step.end()], Member(op))
             continue
         best: tuple[int, int, Member] | None = None
@@ -133,6 +133,7 @@ def _has_same_dims(op: Op, graph: Graph, members: Memberships, root: str) -> boo
 
 
 def _is_heavy(op: Op) -> bool:
+    """Whether an operator always starts a group: matrix multiplications, convolutions, opaque ones."""
     return op.space.is_product or op.opaque
 
 
@@ -188,6 +189,7 @@ def _join_readers(graph: Graph, members: Memberships) -> None:
 
 
 def _is_light(graph: Graph, op: Op) -> bool:
+    """Whether an operator is cheap (a view and the like), without sums and parameters."""
     weighted = any(graph.values[i].role == "parameter" for i in op.inputs)
     return op.traits.is_cheap and not op.opaque and not op.space.combine and not weighted
 

@@ -63,7 +63,7 @@ def pinned_configurations(
 ) -> dict[int, Configuration]:
     """The configuration of each pinned group, by index of the group; a later pin overrides an earlier one.
 
-    devices: how many the cluster has. Raises InputError for a pin that matches nothing or cannot be.
+    Raises InputError for a pin that matches no operator, or that splits into too many parts.
     """
     configurations: dict[int, Configuration] = {}
     for pin in pins:
@@ -81,6 +81,7 @@ def _matches(group: Group, pin: Pin) -> bool:
 
 
 def _configuration(group: Group, pin: Pin, device_count: int) -> Configuration:
+    """The configuration of a group that matches a pin."""
     parts_of = dict(pin.parts)
     for letter, count in pin.parts:
         if letter not in group.letters:

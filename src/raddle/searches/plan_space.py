@@ -39,6 +39,7 @@ class PlanSpace:
         self.independent_inputs = [
             self.batch_independent.read_by(group.ops) for group in self.groups
         ]
+        # Cache of `degrees`, by letters and sizes of a group.
         self._degrees: dict[tuple[tuple[str, ...], tuple[int, ...]], list[tuple[int, ...]]] = {}
 
     # -- from configurations to tiles and back -----------------------------------------------------

@@ -114,7 +114,7 @@ def build_plan(
             plan, **{**pipeline_fields, "recompute": pipeline_fields["recompute"] or plan.recompute}
         )
     if settings.sync == AUTO and method in METHODS and METHODS[method].chooses_sync:
-        with (attempts or Attempts()).attempt("other ways to synchronise"):
+        with (attempts or Attempts()).attempt("other sync kinds"):
             plan = _choose_sync(graph, plan, cluster, settings)
     elif plan.parsed_sync.collective:
         plan = _with_slice_order(graph, plan, cluster, settings)

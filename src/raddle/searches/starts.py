@@ -105,9 +105,7 @@ def stage_of_groups(space: PlanSpace, stages: int) -> list[int]:
     seconds = whole_operator_seconds(space.graph)
     device = space.cluster.devices[0]
     work = [sum(seconds(m.op, device) for m in group.members) for group in space.groups]
-    blocks: dict[
-        tuple[int, ...], float
-    ] = {}  # groups that share weights, in the order of the first
+    blocks: dict[tuple[int, ...], float] = {}  # groups that share weights -> their work
     for g, sharing in enumerate(space.sharing_weights):
         key = tuple(sharing) or (g,)
         blocks[key] = blocks.get(key, 0.0) + work[g]

@@ -151,6 +151,7 @@ class AutoSearch:
         return candidates
 
     def _start_functions(self) -> dict[str, StartsFunction]:
+        """The functions that make starts by a search of their own, by name."""
         functions: dict[str, StartsFunction] = {"optcnn": optima}
         if len(self.cluster.devices) <= MAX_EVALUATED_DEVICES:
             functions["staged optcnn"] = staged_optima
@@ -225,9 +226,7 @@ class AutoSearch:
                 fitting.append(c)
         if scale > 1.0:
             evaluator = multi_chain.evaluator
-            multi_chain.fits = lambda: bool(
-                (scale * evaluator.memory <= capacity).all()
-            )  # approximately
+            multi_chain.fits = lambda: bool((scale * evaluator.memory <= capacity).all())
         return fitting or ranked[:MAX_CHAINS]
 
     # -- the result ------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def _partition(graph: Graph, cluster: Cluster, *, channels: bool) -> Tiles:
     seconds = whole_operator_seconds(graph)
     layers = _layers(graph, cluster, seconds)
     shares = _shares(graph, cluster, sum(layer.work for layer in layers))
-    units_per_filter = [layer.channels if channels else 1 for layer in layers]  # of a filter
+    units_per_filter = [layer.channels if channels else 1 for layer in layers]
     runs_by_layer = assign_runs(
         [
             (layer.filters * u, layer.work)
@@ -193,6 +193,7 @@ def _tile_operators(graph: Graph, runs: Mapping[str, tuple[list[FilterRun], int]
 
 
 def _channel_tiles(op: Op, layout: ChannelLayout) -> Tiling:
+    """The tiles of an operator without filters; without channels it is whole, on the last part."""
     c = dim_of(op, "c")
     if c is None:
         return copies(op, layout.parts[-1:])

@@ -48,9 +48,11 @@ class MoveProposer:
         return {k: c for k, c in drawn.items() if k not in self.space.pinned and c != state[k]}
 
     def uniform(self, g: int) -> ConfigurationChanges:
+        """Random degrees and devices."""
         return {g: self.space.on_random_devices(self.rng.choice(self.space.degrees(g)), self.rng)}
 
     def neighbour(self, g: int, state: State) -> ConfigurationChanges:
+        """The configuration of a random neighbour."""
         others = self.space.neighbours[g]
         if not others:
             return {}
@@ -121,6 +123,7 @@ class MoveProposer:
         return {g: Configuration(tuple(parts), (*current.devices, *others)[:size])}
 
     def devices(self, g: int, state: State) -> ConfigurationChanges:
+        """The same degrees on other devices."""
         current = state[g]
         if current is None:
             return {}
@@ -129,6 +132,7 @@ class MoveProposer:
         return {g: self.space.on_random_devices(current.degrees, self.rng)}
 
     def uneven(self, g: int, state: State) -> ConfigurationChanges:
+        """Samples in proportion to the devices' speeds."""
         current = state[g]
         new = None if current is None else self.space.uneven(g, current)
         return {} if new is None else {g: new}

@@ -119,6 +119,7 @@ class LayoutBuilder:
         return self.member_ranges.cached(key, self._layouts, group, lattice)  # type: ignore[no-any-return]
 
     def _layouts(self, group: Group, lattice: Lattice) -> tuple[MemberLayout, ...]:
+        """Computes `layouts`. `enumerated` are the configurations to compute one by one."""
         spaces = {m.op.name: m.op.space for m in group.members}
         dims: dict[str, Dims] = {}
         # A merged sum is divided again for the members after it: two letters then cut one dimension.
@@ -166,6 +167,7 @@ class LayoutBuilder:
     def _placement(
         self, member: Member, lattice: Lattice, dims: Dims
     ) -> tuple[TilePlacement, Array]:
+        """The placement of a member, and [x, d]: whether a device has a tile."""
         split_axes = frozenset((r.axes, r.unsplit_degrees) for r in dims if r.axes)
         placement = TilePlacement(split_axes, max_copies(member))
         return placement, self.member_ranges.cached(
@@ -173,6 +175,7 @@ class LayoutBuilder:
         )
 
     def _needs(self, layout: MemberLayout) -> tuple[Need, ...]:
+        """The part of each operand that the tiles read."""
         space, dims, present = layout.space, layout.dims, layout.present
         ranges = [
             tuple(self.member_ranges.operand_ranges(index, dims) for index in access.indices)
@@ -230,7 +233,7 @@ class _RangesBuilder:
         self.index = (
             np.zeros(lattice.used.shape, np.int64) if start.index is None else start.index.copy()
         )
-        self.first: dict[Cuts, int] = {}
+        self.first: dict[Cuts, int] = {}  # cut points -> number of their first range
 
     def add(self, x: int, cuts: Cuts, devices: Array, coordinate: Array) -> None:
         """In configuration x, the devices have these numbers of the parts between cut points."""

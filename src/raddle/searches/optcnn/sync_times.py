@@ -30,9 +30,9 @@ Ring = tuple[int, ...]  # devices
 class ParameterRead(NamedTuple):
     """A parameter that a member of a group reads."""
 
-    layout: MemberLayout
-    operand: int
-    width: float  # bytes of an element, divided by the groups that read it
+    layout: MemberLayout  # of the member
+    operand: int  # which operand of the member it is
+    width: float  # bytes of an element, divided by the number of groups that read the parameter
 
 
 class _Rings(NamedTuple):
@@ -49,7 +49,7 @@ class SyncTimes:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.all_devices = np.arange(len(cluster.devices))
-        self.rings_cache: dict[tuple[object, ...], _Rings] = {}
+        self.rings_cache: dict[tuple[object, ...], _Rings] = {}  # by _holders_key
         self.set_cache: dict[tuple[tuple[Ring, ...], float], float] = {}
         self.ring_cache: dict[tuple[Ring, float], float] = {}
         self.links_cache: dict[Ring, frozenset[int]] = {}
@@ -74,12 +74,14 @@ class SyncTimes:
         return total
 
     def _bucketed_seconds(self, rings: _Rings, nbytes: Array) -> Array:
+        """[x]: seconds to all-reduce `nbytes` [x]; less than a bucket takes its part of a bucket's time."""
         seconds = rings.bucket[rings.set_of] * (nbytes / DEFAULT_BUCKET)
         for x in np.flatnonzero((nbytes > DEFAULT_BUCKET) & (seconds > 0)):
             seconds[x] = self._busiest_link_seconds(rings.sets[rings.set_of[x]], float(nbytes[x]))
         return np.asarray(seconds)
 
     def _rings(self, read: ParameterRead) -> _Rings:
+        """The rings that all-reduce a parameter, in all configurations."""
         holders, devices = share_numbers(read, self.all_devices), self.all_devices
         if read.layout.placement is None:
             devices = read.layout.lattice.devices

@@ -184,7 +184,8 @@ class ComputeTimes:
         return self.cache[key]
 
     def _compute(self, g: int) -> Array:
-        total: Array | float = 0.0
+        """[x]: the slowest device's compute time, plus merges and transfers inside of the group."""
+        total: Array | float = 0.0  # [x, d]
         transfer_seconds: Array | float = 0.0
         for m, layout in zip(self.groups[g].members, self.layouts[g], strict=True):
             total = total + self.tile_times.seconds(m.op, layout)

@@ -31,10 +31,10 @@ class TileTimes:
         self, compute: ComputeCosts, active: frozenset[str], cluster: Cluster, devices: Array
     ) -> None:
         self.compute, self.active = compute, active
-        self.keys: dict[str, tuple[Any, ...]] = {}
+        self.keys: dict[str, tuple[Any, ...]] = {}  # cost key, by operator
         self.devices: list[Device] = [cluster.devices[d] for d in devices]
-        self.volumes: dict[Any, Any] = {}
-        self.speeds: dict[tuple[str, Any], Speed] = {}
+        self.volumes: dict[Any, Any] = {}  # cache of ranges.volume
+        self.speeds: dict[tuple[str, Any], Speed] = {}  # by family of operators and dtype
 
     def cost_key(self, op: Op) -> tuple[Any, ...]:
         """Everything that its time depends on, besides its layout."""
@@ -149,4 +149,5 @@ class TileTimes:
 
 
 def _mask(some: Array, all_: Array) -> Array | float:
+    """1 for devices that read an operand, else 0; the number 1 if all devices with a tile read it."""
     return 1.0 if some is all_ else some.astype(float)
