@@ -96,7 +96,9 @@ def _peaks(trainer: Any, batch: list[Tensor]) -> list[int]:
 def _lasting(trainer: Any) -> int:
     """Bytes of parameters, buffers, buckets of gradients and what the optimizer keeps."""
     executor = trainer.executor
-    tensors = [t for t in executor.slots if isinstance(t, Tensor)] + list(executor.trained.flat)
+    tensors = [t for t in executor.slots if isinstance(t, Tensor)] + list(
+        executor.parameter_updater.bucket_buffers
+    )
     for state in trainer.optimizer.state.values():
         tensors += [t for t in state.values() if isinstance(t, Tensor)]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}

@@ -87,7 +87,7 @@ def test_boxes_of_gradients_add_up() -> None:
 def message(kind: MessageKind, part: MessagePart, **more: Any) -> tuple[Send, Receive]:
     """The two ends of a message of rank 0 to rank 1, of the same slots on both."""
     delivery = delivery_of(kind, **more)
-    send = Send(1, 0, kind, "", [part._replace(places=())], DOUBLE, KEY, delivery)
+    send = Send(1, 0, kind, "", [part._replace(index_pairs=())], DOUBLE, KEY, delivery)
     receive = Receive(0, 0, kind, "", [part], DOUBLE, 2, "v", KEY, delivery)
     return send, receive
 
@@ -302,4 +302,4 @@ def test_a_rank_that_has_the_loss_broadcasts_it() -> None:
             slot_store.slots[0] = torch.tensor(8.0)
             losses.record(RecordLoss(0, starts_backward=True, reports=True, key=KEY))
             assert slot_store.gradient_or_zeros(0, torch.float32).item() == 0.5
-    assert [losses.all().tolist() for losses in results] == [[4.0], [4.0]]
+    assert [losses.wait().tolist() for losses in results] == [[4.0], [4.0]]
