@@ -7,6 +7,7 @@ einsum   the equation of the call
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
+`raise NotSplittable` makes the call an opaque operator, which is never split.
 """
 
 from __future__ import annotations

@@ -57,11 +57,11 @@ def _conv_kernel(tile: OperatorTile) -> Kernel:
     if tile.region(0) is None:
         return _only_bias(tile)
     call: Callable[..., Tensor] = (F.conv1d, F.conv2d, F.conv3d)[len(stride) - 1]
-    padding, explicit = choose_padding(tile.pads(0)[2:], stride)
+    padding, explicit_padding = choose_padding(tile.pads(0)[2:], stride)
     by_group = _grouped_call(tile, lambda x, w, g: call(x, w, None, stride, padding, dilation, g))
 
     def run(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        x = F.pad(x, explicit) if explicit else x
+        x = F.pad(x, explicit_padding) if explicit_padding else x
         if by_group is None:
             return call(x, w, b, stride, padding, dilation, 1)
         return _with_bias(by_group(x, w), b)
@@ -210,8 +210,8 @@ def _translate_conv(
     shape = (x.shape[0], weight.shape[0], *spatial)
     cg, kg = weight.shape[0] // groups, x.shape[1] // groups
     attrs = {"stride": stride, "dilation": dilation, "groups": groups, "cg": cg, "kg": kg}
-    names = {"cg": cg, "kg": kg, **numbered_integers(s=stride, d=dilation, p=before)}
-    return b.emit(f"conv{rank}d", [x, weight, bias], [(shape, x.dtype)], attrs, integers=names)
+    integers = {"cg": cg, "kg": kg, **numbered_integers(s=stride, d=dilation, p=before)}
+    return b.emit(f"conv{rank}d", [x, weight, bias], [(shape, x.dtype)], attrs, integers=integers)
 
 
 @aten("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -254,9 +254,9 @@ def _translate_transposed(
     attrs = {
         "stride": stride, "dilation": dilation, "padding": padding, "groups": groups, "cg": cg, "kg": kg
     }  # fmt: skip
-    names = {"cg": cg, "kg": kg, "k": kg, **numbered_integers(s=stride, d=dilation, p=padding)}
+    integers = {"cg": cg, "kg": kg, "k": kg, **numbered_integers(s=stride, d=dilation, p=padding)}
     kind = f"conv_transpose{rank}d"
-    return b.emit(kind, [x, weight, bias], [(shape, x.dtype)], attrs, integers=names)
+    return b.emit(kind, [x, weight, bias], [(shape, x.dtype)], attrs, integers=integers)
 
 
 @aten("convolution")

@@ -22,7 +22,7 @@ def _batch_norm(a: Attrs) -> Callable[..., Any]:
     def run(x: Tensor, weight: Any, bias: Any, mean: Tensor | None, var: Tensor | None) -> Any:
         if mean is None or var is None:
             return (F.batch_norm(x, None, None, weight, bias, True, 0.0, a["eps"]),)
-        if not a.get("in_place"):
+        if not a.get("in_place"):  # unless the runtime allows to update the buffers themselves
             mean, var = mean.clone(), var.clone()
         return F.batch_norm(x, mean, var, weight, bias, True, a["momentum"], a["eps"]), mean, var
 

@@ -10,6 +10,7 @@ The positions are known only at run time, so the indexed dimension is read whole
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
+`raise NotSplittable` makes the call an opaque operator, which is never split.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ declare("pick", _pick_notation, _pick_kernel, Traits(SavedTensors.INDICES), flop
 
 
 def pick(b: Builder, x: Value, target: Value, dim: int, suffix: str) -> Any:
+    """Adds an operator that reads, for each target, the element of that class along `dim`."""
     attrs = {"dim": dim}
     return b.emit("pick", [x, target], [(target.shape, x.dtype)], attrs, suffix=suffix)
 
@@ -123,9 +125,9 @@ def pick(b: Builder, x: Value, target: Value, dim: int, suffix: str) -> Any:
 
 def _gather_notation(sig: Signature) -> str:
     letters, dim = unique(sig.letters[0]), sig.attrs["dim"]
-    inside = [":" if d == dim else a for d, a in enumerate(letters)]
+    indices = [":" if d == dim else a for d, a in enumerate(letters)]
     y = " ".join(letters)
-    return f"y[{y}] = x[{' '.join(inside)}], i[{y}]"
+    return f"y[{y}] = x[{' '.join(indices)}], i[{y}]"
 
 
 declare(
@@ -156,9 +158,9 @@ def _index_notation(sig: Signature) -> str:
     middle = broadcast_letters(sig.shapes[1:], sig.letters[1:], sizes)
     letters = unique([*sig.letters[0][:dim], *middle, *sig.letters[0][dim + count :]])
     middle = letters[dim : dim + rank]
-    inside = [*letters[:dim], *[":"] * count, *letters[dim + rank :]]
+    indices = [*letters[:dim], *[":"] * count, *letters[dim + rank :]]
     accesses = [f"i{j}[{broadcast_access(s, middle, sizes)}]" for j, s in enumerate(sig.shapes[1:])]
-    return f"y[{' '.join(letters)}] = x[{' '.join(inside)}], {', '.join(accesses)}"
+    return f"y[{' '.join(letters)}] = x[{' '.join(indices)}], {', '.join(accesses)}"
 
 
 def _index_kernel(tile: OperatorTile) -> Kernel:
@@ -171,6 +173,7 @@ declare("index", _index_notation, _index_kernel, Traits(SavedTensors.INDICES), f
 
 @aten("index", "_unsafe_index")
 def index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Any:
+    """Adds x[indices]; None stands for a dimension that is not indexed."""
     indexed_dims = [d for d, i in enumerate(indices) if i is not None]
     chosen = [i for i in indices if i is not None]
     if indexed_dims != list(range(indexed_dims[0], indexed_dims[-1] + 1)) or any(
@@ -193,6 +196,6 @@ def _translate_index_select(b: Builder, x: Value, dim: int, indices: Value) -> A
 def _translate_one_hot(b: Builder, x: Value, classes: int = -1) -> Any:
     if classes < 0:
         raise NotSplittable
-    every = b.call(A.arange.default, classes)
-    same = b.call(A.eq.Tensor, b.call(A.unsqueeze.default, x, -1), every)
+    all_classes = b.call(A.arange.default, classes)
+    same = b.call(A.eq.Tensor, b.call(A.unsqueeze.default, x, -1), all_classes)
     return b.call(A.to.dtype, same, torch.int64)

@@ -9,6 +9,7 @@ that count, which depends on the data (ignore_index).
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
+`raise NotSplittable` makes the call an opaque operator, which is never split.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ NONE, MEAN = 0, 1  # values of the argument `reduction` in ATen; 2 is the sum
 
 
 def reduce_loss(b: Builder, losses: Value, reduction: int) -> Any:
+    """Adds the sum or the mean of losses."""
     if reduction == NONE:
         return losses
     return sum_or_mean(b, losses, tuple(range(len(losses.shape))), False, mean=reduction == MEAN)

@@ -13,6 +13,7 @@ only the results are rounded. If a device has all of the reduced dimensions, it 
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
+`raise NotSplittable` makes the call an opaque operator, which is never split.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ declare(
 
 
 def moments(b: Builder, x: Value, dims: Sequence[int], suffix: str) -> Any:
+    """Adds the mean and the (biased) variance over dimensions."""
     if not x.dtype.is_floating_point:
         raise NotSplittable  # the variance of complex numbers is real
     shape = tuple(s for d, s in enumerate(x.shape) if d not in dims)
@@ -118,6 +120,7 @@ def moments(b: Builder, x: Value, dims: Sequence[int], suffix: str) -> Any:
 
 
 def log_sum_exp(b: Builder, x: Value, dim: int, suffix: str) -> Any:
+    """Adds log(sum(exp(x))) over one dimension."""
     if not x.dtype.is_floating_point:
         raise NotSplittable
     shape = tuple(s for d, s in enumerate(x.shape) if d != dim)
@@ -371,6 +374,7 @@ declare(
 
 
 def softmax(b: Builder, x: Value, dim: int, dtype: Any = None, log: bool = False) -> Any:
+    """Adds a softmax or, with `log`, a log-softmax."""
     if dtype is not None:
         x = b.call(A.to.dtype, x, dtype)
     if not x.shape:

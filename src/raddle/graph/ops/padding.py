@@ -6,6 +6,7 @@ take   y[a b] = x[a source(b)]     (reflected and circular padding, flip, roll, 
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
+`raise NotSplittable` makes the call an opaque operator, which is never split.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def _translate_pad(
 
 
 def _reflected(size: int, lo: int, hi: int) -> list[int]:
+    """For each position of the padded dimension, the position in the source, as the next two functions."""
     return [min(abs(i), 2 * (size - 1) - abs(i)) for i in range(-lo, size + hi)]
 
 

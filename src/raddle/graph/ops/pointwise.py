@@ -6,6 +6,7 @@ elementwise too, but have no tag.
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
+`raise NotSplittable` makes the call an opaque operator, which is never split.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ declare(
 
 
 def pointwise(b: Builder, target: Any, *args: Any, flops_per_point: int = 1, **kwargs: Any) -> Any:
+    """Adds an elementwise operator; target: the ATen overload."""
     return b.pointwise(target, args, kwargs, infer_meta(target, args, kwargs), flops_per_point)
 
 
@@ -187,6 +189,7 @@ def _translate_negative(b: Builder, x: Value) -> Any:
 
 @aten("to", "_to_copy", "type_as")
 def cast(b: Builder, x: Value, *args: Any, dtype: torch.dtype | None = None) -> Any:
+    """Adds a conversion to another type; devices among the arguments are ignored."""
     for a in args:
         dtype = a if isinstance(a, torch.dtype) else a.dtype if isinstance(a, Value) else dtype
     if dtype is None or dtype == x.dtype:
@@ -271,7 +274,7 @@ def _arange_kernel(tile: OperatorTile) -> Kernel:
     (lo,), (hi,) = tile.box
     start, step = tile.attrs["start"], tile.attrs["step"]
     dtype, device = tile.op.dtypes[0], tile.device
-    # As torch counts: start + i * step for each i, not a running sum.
+    # As torch computes it: start + i * step for each i, not a running sum.
     return lambda: torch.arange(lo, hi, device=device).to(dtype) * step + start
 
 
@@ -298,6 +301,7 @@ def full(
     dtype: torch.dtype | None,
     suffix: str | None = None,
 ) -> Any:
+    """Adds a tensor filled with one value."""
     dtype = dtype or torch.get_default_dtype()
     return b.emit("full", [], [(tuple(shape), dtype)], {"value": value}, suffix=suffix)
 

@@ -9,6 +9,7 @@ s, d and p are stride, dilation and padding. T R Q are the dimensions of the win
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
 call into operators of the builder `b`. `A` is torch.ops.aten.
+`raise NotSplittable` makes the call an opaque operator, which is never split.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ WINDOW_LETTERS = {1: "R", 2: "RQ", 3: "TRQ"}
 def _max_pool_kernel(tile: OperatorTile) -> Kernel:
     kernel, stride, dilation = (tile.attrs[k] for k in ("kernel", "stride", "dilation"))
     call: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel) - 1]
-    padding, explicit = _pool_padding(tile, kernel, stride)
+    padding, explicit_padding = _pool_padding(tile, kernel, stride)
 
     def run(x: Tensor) -> Tensor:
-        x = F.pad(x, explicit, value=-math.inf) if explicit else x
+        x = F.pad(x, explicit_padding, value=-math.inf) if explicit_padding else x
         return call(x, kernel, stride, padding, dilation)  # type: ignore[no-any-return]
 
     return run
@@ -60,26 +61,29 @@ def _pool_padding(tile: OperatorTile, kernel: Any, stride: Any) -> tuple[list[in
     """
     pads, region = tile.pads(0)[2:], tile.region(0)
     assert region is not None
-    padding, explicit = choose_padding(pads, stride)
+    padding, explicit_padding = choose_padding(pads, stride)
     sizes = zip(padding, kernel, region.shape[2:], strict=True)
     if any(p > k // 2 or (p and size < k) for p, k, size in sizes):
-        padding, explicit = [0] * len(kernel), [a for pair in reversed(pads) for a in pair]
-    return padding, explicit
+        padding, explicit_padding = [0] * len(kernel), [a for pair in reversed(pads) for a in pair]
+    return padding, explicit_padding
 
 
 def _avg_pool_kernel(tile: OperatorTile) -> Kernel:
     kernel, stride = tile.attrs["kernel"], tile.attrs["stride"]
     rank = len(kernel)
     call: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1]
-    padding, explicit = _pool_padding(tile, kernel, stride)
+    padding, explicit_padding = _pool_padding(tile, kernel, stride)
     out = tile.op.space.output_boxes(tile.box)[0]
+    # The pool divides by the whole window; these factors correct it at the borders.
     factors = [[math.prod(kernel) / c for c in tile.attrs["counts"][0][out.lo[2] : out.hi[2]]]]
     for i in range(1, rank):
         factors.append([1 / c for c in tile.attrs["counts"][i][out.lo[2 + i] : out.hi[2 + i]]])
     uniform = all(math.isclose(math.prod(f), 1) for f in _corners(factors))
 
     def run(x: Tensor) -> Tensor:
-        y: Tensor = call(F.pad(x, explicit) if explicit else x, kernel, stride, padding)
+        y: Tensor = call(
+            F.pad(x, explicit_padding) if explicit_padding else x, kernel, stride, padding
+        )
         if uniform:
             return y
         for i, factor in enumerate(factors):
@@ -130,13 +134,13 @@ def _translate_max_pool(
     stride = int_per_dim(stride, rank) if stride else kernel
     target = (A.max_pool1d.default, A.max_pool2d.default, A.max_pool3d.default)[rank - 1]
     attrs = {"kernel": kernel, "stride": stride, "dilation": dilation}
-    names = numbered_integers(s=stride, d=dilation, p=padding) | dict(
+    integers = numbered_integers(s=stride, d=dilation, p=padding) | dict(
         zip(WINDOW_LETTERS[rank], kernel, strict=True)
     )
 
     def emit(v: Value) -> Any:
         result = infer_meta(target, (v, kernel, stride, padding, dilation, ceil_mode), {})
-        return b.emit(f"max_pool{rank}d", [v], [(result.shape, v.dtype)], attrs, integers=names)
+        return b.emit(f"max_pool{rank}d", [v], [(result.shape, v.dtype)], attrs, integers=integers)
 
     return _batched(b, x, rank, emit)
 
@@ -162,10 +166,10 @@ def _translate_avg_pool(
         if divisor_override:
             counts = [[divisor_override if i == 0 else 1] * len(c) for i, c in enumerate(counts)]
         attrs = {"kernel": kernel, "stride": stride, "counts": tuple(map(tuple, counts))}
-        names = numbered_integers(s=stride, d=(1,) * rank, p=padding) | dict(
+        integers = numbered_integers(s=stride, d=(1,) * rank, p=padding) | dict(
             zip(WINDOW_LETTERS[rank], kernel, strict=True)
         )
-        return b.emit(f"avg_pool{rank}d", [v], [(shape, v.dtype)], attrs, integers=names)
+        return b.emit(f"avg_pool{rank}d", [v], [(shape, v.dtype)], attrs, integers=integers)
 
     return _batched(b, x, rank, emit)
 
@@ -181,6 +185,7 @@ def _divisor(i: int, k: int, s: int, p: int, size: int, include: bool) -> int:
 
 
 def _windows(size: int, out: int) -> list[tuple[int, int]]:
+    """The window of each output element of an adaptive pool, along one dimension."""
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
 
@@ -206,9 +211,8 @@ def _adaptive_kernel(tile: OperatorTile) -> Kernel:
     ]
 
     def run(x: Tensor) -> Tensor:
-        for i, windows in reversed(
-            list(enumerate(spans))
-        ):  # of equal maxima, the first in row-major order wins
+        # The last dimension first: of equal maxima, the first in row-major order wins, as in torch.
+        for i, windows in reversed(list(enumerate(spans))):
             parts = [x.narrow(2 + i, lo, hi - lo) for lo, hi in windows]
             parts = [
                 p.max(2 + i, keepdim=True)[0] if largest else p.mean(2 + i, keepdim=True)
@@ -230,6 +234,7 @@ for _rank in (1, 2, 3):
 
 
 def adaptive_pool(b: Builder, x: Value, output: Any, *, largest: bool, rank: int) -> Any:
+    """Adds an adaptive pool; largest: the maximum, else the average."""
     outputs = int_per_dim(output, rank)
 
     def emit(v: Value) -> Any:
@@ -237,9 +242,11 @@ def adaptive_pool(b: Builder, x: Value, output: Any, *, largest: bool, rank: int
         shape = (*v.shape[:2], *(o for _, o in sizes))
         tables = {f"window{i}": _windows(*pair) for i, pair in enumerate(sizes)}
         attrs = {"sizes": sizes, "largest": largest}
-        cost = math.prod(-(-s // o) for s, o in sizes)
+        flops_per_point = math.prod(-(-s // o) for s, o in sizes)
         kind = f"adaptive_pool{rank}d"
-        return b.emit(kind, [v], [(shape, v.dtype)], attrs, tables=tables, flops_per_point=cost)
+        return b.emit(
+            kind, [v], [(shape, v.dtype)], attrs, tables=tables, flops_per_point=flops_per_point
+        )
 
     return _batched(b, x, rank, emit)
 

@@ -90,6 +90,7 @@ def dropout(
     dims: tuple[int, ...] | None = None,
     suffix: str | None = None,
 ) -> Any:
+    """Adds a dropout; dims: the dimensions of its mask (None: all)."""
     if p == 0:
         return x
     # Every dropout of a model has its own random stream, by its number: unlike names, the order is stable.

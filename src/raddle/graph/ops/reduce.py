@@ -8,6 +8,7 @@ Sums of half-precision numbers are float32 until they are complete; another oper
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
+`raise NotSplittable` makes the call an opaque operator, which is never split.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def _translate_std(
     *, correction: Any = None,
 ) -> Any:  # fmt: skip
     variance = _variance(b, x, dim, unbiased, keepdim, correction)
-    variance = pointwise(b, A.relu.default, variance)  # at zero no gradient passes, as in torch
+    variance = pointwise(b, A.relu.default, variance)  # stops the gradient at zero, as torch does
     return cast(b, pointwise(b, A.sqrt.default, variance), x.dtype)
 
 
@@ -216,7 +217,7 @@ def _declare_whole(name: str) -> None:
             return pointwise(b, getattr(A, f"{name}imum").default, x, by_name["other"])
         dim = by_name.get("dim")
         if name in ("any", "all") and dim in ([], ()):
-            raise NotSplittable  # only for these calls, no dimensions do not mean all
+            raise NotSplittable  # for these calls, unlike all others, () does not mean all dimensions
         return emit_whole(b, target, x, normalise_dims(x, dim), *args, **kwargs)
 
 

@@ -29,8 +29,8 @@ Taps = list[dict[int, float]]
 
 def _interpolate_notation(sig: Signature) -> str:
     spatial = {1: "w", 2: "hw", 3: "dhw"}[len(sig.outputs[0]) - 2]
-    inside = " ".join(f"taps{i}({a})" for i, a in enumerate(spatial))
-    return f"y[n c {' '.join(spatial)}] = x[n c {inside}]"
+    indices = " ".join(f"taps{i}({a})" for i, a in enumerate(spatial))
+    return f"y[n c {' '.join(spatial)}] = x[n c {indices}]"
 
 
 def _interpolate_kernel(tile: OperatorTile) -> Kernel:
@@ -80,13 +80,15 @@ def _nearest_2d(size: int, out: int, scale: float | None) -> Taps:
 
 
 def _nearest_taps(size: int, out: int, scale: float | None, exact: bool) -> Taps:
-    # torch computes the source in float32, whatever the tensor's type
+    """The nearest element; from `size` input elements to `out` output elements, as all functions here."""
+    # torch computes the position in float32, for every type of tensor
     ratio = torch.tensor(1 / scale if scale else size / out, dtype=torch.float32)
     at = torch.arange(out, dtype=torch.float32) + (0.5 if exact else 0.0)
     return [{min(int(i), size - 1): 1.0} for i in (at * ratio).floor().tolist()]
 
 
 def _position(i: int, size: int, out: int, scale: float | None, align_corners: bool) -> float:
+    """The position of output element i in the input, in general between two elements."""
     if align_corners:
         return i * (size - 1) / (out - 1) if out > 1 else 0.0
     return (i + 0.5) * (1 / scale if scale else size / out) - 0.5
@@ -130,6 +132,7 @@ def _collect(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
 
 
 def _interpolate(b: Builder, x: Value, output: Any, scales: Any, taps_of: Any) -> Any:
+    """Adds an interpolation. taps_of(size, output size, scale) -> Taps of one dimension."""
     rank = len(x.shape) - 2
     scales = [None] * rank if scales is None else [None if s is None else float(s) for s in scales]
     if output is None:
@@ -155,6 +158,8 @@ def _arguments(args: Sequence[Any]) -> tuple[Any, bool, Any]:
 
 
 def _declare_upsample(name: str, taps_of: Any) -> None:
+    """Registers an ATen call; taps_of(size, output size, scale, align_corners) -> Taps."""
+
     @aten(name)
     def translate(b: Builder, x: Value, *args: Any) -> Any:
         output, align_corners, scales = _arguments(args)

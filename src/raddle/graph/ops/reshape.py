@@ -11,6 +11,7 @@ So every box of the result needs a box of the source. Dimensions without common 
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
+`raise NotSplittable` makes the call an opaque operator, which is never split.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ A = torch.ops.aten
 
 
 class Factor(NamedTuple):
-    """A common factor of a source and a target dimension, with its stride inside each."""
+    """A common factor of a source and a target dimension, with its stride indices each."""
 
     size: int
-    source: int
-    source_stride: int
-    target: int
+    source: int  # number of the source dimension
+    source_stride: int  # distance of its neighbouring values in the source dimension
+    target: int  # number of the target dimension
     target_stride: int
 
 
@@ -54,10 +55,11 @@ def factors(
     [4, 2, 3]
     """
     common: list[Factor] = []
-    mixed: set[int] = set()
+    mixed: set[int] = set()  # target dimensions without common factors
     for sources, targets in _groups(source, target):
         ends = sorted({*_strides(source, sources), *_strides(target, targets)}, reverse=True)
         total = math.prod(source[d] for d in sources)
+        # The strides of all factors, from the largest; each must divide the one before.
         chain = [total, *[e for e in ends if e < total]]
         if any(a % b for a, b in pairwise(chain)):
             mixed.update(targets)
@@ -90,6 +92,7 @@ def _groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int
 
 
 def _strides(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
+    """The stride of each of these dimensions in the tensor of these dimensions alone."""
     return [math.prod(shape[d] for d in dims[i + 1 :]) for i in range(len(dims))]
 
 
@@ -105,14 +108,14 @@ def _reshape_notation(sig: Signature) -> str:
     source, target = sig.shapes[0], sig.outputs[0]
     common, mixed = factors(source, target)
     letters = _target_letters(sig.letters[0], target, common, mixed)
-    inside: list[list[str]] = [[] for _ in source]
+    indices: list[list[str]] = [[] for _ in source]
     for size, s, s_stride, t, t_stride in common:
         text = letters[t] + (f"//{t_stride}" if t_stride > 1 else "")
         text += f"%{size}" if size * t_stride < target[t] else ""
-        inside[s].append(text + (f"*{s_stride}" if s_stride > 1 else ""))
+        indices[s].append(text + (f"*{s_stride}" if s_stride > 1 else ""))
     tokens = [
         "+".join(terms) if terms else ("0" if size == 1 else ":")
-        for terms, size in zip(inside, source, strict=True)
+        for terms, size in zip(indices, source, strict=True)
     ]
     return f"y[{' '.join(letters)}] = x[{' '.join(tokens)}]"
 
