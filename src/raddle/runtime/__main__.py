@@ -1,4 +1,4 @@
-"""`torchrun --nproc-per-node N -m raddle.runtime plan.json`: one rank of a plan."""
+"""Runs one rank of a plan file: `torchrun --nproc-per-node N -m raddle.runtime plan.json`."""
 
 import sys
 

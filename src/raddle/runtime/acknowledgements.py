@@ -1,7 +1,7 @@
-"""When a rank can tell that what it sent has arrived, without asking: something came back that shows it.
+"""Finds, before the run, which received message proves that an earlier sent message has arrived.
 
-A peer that sends us something after it has used our message has received it. So buffers of messages are
-given back soon, no send is waited for that might not be done, and nobody polls.
+Example: rank 0 sends A to rank 1. Rank 1 uses A and later sends B to rank 0. When B is there, A must have
+arrived, so rank 0 can free A's send buffer. No extra acknowledgement message and no polling are needed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ from raddle.program.program import Move, Program
 
 
 class Acknowledgements:
-    """Of each message of a device to another, the first message that shows that it has arrived."""
+    """Finds the acknowledgements of the messages that one device sends.
+
+    A message is identified by its Move's index in the program and by its target.
+    """
 
     def __init__(self, program: Program, device: int) -> None:
         self.step_of = [i.key.step for i in program.instructions]
         all_steps = is_asynchronous(program.plan)
-        self.steps_unordered = is_greedy(program.plan)  # of steps among each other
-        self.first_use: dict[
-            tuple[int, int], int
-        ] = {}  # by move and target, the first that waits for it
-        self.incoming: dict[int, list[int]] = {}  # by source, the moves that bring us something
+        # A greedy schedule does not fix the order between steps, only the order within a step.
+        self.steps_unordered = is_greedy(program.plan)
+        # (move, target) -> number of the first instruction on the target that depends on the move
+        self.first_use: dict[tuple[int, int], int] = {}
+        self.incoming: dict[
+            int, list[int]
+        ] = {}  # source -> moves that bring us a message, in order
         moves = set()
         for number, i in enumerate(program.instructions):
             if i.key.step and not all_steps:
@@ -38,7 +43,7 @@ class Acknowledgements:
                         self.incoming.setdefault(m.source, []).append(number)
 
     def find(self, move: int, target: int) -> tuple[int, int] | None:
-        """The move and the peer that answer a message, if any do in this step."""
+        """The (move, peer) that acknowledges the message of `move` to `target`; None if there is none."""
         first_use = self.first_use.get((move, target))
         incoming = self.incoming.get(target, [])
         if first_use is None:

@@ -1,7 +1,8 @@
-"""What a rank does in a step: a program's instructions for one device, settled down to numbered slots.
+"""The actions of one rank: what `build_actions` makes of a program and what the executor carries out.
 
-A slot holds one piece: a box of a value, of a parameter, of a partial result. Everything that depends on
-boxes is decided here, once, so that a step only moves tensors between slots and calls functions.
+Actions work on numbered slots. A slot holds one tensor: a box (a rectangular part) of a value, of a
+parameter or of a partial result. All questions about boxes are answered when the actions are built, so a
+step only moves tensors between slots and calls functions.
 """
 
 from __future__ import annotations
@@ -23,28 +24,31 @@ from raddle.runtime.zero3 import GatheredParameter
 
 @dataclass
 class Call:
-    """Runs a function of pieces forward; what its backward needs is kept under its number."""
+    """A generated function with its slots: a segment or a merge in one micro-batch.
 
-    number: int
+    A segment is a run of operators of this rank without communication inside. A merge combines partial
+    results.
+    """
+
+    number: int  # key of what the forward saves for the backward
     label: str
     code: GeneratedCode
     key: Key
-    differentiable: list[int] = field(
-        default_factory=list
-    )  # slots of arguments that get a gradient
-    weights: list[int] = field(default_factory=list)  # slots of parameters
+    # The arguments, by kind: slots of activations that get a gradient, of parameters, and of all others.
+    differentiable: list[int] = field(default_factory=list)
+    weights: list[int] = field(default_factory=list)
     nondifferentiable: list[int] = field(default_factory=list)
-    results: list[int] = field(default_factory=list)
-    dtypes: list[torch.dtype] = field(default_factory=list)  # of the results
-    backward: bool = False
-    recompute: bool = False
-    split_backward: bool = False
-    stage: int = 0  # of a pipeline
+    results: list[int] = field(default_factory=list)  # slots
+    dtypes: list[torch.dtype] = field(default_factory=list)  # one for each result
+    backward: bool = False  # whether the call has a backward
+    recompute: bool = False  # whether its forward runs again before its backward (checkpointing)
+    split_backward: bool = False  # whether phase "W" computes the gradients of weights later
+    stage: int = 0  # pipeline stage
 
 
 @dataclass
 class Feed:
-    """Takes a part of the batch, where it is first read."""
+    """Puts a part of the batch, or a random seed, into its slot before the first call that reads it."""
 
     source: SlotSource
     key: Key
@@ -52,34 +56,35 @@ class Feed:
 
 @dataclass
 class Forward:
-    """Runs a call; `again` for a backward that found nothing kept.
+    """Runs a call forward.
 
-    Where steps overlap, `versions` says which version of each weight it uses, and `spent` which of them
-    nobody uses after it.
+    `dead_slots`, here and in other actions: slots that no later action reads; they are emptied after it.
     """
 
     call: Call
-    recomputation: bool = False
+    recomputation: bool = False  # the second forward of a recomputed call, before its backward
+    # Only where steps overlap: the version of each weight that the call uses (number of updates so far),
+    # and the (slot, version) pairs that no later forward uses.
     versions: tuple[int, ...] = ()
-    expired_versions: list[tuple[int, int]] = field(default_factory=list)  # slot, version
-    dead_slots: list[int] = field(default_factory=list)  # slots that nobody reads any more
-    release: list[int] = field(default_factory=list)  # divided parameters, until they come again
+    expired_versions: list[tuple[int, int]] = field(default_factory=list)
+    dead_slots: list[int] = field(default_factory=list)
+    release: list[int] = field(default_factory=list)  # slots of gathered ZeRO-3 parameters to free
 
 
 @dataclass
 class Backward:
-    """Hands gradients of a call's results back to what it read ("W": to parameters alone)."""
+    """Computes gradients of what a call read from the gradients of its results."""
 
     call: Call
-    phase: str = "B"
-    release: list[int] = field(default_factory=list)
+    phase: str = "B"  # "B": all, or activations only if the backward is split; "W": weights only
+    release: list[int] = field(default_factory=list)  # as in Forward
 
 
 @dataclass
 class Send:
-    """Packs boxes of slots (or of their gradients) into a buffer and sends it."""
+    """Packs boxes of slots, or of the slots' gradients, into one buffer and sends it."""
 
-    peer: int
+    peer: int  # rank
     tag: int
     kind: MessageKind
     label: str
@@ -87,25 +92,25 @@ class Send:
     dtype: torch.dtype
     key: Key
     delivery: Delivery
-    number: int = 0  # among the sends of a rank
+    number: int = 0  # counts the sends of this rank
     dead_slots: list[int] = field(default_factory=list)
 
 
 @dataclass
 class Receive:
-    """Posts a buffer early; `Arrive` waits for it and hands its boxes on."""
+    """Posts a receive. The receive may be posted earlier, but not later; `AwaitMessage` completes it."""
 
-    peer: int
+    peer: int  # rank
     tag: int
     kind: MessageKind
     label: str
     parts: list[MessagePart]
     dtype: torch.dtype
     elements: int
-    value: str
+    value: str  # name of the value or parameter
     key: Key
     delivery: Delivery
-    number: int = 0  # in the order in which a rank posts them
+    number: int = 0  # counts the receives of this rank, in the order of posting
 
     @property
     def nbytes(self) -> int:
@@ -114,32 +119,31 @@ class Receive:
 
 @dataclass
 class AwaitMessage:
-    """Waits for a message where it is first needed."""
+    """Waits for a message before the first action that needs it, and puts its boxes into slots."""
 
     receive: Receive
-    acknowledged_sends: list[int] = field(
-        default_factory=list
-    )  # sends that its sender must have received
+    # Numbers of this rank's sends that have arrived when this message is there: see acknowledgements.py.
+    acknowledged_sends: list[int] = field(default_factory=list)
     dead_slots: list[int] = field(default_factory=list)
 
 
 class ParameterSlice(NamedTuple):
-    """A slice of a parameter that is updated by itself, and where it is on this rank."""
+    """Rows of a parameter that are synchronised and updated separately, and where they are on this rank."""
 
-    name: str
+    name: str  # of the parameter
     region: ParameterRegion
     dtype: torch.dtype
-    priority: int
-    slot: int  # that holds it; -1: not on this rank
-    rows: slice | None  # in the slot; None: it is a number
-    shard_slot: int = -1  # where parameters are divided: the slot of its rows at home
+    priority: int  # smaller is sent earlier
+    slot: int  # the slot whose tensor contains the rows; -1: not on this rank
+    rows: slice | None  # the rows within that tensor; None: the parameter has no dimensions
+    shard_slot: int = -1  # ZeRO-3, on the server of this slice: the slot of the shard
 
 
 class Bucket(NamedTuple):
-    """Gradients that are all-reduced together: slots of parameters, one after the other in a buffer."""
+    """Gradients that are all-reduced together in one flat buffer."""
 
-    devices: tuple[int, ...]
-    slots: tuple[int, ...]
+    devices: tuple[int, ...]  # that take part
+    slots: tuple[int, ...]  # of the parameters, in the order of the buffer
     dtype: torch.dtype
     elements: int
 
@@ -148,7 +152,7 @@ class Bucket(NamedTuple):
 class StartAllReduce:
     """Starts the all-reduce of a bucket."""
 
-    bucket: int
+    bucket: int  # index into RankActions.buckets
     tag: int
     label: str
     key: Key
@@ -156,56 +160,58 @@ class StartAllReduce:
 
 @dataclass
 class SubmitGradients:
-    """Hands in the gradients of parameters: slices of them go to their homes, or wait for their turn."""
+    """Passes complete gradients of parameters to the parameter synchronisation.
+
+    With parameter servers, each slice is sent to its server at once. With collective updates, the gradients
+    wait for the StartSliceAllReduce of each slice.
+    """
 
     key: Key
-    slots: tuple[int, ...]
+    slots: tuple[int, ...]  # of the parameters
 
 
 @dataclass
 class StartSliceAllReduce:
-    """Starts the sum of a slice whose gradient was handed in: on all ranks at this place of the program."""
+    """Starts the all-reduce of one submitted slice. All ranks do this in the same order.
+
+    A slice that only one device holds is updated without communication.
+    """
 
     key: Key
-    number: int  # of the slice
+    number: int  # index into RankActions.slices
     label: str
 
 
 @dataclass
 class UpdateBuffers:
-    """Buffers take the pieces of their new values."""
+    """Gives module buffers (for example running statistics) their new values."""
 
     key: Key
-    full_updates: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # slots of a buffer and of its value
+    full_updates: list[tuple[int, int]] = field(default_factory=list)  # (buffer slot, value slot)
+    # (buffer slot, [(box within the buffer, value slot), ...])
     partial_updates: list[tuple[int, list[tuple[Box, int]]]] = field(default_factory=list)
     dead_slots: list[int] = field(default_factory=list)
 
 
 @dataclass
 class RecordLoss:
-    """The loss of a micro-batch; its gradient starts here."""
+    """Records the loss of a micro-batch and, where the backward starts on this rank, sets its gradient."""
 
     slot: int
-    starts_backward: (
-        bool  # of several copies, one counts, unless all devices start their own gradients
-    )
-    reports: bool  # whether this device tells it
+    # If several devices have the loss, the backward starts on the first, or on all (replicated loss).
+    starts_backward: bool
+    reports: bool  # whether this device's copy of the loss is the reported one
     key: Key
     dead_slots: list[int] = field(default_factory=list)
 
 
 @dataclass
 class UpdateParameters:
-    """Updates parameters of this rank: all of them or, where steps overlap, those whose turn it is.
-
-    `kept` are those among them whose old weights a later forward uses.
-    """
+    """Updates all parameters of this rank; where steps overlap, only those in `slots`."""
 
     key: Key
     slots: tuple[int, ...] = ()
-    stashed: tuple[int, ...] = ()
+    stashed: tuple[int, ...] = ()  # slots among them whose old weights a later forward still uses
 
 
 Action = (
@@ -226,27 +232,30 @@ Action = (
 
 @dataclass
 class RankActions:
-    """A step of one rank."""
+    """All actions of one rank in a step (in all overlapping steps), with the slots that they use."""
 
-    device: int
+    device: int  # index into cluster.devices, and rank
     actions: list[Action]
     slot_count: int
-    shapes: list[tuple[int, ...]]  # by slot
-    sources: list[SlotSource]
-    updated_slots: list[int]  # slots of parameters that are updated here
+    shapes: list[tuple[int, ...]]  # shape of each slot
+    sources: list[
+        SlotSource
+    ]  # slots that are filled from outside: parameters, buffers, inputs, ...
+    updated_slots: list[int]  # slots of parameters that this rank updates
     buckets: list[Bucket]
-    outputs: dict[str, list[tuple[Box, int]]]  # of the graph, on this device
-    current_buffers: dict[str, list[Box]]  # buffers that this rank keeps up to date
-    groups: list[tuple[int, ...]]  # that sum gradients, in the same order on every rank
-    links: list[tuple[int, int]]  # source and target of messages, likewise
-    slices: list[ParameterSlice]  # of all parameters, likewise
-    gathered: list[GatheredParameter]  # parameters of which this rank keeps its own rows alone
-    slice_order: list[
-        int
-    ]  # their numbers, as their sums leave, likewise; empty where they have homes
+    outputs: dict[
+        str, list[tuple[Box, int]]
+    ]  # outputs of the graph: boxes on this device, and slots
+    current_buffers: dict[str, list[Box]]  # boxes of buffers whose saved value is this rank's
+    # The next three lists and slice_order are the same on every rank.
+    groups: list[tuple[int, ...]]  # devices that all-reduce together
+    links: list[tuple[int, int]]  # (source, target) pairs that send messages
+    slices: list[ParameterSlice]
+    gathered: list[GatheredParameter]  # ZeRO-3 parameters that this rank gathers before use
+    slice_order: list[int]  # slices in the order of their all-reduces; empty with parameter servers
 
     def by_step(self) -> dict[int, list[Action]]:
-        """The actions of each step, in their order."""
+        """The actions of each step; their order is kept."""
         steps: dict[int, list[Action]] = {}
         for action in self.actions:
             steps.setdefault(key_of(action).step, []).append(action)
@@ -257,7 +266,7 @@ class RankActions:
 
 
 def key_of(action: Action) -> Key:
-    """Which step and micro-batch an action belongs to."""
+    """The step, micro-batch and variant that an action belongs to."""
     if isinstance(action, Forward | Backward):
         return action.call.key
     return action.receive.key if isinstance(action, AwaitMessage) else action.key

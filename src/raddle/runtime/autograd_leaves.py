@@ -1,7 +1,8 @@
-"""How a value enters a segment so that autograd gives its gradient without keeping the value.
+"""Makes the autograd leaves that a segment runs on, without keeping large values in memory.
 
-A leaf is kept as long as its gradient may be asked for, whether an operator has saved it or not. So a large
-value enters by way of a stand-in: a tensor of its shape and of one element's memory.
+A segment computes the gradient of each input that it reads. Autograd keeps every leaf tensor until then,
+even if no operator saved it for the backward. Therefore the leaf of a large value is a stand-in: a tensor
+of the same shape with the memory of one element.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LARGE = 256 * 1024  # bytes: for less, a function of Python's takes longer than it is worth
+LARGE = (
+    256 * 1024
+)  # bytes: for smaller values, the call of a Python autograd function costs more than it saves
 
 
 class _LeafForward(torch.autograd.Function):
@@ -25,7 +28,7 @@ class _LeafForward(torch.autograd.Function):
 
 
 def make_leaf(value: Tensor) -> tuple[Tensor, Tensor]:
-    """What to ask a gradient for, and what to compute with."""
+    """A leaf, whose gradient is asked for, and the tensor to compute with, which depends on that leaf."""
     if value.nbytes < LARGE:
         leaf = value.detach().requires_grad_()
         return leaf, leaf

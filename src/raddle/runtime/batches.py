@@ -1,6 +1,10 @@
-"""The part of a batch that a rank reads: settled once, taken from whole batches or from the rank's own."""
+"""Checks the batches that a user gives to a trainer, and cuts out the part that this rank reads.
 
-# m: micro-batches, that follow each other along the sample dimension of a batch
+A user gives either the whole (global) batch or only the part of this rank. A part is a box of every
+micro-batch: samples, and with spatial or sequence parallelism also a range of another dimension.
+"""
+
+# m: index of a micro-batch; micro-batches follow each other along the sample dimension of a batch
 
 from __future__ import annotations
 
@@ -21,18 +25,19 @@ class Input(NamedTuple):
     """One tensor of a batch: its shape in each micro-batch, and the box of it that this rank reads."""
 
     name: str
-    shapes: tuple[tuple[int, ...], ...]  # by micro-batch
+    shapes: tuple[tuple[int, ...], ...]  # shape of the tensor in each micro-batch
     dtype: torch.dtype
-    sample_dim: int | None  # the dimension that counts samples
-    boxes: tuple[Box | None, ...]  # by micro-batch; None: this rank reads nothing of it
+    sample_dim: int | None  # the dimension of samples; None: the tensor has none
+    boxes: tuple[Box | None, ...]  # for each micro-batch; None: this rank reads nothing of it
 
     @property
     def full_shape(self) -> tuple[int, ...]:
+        """The shape in the whole batch."""
         return _concatenated_shape(self.shapes, self.sample_dim)
 
     @property
     def part_shape(self) -> tuple[int, ...] | None:
-        """The shape of all that this rank reads, where that is a box of every micro-batch."""
+        """The shape of this rank's part; None if it reads nothing, or boxes that cannot be concatenated."""
         shapes = [box.shape for box in self.boxes if box is not None]
         if not shapes or (self.sample_dim is None and len(set(shapes)) > 1):
             return None
@@ -43,7 +48,7 @@ class Input(NamedTuple):
 
 
 class BatchCutter:
-    """Cuts batches for one rank."""
+    """Checks and cuts batches for one rank, as its actions read them."""
 
     def __init__(self, program: Program, actions: RankActions) -> None:
         boxes = {
@@ -67,7 +72,10 @@ class BatchCutter:
         }
 
     def check(self, batch: Sequence[Tensor], rank: int) -> dict[str, Tensor]:
-        """The tensors by name; each is the whole batch's, or this rank's part of it."""
+        """The batch's tensors by name. Raises InputError if a shape or dtype is wrong.
+
+        Each tensor may be that of the whole batch or this rank's part of it.
+        """
         if len(batch) != len(self.inputs):
             names = ", ".join(self.inputs)
             raise InputError(
@@ -92,7 +100,11 @@ class BatchCutter:
             raise InputError(f"'{spec.name}' is {tensor.dtype}, but was captured as {spec.dtype}.")
 
     def unplanned_size(self, batch: Sequence[Tensor]) -> int | None:
-        """How many samples a whole batch of another size has; None: it is none, or the planned one."""
+        """The number of samples of a whole batch whose size differs from the plan's.
+
+        None: the batch has the planned size, or it is this rank's part of a planned batch, or it has other
+        dimensions than planned.
+        """
         counts = set()
         for spec, tensor in zip(self.inputs.values(), batch, strict=False):
             shape, dim = tuple(getattr(tensor, "shape", ())), spec.sample_dim
@@ -101,15 +113,14 @@ class BatchCutter:
             pairs = enumerate(zip(shape, spec.full_shape, strict=True))
             if any(a != b for d, (a, b) in pairs if d != dim):
                 return None
-            if (
-                shape != spec.full_shape and shape[dim]
-            ):  # an empty one: a rank that reads nothing of it
+            # A rank that reads nothing of an input may be given an empty tensor.
+            if shape != spec.full_shape and shape[dim]:
                 self._refuse_ambiguous(spec, shape[dim])
                 counts.add(shape[dim])
         return counts.pop() if len(counts) == 1 else None
 
     def _refuse_ambiguous(self, spec: Input, samples: int) -> None:
-        """Another rank would take the same batch for its part of a planned one."""
+        """Raises InputError if another rank would take this batch for its part of a planned one."""
         assert spec.sample_dim is not None
         for device in range(self.program.plan.devices):
             parts = [
@@ -126,12 +137,12 @@ class BatchCutter:
     def reader(
         self, batches: Sequence[Sequence[Tensor]], rank: int, place: torch.device
     ) -> Callable[[SlotSource], Tensor]:
-        """Gives what sources stand for, of a batch for each step that runs."""
+        """A function that reads the tensor of an input slot, on `place`; `batches` has one batch a step."""
         tensors = [self.check(batch, rank) for batch in batches]
         return lambda s: self.read(s, tensors[s.key.step]).to(place, non_blocking=True)
 
     def read(self, source: SlotSource, tensors: Mapping[str, Tensor]) -> Tensor:
-        """What a source stands for, out of a whole batch or of this rank's part."""
+        """The tensor of an input slot, cut from a whole batch or from this rank's part."""
         spec, m = self.inputs[source.name], source.key.micro_batch
         tensor, whole = tensors[source.name], tuple(tensors[source.name].shape) == spec.full_shape
         shapes = spec.shapes if whole else [box.shape if box else () for box in spec.boxes]
@@ -142,12 +153,12 @@ class BatchCutter:
         return tensor[box.slices_within(Box.full(shape))]
 
     def part(self, batch: Sequence[Tensor]) -> list[Tensor]:
-        """This rank's part of a whole batch, tensor by tensor."""
+        """This rank's part of each tensor of a whole batch."""
         parts = []
         for spec, tensor in zip(self.inputs.values(), batch, strict=True):
             if all(box is None for box in spec.boxes):
                 parts.append(tensor[:0] if tensor.dim() else tensor)
-            elif spec.part_shape is None:  # of every micro-batch another box: all of it
+            elif spec.part_shape is None:  # boxes that cannot be concatenated: the whole tensor
                 parts.append(tensor)
             else:
                 parts.append(_cut(spec, tensor))
@@ -170,7 +181,7 @@ def _cut(spec: Input, tensor: Tensor) -> Tensor:
 
 
 def _box_read_by(program: Program, device: int, name: str, micro: int) -> Box | None:
-    """The box of an input that a device reads of a micro-batch."""
+    """The box of an input that a device reads in a micro-batch; None: nothing."""
     key = next(
         i.key for i in program.instructions if isinstance(i, Run) and i.key.micro_batch == micro
     )
@@ -189,7 +200,7 @@ def _sample_dim(letters: str) -> int | None:
 
 
 def _concatenated_shape(shapes: Sequence[tuple[int, ...]], dim: int | None) -> tuple[int, ...]:
-    """Pieces one after the other along a dimension."""
+    """The shape of tensors of these shapes after torch.cat along `dim`; None: the shape of the first."""
     return tuple(
         sum(shape[d] for shape in shapes) if d == dim else s for d, s in enumerate(shapes[0])
     )

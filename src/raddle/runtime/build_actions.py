@@ -1,4 +1,10 @@
-"""From a program to the actions of one rank: boxes become slots, dependencies become an order."""
+"""Builds the actions of one rank from a program.
+
+A program is one list of instructions for all devices; it names boxes of values and dependencies. The
+result is the list of this device's actions (actions.py): boxes have become numbered slots, and
+dependencies have become the order of the list. The classes in builders/ make the actions; this file calls
+them, instruction by instruction.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +35,10 @@ from raddle.runtime.builders.versions import VersionBuilder, mark_stashed_versio
 
 
 def build_actions(program: Program, device: int, place: torch.device) -> RankActions:
-    """The actions of a device for one step (the program's first); for all, where steps overlap."""
+    """The actions of a device (an index into cluster.devices) that computes on the torch device `place`.
+
+    They are those of one step, the first of the program. Where steps overlap, they are those of all steps.
+    """
     overlap = is_asynchronous(program.plan)
     builder = _ActionBuilder(program, device, place)
     tag = 0
@@ -50,19 +59,21 @@ def build_actions(program: Program, device: int, place: torch.device) -> RankAct
         mark_stashed_versions(actions)
     outputs = _outputs(program, slot_table)
     persistent = {s.slot for s in slot_table.sources if s.role not in ("input", "seed")}
-    mark_dead_slots(actions, persistent | {slot for held in outputs.values() for _, slot in held})
-    mark_releases(actions, [whole.slot for whole in builder.persistent.gathered])
+    mark_dead_slots(
+        actions, persistent | {slot for box_slots in outputs.values() for _, slot in box_slots}
+    )
+    mark_releases(actions, [parameter.slot for parameter in builder.persistent.gathered])
     moves = (i for i in program.instructions if isinstance(i, Move) and not slices.handles(i))
     links = sorted({(m.source, m.target) for i in moves for m in i.messages})
     return RankActions(
-        device, actions, len(slot_table.shapes), slot_table.shapes, slot_table.sources, builder.persistent.updated_slots,
-        sums.buckets, outputs, builder.buffers.current_boxes, sums.groups, links, slices.all_slices(),
-        builder.persistent.gathered, slices.sum_order,
+        device, actions, len(slot_table.shapes), slot_table.shapes, slot_table.sources,
+        builder.persistent.updated_slots, sums.buckets, outputs, builder.buffers.current_boxes, sums.groups,
+        links, slices.all_slices(), builder.persistent.gathered, slices.sum_order,
     )  # fmt: skip
 
 
 class _ActionBuilder:
-    """Goes through the instructions of one device, and asks its parts for actions."""
+    """Collects the actions of one device: `add` takes the instructions one by one."""
 
     def __init__(self, program: Program, device: int, place: torch.device) -> None:
         self.program, self.device = program, device
@@ -84,7 +95,7 @@ class _ActionBuilder:
         self.actions: list[Action] = []
 
     def add(self, number: int, i: Instruction, tags: Sequence[int]) -> None:
-        """An instruction of the program; its transfers are told apart by tags."""
+        """Adds the actions of an instruction. number: index in the program; tags: one for each transfer."""
         if isinstance(i, Reduce):
             self.sums.add_groups(i)
         if self.slices.handles(i):
@@ -103,10 +114,11 @@ class _ActionBuilder:
             self.actions += self.sums.build(i, tags[0])
 
     def await_remaining(self) -> None:
+        """At the end of the step: waits for all messages that no instruction waited for."""
         self._await_messages(self.messages.not_awaited())
 
     def _await_messages(self, deps: Iterable[int]) -> None:
-        """Waits for messages where they are first needed; buffers take what has come."""
+        """Waits for the messages of these instructions, unless an earlier action did; updates buffers."""
         for d in deps:
             awaits = self.messages.build_awaits(d)
             self.actions += awaits
@@ -115,7 +127,7 @@ class _ActionBuilder:
                 self.actions += self.buffers.build([first.value], first.key)
 
     def _run(self, run: Run) -> None:
-        """A segment runs where its first instruction stands; the others are part of it."""
+        """Adds the call of a whole segment at its first Run; later Runs of the segment add nothing."""
         deps = self.calls.dependencies_at_first(run)
         if deps is None:
             return
@@ -143,7 +155,7 @@ class _ActionBuilder:
         self._after_forward([self.program.variant(merge.key).ops[merge.op]], merge.key)
 
     def _after_forward(self, ops: Sequence[Op], key: Key) -> None:
-        """Buffers take their new value; the loss is noted, and its gradient starts."""
+        """Adds what follows a forward of these operators: buffer updates and the record of the loss."""
         computed = {o for op in ops for o in op.outputs}
         self.actions += self.buffers.build(computed, key)
         loss = self.program.graph.loss
@@ -158,8 +170,8 @@ class _ActionBuilder:
     def _update(self, update: Update) -> None:
         if self.versions is None:
             if not any(isinstance(action, UpdateParameters) for action in self.actions):
-                # All gradients are there before the first update, so one step of the optimizer
-                # does all; ranks without parameters take part, if only in clipping.
+                # One optimizer step updates all parameters, after all gradients are complete. Ranks
+                # without parameters have it too: gradient clipping is a collective operation.
                 updates = (u for _, u in self.instructions if isinstance(u, Update))
                 self._await_messages(d for u in updates for d in u.deps)
                 self.actions.append(UpdateParameters(update.key))
@@ -174,7 +186,7 @@ class _ActionBuilder:
 
 
 def _outputs(program: Program, slot_table: SlotTable) -> dict[str, BoxSlots]:
-    """What the last micro-batch leaves of the graph's outputs on this device."""
+    """For each output of the graph, its boxes on this device in the last micro-batch, with their slots."""
     return {
         name: box_slots
         for name in program.graph.outputs

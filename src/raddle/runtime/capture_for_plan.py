@@ -1,4 +1,4 @@
-"""The graph of a module for inputs that a plan describes."""
+"""Captures the graph of a module for the inputs that a plan describes, without a batch from the user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from raddle.graph.recapture import CAPTURE_LOCK
 def capture_for_plan(
     model: nn.Module, inputs: Sequence[Mapping[str, Any]], loss: Callable[..., Tensor] | None
 ) -> Graph:
-    """The graph of a module for inputs that a plan describes."""
+    """The graph of a module for empty tensors of the described shapes.
+
+    inputs: `plan.inputs`, with name, shape, dtype, letters (names of dimensions), whether it is a target of
+    the loss, and whether it is a keyword argument.
+    """
     first_parameter = next((p for p in model.parameters()), None)
     device = "meta" if first_parameter is None else first_parameter.device
     tensors = {
@@ -37,7 +41,7 @@ def capture_for_plan(
 def capture_for_evaluation(
     model: nn.Module, inputs: Sequence[Mapping[str, Any]], loss: Callable[..., Tensor] | None
 ) -> Graph:
-    """The same in evaluation mode; the module is left in the mode that it has."""
+    """As capture_for_plan, but in evaluation mode; afterwards the module has its former mode."""
     with CAPTURE_LOCK:
         modes = {m: m.training for m in model.modules()}
         try:

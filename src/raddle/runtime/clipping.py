@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients, wherever their tiles are."""
+"""Gradient clipping by the global norm, where gradients are spread over ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from raddle.graph.dtypes import in_double
 from raddle.transport.base import Transport
 
-CLIPPING_TAG = 2**31 - 3  # a tag that no program has
+CLIPPING_TAG = 2**31 - 3  # programs do not use this tag
 
 
 def clip(
@@ -19,9 +19,10 @@ def clip(
     parameters: Sequence[tuple[Tensor, bool]],
     limit: float,
 ) -> Tensor:
-    """Scales this rank's gradients so that the global norm is at most `limit`; gives the norm.
+    """Scales this rank's gradients so that the global norm is at most `limit`; returns the norm.
 
-    `own` are its parameters; of a share that several devices hold, one counts it.
+    parameters: those of this rank, each with whether this rank counts it. If several ranks hold the same
+    part of a parameter, only one of them counts it. All ranks call this function.
     """
     square = torch.zeros((), dtype=torch.float64, device=place)
     with_gradient = [(p, counts) for p, counts in parameters if p.grad is not None]

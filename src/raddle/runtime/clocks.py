@@ -1,8 +1,8 @@
-"""Ranks' clocks, read against rank 0's.
+"""Measures how far a rank's clock differs from rank 0's, so that traces of several machines can be joined.
 
-Processes of one machine share `time.perf_counter`. Between machines it is compared behind barriers: all
-ranks leave one at about the same time, and the median of several leaves out those that were held up. So
-times of different machines agree to about the time that a small message takes.
+Processes on one machine share the clock `time.perf_counter`. Different machines compare their clocks after
+barriers: all ranks leave a barrier at about the same time. The median of several barriers ignores ranks
+that were delayed. The result is exact to about the time of a small message.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any
 
 from raddle.transport.base import Transport
 
-ROUNDS = 9
-BOOT = pathlib.Path(
-    "/proc/sys/kernel/random/boot_id"
-)  # another machine with the same name has another
+ROUNDS = 9  # barriers
+# Two machines may have the same host name, but not the same boot id.
+BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 
 def clock_offset(transport: Transport, exchange: Callable[[Any], list[Any]]) -> float:

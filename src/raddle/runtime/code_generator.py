@@ -1,4 +1,8 @@
-"""The code of a segment or a merge: one Python function that runs all of a device's tiles."""
+"""Generates one Python function for a segment or for a merge on a device.
+
+A segment is a run of operators of the device without communication inside; its function runs the device's
+tile of each operator. A merge combines the partial results of one operator.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,10 @@ from raddle.runtime.native_calls import native_call_boxes, native_calls_in_segme
 
 
 class CodeGenerator:
-    """Writes the function of some operators on a device.
+    """Generates one function. Make a new generator for each function.
 
-    `held(of)` are the boxes that the device holds before it, `kind(piece)` says which get a gradient.
+    held_boxes(tensor_id): the boxes of a tensor that the device holds before the function runs.
+    argument_kind(piece): "differentiable", "weight" or "nondifferentiable".
     """
 
     def __init__(
@@ -33,9 +38,11 @@ class CodeGenerator:
     def segment(
         self, ops: Sequence[Op], needed: Iterable[str], *, recomputed: bool = False
     ) -> GeneratedCode:
-        """Tiles of operators, in their order; `wanted` are the values that are needed after them.
+        """The function of a segment: the tiles of its operators, in their order.
 
-        What runs `again` must find buffers as they were; all else may write running statistics in place.
+        needed: names of the values that are read after the segment; the function returns these.
+        recomputed: whether the function runs a second time before the backward. It must then find buffers
+        unchanged, so it may not update running statistics in place.
         """
         for op in ops:
             for tile in self.variant.tiles[op.name].tiles:
@@ -54,7 +61,7 @@ class CodeGenerator:
         )
 
     def merge(self, op: Op, cells: Sequence[Cell]) -> GeneratedCode:
-        """Cells of an operator's output from its partial results."""
+        """The function of a merge: it computes boxes of an operator's output from partial results."""
         tiles, writer = self.variant.tiles[op.name].tiles, self.writer
         for cell in cells:
             if self.device not in cell.devices:
@@ -68,7 +75,7 @@ class CodeGenerator:
                 for p in cell.parts
             ]
             into = [(name, cell.box) for name in op.outputs]
-            if len(boxes) == 1 and not op.space.is_partial(boxes[0]):  # complete
+            if len(boxes) == 1 and not op.space.is_partial(boxes[0]):  # nothing to combine
                 writer.add_line(f"({', '.join(parts[0])},)", into)
             else:
                 packed = "".join(f"({', '.join(vs)},), " for vs in parts)
@@ -111,7 +118,7 @@ class CodeGenerator:
             writer.add_call(run, ", ".join(arguments), into)
 
     def _with_local_statistics(self, op: Op) -> Op:
-        """Running statistics of local batch statistics: their variance is of this device's samples."""
+        """With local batch norm: the operator whose running variance is unbiased by this device's count."""
         if self.program.plan.bn != "local" or not op.traits.updates_buffer:
             return op
         source = next(o for o in self.variant.graph.ops if op.inputs[2] in o.outputs)
@@ -138,15 +145,17 @@ def _merge_function(op: Op, boxes: list[Box]) -> Callable[..., tuple[torch.Tenso
 
 
 def _untrimmed_region(op: Op, box: Box, region: Box, held_boxes: Sequence[Box]) -> Box:
-    """A whole piece in place of a region, where the window ignores what is too much.
+    """A held box that a strided convolution or pooling may read instead of `region`; else `region`.
 
-    With a stride the last elements may not be read. To cut them off would cost a copy.
+    With a stride, a window may ignore the last elements of its input. A held box that has only such
+    elements in addition to the region can be passed whole; cutting them off would cost a copy.
     """
     spans = op.space.spans(0, box)
     strides = (1, 1, *op.attrs["stride"])
     for piece in held_boxes:
         excess = [a - b for a, b in zip(piece.hi, region.hi, strict=True)]
-        # Padding below may be as much too much above (settle_padding): both must fit in a stride.
+        # choose_padding may pad the low side more than needed (lo - low); this shifts what the last
+        # window reads, so this padding and the excess together must be smaller than a stride.
         fits = all(
             m == 0 or (0 < m < s - (lo - low) and high == hi)
             for m, s, lo, hi, (low, high) in zip(

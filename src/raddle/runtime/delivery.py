@@ -1,7 +1,8 @@
-"""What a rank does with messages of each kind: what it packs, and where it puts what has come.
+"""How messages of each kind are delivered: which pieces the sender packs, and where the receiver puts them.
 
-All of the runtime that depends on the kind of a message is in this file. It depends on what the message
-carries and is about (`program/message_kind.py`), so a new kind that is about nothing new needs no change here.
+All of the runtime that depends on the kind of a message is in this file. A delivery is chosen by the
+content and the subject of the kind (`program/message_kind.py`). So a new kind with a known content and
+subject needs no change here.
 """
 
 from __future__ import annotations
@@ -23,42 +24,41 @@ from raddle.runtime.region_assembly import overlapping_boxes
 
 
 class MessagePart(NamedTuple):
-    """A box inside a message: which slots it is made of, and how; or which it is added to, and where."""
+    """One box inside a message, at the sender or at the receiver."""
 
-    shape: tuple[int, ...]
-    slots: tuple[int, ...]
-    assemble: Callable[..., Tensor] | None = None
-    index_pairs: tuple[
-        tuple[tuple[slice, ...], tuple[slice, ...]], ...
-    ] = ()  # in the slot, in the box
+    shape: tuple[int, ...]  # of the box
+    slots: tuple[int, ...]  # sender: the box is assembled from them; receiver: it is put into them
+    assemble: Callable[..., Tensor] | None = None  # sender; None: the box is the one slot's tensor
+    # Receiver, for each slot: (index into the slot's tensor, index into the box) of their common part.
+    index_pairs: tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...] = ()
 
 
 class Delivery:
-    """Of a kind of messages, between which slots it goes. Signals carry nothing, and are this."""
+    """Says how one kind of messages is packed and delivered. The base class is for signals: no data."""
 
-    fills_slots = False  # slots of its own, which are emptied when nobody reads them any more
-    completes_values = False  # values that a buffer may have been waiting for
-    gathers_parameters = False  # parameters that are released after their use
-    sends_gradients = False  # of slots, which the sender forgets
-    only_with_update = False  # a step without an update does not send it
-    needs_copy = False  # in place later, so that a copy is sent
+    fills_slots = False  # has slots of its own, which are emptied after their last use
+    completes_values = False  # brings complete values, which may update buffers
+    gathers_parameters = False  # brings ZeRO-3 shards, which are released after their use
+    sends_gradients = False  # sends gradients of slots; the sender then clears them
+    only_with_update = False  # not sent in steps without an update (gradient accumulation)
+    needs_copy = False  # the tensor is changed in place later, so a copy is sent
 
     def pieces_to_send(self, slot_table: SlotTable, key: Key, tensor_id: TensorId) -> BoxSlots:
-        """The pieces that the sender makes it of."""
+        """The sender's boxes, with slots, from which the message is assembled."""
         return slot_table.box_slots(key, tensor_id)
 
     def destination(
         self, slot_table: SlotTable, key: Key, tensor_id: TensorId, box: Box
     ) -> MessagePart:
-        """Where the receiver puts a box."""
+        """Where the receiver puts a box of the message."""
         return MessagePart(box.shape, ())
 
     def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
-        """A box has come: the receiver puts it there."""
+        """Puts a received box where `destination` said."""
 
 
 class ValueDelivery(Delivery):
-    """Fill slots of their own."""
+    """Activations: each received box fills a slot of its own."""
 
     fills_slots = completes_values = True
 
@@ -72,13 +72,13 @@ class ValueDelivery(Delivery):
 
 
 class PartialResultDelivery(ValueDelivery):
-    """Are values too, but not complete."""
+    """Partial results: as activations, but the values are complete only after a merge."""
 
     completes_values = False
 
 
 class GradientDelivery(Delivery):
-    """Go back from where a value was received to where it was made, and are added there."""
+    """Gradients of values: sent back to the device that computed the value, and added up there."""
 
     sends_gradients = True
 
@@ -96,7 +96,7 @@ class GradientDelivery(Delivery):
 
 
 class ParameterDelivery(Delivery):
-    """Are written into the receiver's copy of a parameter."""
+    """Updated parameters from a server: written into the receiver's copy (pull)."""
 
     only_with_update = needs_copy = True
 
@@ -113,7 +113,7 @@ class ParameterDelivery(Delivery):
 
 
 class ParameterGradientDelivery(ParameterDelivery):
-    """Are added to the gradient of the server's copy."""
+    """Gradients of parameters to a server: added to the gradient of the server's copy (push)."""
 
     sends_gradients, needs_copy = True, False
 
@@ -124,10 +124,10 @@ class ParameterGradientDelivery(ParameterDelivery):
 
 
 class ShardDelivery(ParameterDelivery):
-    """Of a divided parameter: what its home keeps is gathered where the parameter is used."""
+    """Shards of a ZeRO-3 parameter from their servers: gathered where the parameter is used."""
 
     gathers_parameters = True
-    only_with_update = needs_copy = False  # it is pulled in every step
+    only_with_update = needs_copy = False  # gathered in every step, also without an update
 
     def pieces_to_send(self, slot_table: SlotTable, key: Key, tensor_id: TensorId) -> BoxSlots:
         assert isinstance(tensor_id, str)
@@ -139,7 +139,7 @@ class ShardDelivery(ParameterDelivery):
 
 
 def delivery_of(kind: MessageKind, *, zero3: bool = False) -> Delivery:
-    """`divided`: whether parameters are at their homes alone while nobody uses them."""
+    """The delivery of a kind of messages. zero3: whether parameters are sharded as in ZeRO-3."""
     if kind.content is Content.NOTHING:
         return Delivery()
     is_value = kind.content is Content.VALUE
@@ -159,7 +159,7 @@ def delivery_of(kind: MessageKind, *, zero3: bool = False) -> Delivery:
 
 
 def _overlap_part(box_slots: BoxSlots, box: Box) -> MessagePart:
-    """A box as parts of the pieces that it overlaps."""
+    """The message part that puts a box into all slots whose boxes overlap it."""
     overlapping_pieces = [box_slots[i] for i in overlapping_boxes([b for b, _ in box_slots], box)]
     overlaps = [(piece_box & box, piece_box, slot) for piece_box, slot in overlapping_pieces]
     places = tuple(

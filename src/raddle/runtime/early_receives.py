@@ -1,4 +1,4 @@
-"""Receives that are posted before they are needed, so that messages arrive while a rank computes."""
+"""Posts receives before they are needed, so that messages arrive while the rank computes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from raddle.runtime.actions import Receive
 
-MAX_POSTED = 32  # receives that are posted ahead
-MAX_BYTES = 8 * 2**20  # bytes of them, unless fewer than two would be
+MAX_POSTED = 32  # receives posted early, at most
+MAX_BYTES = 8 * 2**20  # of all receives posted early; two may always be posted, however large
 
 
 class EarlyReceives:
-    """The receives of one order of actions."""
+    """Posts a list of receives in order, always some ahead of the action that is executed."""
 
     def __init__(self, receives: Sequence[Receive], post: Callable[[Receive], None]) -> None:
         self.receives, self.post = receives, post
@@ -19,11 +19,12 @@ class EarlyReceives:
         self.begin()
 
     def begin(self) -> None:
-        self.next = 0
-        self.posted_bytes: dict[int, int] = {}  # bytes of those that are posted, by number
+        """Starts again with the first receive."""
+        self.next = 0  # index of the next receive to post
+        self.posted_bytes: dict[int, int] = {}  # number of a posted receive -> its bytes
 
     def post_early(self) -> None:
-        """Posts those that come next: many small ones, of large ones the next and one more."""
+        """Posts the next receives, up to the limits: many small ones, or two large ones."""
         while self.next < len(self.receives):
             nbytes, count = self.receives[self.next].nbytes, len(self.posted_bytes)
             fits = sum(self.posted_bytes.values()) + nbytes <= MAX_BYTES or count < 2
@@ -32,11 +33,12 @@ class EarlyReceives:
             self._post_next()
 
     def ensure_posted(self, receive: Receive) -> None:
-        """It has to be posted by now."""
+        """Posts all receives up to this one, if they are not posted yet."""
         while self.next <= self.position[receive.number]:
             self._post_next()
 
     def mark_received(self, receive: Receive) -> None:
+        """Called when a message is there: others can be posted instead."""
         self.posted_bytes.pop(receive.number, None)
         self.post_early()
 

@@ -1,4 +1,4 @@
-"""One Python function of pieces: written line by line, compiled once.
+"""Writes the Python source of one generated function, line by line, and makes the function from it.
 
     def segment(a0, a1, a2):
         v1, = f1(a0, a1, a2)
@@ -6,11 +6,13 @@
         del v1
         return (v2, )
 
-Every name in it is a letter and a number: names of modules, parameters and operators are a user's text, and
-are not written into it, not even as comments.
+a: arguments, v: variables, f: functions that are called, g: functions that assemble a region. Names of
+modules, parameters and operators come from the user and never appear in the source, not even in comments:
+this avoids code injection.
 
-Its arguments are pieces of values that are there before, its results pieces that are needed after it. What
-a line reads is put together inside, under autograd, so gradients come back piece by piece.
+The arguments are pieces (boxes of tensors) that the device holds before the call; the results are pieces
+that are needed after it. If a line reads a region that lies in several pieces, the function assembles the
+region under autograd. So each piece gets its own gradient.
 """
 
 from __future__ import annotations
@@ -25,51 +27,52 @@ from torch import Tensor
 from raddle.graph.box import Box
 from raddle.runtime.region_assembly import overlapping_boxes, region_assembler
 
-# Names what a piece is of: a value, or the k-th tensor of a part of an operator's partial results.
+# The name of a value, or (operator, tile, k): the k-th tensor of the partial result of an operator's tile.
 TensorId = str | tuple[str, int, int]
 
 
 class Piece(NamedTuple):
-    """A box of something that a device holds."""
+    """A box of a tensor."""
 
     tensor_id: TensorId
     box: Box
 
 
 class GeneratedCode(NamedTuple):
-    """A function of pieces: first those that get a gradient, then parameters, then all others."""
+    """A generated function. Its arguments are the differentiable pieces, then weights, then all others."""
 
     function: Callable[..., tuple[Tensor, ...]]
-    differentiable: tuple[Piece, ...]
-    weights: tuple[Piece, ...]
+    differentiable: tuple[Piece, ...]  # activations that get a gradient
+    weights: tuple[Piece, ...]  # parameters that get a gradient
     nondifferentiable: tuple[Piece, ...]
     results: tuple[Piece, ...]
     source: str
 
 
 class FunctionWriter:
-    """A function while it is written; `held(of)` are the boxes that are there before it."""
+    """Collects the lines of one function; `build` makes the function.
+
+    held_boxes(tensor_id): the boxes of a tensor that the device holds before the function runs.
+    """
 
     def __init__(self, held_boxes: Callable[[TensorId], Sequence[Box]]) -> None:
         self.held_boxes = held_boxes
-        self.computed: dict[
-            TensorId, list[tuple[Box, str]]
-        ] = {}  # by its lines, in which variables
-        self._regions_to_read: dict[TensorId, set[Box]] = {}  # all regions that its lines will read
+        self.computed: dict[TensorId, list[tuple[Box, str]]] = {}  # boxes of results, and variables
+        self._regions_to_read: dict[TensorId, set[Box]] = {}  # see announce_reads
         self._lines: list[str] = []
-        self._namespace: dict[str, Any] = {"torch": torch}
-        self._arguments: dict[Piece, str] = {}
-        self._region_variables: dict[tuple[TensorId, Box], str] = {}
-        self._count = 0
+        self._namespace: dict[str, Any] = {"torch": torch}  # globals of the function
+        self._arguments: dict[Piece, str] = {}  # names: a0, a1, ...
+        self._region_variables: dict[tuple[TensorId, Box], str] = {}  # regions that have a variable
+        self._count = 0  # variables so far
 
     def announce_reads(self, reads: Iterable[tuple[TensorId, Box | None]]) -> None:
-        """What lines to come will read: where it is all of a piece, that is split at once."""
+        """Says which regions later lines will read. If they divide a piece, one torch.split makes them."""
         for tensor_id, region in reads:
             if region is not None:
                 self._regions_to_read.setdefault(tensor_id, set()).add(region)
 
     def boxes(self, tensor_id: TensorId) -> list[Box]:
-        """The boxes of something that are there: made by its lines, or else before it."""
+        """The boxes of a tensor that the function has computed so far; if none, those held before it."""
         return [box for box, _ in self.computed.get(tensor_id, [])] or list(
             self.held_boxes(tensor_id)
         )
@@ -77,14 +80,15 @@ class FunctionWriter:
     def add_call(
         self, function: Any, arguments: str, results: Sequence[tuple[TensorId, Box] | None]
     ) -> None:
-        """A line that calls something; where results go, None for those that nobody needs.
+        """Adds a line that calls a function.
 
-        Each has a variable of its own: a tuple would keep all of them as long as one is used.
+        results: the piece that each result is; None for results that are not needed. Each result gets its
+        own variable: a tuple would keep all results alive as long as one is used.
         """
         self.add_line(f"{self._bind('f', function)}({arguments})", results)
 
     def add_line(self, expression: str, results: Sequence[tuple[TensorId, Box] | None]) -> None:
-        """The same for an expression that gives several results."""
+        """Adds a line that evaluates an expression to a tuple; results as for add_call."""
         variables = ["_" if result is None else self._new_variable() for result in results]
         while variables and variables[-1] == "_":
             variables.pop()
@@ -97,7 +101,7 @@ class FunctionWriter:
                 self.computed.setdefault(target[0], []).append((target[1], variable))
 
     def region_variable(self, tensor_id: TensorId, region: Box) -> str:
-        """The variable that holds a region, put together if it is in several pieces."""
+        """The variable that holds a region of a tensor; if there is none, adds a line that assembles it."""
         existing = self._region_variables.get((tensor_id, region))
         if existing is not None:
             return existing
@@ -124,9 +128,10 @@ class FunctionWriter:
         return variable
 
     def _split_piece(self, tensor_id: TensorId, box: Box, variable: str) -> bool:
-        """Splits a piece that is read in parts, as queries, keys and values are, all at once.
+        """Adds one torch.split if the announced reads divide a piece, as queries, keys and values do.
 
-        Slices, each by itself, would give a gradient as large as the piece, and sums of them.
+        Separate slices would each have a gradient of the size of the whole piece, and autograd would sum
+        them. Returns whether the piece was split.
         """
         parts = sorted(
             {r for r in self._regions_to_read.get(tensor_id, ()) if r != box and box.contains(r)}
@@ -154,6 +159,7 @@ class FunctionWriter:
         return f"v{self._count}"
 
     def _bind(self, letter: str, bound: Any) -> str:
+        """A new global name for an object that the function uses."""
         name = f"{letter}{len(self._namespace)}"
         self._namespace[name] = bound
         return name
@@ -165,7 +171,7 @@ class FunctionWriter:
         argument_kind: Callable[[Piece], str],
         results: Sequence[tuple[Piece, str]],
     ) -> GeneratedCode:
-        """The function; `kind` says of an argument whether it gets a gradient, is a weight, or neither."""
+        """Makes the function. label: its file name in tracebacks; results: pieces and their variables."""
         body = _with_deletions(
             [*self._lines, f"return ({''.join(var + ', ' for _, var in results)})"]
         )
@@ -190,7 +196,7 @@ class FunctionWriter:
 
 
 def _with_deletions(lines: Sequence[str]) -> list[str]:
-    """Lines with a `del` after the last use of each variable: what nobody keeps must not stay alive."""
+    """The lines with a `del` after the last use of each variable, so that its memory is freed."""
     last_use = {
         name: index for index, line in enumerate(lines) for name in re.findall(r"\bv\d+\b", line)
     }

@@ -1,4 +1,9 @@
-"""Composites that one native call replaces, where a device's tiles of them are one box of it."""
+"""Finds composites (batch norm, LSTM, ...) that a device can run as one native torch call.
+
+The graph splits a composite into operators, which a plan may tile differently. If a device's tiles of all
+these operators belong to one box of the composite, one fused torch call on that box replaces them: this is
+faster.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +17,23 @@ from raddle.program.program import Variant
 
 
 class NativeCalls(NamedTuple):
-    """Of some operators: composites by the operator at which they run, and all that they replace."""
+    """The native calls of one segment."""
 
-    by_last_op: dict[str, FusedCall]
-    replaced: set[str]
+    by_last_op: dict[
+        str, FusedCall
+    ]  # name of the operator in whose place the call runs -> the call
+    replaced: set[str]  # names of all operators that calls replace
 
 
 class NativeCallBoxes(NamedTuple):
-    """What a native call reads (None: nothing of that input), and what it gives, by name."""
+    """The boxes that a native call reads and computes on one device."""
 
-    inputs: list[tuple[str, Box] | None]
-    outputs: dict[str, Box]
+    inputs: list[tuple[str, Box] | None]  # (value, box) of each argument; None: not passed
+    outputs: dict[str, Box]  # value -> box
 
 
 def native_calls_in_segment(variant: Variant, device: int, ops: Sequence[Op]) -> NativeCalls:
-    """Which composites a device runs as one call in a segment."""
+    """The composites that a device runs as native calls in a segment with these operators."""
     segment_ops = {op.name: op for op in ops}
     native_calls = NativeCalls({}, set())
     for fused in variant.graph.fused_calls:
@@ -38,7 +45,7 @@ def native_calls_in_segment(variant: Variant, device: int, ops: Sequence[Op]) ->
 
 
 def native_call_boxes(variant: Variant, device: int, fused: FusedCall) -> NativeCallBoxes:
-    """Of a composite that runs as one call on a device."""
+    """The boxes of a composite that runs as one native call on a device."""
     inside = set(fused.ops)
     ops = {
         op.name: op
@@ -60,12 +67,12 @@ def native_call_boxes(variant: Variant, device: int, fused: FusedCall) -> Native
 def _is_one_box(
     variant: Variant, device: int, fused: FusedCall, segment_ops: Mapping[str, Op]
 ) -> bool:
-    """Whether the tiles of a composite on a device are one box of it."""
+    """Whether the device's tiles of a composite's operators belong to one box, all in this segment."""
     if not any(name in segment_ops for name in fused.ops):
         return False
-    sample_splits_only = (
-        fused.kind in SAMPLES_ONLY
-    )  # its steps and gates read parts of what the call reads
+    # The operators of these kinds (time steps, gates) read parts of what the call reads, so the regions
+    # below differ even if the tiles belong together; it is enough that only samples are split.
+    sample_splits_only = fused.kind in SAMPLES_ONLY
     computed: dict[str, Box] = {}
     read: dict[str, Box | None] = {}
     for name in fused.ops:
@@ -94,7 +101,7 @@ def _is_one_box(
 
 
 def _inputs(fused: FusedCall, ops: Mapping[str, Op]) -> list[str | None]:
-    """Of batch norm, running statistics only where they are kept here."""
+    """The arguments of a native call; a batch norm without running statistics here gets None for them."""
     computed = {o for name in fused.ops if name in ops for o in ops[name].outputs}
     not_computed = [o is not None and o not in computed for o in fused.outputs]
     if fused.kind == "batch_norm" and any(not_computed):

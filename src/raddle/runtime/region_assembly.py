@@ -1,4 +1,8 @@
-"""Regions put together from pieces: settled once from boxes, so that running touches tensors alone."""
+"""Assembles a region of a tensor from the pieces that a device holds.
+
+A region is a box that an operator or a message reads; a piece is a box with its tensor. What to cut and to
+join is worked out once, from the boxes. The returned function then only cuts and joins tensors.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ from torch import Tensor
 from raddle.graph.box import Box
 
 Index = tuple[slice, ...]
-AssembleRegion = Callable[..., Tensor]  # the tensors of the chosen pieces -> the region
+AssembleRegion = Callable[..., Tensor]  # takes the tensors of the pieces, returns the region
 
 
 def overlapping_boxes(boxes: Sequence[Box], region: Box) -> list[int]:
-    """The numbers of the pieces that a region is made of; they are disjoint and cover it."""
+    """Indices of the boxes that overlap a region. These boxes must be disjoint and cover the region."""
     indices = [i for i, box in enumerate(boxes) if not (box & region).empty]
     covered = sum((boxes[i] & region).volume for i in indices)
     assert covered == region.volume, f"{covered} of {region.volume} elements of {region} are there"
@@ -22,10 +26,10 @@ def overlapping_boxes(boxes: Sequence[Box], region: Box) -> list[int]:
 
 
 def region_assembler(boxes: Sequence[Box], region: Box) -> AssembleRegion | None:
-    """The function that makes a region of the pieces that overlap it; None: it is the one piece.
+    """The function that assembles a region from pieces with these boxes; None: the one piece is the region.
 
     >>> halves = [Box((0, 0), (2, 3)), Box((2, 0), (4, 3))]
-    >>> gather(halves, Box((1, 0), (4, 3)))(torch.zeros(2, 3), torch.ones(2, 3)).shape
+    >>> region_assembler(halves, Box((1, 0), (4, 3)))(torch.zeros(2, 3), torch.ones(2, 3)).shape
     torch.Size([3, 3])
     """
     if len(boxes) == 1:
@@ -38,12 +42,12 @@ def region_assembler(boxes: Sequence[Box], region: Box) -> AssembleRegion | None
     dim = _concat_dim(overlaps, region)
     if dim is not None:
         return _concatenator(overlaps, parts, dim)
-    places = [common.slices_within(region) for common in overlaps]
-    return _copier(region.shape, parts, places)
+    region_indices = [overlap.slices_within(region) for overlap in overlaps]
+    return _copier(region.shape, parts, region_indices)
 
 
 def _concat_dim(overlaps: Sequence[Box], region: Box) -> int | None:
-    """The one dimension in which pieces differ from the region, if there is one."""
+    """The dimension along which the overlaps can be concatenated to the region; None: there is none."""
     differing = {
         d
         for c in overlaps

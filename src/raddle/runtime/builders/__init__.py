@@ -1,1 +1,1 @@
-"""From a program to the actions of one rank: the parts of `settle`, each of which can be made alone."""
+"""The parts of `build_actions`: each builds one group of a rank's actions and can be tested on its own."""

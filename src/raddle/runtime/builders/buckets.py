@@ -1,4 +1,4 @@
-"""Sums of gradients over the devices that hold a parameter, in buckets."""
+"""Builds the buckets in which a device all-reduces gradients, and the actions that start them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from raddle.runtime.builders.slot_table import SlotTable
 
 
 class BucketBuilder:
-    """The buckets of one device, and all groups of devices that sum, in the same order on every rank."""
+    """Builds the buckets of one device."""
 
     def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
         self.program, self.device, self.slot_table = program, device, slot_table
         self.buckets: list[Bucket] = []
+        # All process groups of the program, in the same order on every rank: torch.distributed needs
+        # every rank to create every group, even groups that the rank is not in.
         self.groups: list[tuple[int, ...]] = []
 
     def add_groups(self, reduce: Reduce) -> None:
-        """Every rank knows of every group, also of those that it is not in."""
-        for shares in reduce.regions:
-            self.groups += [s.devices for s in shares if s.devices not in self.groups]
+        """Notes the groups of devices that this instruction sums over."""
+        for regions in reduce.regions:
+            self.groups += [r.devices for r in regions if r.devices not in self.groups]
 
     def build(self, reduce: Reduce, tag: int) -> list[StartAllReduce]:
-        """A bucket for each group and type that this device takes part in."""
+        """Makes one bucket for each group of devices and dtype that this device takes part in."""
+        # (devices, dtype) -> [(slot, number of elements), ...]
         by_group: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[int, int]]] = {}
-        for name, shares in zip(reduce.parameters, reduce.regions, strict=True):
+        for name, regions in zip(reduce.parameters, reduce.regions, strict=True):
             slots = dict(self.slot_table.persistent.get(name, []))
-            for region in shares:
+            for region in regions:
                 if self.device in region.devices:
                     dtype = self.program.graph.values[name].dtype
                     members = by_group.setdefault((region.devices, dtype), [])

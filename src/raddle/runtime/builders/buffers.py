@@ -1,4 +1,4 @@
-"""When buffers take their new values, and which of them this device keeps up to date."""
+"""Builds the actions that update module buffers, and notes which buffers this device saves."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from raddle.runtime.builders.slot_table import SlotTable
 
 
 class BufferUpdateBuilder:
-    """The buffers of one device; `written` says which boxes of them are as good as anybody's."""
+    """Builds the buffer updates of one device."""
 
     def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
         self.program, self.device, self.slot_table = program, device, slot_table
-        self.current_boxes: dict[str, list[Box]] = {}
+        self.current_boxes: dict[str, list[Box]] = {}  # buffer -> boxes that this device saves
 
     def build(self, names: Collection[str], key: Key) -> list[UpdateBuffers]:
-        """Buffers whose new values are among these take them, as far as this device holds them."""
+        """An update of the buffers whose new values are among `names`, from the boxes that are here.
+
+        The list is empty if there is nothing to update, else it has one action.
+        """
         action = UpdateBuffers(key)
         for buffer, value in self.program.graph.updates.items():
             box_slots = self.slot_table.box_slots(key, value) if value in names else []
@@ -35,7 +38,10 @@ class BufferUpdateBuilder:
         return [action] if action.full_updates or action.partial_updates else []
 
     def _is_saved(self, value: str) -> bool:
-        """Replicas keep buffers of their own; those of the first micro-batch's workers are saved."""
+        """Whether this device's copy of a buffer is the one that checkpoints save.
+
+        Replicas of a stage have separate buffers; those of the workers that run micro-batch 0 are saved.
+        """
         plan = self.program.plan
         if not plan.stages:
             return True

@@ -1,4 +1,9 @@
-"""Segments and merges as calls: functions of pieces, and the slots that they read and fill."""
+"""Builds the calls of a device: each segment and each merge becomes a generated function with its slots.
+
+A segment is a run of operators of one device without communication inside. A merge combines partial
+results. A variant is a way in which some micro-batches run (their size, their devices); all micro-batches
+of a variant share the generated code.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +23,7 @@ from raddle.runtime.function_writer import GeneratedCode, Piece, TensorId
 
 
 class CallBuilder:
-    """Makes the calls of one device; code is written once for all micro-batches of a variant.
-
-    `instructions` are those that run, of which a segment does all of its own where the first one stands.
-    """
+    """Builds the calls of one device. instructions: all that will run; their Runs make up the segments."""
 
     def __init__(
         self, program: Program, device: int, place: torch.device, slot_table: SlotTable,
@@ -35,16 +37,18 @@ class CallBuilder:
             for segment_ops in self.segments
         ]
         self._sent = _sent(program, device)
+        # A code key is (variant, segment) or ("merge", operator, variant).
         self._codes: dict[object, GeneratedCode] = {}
         self._calls: dict[tuple[object, Key], Call] = {}
-        self._read_inputs: set[int] = set()  # slots of the batch that some call has taken
-        self._waits: dict[tuple[Key, str, int], set[int]] = {}  # by segments that have not run
+        self._read_inputs: set[int] = set()  # slots of batch inputs that already have a Feed
+        # (key, phase, segment) -> instructions that its Runs depend on; removed at the first Run
+        self._waits: dict[tuple[Key, str, int], set[int]] = {}
         for i in instructions:
             if isinstance(i, Run) and device in i.devices:
                 self._waits.setdefault(self._segment_run(i), set()).update(i.deps)
 
     def dependencies_at_first(self, run: Run) -> set[int] | None:
-        """At the first instruction of a segment, all that its operators wait for; None at the others."""
+        """At the first Run of a segment: all instructions that its Runs depend on. At later Runs: None."""
         return self._waits.pop(self._segment_run(run), None)
 
     def _segment_run(self, run: Run) -> tuple[Key, str, int]:
@@ -78,7 +82,7 @@ class CallBuilder:
         return call
 
     def feeds(self, call: Call) -> list[Feed]:
-        """What a batch gives is taken where it is first read."""
+        """Feeds for the batch inputs that this call reads and no earlier call has read."""
         feeds = []
         for piece in (*call.code.differentiable, *call.code.nondifferentiable):
             if isinstance(piece.tensor_id, str) and self.slot_table.is_input(piece.tensor_id):
@@ -119,7 +123,7 @@ class CallBuilder:
         )
 
     def _needed_outside(self, ops: Sequence[Op], variant: int) -> set[str]:
-        """Values of a segment that are needed outside of it."""
+        """Values of a segment that are read outside of it: sent, returned, or read by other segments."""
         graph, inside = self.program.graph, {op.name for op in ops}
         computed = {o for op in ops for o in op.outputs}
         needed = {*graph.updates.values(), *graph.outputs, graph.loss, *self._sent[variant]}
@@ -129,7 +133,7 @@ class CallBuilder:
         return {name for name in computed if name in needed}
 
     def _argument_kind(self, key: Key, piece: Piece) -> str:
-        """Whether a piece gets a gradient, is of a parameter, or neither."""
+        """The kind of a call's argument: "differentiable", "weight" or "nondifferentiable"."""
         tensor_id = piece.tensor_id
         if not self._is_active(tensor_id):
             return "nondifferentiable"
@@ -142,12 +146,12 @@ class CallBuilder:
         computed_here = any(
             box == piece.box for box, _ in self.slot_table.computed.get((key, tensor_id), [])
         )
-        # Where the program closes, others start the gradients of their own parts.
+        # With a replicated loss, every device starts the gradient of the partial results that it computed.
         starts_own_gradient = tensor_id[0] in self.program.variant(key).replicated_loss_ops
         return "differentiable" if computed_here or not starts_own_gradient else "nondifferentiable"
 
     def _is_active(self, tensor_id: TensorId) -> bool:
-        """Of partial results: whether any output of the operator is (of moments, only the variance)."""
+        """Whether a value needs a gradient or, for partial results, any output of the operator does."""
         return any(name in self.program.active for name in self._value_names(tensor_id))
 
     def _value_names(self, tensor_id: TensorId) -> Sequence[str]:
@@ -159,7 +163,7 @@ class CallBuilder:
 
 
 def _sent(program: Program, device: int) -> list[set[str]]:
-    """By variant, the values that a device sends."""
+    """For each variant, the names of the values that a device sends."""
     sent: list[set[str]] = [set() for _ in program.variants]
     for i in program.instructions:
         if isinstance(i, Move) and any(m.source == device for m in i.messages):

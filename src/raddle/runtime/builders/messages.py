@@ -1,4 +1,4 @@
-"""Messages of a device: what it packs and sends, what it posts, and where it waits for it."""
+"""Builds the sends, receives and waits of a device from the program's Move instructions."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from raddle.runtime.region_assembly import overlapping_boxes, region_assembler
 
 
 class MessageBuilder:
-    """Makes the sends, receives and waits of one device."""
+    """Builds the message actions of one device. Instructions are known by their index in the program."""
 
     def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
         self.program, self.device, self.slot_table = program, device, slot_table
         self._zero3 = is_zero3(program)
         self._acknowledgements = Acknowledgements(program, device)
-        self._acknowledged_sends: dict[
-            tuple[int, int], list[int]
-        ] = {}  # sends, by instruction and peer
-        self._not_awaited: dict[int, list[Receive]] = {}  # by instruction
-        self._send_count = self._receive_count = 0  # so far
+        # (instruction, peer) -> numbers of the sends that its message acknowledges
+        self._acknowledged_sends: dict[tuple[int, int], list[int]] = {}
+        self._not_awaited: dict[int, list[Receive]] = {}  # instruction -> its receives
+        self._send_count = self._receive_count = 0
 
     def build_transfers(
         self, number: int, move: Move, tags: Sequence[int]
     ) -> Iterable[Send | Receive]:
-        """What an instruction of this number gives this device to send and to expect."""
+        """The sends and receives of this device for a Move with this index in the program."""
         for message, tag in zip(move.messages, tags, strict=True):
             if message.source == self.device:
                 send = self._send(move, message, tag)
@@ -46,18 +45,18 @@ class MessageBuilder:
                 yield receive
 
     def build_awaits(self, number: int) -> list[AwaitMessage]:
-        """Waits for what an instruction brings, if nobody has before."""
+        """Waits for the messages of an instruction to this device; empty if they are already waited for."""
         return [
             AwaitMessage(receive, self._acknowledged_sends.get((number, receive.peer), []))
             for receive in self._not_awaited.pop(number, [])
         ]
 
     def not_awaited(self) -> list[int]:
-        """Instructions whose messages nobody has waited for."""
+        """Instructions whose messages no action has waited for so far."""
         return list(self._not_awaited)
 
     def _tensor_ids(self, move: Move, message: Message) -> list[TensorId]:
-        """What a message carries of each box: a value, or the tensors of a part."""
+        """The tensors whose boxes a message carries: one value, or the tensors of a partial result."""
         if move.kind.content == Content.NOTHING:
             return []
         if message.part < 0:

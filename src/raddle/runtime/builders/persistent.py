@@ -1,4 +1,4 @@
-"""What lasts from step to step on a device: parameters, whole or in rows, buffers and constants."""
+"""Gives slots to the tensors that stay on a device from step to step: parameters, buffers and constants."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from raddle.runtime.zero3 import GatheredParameter
 
 
 class PersistentSlots(NamedTuple):
-    """Slots of parameters that are updated here, and parameters that are there only while they are used."""
+    """What `add_persistent_slots` returns."""
 
-    updated_slots: list[int]
-    gathered: list[GatheredParameter]
+    updated_slots: list[int]  # slots of parameters that this device updates
+    gathered: list[GatheredParameter]  # ZeRO-3: gathered before each use, released after it
 
 
 def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -> PersistentSlots:
-    """Gives slots to all that lasts on a device."""
+    """Adds a slot to `slot_table` for each parameter region, buffer and constant of a device."""
     updated_slots: list[int] = []
     gathered: list[GatheredParameter] = []
-    for name, shares in program.regions.items():
-        for region in shares:
+    for name, regions in program.regions.items():
+        for region in regions:
             if device not in (*region.devices, region.server):
                 continue
             if is_zero3(program) and name in program.slices:
@@ -43,16 +43,16 @@ def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -
 
 
 def is_zero3(program: Program) -> bool:
-    """Whether rows of parameters are at their homes alone, and elsewhere while they are used."""
+    """Whether parameters are sharded (ZeRO-3): each shard stays on its server and is gathered for use."""
     return program.plan.parsed_sync.zero3 and bool(program.slices)
 
 
 def _add_zero3_slots(
     program: Program, device: int, slot_table: SlotTable, name: str, box: Box
 ) -> list[GatheredParameter]:
-    """Rows of which this device is the home last; the rest of the box is there while it is used."""
+    """Adds slots for this device's shard of a parameter and for the gathered box, if that is larger."""
     shards = [s.box for s in program.slices[name] if s.server == device and box.contains(s.box)]
-    assert len(shards) <= 1, f"device {device} is the home of {len(shards)} slices of {box}"
+    assert len(shards) <= 1, f"device {device} is the server of {len(shards)} slices of {box}"
     if shards == [box]:
         slot_table.add_shard(name, box, slot_table.add_persistent(name, "parameter", box))
         return []

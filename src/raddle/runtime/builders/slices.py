@@ -1,4 +1,8 @@
-"""Slices of parameters, which a synchroniser sums and updates beside what a rank computes."""
+"""Builds the actions that submit gradients for synchronisation slice by slice.
+
+A slice is a range of rows of a parameter. Its gradients are summed and it is updated separately, while the
+rank goes on computing: by a parameter server, or on all holders after an all-reduce (collective updates).
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,24 @@ from raddle.runtime.delivery import delivery_of
 
 
 class SliceBuilder:
-    """What one device hands in and when; `order` is that of slices without homes as their sums leave."""
+    """Builds the slice actions of one device."""
 
     def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
         self.program, self.device, self.slot_table = program, device, slot_table
+        # Collective updates only: the numbers of all slices in the order of their all-reduces.
         self.sum_order: list[int] = []
         self._zero3 = is_zero3(program)
         self._numbers = {
             parameter_slice: n for n, parameter_slice in enumerate(numbered_slices(program.slices))
         }
-        self._submitted: set[str] = set()  # parameters whose gradients are handed in
+        self._submitted: set[str] = set()  # parameters that have a SubmitGradients
 
     def handles(self, i: Instruction) -> bool:
-        """Whether a synchroniser does it: all of slices, but for rows that are pulled before a use."""
+        """Whether the synchroniser does this instruction.
+
+        It does all sums, updates and messages of slices, except ZeRO-3 gathers: these are ordinary
+        messages.
+        """
         if not self.program.slices:
             return False
         if isinstance(i, Move):
@@ -34,7 +43,11 @@ class SliceBuilder:
         return isinstance(i, Update | Reduce)
 
     def build(self, i: Instruction) -> list[SubmitGradients | StartSliceAllReduce]:
-        """A parameter's gradient is complete: all its slices on this device are handed in."""
+        """The actions of an instruction that `handles` accepts.
+
+        At the first instruction of a parameter, its gradient is complete: it is submitted with all its
+        slices.
+        """
         name, actions = _parameter_of(i), list[SubmitGradients | StartSliceAllReduce]()
         if name not in self._submitted:
             self._submitted.add(name)
@@ -49,10 +62,10 @@ class SliceBuilder:
         return actions
 
     def _start_all_reduce(self, name: str, i: Instruction) -> list[StartSliceAllReduce]:
-        """A slice is summed where the program has it, or, held by one device alone, updated."""
+        """Starts a slice's all-reduce at its Reduce or, if only one device holds it, at its Update."""
         if isinstance(i, Update):
             region = i.regions[0]
-            if len(region.devices) > 1:  # comes after its sum
+            if len(region.devices) > 1:  # already started at its Reduce
                 return []
         else:
             assert isinstance(i, Reduce)
@@ -66,7 +79,7 @@ class SliceBuilder:
         )
 
     def all_slices(self) -> list[ParameterSlice]:
-        """All slices of the program, numbered alike on every rank."""
+        """All slices of the program, in the order of their numbers, which is the same on every rank."""
         program = self.program
         priority = program.priority if program.plan.parsed_sync.by_priority else {}
         slices = []
@@ -87,7 +100,7 @@ class SliceBuilder:
 
 
 def _parameter_of(i: Instruction) -> str:
-    """Whose slice it is about."""
+    """The name of the parameter that an instruction is about."""
     if isinstance(i, Update):
         return i.parameter
     return i.parameters[0] if isinstance(i, Reduce) else i.value if isinstance(i, Move) else ""

@@ -1,4 +1,4 @@
-"""When slots are emptied: after the last action that reads them."""
+"""Notes in the actions when slots are emptied and gathered parameters released: after their last use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from raddle.runtime.actions import (
 
 
 def mark_dead_slots(actions: Sequence[Action], live: Collection[int]) -> None:
-    """Notes at each action which slots nobody reads after it, but for those that are kept."""
-    read_later = set(live)
+    """Fills `dead_slots` of each action: the slots whose last use it is, except the `live` ones."""
+    read_later = set(live)  # slots that actions further on use, or that stay for ever
     for action in reversed(actions):
         if isinstance(action, Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss):
             for slot in _slots_of(action):
@@ -27,9 +27,12 @@ def mark_dead_slots(actions: Sequence[Action], live: Collection[int]) -> None:
 
 
 def mark_releases(actions: Sequence[Action], slots: Collection[int]) -> None:
-    """Divided parameters go after the last segment that uses them before they come again."""
+    """Fills `release` of forwards and backwards: gathered parameters not used before their next gather.
+
+    slots: those of the gathered ZeRO-3 parameters.
+    """
     gathered = set(slots)
-    used_later: set[int] = set()  # that are used before they come again
+    used_later: set[int] = set()  # slots that are used again before they are gathered again
     for action in reversed(actions) if gathered else ():
         if isinstance(action, AwaitMessage) and action.receive.delivery.gathers_parameters:
             used_later -= {slot for part in action.receive.parts for slot in part.slots}

@@ -1,4 +1,8 @@
-"""Which boxes of what a device holds, and the slots that they are in."""
+"""The slot table of a device: which boxes of which tensors the device holds, and in which slots.
+
+It exists only while actions are built. A box is a rectangular part of a tensor. A piece is a box together
+with the tensor that it is a part of.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +14,33 @@ from raddle.graph.graph import Graph, Op
 from raddle.program.program import Key, Variant
 from raddle.runtime.function_writer import Piece, TensorId
 
-BoxSlots = list[tuple[Box, int]]  # boxes, with the slots that hold them
+BoxSlots = list[tuple[Box, int]]  # boxes of one tensor, each with the slot that holds it
 
 
 class SlotSource(NamedTuple):
-    """A box of a value that is there before a step: a parameter, a buffer, a part of the batch."""
+    """Says what fills a slot from outside a step: a box of a parameter, of a buffer or of a batch input."""
 
     name: str
-    role: str
+    role: str  # "parameter", "gathered", "buffer", "frozen", "constant", "input" or "seed"
     box: Box
     slot: int
-    key: Key = Key()  # of inputs and seeds: the micro-batch
+    key: Key = Key()  # step and micro-batch; only for inputs and seeds
 
 
 class SlotTable:
-    """The slots of one device, numbered as they are asked for.
+    """The slots of one device, numbered in the order in which they are added.
 
-    `hulls` says, by variant, which box of each input the device reads.
+    hulls: for each variant, input -> the bounding box of all that the device reads of it.
     """
 
     def __init__(self, graph: Graph, hulls: Sequence[Mapping[str, Box]] = ()) -> None:
         self.graph, self.hulls = graph, hulls
-        self.shapes: list[tuple[int, ...]] = []  # by slot
+        self.shapes: list[tuple[int, ...]] = []  # shape of each slot
         self.sources: list[SlotSource] = []
         self.computed: dict[tuple[Key, TensorId], BoxSlots] = {}
         self.received: dict[tuple[Key, TensorId], BoxSlots] = {}
         self.persistent: dict[str, BoxSlots] = {}  # parameters, buffers, constants
-        self.shards: dict[
-            str, BoxSlots
-        ] = {}  # of divided parameters: what this device is the home of
+        self.shards: dict[str, BoxSlots] = {}  # ZeRO-3: shards whose server is this device
         self._input_sources: dict[tuple[Key, str], SlotSource] = {}  # inputs and seeds
 
     def new_slot(self, box: Box) -> int:
@@ -46,21 +48,21 @@ class SlotTable:
         return len(self.shapes) - 1
 
     def add_computed(self, key: Key, tensor_id: TensorId, box: Box) -> int:
-        """A slot for what this device computes."""
+        """Adds a slot for a box that this device computes."""
         return self._add(self.computed.setdefault((key, tensor_id), []), box)
 
     def add_received(self, key: Key, tensor_id: TensorId, box: Box) -> int:
-        """A slot for what comes from another device."""
+        """Adds a slot for a box that another device sends."""
         return self._add(self.received.setdefault((key, tensor_id), []), box)
 
     def add_persistent(self, name: str, role: str, box: Box) -> int:
-        """A slot for what is there from step to step, and that operators read."""
+        """Adds a slot for a box that stays from step to step and that operators read."""
         slot = self._add(self.persistent.setdefault(name, []), box)
         self.sources.append(SlotSource(name, role, box, slot))
         return slot
 
     def add_shard(self, name: str, box: Box, slot: int | None = None) -> int:
-        """Rows of a divided parameter that are updated here: in the given slot, or in a new one."""
+        """Notes a ZeRO-3 shard that this device updates, in the given slot or in a new one."""
         if slot is None:
             slot = self.new_slot(box)
             self.sources.append(SlotSource(name, "parameter", box, slot))
@@ -68,7 +70,7 @@ class SlotTable:
         return slot
 
     def input_source(self, key: Key, name: str) -> SlotSource:
-        """What a batch, or a seed, gives to this device in a micro-batch."""
+        """The source of a batch input or seed in a micro-batch; its slot is added at the first call."""
         if (key, name) not in self._input_sources:
             role = self.graph.values[name].role
             box = self.hulls[key.variant][name] if role == "input" else Box((), ())
@@ -81,7 +83,7 @@ class SlotTable:
         return isinstance(tensor_id, str) and self.graph.values[tensor_id].role in ("input", "seed")
 
     def box_slots(self, key: Key, tensor_id: TensorId) -> BoxSlots:
-        """All pieces of something that this device holds."""
+        """All boxes of a tensor that this device holds, with their slots."""
         if isinstance(tensor_id, tuple) or self.graph.values[tensor_id].role == "op":
             return self.computed.get((key, tensor_id), []) + self.received.get((key, tensor_id), [])
         if self.is_input(tensor_id):
@@ -99,7 +101,10 @@ class SlotTable:
 
 
 def read_hulls(variant: Variant, device: int, ops: Iterable[Op] | None = None) -> dict[str, Box]:
-    """The smallest box of every input and frozen value that holds all that a device reads, or some ops."""
+    """Bounding boxes of what a device reads of values that no operator computes: inputs, parameters, ...
+
+    ops: only what these operators read; None: what all operators read.
+    """
     hulls: dict[str, Box] = {}
     values = variant.graph.values
     for op in variant.graph.ops if ops is None else ops:

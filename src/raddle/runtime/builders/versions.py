@@ -1,4 +1,8 @@
-"""Where steps overlap: which version of each weight a segment uses, and for how long an old one is kept."""
+"""For overlapping steps: which version of each weight a segment uses, and how long old ones are stashed.
+
+The version of a weight is the number of updates that it has had. Keeping old versions for forwards that
+still use them is PipeDream's weight stashing.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,19 @@ from raddle.runtime.actions import Action, Call, Forward, UpdateParameters
 
 
 class VersionBuilder:
-    """The versions that operators of one device use, as the program says."""
+    """Looks up the weight versions that the program gives to the operators of one device."""
 
     def __init__(self, program: Program, device: int, instructions: Iterable[Instruction]) -> None:
         read = parameters_by_op(program.graph)
-        self._versions: dict[tuple[Key, str], dict[str, int]] = {}  # by operator and weight
+        self._versions: dict[
+            tuple[Key, str], dict[str, int]
+        ] = {}  # (key, operator) -> weight -> version
         for i in instructions:
             if isinstance(i, Run) and device in i.devices and i.phase == "F" and i.versions:
                 self._versions[i.key, i.op] = dict(zip(read[i.op], i.versions, strict=True))
 
     def versions_for(self, call: Call, ops: Sequence[Op]) -> tuple[int, ...]:
-        """By weight, the version that a segment uses; its operators agree on it."""
+        """The version of each weight of a segment's call. All operators of a segment use the same one."""
         versions: dict[object, int] = {}
         for op in ops:
             versions.update(self._versions.get((call.key, op.name), {}))
@@ -29,10 +35,10 @@ class VersionBuilder:
 
 
 def mark_stashed_versions(actions: Iterable[Action]) -> None:
-    """Notes which old weights are used after an update, and which forward is the last to use them."""
-    update_counts: dict[int, int] = {}  # updates so far, by slot
-    replaced_by: dict[tuple[int, int], UpdateParameters] = {}  # that replaces a version of a slot
-    last_uses: dict[tuple[int, int], Forward] = {}  # the last use of one that was replaced
+    """Notes in updates which old weights to stash, and in forwards which stashed versions expire."""
+    update_counts: dict[int, int] = {}  # slot -> updates so far
+    replaced_by: dict[tuple[int, int], UpdateParameters] = {}  # (slot, version) -> its replacement
+    last_uses: dict[tuple[int, int], Forward] = {}  # (slot, version) -> last use after replacement
     for action in actions:
         if isinstance(action, UpdateParameters):
             for slot in action.slots:

@@ -1,1 +1,1 @@
-"""What one rank does in a step: the parts of the executor, each of which can be made alone."""
+"""The parts of the executor: each carries out some kinds of actions and can be tested on its own."""

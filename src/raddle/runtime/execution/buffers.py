@@ -1,4 +1,4 @@
-"""Buffers take their new values: running statistics, say."""
+"""Carries out UpdateBuffers: module buffers, for example running statistics, get their new values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from raddle.runtime.execution.store import Store
 
 
 def update_buffers(store: Store, action: UpdateBuffers) -> None:
-    """A buffer is replaced, never written: a segment may have kept it."""
+    """Replaces buffers by new tensors. They are not written in place: autograd may have saved them."""
     slots = store.slots
     for buffer, slot in action.full_updates:
         slots[buffer] = slots[slot]

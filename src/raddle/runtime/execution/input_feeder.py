@@ -1,4 +1,4 @@
-"""What a batch gives to a rank: parts of its tensors, and the seeds that random numbers are drawn from."""
+"""Carries out Feed: puts this rank's parts of the batch, and seeds of random numbers, into their slots."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from raddle.runtime.actions import Feed
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.execution.store import Store
 
-ReadInput = Callable[[SlotSource], Tensor]  # the part of the batch that a source stands for
+ReadInput = Callable[[SlotSource], Tensor]  # returns the part of the batch for an input slot
 
 
 class InputFeeder:
     """Fills the slots of inputs and seeds.
 
-    On the CPU, parts of a batch are views: they are taken at once, before anybody waits.
+    On the CPU, parts of the batch are views and cost nothing, so all slots are filled at the start of a
+    run. On a GPU, each part is copied to the device only before its first use.
     """
 
     def __init__(self, feeds: Iterable[Feed], store: Store, seed: int = 0) -> None:
@@ -28,7 +29,7 @@ class InputFeeder:
         self._step = 0
 
     def begin(self, read_input: ReadInput, step: int) -> None:
-        """A run begins whose first step has this number."""
+        """Starts a run (one step, or all overlapping steps); step: the number of its first step."""
         self._read_input, self._step = read_input, step
         for action in self._feeds:
             self._fill(action)

@@ -1,4 +1,4 @@
-"""The loss of a step: noted where it is computed, and told to the ranks that lack it."""
+"""Carries out RecordLoss: collects losses of micro-batches and gives every rank the loss of the step."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from raddle.transport.base import Pending, Transport
 
 
 class Losses:
-    """The losses of the steps of a run, on one rank."""
+    """The losses of one run (one step, or all overlapping steps) on one rank.
+
+    If some ranks do not compute the loss, those that do broadcast it.
+    """
 
     def __init__(self, program: Program, transport: Transport, store: Store) -> None:
         self.transport, self.store = transport, store
-        self.sizes = program.micro_batch_sizes
-        self.steps = program.plan.steps if is_asynchronous(program.plan) else 1  # of a run
+        self.sizes = program.micro_batch_sizes  # samples of each micro-batch
+        self.steps = program.plan.steps if is_asynchronous(program.plan) else 1  # of one run
         self.dtype = program.graph.values[program.graph.loss or ""].dtype
         loss_devices = {v.loss_devices for v in program.variants}
-        self.on_all_ranks = all(
-            len(devices) == transport.size for devices in loss_devices
-        )  # on every rank
-        self.broadcasters = sorted(
-            {devices[0] for devices in loss_devices}
-        )  # to those that lack it
+        self.on_all_ranks = all(len(devices) == transport.size for devices in loss_devices)
+        # With replicated pipelines, several ranks have the losses of different micro-batches.
+        self.broadcasters = sorted({devices[0] for devices in loss_devices})
         self.weight = 1.0
-        self._recorded: list[tuple[int, Tensor]] = []  # of micro-batches, with their step
-        self._broadcasts: list[tuple[Pending, Tensor]] = []
+        self._recorded: list[tuple[int, Tensor]] = []  # (step, weighted loss) of micro-batches
+        self._broadcasts: list[tuple[Pending, Tensor]] = []  # started, with their buffers
 
     def begin(self, weight: float) -> None:
-        """A run begins, whose loss counts for so much."""
+        """Starts a run; weight: factor of its loss, for gradient accumulation over several runs."""
         self.weight = weight
         self._recorded, self._broadcasts = [], []
         if self._broadcasts_early and self.transport.rank != self.broadcasters[0]:
             self._start_broadcasts()
 
     def record(self, action: RecordLoss) -> None:
-        """A micro-batch's loss is there: its gradient starts here."""
+        """Notes the loss of a micro-batch, weighted by its samples, and sets the gradient of the loss."""
         fraction = self.weight * self.sizes[action.key.micro_batch] / sum(self.sizes)
         loss = self.store.slots[action.slot]
         if action.reports or self.on_all_ranks:
@@ -55,7 +55,7 @@ class Losses:
         self.store.drop(action.dead_slots)
 
     def wait(self) -> Tensor:
-        """By step: told by the ranks that have it, as soon as they have it."""
+        """Waits for the losses and returns them: one for each step of the run, the same on every rank."""
         if not self._broadcasts:
             self._start_broadcasts()
         for pending, _ in self._broadcasts:
@@ -65,19 +65,18 @@ class Losses:
 
     @property
     def _broadcasts_early(self) -> bool:
-        """One rank has all of the loss: it tells it while others still work."""
-        return (
-            self.transport.early_receives and not self.on_all_ranks and len(self.broadcasters) == 1
-        )
+        """Whether the broadcast starts during the step: only if a single rank has the whole loss."""
+        return self.transport.early_receives and not self.on_all_ranks and len(self.broadcasters) == 1
 
     def _local_losses(self) -> Tensor:
+        """This rank's part of the loss of each step."""
         total = torch.zeros(self.steps, dtype=self.dtype, device=self.store.place)
         for step, loss in self._recorded:
             total[step] += loss
         return total
 
     def _start_broadcasts(self) -> None:
-        """Replicas may end on several ranks: each tells what it has."""
+        """Starts one broadcast from each rank that has a part of the loss; `wait` adds the parts."""
         for source in () if self.on_all_ranks else self.broadcasters:
             losses = self._local_losses()
             self._broadcasts.append((self.transport.broadcast(source, losses), losses))

@@ -1,4 +1,4 @@
-"""Messages of one rank while it runs: packed, sent, posted ahead, waited for, put where they belong."""
+"""Carries out Send, Receive and AwaitMessage on one rank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from raddle.transport.base import Pending, PendingMessage, Transport
 
 
 class Messages:
-    """What is under way to and from one rank.
+    """The messages to and from one rank that are in transit.
 
-    `receives` are those of each step that has an order of its own; where there are several, each has a
-    thread, and whoever waits for a message lets others have their `turn`.
+    receives: step -> its receives in order. Usually all actions have one order and the only key is 0. In a
+    greedy schedule each step has its own order and its own thread; then only the thread with
+    `compute_lock` computes, and a thread that waits for a message releases the lock.
     """
 
     def __init__(
@@ -33,21 +34,20 @@ class Messages:
             for step, step_receives in receives.items()
         }
         self.compute_lock = threading.Lock()
-        self.incoming: dict[int, PendingMessage] = {}
-        self._pending_sends: dict[int, Pending] = {}  # by the number of the send
-        self._dtype_examples: dict[
-            torch.dtype, Tensor
-        ] = {}  # of each type, something on this rank's device
-        self._updating = True
+        self.incoming: dict[int, PendingMessage] = {}  # number of a posted receive -> its message
+        self._pending_sends: dict[int, Pending] = {}  # number of a send -> its transfer
+        # Empty tensors: they tell the transport the dtype and the torch device of a message.
+        self._dtype_examples: dict[torch.dtype, Tensor] = {}
+        self._updating = True  # whether this run ends with an update
 
     def begin(self, *, updating: bool) -> None:
-        """A run begins; without an update, parameters stay as they are, and nobody sends them."""
+        """Starts a run. Without an update, parameters do not change, so they are not sent."""
         self._updating = updating
         for receives in self.early_receives.values():
             receives.begin()
 
     def post_early(self, step: int) -> None:
-        """Posts what comes first in a step."""
+        """Posts the first receives of a step, if the transport allows receives before their sends."""
         if self.transport.early_receives:
             self._receives_of(step).post_early()
 
@@ -65,7 +65,7 @@ class Messages:
         else:
             buffer = torch.cat([t.detach().reshape(-1) for t in tensors])
         pending = self.transport.post(action.peer, action.tag, buffer, action.label)
-        self._pending_sends[action.number] = pending  # which keeps the buffer
+        self._pending_sends[action.number] = pending  # this also keeps the buffer alive
         if delivery.sends_gradients:
             for part in action.parts:
                 for slot in part.slots:
@@ -73,7 +73,7 @@ class Messages:
         self.store.drop(action.dead_slots)
 
     def receive(self, receive: Receive) -> None:
-        """The place at which a receive has to be posted by."""
+        """Posts a receive, unless it was posted early."""
         if self.transport.early_receives:
             self._receives_of(receive.key.step).ensure_posted(receive)
         else:
@@ -82,10 +82,10 @@ class Messages:
     def await_message(self, action: AwaitMessage) -> None:
         receive = action.receive
         message = self.incoming.pop(receive.number, None)
-        if message is None:  # gradients stay where they are until the update
+        if message is None:  # not sent in this run, as it has no update
             return
         buffer = self._wait(message)
-        for number in action.acknowledged_sends:  # what this answers has arrived
+        for number in action.acknowledged_sends:  # these have arrived, so wait() returns at once
             if number in self._pending_sends:
                 self._pending_sends.pop(number).wait()
         if self.transport.early_receives:
@@ -100,12 +100,13 @@ class Messages:
         self.store.drop(action.dead_slots)
 
     def finish(self) -> None:
-        """Waits until all that was sent has left."""
+        """Waits until all sends are complete."""
         for pending in self._pending_sends.values():
             pending.wait()
         self._pending_sends.clear()
 
     def post(self, receive: Receive) -> None:
+        """Posts a receive now."""
         if receive.delivery.only_with_update and not self._updating:
             return
         like = self._dtype_examples.get(receive.dtype)
@@ -117,6 +118,7 @@ class Messages:
         )
 
     def _assembled(self, part: MessagePart, action: Send) -> Tensor:
+        """The tensor of one box of a message: a value, or a gradient."""
         store = self.store
         if action.delivery.sends_gradients:
             tensors = [store.gradient_or_zeros(s, action.dtype) for s in part.slots]
@@ -128,7 +130,7 @@ class Messages:
         return self.early_receives[step if len(self.early_receives) > 1 else 0]
 
     def _wait(self, message: PendingMessage) -> Tensor:
-        """Waits for a message; meanwhile other steps may compute."""
+        """Waits for a message; in a greedy schedule, other steps may compute meanwhile."""
         if len(self.early_receives) == 1:
             return message.wait()
         self.compute_lock.release()

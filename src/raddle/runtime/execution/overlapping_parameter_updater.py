@@ -1,4 +1,8 @@
-"""Parameters where steps overlap: a step has gradients of its own, weights are updated one by one."""
+"""The parameter updater for overlapping steps (asynchronous pipelines).
+
+Each step has its own gradients. A parameter is updated as soon as its gradient of a step is complete, while
+other steps still run; forwards that began earlier use stashed old weights (weight_stash.py).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from raddle.runtime.weight_stash import WeightStash, WeightUse
 
 
 class OverlappingParameterUpdater(ParameterUpdater):
-    """`latest`: a forward takes the weights that are there, and not those that the program says."""
+    """latest: forwards use the newest weights (greedy schedules) instead of the versions in the program."""
 
     def __init__(self, *args: Any, latest: bool = False, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -22,7 +26,7 @@ class OverlappingParameterUpdater(ParameterUpdater):
         self.stash = WeightStash(latest=latest)
 
     def load(self) -> None:
-        """Sums have memory of their own."""
+        """Makes no bucket buffers: each all-reduce allocates its own, as several steps may be in flight."""
 
     def begin(self, *, updating: bool) -> None:
         self.stash = WeightStash(latest=self.latest)  # versions count from the first step of a run
@@ -62,7 +66,7 @@ class OverlappingParameterUpdater(ParameterUpdater):
             self.stash.sums[step, slot] = pending, piece.view(gradient.shape)
 
     def update_parameters(self, action: UpdateParameters) -> None:
-        """Updates the parameters whose gradients of a step are complete."""
+        """Updates the parameters in `action.slots`, whose gradients of this step are complete."""
         parameters = [self.store.slots[s] for s in action.slots]
         gradients = [
             self.stash.take_gradient(action.key.step, s, p)

@@ -1,7 +1,8 @@
-"""How parameters of a rank get their gradients and are updated: after a step, from sums in buckets.
+"""Accumulates, all-reduces and applies the gradients of a rank's parameters: one optimizer step per step.
 
-This is what every plan does that says nothing else. Two others take its place: `sliced.py` where slices are
-updated while others compute, and `overlapping.py` where steps overlap.
+This is the default. Gradients are all-reduced in buckets. Two subclasses replace it:
+sliced_parameter_updater.py, where slices of parameters are synchronised and updated during the step, and
+overlapping_parameter_updater.py, where steps overlap.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from raddle.transport.base import Pending, Transport, WidenedSum
 
 
 class ParameterUpdater:
-    """The parameters of one rank, all of which an optimizer updates at once.
+    """The gradients and updates of one rank's parameters, which are known by their slots.
 
-    `narrow` names the type in which gradients travel, if it is another than theirs.
+    sum_dtype: the dtype in which gradients are all-reduced, for example "bfloat16"; "": their own.
     """
 
     def __init__(
@@ -42,13 +43,15 @@ class ParameterUpdater:
             buckets,
         )
         self.sum_dtype = sum_dtype
-        self.bucket_buffers: list[Tensor] = []  # by bucket
-        self._bucket_views: dict[int, Tensor] = {}  # parameter -> its place in a bucket
-        self._pending_sums: list[Pending] = []  # under way
-        self.optimizer_step: Callable[[], None] = lambda: None  # the optimizer's step
+        self.bucket_buffers: list[Tensor] = []  # one flat tensor for each bucket
+        self._bucket_views: dict[
+            int, Tensor
+        ] = {}  # slot -> its gradient, a view of a bucket buffer
+        self._pending_sums: list[Pending] = []  # all-reduces in flight
+        self.optimizer_step: Callable[[], None] = lambda: None  # set by the executor
 
     def load(self) -> None:
-        """Parameters are in their slots: buckets are made for their gradients."""
+        """Called when parameters are in their slots: makes the buffers of the buckets."""
         if self.bucket_buffers:
             return
         for bucket in self.buckets:
@@ -60,27 +63,27 @@ class ParameterUpdater:
             self.bucket_buffers.append(flat)
 
     def begin(self, *, updating: bool) -> None:
-        """A run begins."""
+        """Called at the start of a run (one step, or all overlapping steps)."""
 
     def end_step(self, step: int) -> None:
-        """Nothing of a step is to come."""
+        """Called after the last action of a step."""
 
     def weight_uses(self) -> list[WeightUse]:
-        """Which versions of weights were used, where steps overlap."""
+        """The log of used weight versions; empty unless steps overlap."""
         return []
 
-    # -- for segments ----------------------------------------------------------------------------------
+    # -- called by Segments ----------------------------------------------------------------------------
 
     def weights_for(self, action: Forward) -> list[Tensor]:
-        """The weights that a forward runs on."""
+        """The weights that a forward runs on, in the order of `call.weights`."""
         slots = self.store.slots
         return [slots[s] for s in action.call.weights]
 
     def release_weights(self, call: Call, weights: Sequence[Tensor]) -> None:
-        """A backward is done with its weights."""
+        """Called when a backward no longer needs its weights."""
 
     def accumulate(self, call: Call, gradients: Sequence[Tensor | None]) -> None:
-        """Gradients of a call's weights add up over the micro-batches of a step."""
+        """Adds the gradients of a call's weights to those of earlier micro-batches."""
         store = self.store
         for slot, gradient in zip(call.weights, gradients, strict=False):
             if gradient is None:
@@ -97,7 +100,7 @@ class ParameterUpdater:
             store.with_gradient.add(slot)
 
     def accumulated_gradient(self, call: Call, slot: int) -> Tensor | None:
-        """What has been added up, for autograd to add to."""
+        """The gradient of earlier micro-batches, which becomes `.grad` so that autograd adds to it."""
         view = self._bucket_views.get(slot)
         if view is None:
             return self.store.grads[slot]
@@ -106,15 +109,15 @@ class ParameterUpdater:
         return view
 
     def set_gradient(self, call: Call, slot: int, gradient: Tensor) -> None:
-        """Autograd has added to what was there so far."""
+        """Takes the gradient back after autograd has added to it."""
         self.store.grads[slot] = gradient
         self.store.exclusive.add(slot)
         self.store.with_gradient.add(slot)
 
-    # -- actions ---------------------------------------------------------------------------------------
+    # -- called by the executor, one method for each kind of action ------------------------------------
 
     def start_all_reduce(self, action: StartAllReduce) -> None:
-        """Starts the sum of a bucket."""
+        """Starts the all-reduce of a bucket; parameters without a gradient count as zero."""
         store = self.store
         for slot in self.buckets[action.bucket].slots:
             if slot not in store.with_gradient:
@@ -133,19 +136,19 @@ class ParameterUpdater:
         )
 
     def submit_gradients(self, action: SubmitGradients) -> None:
-        raise AssertionError("only slices are handed in")
+        raise AssertionError("only sliced parameters are submitted")
 
     def start_slice_all_reduce(self, action: StartSliceAllReduce) -> None:
-        raise AssertionError("only slices have an order")
+        raise AssertionError("only slices are all-reduced one by one")
 
     def update_parameters(self, action: UpdateParameters) -> None:
-        """All gradients are there: the optimizer updates all parameters of this rank."""
+        """Waits for all gradients, then lets the optimizer update all parameters of this rank."""
         store = self.store
         for pending in self._pending_sums:
             pending.wait()
         self._pending_sums.clear()
         for slot in self.updated_slots:
-            if slot not in store.with_gradient:  # of a share that no operator read
+            if slot not in store.with_gradient:  # no operator here reads this region
                 store.grads[slot] = torch.zeros_like(store.slots[slot])
             store.slots[slot].grad = store.grads[slot]
         self.optimizer_step()

@@ -1,4 +1,8 @@
-"""Segments forward and backward: each runs on leaves of its own, and hands gradients back slot by slot."""
+"""Carries out Forward and Backward.
+
+Each segment has its own autograd graph: it runs on new leaf tensors, and its backward puts the gradients of
+these leaves into slots. So gradients pass from segment to segment through slots, not through autograd.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,9 @@ from raddle.runtime.execution.store import Store
 
 
 class Segments:
-    """What the calls of one rank keep for their backward.
+    """Runs the calls of one rank and saves what their backward needs.
 
-    `adds_once`: whether a step adds to the gradient of a weight but once in each call, which then need
-    not be done by autograd itself.
+    single_microbatch: whether a step has one micro-batch, so that gradients need not be accumulated.
     """
 
     def __init__(
@@ -29,18 +32,18 @@ class Segments:
     ) -> None:  # fmt: skip
         self.store, self.updater = store, updater
         self.autocast, self.single_microbatch = autocast, single_microbatch
-        # By call: leaves and weights that it ran on, ends of its graph, and the slots of its results.
+        # Call number -> leaves, weights, gradient edges of the results, and slots of these results.
         self.saved: dict[int, tuple[list[Tensor], list[Tensor], list[Any], list[int]]] = {}
-        self._forward_arguments: dict[int, list[Any]] = {}  # by calls that run again
-        self._used_gradients: dict[
-            int, tuple[list[Any], list[Tensor]]
-        ] = {}  # by calls in two phases
+        # Recomputed calls: call number -> weights and nondifferentiable arguments of the first forward.
+        self._forward_arguments: dict[int, list[Any]] = {}
+        # Split backwards: call number -> edges and result gradients of phase "B", for phase "W".
+        self._used_gradients: dict[int, tuple[list[Any], list[Tensor]]] = {}
 
     def autocast_context(self) -> AbstractContextManager[Any]:
-        """What all segments run in."""
+        """The context in which all actions run: autocast, if the user asked for it."""
         if self.autocast is None:
             return nullcontext()
-        # What a cache keeps of weights would outlast them where they are divided.
+        # Autocast's cache of casted weights would keep ZeRO-3 parameters after they are released.
         use_cache = not self.store.gathered.by_slot
         return torch.autocast(self.store.place.type, dtype=self.autocast, cache_enabled=use_cache)
 
@@ -53,7 +56,7 @@ class Segments:
         nondifferentiable = [slots[s] for s in call.nondifferentiable]
         if call.recompute and not action.recomputation:
             self._forward_arguments[call.number] = [*weights, *nondifferentiable]
-        elif call.recompute:  # buffers have new values by now: it reads them as they were
+        elif call.recompute:  # use the tensors of the first forward: buffers have changed since
             arguments = self._forward_arguments.pop(call.number)
             weights, nondifferentiable = arguments[: len(weights)], arguments[len(weights) :]
         arguments = [*weights, *nondifferentiable]
@@ -78,7 +81,8 @@ class Segments:
         if not action.recomputation:
             for slot, result in zip(call.results, results, strict=True):
                 detached = result.detach()
-                # A view of a divided parameter (positions, say) must outlast its memory.
+                # A result may be a view of a gathered parameter (position embeddings, for example),
+                # whose memory is released soon.
                 slots[slot] = (
                     detached.clone()
                     if gathered_memory and _storage_address(detached) in gathered_memory
@@ -97,14 +101,15 @@ class Segments:
         self.store.gathered.release(action.release)
 
     def _cast_results(self, call: Call, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """With autocast, results have whatever type it chose; the program knows another."""
+        """Casts results to the dtypes in the program; autocast may have chosen others."""
         if self.autocast is None:
             return results
         return tuple(r.to(t) for r, t in zip(results, call.dtypes, strict=True))
 
     def _run_backward(self, call: Call) -> None:
+        """Phase "B": gradients of activations and, unless the backward is split, of weights."""
         store = self.store
-        store.gathered.storage_addresses(call.weights)  # it is there
+        store.gathered.storage_addresses(call.weights)  # asserts that the weights are gathered
         saved = self.saved[call.number] if call.split_backward else self.saved.pop(call.number)
         leaves, weights, edges, result_slots = saved
         edges, result_gradients = self._take_gradients(edges, result_slots)
@@ -123,7 +128,7 @@ class Segments:
             self.updater.release_weights(call, weights)
 
     def _weight_gradients(self, call: Call) -> None:
-        """Gradients of parameters, after those of activations (or of none)."""
+        """Phase "W": gradients of weights only, after phase "B", if there was one."""
         _, weights, edges, result_slots = self.saved.pop(call.number)
         used_gradients = self._used_gradients.pop(call.number, None)
         edges, result_gradients = (
@@ -137,10 +142,10 @@ class Segments:
         self, call: Call, edges: list[Any], result_gradients: list[Tensor], leaves: list[Tensor],
         weights: list[Tensor], *, retain_graph: bool = False,
     ) -> Sequence[Tensor | None]:  # fmt: skip
-        """Gradients of leaves; those of weights go to where they add up.
+        """Computes gradients: returns those of leaves, passes those of weights to the updater.
 
-        Where several micro-batches add up, autograd does it weight by weight, so that no more than one
-        gradient is there twice.
+        With several micro-batches, autograd itself adds to the accumulated gradients, weight by weight. So
+        the new and the accumulated gradient exist together for only one weight at a time.
         """
         if not weights or self.single_microbatch:
             gradients = torch.autograd.grad(
@@ -160,13 +165,13 @@ class Segments:
         for slot, weight in zip(call.weights, weights, strict=True):
             if weight.grad is not None:
                 self.updater.set_gradient(call, slot, weight.grad)
-                weight.grad = None  # an update sets it where the parameter is updated
+                weight.grad = None  # the updater has the gradient now
         return [leaf.grad for leaf in leaves]
 
     def _take_gradients(
         self, edges: Sequence[Any], result_slots: Sequence[int]
     ) -> tuple[list[Any], list[Tensor]]:
-        """The gradients that have come for what a segment gave."""
+        """Takes gradients of a call's results from their slots; skips results that have none."""
         edges_with_gradient, gradients = [], []
         for edge, slot in zip(edges, result_slots, strict=True):
             gradient = self.store.take_gradient(slot)

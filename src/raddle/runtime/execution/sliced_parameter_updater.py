@@ -1,4 +1,8 @@
-"""Parameters in slices: gradients are handed to a synchroniser, a forward waits for its weights alone."""
+"""The parameter updater for parameters that are synchronised slice by slice (parameter servers, P3, ZeRO).
+
+Complete gradients are submitted during the backward. There is no barrier after the step: each forward waits
+only until its own weights are up to date.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from raddle.transport.base import Transport
 
 
 class SlicedParameterUpdater(ParameterUpdater):
-    """`agree` is made when the parameters are in their slots, unless another executor lends its own."""
+    """make_sync: makes the ParameterSync when parameters are loaded, unless another executor shares its."""
 
     def __init__(
         self, store: Store, transport: Transport, make_sync: Callable[[], ParameterSync]
@@ -37,7 +41,7 @@ class SlicedParameterUpdater(ParameterUpdater):
         return super().weights_for(action)
 
     def submit_gradients(self, action: SubmitGradients) -> None:
-        """Hands in gradients that are complete."""
+        """Submits complete gradients; parameters without one submit zeros."""
         for slot in action.slots:
             gradient = self.store.grads[slot]
             if gradient is None:
@@ -46,7 +50,7 @@ class SlicedParameterUpdater(ParameterUpdater):
             self.store.clear_gradient(slot)
 
     def start_slice_all_reduce(self, action: StartSliceAllReduce) -> None:
-        """It is a slice's turn to be summed."""
+        """Starts the all-reduce of one slice (collective updates)."""
         self._loaded_sync.start_slice_all_reduce(action.number)
 
     def update_parameters(self, action: UpdateParameters) -> None:

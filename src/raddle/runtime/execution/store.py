@@ -1,4 +1,4 @@
-"""The slots of one rank while it runs: tensors, and the gradients that have come for them."""
+"""The slots of one rank during a run: their tensors and the gradients of these tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from raddle.runtime.zero3 import GatheredParameter, GatheredParameters
 
 
 class Store:
-    """Slots by number. What autograd returns may be seen by others: it is copied before it is changed."""
+    """Tensors and gradients by slot number.
+
+    A gradient from autograd may share memory with other tensors. It is copied before the first in-place
+    change.
+    """
 
     def __init__(
         self,
@@ -23,12 +27,14 @@ class Store:
         self.shapes, self.place = shapes, place
         self.slots: list[Any] = [None] * len(shapes)
         self.grads: list[Tensor | None] = [None] * len(shapes)
-        self.exclusive: set[int] = set()  # gradients that no one else sees
-        self.with_gradient: set[int] = set()  # parameters with a gradient in this step
+        self.exclusive: set[int] = set()  # slots whose gradient shares no memory: in-place is safe
+        self.with_gradient: set[int] = (
+            set()
+        )  # slots of parameters that have a gradient in this step
         self.gathered = GatheredParameters(gathered, self.slots)
 
     def add_gradient(self, slot: int, gradient: Tensor) -> None:
-        """Adds to the gradient of what a slot holds."""
+        """Adds to the gradient of a slot."""
         accumulated = self.grads[slot]
         if accumulated is None:
             self.grads[slot] = gradient
@@ -39,7 +45,7 @@ class Store:
             self.exclusive.add(slot)
 
     def add_gradient_box(self, slot: int, index: tuple[slice, ...], tensor: Tensor) -> None:
-        """The same for a part of it; `tensor` is the store's own."""
+        """Adds to a part of a slot's gradient; `tensor` must share no memory with others."""
         shape, accumulated = self.shapes[slot], self.grads[slot]
         if accumulated is None and tensor.shape == shape:
             self.grads[slot] = tensor
@@ -53,25 +59,25 @@ class Store:
         self.exclusive.add(slot)
 
     def clear_gradient(self, slot: int) -> None:
-        """A gradient has been handed on."""
+        """Forgets the gradient of a slot, after it was sent or applied."""
         self.grads[slot] = None
         self.exclusive.discard(slot)
         self.with_gradient.discard(slot)
 
     def take_gradient(self, slot: int) -> Tensor | None:
-        """The gradient of a value, which nobody asks for again."""
+        """Returns the gradient of a slot and forgets it."""
         gradient, self.grads[slot] = self.grads[slot], None
         self.exclusive.discard(slot)
         return gradient
 
     def gradient_or_zeros(self, slot: int, dtype: torch.dtype) -> Tensor:
-        """Zeros where nobody gave one."""
+        """The gradient of a slot; zeros of this dtype if it has none."""
         gradient = self.grads[slot]
         if gradient is None:
             return torch.zeros(self.shapes[slot], dtype=dtype, device=self.place)
         return gradient
 
     def drop(self, slots: Iterable[int]) -> None:
-        """Nobody reads these any more."""
+        """Empties slots that no later action reads."""
         for slot in slots:
             self.slots[slot] = None
