@@ -66,7 +66,9 @@ class Losses:
     @property
     def _broadcasts_early(self) -> bool:
         """Whether the broadcast starts during the step: only if a single rank has the whole loss."""
-        return self.transport.early_receives and not self.on_all_ranks and len(self.broadcasters) == 1
+        return (
+            self.transport.early_receives and not self.on_all_ranks and len(self.broadcasters) == 1
+        )
 
     def _local_losses(self) -> Tensor:
         """This rank's part of the loss of each step."""
