@@ -1,4 +1,4 @@
-"""Reads and writes all files of raddle: no other module opens a file of a user.
+"""Reads and writes files: the other modules of raddle do not open files of users themselves.
 
 A file is read within limits (bytes, values, depth), and every problem with it is reported in one sentence.
 New content is written to a temporary file, which replaces the old file when it is complete. So a full disk
@@ -165,7 +165,8 @@ def _too_deep() -> str:
 class Fields:
     """A JSON object of a file, whose fields are read by name and checked for their type.
 
-    location: where the object is, as sentences say it. All methods raise InputError.
+    location: where the object is, in words for a sentence ("'plan.json', event 3,"). The methods raise
+    InputError if a field is missing or wrong.
     """
 
     data: Mapping[str, Any]
@@ -173,6 +174,7 @@ class Fields:
 
     @staticmethod
     def from_data(data: object, location: str, keys: Sequence[str] = ()) -> Fields:
+        """Checks that data is an object with these keys."""
         if not isinstance(data, dict):
             raise InputError(f"{location} is damaged: it is {short(data)}, not an object.")
         missing = [key for key in keys if key not in data]
@@ -210,6 +212,7 @@ class Fields:
         return Fields(self.data[key], f"{self.location}, {key},")
 
     def error(self, key: str, expected: str) -> InputError:
+        """The exception for a field that is not as expected."""
         if key not in self.data:
             return InputError(f"{self.location} is damaged: it has no {key}, which is {expected}.")
         value = short(self.data[key])
@@ -269,6 +272,7 @@ def _is_stream(path: Path) -> bool:
 
 @contextmanager
 def _temporary_file(target: str, durable: bool) -> Iterator[BinaryIO]:
+    """A temporary file in the same folder, which is renamed to `target` at the end."""
     before = _existing_status(target)
     temporary = os.path.join(os.path.dirname(target), f".raddle-{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

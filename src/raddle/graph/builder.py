@@ -58,7 +58,7 @@ class Builder:
         # Values before and after a write that the schema of the call does not declare.
         self.hidden_writes: list[tuple[Value, Value]] = []
         self._seed: Value | None = None
-        self._names: dict[str, int] = {}
+        self._names: dict[str, int] = {}  # how often each name was given, to make names unique
         self._composite_name: str | None = None  # of the composite that is being built
         self._composite_kind = ""
 

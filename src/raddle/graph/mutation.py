@@ -21,10 +21,8 @@ from raddle.graph.dtypes import carries_gradient
 from raddle.graph.graph import Value
 
 A = torch.ops.aten
-NEW_TENSORS = {
-    "lift_fresh",
-    "lift_fresh_copy",
-}  # these return new tensors, although tracing shows views
+# Calls that return new tensors, although tracing shows views.
+NEW_TENSORS = {"lift_fresh", "lift_fresh_copy"}
 
 
 class View(NamedTuple):
@@ -51,6 +49,7 @@ class Memory:
         self.no_grad = False  # whether the current nodes are under torch.no_grad
 
     def put(self, node: Node, value: Any, view: View | None = None) -> None:
+        """Sets the value of a node; view: how the node is made from its parent, if it is a view."""
         self.values[node] = value
         if view is not None:
             self.views[node] = view
@@ -95,12 +94,15 @@ class Memory:
         if state is not None:
             self.updates[state.name] = value
 
-    def _keep_old_gradient(self, old: Value, new: Value, state: bool) -> Any:
-        """The value after a write that autograd does not record: new numbers, the old value's gradient."""
+    def _keep_old_gradient(self, old: Value, new: Value, is_state: bool) -> Any:
+        """The value after a write that autograd does not record: new numbers, the old value's gradient.
+
+        is_state: whether a buffer is written, which has no gradient.
+        """
         call = self.builder.call
         if not carries_gradient(new.dtype):
             return new
-        if state:
+        if is_state:
             return call(A.detach.default, new)
         change = call(A.detach.default, call(A.sub.Tensor, new, old))
         return call(A.add.Tensor, old, change)

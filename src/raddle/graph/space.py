@@ -61,9 +61,7 @@ class Space(NamedTuple):
     """The iteration space of one operator; made by `parse_space`."""
 
     dims: tuple[Dim, ...]
-    outputs: tuple[
-        tuple[int, ...], ...
-    ]  # for each output and each of its dimensions: the iteration dimension
+    outputs: tuple[tuple[int, ...], ...]  # for each output, its dimensions as positions in `dims`
     operands: tuple[Access, ...]
     combine: str  # how partial results are combined: "" | "sum" | "moments" | "lse"
     flops_per_point: int  # for operators that are not products
