@@ -150,7 +150,7 @@ def test_refuses_a_use_without_its_rows(phase: str) -> None:
     assert pulls
     left = tuple(d for d in run.deps if d not in pulls)
     with pytest.raises(
-        InputError, match=r"has no .* of '2.weight', which is divided: it waits for"
+        InputError, match=r"has no .* of '2.weight', which is sharded: it waits for"
     ):
         check(changed(program, number, deps=left))
 
@@ -170,7 +170,7 @@ def test_refuses_rows_that_are_not_updated_or_not_from_their_server() -> None:
     ):
         check(changed(program, number, deps=runs))
     swapped = tuple(m._replace(source=m.target, target=m.source) for m in pull.messages)
-    with pytest.raises(InputError, match="is not the home of"):
+    with pytest.raises(InputError, match="is not the server of"):
         check(changed(program, number, messages=swapped))
 
 

@@ -1,1 +1,1 @@
-"""Programs: what each device does, in order; lowered from a graph and a plan, and checked."""
+"""Programs: the instructions of all devices, lowered from a graph and a plan, and checked."""

@@ -1,7 +1,7 @@
-"""Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+"""Writes traces in Chrome's trace event format, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-Simulated and measured traces have the same lanes: a process for each device, whose first lane is what it
-computes, and a process "links" for what is on its way.
+Simulated and measured traces have the same lanes: one process for each device, whose first lane shows what
+it computes, and a process "links", with a lane for each link that shows the transfers on it.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -17,22 +17,22 @@ from typing import Any
 from raddle.files import replace_atomically
 
 Event = dict[str, Any]
-COMPUTE = 0  # the lane of a device
+COMPUTE = 0  # the lane (thread id) of a device's computations
 
 
 def write_events(events: Iterable[Event], path: str | pathlib.Path) -> None:
-    """Gzipped where the path ends in .gz."""
+    """Writes events to a JSON file, gzipped if the path ends in .gz."""
     with replace_atomically(path) as file:
         if pathlib.PurePath(path).suffix != ".gz":
             file.writelines(_lines(events))
             return
-        # Without a name and the time of writing: the same timeline gives the same file.
+        # Without a file name and a time stamp, so that the same timeline gives the same bytes.
         with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
             packed.writelines(_lines(events))
 
 
 def _lines(events: Iterable[Event]) -> Iterator[bytes]:
-    """One event after the other: a trace of millions of tasks is never in memory as a whole."""
+    """Yields the file piece by piece: a trace of millions of tasks need not fit into memory."""
     yield b'{"displayTimeUnit":"ms","traceEvents":[\n'
     for number, event in enumerate(events):
         yield ((",\n" if number else "") + json.dumps(event, separators=(",", ":"))).encode()
@@ -40,7 +40,7 @@ def _lines(events: Iterable[Event]) -> Iterator[bytes]:
 
 
 def lane_names(devices: Sequence[str], links: Iterable[str]) -> Iterator[Event]:
-    """What stands beside the lanes: the kind of each device, and the links."""
+    """The events that name the lanes. devices: the kind of each device. links: their names."""
     for d, kind in enumerate(devices):
         yield name_event("process_name", d, COMPUTE, f"device {d} ({kind})")
         yield name_event("thread_name", d, COMPUTE, "compute")
@@ -54,6 +54,6 @@ def name_event(what: str, process: int, lane: int, name: str) -> Event:
 
 
 def flow_events(start: Event, end: Event, **title: Any) -> Iterator[Event]:
-    """From one lane and time to another; each must lie in a slice, or the arrow holds on to nothing."""
+    """An arrow from one lane and time to another. Both ends must lie inside a shown event."""
     yield {"ph": "s", **title, **start}
     yield {"ph": "f", "bp": "e", **title, **end}

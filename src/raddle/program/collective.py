@@ -8,9 +8,9 @@ from raddle.program.program import Message
 
 
 def recognise_collective(messages: Sequence[Message]) -> str:
-    """`all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `gather`, or "" for none of them.
+    """The name of the collective that the messages of a move form together; "" for none.
 
-    Messages say which boxes go where; a collective is a name for a pattern that libraries do well.
+    `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `scatter` or `gather`.
     """
     pairs = {(m.source, m.target) for m in messages}
     sources = {s for s, _ in pairs}

@@ -1,4 +1,4 @@
-"""Instructions in words, for the sentences that refuse a program."""
+"""Describes an instruction in words, for error messages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from raddle.program.program import (
     Run,
 )
 
-BoxesByDevice = Mapping[int, Sequence[Box]]  # by device
+BoxesByDevice = Mapping[int, Sequence[Box]]  # of one value or parameter
 PHASES = {"F": "forward", "R": "forward again", "B": "backward", "W": "backward to parameters"}
 
 
 def describe(number: int, instruction: Instruction) -> str:
+    """Such as: instruction 7 ('fc1' backward, step 0, micro-batch 1)."""
     where = f"step {instruction.key.step}, micro-batch {instruction.key.micro_batch}"
     if isinstance(instruction, Run):
         what = f"'{instruction.op}' {PHASES[instruction.phase]}"

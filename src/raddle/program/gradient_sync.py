@@ -1,6 +1,11 @@
-"""What becomes of gradients of parameters: the script says when they leave, and what is updated then."""
+"""Writes the instructions that synchronise gradients and update parameters.
 
-# p: parameter, n: row of the script
+`GradientSync` is told of every contribution to a gradient, and of the ends of actions and steps. It passes
+them as events to the step script (step_script.py), and writes an instruction for each row that follows from
+them (sync_instructions.py).
+"""
+
+# p: number of a parameter, s: number of a slice, n: row of the step script
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ from raddle.program.turns import Turns
 
 
 class GradientSync:
-    """Gradients of a program on their way; where steps overlap, each parameter is updated at once."""
+    """The synchronisation of all parameters of a program. overlap: whether steps overlap."""
 
     def __init__(
         self, parameters: ParameterLayout, writer: InstructionWriter, *, overlap: bool
@@ -37,26 +42,26 @@ class GradientSync:
         self.row_writer: RowWriter = (SliceWriter if sliced else WholeParameterWriter)(
             parameters, writer
         )
-        self.contributions: dict[
-            tuple[str, int], list[int]
-        ] = {}  # by parameter and step, what contributed
-        self.last_writers: dict[str, list[int]] = {}  # by parameter, what wrote it last
-        self.new_writers: dict[str, list[int]] = {}  # by parameter, what writes it in this step
+        # By parameter and step, the instructions that contribute to its gradient.
+        self.contributions: dict[tuple[str, int], list[int]] = {}
+        # By parameter, the instructions that its next use waits for: of the steps before, and of this step.
+        self.last_writers: dict[str, list[int]] = {}
+        self.new_writers: dict[str, list[int]] = {}
         self._begin_step()
 
     def _begin_step(self) -> None:
-        """A step begins."""
+        """Starts an empty script."""
         self.rows = [0] * (3 * (len(self.parameter_number) + len(self.facts.needs_sync)) * COLUMNS)
         self.state = _new_state(self.facts, self.rows)
-        self.row_instructions: list[int] = []  # by row, its instruction
-        # A forward alone has no gradients, and so no slices.
+        self.row_instructions: list[int] = []  # by row, the number of its instruction
+        # A program of forwards only has no gradients, and so no slices to order.
         order = (
             self.parameters.plan.order if self.facts.ordered_sums and self.facts.needs_sync else ()
         )
         self.turns = Turns([s for s in order if self.facts.needs_sync[s]])
 
     def contribute(self, name: str, key: Key, at: int) -> None:
-        """Notes a contribution to a parameter's gradient, which leaves once it is complete."""
+        """Notes that instruction `at` contributes to a gradient; synchronises it if it is complete."""
         contributions, p = (
             self.contributions.setdefault((name, key.step), []),
             self.parameter_number[name],
@@ -68,7 +73,9 @@ class GradientSync:
             self.parameters.lowered[0].graders[name]
         ):
             return
-        if self.facts.update_at_once:  # no row waits for one of an earlier event
+        if (
+            self.facts.update_at_once
+        ):  # no row waits for a row of an earlier event: empty the script
             self.state.counters[ROWS], self.state.counters[SUMMED], self.row_instructions = 0, 0, []
         self._handle_event(step_script.COMPLETE, p, at, key)
         first = self.facts.first_slice[p]
@@ -82,11 +89,11 @@ class GradientSync:
             )
 
     def action_ends(self, key: Key) -> None:
-        """A stage of a micro-batch has run backward."""
+        """Handles the end of an action: a stage of a micro-batch has run backward."""
         self._handle_event(step_script.ACTION_ENDS, -1, -1, key)
 
     def step_ends(self, key: Key) -> None:
-        """All gradients of a step are complete."""
+        """Handles the end of a step: all gradients are complete."""
         self._handle_event(step_script.STEP_ENDS, -1, -1, key)
         assert not self.turns.waiting, "all gradients are complete at the end of a step"
         if isinstance(self.row_writer, SliceWriter):
@@ -98,12 +105,13 @@ class GradientSync:
         self._begin_step()
 
     def _handle_event(self, event: int, subject: int, run: int, key: Key) -> None:
-        """Hangs instructions on the rows that follow from an event."""
+        """Writes the instructions of the rows that follow from an event of the step script."""
         step_script.write_rows([event], [subject], [run], self.facts, self.state, [0, 0])
         for n in range(len(self.row_instructions), self.state.counters[ROWS]):
             self.row_instructions.append(self._write_row(n, key))
 
     def _write_row(self, n: int, key: Key) -> int:
+        """Writes the instruction of row n, and returns its number."""
         operation, subject, _, _, p, after_row, first, count = self.rows[
             n * COLUMNS : (n + 1) * COLUMNS
         ]
@@ -129,7 +137,10 @@ class GradientSync:
         return at
 
     def _add_step_barrier(self) -> None:
-        """The next step waits for all parameters, unless they are urgent: then each for its own."""
+        """Makes the next step wait until all parameters are updated, unless the sync kind has no barrier.
+
+        It is enough that the first parameter that a device uses waits for all: the others come later.
+        """
         if self.parameters.plan.parsed_sync.by_priority:
             return
         all_writers = [i for writers in self.last_writers.values() for i in writers]
@@ -141,13 +152,13 @@ class GradientSync:
         for op in self.parameters.graph.ops:
             for name in (i for i in op.inputs if i in self.last_writers):
                 devices = set(holders(self.parameters.regions[name]))
-                if devices - seen:  # the first that some device uses
+                if devices - seen:
                     self.last_writers[name] = all_writers
                     seen |= devices
 
 
 def rule_of(sync: Sync) -> int:
-    """The rules of the script by which a plan synchronises."""
+    """The rule of the step script for a sync kind."""
     if sync.sliced:
         return step_script.SLICE_SUMS if sync.collective else step_script.SLICES
     return step_script.SERVER if sync.in_order_server else step_script.BUCKETS
@@ -174,10 +185,13 @@ def _sync_facts(
         not sync.zero3,
         bool(parameters.plan.order) and rule == step_script.SLICE_SUMS,
         [numbers[parameters.groups[n]] if n in parameters.groups else -1 for n in parameters.trainable],
-        [values[n].dtype.itemsize * sum(s.box.volume for s in parameters.synced_regions(n)) for n in parameters.trainable],
+        [
+            values[n].dtype.itemsize * sum(s.box.volume for s in parameters.synced_regions(n))
+            for n in parameters.trainable
+        ],
         list(first),
         [counts[n] for n in parameters.trainable],
-        [int(share.needs_sync) for _, share in slices],
+        [int(slice_.needs_sync) for _, slice_ in slices],
         [0] * len(parameters.trainable),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Where the instructions of a program are written, one after the other."""
+"""Collects the instructions of a program, in order. An instruction's place in the list is its number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from raddle.program.value_holders import in_sending_order
 
 
 class InstructionWriter:
-    """Instructions in their order; `latest`, if asked for, is what each device computed last."""
+    """A growing list of instructions.
+
+    track_latest: keep in `latest`, by device, the instructions that it computed last.
+    """
 
     def __init__(self, devices: int, *, track_latest: bool = False) -> None:
         self.devices, self._track_latest = devices, track_latest
@@ -19,7 +22,7 @@ class InstructionWriter:
         self.latest: dict[int, list[int]] = {}
 
     def emit(self, instruction: Instruction) -> int:
-        """The number of the instruction."""
+        """Appends an instruction, and returns its number."""
         self.instructions.append(instruction)
         if self._track_latest and isinstance(instruction, Run | Merge):
             self.latest.update((d, [len(self.instructions) - 1]) for d in instruction.devices)
@@ -29,6 +32,7 @@ class InstructionWriter:
         self, value: str, kind: MessageKind, key: Key, messages: Iterable[Message],
         deps: Iterable[int],
     ) -> int:  # fmt: skip
+        """Appends a move with its messages in sending order, and returns its number."""
         ordered = in_sending_order(messages, self.devices)
         return self.emit(
             Move(value, kind, key, ordered, recognise_collective(ordered), sorted_deps(deps))

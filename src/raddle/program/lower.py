@@ -1,9 +1,12 @@
-"""From a graph and a plan to a program.
+"""Lowers a graph and a plan to a program.
 
-The schedule says in which order stages of micro-batches run (variants.py); each of them gives its
-instructions (micro.py). Gradients of parameters are synchronised as soon as they are complete
-(gradients.py). Then parameters are updated: all of them at the end of a step or, where steps overlap, each
-as soon as it can be (versions.py says which weights are used then).
+The schedule gives the order of actions: an action is one stage of one micro-batch, forward or backward
+(variants.py). Every action is written as instructions (micro_batch.py). The gradient of a parameter is
+synchronised as soon as all micro-batches have contributed to it (gradient_sync.py). Parameters are updated
+at the end of a step or, where steps overlap, each as soon as its gradient is complete; weight_versions.py
+then says which weights every run uses.
+
+Instructions are referred to by their numbers, that is, their places in the list.
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ from raddle.program.variants import Variants
 from raddle.program.weight_versions import with_versions
 from raddle.program.zero3_blocks import Zero3Block, cut_blocks, pull_messages, with_prefetch
 
-_Pulls = Mapping[str, tuple[Message, ...]]  # by parameter, what brings it to a block
+_Pulls = Mapping[str, tuple[Message, ...]]  # by parameter, the messages that gather it for a block
 
 
 def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
-    """The program of a plan: `plan.steps` steps of `plan.microbatches` micro-batches.
+    """Returns the program of a plan: `plan.steps` steps of `plan.microbatches` micro-batches.
 
-    The graph is that of the largest micro-batch. Without `train` there is a forward alone.
+    graph: that of the largest micro-batch. train: False gives a program of forwards only.
     """
     validate(plan, graph)
     lowering = _Lowering(graph, plan, active_values(graph) if train else frozenset())
@@ -50,7 +53,8 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
         instructions = with_versions(instructions, graph, plan)
     variants = tuple(s.variant for s in parameters.lowered)
     return Program(
-        graph, plan, tuple(instructions), parameters.lowered[0].active, variants, parameters.regions, parameters.slices
+        graph, plan, tuple(instructions), parameters.lowered[0].active, variants, parameters.regions,
+        parameters.slices,
     )  # fmt: skip
 
 
@@ -66,7 +70,7 @@ def _refuse_shared_parameters(parameters: ParameterLayout) -> None:
 
 
 class _Lowering:
-    """Writes a program; the micro-batches write their parts (micro.Writing)."""
+    """Writes a program. Micro-batches write their instructions through it (micro_batch.ProgramWriter)."""
 
     def __init__(self, graph: Graph, plan: Plan, active: frozenset[str]) -> None:
         self.graph, self.plan, self.overlap = graph, plan, is_asynchronous(plan)
@@ -76,13 +80,14 @@ class _Lowering:
         self.parameters = ParameterLayout(graph, plan, self.variants.lowered)
         self.gradients = GradientSync(self.parameters, self.writer, overlap=self.overlap)
         self.micro_batches: dict[tuple[int, int], MicroBatch] = {}
-        # By buffer and the devices that write it, what wrote it last.
+        # By buffer and the devices that write it, the instructions that wrote it last.
         self.buffer_writers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-        # Where parameters are divided: by variant, stage and direction blocks of operators, each with the
-        # messages that bring its parameters.
+        # With ZeRO-3: by variant, stage and phase, the blocks of operators with the messages that gather
+        # their parameters.
         self.block_pulls: dict[tuple[int, int, str], list[tuple[Zero3Block, _Pulls]]] = {}
 
     def write(self) -> None:
+        """Writes all steps, action by action."""
         for step, actions in enumerate(self.actions):
             schedule = self.variants.schedule
             signals = Signals(schedule) if schedule is not None else None
@@ -99,7 +104,7 @@ class _Lowering:
                 self.gradients.step_ends(Key(step))
 
     def _write_action(self, key: Key, action: Action, before: list[int]) -> None:
-        """A stage of a micro-batch, in one direction."""
+        """Writes one stage of a micro-batch in one phase. before: instructions that send it signals."""
         lowered, schedule = self.variants.lowered_for(key), self.variants.schedule
         micro_batch = self.micro_batches.get((key.step, key.micro_batch))
         if micro_batch is None:
@@ -122,7 +127,7 @@ class _Lowering:
     def _blocks_with_pulls(
         self, key: Key, action: Action, ops: Sequence[Op]
     ) -> Iterable[tuple[Sequence[Op], list[int]]]:
-        """Operators, with what brings their parameters where these are divided."""
+        """Yields operators with the pulls they wait for: in ZeRO-3 block by block, else all at once."""
         slices = self.parameters.slices
         if not self.plan.parsed_sync.zero3 or not slices:
             return [(ops, [])]
@@ -145,7 +150,7 @@ class _Lowering:
         )
 
     def _write_pulls(self, key: Key, pulls: _Pulls) -> list[int]:
-        """A home sends its rows when it has updated them, and is done with what comes before."""
+        """Writes the pulls of a block. A server sends after its last update and its last computation."""
         latest, numbers = self.writer.latest, []
         for name, messages in pulls.items():
             deps = list(self.gradients.last_writers.get(name, ()))
@@ -156,7 +161,7 @@ class _Lowering:
     def _write_signals(
         self, key: Key, action: Action, signals: Signals, keys: Mapping[Action, Key]
     ) -> None:
-        """An action has ended: every device of it tells every device of those that wait for it."""
+        """Signals the end of an action: from each of its devices to each device of the waiting actions."""
         if action not in signals.waiting:
             return
         ends = signals.ends.instructions[action]
@@ -174,14 +179,14 @@ class _Lowering:
     def _note_buffer_writers(
         self, micro_batch: MicroBatch, lowered: LoweredVariant, ops: Sequence[Op]
     ) -> None:
-        """Buffers that these operators write are read by the next micro-batch on the same devices."""
+        """Remembers who wrote the buffers: the next micro-batch reads them on the same devices."""
         producers = {o: op for op in ops for o in op.outputs}
         for buffer, value in self.graph.updates.items():
             if value in producers:
                 devices = lowered.devices[producers[value].name]
                 self.buffer_writers[buffer, devices] = micro_batch.ready[value]
 
-    # -- what a micro-batch asks for (micro.Writing) -----------------------------------------------
+    # -- what a micro-batch calls (micro_batch.ProgramWriter) ----------------------------------------
 
     def emit(self, instruction: Instruction) -> int:
         return self.writer.emit(instruction)

@@ -1,7 +1,9 @@
-"""What goes where, once for all micro-batches of a variant: merges, messages and who reads what.
+"""Works out the merges and messages of a variant, once for all of its micro-batches.
 
-Transfers are what consumers need less what they hold, so they are minimal, and nothing goes to a device
-twice.
+A variant is a graph of one micro-batch size with tiles on certain devices. An operator's results are merged
+where its tiles are partial. Then messages bring to every device what its consumers of the value read, less
+what the device holds: they are minimal, and no device receives an element twice. Gradients go back the same
+way.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from raddle.program.value_holders import (
 
 
 def lower_variant(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVariant:
-    """All that follows from a graph and the tiles of a plan."""
+    """Works out merges and messages for all operators. active: the values whose gradient is needed."""
     lowered = LoweredVariant(
         graph,
         plan,
@@ -49,32 +51,39 @@ def lower_variant(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVa
 
 
 class GradientPortion(NamedTuple):
-    """Messages that bring a part of a gradient back once these stages have given theirs."""
+    """A part of a value's gradient that is sent back at one time.
 
-    stages: frozenset[int]
+    Pipeline stages run backward at different times, so each group of stages sends its part on its own.
+    """
+
+    stages: frozenset[
+        int
+    ]  # the stages that contribute to this part; it is sent after the last of them
     messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True)
 class LoweredVariant:
-    """A variant of a program: a graph and tiles, with all that follows from them."""
+    """A variant with its merges and messages."""
 
     graph: Graph
-    plan: Plan
-    active: frozenset[str]
-    devices: dict[str, tuple[int, ...]]  # that compute an operator
-    stage_of: dict[str, int]
-    replicated_loss_ops: frozenset[str]
+    plan: Plan  # with the tiles of this variant
+    active: frozenset[str]  # values whose gradient is needed
+    devices: dict[str, tuple[int, ...]]  # by operator, the devices that compute it
+    stage_of: dict[str, int]  # by operator
+    replicated_loss_ops: frozenset[str]  # operators whose gradient starts on every device
+    # By operator with partial results: its merge, the messages that bring parts to it, and their gradients
+    # back.
     merges: dict[str, tuple[Cell, ...]] = field(default_factory=dict)
     partial_messages: dict[str, tuple[Message, ...]] = field(default_factory=dict)
     partial_gradient_messages: dict[str, tuple[Message, ...]] = field(default_factory=dict)
-    messages: dict[str, tuple[Message, ...]] = field(default_factory=dict)  # of a value, forward
-    gradient_portions: dict[str, tuple[GradientPortion, ...]] = field(
-        default_factory=dict
-    )  # of its gradient
+    # By value: the messages that bring it to its consumers, and those that bring its gradient back.
+    messages: dict[str, tuple[Message, ...]] = field(default_factory=dict)
+    gradient_portions: dict[str, tuple[GradientPortion, ...]] = field(default_factory=dict)
 
     @cached_property
     def consumers(self) -> dict[str, list[tuple[Op, int]]]:
+        """By value, the operators that read it, each with the number of the operand."""
         consumers: dict[str, list[tuple[Op, int]]] = {}
         for op in self.graph.ops:
             for i, name in enumerate(op.inputs):
@@ -91,14 +100,14 @@ class LoweredVariant:
 
     @cached_property
     def graders(self) -> dict[str, list[Op]]:
-        """By value, the operators that contribute to its gradient, in their order."""
+        """By value, the operators that contribute to its gradient, in the order of the graph."""
         return gradient_contributors(self.graph, self.active)
 
     def ops_of(self, stage: int) -> list[Op]:
         return [op for op in self.graph.ops if self.stage_of[op.name] == stage]
 
     def devices_of(self, stage: int) -> set[int]:
-        """All devices that may compute something of a stage."""
+        """All devices that compute or merge something of a stage."""
         ops = self.ops_of(stage)
         cells = (cell for op in ops for cell in self.merges.get(op.name, ()))
         devices = {d for op in ops for d in self.devices[op.name]}
@@ -106,7 +115,7 @@ class LoweredVariant:
 
     @cached_property
     def recompute_blocks(self) -> dict[str, list[Op]]:
-        """Recomputed operators, with those of their block and stage: a stage's backward runs them."""
+        """By recomputed operator, all operators of its block in its stage: they are recomputed together."""
         blocks: dict[str, list[Op]] = {}
         for names in map(set, self.plan.recompute):
             block = [op for op in self.graph.ops if op.name in names]
@@ -116,11 +125,11 @@ class LoweredVariant:
         return blocks
 
     def contributions(self, name: str, stages: frozenset[int]) -> int:
-        """How many operators of some stages contribute to a value's gradient."""
+        """How many operators of these stages contribute to a value's gradient."""
         return sum(self.stage_of[op.name] in stages for op in self.graders.get(name, ()))
 
     def add_op(self, op: Op) -> None:
-        """Settles where an operator's results are merged and which messages carry them."""
+        """Works out where an operator's results are merged, and which messages bring them to consumers."""
         tiling = self.plan.tiles[op.name]
         if is_partial(op, tiling, self.plan.bn):
             self._add_merge(op, tiling)
@@ -134,6 +143,7 @@ class LoweredVariant:
                 )
 
     def _holders(self, op: Op, output: int) -> ValueHolders:
+        """The devices that hold an output after the operator has run and merged."""
         if op.name in self.merges:
             return ValueHolders([(c.box, c.devices) for c in self.merges[op.name]])
         return output_holders(op.space, self.plan.tiles[op.name], output)
@@ -165,13 +175,16 @@ class LoweredVariant:
         self, op: Op, output: int, name: str
     ) -> tuple[tuple[Message, ...], tuple[GradientPortion, ...]]:
         """Messages that bring a value to its consumers, and those that bring its gradient back."""
+        # By device, the boxes that consumers read: those that contribute to the gradient, and the others.
         gradient_reads: dict[int, list[Box]] = {}
-        other_reads: dict[int, list[Box]] = {}  # by consumers that give no gradient
+        other_reads: dict[int, list[Box]] = {}
         readers = list(self.consumers.get(name, []))
         for buffer in self.graph.buffers_by_value.get(name, ()):
-            # whoever reads the buffer in the next step needs what it holds then
+            # The value is the next content of a buffer: the buffer's readers need it in the next step.
             readers += self.consumers.get(buffer, [])
-        stages: dict[int, set[int]] = {}  # by device, those that give a gradient there
+        stages: dict[
+            int, set[int]
+        ] = {}  # by device, the stages that contribute to the gradient there
         for consumer, operand in readers:
             gives_back = contributes_gradient(consumer, name, self.active)
             if gives_back:
@@ -193,7 +206,10 @@ class LoweredVariant:
     def _portions(
         self, messages: Sequence[Message], stages: dict[int, set[int]]
     ) -> tuple[GradientPortion, ...]:
-        """Gradients leave a device when its last stage has given them; others need not be waited for."""
+        """Divides the messages of a gradient: a device sends when the last stage it runs has contributed.
+
+        stages: by device, the stages that contribute there. Devices that share a stage send together.
+        """
         groups: list[set[int]] = []
         for m in messages:
             group = set(stages[m.source])
@@ -221,6 +237,7 @@ class LoweredVariant:
     def _fetch_messages(
         self, holders: ValueHolders, needs: dict[int, list[Box]], received: dict[int, list[Box]]
     ) -> list[Message]:
+        """Messages that bring each device the boxes it needs, less what it has `received` before."""
         messages = []
         for device in sorted(needs):
             regions = list(dict.fromkeys(needs[device]))
@@ -240,7 +257,7 @@ def _add_regions(needs: dict[int, list[Box]], op: Op, operand: int, tiling: Tili
 
 
 def join_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """One message for each pair of devices (and part)."""
+    """Joins messages that have the same source, target and part into one."""
     together: dict[tuple[int, int, int], list[Box]] = {}
     for m in messages:
         together.setdefault((m.source, m.target, m.part), []).extend(m.boxes)

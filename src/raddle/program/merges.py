@@ -1,4 +1,9 @@
-"""Where partial results of an operator are merged, and which messages bring them there."""
+"""Decides where the partial results of an operator are merged, and which messages bring them there.
+
+A tile that covers only a part of a reduced dimension (the k of a matrix product, say) gives a partial
+result. The output is divided into cells; each cell is merged, on one or more devices, from the parts of all
+tiles that contribute to it.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +18,12 @@ from raddle.program.replicated_loss import SMALL_RESULT
 
 
 def is_local_statistics(op: Op, bn: str) -> bool:
+    """Whether an operator takes batch statistics of each tile on its own (`bn: local`)."""
     return bn == "local" and op.kind == "moments" and op.composite_kind == "batch_norm"
 
 
 def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
-    """Whether tiles leave out a part of a summed dimension, so that their results are merged."""
+    """Whether tiles split a reduced dimension, so that their results have to be merged."""
     if not op.space.combine:
         return False
     if isinstance(tiling, Grid):
@@ -27,7 +33,7 @@ def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
         return False
     if not is_local_statistics(op, bn):
         return True
-    # Local batch statistics are not merged: each tile's own count as copies of the result.
+    # Local batch statistics are not merged: those of each tile count as a copy of the result.
     if len(set(tiling.devices)) == len(tiling.devices):
         return False
     places = [(op.space.output_boxes(t.box)[0], t.device) for t in tiling.tiles]
@@ -48,13 +54,13 @@ def place_merge(
     replicated: bool,
     sums: Tiling | None = None,
 ) -> tuple[tuple[Cell, ...], tuple[Message, ...]]:
-    """The cells of an operator's result with the devices that merge them, and what travels there.
+    """The cells of an operator's output, and the messages that bring the parts to them.
 
-    `readers` are the devices of its consumers, `width` the bytes of an element; `closes` says that every
-    device ends the forward by itself (closing.py). `where` says it for those that do not.
+    readers: the devices of its consumers. width: bytes of an element. replicated: every device merges
+    the loss (replicated_loss.py). sums: where the plan says that cells are merged, unless replicated.
     """
     tiles = tiling.tiles
-    first_of: dict[Box, int] = {}  # of the copies of a tile, one counts
+    first_of: dict[Box, int] = {}  # if a tile has copies, only the first contributes
     for number, tile in enumerate(tiles):
         first_of.setdefault(tile.box, number)
     counted_tiles = list(first_of.values())
@@ -89,7 +95,7 @@ def place_merge(
 
 
 def _cells_of_plan(op: Op, box: Box, parts: tuple[int, ...], sums: Tiling) -> list[Cell]:
-    """A cell cut where a plan says that it is summed; copies of a tile each sum it."""
+    """Cuts a box into the cells that `plan.sums` asks for. Each copy of a tile merges its cell."""
     devices: dict[Box, list[int]] = {}
     for tile in sums.tiles:
         devices.setdefault(op.space.output_boxes(tile.box)[0], []).append(tile.device)
@@ -98,17 +104,17 @@ def _cells_of_plan(op: Op, box: Box, parts: tuple[int, ...], sums: Tiling) -> li
 
 
 def merged_bytes(cell: Cell, width: int) -> int:
-    """Bytes that merging a cell passes over: its parts, and what they give."""
+    """Bytes that a merge reads and writes in memory: the parts of the cell, and the result."""
     return (len(cell.parts) + 1) * cell.box.volume * width
 
 
 def longest_dim(shape: Sequence[int]) -> int:
-    """The dimension along which a large result is divided among those that merge it."""
+    """The longest dimension: a large result is divided along it among the devices that merge it."""
     return max(range(len(shape)), key=lambda d: shape[d])
 
 
 def split_longest_dim(box: Box, count: int) -> list[Box]:
-    """A box cut into at most `count` parts along its longest dimension."""
+    """Cuts a box into at most `count` parts along its longest dimension."""
     shape = box.shape
     dim = longest_dim(shape)
     parts = min(count, shape[dim])

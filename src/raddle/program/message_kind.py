@@ -1,4 +1,8 @@
-"""Kinds of messages, and all that depends on a kind: a new one is a line here, and whoever sends it."""
+"""The kinds of messages of a program, with their properties.
+
+Other files ask for a property (`kind.is_pull`), not for a certain kind. So a new kind needs one line in
+`MessageKind`, and the code that sends it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from enum import Enum
 
 
 class Content(str, Enum):
-    """What a message carries."""
+    """What a message contains."""
 
     VALUE = "value"
     GRADIENT = "gradient"
@@ -15,16 +19,16 @@ class Content(str, Enum):
 
 
 class Subject(Enum):
-    """What a message is about, which says who sends it, who waits for it and whose memory it fills."""
+    """What a message is about. This decides who sends it, who waits for it and which memory it needs."""
 
-    RESULT = "result"  # from an operator to those that read its result, or back
-    PART = "part"  # of a partial result: from a tile to where it is merged, or back
+    RESULT = "result"  # a complete result: from its operator to the operators that read it, or back
+    PART = "part"  # a partial result: from its tile to where it is merged, or back
     PARAMETER = "parameter"  # between the holders of a parameter and its server
-    ACTION = "action"  # of a schedule
+    ACTION = "action"  # an action of the schedule has ended
 
 
 class Purpose(str, Enum):
-    """What the bytes that cross devices are for, in the order in which they are shown."""
+    """What sent bytes are counted as in reports, in the order of their rows."""
 
     ACTIVATIONS = "activations"
     GRADIENTS = "gradients"
@@ -34,7 +38,7 @@ class Purpose(str, Enum):
 
 
 class MessageKind(str, Enum):
-    """What messages are for. Whoever tells kinds apart asks for what a kind is, not for its name."""
+    """A kind of message: its label, content, subject and purpose."""
 
     ACTIVATION = "activation", Content.VALUE, Subject.RESULT, Purpose.ACTIVATIONS
     PARTIAL = "partial", Content.VALUE, Subject.PART, Purpose.PARTIAL_RESULTS
@@ -61,33 +65,33 @@ class MessageKind(str, Enum):
 
     @property
     def first_alike(self) -> MessageKind:
-        """The first kind that carries and is about the same: it is checked and reckoned alike."""
+        """The first kind with the same content and subject. Kinds that are alike are checked alike."""
         alike = (self.content, self.subject)
         return next(kind for kind in MessageKind if (kind.content, kind.subject) == alike)
 
     @property
     def is_of_parameter(self) -> bool:
-        """Whether it is between a parameter's holders and its server, not between operators."""
+        """Whether the message goes between the holders of a parameter and its server."""
         return self.subject is Subject.PARAMETER
 
     @property
     def is_push(self) -> bool:
-        """Whether it brings the gradient of a parameter to its server."""
+        """Whether the message brings the gradient of a parameter to its server."""
         return self.is_of_parameter and self.content is Content.GRADIENT
 
     @property
     def is_pull(self) -> bool:
-        """Whether it brings a parameter from its server."""
+        """Whether the message brings a parameter from its server."""
         return self.is_of_parameter and self.content is Content.VALUE
 
     @property
     def is_forward(self) -> bool:
-        """Whether it brings what an operator computed, complete or in part, to where it is read."""
+        """Whether the message brings a complete or partial result to where it is used."""
         return self.between_operators and self.content is Content.VALUE
 
     @property
     def is_backward(self) -> bool:
-        """Whether it brings the gradient of what a forward message brought back to its sender."""
+        """Whether the message brings the gradient of a complete or partial result back."""
         return self.between_operators and self.content is Content.GRADIENT
 
     @property
@@ -96,12 +100,16 @@ class MessageKind(str, Enum):
 
     @property
     def is_activation(self) -> bool:
-        """Whether it brings a complete result to those that read it."""
+        """Whether the message brings a complete result to its readers."""
         return self.subject is Subject.RESULT and self.content is Content.VALUE
 
 
 def check_all_kinds_sent(kinds: Iterable[MessageKind], *subjects: Subject) -> None:
-    """Whoever sends messages about some subjects says of which kinds; one that nobody sends is an error."""
+    """Raises ImportError if a message kind about these subjects is not among `kinds`.
+
+    The file that sends messages about a subject calls this when it is imported, with the kinds that it
+    sends. So a new kind that is never sent is noticed at once.
+    """
     unsent = {kind for kind in MessageKind if kind.subject in subjects} - {*kinds}
     if unsent:
         raise ImportError(f"nobody sends messages of kind {', '.join(sorted(map(str, unsent)))}")

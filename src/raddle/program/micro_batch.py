@@ -1,7 +1,9 @@
-"""The instructions of one micro-batch, stage by stage.
+"""Writes the instructions of one micro-batch, stage by stage.
 
-Forward, operator by operator: run its tiles, merge what is partial, send what other devices need.
-Backward, in reverse: gradients come back on the same edges and are summed at the owner.
+Forward, operator by operator: run its tiles, merge partial results, send what other devices read. Backward,
+in reverse order: gradients go back along the same messages, and are summed where the value was computed.
+Merges and messages were worked out before, once for all micro-batches (lower_variant.py). Instructions are
+referred to by their numbers in the program.
 """
 
 from __future__ import annotations
@@ -30,41 +32,37 @@ check_all_kinds_sent(
 
 
 class ProgramWriter(Protocol):
-    """What a micro-batch needs of the program that it is part of."""
+    """The program under construction, as its micro-batches see it."""
 
     def emit(self, instruction: Instruction) -> int: ...
 
     def waits_of_read(self, name: str, key: Key, op: Op) -> Iterable[int]:
-        """What a use of a parameter or a buffer waits for."""
+        """The instructions that a read of a parameter or a buffer waits for."""
 
     def add_contribution(self, name: str, key: Key, number: int) -> None:
-        """Takes note of a contribution to a parameter's gradient."""
+        """Notes that instruction `number` contributes to the gradient of a parameter."""
 
 
 class MicroBatch:
-    """One micro-batch on its way."""
+    """One micro-batch, and the instructions written for it so far."""
 
     def __init__(self, lowered: LoweredVariant, key: Key, program: ProgramWriter) -> None:
         self.lowered, self.key, self.program = lowered, key, program
-        self.ready: dict[str, list[int]] = {}  # value -> the instructions that make it available
-        self.forward_runs: dict[str, int] = {}
-        self.gradient_sources: dict[
-            str, list[int]
-        ] = {}  # value -> those that contribute to its gradient
-        self.gradient_sources_by_stage: dict[
-            tuple[str, int], list[int]
-        ] = {}  # the same, by the stage of the operator
-        self.delayed_weights: list[
-            tuple[Op, list[int]]
-        ] = []  # whose parameters wait for their gradients
-        self.recomputed: dict[str, int] = {}  # recomputed operators
-        self.parameter_pulls: list[int] = []  # what a backward waits for without a gradient of it
-        self.signals: list[int] = []  # what brings the signals that the present action waits for
+        self.ready: dict[str, list[int]] = {}  # by value, the instructions that make it available
+        self.forward_runs: dict[str, int] = {}  # by operator
+        # By value, the runs and messages that contribute to its gradient; and the runs alone, by stage.
+        self.gradient_sources: dict[str, list[int]] = {}
+        self.gradient_sources_by_stage: dict[tuple[str, int], list[int]] = {}
+        # Split backward: operators whose gradients of parameters are still to come, with their deps.
+        self.delayed_weights: list[tuple[Op, list[int]]] = []
+        self.recomputed: dict[str, int] = {}  # by operator that was recomputed, its run
+        self.parameter_pulls: list[int] = []  # ZeRO-3: pulls that the present backward waits for
+        self.signals: list[int] = []  # moves with the signals that the present action waits for
 
     # -- forward -----------------------------------------------------------------------------------
 
     def forward(self, ops: Sequence[Op], pulls: Iterable[int] = ()) -> None:
-        """Runs operators of a stage; `after`: what brings their parameters where these are divided."""
+        """Writes the forward of operators. pulls: with ZeRO-3, the moves that gather their parameters."""
         lowered, key = self.lowered, self.key
         for op in ops:
             deps = {
@@ -89,10 +87,12 @@ class MicroBatch:
     def _move(
         self, value: str, kind: MessageKind, messages: tuple[Message, ...], deps: Iterable[int]
     ) -> int:
+        """Writes a move; returns its number."""
         pattern = recognise_collective(messages)
         return self.program.emit(Move(value, kind, self.key, messages, pattern, sorted_deps(deps)))
 
     def _merge(self, op: Op, phase: str, deps: Sequence[int]) -> int:
+        """Writes a merge and the messages of its parts; returns the number of the last of both."""
         lowered, key = self.lowered, self.key
         cells, messages = lowered.merges[op.name], lowered.partial_messages[op.name]
         devices = tuple(sorted({d for c in cells for d in c.devices}))
@@ -111,23 +111,23 @@ class MicroBatch:
     # -- backward ----------------------------------------------------------------------------------
 
     def backward(self, ops: Sequence[Op], pulls: Iterable[int] = (), *, weights: bool) -> None:
-        """Gradients leave as soon as they are complete: the last consumer's backward sends them on.
+        """Writes the backward of operators. The last contribution to a gradient is followed by its move.
 
-        `after`: what brings parameters that the forward has dropped.
-        With `weights`, gradients of parameters that the plan keeps apart follow what others wait for;
-        else `weights` gives them when the schedule says so.
+        pulls: with ZeRO-3, the moves that gather their parameters again.
+        weights: where the plan splits the backward, whether gradients of parameters follow here, after what
+        other devices wait for. If not, the schedule has actions for them (`weight_gradients`).
         """
         self.parameter_pulls = list(pulls)
         for op in reversed(ops):
             if has_backward(op, self.lowered.active):
                 sent = self._backward(op)
-                if sent and weights:  # others wait for these; gradients of parameters can wait
+                if sent and weights:  # the messages first, as other devices wait for them
                     self.weight_gradients()
         if weights:
             self.weight_gradients()
 
     def _backward(self, op: Op) -> bool:
-        """Whether something was sent."""
+        """Writes the backward of one operator; returns whether something was sent."""
         lowered = self.lowered
         if op.name in lowered.recompute_blocks and op.name not in self.recomputed:
             self._recompute(lowered.recompute_blocks[op.name])
@@ -163,7 +163,7 @@ class MicroBatch:
         return sent
 
     def _send_back(self, op: Op, name: str) -> bool:
-        """Sends those parts of a gradient to which this operator was the last to contribute."""
+        """Sends the portions of a gradient that are complete now; returns whether there were any."""
         lowered = self.lowered
         stage, sent = lowered.stage_of[op.name], False
         for portion in lowered.gradient_portions[name]:
@@ -181,7 +181,7 @@ class MicroBatch:
         return sent
 
     def _recompute(self, block: Sequence[Op]) -> None:
-        """Runs a block forward once more, as far as its backward needs it."""
+        """Runs the forward of a block again, except for operators that its backward does not need."""
         wanted: set[str] = set()
         needed = []
         for op in reversed(block):
@@ -201,7 +201,7 @@ class MicroBatch:
             )
 
     def weight_gradients(self, chosen: Callable[[Op], bool] = lambda op: True) -> None:
-        """Gradients of the parameters of operators whose activations have theirs."""
+        """Writes the delayed gradients of parameters, of those operators that `chosen` accepts."""
         for op, deps in [item for item in self.delayed_weights if chosen(item[0])]:
             devices = self.lowered.devices[op.name]
             deps = [*deps, *self.signals]

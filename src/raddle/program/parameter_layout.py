@@ -1,4 +1,4 @@
-"""Who holds which part of a parameter, in all variants of a program, and what of it is synchronised."""
+"""Which devices hold which regions of each parameter in any variant, and what is synchronised."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from raddle.program.parameter_regions import parameter_regions
 from raddle.program.parameter_slices import check_order, cut_slices
 from raddle.program.program import ParameterRegion
 
-HolderSets = tuple[tuple[int, ...], ...]  # the devices that sum, share by share
+HolderSets = tuple[tuple[int, ...], ...]  # of one parameter: by region, its holders
 
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """The parameters of a graph as some plan holds them."""
+    """The parameters of a graph, as a plan places them on devices."""
 
     graph: Graph
     plan: Plan
-    lowered: Sequence[LoweredVariant]
+    lowered: Sequence[LoweredVariant]  # all variants of the program
 
     @cached_property
     def trainable(self) -> list[str]:
-        """Those that have a gradient."""
+        """The names of the parameters that have a gradient. Their places here are their numbers."""
         values = self.graph.values
         return [n for n in self.lowered[0].graders if values[n].role == "parameter"]
 
     @cached_property
     def regions(self) -> dict[str, tuple[ParameterRegion, ...]]:
-        """Every parameter as boxes, each with the devices that hold it, in any variant."""
+        """By parameter, its regions. A device holds what its tiles read, in any variant."""
         boxes_read: dict[str, dict[int, list[Box]]] = {}
         for lowered in self.lowered:
             for op in lowered.graph.ops:
@@ -49,7 +49,7 @@ class ParameterLayout:
 
     @cached_property
     def slices(self) -> dict[str, tuple[ParameterRegion, ...]]:
-        """What is synchronised piece by piece; nothing where whole parameters are."""
+        """By parameter, its slices; empty if the sync kind synchronises whole parameters."""
         if not self.plan.parsed_sync.sliced or not self.lowered[0].active:
             return {}
         slices = cut_slices(self.regions, self.trainable, self.plan.parsed_sync)
@@ -57,12 +57,12 @@ class ParameterLayout:
         return slices
 
     def synced_regions(self, name: str) -> tuple[ParameterRegion, ...]:
-        """The shares that several devices, or a server and another device, have."""
+        """The regions of a parameter whose gradients have to be summed or sent."""
         return tuple(s for s in self.regions[name] if s.needs_sync)
 
     @cached_property
     def groups(self) -> dict[str, HolderSets]:
-        """By parameter, if anybody shares it, who sums it."""
+        """By parameter that needs synchronisation, the devices that sum it, region by region."""
         synced = ((name, self.synced_regions(name)) for name in self.trainable)
         return {
             n: tuple(dict.fromkeys(s.devices for s in regions)) for n, regions in synced if regions

@@ -1,4 +1,4 @@
-"""Which devices hold which boxes of a parameter, told from the tiles that read it."""
+"""Divides a parameter into regions by the devices that read them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from raddle.program.program import ParameterRegion
 def parameter_regions(
     shape: Sequence[int], by_device: dict[int, list[Box]], plan: Plan
 ) -> tuple[ParameterRegion, ...]:
-    """A parameter as boxes, each with the devices that hold it, given the boxes that each device reads."""
+    """Cuts a parameter into disjoint regions, so that each region has one set of holders.
+
+    by_device: the boxes that each device reads; it is changed: the first device also gets the unread boxes.
+    """
     add_unread_boxes(by_device, shape)
-    devices_by_box: dict[Box, list[int]] = {}  # devices that hold a box
+    devices_by_box: dict[Box, list[int]] = {}
     for device, boxes in sorted(by_device.items()):
         for box in boxes:
             devices_by_box.setdefault(box, []).append(device)
     device_lists = list(devices_by_box.values())
-    boxes_by_holders: dict[
-        tuple[int, ...], list[Box]
-    ] = {}  # gates of a recurrence read their rows each
+    # Boxes with the same holders are merged: the gates of an LSTM, for example, read separate rows.
+    boxes_by_holders: dict[tuple[int, ...], list[Box]] = {}
     for box, box_numbers in cells(list(devices_by_box)):
         devices = (
             sorted({d for f in box_numbers for d in device_lists[f]})

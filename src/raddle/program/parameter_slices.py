@@ -1,4 +1,8 @@
-"""Slices of parameters: what is sent to a home, updated and sent back, or summed on all holders."""
+"""Cuts parameters into slices, where the sync kind synchronises slices one by one.
+
+A slice is a range of rows (of the first dimension) of a region. It is pushed to its server, updated and
+pulled, or all-reduced and updated on every holder.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from raddle.program.program import ParameterRegion
 def cut_slices(
     regions: Mapping[str, Sequence[ParameterRegion]], names: Sequence[str], sync: Sync
 ) -> dict[str, tuple[ParameterRegion, ...]]:
-    """Every share of the named parameters as slices of its first dimension, each with its home, if any."""
+    """By parameter, its slices, each with its server; -1 if the sync kind has no servers."""
     cut = [
         (name, box, region.devices)
         for name in names
@@ -32,14 +36,14 @@ def cut_slices(
 def numbered_slices(
     slices: Mapping[str, Sequence[ParameterRegion]],
 ) -> list[tuple[str, ParameterRegion]]:
-    """All slices in the order of their numbers, which `plan.order` names: the same on every rank."""
+    """All slices with the names of their parameters. A slice's place is its number in `plan.order`."""
     return [
         (name, slice_) for name, parameter_slices in slices.items() for slice_ in parameter_slices
     ]
 
 
 def check_order(order: Sequence[int], slices: Mapping[str, Sequence[ParameterRegion]]) -> None:
-    """Raises InputError where a plan's order of sums, if it has one, is not of these slices."""
+    """Raises InputError if the plan orders the sums of another number of slices. (): no order."""
     count = len(numbered_slices(slices))
     if order and len(order) != count:
         raise InputError(
@@ -49,6 +53,7 @@ def check_order(order: Sequence[int], slices: Mapping[str, Sequence[ParameterReg
 
 
 def _cut_rows(box: Box, sync: Sync, holders: int) -> list[Box]:
+    """Cuts a box along its first dimension. holders: how many devices hold it."""
     rows = sync.row_ranges(box.shape, holders)
     if len(rows) == 1:
         return [box]

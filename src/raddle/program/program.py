@@ -1,8 +1,13 @@
-"""The program: one list of instructions in a global order; every device executes those that concern it.
+"""The program: the instructions of all devices for a few training steps, as one list.
 
-A device's own order is the global order restricted to it, so whatever respects the dependencies of this
-list cannot deadlock. An instruction's *key* says which step, micro-batch and variant it belongs to; a run
-says which version of the weights it uses.
+`lower` makes it from a graph and a plan; the same object is checked, simulated and run. An instruction
+names its devices, and `deps`: the numbers (places in the list) of the instructions that it waits for. Each
+device executes the instructions that name it, in the order of the list. Every dependency points to an
+earlier instruction, so this cannot deadlock.
+
+    Run      computes an operator, forward or backward       Move     sends boxes between devices
+    Merge    combines partial results                        Reduce   all-reduces gradients
+    Update   applies the optimizer
 """
 
 from __future__ import annotations
@@ -22,23 +27,22 @@ from raddle.program.message_kind import MessageKind
 
 
 class Key(NamedTuple):
-    """Which of the repetitions of a graph an instruction belongs to; `replica` numbers the variants."""
+    """The step and the micro-batch that an instruction belongs to, and how this micro-batch runs."""
 
     step: int = 0
     micro_batch: int = 0
-    variant: int = 0
+    variant: int = 0  # index into Program.variants
 
 
 class Message(NamedTuple):
-    """Boxes of a value that go from one device to another, packed into one buffer.
+    """Boxes of one value that a device sends to another, packed into one buffer."""
 
-    `part` is the tile of a partial result that they belong to (-1: a complete value).
-    """
-
-    source: int
-    target: int
+    source: int  # device
+    target: int  # device
     boxes: tuple[Box, ...]
-    part: int = -1
+    part: int = (
+        -1
+    )  # of a partial result: the number of the tile that computed it; -1: a complete value
 
     @property
     def elements(self) -> int:
@@ -46,60 +50,60 @@ class Message(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A box of an output whose partial results, by tile, are merged on some devices."""
+    """A box of an operator's output that is merged from the partial results of several tiles."""
 
     box: Box
-    parts: tuple[int, ...]
-    devices: tuple[int, ...]
+    parts: tuple[int, ...]  # numbers of the tiles whose results are merged
+    devices: tuple[int, ...]  # each of them merges the box, and holds the result
 
 
 class ParameterRegion(NamedTuple):
-    """A box of a parameter, the devices that hold it, and its home, where it is updated (-1: on each)."""
+    """A box of a parameter with its holders: the devices that have a copy of it."""
 
     box: Box
-    devices: tuple[int, ...]
-    server: int = -1
+    devices: tuple[int, ...]  # the holders
+    server: int = -1  # the device that updates the box; -1: every holder updates its copy
 
     @property
     def first_updater(self) -> int:
-        """The one device that counts it, or hands it out."""
+        """The device that stands for all copies, where the region must be counted or sent once."""
         return self.updaters[0]
 
     @property
     def updaters(self) -> tuple[int, ...]:
-        """The devices that update it."""
+        """The devices that apply the optimizer to the region."""
         return self.devices if self.server < 0 else (self.server,)
 
     @property
     def needs_sync(self) -> bool:
-        """Whether it is on several devices, its home among them, so that gradients are brought together."""
+        """Whether gradients have to be summed or sent: holders and server are more than one device."""
         return len({*self.devices, self.server} - {-1}) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Computes the tiles of an operator.
+    """Computes the tiles of an operator on its devices, in one phase.
 
-    "F" forward; "R" forward again, for a backward that found nothing kept; "B" backward, the gradients of
-    all that it read; where the plan splits the backward, "B" gives those of activations and "W", which may
-    come later, those of parameters. `versions` says how many updates each of its parameters has had;
-    without it, as many as there were steps.
+    F: forward. R: recompute the forward for the backward (activation checkpointing). B: backward, the
+    gradients of all inputs. Where the plan splits the backward, B computes the gradients of activations,
+    and W, which may come later, those of parameters.
     """
 
     op: str
-    phase: str
+    phase: str  # F, R, B or W
     key: Key
     devices: tuple[int, ...]
     deps: tuple[int, ...]
+    # Updates that each of its parameters has had (weight_versions.py); (): one for every step before.
     versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Combines partial results of an operator cell by cell, or takes the gradient apart again."""
+    """Combines the partial results of an operator; backward, gives every part its gradient."""
 
     op: str
-    phase: str
+    phase: str  # F or B
     key: Key
     cells: tuple[Cell, ...]
     devices: tuple[int, ...]
@@ -108,16 +112,15 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Sends boxes of a value, or of its gradient, between devices.
-
-    `collective` names the pattern where it is one; the messages say the same, pair by pair.
-    """
+    """Sends boxes of a value, or of its gradient, between devices."""
 
     value: str
     kind: MessageKind
     key: Key
     messages: tuple[Message, ...]
-    collective: str
+    collective: (
+        str  # the collective operation that the messages form together (collective.py); "": none
+    )
     deps: tuple[int, ...]
 
     @property
@@ -127,25 +130,24 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Sums the gradients of parameters over the devices that hold each share, a bucket at a time."""
+    """All-reduces the gradients of a bucket of parameters, each region over its holders."""
 
     parameters: tuple[str, ...]
     key: Key
-    regions: tuple[
-        tuple[ParameterRegion, ...], ...
-    ]  # by parameter, those that several devices hold
+    # By parameter, the regions that several devices hold.
+    regions: tuple[tuple[ParameterRegion, ...], ...]
     devices: tuple[int, ...]
     deps: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Applies the optimizer to a parameter where it is held (or at its home)."""
+    """Applies the optimizer to regions of a parameter."""
 
     parameter: str
     key: Key
     regions: tuple[ParameterRegion, ...]
-    devices: tuple[int, ...]
+    devices: tuple[int, ...]  # the updaters of the regions
     deps: tuple[int, ...]
 
 
@@ -154,14 +156,17 @@ Instruction = Run | Merge | Move | Reduce | Update
 
 @dataclass(frozen=True)
 class Variant:
-    """How some micro-batches run: the graph for their size, the tiles where their workers are."""
+    """How some micro-batches run: the graph of their size, with tiles on the devices that run them.
+
+    Most programs have one variant. Micro-batches of another size, and those that another replica of a
+    pipeline stage runs, have their own.
+    """
 
     graph: Graph
-    tiles: Mapping[str, Tiling]
-    merges: dict[str, tuple[Cell, ...]]  # operators with partial results
-    replicated_loss_ops: frozenset[str] = (
-        frozenset()
-    )  # merged operators whose gradient starts on every device
+    tiles: Mapping[str, Tiling]  # by operator
+    merges: dict[str, tuple[Cell, ...]]  # by operator with partial results
+    # Merged operators whose gradient starts on every device (replicated_loss.py).
+    replicated_loss_ops: frozenset[str] = frozenset()
 
     @cached_property
     def ops(self) -> dict[str, Op]:
@@ -169,7 +174,7 @@ class Variant:
 
     @cached_property
     def loss_devices(self) -> tuple[int, ...]:
-        """Where the loss is. Its gradient starts on the first, or, where the program closes so, on all."""
+        """The devices that hold the loss. Its gradient starts on the first or, if replicated, on all."""
         op = next(op for op in self.graph.ops if self.graph.loss in op.outputs)
         if op.name in self.merges:
             return self.merges[op.name][0].devices
@@ -178,16 +183,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class Program:
-    """A lowered plan. The same object is checked, simulated and run."""
+    """A lowered plan: `plan.steps` training steps."""
 
-    graph: Graph  # of the largest micro-batches
+    graph: Graph  # of the largest micro-batch
     plan: Plan
     instructions: tuple[Instruction, ...]
-    active: frozenset[str]  # values whose gradient is needed
-    variants: tuple[Variant, ...]  # the first is the graph's, with the plan's own tiles
-    regions: dict[str, tuple[ParameterRegion, ...]]  # parameters: who holds what
-    # Where steps do not wait for parameters: what is sent to a home, updated and sent back, or what
-    # is summed over all holders and updated on each.
+    active: frozenset[
+        str
+    ]  # values whose gradient is needed; empty for a forward without a backward
+    variants: tuple[Variant, ...]  # the first has `graph`, with the tiles of the plan as they are
+    regions: dict[str, tuple[ParameterRegion, ...]]  # by parameter: which devices hold what
+    # By parameter, its regions cut further into slices, where each slice is synchronised on its own: pushed
+    # to a server, updated and pulled, or all-reduced and updated on every holder. Otherwise empty.
     slices: dict[str, tuple[ParameterRegion, ...]] = field(default_factory=dict)
 
     def variant(self, key: Key) -> Variant:
@@ -195,17 +202,17 @@ class Program:
 
     @cached_property
     def priority(self) -> dict[str, int]:
-        """Parameters in the order of their first use: the smaller, the more urgent."""
+        """Parameters, numbered in the order of their first use: the smaller, the more urgent."""
         used = (name for op in self.graph.ops for name in op.inputs if name in self.regions)
         return {name: at for at, name in enumerate(dict.fromkeys(used))}
 
     @cached_property
     def micro_batch_sizes(self) -> list[int]:
-        """Samples of each micro-batch."""
+        """The number of samples of each micro-batch."""
         return micro_batch_sizes(self.plan, self.graph)
 
     def instructions_of(self, device: int) -> list[Instruction]:
-        """What one device does, in order."""
+        """The instructions that a device takes part in, in order."""
         return [i for i in self.instructions if device in i.devices]
 
     def producer(self, value: str) -> Op:
@@ -216,31 +223,31 @@ class Program:
         return {o: op for op in self.graph.ops for o in op.outputs}
 
     def reduced_element_bytes(self, parameter: str) -> int:
-        """Bytes of an element of a gradient as it is all-reduced."""
+        """Bytes of one element of a parameter's gradient while it is all-reduced."""
         return reduced_element_bytes(self.plan.parsed_sync, self.element_bytes(parameter))
 
     def element_bytes(self, value: str) -> int:
-        """Bytes of an element of a value."""
+        """Bytes of one element of a value in memory."""
         return self.graph.values[value].dtype.itemsize
 
 
 def reduced_element_bytes(sync: Sync, width: int) -> int:
-    """Bytes of an element of a gradient as it is all-reduced, and that has so many in memory."""
+    """Bytes of one element of a gradient while it is all-reduced; in memory it has `width` bytes."""
     return 2 if sync.wire_dtype else width
 
 
 def reduced_bytes(program: Program, reduce: Reduce) -> dict[tuple[int, ...], int]:
-    """By the devices that sum a part of a bucket, the bytes that each of them hands in."""
+    """For each group of devices that all-reduce a part of a bucket, the bytes on each of them."""
     nbytes_by_group: dict[tuple[int, ...], int] = {}
-    for name, shares in zip(reduce.parameters, reduce.regions, strict=True):
-        for share in shares:
-            nbytes = share.box.volume * program.reduced_element_bytes(name)
-            nbytes_by_group[share.devices] = nbytes_by_group.get(share.devices, 0) + nbytes
+    for name, regions in zip(reduce.parameters, reduce.regions, strict=True):
+        for region in regions:
+            nbytes = region.box.volume * program.reduced_element_bytes(name)
+            nbytes_by_group[region.devices] = nbytes_by_group.get(region.devices, 0) + nbytes
     return nbytes_by_group
 
 
 def message_bytes(program: Program, move: Move, message: Message) -> int:
-    """Bytes of a message as they are handed to the transport."""
+    """Bytes of a message, as the transport sends them."""
     return (
         message.elements
         * program.element_bytes(move.value)
@@ -249,7 +256,7 @@ def message_bytes(program: Program, move: Move, message: Message) -> int:
 
 
 def tensors_in_message(program: Program, move: Move, message: Message) -> int:
-    """How many tensors of the box travel."""
+    """How many tensors a message has for each of its boxes."""
     if message.part < 0:
         return 1
     op, variant = program.producer(move.value), program.variant(move.key)
@@ -257,5 +264,5 @@ def tensors_in_message(program: Program, move: Move, message: Message) -> int:
 
 
 def tensors_per_part(op: Op, box: Box) -> int:
-    """How many tensors a tile of a reduction gives: partial log-sum-exps are pairs, moments always."""
+    """How many tensors hold the result of one tile: two for moments and for partial log-sum-exps."""
     return {"moments": 2, "lse": 2 if op.space.is_partial(box) else 1}.get(op.space.combine, 1)

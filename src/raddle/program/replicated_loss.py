@@ -1,8 +1,8 @@
-"""The end of the forward that every device computes for itself.
+"""Replicated loss: every device computes the end of the forward, so that no gradient of it has to be sent.
 
-A loss is a sum over samples, and a few operators on what it gives. Where all devices that have a part of
-the sum merge it, and have a copy of all that follows, each starts the backward of its own part: the same
-gradient is on all of them, so it need not travel.
+A loss is a sum over samples, followed by a few small operators. Suppose that each device with a part of the
+sum receives all parts and merges them, and computes a copy of all that follows. Then each has the gradient
+of the sum, and starts the backward of its own part without a message.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Grid
 
-SMALL_RESULT = (
-    64 * 1024
-)  # bytes: partial results up to this size are merged wherever they are needed
-MOST_REPLICAS = 8  # devices: every part goes to every device, so their number is squared
+# Bytes: a partial result up to this size is merged on every device that reads it.
+SMALL_RESULT = 64 * 1024
+MOST_REPLICAS = 8  # devices: every part goes to every device, so messages grow with the square
 
 
 def replicated_loss_ops(
     graph: Graph, plan: Plan, active: frozenset[str], is_partial: Callable[[Op], bool]
 ) -> frozenset[str]:
-    """The operators whose partial results end so; none if something else feeds what follows them."""
+    """The operators whose partial results are merged on every device; empty if the loss is not replicated.
+
+    active: the values that need a gradient. is_partial: whether an operator's tiles give partial results.
+    """
     if graph.loss not in active:
         return frozenset()
     users = {
@@ -35,7 +37,7 @@ def replicated_loss_ops(
         return frozenset()
     if is_partial(last):
         return frozenset([last.name])
-    tail: set[str] = set()
+    tail: set[str] = set()  # operators after the merges, of which every device has a copy
     merged: set[str] = set()
     for op in reversed(graph.ops):
         readers = {r for o in op.outputs if o in active for r in users.get(o, ())}

@@ -1,11 +1,15 @@
-"""Segments: maximal runs of a device's operators without communication inside.
+"""Segments: maximal sequences of a device's operators without communication inside.
 
-A segment is executed as one piece, forward and backward. It ends where something is sent (so that it leaves
-early), merged or reduced, and starts where something is received, in either direction; at the border of a
-stage, or of a block that is recomputed; and, where the backward is split, around every operator with
-parameters (so that nothing between them is computed twice). Gradients of a composite's parameters leave
-when all of it is done, so that it can be one native call. Where steps overlap on any tiles, it ends where
-any device communicates, so that an update falls between segments and never into one.
+The runtime executes a segment as one piece, forward and backward. The operators of a device are cut
+
+- where the device sends, merges or reduces (so that data is sent early) and where it waits for a message,
+  in either direction;
+- at the borders of stages and of recomputed blocks;
+- if the backward is split, around every operator with parameters (so that nothing is computed twice);
+- in a `threaded` plan, wherever any device communicates (so that no update happens inside a segment).
+
+A composite, such as a batch norm of several operators, is not cut to sum the gradients of its parameters:
+they are sent after the whole composite, so that it can stay one fused call.
 """
 
 from __future__ import annotations
@@ -18,11 +22,11 @@ from raddle.graph.graph import Op
 from raddle.plans.pipelining import is_threaded, stage_of
 from raddle.program.program import Instruction, Key, Merge, Move, Program, Reduce, Run
 
-# The operators of a device are numbered in their order; a cut at i lies before operator i.
+# The operators of a device are numbered in the order of the graph; a cut at i lies before operator i.
 
 
 def segments(program: Program, device: int, variant: int = 0) -> list[tuple[Op, ...]]:
-    """The operators of a device in a variant, in their order, cut where the device communicates."""
+    """The segments of a device in a variant: the operators that it computes, in order."""
     chosen = program.variants[variant]
     device_ops = [op for op in chosen.graph.ops if device in chosen.tiles[op.name].devices]
     cuts = {0, len(device_ops)} | _cuts_of_plan(program, device_ops)
@@ -37,7 +41,10 @@ def segments(program: Program, device: int, variant: int = 0) -> list[tuple[Op, 
 def _representative_micro_batches(
     program: Program, variant: int
 ) -> list[list[tuple[int, Instruction]]]:
-    """The instructions of a micro-batch of the first step, and of those that reduce gradients."""
+    """The instructions, with their numbers, of the micro-batches that together have all possible cuts.
+
+    These are the last micro-batch of the first step, and those in which gradients are synchronised.
+    """
     instructions_by_key: dict[Key, list[tuple[int, Instruction]]] = {}
     for number, i in enumerate(program.instructions):
         if i.key.step == 0 and i.key.variant == variant:
@@ -48,7 +55,8 @@ def _representative_micro_batches(
         return [[(n, i) for n, i in enumerate(program.instructions) if i.key == later]]
     return [
         instructions for at, instructions in enumerate(micro_batches)
-        if at == len(micro_batches) - 1 or any(isinstance(i, Reduce) or _pushes_slice(program, i) for _, i in instructions)
+        if at == len(micro_batches) - 1
+        or any(isinstance(i, Reduce) or _pushes_slice(program, i) for _, i in instructions)
     ]  # fmt: skip
 
 
@@ -58,13 +66,14 @@ def _cuts_of_device(
     device: int,
     device_ops: list[Op],
 ) -> set[int]:
-    """Where a device's communication in a micro-batch cuts."""
+    """The cuts that a device's own communication makes in a micro-batch."""
     place = {op.name: at for at, op in enumerate(device_ops)}
     composite = {name: n for n, f in enumerate(program.graph.fused_calls) for name in f.ops}
     inside = [composite.get(op.name, -1 - at) for at, op in enumerate(device_ops)]
     zero3 = program.plan.parsed_sync.zero3
     cuts: set[int] = set()
-    received: set[int] = set()
+    received: set[int] = set()  # moves to this device for which no run has waited yet
+    # The last operator and its direction; cut before the next run; cut at the end of the composite.
     last, direction, cut_next, hands_in = 0, "F", False, False
     for number, i in instructions:
         if device not in i.devices:
@@ -86,12 +95,10 @@ def _cuts_of_device(
                 False,
                 hands_in and not leaves_composite,
             )
-        elif isinstance(i, Reduce) or _pushes_slice(
-            program, i
-        ):  # gradients are handed in, wherever
+        elif isinstance(i, Reduce) or _pushes_slice(program, i):
             hands_in = True
         elif program.slices and isinstance(i, Move) and i.kind.is_pull and not zero3:
-            continue  # comes beside what the device computes
+            continue  # received concurrently with what the device computes
         elif isinstance(i, Move) and all(m.source != device for m in i.messages):
             received.add(number)
         elif isinstance(i, Move | Merge):
@@ -108,7 +115,7 @@ def _pushes_slice(program: Program, i: Instruction) -> bool:
 def _cuts_of_all_devices(
     program: Program, instructions: Sequence[tuple[int, Instruction]], device_ops: list[Op]
 ) -> set[int]:
-    """Where anybody's communication cuts: after what it comes from, before what waits for it."""
+    """The cuts that the communication of all devices makes: after its sender, before its receiver."""
     number = {op.name: at for at, op in enumerate(program.graph.ops)}
     places = [number[op.name] for op in device_ops]
     moves = {n for n, i in instructions if not isinstance(i, Run)}
@@ -125,7 +132,7 @@ def _cuts_of_all_devices(
 
 
 def _cuts_of_plan(program: Program, device_ops: list[Op]) -> set[int]:
-    """Where the plan cuts."""
+    """The cuts at borders of stages and recomputed blocks, and those of a split backward."""
     plan, cuts = program.plan, set[int]()
     block = {name: k for k, names in enumerate(plan.recompute) for name in names}
     stage = stage_of(plan)

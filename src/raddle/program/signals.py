@@ -1,9 +1,9 @@
-"""Signals: what makes an action wait for another whose results it does not read (`F1.0 after B0.1`).
+"""Signals: messages without data that make an action wait for another, as `F1.0 after B0.1` asks.
 
-An action starts when the awaited one has ended on every device that takes part in it. A device does its
-own work in the program's order; from every other device it has to hear. So each device of the awaited
-action sends a signal, a message without data, to each device of the waiting one. What counts is what
-devices compute: messages that are under way and sums of gradients do not hold up a waiting action.
+An action is a stage of a micro-batch in one phase. Most actions wait for data. A schedule may also have an
+action wait for one whose results it does not read. Then each device of the awaited action sends a signal to
+each other device of the waiting action. An action has ended when its runs and merges have ended; its
+messages and sums of gradients may still be under way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raddle.plans.schedule import Action, Schedule, predecessors
 from raddle.program.message_kind import MessageKind, Subject, check_all_kinds_sent
 from raddle.program.program import Instruction, Merge, Message, Run
 
-SIGNAL_BOXES = (Box((), ()),)  # one element, which nobody reads
+SIGNAL_BOXES = (Box((), ()),)  # a scalar, which nobody reads
 SIGNALS = {  # by the phase of the action that has ended
     "F": MessageKind.SIGNAL,
     "B": MessageKind.SIGNAL,
@@ -28,10 +28,10 @@ check_all_kinds_sent(SIGNALS.values(), Subject.ACTION)
 
 @dataclass
 class ActionEnds:
-    """By action, the instructions that have to end before the action has ended.
+    """By action, the instructions after which the action has ended.
 
-    An action without instructions, such as a backward where everything is frozen, ends as soon as all that
-    comes before it has ended. Actions are added in an order of the schedule.
+    An action without instructions, such as the backward of a frozen stage, ends when the actions before it
+    have ended. Actions have to be added in an order that the schedule allows.
     """
 
     schedule: Schedule
@@ -47,30 +47,28 @@ class ActionEnds:
 
 
 class Signals:
-    """The signals of one pass through a schedule: of a step or, where steps overlap, of all of them."""
+    """The signals of one pass through a schedule: one step or, if steps overlap, all steps."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.ends = ActionEnds(schedule)
-        self.awaited: dict[Action, list[Action]] = {}
-        self.waiting: dict[Action, list[Action]] = {}
+        self.awaited: dict[Action, list[Action]] = {}  # by waiting action
+        self.waiting: dict[Action, list[Action]] = {}  # by awaited action
         for waiting_action, awaited_action in dict.fromkeys(schedule.waits):
             self.awaited.setdefault(waiting_action, []).append(awaited_action)
             self.waiting.setdefault(awaited_action, []).append(waiting_action)
-        self.sent: dict[
-            Action, int
-        ] = {}  # by awaited action, the instruction that sends its signals
+        self.sent: dict[Action, int] = {}  # by awaited action, the move that sends its signals
 
     def signals_for(self, action: Action) -> list[int]:
-        """The instructions that send the signals that an action waits for."""
+        """The moves with the signals that an action waits for, as instruction numbers."""
         return [self.sent[a] for a in self.awaited.get(action, ()) if a in self.sent]
 
     def note_end(self, action: Action, instructions: Sequence[Instruction], first: int) -> None:
-        """Notes that an action has been written, from instruction `first` on."""
+        """Notes that the instructions of an action have been written: all from number `first` on."""
         written = range(first, len(instructions))
         self.ends.add(action, (n for n in written if isinstance(instructions[n], Run | Merge)))
 
 
 def signal_messages(sources: Iterable[int], targets: Iterable[int]) -> tuple[Message, ...]:
-    """One signal from each source to each target that is another device."""
+    """A signal from each source device to each target device, except to itself."""
     pairs = {(s, t) for s in set(sources) for t in set(targets) if s != t}
     return tuple(Message(s, t, SIGNAL_BOXES) for s, t in sorted(pairs))

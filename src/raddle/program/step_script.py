@@ -1,34 +1,45 @@
-"""When gradients leave and parameters are updated, row by row: these rules stand here and nowhere else.
+"""The step script: in which order gradients are sent or summed, and parameters updated, during a step.
 
-`lower` calls `assemble` on lists and hangs an instruction on every row; the searches' fast path compiles
-the same function and simulates the rows. So it keeps to what both can do: integers, sequences of one
-dimension, loops. A row says what is done with which parameter, bucket or slice, which collective of which
-group that is, and what it waits for: the gradient of a parameter, and one earlier row.
+The script is a table. A row is one operation (SUM, PUSH, UPDATE or PULL) on a parameter, a bucket or a
+slice, with what it waits for: the gradient of a parameter, and one earlier row. Events go in, such as "the
+gradient of parameter 3 is complete"; `write_rows` appends the rows that follow from them, by one rule:
 
-    BUCKETS      gradients of a group of devices are summed together when they fill a bucket, or when
-                 nothing more is coming for it; at the end of a step every holder updates its copy
-    SERVER       a gradient is pushed to its server, updated there at the end of a step, and pulled
-    SLICES       each slice is pushed, updated at its server and pulled as soon as it is complete
-    SLICE_SUMS   each slice is summed on its holders and updated there; where sums have an order, when
-                 it is their turn (turns.py)
+    BUCKETS      gradients that the same devices sum are all-reduced together, when they fill a bucket or
+                 when no more are to come; at the end of a step every holder updates its copy
+    SERVER       a gradient is pushed to its server; at the end of a step it is updated there, and pulled
+    SLICES       each slice is pushed, updated on its server and pulled as soon as its gradient is complete
+    SLICE_SUMS   each slice is all-reduced and updated on every holder; if the plan orders the sums, each
+                 waits for its turn (turns.py)
+
+Two callers share these rules. `lower` calls `write_rows` on lists and writes an instruction for every row;
+the fast simulation of the searches JIT-compiles it with numba. So the code keeps to what both can do:
+integers, one-dimensional sequences and loops.
 """
 
-# p: parameter, s: slice, g: group of devices that sum the same parameters, n: row
+# All are numbers. p: parameter, s: slice, n: row, g: group, which is a set of devices that hold the same
+# parameters and sum their gradients
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-BUCKETS, SERVER, SLICES, SLICE_SUMS = range(4)  # ways to synchronise
-COMPLETE, TURN, ACTION_ENDS, STEP_ENDS = range(4)  # events; TURN: of a slice, in an order of sums
-SUM, PUSH, UPDATE, PULL = range(4)  # what a row does
+BUCKETS, SERVER, SLICES, SLICE_SUMS = range(4)  # rules
+# Events: the gradient of a parameter is complete; the turn of a slice has come (only where sums are
+# ordered); a stage of a micro-batch has run backward; the step ends.
+COMPLETE, TURN, ACTION_ENDS, STEP_ENDS = range(4)
+SUM, PUSH, UPDATE, PULL = range(4)  # operations
 NO_COLLECTIVE, ALL_REDUCE = range(2)
-# Columns of a row. Its subject: with BUCKETS and SERVER a parameter (of a SUM: a group), else a slice; the
-# group of a collective that sums buckets; the parameter whose gradient it waits for, and the row (-1: no).
-# The parameters of a SUM are `State.members` from MEMBER_AT on.
+# Columns of a row; -1 means none:
+#   SUBJECT     with BUCKETS and SERVER the parameter (of a SUM: the group), else the slice
+#   COLLECTIVE  of a SUM: ALL_REDUCE          GROUP      of a SUM of a bucket: the group
+#   PARAMETER   waits for its gradient        AFTER_ROW  waits for this row
+#   FIRST_MEMBER, MEMBER_COUNT   the parameters of a bucket, as a range of `ScriptState.sum_members`
 OPERATION, SUBJECT, COLLECTIVE, GROUP, PARAMETER, AFTER_ROW, FIRST_MEMBER, MEMBER_COUNT = range(8)
 COLUMNS = 8
-CLOCK, RUN, RUN_CLOCK, ROWS, SUMMED, COMPLETED, OPENED = range(7)  # State.numbers
+# Indices into ScriptState.counters. CLOCK counts runs and sums, so that readiness can be compared; RUN is
+# the instruction that completed the last gradient, at RUN_CLOCK. The others are lengths: of `rows`,
+# `sum_members`, `complete` and `opened_groups`.
+CLOCK, RUN, RUN_CLOCK, ROWS, SUMMED, COMPLETED, OPENED = range(7)
 
 
 class Numbers(Protocol):
@@ -42,47 +53,49 @@ class Numbers(Protocol):
 
 
 class SyncFacts(NamedTuple):
-    """How parameters are synchronised; by parameter or by slice."""
+    """How the parameters of a plan are synchronised. The same in every step."""
 
-    rule: int
-    bucket_bytes: int  # bytes that fill a bucket
-    update_at_once: (
-        bool  # steps overlap: a parameter is updated as soon as its gradient is complete
-    )
-    pull_at_once: bool  # updated slices are sent back at once, not pulled before their next use
+    rule: int  # BUCKETS, SERVER, SLICES or SLICE_SUMS
+    bucket_bytes: int  # a bucket with so many bytes is full
+    update_at_once: bool  # steps overlap: update a parameter as soon as its gradient is complete
+    pull_at_once: bool  # pull slices after their update; False: before their next use (ZeRO-3)
     ordered_sums: bool  # sums of slices wait for their turn
-    group_of: Numbers  # that sums a parameter; with a server, 0; -1: nothing is to be sent
-    nbytes: Numbers  # of a parameter in memory, what is shared of it
-    first_slice: Numbers  # the slices of a parameter are numbered from here on
-    slice_count: Numbers  # so many
-    needs_sync: Numbers  # of a slice, whether it goes to another device at all
-    contribution_order: Numbers  # of a parameter, among the first contributions to gradients
+    group_of: Numbers  # by parameter, its group; with SERVER any number from 0; -1: nothing to send or sum
+    nbytes: Numbers  # by parameter, bytes of its gradient that are sent or summed
+    first_slice: Numbers  # by parameter, the number of its first slice
+    slice_count: Numbers  # by parameter, how many slices it has
+    needs_sync: Numbers  # by slice, 1 if more than one device holds or updates it
+    contribution_order: Numbers  # by parameter, its rank in the order of first contributions
 
 
 class ScriptState(NamedTuple):
-    """What has happened in a step, and the rows that follow from it."""
+    """The state of one step: which gradients are complete, the open buckets, and the rows so far.
 
-    counters: Numbers
-    incomplete: Numbers  # by group, its parameters that are not complete
+    The bucket of a group is a linked list of parameters: bucket_first, bucket_next ... bucket_last.
+    """
+
+    counters: Numbers  # CLOCK to OPENED
+    incomplete: Numbers  # by group, how many gradients are not complete
     bucket_fill: Numbers  # by group, bytes in its bucket
-    bucket_first: Numbers  # by group, the first and the last parameter in its bucket, and by
-    bucket_last: Numbers  # parameter the next one; -1: none
-    bucket_next: Numbers
+    bucket_first: Numbers  # by group, the first parameter in its bucket; -1: empty
+    bucket_last: Numbers  # by group, the last one
+    bucket_next: Numbers  # by parameter, the next one in its bucket; -1: it is the last
     opened_groups: Numbers  # groups in the order of their first bucket
-    complete: Numbers  # parameters in the order in which they were complete
-    ready_at: Numbers  # by parameter, when it was summed or, if it is not, complete
-    wait_row: Numbers  # by parameter, the row that it waits for
-    sum_members: Numbers
-    rows: Numbers  # COLUMNS numbers a row
+    complete: Numbers  # parameters with complete gradients that are not updated yet, in that order
+    ready_at: Numbers  # by parameter, the CLOCK when its gradient was complete, summed or pushed
+    wait_row: Numbers  # by parameter, the row that its update waits for; -1: none
+    sum_members: Numbers  # the parameters of all buckets that were summed
+    rows: Numbers  # the table, COLUMNS numbers for each row
 
 
 def write_rows(
     events: Numbers, subjects: Numbers, runs: Numbers, facts: SyncFacts, state: ScriptState,
     first_row: Numbers,
 ) -> None:  # fmt: skip
-    """Writes the rows of events; those of event e are row_at[e] to row_at[e + 1].
+    """Appends the rows that follow from events: rows first_row[e] to first_row[e + 1] from event e.
 
-    An event is about a parameter, or a slice whose turn it is; `runs` number what contributed last.
+    subjects: by event, the parameter whose gradient is complete, or the slice whose turn it is.
+    runs: by event, the instruction that completed the gradient; for a TURN, the parameter of the slice.
     """
     counters, complete, ready_at, wait_row, rows = (
         state.counters, state.complete, state.ready_at, state.wait_row, state.rows,
@@ -134,17 +147,17 @@ def write_rows(
 
 
 def is_full(nbytes: int, limit: int) -> bool:
-    """Whether a bucket is summed now; else it waits for more gradients."""
+    """Whether a bucket of `nbytes` is summed now. Otherwise it waits for more gradients."""
     return nbytes >= limit
 
 
 def updates_before(ready_at: int, order: int, other_ready_at: int, other_order: int) -> bool:
-    """The order of updates: as gradients are complete, the last layers first."""
+    """Whether one parameter is updated before another: in the order in which gradients are ready."""
     return ready_at < other_ready_at or (ready_at == other_ready_at and order < other_order)
 
 
 def _note_first_bucket(g: int, state: ScriptState) -> None:
-    """Remembers in which order groups had their first buckets."""
+    """Adds a group to `opened_groups`, unless it is there."""
     for k in range(state.counters[OPENED]):
         if state.opened_groups[k] == g:
             return
@@ -153,7 +166,7 @@ def _note_first_bucket(g: int, state: ScriptState) -> None:
 
 
 def _sum_finished_buckets(state: ScriptState) -> None:
-    """Sums the buckets that nothing more is coming for."""
+    """Sums the buckets of all groups that have no incomplete gradients."""
     for k in range(state.counters[OPENED]):
         g = state.opened_groups[k]
         if state.incomplete[g] == 0 and state.bucket_first[g] >= 0:
@@ -161,7 +174,7 @@ def _sum_finished_buckets(state: ScriptState) -> None:
 
 
 def _sum_bucket(g: int, state: ScriptState) -> None:
-    """Sums a bucket; its parameters are complete with that."""
+    """Writes the SUM of a group's bucket, and empties the bucket."""
     counters, sum_members, bucket_next = state.counters, state.sum_members, state.bucket_next
     ready_at, wait_row, rows = state.ready_at, state.wait_row, state.rows
     counters[CLOCK] += 1
@@ -180,14 +193,14 @@ def _sum_bucket(g: int, state: ScriptState) -> None:
 
 
 def _update(facts: SyncFacts, state: ScriptState) -> None:
-    """Updates all parameters that are complete; a server sends the result back."""
+    """Writes the UPDATE of every parameter in `complete` and, with SERVER, the PULL after it."""
     counters, complete, ready_at, wait_row, rows = (
         state.counters, state.complete, state.ready_at, state.wait_row, state.rows,
     )  # fmt: skip
     order, on_server, group_of = facts.contribution_order, facts.rule == SERVER, facts.group_of
     if facts.rule == SLICES or facts.rule == SLICE_SUMS:
-        return  # they were updated one by one
-    for k in range(1, counters[COMPLETED]):  # almost in order
+        return  # slices were updated one by one
+    for k in range(1, counters[COMPLETED]):  # insertion sort: they are almost in order
         p, position = complete[k], k
         while position > 0 and updates_before(
             ready_at[p], order[p], ready_at[complete[position - 1]], order[complete[position - 1]]
@@ -204,7 +217,7 @@ def _update(facts: SyncFacts, state: ScriptState) -> None:
 
 
 def _sync_through_servers(p: int, facts: SyncFacts, counters: Numbers, rows: Numbers) -> None:
-    """Slices go to their servers, are updated there, and come back, one by one."""
+    """Writes PUSH, UPDATE and PULL for each slice of a parameter."""
     for s in range(facts.first_slice[p], facts.first_slice[p] + facts.slice_count[p]):
         n = -1
         if facts.needs_sync[s]:
@@ -215,7 +228,10 @@ def _sync_through_servers(p: int, facts: SyncFacts, counters: Numbers, rows: Num
 
 
 def _sum_slices(p: int, facts: SyncFacts, counters: Numbers, rows: Numbers) -> None:
-    """Slices that one device alone holds are updated; all others are summed before."""
+    """Writes the UPDATE of slices that one device holds, then SUM and UPDATE of all others.
+
+    If sums are ordered, the others wait for their TURN.
+    """
     for s in range(facts.first_slice[p], facts.first_slice[p] + facts.slice_count[p]):
         if not facts.needs_sync[s]:
             _write_row(UPDATE, s, p, -1, counters, rows)
@@ -225,7 +241,7 @@ def _sum_slices(p: int, facts: SyncFacts, counters: Numbers, rows: Numbers) -> N
 
 
 def sum_slice(s: int, p: int, counters: Numbers, rows: Numbers) -> None:
-    """Sums a slice over its holders, and updates it on each."""
+    """Writes the SUM of a slice of parameter p over its holders, and its UPDATE on each."""
     n = _write_row(SUM, s, p, -1, counters, rows)
     rows[n * COLUMNS + COLLECTIVE] = ALL_REDUCE
     _write_row(UPDATE, s, -1, n, counters, rows)
@@ -235,6 +251,7 @@ def _write_row(
     operation: int, subject: int, parameter: int, after_row: int, counters: Numbers,
     rows: Numbers,
 ) -> int:  # fmt: skip
+    """Appends a row without a collective, and returns its number."""
     n = counters[ROWS]
     column = n * COLUMNS
     rows[column + OPERATION], rows[column + SUBJECT], rows[column + COLLECTIVE] = (

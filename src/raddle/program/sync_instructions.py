@@ -1,6 +1,10 @@
-"""The instruction of a row of the script, for whole parameters and for slices of them."""
+"""Writes the instruction for each row of the step script (step_script.py).
 
-# p: parameter
+A row is one operation: SUM, PUSH, UPDATE or PULL. Its subject is a whole parameter or a bucket
+(WholeParameterWriter), or a slice of a parameter (SliceWriter).
+"""
+
+# p: number of a parameter
 
 from __future__ import annotations
 
@@ -16,36 +20,40 @@ from raddle.program.parameter_layout import ParameterLayout, holders
 from raddle.program.program import Key, Message, ParameterRegion, Reduce, Update
 from raddle.program.step_script import PULL, PUSH, SUM
 
+# Importing fails if there is a kind of message about parameters that this file does not send.
 check_all_kinds_sent((MessageKind.PUSH, MessageKind.PULL), Subject.PARAMETER)
 
 
 class ScriptRow(NamedTuple):
-    """A row of the script (script.py has the columns)."""
+    """A row of the step script. All are numbers; -1 means none."""
 
-    operation: int
-    subject: int
-    parameter: int
-    after_row: int
-    members: Sequence[int]
+    operation: int  # SUM, PUSH, UPDATE or PULL
+    subject: int  # a parameter, or a slice; of a SUM of a bucket, the group of devices
+    parameter: int  # the row waits for the gradient of this parameter
+    after_row: int  # the row waits for this row
+    members: Sequence[int]  # of a SUM of a bucket, its parameters
 
 
 class RowWriter(Protocol):
     """Writes the instruction of a row."""
 
     def parameter_name(self, row: ScriptRow) -> str:
-        """The parameter that a row other than a sum is about."""
+        """The name of the parameter that a row is about; not for the SUM of a bucket."""
 
     def write(
         self, row: ScriptRow, key: Key, gradient: Sequence[int], before: Sequence[int]
     ) -> int:
-        """The number of its instruction; `gradient` and `before` are what the row waits for."""
+        """Writes the instruction of a row, and returns its number.
+
+        gradient, before: the instructions of the gradient and of the row that the row waits for.
+        """
 
     def staleness_waits(self, row: ScriptRow, key: Key) -> Sequence[int]:
-        """What else the next use of what the row wrote waits for."""
+        """Older updates that the next use of the parameter waits for too (bounded staleness)."""
 
 
 class WholeParameterWriter:
-    """Rows about whole parameters: summed in buckets, or through a server."""
+    """Writes rows about whole parameters: all-reduced in buckets, or updated on a server."""
 
     def __init__(self, parameters: ParameterLayout, writer: InstructionWriter) -> None:
         self.parameters, self.writer = parameters, writer
@@ -87,13 +95,16 @@ class WholeParameterWriter:
 
 
 class SliceWriter:
-    """Rows about slices. Without a barrier of all workers, each is served on its own: its gradient is
-    applied as it comes, and its answer may have to wait for the slowest."""
+    """Writes rows about slices.
+
+    If updates are asynchronous, a server handles every worker on its own: it applies a gradient when it
+    comes. With bounded staleness, the pull may have to wait for the slowest worker.
+    """
 
     def __init__(self, parameters: ParameterLayout, writer: InstructionWriter) -> None:
         self.writer, self.sync = writer, parameters.plan.parsed_sync
         self.slices = synced_slices(parameters)
-        self.updates: dict[tuple[str, Box, int], list[int]] = {}  # of a slice in a step
+        self.updates: dict[tuple[str, Box, int], list[int]] = {}  # by parameter, box and step
 
     def parameter_name(self, row: ScriptRow) -> str:
         return self.slices[row.subject][0]
@@ -124,14 +135,14 @@ class SliceWriter:
             )
         devices = slice_.devices if slice_.server < 0 else (slice_.server,)
         if slice_.server >= 0 and slice_.server not in slice_.devices:
-            deps = list(before)
+            deps = list(before)  # the server computes no gradient: it waits for the push
         at = self.writer.emit(Update(name, key, (slice_,), devices, sorted_deps(deps)))
         self.updates.setdefault((name, slice_.box, key.step), []).append(at)
         return at
 
 
 def synced_slices(parameters: ParameterLayout) -> list[tuple[str, ParameterRegion]]:
-    """What is synchronised, in the order of its numbers."""
+    """All slices with the names of their parameters. A slice's place in the list is its number."""
     sync = parameters.plan.parsed_sync
     return [
         (name, slice_)
@@ -141,7 +152,7 @@ def synced_slices(parameters: ParameterLayout) -> list[tuple[str, ParameterRegio
 
 
 def slices_by_worker(slices: Sequence[ParameterRegion], sync: Sync) -> list[ParameterRegion]:
-    """Slices of a parameter, each for all workers or, without a barrier, for one after the other."""
+    """The slices as they are, if updates are synchronous; else one copy of each slice for each holder."""
     if sync.synchronous:
         return list(slices)
     return [slice_._replace(devices=(d,)) for slice_ in slices for d in slice_.devices]

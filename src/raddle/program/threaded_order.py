@@ -1,12 +1,12 @@
-"""The order of a program whose steps overlap, for any tiles: a device takes the next that is ready.
+"""Orders the instructions of a `threaded` plan: several steps at once, without stages.
 
-The instructions of several steps are scheduled as a simulation would, first come, first served, with
-nominal speeds, so that the order follows from the graph and the plan alone and is the same on every rank.
-What stands between two transfers is not taken apart: it is executed as one piece. A step begins on a device
-when the one that many steps before it has ended there.
+A list scheduler: whenever a device is free, it takes the first block of instructions that is ready. Speeds
+are nominal, so the order depends only on the graph and the plan, and is the same on every rank. A block is
+a sequence of runs of one micro-batch without a transfer between them; it is not interrupted. With depth n,
+step k begins on a device after step k - n has ended there.
 
-The loop is its own, not simulation/engine.py's: ranks lower programs without a simulator or a compiler, a
-block holds any number of devices, and only the order counts.
+It does not use simulation/engine.py: ranks lower programs without a simulator or a JIT compiler, a block
+may occupy any number of devices, and only the order counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LATENCY = 20e-6  # seconds
 def reorder(
     instructions: Sequence[Instruction], graph: Graph, plan: Plan, depth: int
 ) -> list[Instruction]:
-    """The same instructions with `depth` steps under way at once, their dependencies renumbered."""
+    """The instructions in the new order, with `depth` steps at once; dependencies are renumbered."""
     blocks = _blocks(instructions)
     order = _list_schedule(instructions, blocks, _seconds(graph, plan), plan, depth)
     new_number = {old: new for new, old in enumerate(order)}
@@ -39,7 +39,7 @@ def reorder(
 
 
 def _blocks(instructions: Sequence[Instruction]) -> list[list[int]]:
-    """Runs of a micro-batch that follow each other without a transfer between them; all else alone."""
+    """Divides instructions (numbers) into blocks. Every instruction other than a Run is its own block."""
 
     def kind(number: int) -> object:
         i = instructions[number]
@@ -56,14 +56,14 @@ def _blocks(instructions: Sequence[Instruction]) -> list[list[int]]:
 
 
 def _seconds(graph: Graph, plan: Plan) -> dict[str, float]:
-    """Nominal seconds of an operator's forward on one of its devices."""
+    """By operator, the nominal seconds of its forward on each of its devices."""
     seconds = {}
     for op in graph.ops:
-        share = max(1, len(set(plan.tiles[op.name].devices)))
-        elements = sum(graph.values[n].nbytes for n in (*op.inputs, *op.outputs))
+        devices = max(1, len(set(plan.tiles[op.name].devices)))
+        nbytes = sum(graph.values[n].nbytes for n in (*op.inputs, *op.outputs))
         seconds[op.name] = (
-            op.space.forward_work(op.space.full).flops / SPEED + elements / BANDWIDTH
-        ) / share
+            op.space.forward_work(op.space.full).flops / SPEED + nbytes / BANDWIDTH
+        ) / devices
     return seconds
 
 
@@ -74,6 +74,7 @@ def _list_schedule(
     plan: Plan,
     depth: int,
 ) -> list[int]:
+    """The numbers of the instructions in the order in which their blocks become ready (b, f: blocks)."""
     block_of = {n: b for b, numbers in enumerate(blocks) for n in numbers}
     waits: list[set[int]] = [set() for _ in blocks]
     devices = [{d for n in numbers for d in instructions[n].devices} for numbers in blocks]
@@ -84,7 +85,7 @@ def _list_schedule(
     for b, others in enumerate(waits):
         for other in others:
             followers[other].append(b)
-    missing = [len(w) for w in waits]
+    missing = [len(w) for w in waits]  # by block, how many blocks it still waits for
     ready_at = [0.0] * len(blocks)
     free_at = [0.0] * plan.devices
     heap = [(0.0, b) for b, count in enumerate(missing) if not count]
@@ -115,7 +116,7 @@ def _limit_depth(
     waits: list[set[int]],
     depth: int,
 ) -> None:
-    """The first of a step on a device waits for the last of the step `depth` before it."""
+    """Adds to `waits`: on each device, the first block of step k waits for the last of step k - depth."""
     first: dict[tuple[int, int], int] = {}
     last: dict[tuple[int, int], int] = {}
     for b, numbers in enumerate(blocks):
@@ -129,6 +130,7 @@ def _limit_depth(
 
 
 def _duration(i: Instruction, seconds: dict[str, float], plan: Plan) -> float:
+    """Nominal seconds of an instruction."""
     if isinstance(i, Run):
         return seconds[i.op] * (2.0 if i.phase == "B" else 1.0)
     if isinstance(i, Move):

@@ -1,10 +1,10 @@
-"""Whose turn it is: sums leave in one order, whenever they become complete.
+"""Starts the sums of slices in a given order, although their gradients are completed in another.
 
-All-reduces match by the order in which ranks issue them, so what is complete waits for all that stands
-before it. With the order 2 0 1, and complete are at first 0, then 1 and 2:
+All ranks have to start their all-reduces in the same order. So a slice whose gradient is complete waits
+until all slices before it have been started. With the order 2 0 1, first 0 is complete, then 1 and 2:
 
-    complete   0    -> leaves: nothing
-    complete   1 2  -> leaves: 2 0 1
+    complete   0    -> start: nothing
+    complete   1 2  -> start: 2 0 1
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterable, Sequence
 
 
 class Turns:
-    """Without an order, each leaves as soon as it is complete."""
+    """The slices that wait for their turn. Without an order, each starts as soon as it is complete."""
 
     def __init__(self, order: Sequence[int] = ()) -> None:
         self._order, self._next = order, 0
-        self._complete: dict[int, None] = {}  # and still here, in the order in which they came
+        self._complete: dict[int, None] = {}  # and not started yet; a set that keeps its order
 
     def complete(self, numbers: Iterable[int]) -> list[int]:
-        """What leaves now that these are complete too."""
+        """Adds slices whose gradients are complete; returns the slices to start now, in order."""
         if not self._order:
             return list(numbers)
         self._complete.update(dict.fromkeys(numbers))
@@ -33,5 +33,5 @@ class Turns:
 
     @property
     def waiting(self) -> list[int]:
-        """What is complete and waits for others."""
+        """The slices that are complete and not started."""
         return list(self._complete)

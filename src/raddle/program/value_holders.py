@@ -1,4 +1,7 @@
-"""Who holds which boxes of a value, and from whom a device takes what it lacks."""
+"""Which devices hold which boxes of a value, and from which of them another device fetches its input.
+
+Some functions here are also JIT-compiled for the fast simulation: `chosen_copy` and `target_at_turn`.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,20 @@ from raddle.program.program import Message
 
 
 class ValueHolders:
-    """The boxes of one value on the devices that produced them; a box may be on several."""
+    """The boxes of one value, each with the devices that computed or merged it.
+
+    grid: if the boxes form a grid, the index to find them faster.
+    """
 
     def __init__(
         self, pieces: Sequence[tuple[Box, tuple[int, ...]]], grid: _GridLookup | None = None
     ) -> None:
         self.pieces = pieces
         self.grid = grid
-        self._local: dict[int, list[Box]] | None = None
+        self._local: dict[int, list[Box]] | None = None  # by device, made on first use
 
     def boxes_on(self, device: int) -> list[Box]:
+        """The boxes that a device holds."""
         if self._local is None:
             self._local = {}
             for box, devices in self.pieces:
@@ -31,6 +38,7 @@ class ValueHolders:
         return self._local.get(device, [])
 
     def overlapping(self, box: Box) -> Iterable[tuple[Box, tuple[int, ...]]]:
+        """The boxes that overlap `box`, with their holders."""
         if self.grid is not None:
             return (self.pieces[i] for i in self.grid.find(box))
         return (piece for piece in self.pieces if not (piece[0] & box).empty)
@@ -43,6 +51,7 @@ class _GridLookup:
         self.cuts = cuts
 
     def find(self, box: Box) -> Iterable[int]:
+        """The numbers of the grid's boxes that overlap `box`, in row-major order."""
         spans = []
         for cuts, lo, hi in zip(self.cuts, box.lo, box.hi, strict=True):
             spans.append(range(bisect_right(cuts, lo) - 1, bisect_left(cuts, hi)))
@@ -54,7 +63,7 @@ class _GridLookup:
 
 
 def output_holders(space: Space, tiling: Tiling, output: int) -> ValueHolders:
-    """Who holds an output of an operator whose results are complete."""
+    """The holders of an output, if no result is partial: the devices that computed it."""
     dims = space.outputs[output]
     if isinstance(tiling, Grid) and list(dims) == sorted(dims):
         # Dimensions that the output lacks are not split here, so the boxes stay in row-major order.
@@ -83,34 +92,34 @@ def box_count(cuts: Sequence[Sequence[int]]) -> int:
 
 
 def chosen_copy(device: int, copies: int) -> int:
-    """Which of the copies of a box a device takes: devices take different ones, so that none serves all.
-
-    Compiled code calls it, too.
-    """
+    """The number of the copy that a device fetches. Devices choose different copies, to spread the load."""
     return device % copies
 
 
 def in_sending_order(messages: Iterable[Message], devices: int) -> tuple[Message, ...]:
-    """Messages as a program has them: each device sends to its next neighbour first (`turn`)."""
+    """Sorts the messages of a move: by the turn in which their source sends them."""
     return tuple(sorted(messages, key=lambda m: (sending_turn(m.source, m.target, devices), m)))
 
 
 def sending_turn(source: int, target: int, devices: int) -> int:
-    """When a device sends to another: to its next neighbour first, so that nobody is everybody's first."""
+    """The turn in which a device sends to another: first to the next device, then to the one after it.
+
+    So all devices do not send to the same device at the same time. devices: their number.
+    """
     return (target - source) % devices
 
 
 def target_at_turn(source: int, sending_turn: int, devices: int) -> int:
-    """To whom a device sends then. Compiled code calls it, too."""
+    """The device to which `source` sends in a turn: the inverse of `sending_turn`."""
     return (source + sending_turn) % devices
 
 
 def boxes_to_fetch(
     holders: ValueHolders, device: int, regions: Iterable[Box], received: list[Box]
 ) -> dict[int, list[Box]]:
-    """What a device takes from which other, so that it holds the regions; `have` grows by it.
+    """By source, the boxes that a device has to fetch so that it has all of `regions`.
 
-    Nothing is taken twice, nor what the device holds itself.
+    It fetches nothing that it holds or has in `received`. What it fetches is added to `received`.
     """
     boxes_by_source: dict[int, list[Box]] = {}
     for region in regions:
@@ -129,16 +138,14 @@ def boxes_to_fetch(
 def always_local(
     producer: Tiling, space: Space, output: int, consumer: Tiling, access: Access
 ) -> bool:
-    """Whether every consumer finds its region on its own device, told from cut points alone.
+    """A quick test by cut points: whether every consumer finds its whole input on its own device.
 
-    It never says yes wrongly; a no only means that the boxes have to be looked at.
+    True is certain; False means that the boxes have to be compared. access: the consumer's read.
     """
     if not isinstance(producer, Grid) or not isinstance(consumer, Grid):
         return False
     dims = space.outputs[output]
-    if all(
-        len(producer.cuts[d]) == 2 for d in dims
-    ):  # every device that has a tile holds all of it
+    if all(len(producer.cuts[d]) == 2 for d in dims):  # every device with a tile holds all of it
         same = consumer.devices is producer.devices
         return same or set(consumer.devices) <= set(producer.devices)
     if producer.devices != consumer.devices or producer.copies != consumer.copies:

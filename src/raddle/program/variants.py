@@ -1,4 +1,9 @@
-"""Which micro-batches run how: their sizes and workers, and the order of their actions."""
+"""Finds the variants of a program, and gives the order of its actions.
+
+A variant is a micro-batch size together with the workers that run the stages. Most programs have one. More
+arise if micro-batches differ by a sample, or if the schedule runs stages on replicas: a worker is a row of
+the schedule with its devices. Each variant has its own graph or its own tiles.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +26,18 @@ from raddle.program.program import Key
 
 
 class Variants:
-    """The variants of a program, numbered as they are met; the first has the plan's own tiles."""
+    """The variants of a program, numbered in the order in which they are met.
+
+    Variant 0 is that of the first micro-batch. active: the values whose gradient is needed.
+    """
 
     def __init__(self, graph: Graph, plan: Plan, active: frozenset[str]) -> None:
         self.graph, self.plan, self.active = graph, plan, active
-        self.sizes = micro_batch_sizes(plan, graph)
-        self.lowered: list[LoweredVariant] = []
-        self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}  # by samples and workers
+        self.sizes = micro_batch_sizes(plan, graph)  # samples of each micro-batch
+        self.lowered: list[LoweredVariant] = []  # by number
+        self._numbers: dict[
+            tuple[int, tuple[int, ...]], int
+        ] = {}  # by size, and by stage the worker
         self._variant_number(0, 0)
 
     @cached_property
@@ -38,7 +48,11 @@ class Variants:
         return self.lowered[key.variant]
 
     def _variant_number(self, micro_batch: int, run_micro_batch: int) -> int:
-        """The variant of a micro-batch, which is so many micro-batches after the first of all steps."""
+        """The number of the variant of a micro-batch; works out the variant if it is new.
+
+        micro_batch: its number in its step. run_micro_batch: its number in the schedule, which counts
+        through all steps where steps overlap.
+        """
         graph, plan, size = self.graph, self.plan, self.sizes[micro_batch]
         stage_workers = (
             workers_of_micro_batch(plan, self.schedule, run_micro_batch)
@@ -60,7 +74,7 @@ class Variants:
 
     @cached_property
     def actions(self) -> list[list[tuple[Key, Action]]]:
-        """By step, or all together where steps overlap, what is done in which order."""
+        """The actions of each step, in order, with their keys; if steps overlap, one list for all steps."""
         count = self.plan.microbatches
         if self.schedule is None:
             schedule_actions = [Action(phase, 0, m) for m in range(count) for phase in "FB"]

@@ -1,9 +1,10 @@
-"""Which weights are used where steps overlap.
+"""Decides which version of the weights each run uses, where steps overlap (weight stashing).
 
-A version is how many updates a parameter has had. A forward uses the latest that stands before it in the
-program, or, with PipeDream-2BW (Narayanan et al., 2021), that of the step before; its backward uses the
-same (weight stashing). A micro-batch that uses a parameter several times uses one version of it. So which
-weights a run uses is part of the program, the same on all devices, and a serial replay can use them again.
+Version v of a parameter is its value after v updates. A forward uses the version of the last update that
+comes before it in the program or, with PipeDream-2BW (Narayanan et al., 2021), an older one: in step k,
+version k - 1. Its backward uses the same version, and so do all uses of a parameter in one micro-batch. As
+versions are part of the program, they are the same on all devices and in every run, and a serial replay can
+use them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from raddle.program.program import Instruction, Move, Run, Update
 def with_versions(
     instructions: Sequence[Instruction], graph: Graph, plan: Plan
 ) -> list[Instruction]:
-    """The same instructions; runs say which weights they use, and wait for the updates that gave them."""
+    """The instructions, with the versions of each run; a forward waits for the updates it depends on."""
     parameters = parameters_by_op(graph)
     delayed = ASYNCHRONOUS.get(plan.schedule) == "2bw"
-    writers: dict[str, list[int]] = {}  # by parameter, the instructions that gave its versions
+    writers: dict[
+        str, list[int]
+    ] = {}  # by parameter, the instructions that made versions 1, 2, ...
     version_used: dict[tuple[str, int, int], int] = {}  # by parameter, step and micro-batch
     out: list[Instruction] = []
     for number, i in enumerate(instructions):

@@ -1,11 +1,17 @@
-"""Blocks of operators whose parameters are whole at a time, where parameters are divided among devices.
+"""ZeRO-3: cuts operators into blocks, and gathers the parameters of a block before it runs.
 
-    block      0     1     2            F: forward; pulls of a block leave when the one before begins,
-    pulls     0 1    2                  so that a device has about two blocks' parameters whole
-    computes  F0     F1    F2           (ZeRO, Rajbhandari et al., SC 2020, section 7.2.2: stage 3)
+Every device permanently holds its own shard of the parameters. The parameters of a block are gathered by
+pulls from the devices that hold the shards (their servers), and released after the block. The pulls of a
+block start when the block before it begins, so a device has the parameters of about two blocks:
 
-A block has an eighth of the parameters' bytes or a little more: many small messages cost more than they
-hide. It is not cut where operators run in one piece: what is computed again, what a native call replaces.
+    time      ------------------>
+    pulls     0 1    2               numbers are blocks
+    computes    F0   F1   F2         F: forward
+
+ZeRO, Rajbhandari et al., SC 2020, section 7.2.2 (stage 3).
+
+A block has an eighth of the bytes of all parameters, or a little more: with smaller blocks, there are too
+many messages. Blocks of recomputed operators, and operators that run as one fused call, are not cut.
 """
 
 from __future__ import annotations
@@ -21,21 +27,24 @@ from raddle.plans.tiling import Tiling
 from raddle.program.lower_variant import join_messages
 from raddle.program.program import Message, ParameterRegion
 
-PARTS = 8
+PARTS = 8  # about how many blocks
 
 
 class Zero3Block(NamedTuple):
-    """Operators whose parameters are whole at a time, and those of them that run in a direction."""
+    """Operators whose parameters are gathered together."""
 
     ops: list[Op]
-    ops_to_run: list[Op]
+    ops_to_run: list[Op]  # those that run in a phase: backward, not all do
 
 
 def cut_blocks(
     ops: Sequence[Op], graph: Graph, plan: Plan, sharded: Collection[str], active: Collection[str],
     phase: str,
 ) -> list[Zero3Block]:  # fmt: skip
-    """The blocks of some operators, in the order of a direction."""
+    """The blocks of some operators, in the order in which a phase runs them.
+
+    sharded: names of the sharded parameters. active: values whose gradient is needed. phase: F or B.
+    """
     recomputed = {name for names in plan.recompute for name in names}
     blocks = op_blocks(ops, graph, plan, sharded)
     if phase == "F":
@@ -51,9 +60,9 @@ def cut_blocks(
 def with_prefetch(
     blocks: Sequence[Zero3Block], pull: Callable[[int], list[int]]
 ) -> Iterator[tuple[list[Op], list[int]]]:
-    """The operators of each block, with what brings their parameters.
+    """Yields the operators of each block, with the instructions that gather their parameters.
 
-    That leaves when the block before begins, and not earlier: parameters of two blocks are whole.
+    pull(k) writes the pulls of block k. It is called just before block k - 1 is yielded, to prefetch.
     """
     next_pulls = pull(0)
     for at, block in enumerate(blocks):
@@ -64,11 +73,12 @@ def with_prefetch(
 def op_blocks(
     ops: Sequence[Op], graph: Graph, plan: Plan, sharded: Collection[str]
 ) -> list[list[Op]]:
-    """Operators in their order, cut in front of those that read parameters."""
+    """Cuts operators into blocks, before operators that read new parameters."""
+    # By operator, the bytes of parameters that no operator before it reads; and their names.
     new_bytes, seen = (
         [],
         set[str](),
-    )  # by operator, the bytes of parameters that it is the first to read
+    )
     for op in ops:
         new_names = [n for n in dict.fromkeys(op.inputs) if n in sharded and n not in seen]
         seen.update(new_names)
@@ -88,7 +98,7 @@ def op_blocks(
 
 
 def _inner_positions(ops: Sequence[Op], pieces: Sequence[Sequence[str]]) -> set[int]:
-    """Places in front of which nothing is cut: inside of a piece."""
+    """The positions of operators before which no block may begin: all but the first of each piece."""
     place = {op.name: at for at, op in enumerate(ops)}
     inside: set[int] = set()
     for names in pieces:
@@ -102,11 +112,12 @@ def pull_messages(
     ops: Sequence[Op], tiles: Mapping[str, Tiling], regions: Mapping[str, Sequence[ParameterRegion]],
     slices: Mapping[str, Sequence[ParameterRegion]],
 ) -> dict[str, tuple[Message, ...]]:  # fmt: skip
-    """By parameter, what brings the rows that these operators read to devices that are not their home.
+    """By parameter, the messages that bring the rows that operators read to the devices that run them.
 
-    A device has a share in one piece: it needs all of what it reads any of.
+    A device that reads a part of a region gets all slices of the region, from their servers.
     """
-    readers: dict[str, dict[tuple[int, ...], set[int]]] = {}  # devices, by the place of a share
+    # By parameter and by the lower corner of a region, the devices that read it.
+    readers: dict[str, dict[tuple[int, ...], set[int]]] = {}
     for op in ops:
         for operand, name in enumerate(op.inputs):
             if name not in slices:

@@ -363,18 +363,18 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: without(sample(), merged("fc2", "B")),
         "comes before what it sends",
     ),
-    # -- computed again, and split
-    "not computed again": (
+    # -- recomputed, and split
+    "not recomputed": (
         lambda: without(sample(recompute=(("fc1", "relu"),)), run("relu", "R")),
-        "values were not kept and have not been computed again",
+        "values were not saved for backward and have not been recomputed",
     ),
-    "computed again too late": (
+    "recomputed too late": (
         lambda: moved_behind(sample(recompute=(("fc1", "relu"),)), run("fc1", "R"), run("fc1", "B")),
-        "values were not kept and have not been computed again",
+        "values were not saved for backward and have not been recomputed",
     ),
-    "computed again for nothing": (
+    "recomputed for nothing": (
         lambda: changed(sample(recompute=(("fc1",),)), run("fc1", "R"), op=lambda i: "relu"),
-        "the plan keeps its values",
+        "the plan does not recompute it",
     ),
     "weights forgotten": (
         lambda: without(sample(split_backward=True), run("fc2", "W")),
@@ -434,7 +434,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: changed(
             sample(), update("fc2.weight"), regions=lambda i: i.regions[:1], devices=lambda i: (0,)
         ),
-        r"shares of parameter 'fc2.weight' do not cover \[0:2 0:8\] once",
+        r"regions of parameter 'fc2.weight' do not cover \[0:2 0:8\] once",
     ),
     "no update": (
         lambda: without(sample(), update("fc2.bias")),

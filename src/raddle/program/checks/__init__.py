@@ -1,1 +1,1 @@
-"""Refuses programs that must not run: each check says why, before anything runs."""
+"""Checks of a lowered program: an incorrect one is refused, with the reason, before anything runs."""

@@ -1,4 +1,4 @@
-"""Replays a micro-batch's backward: gradients come back from where values went, all of them and once."""
+"""Replays the backward of a micro-batch: each gradient comes back from where its value went, once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from raddle.program.program import Merge, Message, Move, Run
 
 
 class BackwardReplay:
-    """Which gradients came back so far, of what the forward has sent."""
+    """The gradients that have come back so far."""
 
     def __init__(
         self, facts: VariantFacts, progress: ReplayProgress, forward: ForwardReplay
     ) -> None:
         self.facts, self.progress, self.forward = facts, progress, forward
-        self.returned: dict[str, list[Message]] = {}  # gradients that came back
-        self.part_gradients: dict[str, list[Message]] = {}
+        self.returned: dict[str, list[Message]] = {}  # by value, the messages with its gradient
+        self.part_gradients: dict[
+            str, list[Message]
+        ] = {}  # by operator, those of its partial results
 
     def replay_gradient(self, move: Move) -> None:
+        """A gradient is sent back: after the contributions on its sources, before its value's backward."""
         producer = self.facts.producer[move.value].name
         if any((producer, phase) in self.progress.done for phase in ("B", "W", "merge B")):
             self.progress.refuse(
@@ -40,7 +43,7 @@ class BackwardReplay:
         self.progress.mark_done(move.value, f"gradient {parts}" if parts else "gradient")
 
     def _check_gradient(self, name: str) -> None:
-        """All of a value's gradient has come: where the value went, and from nowhere else."""
+        """The gradient of a value is complete: it has come back from all devices that read the value."""
         for op in self.facts.graders.get(name, []):
             self.progress.require_done(
                 op, "B", f"it comes before the backward of '{op}', which it needs."
@@ -75,6 +78,7 @@ class BackwardReplay:
                 )
 
     def replay_unmerge(self, merge: Merge) -> None:
+        """The backward of a merge: it needs the complete gradient of the merged result."""
         self.progress.require_forward(merge.op, "merge F")
         for name in self.facts.ops[merge.op].outputs:
             if name in self.facts.program.active:
@@ -82,6 +86,7 @@ class BackwardReplay:
         self.progress.mark_done(merge.op, "merge B")
 
     def replay_partial_gradient(self, move: Move) -> None:
+        """Gradients of partial results are sent back: between backward of the merge and of the operator."""
         op = self.facts.producer[move.value].name
         self.progress.require_done(op, "merge B", "it comes before what it sends.")
         if (op, "B") in self.progress.done or (op, "W") in self.progress.done:
@@ -90,6 +95,7 @@ class BackwardReplay:
         self.progress.mark_done(op, "partial gradient")
 
     def replay_run(self, run: Run) -> None:
+        """The backward of an operator (B or W): it needs its forward and the gradients of its outputs."""
         op = self.facts.ops[run.op]
         missing_devices = self.facts.devices[op.name] - set(run.devices)
         if missing_devices:
@@ -98,7 +104,9 @@ class BackwardReplay:
             )
         self.progress.require_forward(op.name, "F")
         if op.name in self.facts.recomputed and (op.name, "R") not in self.progress.done:
-            self.progress.refuse("its values were not kept and have not been computed again.")
+            self.progress.refuse(
+                "its values were not saved for backward and have not been recomputed."
+            )
         if op.name in self.facts.merges:
             self.progress.require_done(
                 op.name, "merge B", "its merged gradient was not taken apart before."
@@ -112,7 +120,10 @@ class BackwardReplay:
         self.progress.mark_done(op.name, run.phase)
 
     def _check_part_gradients(self, op: str) -> None:
-        """Gradients of partial results come back as the partial results went, or start at home."""
+        """Gradients of partial results have come back on the paths of the partial results.
+
+        If the loss is replicated, they start where the parts are, and none comes back.
+        """
         if op in self.facts.replicated_loss_ops:
             if self.part_gradients.get(op):
                 self.progress.refuse("a gradient comes back that every device starts for itself.")

@@ -1,4 +1,4 @@
-"""Boxes that are sent and held, compared."""
+"""Helpers to compare the boxes that are sent with those that are held."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from raddle.program.program import Message, ParameterRegion
 
 
 def subtract_all(boxes: Iterable[Box], others: Sequence[Box]) -> list[Box]:
-    """What is left of boxes without others."""
+    """What remains of `boxes` without `others`."""
     return [piece for box in boxes for piece in subtract(box, others)]
 
 
 def boxes_by_holder(regions: Iterable[ParameterRegion]) -> dict[int, list[Box]]:
-    """By device, the boxes of the shares that it holds."""
+    """By device, the boxes of the regions that it holds."""
     boxes_by_device: dict[int, list[Box]] = {}
     for region in regions:
         for device in region.devices:
@@ -23,7 +23,7 @@ def boxes_by_holder(regions: Iterable[ParameterRegion]) -> dict[int, list[Box]]:
 
 
 def boxes_by_path(messages: Iterable[Message]) -> dict[tuple[int, int, int], list[Box]]:
-    """Boxes of messages by source, target and part."""
+    """The boxes of messages, by source, target and part."""
     boxes_by_path: dict[tuple[int, int, int], list[Box]] = {}
     for m in messages:
         boxes_by_path.setdefault((m.source, m.target, m.part), []).extend(m.boxes)

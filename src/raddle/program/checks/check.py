@@ -1,10 +1,11 @@
-"""Refuses a program that must not run, with the reason, before anything runs.
+"""Checks a program before it runs, and refuses an incorrect one with the reason.
 
-Who holds which boxes is replayed instruction by instruction, without tensors: activations, partial results
-and their gradients by micro-batch, then parameters and buffers over all steps. What arrives by a message
-counts as held only by instructions that wait for the message. An action that the schedule has `after`
-another waits for its end on all devices (waiting.py). So a program that passes cannot deadlock, and
-simulating it by its dependencies and running it in its order see the same values.
+The program is replayed without tensors: each instruction changes which boxes each device holds.
+Activations, partial results and their gradients are replayed by micro-batch (replay.py), parameters over
+all steps (parameters.py), and buffers here. An instruction may use the content of a message only if it
+waits for the message. Where the schedule has one action `after` another, the program has to enforce it
+(schedule_waits.py). A program that passes cannot deadlock. Simulated by its dependencies or run in its
+order, it uses the same values.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def check(program: Program) -> None:
 
 
 def _check_order(program: Program) -> None:
+    """Keys exist, message kinds exist, and every dependency is an earlier instruction."""
     steps, micro_batches = program.plan.steps, program.plan.microbatches
     for number, instruction in enumerate(program.instructions):
         key = instruction.key
@@ -63,6 +65,7 @@ def _check_order(program: Program) -> None:
 
 
 def _check_devices(program: Program) -> None:
+    """All devices are devices of the plan, and no device sends to itself."""
     count = program.plan.devices
     for number, instruction in enumerate(program.instructions):
         named: Iterable[int] = instruction.devices
@@ -71,7 +74,7 @@ def _check_devices(program: Program) -> None:
         elif isinstance(instruction, Reduce):
             named = chain(named, *(s.devices for regions in instruction.regions for s in regions))
         elif isinstance(instruction, Update):
-            named = chain(named, *(share.devices for share in instruction.regions))
+            named = chain(named, *(region.devices for region in instruction.regions))
         wrong = [d for d in named if not 0 <= d < count]
         if wrong:
             raise InputError(
@@ -85,7 +88,7 @@ def _check_devices(program: Program) -> None:
 
 
 def _check_turns(program: Program) -> None:
-    """Sums of slices leave in the plan's order, which is the same on all ranks."""
+    """Sums of slices come in the order of the plan: all ranks have to start them in the same order."""
     order = program.plan.order
     if not order or not program.slices:
         return
@@ -93,7 +96,7 @@ def _check_turns(program: Program) -> None:
         numbered_slice: at for at, numbered_slice in enumerate(numbered_slices(program.slices))
     }
     turn = {number: at for at, number in enumerate(order)}
-    last: dict[int, tuple[int, str]] = {}  # by step, the turn of the sum before, and its parameter
+    last: dict[int, tuple[int, str]] = {}  # by step, the turn of the last sum, and its parameter
     for number, i in enumerate(program.instructions):
         if isinstance(i, Reduce):
             at = turn[place[i.parameters[0], i.regions[0][0]]]
@@ -107,6 +110,7 @@ def _check_turns(program: Program) -> None:
 
 
 def _check_replicated_loss(facts: VariantFacts) -> None:
+    """The gradient of a merge starts on every device exactly where the loss is replicated."""
     program = facts.program
     expected = replicated_loss_ops(
         facts.graph,
@@ -125,9 +129,10 @@ def _check_replicated_loss(facts: VariantFacts) -> None:
 
 
 def _check_buffers(program: Program, all_facts: Sequence[VariantFacts]) -> None:
-    """Whoever reads a buffer has what was written to it last there."""
+    """Every run reads the last content of a buffer that was written on its replica's devices."""
     written = program.graph.buffers_by_value
-    current: dict[str, dict[int, list[Box]]] = {}  # by buffer and device, once it was written
+    # By buffer and device, the boxes of the last content that the device holds.
+    current: dict[str, dict[int, list[Box]]] = {}
     for number, i in enumerate(program.instructions):
         facts = all_facts[i.key.variant]
         if isinstance(i, Move) and i.kind.is_activation:
@@ -141,7 +146,7 @@ def _check_buffers(program: Program, all_facts: Sequence[VariantFacts]) -> None:
             _check_current(facts, number, i, current)
         if (op.name in facts.merges) == isinstance(i, Merge):
             for k, o in enumerate(op.outputs):
-                for buffer in written.get(o, []):  # replicas elsewhere keep what they have
+                for buffer in written.get(o, []):  # replicas on other devices keep theirs
                     boxes_by_device = current.setdefault(buffer, {})
                     boxes_by_device |= {d: [] for d in _readers(facts, buffer)} | _computed_boxes(
                         facts, i, k
@@ -149,6 +154,7 @@ def _check_buffers(program: Program, all_facts: Sequence[VariantFacts]) -> None:
 
 
 def _readers(facts: VariantFacts, buffer: str) -> set[int]:
+    """The devices that read a buffer."""
     return {d for op in facts.graph.readers.get(buffer, ()) for d in facts.devices[op.name]}
 
 
@@ -163,7 +169,7 @@ def _check_current(
             if name not in current or region is None:
                 continue
             boxes = current[name].get(device)
-            if boxes is None:  # a replica that has not written it yet
+            if boxes is None:  # on a replica that has not written it yet
                 continue
             if region not in boxes and subtract(region, boxes):
                 raise InputError(
@@ -173,6 +179,7 @@ def _check_current(
 
 
 def _computed_boxes(facts: VariantFacts, i: Run | Merge, output: int) -> dict[int, list[Box]]:
+    """By device, the boxes of an output that a run or a merge computes."""
     boxes_by_device: dict[int, list[Box]] = {}
     if isinstance(i, Merge):
         for cell in i.cells:

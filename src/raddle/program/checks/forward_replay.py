@@ -1,4 +1,4 @@
-"""Replays a micro-batch's forward: who holds which boxes of values, and of partial results."""
+"""Replays the forward of a micro-batch: which device holds which boxes of values and partial results."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from raddle.program.program import Merge, Message, Move, Run
 
 
 class ForwardReplay:
-    """What devices have computed and received so far."""
+    """The boxes that devices have computed and received so far."""
 
     def __init__(self, facts: VariantFacts, progress: ReplayProgress) -> None:
         self.facts, self.progress = facts, progress
-        self.computed: dict[tuple[str, int], list[Box]] = {}  # value, device
-        self.received: dict[tuple[str, int], dict[int, list[Box]]] = {}  # and by sender
-        # What operators that give gradients read on a device that did not compute it:
+        self.computed: dict[tuple[str, int], list[Box]] = {}  # by value and device
+        # By value and device, then by sender.
+        self.received: dict[tuple[str, int], dict[int, list[Box]]] = {}
+        # By value and device, the received boxes whose gradient has to come back.
         self.remote_reads: dict[str, dict[int, list[Box]]] = {}
-        self.sent_parts: dict[
-            str, list[Message]
-        ] = {}  # partial results by operator, as they were sent
+        self.sent_parts: dict[str, list[Message]] = {}  # by operator, messages with partial results
 
     def replay_recompute(self, run: Run) -> None:
-        """What a recomputed operator reads is still held: values are kept until the backward."""
+        """A recomputation: the plan asks for it, and it comes between forward and backward.
+
+        Its inputs need no check: the replay keeps all values until the end of the micro-batch.
+        """
         if run.op not in self.facts.recomputed:
-            self.progress.refuse("the plan keeps its values.")
+            self.progress.refuse("the plan does not recompute it.")
         self.progress.require_forward(run.op, "F")
         if any((run.op, phase) in self.progress.done for phase in "BW"):
             self.progress.refuse("it comes after the backward that it is for.")
         self.progress.mark_done(run.op, "R")
 
     def replay_run(self, run: Run) -> None:
+        """The forward of an operator: every tile finds its inputs on its device."""
         op, active = self.facts.ops[run.op], self.facts.program.active
         missing_devices = self.facts.devices[op.name] - set(run.devices)
         if missing_devices:
@@ -57,6 +60,7 @@ class ForwardReplay:
         self.progress.mark_done(op.name, "F")
 
     def _check_local(self, op: Op) -> None:
+        """Partial results without a merge: only local batch statistics, one for each device and channel."""
         if not self.facts.has_local_statistics(op):
             self.progress.refuse("its tiles give partial results, which nothing merges.")
         for device in self.facts.devices[op.name]:
@@ -70,6 +74,10 @@ class ForwardReplay:
     def _check_read(
         self, op: Op, name: str, region: Box, device: int, gives_gradient: bool
     ) -> None:
+        """A device holds or has received the region that a tile reads.
+
+        gives_gradient: whether the operator contributes to the gradient of the value.
+        """
         role = self.facts.graph.values[name].role
         if role not in ("op", "parameter"):
             return  # inputs, buffers and constants are there from the start
@@ -92,9 +100,11 @@ class ForwardReplay:
             )
 
     def received_boxes(self, name: str, device: int) -> list[Box]:
+        """The boxes of a value that a device has received, from all senders."""
         return [box for boxes in self.received.get((name, device), {}).values() for box in boxes]
 
     def replay_merge(self, merge: Merge) -> None:
+        """A merge: each of its devices has all parts of its cells."""
         self.progress.require_done(merge.op, "F", "it comes before what it merges.")
         self.progress.require_messages(merge.op, "partial")
         op, tiles = self.facts.ops[merge.op], self.facts.tiles[merge.op]
@@ -113,7 +123,7 @@ class ForwardReplay:
         self.progress.mark_done(op.name, "merge F")
 
     def _check_cells(self, op: Op, merge: Merge) -> None:
-        """Cells cover the output once, and each is made of every box that adds to it, once."""
+        """Cells cover the output once, and each has every tile that contributes to it once."""
         tiles = self.facts.tiles[op.name]
         outs = {tile.box: op.space.output_boxes(tile.box)[0] for tile in tiles}
         full = Box.full(self.facts.graph.values[op.outputs[0]].shape)
@@ -136,11 +146,12 @@ class ForwardReplay:
                 self.progress.refuse(f"the cell {cell.box} counts a part twice.")
 
     def replay_activation(self, move: Move) -> None:
+        """A value is sent: the sources have computed it, and no target gets a box twice."""
         producer = self.facts.producer[move.value].name
         phase = "merge F" if producer in self.facts.merges else "F"
         self.progress.require_done(producer, phase, "it comes before what it sends.")
         for m in move.messages:
-            # Only whoever computed a value sends it: gradients then take one step back, and not several.
+            # Only devices that computed a value may send it, so that gradients come back in one step.
             boxes = self.computed.get((move.value, m.source), [])
             for box in m.boxes:
                 missing = [] if box in boxes else subtract(box, boxes)
@@ -155,6 +166,7 @@ class ForwardReplay:
         self.progress.mark_done(move.value, "activation")
 
     def _check_arrivals(self, name: str, device: int) -> None:
+        """A device has received no box twice, and none that it computed itself."""
         arrived = self.received_boxes(name, device)
         if not disjoint(arrived):
             self.progress.refuse(f"something of it goes to device {device} twice.")
@@ -166,6 +178,7 @@ class ForwardReplay:
                     )
 
     def replay_partial(self, move: Move) -> None:
+        """Partial results are sent: each by the device that computed it, to each target once."""
         op = self.facts.producer[move.value]
         tiles = self.facts.tiles[op.name]
         self.progress.require_done(op.name, "F", "it comes before what it sends.")

@@ -1,4 +1,8 @@
-"""Checks parameters over all steps: summed over all holders, updated, and seen by the next step."""
+"""Checks the synchronisation of parameters over all steps.
+
+In every step, the gradient of a parameter is summed over all holders, the parameter is updated once, and
+the next step uses the updated parameter. Sync kinds that work slice by slice are checked in slices.py.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from raddle.program.weight_versions import parameters_by_op
 
 
 def check_parameters(program: Program) -> Mapping[str, BoxesByDevice]:
-    """Gradients are summed over all holders before an update, updates seen by the next step."""
+    """Checks all parameters; returns, by parameter, the boxes that each device holds."""
     ops = {op.name: op for op in program.graph.ops}
     events: dict[str, list[int]] = {p.name: [] for p in program.graph.parameters}
     for number, i in enumerate(program.instructions):
@@ -40,7 +44,7 @@ def check_parameters(program: Program) -> Mapping[str, BoxesByDevice]:
             events[i.parameter].append(number)
         elif isinstance(i, Move) and i.kind.is_of_parameter:
             events[i.value].append(number)
-    held = {name: boxes_by_holder(shares) for name, shares in program.regions.items()}
+    held = {name: boxes_by_holder(regions) for name, regions in program.regions.items()}
     updated = {
         name: _ParameterReplay(program, name, numbers).check()
         for name, numbers in events.items()
@@ -50,7 +54,7 @@ def check_parameters(program: Program) -> Mapping[str, BoxesByDevice]:
 
 
 class _ParameterReplay:
-    """What happens to one parameter over the steps of a program."""
+    """One parameter over the steps of a program. numbers: all instructions about it."""
 
     def __init__(self, program: Program, name: str, numbers: Sequence[int]) -> None:
         self.program, self.name = program, name
@@ -58,14 +62,14 @@ class _ParameterReplay:
         for n in numbers:
             instruction = program.instructions[n]
             self.steps[instruction.key.step].append((n, instruction))
-        self.regions: tuple[ParameterRegion, ...] = ()
+        self.regions: tuple[ParameterRegion, ...] = ()  # those of the first update
 
     def check(self) -> dict[int, list[Box]]:
-        """The boxes that each device holds."""
+        """Checks all steps; returns the boxes that each device holds."""
         if self.name in self.program.slices:
             return check_slices(self.program, self.name, self.steps)
-        writers: list[int] = []
-        written: list[list[int]] = []  # by version, from the first update on
+        writers: list[int] = []  # of the step before: what the next use has to wait for
+        written: list[list[int]] = []  # the writers of versions 1, 2, ...
         overlap = is_asynchronous(self.program.plan)
         for step, events in enumerate(self.steps):
             updates = [(n, i) for n, i in events if isinstance(i, Update)]
@@ -88,13 +92,16 @@ class _ParameterReplay:
         refuse(self.program, number, reason)
 
     def _check_regions(self, step: int, update: Update) -> None:
+        """The regions cover the parameter, and are the same in every step; their updaters update them."""
         if step == 0:
             self.regions = update.regions
-            boxes = [share.box for share in self.regions]
+            boxes = [region.box for region in self.regions]
             full = Box.full(self.program.graph.values[self.name].shape)
             if not disjoint(boxes) or not covers(boxes, full):
-                raise InputError(f"the shares of parameter '{self.name}' do not cover {full} once.")
-        server = self.program.plan.server  # a named one need not read what it keeps
+                raise InputError(
+                    f"the regions of parameter '{self.name}' do not cover {full} once."
+                )
+        server = self.program.plan.server  # a server that the plan names need not be a holder
         wrong = [s for s in update.regions if s.server not in (-1, server, *s.devices)]
         updated = {d for s in self.regions for d in s.updaters}
         if update.regions != self.regions or wrong or set(update.devices) != updated:
@@ -102,14 +109,17 @@ class _ParameterReplay:
 
     def _refuse_disagreement(self, step: int) -> NoReturn:
         raise InputError(
-            f"the holders of parameter '{self.name}' disagree in step {step}: a share has other devices "
+            f"the holders of parameter '{self.name}' disagree in step {step}: a region has other devices "
             "where it is summed than where it is updated."
         )
 
     def _check_reads(
         self, events: Sequence[tuple[int, Instruction]], writers: Sequence[int], number: int
     ) -> None:
-        """Every use of a step lies between the update before and the step's own."""
+        """Every use in a step comes after the update of the step before, and before that of its own step.
+
+        writers: what forwards have to wait for. number: the update of this step.
+        """
         for n, i in events:
             if isinstance(i, Run) and n > number:
                 self._refuse(number, f"it comes before '{i.op}' has run {PHASES[i.phase]}.")
@@ -119,7 +129,7 @@ class _ParameterReplay:
                 )
 
     def _check_versions(self, written: Sequence[Sequence[int]]) -> None:
-        """A forward waits for the weights that it uses, and its backward uses the same."""
+        """A forward waits for the version that it uses, and its backward uses the same version."""
         parameters_read = parameters_by_op(self.program.graph)
         forward: dict[tuple[str, int, int], int] = {}
         for n, i in (event for events in self.steps for event in events):
@@ -144,6 +154,7 @@ class _ParameterReplay:
     def _check_sum(
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int, update: Update
     ) -> None:
+        """The update waits for one sum (or push) of the gradients of all runs, over all holders."""
         gives = "W" if self.program.plan.split_backward else "B"
         backward = {n for n, i in events if isinstance(i, Run) and i.phase == gives}
         synced = tuple(s for s in self.regions if s.needs_sync)
@@ -174,7 +185,7 @@ class _ParameterReplay:
     def _check_pull(
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int
     ) -> list[int]:
-        """What the next step waits for: the update or, from a server, what it sends out."""
+        """Checks the pull from a server, if there is one; returns what the next step has to wait for."""
         on_server = [s for s in self.regions if s.server >= 0 and s.needs_sync]
         pulls = [(n, i) for n, i in events if isinstance(i, Move) and i.kind.is_pull]
         if not on_server:
@@ -191,7 +202,7 @@ class _ParameterReplay:
 def _messages_bring(
     messages: Sequence[Message], regions: Sequence[ParameterRegion], *, push: bool
 ) -> bool:
-    """Whether messages bring each share from its holders to its home, or back, and nothing else."""
+    """Whether messages bring each region from its holders to its server, or back, and nothing else."""
     wanted: dict[tuple[int, int], list[Box]] = {}
     for region in regions:
         for d in region.devices:

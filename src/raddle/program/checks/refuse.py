@@ -1,4 +1,4 @@
-"""How a check refuses a program: with the instruction that is wrong, and the reason."""
+"""Refuses a program: names the instruction that is wrong, and the reason."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from raddle.program.program import Program
 
 
 def refuse(program: Program, number: int, reason: str) -> NoReturn:
-    """Raises InputError: an instruction must not be there as it is."""
+    """Raises InputError: instruction `number` is wrong."""
     raise InputError(f"{describe(number, program.instructions[number])}: {reason}")
 
 
 def check_waits_for(program: Program, number: int, others: Iterable[int]) -> None:
-    """Raises InputError where an instruction does not wait for one of others."""
+    """Raises InputError unless instruction `number` waits for all of `others`."""
     missing = set(others) - set(program.instructions[number].deps)
     if missing:
         first = min(missing)

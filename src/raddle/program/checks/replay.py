@@ -1,4 +1,4 @@
-"""Replays every micro-batch, instruction by instruction: who holds which activations and gradients."""
+"""Replays every micro-batch without tensors: who holds which boxes of activations and gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raddle.program.program import Instruction, Key, Merge, Move, Program, Run
 
 
 def check_micro_batches(program: Program, all_facts: Sequence[VariantFacts]) -> None:
-    """Every micro-batch of every step; those with the same instructions are replayed once."""
+    """Checks every micro-batch of every step. Those with the same instructions are replayed once."""
     groups: dict[Key, list[int]] = {}
     for number, i in enumerate(program.instructions):
         if isinstance(i, Run | Merge) or (isinstance(i, Move) and not i.kind.is_of_parameter):
@@ -44,7 +44,7 @@ def check_micro_batches(program: Program, all_facts: Sequence[VariantFacts]) -> 
 
 
 def _content(i: Instruction) -> tuple[object, ...]:
-    """What an instruction does, whenever it does it."""
+    """What an instruction does, without its step, micro-batch and dependencies."""
     if isinstance(i, Run):
         return (i.op, i.phase, i.devices)
     if isinstance(i, Merge):
@@ -54,7 +54,7 @@ def _content(i: Instruction) -> tuple[object, ...]:
 
 
 def _replay(facts: VariantFacts, key: Key, progress: ReplayProgress) -> None:
-    """One micro-batch, and whether all of it is run."""
+    """Replays one micro-batch, and checks that every operator is run in all of its phases."""
     forward = ForwardReplay(facts, progress)
     backward = BackwardReplay(facts, progress, forward)
     for position, number in enumerate(progress.numbers):
@@ -69,7 +69,7 @@ def _replay(facts: VariantFacts, key: Key, progress: ReplayProgress) -> None:
         elif isinstance(i, Merge):
             (forward.replay_merge if i.phase == "F" else backward.replay_unmerge)(i)
         elif isinstance(i, Move) and i.kind.between_operators:
-            # ownership.py checks messages of parameters, waiting.py who waits for a signal
+            # parameters.py checks messages of parameters, schedule_waits.py checks signals
             whole = i.kind.subject is Subject.RESULT
             if i.kind.is_forward:
                 (forward.replay_activation if whole else forward.replay_partial)(i)

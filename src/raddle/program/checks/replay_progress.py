@@ -1,4 +1,4 @@
-"""How far the replay of a micro-batch has come, and whether instructions wait for what they use."""
+"""Keeps track of the replay of a micro-batch: what is done, and whether instructions wait for it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,31 @@ from raddle.program.program import Move, Program
 
 
 class ReplayProgress:
-    """What is done of a micro-batch's instructions; `at` is the place of the one that is looked at."""
+    """The progress of a replay through the instructions of a micro-batch.
+
+    numbers: their numbers in the program. position: index into `numbers` of the present instruction.
+    """
 
     def __init__(self, program: Program, numbers: Sequence[int]) -> None:
         self.program, self.numbers, self.position = program, numbers, 0
-        self.done: dict[tuple[str, str], int] = {}  # operator and phase, or value and message
+        # Positions of what is done, by operator and phase ("F", "merge B") or value and message kind.
+        self.done: dict[tuple[str, str], int] = {}
 
     def refuse(self, reason: str) -> NoReturn:
+        """Raises InputError about the present instruction."""
         refuse(self.program, self.numbers[self.position], reason)
 
     def mark_done(self, name: str, phase: str) -> None:
+        """Notes that the present instruction does this; it may be done once."""
         if (name, phase) in self.done:
             self.refuse("it is there twice.")
         self.done[name, phase] = self.position
 
     def require_done(self, name: str, phase: str, reason: str) -> None:
-        """What this instruction uses has to be there, and waited for where it crosses devices."""
+        """Refuses the present instruction for `reason` unless something is done.
+
+        If one of both is a move, the present instruction also has to wait for the other explicitly.
+        """
         if (name, phase) not in self.done:
             self.refuse(reason)
         before = self.done[name, phase]
@@ -33,16 +42,16 @@ class ReplayProgress:
             check_waits_for(self.program, self.numbers[self.position], [self.numbers[before]])
 
     def _is_move(self, position: int) -> bool:
-        """Whether links do it: what a device computes comes in order without being waited for."""
+        """Whether an instruction is a move. Computations of a device run in order, moves do not."""
         return isinstance(self.program.instructions[self.numbers[position]], Move)
 
     def require_messages(self, name: str, what: str) -> None:
-        """Where messages brought something, they have to be waited for."""
+        """The present instruction has to wait for all moves of this kind that are done."""
         parts = [w for n, w in self.done if n == name and (w == what or w.startswith(f"{what} "))]
         for part in parts:
             self.require_done(name, part, "")
 
     def require_forward(self, op: str, phase: str) -> None:
-        """A backward comes after its forward; that it waits follows from the gradients'."""
+        """A backward comes after its forward. It need not wait for it: it waits for its gradients."""
         if (op, phase) not in self.done:
             self.refuse("it comes before its forward.")

@@ -1,9 +1,8 @@
-"""Checks that the program enforces what its schedule says: `F1.0 after B0.1`.
+"""Checks that a program enforces the waits of its schedule, such as `F1.0 after B0.1`.
 
-Whether it does is read off the program alone, not off how it was made: on every device that takes part in
-the waiting action, each of its instructions comes after the end of the awaited action on every device that
-takes part in that one. A device knows what it has done before, and what others knew when they sent it a
-message that it has waited for.
+Every instruction of the waiting action has to come after the end of the awaited action, on all devices of
+both. The check does not look for signals: it follows what each device can know. A device knows what it has
+computed itself, and what the sender of a message knew, if it has waited for the message.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from raddle.program.describe import describe
 from raddle.program.program import Merge, Move, Program, Run
 from raddle.program.signals import ActionEnds
 
-EndedOn = Mapping[
-    int, frozenset[int]
-]  # by device, the devices on which it knows the action to have ended
+# By device, the devices on which it knows that the awaited action has ended.
+EndedOn = Mapping[int, frozenset[int]]
 NONE_ENDED: frozenset[int] = frozenset()
 
 
 def check_waits(program: Program) -> None:
-    """Raises InputError where an action can start before one that it waits for has ended."""
+    """Raises InputError if an action can start before an action that it waits for has ended."""
     if not program.plan.stages:
         return
     schedule = schedule_of(program.plan)
@@ -43,7 +41,7 @@ def check_waits(program: Program) -> None:
 
 
 def _runs_by_action(program: Program, schedule: Schedule) -> Iterator[dict[Action, list[int]]]:
-    """By step, or once where steps overlap: the runs and merges of each action."""
+    """Yields the runs and merges of each action: for every step or, if steps overlap, once for all."""
     stages, overlap = stage_of(program.plan), is_asynchronous(program.plan)
     runs_by_step: dict[int, dict[Action, list[int]]] = {}
     for number, i in enumerate(program.instructions):
@@ -57,7 +55,7 @@ def _runs_by_action(program: Program, schedule: Schedule) -> Iterator[dict[Actio
 
 
 def phase_in(schedule: Schedule, phase: str) -> str:
-    """The phase of the action that runs of a phase belong to: what is computed again is part of B."""
+    """The phase of the action that a run belongs to: R belongs to B; W too, unless the schedule has W."""
     return phase if phase == "F" or (phase == "W" and schedule.split) else "B"
 
 
@@ -75,7 +73,9 @@ def _check_wait(
     all_devices = frozenset(last)
     ended: dict[int, frozenset[int]] = {}  # what each device knows at this point of the program
     computed: dict[int, EndedOn] = {}  # by run or merge, what its devices know when it has ended
-    received: dict[int, EndedOn] = {}  # by move, what whoever waits for it knows
+    received: dict[
+        int, EndedOn
+    ] = {}  # by move, what its receivers know after they have waited for it
     for number in range(min(*ends, *waiting), max(waiting) + 1):
         i = program.instructions[number]
         if isinstance(i, Move):
@@ -101,7 +101,7 @@ def _check_wait(
 
 
 def _ends_sent(move: Move, computed: Mapping[int, EndedOn]) -> EndedOn:
-    """What the messages of a move say: what their sources knew after what the move waits for."""
+    """By receiver of a move, what its senders knew after the instructions that the move waits for."""
     ends_by_target: dict[int, frozenset[int]] = {}
     for m in move.messages:
         source_ends = (

@@ -1,6 +1,7 @@
-"""Checks slices: every gradient reaches its home, is applied once, and is seen by whoever uses it next.
+"""Checks the synchronisation of slices, where the sync kind works slice by slice.
 
-Without homes: it is summed over all holders, and applied once on each.
+In every step, each slice is pushed to its server, updated there once, and pulled by its holders before they
+use it; or, without servers, all-reduced over its holders and updated once on each.
 """
 
 from __future__ import annotations
@@ -15,23 +16,26 @@ from raddle.program.checks.zero3 import check_pulls
 from raddle.program.message_kind import MessageKind
 from raddle.program.program import Instruction, Move, ParameterRegion, Program, Reduce, Run, Update
 
-Events = Sequence[tuple[int, Instruction]]  # of one step, with their numbers
+Events = Sequence[
+    tuple[int, Instruction]
+]  # the instructions about a parameter in a step, with numbers
 
 
 def check_slices(program: Program, name: str, steps: Sequence[Events]) -> dict[int, list[Box]]:
-    """Raises InputError with the reason; the boxes that each device holds."""
+    """Checks the slices of a parameter. Raises InputError, or returns the boxes that each device holds."""
     return _SliceReplay(program, name, steps).check()
 
 
 class _SliceReplay:
-    """What happens to the slices of one parameter over the steps of a program."""
+    """The slices of one parameter over the steps of a program. Steps are checked one after the other."""
 
     def __init__(self, program: Program, name: str, steps: Sequence[Events]) -> None:
         self.program, self.name, self.steps = program, name, steps
         self.sync = program.plan.parsed_sync
-        self.updates: dict[ParameterRegion, list[list[int]]] = {}  # by slice and step
+        self.updates: dict[ParameterRegion, list[list[int]]] = {}  # by slice, then by step
 
     def check(self) -> dict[int, list[Box]]:
+        """Checks all steps; returns the boxes that each device holds."""
         self._check_servers()
         before: list[int] = []
         passed: set[object] = set()
@@ -41,7 +45,7 @@ class _SliceReplay:
                     self._check_waits_for(n, before)
             self._index_events(step, events)
             if self.sync.zero3:
-                last = {share: updates[-1][0] for share, updates in self.updates.items()}
+                last = {slice_: updates[-1][0] for slice_, updates in self.updates.items()}
                 self.unclaimed -= check_pulls(self.program, self.name, events, last, passed)
             before = [n for s in self.program.slices[self.name] for n in self._check_slice(s)]
             if self.unclaimed:
@@ -49,15 +53,15 @@ class _SliceReplay:
         return boxes_by_holder(self.program.regions[self.name])
 
     def _check_servers(self) -> None:
-        """Slices cut shares; a home holds what it updates, unless it is a server."""
-        slices, shares = self.program.slices[self.name], self.program.regions[self.name]
+        """Slices cover the parameter, lie inside its regions, and have a server that the plan allows."""
+        slices, regions = self.program.slices[self.name], self.program.regions[self.name]
         boxes = [s.box for s in slices]
         full = Box.full(self.program.graph.values[self.name].shape)
         if not disjoint(boxes) or not covers(boxes, full):
             raise InputError(f"the slices of parameter '{self.name}' do not cover {full} once.")
         for s in slices:
             inside = any(
-                share.box.contains(s.box) and share.devices == s.devices for share in shares
+                region.box.contains(s.box) and region.devices == s.devices for region in regions
             )
             allowed_servers = (-1,) if self.sync.collective else (*s.devices, self.sync.server)
             if not inside or s.server not in allowed_servers:
@@ -68,7 +72,10 @@ class _SliceReplay:
                 )
 
     def _index_events(self, step: int, events: Events) -> None:
-        """What a step does, by what it is done to."""
+        """Indexes the instructions of a step by what they do, so that each can be looked up.
+
+        `unclaimed` are those that no check has looked up.
+        """
         gives = "W" if self.program.plan.split_backward else "B"
         self.step = step
         self.backward = [n for n, i in events if isinstance(i, Run) and i.phase == gives]
@@ -86,7 +93,7 @@ class _SliceReplay:
         self.unclaimed = {n for numbers in self.instructions.values() for n in numbers}
 
     def _check_slice(self, slice_: ParameterRegion) -> list[int]:
-        """Checks a slice in a step; what writes it: updates, and what brings them to others."""
+        """Checks a slice in a step; returns the updates and pulls that the next use has to wait for."""
         if slice_.server < 0:
             return [self._check_collective_update(slice_)]
         writers, updates = [], []
@@ -112,6 +119,7 @@ class _SliceReplay:
         return [*writers, *stale]
 
     def _check_collective_update(self, slice_: ParameterRegion) -> int:
+        """Checks that all holders sum and update a slice; returns the number of the update."""
         number = self._one_instruction(
             ((slice_,), slice_.devices), "its update on all holders", slice_.box
         )
@@ -127,6 +135,7 @@ class _SliceReplay:
         return number
 
     def _check_update(self, slice_: ParameterRegion) -> int:
+        """Checks that a slice is pushed to its server and updated; returns the number of the update."""
         number = self._one_instruction(
             ((slice_,), (slice_.server,)), f"its update for {list(slice_.devices)}", slice_.box
         )
@@ -140,10 +149,12 @@ class _SliceReplay:
         return number
 
     def _one_move(self, kind: MessageKind, box: Box, pairs: Sequence[tuple[int, int]]) -> int:
+        """The only move of a kind that sends a box between these pairs of source and target."""
         wanted = tuple(sorted((source, target, (box,)) for source, target in pairs))
         return self._one_instruction((kind, wanted), f"its {kind} by {sorted(pairs)}", box)
 
     def _one_instruction(self, wanted: object, what: str, box: Box) -> int:
+        """The only instruction with the key `wanted`; raises InputError unless there is exactly one."""
         numbers = self.instructions.get(wanted, [])
         if len(numbers) != 1:
             raise InputError(

@@ -1,4 +1,4 @@
-"""What the checks of a micro-batch look up: operators, tiles, merges, and who gives whom a gradient."""
+"""What the checks of a micro-batch look up: operators, tiles, merges, and contributions to gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from raddle.program.program import Cell, Program, Variant
 
 
 class VariantFacts:
-    """What holds for every micro-batch of a variant of a program."""
+    """Facts that hold for every micro-batch of one variant.
+
+    parameter_boxes: by parameter and device, the boxes that the device holds.
+    """
 
     def __init__(
         self, program: Program, parameter_boxes: Mapping[str, BoxesByDevice], variant: Variant
@@ -28,7 +31,7 @@ class VariantFacts:
         self.producer = {o: op for op in graph.ops for o in op.outputs}
         self.tiles = {op.name: tiles[op.name].tiles for op in graph.ops}
         self.devices = {op.name: set(tiles[op.name].devices) for op in graph.ops}
-        # By value, operators that give it a gradient.
+        # By value, the operators that contribute to its gradient.
         self.graders = {
             v: [op.name for op in ops] for v, ops in gradient_contributors(graph, active).items()
         }
@@ -54,14 +57,17 @@ class VariantFacts:
     def regions_and_outputs(
         self, op: Op, box: Box
     ) -> tuple[tuple[Box | None, ...], tuple[Box, ...]]:
-        """Regions of operands and boxes of outputs; operators that look alike share their space."""
+        """The regions of all operands that a tile reads, and the boxes of all outputs that it computes.
+
+        Cached: operators of the same shape share one iteration space.
+        """
         key = (id(op.space), box)
         if key not in self._regions:
             self._regions[key] = op.space.regions(box), op.space.output_boxes(box)
         return self._regions[key]
 
     def phases(self, op: Op) -> str:
-        """How an operator has to be run, apart from being recomputed."""
+        """The phases in which an operator has to run, such as "FB"; recomputation (R) is not included."""
         active = self.program.active
         if not has_backward(op, active):
             return "F"
@@ -71,10 +77,10 @@ class VariantFacts:
         return "FBW" if len(inputs_with_gradient(op, active)) > len(weights) else "FW"
 
     def is_partial(self, op: Op) -> bool:
-        """Whether tiles give partial results."""
+        """Whether some tiles give partial results."""
         boxes = self.variant.tiles[op.name].boxes
         return bool(op.space.combine) and any(op.space.is_partial(box) for box in boxes)
 
     def has_local_statistics(self, op: Op) -> bool:
-        """Whether partial results are not merged, because each tile has statistics of its own."""
+        """Whether each tile takes its own batch statistics (`bn: local`), which are not merged."""
         return is_local_statistics(op, self.program.plan.bn)

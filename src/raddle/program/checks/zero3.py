@@ -1,6 +1,6 @@
-"""Checks divided parameters: whoever uses rows is their home, or waits for the pull that brings them.
+"""Checks ZeRO-3: a device that uses rows of a parameter is their server, or waits for a pull of them.
 
-Rows that were pulled are there until the last run that waits for the pull and reads them, and no longer.
+Pulled rows are released after the last run that waits for the pull and reads them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from raddle.program.program import Instruction, Move, ParameterRegion, Program, 
 
 
 class PullUse(NamedTuple):
-    """Runs that wait for a pull, and those among them that read what it brings."""
+    """The runs (instruction numbers) that use a pull."""
 
-    waiting: list[int]
-    reading: list[int]
+    waiting: list[int]  # runs that wait for the pull
+    reading: list[int]  # those among them that read its parameter
 
 
 def uses_of_pulls(program: Program) -> dict[int, PullUse]:
-    """By pull of a divided parameter."""
+    """By pull (instruction number), the runs that use it; empty unless the plan is ZeRO-3."""
     uses: dict[int, PullUse] = {}
     if not program.plan.parsed_sync.zero3 or not program.slices:
         return uses
@@ -45,9 +45,10 @@ def check_pulls(
     program: Program, name: str, events: Sequence[tuple[int, Instruction]],
     last_updates: Mapping[ParameterRegion, int], checked: set[object],
 ) -> set[int]:  # fmt: skip
-    """Checks the uses of a parameter in a step; its pulls.
+    """Checks the uses of a parameter in a step; returns the numbers of its pulls.
 
-    `written`: by slice, its last update. `passed` takes what need not be looked at again.
+    events: the instructions about it. last_updates: by slice, the update before this step. checked: what
+    was checked in earlier calls, so that equal runs are checked once; it grows.
     """
     pulls = {n: i for n, i in events if isinstance(i, Move) and i.kind.is_pull}
     used: set[int] = set()
@@ -58,7 +59,7 @@ def check_pulls(
         for m in pull.messages:
             for box in m.boxes:
                 if subtract(box, boxes_by_server.get(m.source, [])):
-                    refuse(program, number, f"device {m.source} is not the home of {box}.")
+                    refuse(program, number, f"device {m.source} is not the server of {box}.")
             for slice_, update in last_updates.items():
                 not_awaited = slice_.server == m.source and update not in pull.deps
                 if not_awaited and any(not (box & slice_.box).empty for box in m.boxes):
@@ -83,7 +84,7 @@ def _check_use(
     program: Program, name: str, number: int, run: Run, boxes_by_server: Mapping[int, Sequence[Box]],
     pulls: Iterable[Move],
 ) -> None:  # fmt: skip
-    """Every device has what its tiles read."""
+    """Every device of a run holds or has pulled what its tiles read."""
     boxes_held = {device: list(boxes) for device, boxes in boxes_by_server.items()}
     for m in (m for pull in pulls for m in pull.messages):
         boxes_held.setdefault(m.target, []).extend(m.boxes)
@@ -95,6 +96,6 @@ def _check_use(
             if missing:
                 refuse(
                     program, number,
-                    f"device {device} has no {missing[0]} of '{name}', which is divided: it waits for no "
+                    f"device {device} has no {missing[0]} of '{name}', which is sharded: it waits for no "
                     "pull of that.",
                 )  # fmt: skip
