@@ -22,7 +22,7 @@ from raddle.searches.settings import Settings
 ASKED = Settings(budget=0.2, proposals=10)
 ON = "p100:1x2"
 
-# What `auto` tries, and the functions that do it: each baseline of the registry, and the searches.
+# The parts of `auto` besides the baselines, and the functions that do them.
 PARTS = {
     "optcnn": "raddle.searches.auto.method.optima",
     "staged optcnn": "raddle.searches.auto.method.staged_optima",
@@ -47,7 +47,7 @@ def break_part(patch: pytest.MonkeyPatch, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def baselines() -> dict[str, float]:
-    """Milliseconds of a step by method that can be applied."""
+    """Milliseconds of a step, for each baseline that can be applied."""
     rows = compare(small("mlp-tiny")[1], cluster(ON), list(BASELINES))
     return {row["method"]: row["step_ms"] for row in rows if row["step_ms"] is not None}
 
@@ -74,7 +74,7 @@ def test_auto_goes_on_without_a_part_that_fails(
 
 
 def test_a_candidate_that_cannot_be_simulated_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first that is simulated, which would have been the answer, perhaps."""
+    """The first candidate that is simulated fails; the search goes on with the others."""
     graph, on = small("mlp-tiny")[1], cluster(ON)
     real, calls = candidates.simulate_steps, []
 

@@ -30,7 +30,7 @@ MODELS = ("lenet-tiny", "mlp-tiny", "gpt-tiny", "resnet110-tiny", "unet-tiny", "
 
 
 def mixed() -> Cluster:
-    """Two fast and two slow devices, three to one."""
+    """Two fast and two slow devices, with speeds of three to one."""
     fast = Device("fast", 0, {"float32": 9e12}, 16 * 10**9, 600e9)
     slow = Device("slow", 0, {"float32": 3e12}, 16 * 10**9, 200e9, overhead=15e-6)
     return Cluster("mixed", (fast, fast, slow, slow), (Link(20e9, 5e-6),), (None,))
@@ -59,7 +59,7 @@ def test_nor_are_steps_that_follow_each_other(model: str, seed: int, sync: str) 
 
 
 class Prepared(nn.Module):
-    """What depends on no parameter, 20 operators of it, before all else."""
+    """A model that begins with 20 operators that depend on no parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_what_depends_on_no_parameter_runs_ahead() -> None:
 
 
 def test_plans_without_a_bound() -> None:
-    """Where steps overlap they are shorter than what no step on its own can be shorter than."""
+    """Steps that overlap can be shorter than the lower bound of a single step, so they have no bound."""
     graph, on = small("mlp-tiny")[1], cluster("p100:1x2")
     for schedule in ("threaded:2", ""):
         evaluated = plan_and_predict(

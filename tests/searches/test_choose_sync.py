@@ -1,4 +1,4 @@
-"""P3 is chosen where the simulation says that it pays, and nowhere else."""
+"""P3 is chosen if the simulation says that it is faster by the margin, and otherwise not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from raddle.searches.slice_order import with_slice_order
 
 @cache
 def vgg() -> Graph:
-    """Three quarters of its parameters are in one layer, the first that has a gradient."""
+    """VGG-19: three quarters of its parameters are in one layer, whose gradient is ready first."""
     work = zoo.load("vgg19", batch=32, device="meta")
     return capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
 
@@ -50,7 +50,7 @@ def hosts(bandwidth: str) -> Cluster:
 def test_it_pays_where_communication_takes_as_long_as_compute(bandwidth: str, sync: str) -> None:
     on = hosts(bandwidth)
     plan = plan_for(vgg(), on, "data", bn="local")
-    assert plan.sync == "allreduce"  # a named method is what it is
+    assert plan.sync == "allreduce"  # a named method does not choose the sync kind
     seconds: dict[tuple[str, int], float] = {}
 
     def step(candidate: Plan) -> float:
@@ -99,7 +99,7 @@ def test_inside_of_a_node_slices_are_summed_where_it_pays(bandwidth: float, sync
     chosen = with_fastest_sync(plan, on, step, lambda p: with_slice_order(vgg(), p, on))
     assert chosen.sync == sync
     assert bool(chosen.order) == (sync != "allreduce")
-    assert set(seconds) == {"allreduce", "p3:collective"}  # two simulations, and one for the order
+    assert set(seconds) == {"allreduce", "p3:collective"}  # these two were simulated
     faster = seconds["p3:collective"] < (1 - MARGIN) * seconds["allreduce"]
     assert faster == (sync != "allreduce")
 
@@ -123,6 +123,6 @@ def test_devices_of_a_node_have_better_ways(machine: str) -> None:
 def test_auto_chooses_for_itself_and_does_as_it_is_told() -> None:
     torch.manual_seed(0)
     on = hosts("0.4 GB/s")
-    pins = ["*=n/2"]  # only how parameters agree is left to choose
+    pins = ["*=n/2"]  # only the sync kind is left to choose
     assert plan_for(vgg(), on, "auto", budget=1, pins=pins).sync == "p3"
     assert plan_for(vgg(), on, "auto", budget=1, pins=pins, sync="allreduce").sync == "allreduce"

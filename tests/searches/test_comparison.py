@@ -1,4 +1,4 @@
-"""Rows of `compare`, and the details of one plan."""
+"""The rows of `compare`, speedups over data parallelism, and the predicted details of one plan."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_pipeline_is_held_against_data_parallelism_with_its_whole_batch(graph)
 def test_what_data_parallelism_cannot_do_has_no_speedup(graph) -> None:
     many = cluster("p100:4x4")  # there are 8 samples
     assert speedup_over_data(plan_and_predict(graph, many, "model")) is None
-    overlapping = Settings(budget=0.2, schedule="pipedream")  # weights are older than they would be
+    overlapping = Settings(budget=0.2, schedule="pipedream")  # it trains with older weights
     pipeline = plan_and_predict(graph, cluster("p100:1x2"), "pipeline", settings=overlapping)
     assert speedup_over_data(pipeline) is None
 
@@ -78,7 +78,7 @@ def test_what_data_parallelism_cannot_do_has_no_speedup(graph) -> None:
 def test_data_parallelism_moves_what_a_ring_moves(graph) -> None:
     row = compare(graph, cluster("p100:1x4"), ["data"])[0]
     parameters = sum(p.nbytes for p in graph.parameters)
-    loss = 4 * 3 * (4 + 4)  # from each to each other: its sum of losses, and its count
+    loss = 4 * 3 * (4 + 4)  # each device sends its sum of losses and its count to each other
     assert 0 <= row["comm_bytes"] - 2 * 3 * parameters <= loss
 
 

@@ -35,7 +35,7 @@ def graph_of(name: str) -> Graph:
 
 
 def text(graph: Graph, group: int, parts: dict[str, int]) -> dict[str, str]:
-    """The members of a group in plain text."""
+    """The tiles of the members of a group as text, given the number of parts of some letters."""
     group_ = find_groups(graph)[group]
     counts = tuple(parts.get(letter, 1) for letter in group_.letters)
     tilings = tiles(group_, Configuration(counts, tuple(range(math.prod(counts)))))
@@ -76,7 +76,7 @@ def test_every_configuration_is_a_legal_plan(model: str, seed: int, reduction: b
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("letter", ["n", "c"])
 def test_a_group_moves_nothing_inside(model: str, letter: str) -> None:
-    """What follows its anchor element by element finds all that it reads on its own device."""
+    """A member after the anchor, which works element by element, reads only what its own device has."""
     graph = graph_of(model)
     space = PlanSpace(graph, cluster("p100:1x2"), Settings())
     chosen = []

@@ -1,4 +1,4 @@
-"""Recomputing in blocks takes less memory and gives the same numbers."""
+"""Activation checkpointing in blocks saves memory and gives the same loss."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_blocks_are_the_forward_without_its_last_part() -> None:
 
 
 def saved_bytes(program: object, graph: object, work: object) -> tuple[int, float]:
-    """What a rank holds for the backward when the loss is known, and the loss."""
+    """Bytes that a rank has saved for the backward when the loss is recorded, and the loss."""
     rank = Executor(program, Hub(1).transport(0))  # type: ignore[arg-type]
     state = {**dict(work.model.named_parameters()), **dict(work.model.named_buffers())}  # type: ignore[attr-defined]
 
     def part(source, tensors):  # type: ignore[no-untyped-def]
         full = Box.full(graph.values[source.name].shape)  # type: ignore[attr-defined]
-        return tensors[source.name].detach()[source.box.within(full)]
+        return tensors[source.name].detach()[source.box.slices_within(full)]
 
     rank.load(lambda s: part(s, state).clone())
     inputs = dict(zip(graph.inputs, [*work.inputs, *work.targets], strict=True))  # type: ignore[attr-defined]

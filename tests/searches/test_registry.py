@@ -1,4 +1,4 @@
-"""One line a method, and everything that depends on a method asks its object."""
+"""The registry has one line for each method, and the traits of a method are attributes of its object."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_cache_is_one_that_has_the_largest_functions(tmp_path: Path) -> None:
 
 
 class Toy(Search):
-    """Everything on the first device; it says whether sums may be split."""
+    """A search that returns the layer-wise baseline and, as `start`, whether sums may be split."""
 
     splits_sums = False
 

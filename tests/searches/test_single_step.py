@@ -1,4 +1,4 @@
-"""Searches for any sync: every time that they show is that of the plan, as simulating it says."""
+"""Searches with any sync kind: every time that they report is the simulated time of the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of sums: what a simulation with priorities starts first, and then all that runs."""
+"""Slices are all-reduced in the order of a simulation with priorities, and every later run keeps it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from raddle.simulation.timeline import Timeline, simulate
 
 
 def toy(nanoseconds: float) -> Cluster:
-    """An operator takes 1000 ns; a message 1 ns and so many for each byte."""
+    """A cluster on which an operator takes 1000 ns, and a message 1 ns plus `nanoseconds` per byte."""
     devices = [Device(f"toy{i}", 0, {"float32": 1e30}, 10**9, 1e30, overhead=1e-6) for i in (0, 1)]
     return Cluster("toy", tuple(devices), (Link(1e9 / nanoseconds, 1e-9),), (None,))
 
 
 def plan(**more: Any) -> Plan:
-    """Slices 0 to 3 are fc1's weight, 4 its bias, 5 and 6 fc2's weight, 7 its bias."""
+    """Data parallel. Slices 0 to 3 are fc1's weight, 4 its bias, 5 and 6 fc2's weight, 7 its bias."""
     tiles = dict.fromkeys(("fc1", "relu", "fc2", "sum"), "n/2 @0,1")
     return make_plan(mlp(), tiles, 2, sync="p3:collective,slice=8", **more)
 
 
 def slices_by_start(timeline: Timeline) -> list[int]:
-    """Slices of the last step in the order in which their sums begin."""
+    """The slices of the last step in the order in which their all-reduces start."""
     program, starts = timeline.program, []
     number = {slice_: n for n, slice_ in enumerate(numbered_slices(program.slices))}
     uses_link = timeline.tasks.first_resource >= 0
@@ -49,9 +49,9 @@ def slices_by_start(timeline: Timeline) -> list[int]:
 @pytest.mark.parametrize(
     ("nanoseconds", "order"),
     [
-        (1.0, (5, 6, 7, 0, 1, 2, 3, 4)),  # fast: as gradients come
-        (60.0, (5, 6, 0, 1, 2, 3, 4, 7)),  # fc2's second slice has left when fc1's are complete
-        (300.0, (5, 0, 1, 2, 3, 4, 6, 7)),  # slow: all of fc1 passes what is left of fc2
+        (1.0, (5, 6, 7, 0, 1, 2, 3, 4)),  # fast network: in the order of the backward
+        (60.0, (5, 6, 0, 1, 2, 3, 4, 7)),  # fc2's weight is sent before fc1's gradients are ready
+        (300.0, (5, 0, 1, 2, 3, 4, 6, 7)),  # slow: all of fc1 overtakes the other slices of fc2
     ],
 )
 def test_what_the_forward_uses_first_passes(nanoseconds: float, order: tuple[int, ...]) -> None:
@@ -63,7 +63,7 @@ def test_what_the_forward_uses_first_passes(nanoseconds: float, order: tuple[int
 
 
 def test_a_forward_begins_before_the_last_sum_has_ended() -> None:
-    """No barrier: with the order, fc1 runs again while fc2's rest is on its way; and that is faster."""
+    """With the order, fc1's next forward runs while slices of fc2 are still being reduced; it is faster."""
     on = toy(300.0)
     ends = {}
     for name, chosen in (("order", with_slice_order(mlp(), plan(), on)), ("none", plan())):

@@ -1,6 +1,6 @@
-"""`search_s` and budgets count searching: not what numba compiles meanwhile, nor what is captured again.
+"""`search_s` and budgets do not count the time in which numba compiles or a model is captured again.
 
-The clock is the test's: it stands still, except that compiling, capturing and searching move it.
+The tests have a fake clock, which only compiling, capturing and searching move forward.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ COMPILING, SEARCHING = 1000.0, 1.0  # seconds
 
 
 class Time:
+    """A fake clock in place of perf_counter."""
+
     now = 0.0
 
     def __call__(self) -> float:
@@ -33,13 +35,13 @@ class Time:
 
 
 class Compiling(Listener):
-    """Every function takes as long to compile."""
+    """Moves the fake clock whenever numba has compiled a function."""
 
     def __init__(self, time: Time) -> None:
         self.time = time
 
     def on_start(self, event: Event) -> None:
-        """The watch may hear of it after this listener: time passes at the end."""
+        """Nothing: the stopwatch may get this event after this listener, so time passes at the end."""
 
     def on_end(self, event: Event) -> None:
         self.time.now += COMPILING
@@ -47,7 +49,7 @@ class Compiling(Listener):
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    """Where the clock is read, now or before there was a stopwatch."""
+    """The fake clock, in all modules that may read the time."""
     time = Time()
     for module in ("stopwatch", "comparison", "settings"):
         monkeypatch.setattr(f"raddle.searches.{module}.perf_counter", time, raising=False)
@@ -55,7 +57,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def compiles() -> int:
-    """Has two functions compiled, one of them while the other is."""
+    """Makes numba compile two functions, the inner one during the compilation of the outer one."""
     inner = njit(lambda x: x + 1)
     outer = njit(lambda x: inner(x) * 2)
     return outer(20)  # type: ignore[no-any-return]
@@ -91,7 +93,7 @@ def test_what_is_captured_amid_a_search_does_not_count(
 
     monkeypatch.setattr(capturing, "capture", slow)
     assert graph.for_batch(3).batch == 3
-    assert time.now == COMPILING  # capturing again is what takes so long
+    assert time.now == COMPILING  # capturing again moved the clock
     row = plan_and_predict(
         graph, cluster("p100:1x2"), "pipeline", settings=Settings(budget=1.0)
     ).row

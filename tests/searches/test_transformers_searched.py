@@ -1,4 +1,4 @@
-"""Hugging Face models through the searches: their layers are cut into stages, their groups laid out."""
+"""Searches find plans for Hugging Face models: pipelines, OptCNN's optima and `auto`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SWIN = {
 
 @cache
 def graph_of(name: str) -> Graph:
-    """A model of random weights on no device, with its loss."""
+    """The graph of a small model with its loss, captured on the meta device."""
     image = name == "Swin"
     made = getattr(hf, f"{name}For{'ImageClassification' if image else 'CausalLM'}")
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Candidates of `auto`: simulated by a judge, timed by the evaluator, squeezed where nothing fits."""
+"""Candidates of `auto`: simulated, timed by the evaluator, and recomputed if nothing fits memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every method's plan is legal and survives a file; that they train rightly is shown in tests/run."""
+"""Every baseline's plan is legal and can be written to a file and read again.
+
+tests/runtime shows that the plans train correctly.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ def test_what_methods_do_with_resnet(
 
 @pytest.mark.parametrize("name", ["resnet50-tiny", "gpt-tiny", "rnnlm-tiny", "nmt-tiny"])
 def test_data_parallelism_sends_no_activations(name: str) -> None:
-    """Six samples on four devices: also where a reshape joins samples and tokens."""
+    """Six samples on four devices, in models in which a reshape joins samples and tokens, too."""
     graph = captured(name, 6)
     program = lower(graph, plan_for(graph, cluster("p100:1x4"), "data"))
     moves = [i for i in program.instructions if isinstance(i, Move)]

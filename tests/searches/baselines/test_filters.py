@@ -1,4 +1,4 @@
-"""Filters and channels that fill one part after the other."""
+"""assign_runs: filters and channels fill one part after the other."""
 
 from __future__ import annotations
 

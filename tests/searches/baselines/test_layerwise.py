@@ -1,4 +1,4 @@
-"""Runs of layers whose largest load is the smallest possible."""
+"""Layer-wise model parallelism: the largest load of a run is the smallest possible."""
 
 from __future__ import annotations
 

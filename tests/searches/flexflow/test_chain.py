@@ -45,7 +45,7 @@ def new_chain(model: str, machine: str, seed: int, temperature: float) -> Chain:
 def test_decisions_are_those_of_full_simulation(
     model: str, machine: str, seed: int, hot: bool
 ) -> None:
-    """The same draws, judged by simulating every task of every proposal to its end."""
+    """A chain with shortened simulations decides like one that simulates every proposal to its end."""
     short = new_chain(model, machine, seed, temperature=0.2 if hot else 0.003)
     full = new_chain(model, machine, seed, temperature=short.temperature)
     plain = full.evaluator
@@ -70,7 +70,7 @@ def test_decisions_are_those_of_full_simulation(
 
 
 def test_what_is_accepted_follows_the_temperature() -> None:
-    """As often as exp(-difference / temperature) says, which is Metropolis's rule."""
+    """The share of accepted proposals is exp(-difference / temperature): Metropolis's rule."""
     chain_ = new_chain("lenet-tiny", "p100:1x4", 0, temperature=0.01)
     rng = random.Random(0)
     draws = [chain_._accepted_slowdown(rng.random()) for _ in range(4000)]

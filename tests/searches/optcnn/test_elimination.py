@@ -1,4 +1,4 @@
-"""Elimination, larger tables and branch and bound against the enumeration of all choices."""
+"""Elimination with small and large tables, and branch and bound, against enumeration of all choices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Problem = tuple[list[np.ndarray], list[Edge]]
 
 
 def all_costs(nodes: list[np.ndarray], edges: list[Edge]) -> np.ndarray:
-    """What every choice costs, in one table over all nodes."""
+    """The cost of every choice, in one table over all nodes."""
     total = np.zeros([len(node) for node in nodes])
     for i, node in enumerate(nodes):
         total += node.reshape([-1 if k == i else 1 for k in range(len(nodes))])
@@ -60,7 +60,7 @@ def hub(spokes: int) -> Pairs:
 
 @st.composite
 def series_parallel(draw: st.DrawFn) -> Pairs:
-    """Edges that were put in series or in parallel, again and again, and ends that were hung on."""
+    """A random series-parallel graph: edges are put in series or in parallel, and dead ends added."""
     pairs, count = [(0, 1)], 2
     while count < 8 and draw(st.booleans() if count > 5 else st.just(True)):
         i, j = pairs[draw(st.integers(0, len(pairs) - 1))]
@@ -101,7 +101,10 @@ def filled(
     single: int = 0,
     least: int = 1,
 ) -> Problem:
-    """Tables for a graph, with `least` to four configurations; `single` more nodes have no edges."""
+    """Random costs for a graph whose nodes have `least` to four configurations.
+
+    single: number of further nodes without edges.
+    """
     rng = np.random.default_rng(seed)
     count = max((i for pair in pairs for i in pair), default=-1) + 1 + single
     sizes = rng.integers(least, 5, count)
@@ -148,7 +151,7 @@ def test_branches_where_tables_would_be_too_large(
 
 @contextmanager
 def without_guesses() -> Iterator[pytest.MonkeyPatch]:
-    """No local moves and no rounding: a choice is good only if it was searched for."""
+    """Switches off the heuristics: a choice is good only if the search itself has found it."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (branch_and_bound, elimination):
             patch.setattr(
@@ -166,7 +169,7 @@ def test_nothing_that_is_better_is_cut_off(pairs: Pairs, seed: int, limit: int) 
 
 @given(st.sampled_from(WIDE), seeds, st.sampled_from([0.001, 0.01, 0.1, 0.5]))
 def test_bounds_hold_for_all_choices(pairs: Pairs, seed: int, quantile: float) -> None:
-    """Of what costs less than some choice nothing is dropped, and no part is below its bound."""
+    """No choice that costs less than `cost` is dropped, and no choice costs less than the bound."""
     nodes, edges = filled(pairs, seed, least=2)
     costs = all_costs(nodes, edges)
     cost = float(np.quantile(costs, quantile, method="higher"))
@@ -255,7 +258,7 @@ def test_after_the_deadline_there_is_a_choice_and_a_bound(pairs: Pairs, seed: in
 
 @given(st.sampled_from(WIDE), seeds, st.integers(0, 40), st.sampled_from([0, 2**20]))
 def test_whenever_it_is_interrupted(pairs: Pairs, seed: int, looks: int, limit: int) -> None:
-    """The clock strikes when it is looked at for so many times."""
+    """The deadline is over when the clock has been read `looks` times."""
     problem = filled(pairs, seed, least=3)
     clock = iter([*[0.0] * looks, *[1.0] * 10**4])
     with without_guesses() as patch:
@@ -304,7 +307,7 @@ def test_progress_is_reported() -> None:
 
 
 def blocks(count: int, configurations: int, *, shared: bool) -> Problem:
-    """Residual blocks: each node of a chain also leads to the next but two, over three others."""
+    """Residual blocks: a chain of nodes, in which every fourth node also has an edge to the next fourth."""
     rng = np.random.default_rng(0)
     square = (configurations, configurations)
     tables = [[rng.random(square, np.float32) for _ in range(5)] for _ in range(count)]
@@ -320,7 +323,7 @@ def blocks(count: int, configurations: int, *, shared: bool) -> Problem:
 def test_equal_products_are_done_once() -> None:
     apart, shared = (solve(*blocks(6, 3, shared=shared)) for shared in (False, True))
     assert apart.counts.products == 18  # three for each block
-    assert shared.counts.products == 6  # the blocks at the ends fold in other ways
+    assert shared.counts.products == 6  # the first and the last block are eliminated in other ways
     assert solve(*blocks(12, 3, shared=True)).counts.products == 6
     copied = [edge._replace(cost=edge.cost.copy()) for edge in blocks(6, 3, shared=True)[1]]
     assert solve(blocks(6, 3, shared=True)[0], copied).cost == shared.cost

@@ -12,7 +12,7 @@ from raddle.searches.optcnn.elimination_order import (
 
 CHAIN = {0: {1}, 1: {0, 2}, 2: {1}}
 RING = {0: {1, 3}, 1: {0, 2}, 2: {1, 3}, 3: {2, 0}}
-FOUR = {i: {0, 1, 2, 3} - {i} for i in range(4)}  # all with all
+FOUR = {i: {0, 1, 2, 3} - {i} for i in range(4)}  # a complete graph
 
 
 def test_components_begin_with_their_root() -> None:

@@ -1,4 +1,7 @@
-"""Layouts against tiles and regions, box by box, on graphs of slices, concatenations and views."""
+"""Layouts of whole groups against the tiles of each configuration, on random graphs.
+
+The graphs have slices, concatenations, views and the like, for which tiles are hardest to derive.
+"""
 
 # x: configuration, d: device, g: group
 
@@ -34,7 +37,7 @@ SAMPLES, WIDTH = 4, 6
 
 
 class Step(NamedTuple):
-    """What is done to one of the values so far, or two."""
+    """One operation of a random model, on one or two of the values so far."""
 
     kind: str
     a: int
@@ -86,8 +89,8 @@ def added(m: Random, k: int, x: Tensor, y: Tensor, s: Step) -> Tensor:
 
 
 KINDS = {
-    "linear": linear, "slice": sliced, "cat": joined, "pad": padded, "transpose": transposed, "view": viewed,
-    "mean": reduced, "add": added,
+    "linear": linear, "slice": sliced, "cat": joined, "pad": padded, "transpose": transposed,
+    "view": viewed, "mean": reduced, "add": added,
 }  # fmt: skip
 NUMBERS = st.integers(0, 11)
 STEPS = st.lists(
@@ -98,7 +101,7 @@ STEPS = st.lists(
 
 
 class Random(nn.Module):
-    """A layer, and then what the steps say."""
+    """A random model: a linear layer, and then the operations of `steps`."""
 
     def __init__(self, steps: list[Step]) -> None:
         super().__init__()
@@ -130,7 +133,7 @@ def box_of(ranges: tuple[Ranges, ...], x: int, d: int) -> Box | None:
 
 
 def assert_laid_out(group: Group, layouts: tuple[MemberLayout, ...]) -> None:
-    """Under every configuration each device has the tile, and needs the regions, of the group's tiles."""
+    """Checks, for every configuration and device, the tile and the regions that it reads."""
     lattice = layouts[0].lattice
     for x, configuration in enumerate(lattice.configurations):
         tilings = tiles(group, configuration)
@@ -150,7 +153,7 @@ def assert_laid_out(group: Group, layouts: tuple[MemberLayout, ...]) -> None:
 def moved(
     tables: Tables, recount: Recount, choice: list[int]
 ) -> dict[tuple[int, int], list[float]]:
-    """By pair of groups, the seconds to bring each reader of the second what it needs of the first."""
+    """For each pair of groups, the transfer seconds of each operator of the second that reads the first."""
     tilings = [
         tiles(group, of[x])
         for group, of, x in zip(tables.groups, tables.configurations, choice, strict=True)

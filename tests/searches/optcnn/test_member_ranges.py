@@ -1,4 +1,4 @@
-"""Ranges of a group's members, and what it takes to move values between their layouts."""
+"""Ranges of a group's members, and the times of transfers between their layouts."""
 
 from __future__ import annotations
 

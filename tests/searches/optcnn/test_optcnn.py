@@ -1,4 +1,4 @@
-"""OptCNN's tables against a slow recount, its choices against enumeration, and its plans as plans."""
+"""OptCNN: cost tables against a slow recount, choices against enumeration, and plans against the checks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CLUSTERS = ("p100:2x2", "p100:1x4", "mixed")
 
 
 def mixed() -> Cluster:
-    """Two devices on a bus, a slow one alone, and two with a NIC each."""
+    """A cluster of three nodes: two devices on a bus, one slow device, and two devices with a NIC each."""
 
     def kind(flops: float) -> dict[str, object]:
         return {"flops": {"float32": flops}, "memory": "16 GiB", "bandwidth": "700 GB/s"}
@@ -91,7 +91,7 @@ Messages = dict[int, list[float]]  # by device that receives them, their bytes
 
 
 class Recount:
-    """What tables say, box by box and device by device."""
+    """Counts the costs of the tables again in a slow and simple way: box by box and device by device."""
 
     def __init__(self, graph: Graph, cluster: Cluster) -> None:
         self.graph, self.cluster = graph, cluster
@@ -103,7 +103,10 @@ class Recount:
         return self.graph.values[name].dtype.itemsize
 
     def receive_seconds(self, inside: Messages, outside: Messages, *, each: bool) -> float:
-        """Seconds until all have what they need, link by link; the latency counts once, or for `each`."""
+        """Seconds until all devices have their messages, link by link.
+
+        each: the latency counts for each message, else once.
+        """
         times = [0.0]
         for a in range(self.cluster.nodes):
             devices = self.cluster.members(a)
@@ -122,7 +125,7 @@ class Recount:
         return max(times)
 
     def held(self, op: Op, output: int, tiling: Tiling) -> Pieces:
-        """What each device has of an output, once partial sums are merged."""
+        """The boxes of an output that each device has, after partial sums are merged."""
         pieces: Pieces = {}
         for tile in tiling.tiles:
             pieces.setdefault(tile.device, []).append(op.space.output_boxes(tile.box)[output])
@@ -169,11 +172,11 @@ class Recount:
         return (2 if back else 1) * self.receive_seconds(inside, outside, each=False)
 
     def merge_seconds(self, op: Op, tiling: Tiling, readers: set[int]) -> float:
-        """Small results go to all, large ones are divided among those that have parts of them."""
+        """Seconds to merge partial sums: small results go to all, large ones are divided among partners."""
         inside: Messages = {}
         outside: Messages = {}
         seen: dict[Box, int] = {}
-        copy = {}  # of equal tiles, which one
+        copy = {}  # device -> number of its copy among equal tiles
         for tile in tiling.tiles:
             copy[tile.device] = seen[tile.box] = seen.get(tile.box, -1) + 1
         small = True
@@ -228,7 +231,7 @@ class Recount:
         return max(busy.values()) + communication
 
     def shares(self, group: Group, configuration: Configuration) -> dict[str, dict[int, list[Box]]]:
-        """By parameter and device, what it holds."""
+        """For each parameter and device, the boxes that the device holds."""
         tilings = tiles(group, configuration)
         held: dict[str, dict[int, list[Box]]] = {}
         for member in group.members:
@@ -247,7 +250,7 @@ class Recount:
     def server_seconds(
         self, groups: tuple[Group, ...], g: int, configuration: Configuration
     ) -> float:
-        """t_S as the paper has it."""
+        """t_S as in the paper: a parameter server."""
         nodes = {self.cluster.devices[d].node for d in configuration.devices}
         networks = [self.cluster.node_networks[a] for a in nodes]
         link = self.cluster.node_links[0] if nodes == {0} else None
@@ -262,7 +265,7 @@ class Recount:
     def ring_seconds(
         self, groups: tuple[Group, ...], g: int, configuration: Configuration
     ) -> float:
-        """t_S as it is run: small parameters take their part of a bucket."""
+        """t_S of all-reduces: a small parameter takes its part of a bucket's time."""
         total = 0.0
         for name, held in self.shares(groups[g], configuration).items():
             rings: dict[tuple[Box, ...], list[int]] = {}
@@ -364,11 +367,11 @@ def test_all_values_between_groups_are_in_the_tables(model: str) -> None:
 
 
 def exhaustive(tables: Tables) -> float:
-    """The least cost of all choices, every one of them added up: the first node's in turn."""
+    """The least cost of all choices, by enumeration; a loop over the first node, arrays over the others."""
     others = range(1, len(tables.nodes))
 
     def spread(values: np.ndarray, *axes: int) -> np.ndarray:
-        """Along the axes of the nodes after the first."""
+        """A view of costs with one dimension for each node after the first."""
         transposed = values if list(axes) == sorted(axes) else values.T
         return transposed.reshape([len(tables.nodes[g]) if g in axes else 1 for g in others])
 
@@ -403,7 +406,7 @@ def test_no_choice_costs_less(model: str, where: str, paper: bool) -> None:
 
 @pytest.mark.parametrize("paper", [False, True])
 def test_no_choice_for_lenet_on_four_devices_costs_less(paper: bool) -> None:
-    """All eleven million are added up."""
+    """All eleven million choices are added up."""
     work = zoo.load("lenet", batch=64)
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
     tables = build_tables(graph, cluster("p100:1x4"), paper=paper)
