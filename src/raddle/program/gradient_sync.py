@@ -60,7 +60,7 @@ class GradientSync:
         )
         self.turns = Turns([s for s in order if self.facts.needs_sync[s]])
 
-    def contribute(self, name: str, key: Key, at: int) -> None:
+    def contribute(self, name: str, key: Key, number: int) -> None:
         """Notes that instruction `at` contributes to a gradient; synchronises it if it is complete."""
         contributions, p = (
             self.contributions.setdefault((name, key.step), []),
@@ -68,16 +68,16 @@ class GradientSync:
         )
         if not contributions:
             self.facts.contribution_order[p] = len(self.contributions)
-        contributions.append(at)
+        contributions.append(number)
         if len(contributions) < self.parameters.plan.microbatches * len(
-            self.parameters.lowered[0].graders[name]
+            self.parameters.lowered[0].contributors[name]
         ):
             return
         if (
             self.facts.update_at_once
         ):  # no row waits for a row of an earlier event: empty the script
             self.state.counters[ROWS], self.state.counters[SUMMED], self.row_instructions = 0, 0, []
-        self._handle_event(step_script.COMPLETE, p, at, key)
+        self._handle_event(step_script.COMPLETE, p, number, key)
         first = self.facts.first_slice[p]
         slices = range(first, first + self.facts.slice_count[p]) if self.facts.ordered_sums else ()
         for s in self.turns.complete(s for s in slices if self.facts.needs_sync[s]):
@@ -120,7 +120,7 @@ class GradientSync:
         gradient = self.contributions[self.parameters.trainable[p], key.step] if p >= 0 else []
         for member in members:
             gradient = [*gradient, *self.contributions[self.parameters.trainable[member], key.step]]
-        at = self.row_writer.write(
+        number = self.row_writer.write(
             row,
             key,
             gradient,
@@ -130,11 +130,11 @@ class GradientSync:
             name = self.row_writer.parameter_name(row)
             if isinstance(self.row_writer, SliceWriter):
                 self.new_writers.setdefault(name, []).extend(
-                    [at, *self.row_writer.staleness_waits(row, key)]
+                    [number, *self.row_writer.staleness_waits(row, key)]
                 )
             else:
-                self.new_writers[name] = [at]
-        return at
+                self.new_writers[name] = [number]
+        return number
 
     def _add_step_barrier(self) -> None:
         """Makes the next step wait until all parameters are updated, unless the sync kind has no barrier.

@@ -99,7 +99,7 @@ class LoweredVariant:
         return Variant(self.graph, self.plan.tiles, self.merges, self.replicated_loss_ops)
 
     @cached_property
-    def graders(self) -> dict[str, list[Op]]:
+    def contributors(self) -> dict[str, list[Op]]:
         """By value, the operators that contribute to its gradient, in the order of the graph."""
         return gradient_contributors(self.graph, self.active)
 
@@ -126,7 +126,7 @@ class LoweredVariant:
 
     def contributions(self, name: str, stages: frozenset[int]) -> int:
         """How many operators of these stages contribute to a value's gradient."""
-        return sum(self.stage_of[op.name] in stages for op in self.graders.get(name, ()))
+        return sum(self.stage_of[op.name] in stages for op in self.contributors.get(name, ()))
 
     def add_op(self, op: Op) -> None:
         """Works out where an operator's results are merged, and which messages bring them to consumers."""

@@ -30,7 +30,7 @@ class ParameterLayout:
     def trainable(self) -> list[str]:
         """The names of the parameters that have a gradient. Their places here are their numbers."""
         values = self.graph.values
-        return [n for n in self.lowered[0].graders if values[n].role == "parameter"]
+        return [n for n in self.lowered[0].contributors if values[n].role == "parameter"]
 
     @cached_property
     def regions(self) -> dict[str, tuple[ParameterRegion, ...]]:

@@ -124,9 +124,9 @@ def pull_messages(
                 continue
             reading_devices = readers.setdefault(name, {})
             for device, region in operand_regions(op, operand, tiles[op.name]):
-                for parameter_region in regions[name]:
-                    if region is not None and not (region & parameter_region.box).empty:
-                        reading_devices.setdefault(parameter_region.box.lo, set()).add(device)
+                for whole_region in regions[name]:
+                    if region is not None and not (region & whole_region.box).empty:
+                        reading_devices.setdefault(whole_region.box.lo, set()).add(device)
     pulls = {}
     for name, devices_by_start in readers.items():
         messages = [

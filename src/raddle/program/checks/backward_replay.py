@@ -30,7 +30,7 @@ class BackwardReplay:
                 f"it comes after the backward of '{producer}', so the gradient is lost."
             )
         sources = {m.source for m in move.messages}
-        for op in self.facts.graders.get(move.value, []):
+        for op in self.facts.contributors.get(move.value, []):
             if sources & self.facts.devices[op]:
                 self.progress.require_done(
                     op, "B", f"it comes before the backward of '{op}', which adds to it."
@@ -44,7 +44,7 @@ class BackwardReplay:
 
     def _check_gradient(self, name: str) -> None:
         """The gradient of a value is complete: it has come back from all devices that read the value."""
-        for op in self.facts.graders.get(name, []):
+        for op in self.facts.contributors.get(name, []):
             self.progress.require_done(
                 op, "B", f"it comes before the backward of '{op}', which it needs."
             )

@@ -32,7 +32,7 @@ class VariantFacts:
         self.tiles = {op.name: tiles[op.name].tiles for op in graph.ops}
         self.devices = {op.name: set(tiles[op.name].devices) for op in graph.ops}
         # By value, the operators that contribute to its gradient.
-        self.graders = {
+        self.contributors = {
             v: [op.name for op in ops] for v, ops in gradient_contributors(graph, active).items()
         }
         self.recomputed = {name for block in program.plan.recompute for name in block}

@@ -61,7 +61,7 @@ class Recorder:
         self.rows: list[Instruction | Event] = []
         self.missing_contributions = {
             name: len(contributors)
-            for name, contributors in variant.graders.items()
+            for name, contributors in variant.contributors.items()
             if name in parameter_number
         }
         self.marks: list[tuple[int, int]] = []  # row and parameter of each contribution
