@@ -1,13 +1,14 @@
-"""Mixed partitions: every layer chooses its axis, its parts and their shares, so that few bytes travel.
+"""The solver of mixed partitions: each layer is split along an axis of its own, with few bytes to send.
 
-The thesis partitions filters. Here a layer is split by sample, filter, channel, height or width, unevenly
-and over any parts; what is minimised is all that crosses devices in a step: activations, their gradients,
-partial sums and the synchronisation of parameters, while no part has more than (1 + epsilon) of its share
-of the work. A compressed model (mixedcosts.py) is annealed (mixedanneal.py); what is reported is counted
-from the lowered program. No plan that was given or that a baseline makes, and that is in balance, has less.
+The thesis splits filters only. Here a layer is split by sample, filter, input channel, height or width,
+over any of the parts and in unequal shares. The search minimises all bytes that cross devices in a step:
+activations, their gradients, partial sums and the synchronisation of parameters. No part may have more
+than (1 + epsilon) x its share of the work. The search anneals a compressed model (mixed_model.py,
+mixed_annealing.py); the reported bytes are counted from the lowered program. The result never sends more
+than a baseline or a given plan that keeps this balance. A part is a device.
 """
 
-# p: part, which is a device
+# p: part; a: axis of a block, by its position in MixedBlock.axes; state.x: units [block, part]
 
 from __future__ import annotations
 
@@ -41,11 +42,11 @@ from raddle.searches.settings import Clock, OnProgress
 
 
 class SplitChoice(NamedTuple):
-    """How a layer, and what follows it, is split."""
+    """How a layer, and the operators that follow it, are split."""
 
     layer: str
-    axis: str
-    shares: tuple[int, ...]  # units by part
+    axis: str  # a letter: n, c, k, h, w
+    shares: tuple[int, ...]  # units of the axis, by part
 
     def __str__(self) -> str:
         units_by_part = {p: units for p, units in enumerate(self.shares) if units}
@@ -58,18 +59,16 @@ class SplitChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class MixedSolution:
-    """A plan's tiles, and what is counted from its program."""
+    """The tiles of a plan, and what its lowered program sends."""
 
     tiles: Tiles
     volume_bytes: int  # that cross devices in a step
-    bytes: Mapping[str, int]  # the same by purpose (searches/purposes.py)
-    work: tuple[int, ...]  # operations of a forward by part
-    imbalance: float  # the largest work over its share
+    bytes: Mapping[str, int]  # the same bytes by purpose (searches/purposes.py)
+    work: tuple[int, ...]  # operations of a forward, by part
+    imbalance: float  # the most work of a part divided by its share
     seconds: float
-    start: str  # what the search started from, or the plan that was not improved on
-    choices: tuple[
-        SplitChoice, ...
-    ]  # by layer; none where the plan is a baseline that is no mixed partition
+    start: str  # name of the start, baseline or given plan that led to it
+    choices: tuple[SplitChoice, ...]  # by layer; empty if the plan is a baseline or a given plan
 
 
 def solve(
@@ -83,10 +82,10 @@ def solve(
     starts: Mapping[str, Mapping[str, Tiling]] | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> MixedSolution:
-    """The partition of least volume that was found in about `budget` seconds.
+    """Returns the partition with the fewest bytes found in about `budget` seconds.
 
-    `shares` are those of the work by part, in any unit, where devices differ in speed; `starts` are tiles
-    by name that the search knows besides its own.
+    shares: of the work, by part, in any unit, for devices that differ in speed; starts: tiles of further
+    plans to start from, by name.
     """
     if parts < 1:
         raise InputError(f"a graph cannot have {parts} parts: ask for one or more.")
@@ -108,6 +107,7 @@ def solve(
 
 
 def choices(blocks: MixedBlocks, state: MixedState) -> tuple[SplitChoice, ...]:
+    """Returns a state in readable form, by block."""
     return tuple(
         SplitChoice(block.name, block.axes[a], tuple(int(units) for units in row))
         for block, a, row in zip(blocks.blocks, state.axis, state.x, strict=True)
@@ -115,15 +115,15 @@ def choices(blocks: MixedBlocks, state: MixedState) -> tuple[SplitChoice, ...]:
 
 
 class MixedCandidate(NamedTuple):
-    """A plan, counted."""
+    """A plan with its bytes and its balance."""
 
-    rank: tuple[float, int]  # how far it is out of balance, then its bytes
+    rank: tuple[float, int]  # work above the balance, then bytes; the least is best
     name: str
     tiles: Tiles
     bytes: Mapping[str, int]
     work: list[int]
     imbalance: float
-    state: MixedState | None
+    state: MixedState | None  # None: a baseline or a given plan
 
     @property
     def volume(self) -> int:
@@ -131,7 +131,7 @@ class MixedCandidate(NamedTuple):
 
 
 class MixedProblem:
-    """A graph, its model, and the balance that is asked for."""
+    """A graph, its compressed model, and the required balance; shares: of the work, by part, sum 1."""
 
     def __init__(self, graph: Graph, shares: Array, epsilon: float) -> None:
         self.graph, self.shares, self.epsilon = graph, shares, epsilon
@@ -147,11 +147,13 @@ class MixedProblem:
         given_plans: Mapping[str, Mapping[str, Tiling]],
         on_progress: OnProgress,
     ) -> Iterator[MixedCandidate]:
-        """Baselines, what was given, the search's own starts, and what each round found."""
+        """Yields the basic starts, baselines and given plans, then the best of each annealing round."""
         starts = basic_starts(self.blocks, self.model, self.shares)
         for name, state in starts.items():
             yield from self._state_candidate(name, state)
-        equal_devices = cluster(f"p100:1x{self.parts}")  # the kind of device does not change a tile
+        equal_devices = cluster(
+            f"p100:1x{self.parts}"
+        )  # any device will do: tiles do not depend on it
         for name, tiles in {
             **applicable_baselines(self.graph, equal_devices),
             **given_plans,
@@ -172,7 +174,7 @@ class MixedProblem:
     def _candidate(
         self, name: str, tiles: Tiles, state: MixedState | None
     ) -> Iterator[MixedCandidate]:
-        """A plan with its bytes and its balance; nothing where no program can be so."""
+        """Yields the plan with its bytes and balance, or nothing if it cannot be lowered."""
         try:
             program = lower(self.graph, Plan(tiles, self.parts, bn="local"))
         except InputError:
@@ -186,7 +188,7 @@ class MixedProblem:
         yield MixedCandidate(rank, name, tiles, purpose_bytes, work, imbalance, state)
 
     def jit_compile(self) -> None:
-        """A step of the annealing, so that no clock counts the compiler."""
+        """Anneals one step, so that JIT compilation does not count as search time."""
         start = basic_starts(self.blocks, self.model, self.shares)["sample"]
         all_axes = np.ones(self.model.letter.shape, np.bool_)
         anneal(

@@ -1,10 +1,11 @@
-"""Annealing over mixed partitions, compiled: the least volume in balance.
+"""Simulated annealing of mixed partitions, JIT-compiled: it looks for the fewest bytes within the balance.
 
-Work beyond the balance has a price, so that a walk may pass through states that are out of it. Only what
-the changed blocks make, read and hold is counted again.
+A state is an axis for each block and the units x[b, p] of each part. Work above the balance has a price,
+so a run may pass through states that are out of balance. After a move only the costs of the changed blocks
+and of the values that they make or read are counted again.
 """
 
-# v: value; b: block, of runs lo to hi and low to high (both excluded); p: part
+# v: value; b: block; p: part; m: the model. A move changes a run of blocks, lo to hi - 1; an exchange two
 
 from __future__ import annotations
 
@@ -22,19 +23,19 @@ EXCHANGE_SHARE = 0.2  # of the proposals
 
 
 class CoolingSchedule(NamedTuple):
-    """How long, from which temperature to which, and the price of work beyond the balance, in bytes."""
+    """The length of an annealing run, its temperatures, and the price of work above the balance."""
 
     steps: int
-    hot: float
-    cold: float
-    price: float
+    hot: float  # first temperature, bytes
+    cold: float  # last temperature, bytes
+    price: float  # bytes per operation above the balance
 
 
 class CostedState(NamedTuple):
-    """A state with what it costs."""
+    """A state and its costs."""
 
-    axis: Array
-    x: Array
+    axis: Array  # by block
+    x: Array  # units [block, part]
     value_costs: Array  # bytes, by value
     weight_costs: Array  # bytes, by block
     part_work: Array  # work, by part
@@ -50,9 +51,9 @@ def anneal(
     schedule: CoolingSchedule,
     seed: int,
 ) -> float:
-    """Changes axis and x to the best that was found; its bytes, infinite if no state was in balance.
+    """Changes axis and x to the best state found; returns its bytes, or inf if no state is in balance.
 
-    `most` is the work that each part may have; `allowed` says which axes, by block.
+    max_work: by part; allowed: a mask [block, axis].
     """
     np.random.seed(seed)
     blocks, parts = x.shape
@@ -110,7 +111,10 @@ def _recount(
     counted_in_step: Array,
     step: int,
 ) -> None:
-    """What a changed run costs; values that were seen in this step are counted already."""
+    """Updates the costs of `new` after a change of the blocks lo to hi - 1.
+
+    counted_in_step[v] is the last step in which value v was counted: no value is counted twice in a step.
+    """
     for b in range(lo, hi):
         new.weight_costs[b] = weight_bytes(m, new.axis, new.x, b)
         units, old_units = m.units[b, new.axis[b]], m.units[b, old.axis[b]]
@@ -125,6 +129,7 @@ def _recount(
 
 @njit(cache=True)
 def _copy_run(source: CostedState, target: CostedState, lo: int, hi: int) -> None:
+    """Copies the blocks lo to hi - 1, and all costs."""
     if lo == hi:
         return
     target.value_costs[:], target.weight_costs[:], target.part_work[:] = (
@@ -137,7 +142,7 @@ def _copy_run(source: CostedState, target: CostedState, lo: int, hi: int) -> Non
 
 @njit(cache=True)
 def _overload(part_work: Array, max_work: Array) -> float:
-    """How far parts are above what they may have."""
+    """Returns the work of all parts above their maximum."""
     total = 0.0
     for p in range(len(part_work)):
         total += max(0.0, part_work[p] - max_work[p])

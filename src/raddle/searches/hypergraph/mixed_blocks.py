@@ -1,13 +1,15 @@
-"""Blocks of a graph that are split alike, and how parts of a block become tiles.
+"""Blocks: the units of a mixed partition. A block is a set of operators that are split along the same axis.
 
-A block is a layer (all groups of operators that share its weights) with what follows it: pools, reshapes, a
-loss. So the pooled map travels, and not the one before it. Splits are by one axis, a letter of the layer;
-a part may have several ranges of it, and any parts may have none:
+A block is a layer (all groups of operators that share its weights) with the operators that follow it:
+pools, reshapes, a loss. So the pooled map is sent, and not the larger one before it. A block is split
+along one *axis*, a letter of the layer's dimensions: n sample, c filter, k input channel, h height, w
+width. The *units* of an axis (samples, filters, ...) are divided among the parts. A part may have several
+ranges of units, or none:
 
-    n: 0:8@0 8:20@1 20:24@0      eight samples, then twelve, then four more on the first device
+    n: 0:8@0 8:20@1 20:24@0      eight samples on device 0, twelve on device 1, four more on device 0
 """
 
-# b: block; g: group of searches/groups.py; a: axis, by its position in Block.axes
+# b: block; g: group of searches/groups.py
 
 from __future__ import annotations
 
@@ -24,29 +26,31 @@ from raddle.searches.groups import Group, find_groups
 from raddle.searches.hypergraph.network import build_network
 
 INTERCHANGEABLE = (
-    "nck"  # axes whose units are interchangeable, so that a part may have several ranges
+    "nck"  # axes whose units have no neighbours, so that a part may have several ranges
 )
 
 
 class UnitRun(NamedTuple):
-    """Consecutive units of an axis on a device."""
+    """Consecutive units of an axis that are on one device."""
 
     device: int
     units: int
 
 
-UnitRuns = tuple[UnitRun, ...]
+UnitRuns = tuple[UnitRun, ...]  # all units of an axis, in order
 
 
 @dataclass(frozen=True)
 class MixedBlock:
-    """Groups that share a split; the first is the layer, where there is one."""
+    """Groups of operators that are split together; the first is the layer, if there is one."""
 
     groups: tuple[Group, ...]
-    axes: tuple[str, ...]
-    units: tuple[int, ...]  # by axis: what there is to share out
+    axes: tuple[str, ...]  # letters along which the block can be split
+    units: tuple[int, ...]  # by axis: the number of units
     work: int  # operations of its layers in a forward
-    contiguous: tuple[bool, ...]  # by axis: whether a part has one range, in the order of the parts
+    contiguous: tuple[
+        bool, ...
+    ]  # by axis: whether a part must have one range, in the order of parts
 
     @property
     def name(self) -> str:
@@ -59,12 +63,12 @@ class MixedBlocks:
 
     graph: Graph
     blocks: tuple[MixedBlock, ...]
-    block_of: Mapping[str, int]  # by operator
+    block_of: Mapping[str, int]  # by name of the operator
     independent_ops: BatchIndependentOps
     layers: frozenset[str]  # operators whose work is balanced
 
     def tiles(self, ranges: Sequence[tuple[str, UnitRuns]], parts: int) -> Tiles:
-        """The tiles of a plan, given an axis and its ranges by block."""
+        """Returns the tiles of a plan; ranges: axis and runs of each block."""
         placed: Tiles = {}
         for block, (axis, runs) in zip(self.blocks, ranges, strict=True):
             placed.update(block_tiles(block, axis, runs))
@@ -75,7 +79,7 @@ class MixedBlocks:
         return placed
 
     def work(self, tilings: Mapping[str, Tiling], parts: int) -> list[int]:
-        """By part, operations of the layers in a forward."""
+        """Returns the operations of the layers in a forward, by part."""
         part_work = [0] * parts
         for op in self.graph.ops:
             if op.name in self.layers:
@@ -85,7 +89,7 @@ class MixedBlocks:
 
 
 def build_blocks(graph: Graph) -> MixedBlocks:
-    """The blocks of a graph."""
+    """Builds the blocks of a graph."""
     all_groups = find_groups(graph)
     flops = {
         name: work(op, op.space.full).flops
@@ -107,13 +111,17 @@ def build_blocks(graph: Graph) -> MixedBlocks:
     return MixedBlocks(graph, blocks, block_of, BatchIndependentOps(graph), frozenset(flops))
 
 
-# -- what belongs together -------------------------------------------------------------------------
+# -- from groups to blocks ---------------------------------------------------------------------------
 
 
 def _group_into_blocks(
     graph: Graph, all_groups: Sequence[Group], flops: Mapping[str, int]
 ) -> list[list[int]]:
-    """Groups by block: those that share a weight, and those without one after what they read."""
+    """Returns the groups of each block, by number.
+
+    Groups that share a weight are in one block. A group without a weight is in the block of the largest
+    value that it reads, unless it is a product (as in attention) or a concatenation.
+    """
     group_of = {name: g for g, group in enumerate(all_groups) for name in group.ops}
     producer = {o: group_of[op.name] for op in graph.ops if op.name in group_of for o in op.outputs}
     root = list(range(len(all_groups)))
@@ -144,7 +152,7 @@ def _group_into_blocks(
     members: dict[int, list[int]] = {}
     for g in range(len(all_groups)):
         members.setdefault(find_root(g), []).append(g)
-    # The layer stands first: its letters are the axes.
+    # The layer is first: its letters are the axes.
     return [
         sorted(block_groups, key=lambda g: not all_groups[g].ops & flops.keys())
         for block_groups in members.values()
@@ -170,7 +178,7 @@ def _build_block(
             axes.append(letter)
             units.append(size if letter in "ck" else min(sizes))
     work = sum(flops.get(name, 0) for g in members for name in g.ops)
-    # Local statistics of a batch are those of one tile, so samples of a part lie together.
+    # Local batch norm statistics are those of one tile, so a part needs one range of samples.
     contiguous = [
         letter not in INTERCHANGEABLE or (local_statistics and letter == "n") for letter in axes
     ]
@@ -181,7 +189,7 @@ def _build_block(
 
 
 def block_tiles(block: MixedBlock, axis: str, runs: UnitRuns) -> Tiles:
-    """The tiles of all operators of a block."""
+    """Returns the tiles of all operators of a block that is split along `axis`."""
     op_tiles: Tiles = {}
     for group in block.groups:
         group_tiles = tiles(group, group_configuration(group, axis, runs))
@@ -192,7 +200,11 @@ def block_tiles(block: MixedBlock, axis: str, runs: UnitRuns) -> Tiles:
 
 
 def group_configuration(group: Group, axis: str, runs: UnitRuns) -> Configuration:
-    """A group's configuration; one that lacks the axis is shared out equally by channel or sample."""
+    """Returns the split of one group of a block.
+
+    A group without the axis is split equally by channel or by sample; if it has neither, it is on one
+    device.
+    """
     devices = tuple(dict.fromkeys(run.device for run in runs))
     if len(devices) == 1:
         return Configuration((1,) * len(group.letters), devices)
@@ -214,10 +226,10 @@ def _degrees(group: Group, axis: str, parts: int) -> tuple[int, ...]:
 
 
 def _one_copy_per_device(tiling: Tiling) -> Tiling:
-    """A device that has several ranges of what is split has one copy of what is not."""
+    """Removes repeated devices from a tiling of copies: a device with several ranges needs one copy."""
     assert isinstance(tiling, Grid)
     devices = tuple(dict.fromkeys(tiling.devices))
     if tiling.copies == 1 or len(devices) == len(tiling.devices):
         return tiling
-    assert len(tiling.boxes) == 1, "one axis is split, so what has copies is whole"
+    assert len(tiling.boxes) == 1, "only one axis is split, so an operator with copies is whole"
     return Grid(tiling.cuts, devices, len(devices))

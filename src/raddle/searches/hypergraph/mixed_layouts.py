@@ -1,16 +1,17 @@
-"""From shares to ranges: which samples, filters or rows a part has of each block.
+"""From counts to ranges: which samples, filters, ... of each block a part has.
 
-Counts say how much travels only if ranges of neighbours lie inside of each other. So a block takes over the
-places of the units that it reads, as far as its shares go, and only what is left over changes hands:
+The counts x[b, p] of the model give the right volume only if the ranges of a block lie inside those of the
+block that it reads. So a block takes over the owners of the units that it reads as far as its counts
+allow; only the remaining units change parts:
 
-    conv1  n  0 0 0 0 0 1 1 1 1 1 2 2        shares 5 5 2
-    conv2  n  0 0 0 0 0 1 1 1 1 1 0 0        shares 7 5 0: part 0 gets what part 2 had, in a second range
+    conv1  n  0 0 0 0 0 1 1 1 1 1 2 2        counts 5 5 2; the numbers are the parts of 12 samples
+    conv2  n  0 0 0 0 0 1 1 1 1 1 0 0        counts 7 5 0: part 0 has two more samples, in a second range
 
-Where ranges have halos, and samples whose batch statistics are local, a part has one range, in the order of
-the parts.
+Some axes are contiguous: a part has one range, in the order of the parts. These are axes with halos, and
+samples if batch norm statistics are local.
 """
 
-# b: block; a: axis; p: part; v: value; u: unit
+# b: block; a: axis; v: value; r: reader of a value; m: the model
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from raddle.searches.hypergraph.mixed_model import PROPORTIONAL, Array, MixedMod
 def block_ranges(
     blocks: MixedBlocks, m: MixedModel, axis: Array, x: Array
 ) -> list[tuple[str, UnitRuns]]:
-    """By block, its axis and ranges."""
+    """Returns the axis and the runs of each block; axis: by block; x: units [block, part]."""
     owners: list[Array] = []
     for b, block in enumerate(blocks.blocks):
         a = int(axis[b])
@@ -39,7 +40,10 @@ def block_ranges(
 
 
 def _source_owners(m: MixedModel, axis: Array, b: int, owners: Sequence[Array]) -> Array | None:
-    """Who has the units of the largest value that a block reads alike, in units of the block."""
+    """Returns the owners of the units of the largest value that block b reads along its own axis.
+
+    They are scaled to the units of block b. None if the block reads no such value.
+    """
     best, most_bytes = None, 0.0
     for v in m.touched[m.touched_start[b] : m.touched_start[b + 1]]:
         source = int(m.source[v])

@@ -1,19 +1,19 @@
-"""The compressed model of a mixed partition: by block, an axis and how many of its units each part has.
+"""The compressed model of a mixed partition: for each block, an axis and the number of units of each part.
 
-A part *holds* a fraction s of a value along one of the value's dimensions, and *needs* a fraction t of it
-along the same dimension, along another one, or all of it. What it lacks, it receives, and the gradient of
-that comes back:
+A part *holds* a fraction s of a value along one dimension of the value, and *needs* a fraction t of it. It
+receives what it needs and does not hold, and sends the gradient back. With fractions of the value's bytes:
 
-    alike     t - s, where that is more than none: ranges lie inside of each other (mixedlayouts.py)
-    across    t (1 - s)
-    all       1 - s, if it has any units
-    partial   sums of P parts: all of it, P - 1 times
+    needed along the same dimension   max(0, t - s): ranges lie inside each other (mixed_layouts.py)
+    needed along another dimension    t (1 - s)
+    all of it needed                  1 - s, if the part has any units
+    partial results of P parts        the whole value, P - 1 times, to sum them
 
-Weights that P parts hold are synchronised: 2 (P - 1) times their bytes. How an operator holds and reads is
-found by splitting its block in two, so this file knows no operator by name.
+Weights that P parts hold are synchronised: 2 (P - 1) times their bytes. How an operator holds and needs
+values is found out by splitting its block in two, so this file knows no operator by name. Blocks, axes and
+units are defined in mixed_blocks.py.
 """
 
-# v: value; r: reader of a value, a block; b: block; a: axis of a block; p: part
+# v: value; b: block; a: axis of a block, by its position in MixedBlock.axes
 
 from __future__ import annotations
 
@@ -33,46 +33,52 @@ from raddle.searches.hypergraph.mixed_blocks import MixedBlock, MixedBlocks, Uni
 
 Array = np.ndarray
 
-ALL, PROPORTIONAL, EVEN, FIRST_ONLY = (
-    0,
-    1,
-    2,
-    3,
-)  # every part with units, by its units, equally, on the first one
+# Kinds of splits among the parts that have units. ALL: each has all of it. PROPORTIONAL: ranges in
+# proportion to their units. EVEN: equal ranges. FIRST_ONLY: the first of them has all of it.
+ALL, PROPORTIONAL, EVEN, FIRST_ONLY = 0, 1, 2, 3
 
 
 class Split(NamedTuple):
-    """How an operator, or a value, is divided when its block is split by an axis."""
+    """How an operator or a value is divided when its block is split along an axis."""
 
-    kind: int
-    dim: int = -1
-    partial: bool = False
-    table: int = -1  # where in the tables its ranges begin; none where units are interchangeable
+    kind: int  # ALL, PROPORTIONAL, EVEN or FIRST_ONLY
+    dim: int = -1  # the dimension that is divided
+    partial: bool = False  # whether each part has a partial result, which has to be summed
+    table: int = -1  # index of its first entry in MixedModel.low and high; -1: not needed
 
 
 class MixedModel(NamedTuple):
-    """A graph's blocks as arrays; `*_at` are where the entries of a value, or a block, begin."""
+    """A graph's blocks as arrays, for numba.
 
-    axis_count: Array  # by block, how many
-    letter: Array  # by block and axis, a number: the same for the same letter
-    units: Array  # by block and axis
-    work: Array  # by block
-    replicated_bytes: Array  # by block and axis: bytes that all parts with units hold
-    nbytes: Array  # by value, forward and backward
-    merge_bytes: Array  # by value: what a part of a partial result costs, in bytes
-    source: Array  # by value, the block that makes it
-    hold: Array  # by value, axis: kind, dimension, partial, table
+    The readers of value v are X_start[v] to X_start[v + 1]; the values of block b likewise.
+    """
+
+    axis_count: Array  # by block
+    letter: Array  # [block, axis] the letter of the axis as a number
+    units: Array  # [block, axis]
+    work: Array  # by block: operations in a forward
+    replicated_bytes: Array  # [block, axis] bytes of weights that every part with units holds
+    nbytes: Array  # by value, with its gradient
+    merge_bytes: (
+        Array  # by value, of one partial result; negative: small, summed wherever it is needed
+    )
+    source: Array  # by value: the block that computes it
+    hold: Array  # [value, axis of the source] the Split of the value: kind, dim, partial, table
     reader_start: Array
-    reader: Array  # block
-    need: Array  # by reader, axis: kind, dimension, partial, table
-    low: Array  # tables, by unit: where the range of a part that begins there begins, as a fraction
-    high: Array  # and where the range of a part that ends there ends
+    reader: Array  # the block of each reader
+    need: (
+        Array  # [reader, axis of the reader] the Split of what it needs: kind, dim, partial, table
+    )
+    # Ranges of dimensions that must be contiguous, as fractions. If a part has the units u to w - 1, its
+    # range begins at low[table + u] and ends at high[table + w].
+    low: Array
+    high: Array
     touched_start: Array
-    touched: Array  # by block, the values that it makes or reads
+    touched: Array  # the values that each block computes or reads
 
 
 def build_mixed_model(blocks: MixedBlocks) -> MixedModel:
-    """The arrays of a graph's blocks."""
+    """Builds the arrays of a graph's blocks."""
     return _Builder(blocks).build()
 
 
@@ -97,8 +103,9 @@ class _Builder:
         for op in self.graph.ops:
             for output, name in enumerate(op.outputs if op.name in block_of else ()):
                 hold = self._per_axis(
-                    block_of[op.name], lambda b, a: self._output_split(op, output, b, a)
-                )  # noqa: B023
+                    block_of[op.name],
+                    lambda b, a: self._output_split(op, output, b, a),  # noqa: B023
+                )
                 readers = self._reading_blocks(name, block_of[op.name], hold)
                 if readers or any(split.partial for split in hold):
                     values.append(name)
@@ -141,6 +148,7 @@ class _Builder:
         return [split_of(b, a) for a in range(len(self.blocks.blocks[b].axes))]
 
     def _pad_rows(self, rows: Sequence[Sequence[int]]) -> Array:
+        """Returns rows of different lengths (one entry per axis) as one array, filled up with zeros."""
         table = np.zeros((len(rows), self.max_axes), np.int64)
         for i, row in enumerate(rows):
             table[i, : len(row)] = row
@@ -152,10 +160,10 @@ class _Builder:
             table[i, : len(row)] = row
         return table
 
-    # -- who holds and who needs what ----------------------------------------------------------
+    # -- what parts hold and need ----------------------------------------------------------------
 
     def _output_split(self, op: Op, output: int, b: int, a: int) -> Split:
-        """How an output lies on the parts."""
+        """Returns how the parts hold an output of an operator if block b is split along axis a."""
         split = self.splits[b][a][op.name]
         if split.kind not in (PROPORTIONAL, EVEN):
             return split
@@ -177,7 +185,7 @@ class _Builder:
         )
 
     def _operand_split(self, op: Op, operand: int, b: int, a: int) -> Split:
-        """How an operand is read by the parts."""
+        """Returns what the parts need of an operand if block b is split along axis a."""
         split = self.splits[b][a][op.name]
         if split.kind not in (PROPORTIONAL, EVEN):
             return split
@@ -204,11 +212,12 @@ class _Builder:
         return Split(PROPORTIONAL, cut_indices[0], table=self._add_table(low, high))
 
     def _unit_starts(self, op: Op, dim: int, b: int, a: int) -> list[int]:
-        """Where units of a block begin in a dimension of an operator."""
+        """Returns where each unit of block b begins in a dimension of an operator."""
         size, units = op.space.dims[dim].size, self.blocks.blocks[b].units[a]
         return [round(size * u / units) for u in range(units + 1)]
 
     def _add_table(self, low: Sequence[float], high: Sequence[float]) -> int:
+        """Appends ranges to the tables; returns the index of the first entry."""
         at = len(self.low)
         self.low += low
         self.high += high
@@ -217,7 +226,10 @@ class _Builder:
     def _reading_blocks(
         self, name: str, source: int, hold: list[Split]
     ) -> list[tuple[int, list[Split]]]:
-        """The blocks that read a value, and how; without those that only read what they hold."""
+        """Returns the blocks that read a value, and what they need along each axis.
+
+        The block that computes the value is left out if its parts hold all that they need.
+        """
         needs_by_reader: dict[tuple[int, tuple[tuple[int, int], ...]], list[Split]] = {}
         for op, operand in self.readers.get(name, ()):
             if op.name not in self.blocks.block_of:
@@ -230,7 +242,7 @@ class _Builder:
         return [(b, needs) for (b, _), needs in needs_by_reader.items()]
 
     def _is_local(self, hold: Split, need: Split) -> bool:
-        """Whether parts of the same units hold what they need."""
+        """Whether each part holds what it needs, if it has the same units for both."""
         if hold.kind == FIRST_ONLY or hold.kind == ALL:
             return hold.kind == need.kind or (hold.kind == ALL and not hold.partial)
         if (hold.kind, hold.dim) != (need.kind, need.dim):
@@ -250,7 +262,7 @@ class _Builder:
     # -- parameters ------------------------------------------------------------------------------
 
     def _replicated_weights(self) -> list[list[int]]:
-        """By block and axis, bytes of parameters that all of its parts hold."""
+        """Returns, by block and axis, the bytes of parameters that every part of the block holds."""
         nbytes = [[0] * len(block.axes) for block in self.blocks.blocks]
         for value in self.graph.parameters:
             users = [
@@ -267,6 +279,7 @@ class _Builder:
         return nbytes
 
     def _reads_whole(self, op: Op, operand: int, b: int, a: int) -> bool:
+        """Whether every part reads the whole operand if block b is split along axis a."""
         split = self.splits[b][a][op.name]
         if split.kind not in (PROPORTIONAL, EVEN):
             return split.kind == ALL
@@ -280,7 +293,7 @@ def _list_starts(lists: Sequence[Sequence[object]]) -> Array:
 
 
 def _split_operators(block: MixedBlock, a: int) -> dict[str, Split]:
-    """By operator of a block, what becomes of it when the block is split in two uneven parts."""
+    """Returns how each operator of a block is divided, found by a split into two unequal parts."""
     units = block.units[a]
     if units < 2:
         return {name: Split(ALL) for group in block.groups for name in group.ops}

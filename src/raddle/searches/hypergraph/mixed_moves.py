@@ -1,14 +1,18 @@
-"""Moves between mixed partitions, compiled. They change a run of blocks: neighbours like to be alike.
+"""Random moves between mixed partitions, JIT-compiled.
 
-shift      units go from a part to another one
-exchange   the same, and as much work comes back in another run
-copy       a run takes over what a neighbour has
-turn       another axis, with the same shares
-gather     all units of a part, or of all parts, go to one
-swap       two parts change places, so that a stage that is filled differently fits its neighbours
+A move changes a *run* of consecutive blocks in the same way, because neighbouring blocks are often best
+split alike:
+
+shift         units go from one part to another
+exchange      a shift, and about as much work goes back in another run of blocks
+copy          the run gets the axis and the shares of a neighbouring block
+change axis   another axis with the same shares
+gather        all units of one part, or of all parts, go to one part
+swap          two parts swap their units, so that a run can fit to its neighbours' order of parts
 """
 
-# b: block, of a run lo to hi (excluded); a: axis; p, q: parts
+# b: block, of a run lo to hi - 1; a: axis; p, q: parts; axis: by block; x: units [block, part]; m: the
+# model
 
 from __future__ import annotations
 
@@ -19,12 +23,12 @@ from raddle.searches.hypergraph.mixed_model import Array, MixedModel
 from raddle.searches.hypergraph.mixed_volume import active_parts
 
 COPY, CHANGE_AXIS, GATHER, SWAP = range(1, 5)
-NUM_DRAWS = 7  # the others are shifts
+NUM_DRAWS = 7  # 0, 5 and 6 are shifts
 
 
 @njit(cache=True)
 def apportion_units(fractions: Array, units: int, row: Array) -> None:
-    """Whole numbers of units next to fractions of them; those cut off most are the first to get more."""
+    """Writes to `row` whole units in proportion to fractions, by the largest remainder method."""
     remaining = units
     for p in range(len(row)):
         row[p] = int(fractions[p] * units + 1e-9)
@@ -50,7 +54,7 @@ def _change_axis(
     fractions: Array,
     allowed: Array,
 ) -> None:
-    """Gives a run an axis and shares; blocks that may not have the axis stay as they are."""
+    """Gives a run an axis and shares; blocks that do not have or may not use the axis are unchanged."""
     for b in range(lo, hi):
         for a in range(m.axis_count[b]):
             if m.letter[b, a] == letter and m.units[b, a] > 1 and allowed[b, a]:
@@ -62,7 +66,7 @@ def _change_axis(
 def _shift(
     m: MixedModel, axis: Array, x: Array, lo: int, hi: int, p: int, q: int, fraction: float
 ) -> float:
-    """A fraction of every block of a run, at least a unit, from p to q; the work that goes with it."""
+    """Moves a fraction of every block of a run, at least one unit, from p to q; returns the work moved."""
     moved_work = 0.0
     for b in range(lo, hi):
         units = m.units[b, axis[b]]
@@ -75,13 +79,13 @@ def _shift(
 
 @njit(cache=True)
 def _random_fraction() -> float:
-    """A fraction to shift: often the smallest, seldom much."""
+    """Returns a fraction to shift: often 0 (one unit), seldom much."""
     return 0.0 if np.random.random() < 0.5 else np.random.random() ** 2
 
 
 @njit(cache=True)
 def _random_active_part(row: Array) -> int:
-    """One of the parts that have units."""
+    """Returns a random part that has units."""
     at = np.random.randint(active_parts(row))
     for p in range(len(row)):
         if row[p] > 0:
@@ -93,7 +97,7 @@ def _random_active_part(row: Array) -> int:
 
 @njit(cache=True)
 def propose_move(m: MixedModel, axis: Array, x: Array, lo: int, hi: int, allowed: Array) -> None:
-    """Changes a run in one of the ways above, but for an exchange; `allowed` says which axes, by block."""
+    """Changes a run by a random move that is not an exchange; allowed: a mask [block, axis]."""
     kind = np.random.randint(NUM_DRAWS)
     p, q = _random_active_part(x[lo]), np.random.randint(x.shape[1])
     if kind == COPY:
@@ -123,7 +127,10 @@ def propose_move(m: MixedModel, axis: Array, x: Array, lo: int, hi: int, allowed
 
 @njit(cache=True)
 def propose_exchange(m: MixedModel, axis: Array, x: Array, lo: int, hi: int) -> tuple[int, int]:
-    """Shifts units of a run, and as much work of another one back; which one that is, if there is."""
+    """Shifts units of a run, and about as much work of another run back.
+
+    Returns the other run; (0, 0) if the two would overlap, and then nothing changes.
+    """
     p, q = _random_active_part(x[lo]), np.random.randint(x.shape[1])
     other_lo = np.random.randint(len(x))
     other_hi = min(len(x), other_lo + 1 + int(np.random.random() ** 2 * 4))
@@ -138,7 +145,7 @@ def propose_exchange(m: MixedModel, axis: Array, x: Array, lo: int, hi: int) -> 
 
 @njit(cache=True)
 def random_run(blocks: int) -> tuple[int, int]:
-    """A block, or a run of them: the first, and one after the last."""
+    """Returns a random run of blocks, often a single one: the first block and the one after the last."""
     lo = np.random.randint(blocks)
     hi = lo + 1
     if np.random.random() < 0.6:
@@ -148,5 +155,5 @@ def random_run(blocks: int) -> tuple[int, int]:
 
 @njit(cache=True)
 def seed_generator(seed: int) -> None:
-    """What is drawn from now on, in compiled functions, depends on the seed alone."""
+    """Seeds the random numbers of JIT-compiled functions, which have a generator of their own."""
     np.random.seed(seed)

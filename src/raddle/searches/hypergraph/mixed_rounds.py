@@ -1,10 +1,11 @@
-"""Rounds of annealing from several starts, within a budget of time.
+"""Rounds of annealing of mixed partitions from several starts, within a time budget.
 
-The first round is short and gives the scale of temperatures. Rounds alternate between all axes and samples
-and filters alone, which are the best for most layers; every third one goes on from the best that is known.
+The first round is short; it measures the speed. Every second round allows only splits by sample and by
+filter, which are best for most layers; the others allow all axes. Every third round continues from the
+best state so far.
 """
 
-# p: part
+# b: block; a: axis; m: the model
 
 from __future__ import annotations
 
@@ -20,14 +21,16 @@ from raddle.searches.hypergraph.mixed_states import MixedState, part_work
 from raddle.searches.hypergraph.mixed_volume import volume
 from raddle.searches.settings import Clock, OnProgress
 
-ROUNDS = 6  # of a budget
-FIRST_STEPS, MAX_STEPS = (
-    20_000,
-    10_000,
-)  # steps of the first round; of others, by block and root of the parts
-# As multiples of a part's volume in the best partition:
-HOT, WARM, COLD = 0.8, 0.16, 0.002  # temperatures
-PRICE = 120.0  # of as much work as there is, beyond the balance
+ROUNDS = 6  # in a budget, at least
+# Steps of the first round; most steps of the others, per block and per square root of the number of parts
+FIRST_STEPS, MAX_STEPS = 20_000, 10_000
+# As multiples of the average volume of a part in the best partition so far:
+HOT, WARM, COLD = (
+    0.8,
+    0.16,
+    0.002,
+)  # temperatures: first, first of a round from the best state, last
+PRICE = 120.0  # of an overload by the work of the whole graph
 
 
 def annealing_rounds(
@@ -39,7 +42,10 @@ def annealing_rounds(
     seed: int,
     on_progress: OnProgress,
 ) -> Iterator[tuple[str, MixedState]]:
-    """What each round found, by the name of its start; all are in balance."""
+    """Yields the name of the start and the best state of each round that found a balanced state.
+
+    max_work: by part.
+    """
     axes = [np.ones(m.letter.shape, np.bool_), _allowed_axes(blocks, m, "nc")]
     names = list(starts)
     best_name, best_volume = names[0], _reference_volume(m, max_work, starts)
@@ -82,7 +88,7 @@ def annealing_rounds(
 
 
 def _reference_volume(m: MixedModel, max_work: Array, starts: Mapping[str, MixedState]) -> float:
-    """The least volume of a start that is in balance, or the largest of all."""
+    """Returns the least volume of a start that is in balance; if none is, the largest of all."""
     volumes = {name: volume(m, *state) for name, state in starts.items()}
     balanced = [
         volumes[name]
@@ -93,6 +99,7 @@ def _reference_volume(m: MixedModel, max_work: Array, starts: Mapping[str, Mixed
 
 
 def _allowed_axes(blocks: MixedBlocks, m: MixedModel, letters: str) -> Array:
+    """Returns a mask [block, axis] of the axes with one of the letters."""
     allowed = np.zeros(m.letter.shape, np.bool_)
     for b, block in enumerate(blocks.blocks):
         for a, letter in enumerate(block.axes):

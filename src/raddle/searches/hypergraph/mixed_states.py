@@ -1,13 +1,15 @@
-"""States of a search over mixed partitions, and where it starts.
+"""The states of the search over mixed partitions: starts, conversion from and to tiles, and their work.
 
-    sample     every block by sample, as data parallelism has it
-    filter     every block by filter
-    stages     blocks in order, each by sample, a part after the other filled with its share of the work
+The basic starts are:
 
-Any other plan whose layers are split by one axis is a start, too.
+    sample     every block is split by sample, as in data parallelism
+    filter     every block is split by filter
+    stages     blocks in order fill one part after the other, each to its share of the work
+
+Any other plan whose layers are each split along one axis can be a start, too.
 """
 
-# b: block; a: axis; p: part
+# b: block; a: axis of a block, by its position in MixedBlock.axes; m: the model
 
 from __future__ import annotations
 
@@ -25,22 +27,22 @@ from raddle.searches.hypergraph.mixed_moves import apportion_units
 
 
 class MixedState(NamedTuple):
-    """By block, the axis; by block and part, units of it."""
+    """A mixed partition as the search sees it."""
 
-    axis: Array
-    x: Array
+    axis: Array  # by block
+    x: Array  # [block, part] units of the axis
 
     def copy(self) -> MixedState:
         return MixedState(self.axis.copy(), self.x.copy())
 
 
 def tiles_of(blocks: MixedBlocks, m: MixedModel, state: MixedState) -> Tiles:
-    """The plan of a state."""
+    """Returns the tiles of a state."""
     return blocks.tiles(block_ranges(blocks, m, state.axis, state.x), state.x.shape[1])
 
 
 def basic_starts(blocks: MixedBlocks, m: MixedModel, shares: Array) -> dict[str, MixedState]:
-    """What a search knows to begin with; `shares` are those of the work, by part."""
+    """Returns the basic starts by name; shares: of the work, by part, with sum 1."""
     equal_fractions = np.tile(shares, (len(blocks.blocks), 1))
     return {
         "sample": _split_all(blocks, m, "n", equal_fractions),
@@ -50,7 +52,10 @@ def basic_starts(blocks: MixedBlocks, m: MixedModel, shares: Array) -> dict[str,
 
 
 def _split_all(blocks: MixedBlocks, m: MixedModel, letter: str, fractions: Array) -> MixedState:
-    """Every block by an axis, or by its first one where it lacks it."""
+    """Splits every block along the axis `letter`, or along its first axis if it lacks that one.
+
+    fractions: [block, part].
+    """
     axis, x = np.zeros(len(fractions), np.int64), np.zeros(fractions.shape, np.int64)
     for b, block in enumerate(blocks.blocks):
         splittable = [a for a, units in enumerate(block.units) if units > 1]
@@ -61,13 +66,13 @@ def _split_all(blocks: MixedBlocks, m: MixedModel, letter: str, fractions: Array
 
 
 def _stage_fractions(m: MixedModel, shares: Array) -> Array:
-    """Fractions of blocks that fill one part after the other."""
+    """Returns fractions [block, part] with which the blocks, in order, fill one part after the other."""
     work_ends = np.concatenate([[0.0], np.cumsum(m.work)]) / m.work.sum()
     fractions = np.zeros((len(m.work), len(shares)))
     share_ends = np.concatenate([[0.0], np.cumsum(shares)])
     for b in range(len(m.work)):
         lo, hi = work_ends[b], work_ends[b + 1]
-        if hi - lo < 1e-9:  # no work: where the one before it ends
+        if hi - lo < 1e-9:  # no work: in the part where the block before it ends
             fractions[b, min(len(shares) - 1, int(np.searchsorted(share_ends[1:], lo)))] = 1.0
             continue
         overlap = np.minimum(hi, share_ends[1:]) - np.maximum(lo, share_ends[:-1])
@@ -79,7 +84,10 @@ def _stage_fractions(m: MixedModel, shares: Array) -> Array:
 def state_of_tiles(
     blocks: MixedBlocks, tiles: Mapping[str, Tiling], parts: int
 ) -> MixedState | None:
-    """The state that is nearest to a plan's tiles; None where a layer is split by two axes, or copied."""
+    """Returns the state nearest to the tiles of a plan.
+
+    None if a layer is split along two axes or is replicated.
+    """
     axis, rows = [], []
     for block in blocks.blocks:
         block_row = _block_row(block, tiles, parts)
@@ -93,6 +101,7 @@ def state_of_tiles(
 def _block_row(
     block: MixedBlock, tiles: Mapping[str, Tiling], parts: int
 ) -> tuple[int, Array] | None:
+    """Returns the axis and the units by part of one block, as its first operator is tiled."""
     first_op = block.groups[0].members[0].op
     tiling = tiles[first_op.name]
     if not isinstance(tiling, Grid) or (tiling.copies > 1 and block.work):
@@ -112,10 +121,11 @@ def _block_row(
 
 
 def normalize_state(blocks: MixedBlocks, state: MixedState, shares: Array) -> MixedState:
-    """The same, readable: a block on one part has its first axis, and parts are in the order of their work.
+    """Returns an equivalent state in a standard form.
 
-    So parts that work on the same blocks are neighbours, and share a node. Parts keep their numbers where
-    their order is that of ranges, or where they are not alike.
+    A block on one part gets its first axis. Parts are renumbered by the mean position of their blocks, so
+    that parts with the same blocks get neighbouring numbers, and often share a node. They keep their
+    numbers if an axis is contiguous or if the shares differ.
     """
     result = state.copy()
     can_reorder = float(shares.max()) == float(shares.min())
@@ -137,7 +147,7 @@ def normalize_state(blocks: MixedBlocks, state: MixedState, shares: Array) -> Mi
 
 
 def part_work(m: MixedModel, state: MixedState) -> Sequence[float]:
-    """By part, operations of the layers in a forward."""
+    """Returns the operations of the layers in a forward, by part."""
     units = np.take_along_axis(m.units, state.axis[:, None], axis=1)
     work: Array = (m.work[:, None] * state.x / units).sum(axis=0)
     return [float(w) for w in work]

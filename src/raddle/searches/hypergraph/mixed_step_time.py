@@ -1,8 +1,10 @@
-"""Mixed partitions by the simulator's step time, from the partition of least volume on.
+"""Improve a mixed partition by its simulated step time, starting from the partition with the fewest bytes.
 
-Few bytes are not a short step: a chain of stages waits for itself. So the moves of mixedmoves.py are made
-again, and what decides is the time of a step on a cluster (simulation/fast/evaluator.py). Walks begin at
-the partition of least volume and at others; after each round the slower half is given up.
+Few bytes do not make a short step: the stages of a chain wait for each other. So the moves of
+mixed_moves.py are made again, and the simulated time of a step on the cluster decides
+(simulation/fast/evaluator.py). A *walk* is a sequence of accepted moves. Walks start from the partition
+with the fewest bytes, from baselines and from given plans; after each round the slower half of the walks
+is dropped.
 """
 
 # b: block
@@ -43,28 +45,28 @@ from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline
 
-FIRST_ROUND = 64  # proposals of a walk before another has its turn, at first
-TEMPERATURE = 0.003  # of the time of a step
-# Baselines that are short where volumes are not: stages, and weights that need not be synchronised.
+FIRST_ROUND = 64  # proposals of each walk in the first round
+TEMPERATURE = 0.003  # as a fraction of the best step time
+# Baselines whose step may be short although they send many bytes: they need not synchronise all weights.
 BASELINE_STARTS = ("owt", "layerwise")
-FINALISTS = 3  # that are simulated for several steps
+FINALISTS = 3  # walks whose best plan is simulated for several steps
 
 
 @dataclass(frozen=True)
 class TimedSolution:
-    """A plan's tiles, and what the simulator says of them and of where it began."""
+    """The tiles of the fastest plan found, and its simulated metrics."""
 
     tiles: Tiles
     step_seconds: float
-    before_seconds: float  # of the partition that was given
-    volume_bytes: int
-    fits: bool  # all devices' memory
-    start: str
+    before_seconds: float  # step time of the given partition
+    volume_bytes: int  # that cross devices in a step
+    fits: bool  # into the memory of all devices
+    start: str  # name of the walk's start
     proposals: int
-    seconds: float
+    seconds: float  # that the search took
     choices: tuple[
         SplitChoice, ...
-    ]  # none where the partition that was given is the best, and has none
+    ]  # by layer; empty if the given partition is the best and has none
 
 
 def improve_step_time(
@@ -79,9 +81,10 @@ def improve_step_time(
     on_progress: OnProgress = lambda step: None,
     **settings: str,
 ) -> TimedSolution:
-    """The fastest plan that was found in about `budget` seconds; never slower than the solution.
+    """Returns the fastest plan found in about `budget` seconds; it is never slower than `solution`.
 
-    If the solution fits the devices' memory, so does the plan. `settings` are bn, sync and optimizer.
+    If the solution fits into the devices' memory, so does the plan. starts: tiles of further plans, by
+    name; settings: bn, sync and optimizer of the plan.
     """
     clock, blocks = Clock(budget), build_blocks(graph)
     simulator = PlanSimulator(graph, cluster, profile, {"bn": "local", **settings})
@@ -122,20 +125,20 @@ def _fits(timeline: Timeline) -> bool:
 
 @dataclass
 class TimedWalk:
-    """Where a walk is, and the best that it has seen."""
+    """The current state of a walk, and the best state that it has reached."""
 
     name: str
     state: MixedState
-    ranges: list[tuple[str, UnitRuns]]
+    ranges: list[tuple[str, UnitRuns]]  # by block: axis and runs
     tiles: Tiles
-    time: int  # nanoseconds
+    time: int  # nanoseconds of a step
     best_state: MixedState
     best_tiles: Tiles
     best_time: int
 
 
 class PlanSimulator:
-    """What simulates plans that differ in their tiles alone."""
+    """Simulates plans that differ only in their tiles."""
 
     def __init__(
         self, graph: Graph, cluster: Cluster, profile: Profile | None, settings: Mapping[str, str]
@@ -150,7 +153,10 @@ class PlanSimulator:
 
 
 class Proposer:
-    """Makes and times the proposals of walks; the evaluator is at the walk that steps."""
+    """Makes the proposals of walks and times them.
+
+    The evaluator holds the tiles of one walk at a time: run_walks moves it there first.
+    """
 
     def __init__(
         self, blocks: MixedBlocks, evaluator: Evaluator, memory: np.ndarray, seed: int
@@ -168,7 +174,7 @@ class Proposer:
         seed_generator(seed)
 
     def start_walks(self, start_tiles: Mapping[str, Mapping[str, Tiling]]) -> list[TimedWalk]:
-        """A walk from every start that is a state; the others are left to those who judge."""
+        """Returns a walk from each start that is a mixed partition, and from the basic starts."""
         parts = len(self.memory)
         states = {
             name: state_of_tiles(self.blocks, tiles, parts) for name, tiles in start_tiles.items()
@@ -189,7 +195,7 @@ class Proposer:
         return TimedWalk(name, state, ranges, tiles, time, state.copy(), dict(tiles), time)
 
     def try_proposal(self, walk: TimedWalk) -> None:
-        """One proposal, accepted with probability min(1, exp((old - new) / temperature))."""
+        """Makes one proposal; it is accepted with probability min(1, exp((old - new) / temperature))."""
         self.proposals += 1
         new = walk.state.copy()
         lo, hi = random_run(len(new.axis))
@@ -201,7 +207,7 @@ class Proposer:
         try:
             undo = self.evaluator.move(changes)
         except InputError:
-            return  # no plan can be so
+            return  # such a plan is impossible
         tolerance = -math.log(max(self.rng.random(), 1e-300)) * TEMPERATURE * walk.best_time
         time = self.evaluator.time(walk.time + int(tolerance))
         if time is None or bool((self.evaluator.memory > self.memory).any()):
@@ -213,7 +219,7 @@ class Proposer:
             walk.best_state, walk.best_tiles, walk.best_time = new.copy(), dict(walk.tiles), time
 
     def _changed_tiles(self, walk: TimedWalk, ranges: list[tuple[str, UnitRuns]]) -> Tiles:
-        """The tiles that differ: of blocks whose ranges do, and of what feeds them."""
+        """Returns the tiles of blocks with changed ranges, and of batch-independent operators they read."""
         changed: Tiles = {}
         inputs: dict[str, Any] = {}
         for b, (old, new) in enumerate(zip(walk.ranges, ranges, strict=True)):
@@ -228,7 +234,10 @@ class Proposer:
 def run_walks(
     proposer: Proposer, walks: list[TimedWalk], clock: Clock, report: Callable[[str], None]
 ) -> list[TimedWalk]:
-    """Rounds, each twice as long, after which the slower half is given up; all walks, the fastest first."""
+    """Runs the walks in rounds, each twice as long as the last; drops the slower half after each.
+
+    Returns all walks, the fastest first.
+    """
     proposals, dropped = FIRST_ROUND, list[TimedWalk]()
     while walks and not clock.expired:
         for walk in walks:

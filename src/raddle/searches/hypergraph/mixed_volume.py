@@ -1,10 +1,11 @@
-"""The bytes of a mixed partition, compiled: an axis by block, and x[b, p], the units of each part.
+"""The bytes that a mixed partition sends in a step, JIT-compiled, by the formulas of mixed_model.py.
 
-The formulas are those of mixedcosts.py. A value that several blocks read goes to a part once: of needs
-along the same dimension the largest counts, and needs along different ones overlap as products do.
+A partition is an axis for each block and the units x[b, p] of each part. A value that several blocks read
+is sent to a part once. Of needs along the same dimension the largest counts. Needs along different
+dimensions are treated as independent: the fractions that are not needed are multiplied.
 """
 
-# v: value; r: reader, a block; b: block; a: axis; p: part; d: dimension
+# v: value; r: reader of a value; b: block; a: axis; p: part; d: dimension of a value; m: the model
 
 from __future__ import annotations
 
@@ -13,32 +14,35 @@ from numba import njit
 
 from raddle.searches.hypergraph.mixed_model import ALL, EVEN, PROPORTIONAL, Array, MixedModel
 
-DIMENSIONS = 8  # of a value, at most
-SAME_DIMENSION, EVERYTHING = (
-    DIMENSIONS,
-    DIMENSIONS + 1,
-)  # columns of the scratch space after the dimensions
+DIMENSIONS = 8  # most dimensions of a value
+SAME_DIMENSION, EVERYTHING = DIMENSIONS, DIMENSIONS + 1  # further columns of the scratch array
 
 
 def volume(m: MixedModel, axis: Array, x: Array) -> float:
-    """Bytes that cross parts in a step."""
+    """Returns the bytes that cross parts in a step."""
     scratch = allocate_scratch(x.shape[1])
     activation_bytes = sum(value_bytes(m, axis, x, v, scratch) for v in range(len(m.nbytes)))
     return float(activation_bytes + sum(weight_bytes(m, axis, x, b) for b in range(len(x))))
 
 
 def allocate_scratch(parts: int) -> Array:
-    """By part, what it needs of a value: along each dimension, beyond what it holds, all of it."""
+    """Returns an array for the fractions of one value that each part needs.
+
+    Columns: needed along dimension d, if it differs from the one along which the value is held;
+    [SAME_DIMENSION] needed along that one and not held; [EVERYTHING] above 0 if all of it is needed.
+    """
     return np.zeros((parts, DIMENSIONS + 2))
 
 
 @njit(cache=True)
 def weight_bytes(m: MixedModel, axis: Array, x: Array, b: int) -> float:
+    """Returns the bytes that synchronise the weights of block b."""
     return 2.0 * (active_parts(x[b]) - 1) * float(m.replicated_bytes[b, axis[b]])
 
 
 @njit(cache=True)
 def active_parts(row: Array) -> int:
+    """Returns the number of parts that have units; row: units by part."""
     count = 0
     for units in row:
         if units > 0:
@@ -58,7 +62,10 @@ def _first_active_part(row: Array) -> int:
 def _part_fraction(
     kind: int, part_units: int, p: int, units: int, active: int, first_part: int
 ) -> float:
-    """How much of a value a part holds, or needs."""
+    """Returns the fraction of a value that a part holds or needs.
+
+    kind: of a Split; part_units: of part p; units: of all parts; active: number of parts with units.
+    """
     if part_units == 0:
         return 0.0
     if kind == PROPORTIONAL:
@@ -72,7 +79,7 @@ def _part_fraction(
 
 @njit(cache=True)
 def value_bytes(m: MixedModel, axis: Array, x: Array, v: int, scratch: Array) -> float:
-    """Bytes of a value, and of its gradient, that cross parts; `room` is scratch space, see `scratch`."""
+    """Returns the bytes of value v and of its gradient that cross parts; scratch: of allocate_scratch."""
     source = m.source[v]
     a, source_units = axis[source], x[source]
     kind, _, partial, _ = m.hold[v, a]
@@ -83,7 +90,8 @@ def value_bytes(m: MixedModel, axis: Array, x: Array, v: int, scratch: Array) ->
     )
     total = 0.0
     if partial and active > 1:
-        # Small ones are merged wherever they are needed, the others in slices.
+        # Small partial results (negative) are sent to every part and summed there. Others are summed in
+        # slices.
         times_sent = active - 1 if m.merge_bytes[v] > 0 else active * (active - 1)
         total = times_sent * abs(float(m.merge_bytes[v]))
         if m.merge_bytes[v] < 0:
@@ -106,7 +114,7 @@ def value_bytes(m: MixedModel, axis: Array, x: Array, v: int, scratch: Array) ->
 
 @njit(cache=True)
 def _add_needs(m: MixedModel, axis: Array, x: Array, v: int, r: int, scratch: Array) -> None:
-    """What the parts of one reader need of a value: of several readers, they need the most."""
+    """Enters into scratch what the parts of reader r need of value v; the largest need counts."""
     source, b = m.source[v], m.reader[r]
     source_units, reader_units = x[source], x[b]
     kind, dim, _, table = m.hold[v, axis[source]]
