@@ -1,6 +1,6 @@
-"""What the tree must hold, read from the sources: who imports whom, cycles, private APIs of PyTorch, sizes.
+"""Checks of the source tree: allowed imports, cycles, private APIs of PyTorch, sizes of files and classes.
 
-Every check takes the folder that holds the package and returns its violations, one string each.
+Every check takes the folder that contains the package and returns its violations, one string each.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 MAX_LINES, MAX_METHODS, MAX_ATTRIBUTES = 400, 15, 12  # the most that a file and a class may have
-# Modules beside the packages, which everybody may import.
+# Modules at the top of raddle, which every package may import.
 COMMON = ("errors", "files", "version", "yaml_files")
-# The files that may use private names of PyTorch: each says why, and has a test for every version.
+# The modules that may use private names of PyTorch: each says why, and has tests for every version.
 ADAPTERS = ("raddle.sync.private_torch",)
 
-# Modules whose names are public, for those who stand beside the package.
+# Modules whose names are public, for code outside of the package.
 PUBLIC = ("raddle", "raddle.sync")
 
 
 class Import(NamedTuple):
-    """One import, wherever it stands: at the top, in a function, or for types alone."""
+    """One import, anywhere in a module: at the top, in a function, or only for types."""
 
     module: str
     target: str
@@ -33,7 +33,7 @@ class Import(NamedTuple):
 
 
 def modules(folder: Path, package: str = "raddle") -> dict[str, Path]:
-    """Every module of a package, by its dotted name."""
+    """The path of every module of a package, by dotted name."""
     paths = {}
     for path in sorted((folder / package).rglob("*.py")):
         parts = path.relative_to(folder).with_suffix("").parts
@@ -42,7 +42,7 @@ def modules(folder: Path, package: str = "raddle") -> dict[str, Path]:
 
 
 def imports(paths: Mapping[str, Path]) -> Iterator[Import]:
-    """What modules import of each other; `from raddle.a import b` is raddle.a.b where that is a module."""
+    """The imports between modules; `from raddle.a import b` is raddle.a.b if that is a module."""
     tops = {name.partition(".")[0] for name in paths}
     for module, path in paths.items():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -60,7 +60,7 @@ def imports(paths: Mapping[str, Path]) -> Iterator[Import]:
 
 
 def package_of(module: str) -> str:
-    """The package below raddle, or the top-level package of what stands outside of raddle."""
+    """The package of raddle that a module is in; outside of raddle, the top-level package."""
     parts = module.split(".")
     if parts[0] != "raddle":
         return parts[0]
@@ -68,7 +68,7 @@ def package_of(module: str) -> str:
 
 
 def forbidden_imports(folder: Path, table: Mapping[str, str]) -> list[str]:
-    """Imports that the table does not have."""
+    """Imports that the table does not allow; table: package -> names of the packages it may import."""
     violations = []
     for edge in imports(modules(folder)):
         source, target = package_of(edge.module), package_of(edge.target)
@@ -80,7 +80,7 @@ def forbidden_imports(folder: Path, table: Mapping[str, str]) -> list[str]:
 
 
 def private_imports(folder: Path, root: Path, package: str = "experiments") -> list[str]:
-    """What a package beside raddle imports of it that is neither public nor of `raddle.api`."""
+    """Imports of raddle by an outside package that are neither public nor from `raddle.api`."""
     violations = []
     for edge in imports({**modules(folder), **modules(root, package)}):
         if package_of(edge.module) != package or package_of(edge.target) == package:
@@ -92,7 +92,7 @@ def private_imports(folder: Path, root: Path, package: str = "experiments") -> l
 
 
 def cycles(folder: Path) -> list[str]:
-    """Modules that import each other, in a ring of any length."""
+    """Cycles of modules that import each other."""
     graph: dict[str, list[str]] = {}
     for edge in imports(modules(folder)):
         if edge.module != edge.target:
@@ -121,7 +121,7 @@ def cycles(folder: Path) -> list[str]:
 
 
 def shadowed_public_names(folder: Path, names: Collection[str]) -> list[str]:
-    """Modules that have a public name: to import one would put it in the name's place."""
+    """Modules with the name of a public object: importing such a module would replace the object."""
     existing = modules(folder)
     return sorted(f"raddle.{name}" for name in names if f"raddle.{name}" in existing)
 
@@ -147,9 +147,10 @@ print(json.dumps({name: [*what(value), name in changed] for name, value in after
 def public_names(
     folder: Path, wanted: Collection[str], *, seed: int, first: bool
 ) -> dict[str, Any]:
-    """What public names are once modules were imported in an order: type, module, name, whether it changed.
+    """For each public name of raddle, after modules were imported in a random order: [type, module, name,
+    whether the object changed].
 
-    With `first` they are looked up before, too, and must be the same objects after.
+    first: look the names up before the imports, too, to see whether the objects change.
     """
     request = json.dumps([sorted(wanted), seed, first])
     command = [sys.executable, "-c", _NAMES_SCRIPT, request]
@@ -160,7 +161,7 @@ def public_names(
 
 
 def private_torch(folder: Path) -> list[str]:
-    """Names with an underscore that are read from torch or imported from one of its modules."""
+    """Uses of names of torch that begin with an underscore."""
     violations = []
     for module, path in modules(folder).items():
         if module in ADAPTERS:
@@ -184,7 +185,7 @@ def private_torch(folder: Path) -> list[str]:
 
 
 def _torch_names(tree: ast.AST) -> set[str]:
-    """What a module calls torch and its parts: torch, and dist after `import torch.distributed as dist`."""
+    """The names of torch and its parts in a module, such as dist of `import torch.distributed as dist`."""
     names = {"torch"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -201,7 +202,7 @@ def _dotted(node: ast.expr) -> list[str]:
 
 
 def too_large(folder: Path) -> list[str]:
-    """Files and classes over the limits. Fields of a record (a dataclass, a NamedTuple) do not count."""
+    """Files and classes over the limits. Fields of dataclasses and NamedTuples do not count."""
     violations = []
     for module, path in modules(folder).items():
         text = path.read_text()
@@ -218,7 +219,7 @@ def too_large(folder: Path) -> list[str]:
 
 
 def size(node: ast.ClassDef) -> tuple[int, int]:
-    """How many methods a class defines, and how many attributes they set on self."""
+    """The number of methods of a class, and of attributes that they set on self."""
     methods = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     attributes = {
         n.attr

@@ -1,8 +1,8 @@
-"""Hypothesis profiles, one thread a test process (pytest-xdist already fills the cores), and Ctrl-C.
+"""Settings of all tests: hypothesis profiles, one thread per process (pytest-xdist has many), signals.
 
-`nohup`, `trap '' INT` and shells that start jobs in the background have SIGHUP or SIGINT ignored, which
-every process inherits, so that tests which interrupt a command would wait for ever. Children of a process
-that handles a signal start with its default.
+`nohup`, `trap '' INT` and shells with background jobs ignore SIGHUP or SIGINT, and every child process
+inherits this. Tests that interrupt a command would then wait forever. If this process handles the signals,
+its children start with the default handlers.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-# Nothing depends on the clock: an example may take any time, and so may drawing it.
+# Tests do not depend on the clock: running or drawing an example may take any time.
 NO_DEADLINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", NO_DEADLINE, derandomize=True, max_examples=50, print_blob=True)
 settings.register_profile(
     "fuzz", NO_DEADLINE, derandomize=False, max_examples=3000, print_blob=True
 )
-settings.register_profile(  # while working: quick, and it stops at the first failure as found
+settings.register_profile(  # for development: fast, and without shrinking of failures
     "dev", NO_DEADLINE, derandomize=True, max_examples=20, phases=[Phase.generate]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 HANDLERS = {
     signal.SIGINT: signal.default_int_handler,
-    signal.SIGHUP: lambda *_: None,  # a terminal that is closed ends no tests
+    signal.SIGHUP: lambda *_: None,  # tests go on if the terminal is closed
     signal.SIGTERM: lambda *_: sys.exit(128 + signal.SIGTERM),
 }
 for number, handler in HANDLERS.items():
@@ -39,7 +39,7 @@ for number, handler in HANDLERS.items():
 
 @pytest.fixture
 def thread_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The budgets of searches count seconds of this thread: other processes take nothing from them."""
+    """Budgets of searches count the CPU time of this thread, so that other processes do not matter."""
     for module in ("searches.stopwatch", "searches.optcnn.elimination"):
         monkeypatch.setattr(f"raddle.{module}.perf_counter", time.thread_time)
     for module in ("coarse", "mixed_rounds", "partitioner"):
@@ -47,7 +47,7 @@ def thread_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What tests recorded as counts is added up and shown: how many plans were run, how many not."""
+    """Shows the sums of the counts that tests recorded, such as the number of plans that were run."""
     counts: Counter[str] = Counter()
     for report in terminalreporter.stats.get("passed", []):
         counts.update({name: n for name, n in report.user_properties if isinstance(n, int)})

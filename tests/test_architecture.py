@@ -1,4 +1,4 @@
-"""The tree says who may use whom, and holds: imports, cycles, public names, private APIs, sizes."""
+"""The source tree: packages import what they may, without cycles; public names, private APIs, sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import raddle
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 
-# Who may import whom; imports in functions and for types count too.
+# Package -> the packages that it may import; imports in functions and for types count too.
 _BELOW_SEARCHES = "simulation costs program plans graph clusters"
 _BELOW_RUNTIME = "sync transport program plans graph zoo"
 ALLOWED_IMPORTS = {
@@ -75,7 +75,7 @@ def test_a_planted_import_of_an_experiment_is_found(text, target, tmp_path):
     assert architecture.private_imports(SRC, tmp_path) == [f"experiments.a imports {target}"]
 
 
-# Public names that are to come, besides those of raddle.__all__.
+# Public names planned for later versions, besides those of raddle.__all__.
 PLANNED_NAMES = (
     "plan",
     "compare",
@@ -101,7 +101,7 @@ def test_a_planted_module_with_a_public_name_is_found(name, tmp_path):
 
 @pytest.fixture(scope="module")
 def names():
-    """What public names are where nothing else is imported."""
+    """The public names if nothing else is imported."""
     return architecture.public_names(SRC, [], seed=0, first=False)
 
 
@@ -188,7 +188,7 @@ def test_a_planted_size_is_found(text, what, tmp_path):
 
 
 def plant(folder: Path, name: str, text: str) -> Path:
-    """Write a module of a package raddle in a folder."""
+    """Writes a module of a package named raddle into a folder."""
     path = folder / "raddle" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -196,6 +196,6 @@ def plant(folder: Path, name: str, text: str) -> Path:
 
 
 def test_files_of_tests_have_names_of_their_own():
-    """pytest imports them by their last name: two of one name cannot be collected together."""
+    """pytest imports test files by file name: two files with the same name cannot be collected together."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))

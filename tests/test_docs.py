@@ -1,4 +1,4 @@
-"""Examples in the README and in docstrings run, and the README's output is what they print."""
+"""The examples in the README and in docstrings run, and the README shows what they print."""
 
 from __future__ import annotations
 

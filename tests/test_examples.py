@@ -1,4 +1,4 @@
-"""The examples run, and say the same by every plan."""
+"""The examples run, and print the same for every plan."""
 
 from __future__ import annotations
 

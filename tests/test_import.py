@@ -1,4 +1,4 @@
-"""raddle starts with little, and what runs on a node needs torch and the standard library alone."""
+"""Importing raddle is fast, and the code that runs on a node needs only torch and the standard library."""
 
 import ast
 import subprocess
@@ -27,14 +27,14 @@ RUNTIME_FILES = [
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a fresh interpreter; what it prints is the test's evidence."""
+    """Runs a new Python interpreter; tests look at what it prints."""
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
 
 
 def imported_packages(script: str) -> set[str]:
-    """Name the packages, beyond the standard library, that a script imports.
+    """The packages outside of the standard library that a script imports.
 
-    They are what a start takes; `bench/start` has its seconds.
+    They determine the time of a start, which `bench/start` measures.
     """
     print_modules = (
         "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
@@ -50,10 +50,15 @@ def test_importing_raddle_imports_no_other_package():
 
 
 def test_help_imports_what_reads_a_command_line_alone():
-    """Neither torch nor numpy nor numba, which take seconds, nor anything else that is not needed."""
+    """Not torch, numpy or numba, which take seconds, and nothing else that is not needed."""
     script = "sys.argv = ['raddle', '--help']; from raddle.cli.main import main; main()"
     needed = {"raddle", "typer"}
-    with_it = {"shellingham", "annotated_doc", "click", "rich"}  # as versions of typer have it
+    with_it = {
+        "shellingham",
+        "annotated_doc",
+        "click",
+        "rich",
+    }  # imported by some versions of typer
     assert needed <= imported_packages(script) - imported_packages("") <= needed | with_it
 
 
@@ -92,7 +97,7 @@ def allowed(name: str) -> bool:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Name every module that a file imports, wherever in the file it does so."""
+    """The name of every module that a file imports, anywhere in the file."""
     package = ".".join(path.relative_to(SRC).parent.parts)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

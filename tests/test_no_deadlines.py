@@ -1,4 +1,4 @@
-"""No test asserts how long something took, and none has a deadline: the machine may be busy."""
+"""No test asserts how long something took, and no test has a deadline: the machine may be busy."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CLOCKS = {
     "perf_counter_ns",
     "time_ns",
 }
-TIMEOUTS_FILE = TESTS / "timeouts.py"  # whose one assertion ends hangs
+TIMEOUTS_FILE = TESTS / "timeouts.py"  # its only assertion ends a hang
 
 
 def test_no_assertion_reads_a_clock() -> None:
-    """Count what happens instead, or wait for it: `timeouts.py`. `bench/` is for durations."""
+    """Instead, count events or wait for them (`timeouts.py`). `bench/` measures durations."""
     paths = sorted({*TESTS.rglob("*.py")} - {TIMEOUTS_FILE})
     lines_by_file = {
         str(p.relative_to(TESTS)): [*assertions_of_durations(p.read_text())] for p in paths
@@ -47,7 +47,7 @@ def test_examples_and_draws_may_take_any_time() -> None:
 
 
 def assertions_of_durations(text: str) -> Iterator[int]:
-    """The lines of assertions that call a clock of the module `time`."""
+    """The line numbers of assertions that call a clock of the module `time`."""
     tree = ast.parse(text)
     names = CLOCKS - {"time"}
     for node in ast.walk(tree):

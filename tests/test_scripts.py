@@ -1,4 +1,4 @@
-"""What scripts of bench/ and examples/ import is there; they are run by hand, and too long for tests."""
+"""Imports of scripts in bench/ and examples/ exist. The scripts are run by hand: they take too long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_imports_are_there(path: pathlib.Path) -> None:
 
 
 def is_importable(module: str, name: str) -> bool:
-    """A name of a module, or a module of a package."""
+    """Whether a name can be imported from a module or package."""
     if hasattr(importlib.import_module(module), name):
         return True
     return importlib.util.find_spec(f"{module}.{name}") is not None

@@ -1,4 +1,7 @@
-"""Every kind of file that raddle reads: good ones, and what a verb does with one."""
+"""Every kind of file that raddle reads: good examples, and a function that uses a file as raddle does.
+
+For each kind, a function such as `plans()` returns good files and `use_plan(path)` reads and uses one.
+"""
 
 from __future__ import annotations
 
@@ -45,23 +48,23 @@ from raddle.searches.hypergraph.method import plan_from_partition
 from raddle.searches.hypergraph.partitioner import Partitioner
 from raddle.searches.predict import predicted_metrics, simulate_steps
 
-SIMULATED_LIMIT = 64  # micro-batches or devices up to which a plan is simulated, not just read
+SIMULATED_LIMIT = 64  # a plan with more micro-batches or devices is read but not simulated
 
 
 class FileKind(NamedTuple):
-    """How a file is called, its form (json, yaml or text), good ones, and what is done with it.
+    """One kind of file.
 
-    `read` returns something, raises InputError, or returns None where a damaged file counts as no file.
+    `read` returns something, raises InputError, or returns None if a damaged file is treated as missing.
     """
 
-    name: str
-    form: str
-    seeds: tuple[bytes, ...]
+    name: str  # file name
+    form: str  # json | yaml | text
+    seeds: tuple[bytes, ...]  # contents of good files
     read: Callable[[pathlib.Path], object]
 
 
 class Small(nn.Module):
-    """Two convolutions and a layer, so that there are filters to partition and samples to split."""
+    """Two convolutions and a linear layer: it has filters to partition and samples to split."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +86,7 @@ CLUSTER = cluster("local:2")
 
 
 def plans() -> list[Plan]:
-    """One of each kind of thing that a plan file can hold."""
+    """Plans that together have every kind of content of a plan file."""
     halves = {op.name: read_tiling(op, _halved_tiling(op)) for op in GRAPH.ops}
     ends = {"one": "@0", "relu": "@0"}
     plain = Plan(
@@ -174,7 +177,7 @@ def use_profile(path: pathlib.Path) -> object:
 
 
 def use_cache(path: pathlib.Path) -> object:
-    """What was remembered, or nothing."""
+    """The cached measurement, or None."""
     os.environ["XDG_CACHE_HOME"] = str(path.parent)
     (path.parent / "raddle").mkdir(exist_ok=True)
     os.replace(path, cache.path())
@@ -197,7 +200,7 @@ def caches() -> list[str]:
     return [text]
 
 
-# -- what was measured -------------------------------------------------------------------------------
+# -- measurements of runs ----------------------------------------------------------------------------
 
 RUN = {
     "plan": "p.json", "model": "small", "method": "data", "batch": 4, "devices": 2, "device": "cpu",
@@ -244,7 +247,7 @@ def use_trace(path: pathlib.Path) -> object:
 
 
 def use_packed_trace(path: pathlib.Path) -> object:
-    """The bytes as they are half of the time, and packed else, by their number."""
+    """Uses the file as a .gz file: its bytes as they are or compressed, depending on their number."""
     content = path.read_bytes()
     packed = path.with_name("trace.json.gz")
     packed.write_bytes(content if len(content) % 4 == 0 else gzip.compress(content, 1, mtime=0))
@@ -296,7 +299,7 @@ def use_weights(path: pathlib.Path) -> object:
 
 
 def written_schedules() -> list[str]:
-    """By hand, and all named ones that can have two stages on two workers."""
+    """Two schedules written by hand, and all named ones that can have two stages on two workers."""
     texts = [
         "F0 F1 B0 B1\nF0 B0 F1 B1\nF1.0 after F0.1\n",
         "0  F0 .. B0  # a remark\n1  .. F0 B0\n",
@@ -323,7 +326,7 @@ SUMMARY = {
 
 
 def use_summary(path: pathlib.Path) -> object:
-    """As `raddle serve` lists it; a file that is no summary is not listed."""
+    """The entry that `raddle serve` lists; None if the file is not a summary."""
     folder = path.parent / "shelf"
     folder.mkdir(exist_ok=True)
     (folder / "r.html").touch()
@@ -342,7 +345,7 @@ def request() -> dict[str, Any]:
 def use_request(path: pathlib.Path) -> object:
     try:
         data = parse_json(read_bytes(path, "request"))
-    except ValueError as error:  # which the server answers with a sentence
+    except ValueError as error:  # the server replies with a sentence
         raise InputError(f"the body is not JSON: {error}.") from None
     if not isinstance(data, dict):
         raise InputError("the body is not an object of JSON.")

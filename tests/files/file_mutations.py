@@ -1,4 +1,4 @@
-"""Damaged files, made of good ones: changes of the data, which still parse, and changes of the bytes."""
+"""Makes damaged files from good ones: changes of the data, which still can be parsed, or of the bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Place = tuple[Any, Any]  # a list or an object, and an index or a key of it
 
 
 def places(data: Any) -> list[Place]:
-    """Every value of some data but the whole."""
+    """The places of all values inside some data."""
     all_places: list[Place] = []
     todo = [data]
     while todo:
@@ -42,7 +42,7 @@ def places(data: Any) -> list[Place]:
 
 
 def damage_data(data: Any, rng: random.Random) -> Any:
-    """One to three changes of the data."""
+    """The data with one to three random changes."""
     data = copy.deepcopy(data)
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         all_places = places(data) if isinstance(data, dict | list) else []
@@ -84,12 +84,12 @@ def _wrap(container: Any, key: Any, rng: random.Random, all_places: list[Place])
 
 
 def _nudge(container: Any, key: Any, rng: random.Random, all_places: list[Place]) -> None:
-    """A number a little or much larger, or of another kind; a text with other characters."""
+    """Changes a number slightly or strongly, or its type; changes characters of a text."""
     value = container[key]
     if isinstance(value, str):
         container[key] = damage_text(value, rng)
     elif isinstance(value, int | float):
-        if abs(value) >= 1e300:  # arithmetic would overflow, and not be a number
+        if abs(value) >= 1e300:  # arithmetic would overflow
             container[key] = rng.choice([-value, str(value)])
             return
         third = value // 3 if isinstance(value, int) else value / 3
@@ -103,7 +103,7 @@ CHANGES: list[Callable[[Any, Any, random.Random, list[Place]], None]] = [
 
 
 def damage_text(text: str, rng: random.Random) -> str:
-    """A word or some characters removed, repeated, exchanged or inserted."""
+    """The text with a word or some characters removed, repeated, replaced or inserted."""
     words = text.split(" ")
     at = rng.randrange(len(words))
     change = rng.randrange(5)
@@ -121,6 +121,7 @@ def damage_text(text: str, rng: random.Random) -> str:
     return " ".join(words)
 
 
+# YAML whose aliases stand for 9**12 values.
 BOMB = "".join(
     f"b{i}: &b{i} [{', '.join([f'*b{i - 1}'] * 9 if i else ['x'] * 9)}]\n" for i in range(12)
 )
@@ -137,7 +138,7 @@ INSERTED = [
 
 
 def damage_bytes(content: bytes, other: bytes, rng: random.Random) -> bytes:
-    """One to three changes of the bytes; `other` is a file of another kind."""
+    """The bytes with one to three random changes; other: a file of another kind."""
     for _ in range(rng.choice([1, 1, 2, 3])):
         a, b = sorted(rng.randint(0, len(content)) for _ in range(2))
         near = min(len(content), a + rng.randint(1, 8))
@@ -166,7 +167,7 @@ def damage_bytes(content: bytes, other: bytes, rng: random.Random) -> bytes:
 
 
 def damage_file(content: bytes, form: str, other: bytes, rng: random.Random) -> bytes:
-    """A file of the form `json`, `yaml` or `text` with some changes."""
+    """The content of a file of the form `json`, `yaml` or `text` with random changes."""
     if form == "text":
         if rng.random() < 0.6:
             text = content.decode()

@@ -1,8 +1,8 @@
-"""Damaged files of every kind, each read under limits: python tests/files/fuzz_files.py --files 100000
+"""Reads damaged files of every kind under limits: python tests/files/fuzz_files.py --files 100000
 
-Each file is a good one with a few changes. It has to become a valid object or to be refused with one
-sentence, within 2 s of CPU and 500 MB. Workers are forked, and read many files each; what ends a worker
-counts for the file that it was reading. File number N of a seed is always the same.
+Each file is a good one with a few random changes. raddle must read it as a valid object or refuse it with
+one sentence, within 2 s of CPU and 500 MB. Forked workers read many files each. If a worker dies, the file
+that it was reading counts as failed. File number N of a seed is always the same.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from file_mutations import damage_file
 
 from raddle.errors import MAX_QUOTED, MAX_SENTENCE, InputError
 
-SECONDS = 2.0  # of CPU
-MEMORY_GROWTH = 500 * 2**20  # bytes of memory
-FILES_PER_WORKER = 1000  # files that a worker reads
+SECONDS = 2.0  # of CPU time for one file
+MEMORY_GROWTH = 500 * 2**20  # bytes that a worker may allocate
+FILES_PER_WORKER = 1000
 OUTCOMES = ("valid", "refused", "ignored", "failed")
 
 
 class ReadResult(NamedTuple):
-    """What became of a file; `parsed` says whether it is JSON or YAML at all."""
+    """The result of reading one damaged file."""
 
     number: int
     kind: str
-    outcome: str
-    parsed: bool = False
-    reason: str = ""
+    outcome: str  # one of OUTCOMES
+    parsed: bool = False  # whether it is still JSON or YAML
+    reason: str = ""  # of a failure
 
 
 class TooSlow(BaseException):
-    """More than two seconds of CPU."""
+    """Reading a file took more than SECONDS of CPU time."""
 
 
 def damaged_content(number: int, seed: int, kinds: list[FileKind]) -> tuple[FileKind, bytes]:
@@ -72,15 +72,16 @@ def read_damaged_file(
 
 
 def check_file(kind: FileKind, path: pathlib.Path, content: bytes) -> tuple[str, str]:
+    """Reads a file; returns the outcome and, if it failed, the reason."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu = int(used.ru_utime + used.ru_stime)
-    # The timer raises in Python; what hangs in C is ended by the limit, and the worker with it.
+    # The timer raises TooSlow in Python code. If C code hangs, the limit ends the worker.
     before = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu + 5, before[1]))
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # an overflow is a wrong number
+            warnings.simplefilter("error")  # numpy only warns of an overflow
             result = kind.read(path)
         return ("ignored" if result is None else "valid"), ""
     except InputError as error:
@@ -91,11 +92,11 @@ def check_file(kind: FileKind, path: pathlib.Path, content: bytes) -> tuple[str,
         return "failed", "\n".join(lines[-7:])
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        resource.setrlimit(resource.RLIMIT_CPU, before)  # tests go on in this process
+        resource.setrlimit(resource.RLIMIT_CPU, before)  # other tests run in this process
 
 
 def sentence_problem(text: str, content: bytes) -> str:
-    """Why a message is not one sentence that quotes little."""
+    """Why a message is not one short sentence with short quotations; "" if it is."""
     if not text.isprintable() or not text.endswith((".", "?")) or len(text) > MAX_SENTENCE:
         return "no sentence"
     given = content.decode("utf-8", "replace")
@@ -106,7 +107,7 @@ def sentence_problem(text: str, content: bytes) -> str:
 
 
 def is_parsable(kind: FileKind, content: bytes) -> bool:
-    """As JSON or YAML, by the libraries' own readers; YAML that takes long does not count."""
+    """Whether the libraries can read it as JSON or YAML; long files, which take long, do not count."""
     if kind.form == "text" or len(content) > 4000:
         return False
     try:
@@ -121,7 +122,7 @@ def is_parsable(kind: FileKind, content: bytes) -> bool:
 
 
 def run_worker(numbers: range, seed: int, kinds: list[FileKind], results_fd: int) -> None:
-    """Reads files in a process of its own, and writes what became of each."""
+    """Reads files in a worker process, and writes a ReadResult for each."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
     max_memory = pages * resource.getpagesize() + MEMORY_GROWTH
@@ -140,7 +141,7 @@ def _raise_slow(*_: Any) -> None:
 
 
 def read_files(numbers: range, seed: int, kinds: list[FileKind]) -> Iterator[ReadResult]:
-    """All files, by one worker after the other."""
+    """Reads all files, by one worker after another."""
     begin = numbers.start
     while begin < numbers.stop:
         worker_numbers = range(begin, min(begin + FILES_PER_WORKER, numbers.stop))
@@ -158,7 +159,7 @@ def _read_in_worker(numbers: range, seed: int, kinds: list[FileKind]) -> Iterato
         try:
             run_worker(numbers, seed, kinds, write_end)
             os._exit(0)
-        except BaseException:  # a mistake of this script
+        except BaseException:  # a mistake in this script
             traceback.print_exc()
         finally:
             os._exit(1)
@@ -198,12 +199,12 @@ def table(counts: Counter[tuple[str, str]], parsed: Counter[str]) -> str:
 def fuzz(
     files: int, seed: int, names: Sequence[str] = (), shown: int = 20, first: int = 0
 ) -> tuple[int, int, int]:
-    """Prints counts by kind and outcome, and failures. How many failed, how many parse, and all."""
+    """Prints failures and a table of counts; returns the numbers of failures, parsable files and files."""
     kinds = [kind for kind in FILE_KINDS.values() if not names or kind.name in names]
     counts: Counter[tuple[str, str]] = Counter()
     parsed: Counter[str] = Counter()
-    seen: Counter[tuple[str, str]] = Counter()  # failures that look alike are shown once
-    with suppress(KeyboardInterrupt):  # what has been read until then is counted
+    seen: Counter[tuple[str, str]] = Counter()  # similar failures are shown once
+    with suppress(KeyboardInterrupt):  # the files read until then are counted
         for read in read_files(range(first, first + files), seed, kinds):
             counts[read.kind, read.outcome] += 1
             parsed[read.kind] += read.parsed

@@ -1,4 +1,4 @@
-"""Files are opened in one module of the package, and text is turned into code in one."""
+"""Only one module of the package opens files, and only one turns text into code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "raddle"
 
-# Calls that read, write or run something, by the last two words of what is called.
+# Calls that read, write or run something, by the last two parts of the dotted name that is called.
 OPEN_CALLS = {"open", "os.open", "io.open", "gzip.open", "os.fdopen"}
-PATH_METHODS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}  # of paths
+PATH_METHODS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}  # methods of paths
 PARSE_CALLS = {
     "json.load", "json.loads", "yaml.load", "yaml.safe_load", "torch.load", "torch.save", "pickle.load",
     "pickle.loads", "pickle.dump", "np.load", "np.save", "np.loadtxt", "np.savetxt", "os.replace",
@@ -20,7 +20,7 @@ PARSE_CALLS = {
 }  # fmt: skip
 RUN_CALLS = {"exec", "eval", "compile", "__import__"}
 
-# What is allowed elsewhere, with the reason.
+# Files that may contain such calls, with the reason.
 ALLOWED = {
     "files.py": "this is the place",
     "yaml_files.py": "and this for YAML: yaml.load of a text, with a loader that has limits",
@@ -72,7 +72,7 @@ def calls(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _is_path(call: ast.Call, name: str) -> bool:
-    """Whether a method may be a path's: `open` of something else takes no mode."""
+    """Whether a method may be that of a path: the `open` of other objects takes no mode."""
     if name != "open":
         return True
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
@@ -87,7 +87,7 @@ def test_files_are_opened_in_one_module() -> None:
     } == {}
     assert [
         name for name in ALLOWED if not calls_by_file().get(name)
-    ] == []  # else take it from the list
+    ] == []  # an entry without calls must be removed
 
 
 def test_code_is_made_in_one_module() -> None:

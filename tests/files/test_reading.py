@@ -1,4 +1,4 @@
-"""What is wrong with a file is one sentence, whatever kind of file it is."""
+"""Every problem with a file is reported in one sentence, for every kind of file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raddle.costs.profile import load_profile
 from raddle.errors import MAX_QUOTED, InputError, quote, shorten
 from raddle.files import MAX_DEPTH, read_json
 
-# Where a damaged file counts as none: what it would save is only time.
+# Kinds of files that are ignored if they are damaged: they only save time.
 IGNORED_IF_DAMAGED = ("cache.json", "summary.json")
 CHECKED_KINDS = [kind for kind in FILE_KINDS.values() if kind.name not in IGNORED_IF_DAMAGED]
 BAD_NUMBERS = [
@@ -40,7 +40,7 @@ BAD_NUMBERS = [
 
 @pytest.fixture
 def cpu_limit() -> Iterator[None]:
-    """What takes more than 2 s of CPU ends in a failure."""
+    """Fails a test that takes more than 2 s of CPU time."""
     before = signal.signal(signal.SIGPROF, _raise_slow)
     yield
     signal.signal(signal.SIGPROF, before)
@@ -65,7 +65,7 @@ def test_good_files_are_read(kind: FileKind, tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("kind", CHECKED_KINDS, ids=lambda kind: kind.name)
 def test_no_file_a_folder_and_no_text(kind: FileKind, tmp_path: pathlib.Path) -> None:
     path = tmp_path / kind.name
-    if kind.name != "packed.json":  # which packs the file that is there
+    if kind.name != "packed.json":  # which compresses an existing file
         assert "there is no " in read_error(kind, path)
         path.mkdir()
         assert "cannot be read (Is a directory)" in read_error(kind, path)
@@ -129,7 +129,7 @@ def test_no_profiles(text: str, tmp_path: pathlib.Path) -> None:
         load_profile(tmp_path / "p.json")
 
 
-# Numbers that the page or a comparison uses; what else a run tells is for people and scripts.
+# Numbers that the report page or a comparison uses; the others in these files are not checked.
 CHECKED_NUMBERS = {
     "run.json": {"step_ms", "fastest_ms", "slowest_ms", "samples_per_s", "steps", "warmup", "threads"},
     "trace.json": {"ts", "dur", "pid", "tid", "step", "micro-batch", "bytes"},
@@ -195,7 +195,7 @@ def test_messages_are_one_short_line(text: str) -> None:
 
 
 def test_a_sample_of_damaged_files(capsys: pytest.CaptureFixture[str]) -> None:
-    """As `make fuzz` does with 100,000 of them; at least a third still parse."""
+    """The same as `make fuzz` with 100,000 files; at least a third of the files are still parsable."""
     failed, parsed, files = fuzz(420, seed=2)
     assert not failed, capsys.readouterr().out
     assert 3 * parsed >= files

@@ -1,4 +1,4 @@
-"""A file takes the place of the old one when it is complete, and not before: a full disk costs nothing."""
+"""A file is replaced only when the new one is complete, so a full disk or an interrupt loses nothing."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from raddle.simulation.trace import write_trace
 
 Save = Callable[[pathlib.Path], object]
 
-# All that write a file for a user: plan -o, probe -o, probe --profile, report -o, simulate and run --trace,
-# export -o, and the answers of partitioners.
+# All functions that write a file for a user: plan -o, probe -o, probe --profile, report -o,
+# simulate and run --trace, export -o, and partitions.
 WRITERS: dict[str, Save] = {
     "plan.json": lambda path: plan_file.save(PLAN, GRAPH, path),
     "cluster.yaml": lambda path: save_cluster(CLUSTER.to_dict(), path, comments=["a test"]),
@@ -53,7 +53,7 @@ WRITERS: dict[str, Save] = {
 
 @contextmanager
 def full_disk(left: int) -> Iterator[None]:
-    """No file can have more bytes: what writes on gets an error, as on a disk that is full."""
+    """Limits the size of files: a longer write raises an error, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (left, hard))
     try:
@@ -154,7 +154,7 @@ def test_a_file_that_may_not_be_written() -> None:
     path.chmod(0o444)
     folder.chmod(0o777)
     child = os.fork()
-    if child == 0:  # which is not root
+    if child == 0:  # the child is not root
         try:
             if os.geteuid() == 0:
                 os.setuid(65534)
@@ -178,7 +178,7 @@ def test_a_folder_and_no_folder(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_pipe_and_stdout(tmp_path: pathlib.Path) -> None:
-    """What is no plain file is written, not replaced."""
+    """A pipe or a device is written directly, not replaced."""
     script = "import sys; from raddle.files import write_atomically; write_atomically(sys.argv[1], 'é\\n')"
     (tmp_path / "file").write_text("before\n")
     with (tmp_path / "file").open("ab") as out:  # as `raddle plan -o /dev/stdout >> file` does

@@ -1,5 +1,7 @@
-"""Random ATen calls of every operator kind, for the property tests: shapes and attributes drawn by
-hypothesis."""
+"""Random ATen calls of every operator kind, for property tests: hypothesis draws shapes and attributes.
+
+`CALLS` has a strategy of calls for each function with the decorator `@call`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ A = torch.ops.aten
 
 
 class T(NamedTuple):
-    """A tensor argument: normal numbers, or integers below `below` (`low` and up)."""
+    """A tensor argument: normal random numbers or, if `below` > 0, integers from `low` to `below` - 1."""
 
     shape: tuple[int, ...]
     below: int = 0
@@ -37,6 +39,8 @@ class T(NamedTuple):
 
 
 class Call(NamedTuple):
+    """An ATen call whose tensors are Ts."""
+
     target: Any
     args: tuple[Any, ...]
     kwargs: Any = MappingProxyType({})
@@ -46,11 +50,13 @@ CALLS: dict[str, st.SearchStrategy[Call]] = {}
 
 
 def call(function: Callable[..., Call]) -> Callable[..., Call]:
+    """Decorator: adds the function's calls to CALLS."""
     CALLS[function.__name__] = st.composite(function)()
     return function
 
 
 def P(*shape: int) -> T:
+    """A parameter."""
     return T(tuple(shape), role="parameter")
 
 
@@ -62,7 +68,7 @@ def shape_of(draw: Any, low: int = 1, high: int = 4, most: int = 5) -> tuple[int
 
 
 def dim_of(draw: Any, shape: tuple[int, ...]) -> int:
-    """A dimension, counted from either end; a tensor without dimensions takes 0 and -1."""
+    """A dimension, counted from either end; for a tensor without dimensions 0 or -1."""
     rank = max(1, len(shape))
     return int(draw(st.integers(-rank, rank - 1)))
 

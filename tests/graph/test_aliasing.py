@@ -1,4 +1,4 @@
-"""Tensors that are one, or share memory: each input is read by its place, whatever else it is."""
+"""Inputs that are the same tensor or share memory: each input is still read at its own position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZE = 4
 STATES = ("weight", "frozen", "buffer", "unregistered")
 INPUTS = ("x", "y", "target", "other")
 
-# How a tensor comes from another one that is there already.
+# How a tensor is made from an existing one.
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "itself": lambda t: t,
     "detached": lambda t: t.detach(),
@@ -35,7 +35,7 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Model(nn.Module):
-    """Every tensor enters otherwise, so that none can be taken for another."""
+    """Every tensor is used in a different way, so that the result shows if two are confused."""
 
     def __init__(self, states: dict[str, Tensor]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def loss_of(output: Tensor, target: Tensor, other: Tensor) -> Tensor:
 
 @st.composite
 def origins(draw: st.DrawFn) -> dict[str, tuple[str, str]]:
-    """By role, what a tensor comes from and how; what is trained has memory of its own."""
+    """For each role of a tensor: the role it is made from, and how. The trained weight shares no memory."""
     made: dict[str, tuple[str, str]] = {}
     for role in STATES + INPUTS:
         sources = [r for r in made if role in INPUTS or r != "weight"]
@@ -64,9 +64,9 @@ def origins(draw: st.DrawFn) -> dict[str, tuple[str, str]]:
     return made
 
 
-def build(made_from: dict[str, tuple[str, str]]) -> dict[str, Tensor]:
+def build(origin_of: dict[str, tuple[str, str]]) -> dict[str, Tensor]:
     made: dict[str, Tensor] = {}
-    for number, (role, (source, way)) in enumerate(made_from.items()):
+    for number, (role, (source, way)) in enumerate(origin_of.items()):
         generator = torch.Generator().manual_seed(number)
         fresh = torch.randn(SIZE, SIZE, generator=generator, dtype=torch.float64)
         made[role] = fresh if source == "nothing" else WAYS[way](made[source])
@@ -85,17 +85,17 @@ def assert_reads_right(graph: Graph, model: nn.Module, inputs: list[Tensor]) -> 
 @settings(max_examples=30)
 @given(origins(), st.sampled_from(["list", "mapping"]))
 def test_inputs_that_alias_anything_are_read_by_their_place(
-    made_from: dict[str, tuple[str, str]], how: str
+    origin_of: dict[str, tuple[str, str]], how: str
 ) -> None:
-    made = build(made_from)
+    made = build(origin_of)
     model = Model(made)
     targets = [made["target"], made["other"]]
     inputs: Any = [made["x"], made["y"]] if how == "list" else {"x": made["x"], "y": made["y"]}
     graph = capture(model, inputs, targets=targets, loss=loss_of)
     assert graph.inputs == ("x", "y", "target", "target1")
     assert_reads_right(graph, model, [made["x"], made["y"], *targets])
-    apart = [made[role].clone() for role in INPUTS]
-    other = capture(model, apart[:2], targets=apart[2:], loss=loss_of)
+    separate = [made[role].clone() for role in INPUTS]
+    other = capture(model, separate[:2], targets=separate[2:], loss=loss_of)
     assert graph.fingerprint() == other.fingerprint(), "plans must fit, whatever the example is"
 
 
@@ -156,7 +156,7 @@ def test_a_file_may_return_one_tensor_as_input_and_target(tmp_path: Path) -> Non
     assert len(prints) == 1
 
 
-# -- what cannot be told apart in a step is refused -------------------------------------------------
+# -- shared memory that a step would change is refused -----------------------------------------------
 
 
 def test_an_input_that_is_trained_is_refused() -> None:
@@ -170,7 +170,7 @@ def test_an_input_that_is_trained_is_refused() -> None:
 
 
 def test_a_parameter_that_the_loss_holds_itself_is_refused() -> None:
-    """It would be a constant there: no gradient, and the numbers of before the first step."""
+    """It would be a constant there: without a gradient, and with the values before the first step."""
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
     held = list(model.parameters())
     with pytest.raises(InputError, match="uses 'weight' through a variable of its own"):

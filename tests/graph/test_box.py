@@ -1,4 +1,4 @@
-"""Boxes against sets of points."""
+"""Operations on boxes, compared with the same operations on sets of points."""
 
 from __future__ import annotations
 

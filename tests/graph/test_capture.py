@@ -1,4 +1,4 @@
-"""What capture keeps of a module, and what it says of one that it cannot take."""
+"""What capture takes from a module, and its errors for modules that it cannot capture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FINGERPRINTS = pathlib.Path(__file__).with_name("fingerprints.json")
 def capture_and_compare(
     model: nn.Module, inputs: Sequence[Tensor], loss: Callable[..., Tensor] | None = None
 ) -> Graph:
-    """Captures and compares loss, gradients and buffers with the module, whole and under tilings."""
+    """Captures a module; checks that loss, gradients and buffers are the same, also with random tiles."""
     model = model.double()
     loss = loss or (lambda y: y.square().mean())
     graph = capture(model, inputs, loss=loss)
@@ -288,7 +288,7 @@ def fingerprint(name: str) -> str:
 
 @pytest.mark.parametrize("name", [n for n in zoo.names() if n != "resnet1001"])
 def test_fingerprints_are_those_recorded(name: str) -> None:
-    """Recorded under torch 2.13; the same under 2.11. A change here makes users' plans foreign."""
+    """Recorded with torch 2.13; the same with 2.11. If they change, plan files of users no longer fit."""
     assert fingerprint(name) == json.loads(FINGERPRINTS.read_text())[name]
 
 
@@ -308,7 +308,7 @@ def test_fingerprints_tell_models_apart() -> None:
     assert len(every) == 7
 
 
-# -- states: what a step leaves behind ---------------------------------------------------------------
+# -- states: buffers and parameters that a step writes ------------------------------------------------
 
 
 def _copies_a_buffer_first(m: Any, x: Tensor) -> Tensor:
@@ -345,7 +345,7 @@ def _writes_without_gradient(m: Any, x: Tensor) -> Tensor:
 
 
 def _goes_on_with_what_was_written_without_gradient(m: Any, x: Tensor) -> Tensor:
-    """The result of a write is the tensor itself, which has a gradient although the write has none."""
+    """A write returns the tensor itself, which has a gradient although the write under no_grad has none."""
     y = m.fc(x)
     with torch.no_grad():
         y.mul_(2)

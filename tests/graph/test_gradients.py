@@ -1,4 +1,4 @@
-"""Which values have a gradient: as autograd has it."""
+"""Which values have a gradient: the same as for autograd."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Index expressions: the closed form of a range against evaluating the expression at every point."""
+"""Index expressions: the closed form of a range equals evaluating the expression at every point."""
 
 from __future__ import annotations
 

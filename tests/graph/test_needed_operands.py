@@ -1,4 +1,4 @@
-"""Which operands tiles need, all at a time: as `Space.regions` has it of each."""
+"""Which operands tiles need, for many tiles at once: the same as `Space.regions` for each tile."""
 
 import numpy as np
 import pytest

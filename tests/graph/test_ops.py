@@ -1,8 +1,7 @@
-"""Every operator kind, on random attributes, shapes and boxes, in float64.
+"""Every operator kind, with random attributes, shapes and boxes, in float64.
 
-For each call: the operators that it becomes compute what torch computes; any partition of an
-iteration space gives the same results and gradients; no smaller region would do; operations and
-elements are what a count by brute force gives.
+For each ATen call: its operators compute what torch computes; any partition of an iteration space gives the
+same results and gradients; no smaller region suffices; operations and elements equal a brute-force count.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from raddle.graph.graph import Graph, Op, Value
 from raddle.graph.interpret import interpret
 from raddle.graph.ops import OPERATOR_KINDS, make_kernel, merge_partials, work
 
-# Which elements these need depends on the data (indices, masks, targets) or on constants.
+# The elements that these kinds need depend on data (indices, masks, targets) or on constants.
 DATA_DEPENDENT = {
     "embedding",
     "pick",
@@ -40,6 +39,7 @@ DATA_DEPENDENT = {
     "prelu",
     "opaque",
 }
+# Calls whose result may not change if one operand changes.
 MASKING = {
     "where",
     "masked_fill",
@@ -62,7 +62,7 @@ seen_kinds: set[str] = set()
 
 
 def build(call: Call, seed: int) -> tuple[Graph, dict[str, torch.Tensor], list[Any]]:
-    """The operators of a call, its tensors by name, and what torch computes."""
+    """The graph of a call, its tensors by name, and the results of torch."""
     b, tensors = Builder(), {}
     generator = torch.Generator().manual_seed(seed)
 
@@ -95,7 +95,7 @@ def build(call: Call, seed: int) -> tuple[Graph, dict[str, torch.Tensor], list[A
 
 
 def run_torch(call: Call, tensors: Mapping[str, torch.Tensor], updates: Iterable[str]) -> list[Any]:
-    """What torch returns for the tensors of a call, then what it leaves in the buffers."""
+    """The results of torch for a call, then the buffers after the call."""
     copies = {k: v.clone() for k, v in tensors.items()}
     given = iter(copies.values())
     args, kwargs = map_arguments((call.args, call.kwargs), T, lambda _: next(given))
@@ -114,7 +114,7 @@ def map_arguments(a: Any, kind: type, f: Any) -> Any:
 
 @st.composite
 def partition(draw: Any, op: Op) -> list[Box]:
-    """Boxes of an iteration space from up to four random cuts: uneven, irregular, sums included."""
+    """The boxes of an iteration space after up to four random cuts: uneven, also in reduced dimensions."""
     boxes = [op.space.full]
     for _ in range(draw(st.integers(0, 4))):
         i = draw(st.integers(0, len(boxes) - 1))
@@ -177,7 +177,7 @@ def _whole_equals_torch(
     graph: Graph, tensors: dict[str, torch.Tensor], expected: list[Any], call: Call
 ) -> None:
     if any(op.kind == "dropout" for op in graph.ops):
-        return  # a mask of our own
+        return  # raddle's mask differs from torch's
     wanted = [*graph.outputs, *graph.updates.values()]
     if "adaptive_max" in str(call.target):
         expected = expected[:1]  # not the indices
@@ -200,7 +200,7 @@ def _leaves(operands: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _boxes_equal_whole(op: Op, operands: list[torch.Tensor], boxes: list[Box]) -> None:
-    """Results, and gradients summed over the partition."""
+    """Results of boxes, and gradients summed over boxes, equal those of the whole operator."""
     left, right = _leaves(operands), _leaves(operands)
     full = run(op, op.space.full, left)
     generator = torch.Generator().manual_seed(1)
@@ -247,7 +247,7 @@ def _boxes_equal_whole(op: Op, operands: list[torch.Tensor], boxes: list[Box]) -
 
 
 def _regions_equal_brute_force(op: Op, box: Box) -> None:
-    """Evaluates the line of notation, as text, at every point of the box."""
+    """Regions equal those from evaluating the notation, as text, at every point of the box."""
     names = [d.name for d in op.space.dims]
     _, right = re.split(r"\s\w*\+?=", op.notation, maxsplit=1)
     accesses = re.findall(r"\w+\[([^\]]*)\]", right)
@@ -288,7 +288,7 @@ def _divides(token: str, point: dict[str, int]) -> bool:
 
 
 def _no_smaller_region(op: Op, operands: list[torch.Tensor], box: Box) -> None:
-    """Changing the outermost elements of a region, on any side, changes the result."""
+    """Changing the outermost elements on any side of a region changes the result."""
     generator = torch.Generator().manual_seed(2)
     operands = [
         torch.rand(t.shape, generator=generator, dtype=t.dtype) + 0.5
@@ -302,9 +302,9 @@ def _no_smaller_region(op: Op, operands: list[torch.Tensor], box: Box) -> None:
             continue
         keys = op.space.regions(box)[1].shape[-2:] if op.kind == "attention" else (0,)
         if keys[0] == 1 and i != 2:
-            continue  # a single key has weight 1, whatever it is
+            continue  # a single key always has weight 1
         if op.attrs.get("causal") and i == 0:
-            continue  # so has the only key that the first query sees
+            continue  # the first query sees only one key
         for d, index in enumerate(op.space.operands[i].indices):
             taken_whole = any(op.space.dims[t.dim].unsplittable for t in index.terms) or (
                 index.table and not index.terms
@@ -335,21 +335,21 @@ def _no_smaller_region(op: Op, operands: list[torch.Tensor], box: Box) -> None:
 
 
 def _window(op: Op, operand: int) -> bool:
-    """The input of a convolution or pool: its window is whole, but slides with the box."""
+    """Whether it is the input of a convolution or pool, whose window moves with the box."""
     return operand == 0 and ("conv" in op.kind or "pool" in op.kind)
 
 
 def _flops_as_counted(op: Op, operands: list[torch.Tensor], box: Box) -> None:
-    """Contractions as torch counts what is really called, forward and backward; others by their points."""
+    """Flops of contractions equal torch's count of the real calls; of others, they follow the volume."""
     forward = work(op, box).flops
     if not op.space.is_product and op.kind != "attention":
         assert forward == op.space.flops_per_point * box.volume
         return
     if op.attrs.get("groups", 1) > 1:
         assert forward == 2 * box.volume or "transpose" in op.kind
-        return  # torch counts the weight's gradient as if there were no groups
+        return  # torch counts the weight's gradient without groups
     if op.kind == "attention" or (op.kind == "einsum" and len(op.inputs) > 2):
-        return  # counted in a test of its own; torch contracts several operands pair by pair
+        return  # attention has its own test; torch contracts several operands in pairs
     leaves = _leaves(operands)
     with FlopCounterMode(display=False) as counter:
         results = run(op, box, leaves)
@@ -397,10 +397,10 @@ def test_sums_of_nothing() -> None:
     ]
     names = tuple(v.name for v in results)
     graph = Graph("call", b.values, tuple(b.ops), ("x",), names, None, {}, {})
-    found = interpret(graph, {"x": torch.ones(4, 6, dtype=torch.float64)})
+    outputs = interpret(graph, {"x": torch.ones(4, 6, dtype=torch.float64)})
     none = torch.ones(4, 0, dtype=torch.float64)
     for name, tensor in zip(names, (none.sum(), none.mean(1), none.sum(1, True)), strict=True):
-        close(found[name], tensor)
+        close(outputs[name], tensor)
 
 
 def test_outputs_share_letters_of_equal_size() -> None:
@@ -419,13 +419,13 @@ def test_outputs_share_letters_of_equal_size() -> None:
 
 
 def test_every_kind_is_tested() -> None:
-    """Draws until every declared kind was seen, so that a new kind cannot be forgotten."""
+    """CALLS draws every declared kind, so that a new kind is not forgotten."""
     kinds: set[str] = set()
 
-    def gather(call: Call) -> None:
+    def collect_kinds(call: Call) -> None:
         graph, _, _ = build(call, 0)
         kinds.update(op.kind for op in graph.ops)
 
     for strategy in CALLS.values():
-        settings(max_examples=30)(given(strategy)(gather))()
+        settings(max_examples=30)(given(strategy)(collect_kinds))()
     assert kinds == set(OPERATOR_KINDS)

@@ -1,5 +1,7 @@
-"""Half precision: what torch computes in float32 before it rounds is computed so here too, however an
-operator is split; and every tensor, partial ones included, has the type that the graph declares."""
+"""Half precision: what torch computes in float32 before rounding is float32 here too, for any split.
+
+Every tensor, also a partial result, has the type that the graph declares.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ FEWER = max(5, settings.default.max_examples // 4)
 
 
 def in_dtype(call: Call, dtype: torch.dtype, state: torch.dtype | None = None) -> Call:
-    """The same call on inputs of another type; parameters and buffers may have one of their own."""
+    """The same call on inputs of another type; state: the type of parameters and buffers, if different."""
 
     def cast(t: T) -> T:
         wanted = dtype if t.role == "input" else state or dtype
@@ -36,7 +38,7 @@ def in_dtype(call: Call, dtype: torch.dtype, state: torch.dtype | None = None) -
 
 
 def compare(call: Call, seed: int, cut: Any) -> None:
-    """Checks a call against torch and against the truth; `cut` gives the boxes of an operator."""
+    """Compares a call with torch and with float64 results; cut(op): the boxes of an operator."""
     try:
         graph, tensors, theirs = build(call, seed)
     except RuntimeError as error:
@@ -45,7 +47,7 @@ def compare(call: Call, seed: int, cut: Any) -> None:
         )  # torch cannot do it in half precision
         raise
     if any(op.kind == "dropout" for op in graph.ops):
-        return  # a mask of our own
+        return  # raddle's mask differs from torch's
     precise = {k: v.double() if v.is_floating_point() else v for k, v in tensors.items()}
     truth = run_torch(call, precise, graph.updates)
     tiles = {op.name: cut(op) for op in graph.ops[:20]}
@@ -55,7 +57,7 @@ def compare(call: Call, seed: int, cut: Any) -> None:
         results = interpret(graph, tensors, tiles=used_tiles, fuse=fuse)
         for name, a, b, c in zip(names, map(results.get, names), theirs, truth, strict=False):
             assert a.dtype == b.dtype == graph.values[name].dtype
-            # Partial products have the type of the result; they may be larger than their sum.
+            # Partial results of products have the type of the result and may be larger than their sum.
             scale = 4.0 if any(op.space.is_product for op in graph.ops) else 0.0
             _check_as_close_as_torch(a, b, c, scale)
 
@@ -74,14 +76,14 @@ def _check_declared_types(
 
 
 def _check_as_close_as_torch(ours: Tensor, theirs: Tensor, truth: Tensor, scale: float) -> None:
-    """A few roundings of the result apart from the truth, or not much farther than torch is."""
+    """The error is a few roundings of the result, or not much larger than torch's error."""
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
     if same.all():
         return
     assert ours.is_floating_point()
     allowed = 1.5 * torch.finfo(ours.dtype).eps * (truth.abs().max() + scale)
     ours, theirs, truth = (t[~same].double() for t in (ours, theirs, truth))
-    off = (theirs - truth).abs().nan_to_num(0, 0, 0)  # where torch overflows, we may do better
+    off = (theirs - truth).abs().nan_to_num(0, 0, 0)  # torch may overflow where raddle does not
     assert (ours - truth).abs().max() <= allowed + 2 * off.max()
 
 
@@ -106,11 +108,11 @@ def test_statistics_and_weights_of_float32(name: str) -> None:
     check()
 
 
-# -- sums of many numbers, which no type of 16 bits can hold ---------------------------
+# -- sums of many numbers, which no type of 16 bits can represent ----------------------
 
 
 def halves(op: Op) -> list[Box]:
-    """The iteration space, cut in the middle of every dimension that is long."""
+    """The boxes of an iteration space that is cut in the middle of every long dimension."""
     boxes = [op.space.full]
     for d, dim in enumerate(op.space.dims):
         if dim.size > 8 and not dim.unsplittable:

@@ -1,4 +1,4 @@
-"""Capture leaves a module and the process as they were: whatever a forward does, also where it fails."""
+"""Capture leaves the module and the process unchanged, whatever the forward does, and also if it fails."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from raddle.graph.capture import capture
 
 HOOKS = [n for n in dir(nn.Module) if n.startswith("register_") and n.endswith("_hook")]
 
+# (module, input of its forward, random numbers): something that a forward may do to its module
 Change = Callable[[Any, Tensor, random.Random], Any]
 
 
@@ -31,35 +32,36 @@ def ignore(*_: Any, **__: Any) -> None:
 
 
 def hook(name: str) -> Change:
-    """Registers one kind of hook with any of its flags, on any module."""
+    """A change that registers one kind of hook, with random flags, on a random module."""
 
-    def touch(m: Any, v: Tensor, rng: random.Random) -> None:
+    def change(m: Any, v: Tensor, rng: random.Random) -> None:
         register = getattr(rng.choice(list(m.modules())), name)
         flags = [k for k, p in inspect.signature(register).parameters.items() if p.default is False]
         register(ignore, **{flag: rng.random() < 0.5 for flag in flags})
 
-    return touch
+    return change
 
 
 def assign(name: str, value: Callable[[Any, Tensor], Any]) -> Change:
+    """A change that sets an attribute of a random module."""
     return lambda m, v, rng: setattr(rng.choice([m, m.fc, m.norm]), name, value(m, v))
 
 
-def flipped(m: Any, v: Tensor, rng: random.Random) -> None:
+def change_modes(m: Any, v: Tensor, rng: random.Random) -> None:
     for module in m.modules():
         module.train(rng.random() < 0.5)
 
 
-def frozen(m: Any, v: Tensor, rng: random.Random) -> None:
+def freeze_one(m: Any, v: Tensor, rng: random.Random) -> None:
     rng.choice(list(m.parameters())).requires_grad_(False)
 
 
-def failing(m: Any, v: Tensor, rng: random.Random) -> None:
+def fail(m: Any, v: Tensor, rng: random.Random) -> None:
     raise RuntimeError("the forward fails")
 
 
-def doubling(m: Any, v: Tensor, rng: random.Random) -> None:
-    """Installs a hook at the first call, as models of transformers do."""
+def install_doubling_hook(m: Any, v: Tensor, rng: random.Random) -> None:
+    """Installs a hook at the first call, as models of the library transformers do."""
     if not m.installed:
         m.installed = True
         m.fc.register_forward_hook(lambda module, inputs, output: output * 2)
@@ -67,7 +69,7 @@ def doubling(m: Any, v: Tensor, rng: random.Random) -> None:
 
 CHANGES: dict[str, Change] = {
     **{name: hook(name) for name in HOOKS},
-    "doubling": doubling,
+    "doubling": install_doubling_hook,
     "counts": assign("count", lambda m, v: m.count + 1),
     "keeps a tensor": assign("kept", lambda m, v: v),
     "new buffer": lambda m, v, rng: m.fc.register_buffer("more", torch.ones(2)),
@@ -88,8 +90,8 @@ CHANGES: dict[str, Change] = {
     "nested": lambda m, v, rng: m.dict["inner"].append(v),
     "an object's attribute": lambda m, v, rng: setattr(m.object, "last", v),
     "an object's list": lambda m, v, rng: m.object.list.append(v),
-    "modes": flipped,
-    "requires_grad": frozen,
+    "modes": change_modes,
+    "requires_grad": freeze_one,
     "no requires_grad at all": lambda m, v, rng: m.requires_grad_(False),
     "seeds torch": lambda m, v, rng: torch.manual_seed(5),
     "draws from torch": lambda m, v, rng: torch.rand(3),
@@ -100,23 +102,23 @@ CHANGES: dict[str, Change] = {
     "hooks of all modules": lambda m, v, rng: nn.modules.module.register_module_forward_hook(
         ignore
     ),
-    "fails": failing,
+    "fails": fail,
 }
 
 
 class PlainObject:
-    """Something that a module holds and that is no module."""
+    """An object that a module refers to and that is not a module."""
 
     def __init__(self) -> None:
         self.list: list[Any] = []
 
 
 class ChangingModule(nn.Module):
-    """A forward that does the named things to its module."""
+    """A module whose forward makes the named CHANGES."""
 
-    def __init__(self, touches: list[str], seed: int) -> None:
+    def __init__(self, changes: list[str], seed: int) -> None:
         super().__init__()
-        self.touches, self.seed = tuple(touches), seed
+        self.changes, self.seed = tuple(changes), seed
         self.fc, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
         self.register_buffer("buffer", torch.zeros(3))
         self.register_buffer("unused", torch.zeros(1))
@@ -131,13 +133,13 @@ class ChangingModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rng = random.Random(self.seed)
-        for name in self.touches:
+        for name in self.changes:
             CHANGES[name](self, x, rng)
         return (self.norm(self.fc(x)) * self.buffer.exp()).square().mean()
 
 
 def describe_object(value: Any, seen: set[int]) -> Any:
-    """What something is made of, down to the identity and the numbers of every tensor."""
+    """All that an object refers to, with the identity and the values of every tensor."""
     if isinstance(value, Tensor):
         gradient = None if value.grad is None else id(value.grad)
         numbers = value.detach().tolist()
@@ -168,7 +170,7 @@ def process_state() -> Any:
 
 @contextlib.contextmanager
 def restore_globals() -> Any:
-    """For the test's own sake: what it finds changed must not change others."""
+    """Restores global state, so that a test that fails does not affect other tests."""
     before = torch.get_default_dtype(), dict(nn.modules.module._global_forward_hooks)
     try:
         yield
@@ -180,8 +182,8 @@ def restore_globals() -> Any:
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from(sorted(CHANGES)), max_size=5), st.integers(0, 99), st.booleans())
-def test_capture_changes_nothing(touches: list[str], seed: int, training: bool) -> None:
-    model, x = ChangingModule(touches, seed).train(training), torch.randn(4, 3)
+def test_capture_changes_nothing(changes: list[str], seed: int, training: bool) -> None:
+    model, x = ChangingModule(changes, seed).train(training), torch.randn(4, 3)
     if seed % 2:
         model.fc.weight.grad = torch.ones(3, 3)
     with restore_globals():
@@ -198,7 +200,7 @@ def test_each_way_to_change_a_module_is_undone(name: str) -> None:
 
 
 def test_lists_stay_the_same_objects() -> None:
-    """Others may hold them too; torch.export replaces them by copies."""
+    """Other code may refer to them; torch.export replaces them by copies."""
     model = ChangingModule(["appends", "nested", "an object's list"], 0)
     held = model.list, model.dict, model.dict["inner"], model.queue, model.object.list
     capture(model, [torch.randn(4, 3)])
@@ -206,21 +208,22 @@ def test_lists_stay_the_same_objects() -> None:
     assert all(a is b for a, b in zip(held, now, strict=True))
 
 
-def freezing(m: Any, v: Tensor, rng: random.Random) -> None:
+def freeze_bias(m: Any, v: Tensor, rng: random.Random) -> None:
     m.fc.bias.requires_grad_(False)
 
 
-def hooking(m: Any, v: Tensor, rng: random.Random) -> None:
+def hook_weight(m: Any, v: Tensor, rng: random.Random) -> None:
     m.fc.weight.register_post_accumulate_grad_hook(ignore)
 
 
 @pytest.mark.parametrize(
-    ("touch", "reason"), [(freezing, "requires_grad of 'fc.bias'"), (hooking, "hook on a gradient")]
+    ("change", "reason"),
+    [(freeze_bias, "requires_grad of 'fc.bias'"), (hook_weight, "hook on a gradient")],
 )
 def test_what_would_be_lost_is_refused(
-    touch: Change, reason: str, monkeypatch: pytest.MonkeyPatch
+    change: Change, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CHANGES, "given", touch)
+    monkeypatch.setitem(CHANGES, "given", change)
     with pytest.raises(InputError, match=reason):
         capture(ChangingModule(["given"], 0), [torch.randn(4, 3)])
 

@@ -1,4 +1,4 @@
-"""What kinds of operators say of themselves, and that a kind has to."""
+"""The traits of operator kinds, and that every kind declares them once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Hugging Face models, unmodified, from small configurations with random weights: a step of the
-graph is a step of the module, whole, un-fused and under random tilings, and no operator is
-opaque."""
+"""Unmodified Hugging Face models, small ones: a step of the graph equals a step of the module.
+
+The graph runs whole, without fused calls, and with random tiles. No operator is opaque.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def token_ids(*shape: int) -> Tensor:
 
 
 def labels(*shape: int) -> Tensor:
-    """Words to predict; the first of each sequence do not count."""
+    """Tokens to predict; the first two of each sequence are ignored."""
     return token_ids(*shape).index_fill(1, torch.tensor([0, 1]), -100)
 
 
@@ -110,8 +111,8 @@ CASES = {
 
 
 class Float32AsFloat64(TorchFunctionMode):
-    """float32 means float64: some models compute norms, rotations and losses in float32, whatever
-    their own dtype is."""
+    """Replaces float32 by float64: some models compute norms, rotations and losses in float32 for every
+    dtype."""
 
     def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         function = torch.Tensor.double if function is torch.Tensor.float else function
@@ -124,7 +125,7 @@ def _raise_dtype(argument: Any) -> Any:
 
 
 class Result(NamedTuple):
-    """Of one step."""
+    """The result of one step."""
 
     loss: Tensor
     gradients: dict[str, Tensor]
@@ -160,7 +161,7 @@ def gradients(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
 
 
 def assert_same(actual: Result, expected: Result, tolerance: float, how: str) -> None:
-    """Gradients are compared in units of the global norm, so that none hides behind a large one."""
+    """Compares two steps; errors of gradients are relative to the norm of all gradients."""
     assert actual.loss.item() == pytest.approx(expected.loss.item(), rel=tolerance), how
     scale = torch.stack([g.norm() for g in expected.gradients.values()]).norm()
     assert scale > 0
@@ -195,7 +196,7 @@ def test_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_step_with_parts_in_float32(name: str) -> None:
-    """As the model is written: the loss, or every norm, in float32 amid float64."""
+    """The unmodified model in float64, which computes the loss or every norm in float32."""
     model, inputs = build(CASES[name])
     graph = capture(model, inputs, loss=lambda out: out.loss)
     assert torch.float32 in {value.dtype for value in graph.values.values()}

@@ -1,4 +1,4 @@
-"""Random tilings of a graph: irregular, uneven partitions of iteration spaces, sums included."""
+"""Random tilings of a graph: uneven, irregular partitions of iteration spaces and reduced dimensions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from raddle.graph.space import Space
 
 
 def random_tiles(graph: Graph, seed: int, share: float = 0.8) -> dict[str, list[Box]]:
-    """Boxes for a `share` of the operators, by name; the others run whole."""
+    """Boxes for about a `share` of the operators, by name; the others run as one box."""
     rng = random.Random(seed)
     return {op.name: partition(op.space, rng) for op in graph.ops if rng.random() < share}
 
 
 def partition(space: Space, rng: random.Random, cuts: int = 3) -> list[Box]:
-    """An iteration space, cut up to `cuts` times, each time a random box of those there are."""
+    """The boxes of an iteration space after up to `cuts` cuts, each of a random box."""
     boxes = [space.full]
     for _ in range(cuts):
         i = rng.randrange(len(boxes))
@@ -29,7 +29,7 @@ def partition(space: Space, rng: random.Random, cuts: int = 3) -> list[Box]:
 
 
 def _cut(box: Box, d: int, at: int) -> list[Box]:
-    """The parts of a box below and above a point of dimension d."""
+    """The parts of a box below and above the position `at` of dimension d."""
     return [
         Box(box.lo, (*box.hi[:d], at, *box.hi[d + 1 :])),
         Box((*box.lo[:d], at, *box.lo[d + 1 :]), box.hi),

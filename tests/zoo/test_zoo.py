@@ -1,4 +1,4 @@
-"""The models are the published ones, their tiny twins train, and `load` says what is wrong."""
+"""The models equal the published ones, their tiny versions train, and `load` reports mistakes."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ NAMES = zoo.names()
 TINY = [name for name in NAMES if name.endswith("-tiny")]
 FULL = [name for name in NAMES if not name.endswith("-tiny")]
 
-# torchvision's table of weights (docs, "num_params") for what it has; the others by their source.
+# Numbers of parameters: from torchvision's table of weights ("num_params"), else from the source named.
 PARAMETERS = {
     "alexnet": 61_100_840,
     "vgg16": 138_357_544,
@@ -33,7 +33,7 @@ PARAMETERS = {
     "nmt": 2 * 32000 * 1024 + 4 * 4 * (2 * 1024**2 + 2 * 1024) + 3 * 1024**2 + 1025 * 32000,
 }
 
-# Multiply-adds of one image, in 10^9: torchvision's table of weights calls them GFLOPS.
+# Multiply-adds for one image, in 10^9; torchvision's table of weights calls them GFLOPS.
 GMACS = {
     "alexnet": 0.71,
     "vgg16": 15.47,
@@ -203,7 +203,7 @@ def test_import_does_not_import_torch():
     assert run.stdout == "False\n"
 
 
-# The rest loads a user's file.
+# The following tests load a user's file.
 
 PAIR = """
 import torch
@@ -270,7 +270,7 @@ def make(batch):
     workload = zoo.load(spec, batch=2)
     assert sys.path == path
     assert workload.name == "gpt-tiny"
-    # It was made on the CPU and moved: the tie must survive that.
+    # It was created on the CPU and moved: the parameters must still be tied.
     assert workload.model.lm_head.weight is workload.model.wte.weight
     assert all(t.is_meta for t in workload.model.state_dict().values())
 
