@@ -1,4 +1,6 @@
-"""The lab: hosts on a shaped network, as network namespaces of one Linux machine.
+"""A lab: emulated hosts on one Linux machine, to run plans over a network of limited bandwidth.
+
+Each host is a network namespace. Its link to a bridge is limited to a rate by `tc` (a token bucket, tbf).
 
     with Lab.up(hosts=4, rate="1gbit", rates={2: "100mbit"}) as lab:
         lab.run("plan.json", steps=3, timeout=600)
@@ -10,7 +12,8 @@
          host0               host1               host2
            `------------------bridge------------------'         raddle-lab-net
 
-No file keeps what there is: it is read from `ip` and `tc`, so a lab that a crash left behind is one too.
+No file stores the state of a lab: it is read from `ip` and `tc`. So a lab that remains after a crash can be
+listed and removed like any other.
 """
 
 from raddle.lab.lab import Lab, Traffic

@@ -1,4 +1,4 @@
-"""`ip` and `tc`, run as commands: every answer is checked and every wait has an end."""
+"""Runs the commands `ip` and `tc`, with a time limit; a failure becomes an InputError."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from raddle.errors import InputError
 
-TIMEOUT_SECONDS = 20.0  # a command takes milliseconds; a machine that swaps takes longer
+TIMEOUT_SECONDS = 20.0  # a command takes milliseconds, but longer on a machine that swaps
 REQUIREMENTS = "the rights of root, and a kernel with veth, bridge and tbf"
 
 
 def check_system() -> None:
-    """Refuse a system that cannot hold a lab."""
+    """Raise InputError if this system cannot have a lab: it needs Linux, `ip`, `tc` and root."""
     if sys.platform != "linux":
         raise InputError(
             f"a lab is made of Linux network namespaces, and this is {sys.platform}: use Linux."
@@ -28,7 +28,7 @@ def check_system() -> None:
 
 
 def path_of(tool: str) -> str:
-    """Where `ip` or `tc` is: the PATH of many users leaves out the folders for root."""
+    """Return the path of `ip` or `tc`; the folders for root, which PATH often lacks, are searched too."""
     folders = [os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]
     path = shutil.which(tool, path=os.pathsep.join(folders))
     if path is None:
@@ -37,7 +37,7 @@ def path_of(tool: str) -> str:
 
 
 def call(tool: str, *arguments: str) -> str:
-    """Run a command and return what it prints; one that fails is an error with its own words."""
+    """Run a command and return what it prints; if it fails, the InputError quotes its stderr."""
     command_line = " ".join([tool, *arguments])
     try:
         completed = subprocess.run(
@@ -61,7 +61,7 @@ def call(tool: str, *arguments: str) -> str:
 
 
 def call_json(tool: str, *arguments: str) -> list[dict[str, Any]]:
-    """Run a command that answers in JSON."""
+    """Run a command with -j and return the rows of its JSON output."""
     text = call(tool, "-j", *arguments)
     rows: list[dict[str, Any]] = json.loads(text) if text.strip() else []
-    return [row for row in rows if row]  # `ip -j` prints {} for what a filter leaves out
+    return [row for row in rows if row]  # `ip -j` prints {} for rows that a filter excludes

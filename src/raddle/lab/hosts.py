@@ -1,4 +1,7 @@
-"""The hosts of a lab that is up: where they are, and how a command is run on one."""
+"""The hosts of an existing lab, and how to run a command on one of them.
+
+A host is emulated: a network namespace of this machine, with its own IP address.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,21 @@ from raddle.lab.commands import path_of
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts 0, 1, … of the lab with this name."""
+    """Hosts 0, 1, … of a lab."""
 
-    name: str
-    addresses: tuple[str, ...]
+    name: str  # of the lab
+    addresses: tuple[str, ...]  # IP address of each host
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """The namespace of each host."""
+        """The network namespace of each host."""
         return tuple(names.namespace(self.name, host) for host in range(len(self.addresses)))
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
-        """The command that runs `argv` on a host; it becomes `argv`, and keeps its process id."""
+        """Return the command that runs `argv` on a host.
+
+        The command replaces itself by `argv` (exec), so `argv` has the same process id.
+        """
         if host not in range(len(self.addresses)):
             raise InputError(
                 f"the lab '{self.name}' has hosts 0 to {len(self.addresses) - 1}, not {host}."
@@ -33,5 +39,5 @@ class Hosts:
         return [path_of("ip"), "netns", "exec", self.namespaces[host], *argv]
 
     def exec(self, host: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start `argv` on a host; the options are those of subprocess.Popen."""
+        """Start `argv` on a host; `options` are those of subprocess.Popen."""
         return subprocess.Popen(self.command(host, argv), **options)

@@ -1,4 +1,4 @@
-"""A lab in Python: it is made, found and removed, runs plans, and says what its hosts have sent."""
+"""The class `Lab`: makes, finds and removes emulated hosts, runs plans on them and counts their bytes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MOST_HOSTS = 64
 
 
 class Traffic(NamedTuple):
-    """Bytes through the interface of a host, headers included."""
+    """Bytes through the network interface of a host, including headers."""
 
     sent: int
     received: int
 
 
 class Lab(Hosts):
-    """Hosts 0, 1, … on a network of their own; as a context, removed at its end."""
+    """Emulated hosts 0, 1, … on a network of their own; a `with` block removes them at its end."""
 
     @classmethod
     def up(
@@ -34,7 +34,7 @@ class Lab(Hosts):
         rates: Mapping[int, str] | None = None,
         name: str = names.DEFAULT,
     ) -> Lab:
-        """Make a lab whose links have `rate`, but for the hosts that `rates` names."""
+        """Make a lab; the link of a host has the rate `rates[host]` or, if there is none, `rate`."""
         if not 1 <= hosts <= MOST_HOSTS:
             raise InputError(f"a lab has 1 to {MOST_HOSTS} hosts, not {hosts}.")
         per_host = host_rates(hosts, rate, rates or {})
@@ -45,7 +45,7 @@ class Lab(Hosts):
 
     @classmethod
     def find(cls, name: str = names.DEFAULT) -> Lab:
-        """The lab of this name that is up."""
+        """Return the existing lab of this name; raises InputError if it does not exist or is incomplete."""
         names.check_name(name)
         check_system()
         rows = status.host_rows(name)
@@ -62,7 +62,7 @@ class Lab(Hosts):
         return cls(name=name, addresses=tuple(row["address"] for row in rows))
 
     def counters(self) -> list[Traffic]:
-        """What each host has sent and received since the lab is up."""
+        """Return the bytes that each host has sent and received since the lab was made."""
         return [Traffic(*status.traffic(namespace)) for namespace in self.namespaces]
 
     def run(
@@ -74,14 +74,17 @@ class Lab(Hosts):
         per_host: int = 1,
         show: bool = False,
     ) -> list[str]:
-        """Run a plan with `per_host` ranks on every host; return what each host printed."""
+        """Run a plan with `per_host` ranks on every host; return the output of each host.
+
+        options: further options of `python -m raddle.runtime`; timeout in seconds; show: see `launch`.
+        """
         step_option = [] if steps is None else ["--steps", str(steps)]
         argv = ["-m", "raddle.runtime", plan, *step_option, *options]
         commands = torchrun.torchrun_commands(self, argv, per_host=per_host)
         return launch(self, commands.__getitem__, timeout, show=show)
 
     def down(self) -> None:
-        """End what runs on the hosts, and remove them."""
+        """End the processes on the hosts, and remove the hosts."""
         namespaces.remove(self.name)
 
     def __enter__(self) -> Lab:

@@ -1,6 +1,7 @@
-"""Starts a command on every host and sees all of them to their end.
+"""Runs a command on every host of a lab (emulated hosts on this machine), and makes sure that all end.
 
-They end when they are done, when one of them fails, when the time is over and when the user interrupts.
+The commands end when they are done, when one of them fails, when the time is over, and when the user
+interrupts.
 """
 
 from __future__ import annotations
@@ -27,18 +28,21 @@ from raddle.lab.processes import (
 )
 from raddle.transport.orphans import starter_env
 
-# torchrun is slower to say that its rank died than the neighbours are to notice: wait for the cause.
-CAUSE_SECONDS = 1.5  # seconds
-MAX_TAIL = 8_000  # characters of a host's output that an error repeats
-LAUNCH_VARIABLE = (
-    "RADDLE_LAUNCH"  # in the environment: torchrun's ranks leave its process group, but keep this
-)
+# If a rank dies, the other hosts may fail before torchrun reports it: wait for the host with the cause.
+CAUSE_SECONDS = 1.5
+MAX_TAIL = 8_000  # characters at the end of a host's output that an error message quotes
+# An environment variable that identifies all processes of a launch: the ranks of torchrun leave its process
+# group, but inherit the variable.
+LAUNCH_VARIABLE = "RADDLE_LAUNCH"
 
 Processes = list[subprocess.Popen[Any]]
 
 
 class LaunchError(RuntimeError):
-    """A host failed or none was done in time; `codes` has the hosts that ended by themselves."""
+    """A command failed, or did not end in time.
+
+    codes: exit codes of the hosts whose command ended by itself.
+    """
 
     def __init__(self, message: str, codes: Mapping[int, int], *, timed_out: bool) -> None:
         super().__init__(message)
@@ -54,9 +58,10 @@ def launch(
     env: Mapping[str, str] | None = None,
     show: bool = False,
 ) -> list[str]:
-    """Run a command on every host at once; return what each printed.
+    """Run a command on every host at once; return the output of each host.
 
-    With `show`, the output of host 0 goes where this process's goes, and is not returned.
+    argv_for_host: returns the command for the host with this number. timeout: seconds for all together.
+    show: print the output of host 0 directly, instead of returning it. Raises LaunchError.
     """
     token = uuid.uuid4().hex
     hosts = range(len(lab.addresses))
@@ -81,7 +86,7 @@ def launch(
 
 def _environment(token: str, extra: Mapping[str, str]) -> dict[str, str]:
     sockets = {"GLOO_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE}
-    # A lab has no names, and torch would warn at each connection that it finds none.
+    # A lab has no host names, and torch would log a warning about this at each connection.
     quiet = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
     return {
         **os.environ,
@@ -104,12 +109,12 @@ def _start(
         stdout=output,
         stderr=None if output is None else subprocess.STDOUT,
         env=environment,
-        start_new_session=True,  # Ctrl-C comes to this process, which ends all of them
+        start_new_session=True,  # Ctrl-C reaches only this process, which then ends the others
     )
 
 
 def _wait(processes: Processes, timeout: float) -> None:
-    """Return when all are done, soon after one fails, or when the time is over."""
+    """Return when all processes have ended, soon after one has failed, or when the time is over."""
     deadline = time.monotonic() + timeout
     failed = False
     while None in (codes := [p.poll() for p in processes]) and time.monotonic() < deadline:
@@ -119,7 +124,7 @@ def _wait(processes: Processes, timeout: float) -> None:
 
 
 def _end_all(lab: Hosts, processes: Processes, token: str) -> None:
-    """Terminate the process groups that still run, kill them, and then what has left its group."""
+    """End the process groups that still run; then the processes of this launch that left their group."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         running = [p for p in processes if p.poll() is None]
         for process in running:
@@ -132,6 +137,7 @@ def _end_all(lab: Hosts, processes: Processes, token: str) -> None:
 
 
 def _is_marked(pid: int, token: str) -> bool:
+    """Whether a process belongs to the launch with this token."""
     with suppress(OSError):  # it has just ended
         return f"{LAUNCH_VARIABLE}={token}".encode() in Path(
             f"/proc/{pid}/environ"
@@ -145,6 +151,7 @@ def _text(file: IO[str]) -> str:
 
 
 def _error(codes: Mapping[int, int], outputs: Sequence[str], timeout: float) -> LaunchError:
+    """Return an error that names the hosts that failed or were too slow, with the end of their output."""
     failed = {host: code for host, code in codes.items() if code != 0}
     unfinished = [host for host in range(len(outputs)) if host not in codes]
     if failed:

@@ -1,4 +1,8 @@
-"""What things in a lab are called: namespaces, interfaces and addresses."""
+"""The names and addresses in a lab: its network namespaces, interfaces and IP addresses.
+
+A lab is a set of emulated hosts on one machine. Each host is a network namespace; one more namespace has
+the bridge that connects them (see the picture in raddle.lab).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,17 @@ import re
 from raddle.errors import InputError
 
 DEFAULT = "lab"
-INTERFACE = "lab0"  # the same on every host, so that one GLOO_SOCKET_IFNAME is right for all
+INTERFACE = "lab0"  # the same on every host, so that all can use the same GLOO_SOCKET_IFNAME
 BRIDGE = "bridge"
-NETWORK = "net"  # stands where a host's number does
-SUBNETS = 256
+NETWORK = "net"  # in place of the number of a host, for the namespace with the bridge
+SUBNETS = 256  # 10.77.0.0/24 to 10.77.255.0/24, one for each lab
 
 _LAB = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _NAMESPACE = re.compile(rf"raddle-({_LAB.pattern})-(0|[1-9]\d*|{NETWORK})")
 
 
 def check_name(lab: str) -> str:
-    """Refuse a name that a namespace cannot have."""
+    """Return the name of a lab; raises InputError if it cannot be part of the name of a namespace."""
     if not _LAB.fullmatch(lab):
         raise InputError(
             f"'{lab}' cannot name a lab: use up to 32 lower-case letters, digits and inner dashes."
@@ -26,32 +30,32 @@ def check_name(lab: str) -> str:
 
 
 def namespace(lab: str, host: int | str) -> str:
-    """The namespace of a host, or with NETWORK the one that holds the bridge."""
+    """Return the name of the namespace of a host; with host=NETWORK, of the one with the bridge."""
     return f"raddle-{lab}-{host}"
 
 
 def parse_namespace(namespace: str) -> tuple[str, str] | None:
-    """`namespace` backwards; None for one that belongs to no lab."""
-    # The last dash is the one before the host, so labs `a` and `a-0` are never taken for each other.
+    """Return (lab, host) of the name of a namespace, the inverse of `namespace`; None if it is no lab's."""
+    # The last dash is the one before the host, so the labs `a` and `a-0` are not confused.
     match = _NAMESPACE.fullmatch(namespace)
     return None if match is None else (match[1], match[3])
 
 
 def bridge_port(host: int) -> str:
-    """The bridge's end of a host's link."""
+    """Return the name of the bridge's end of the link to a host."""
     return f"host{host}"
 
 
 def address(subnet: int, host: int) -> str:
-    """10.77.SUBNET.HOST+1, which exists inside the lab alone."""
+    """Return the address of a host, 10.77.SUBNET.(HOST + 1); it exists only inside the lab."""
     return f"10.77.{subnet}.{host + 1}"
 
 
 def bridge_address(subnet: int) -> str:
-    """Marks a subnet as taken; hosts end at .64."""
+    """Return the address of the bridge; if a bridge has it, the subnet is in use. Hosts have .1 to .64."""
     return f"10.77.{subnet}.254"
 
 
 def raddle_command(verb: str, lab: str) -> str:
-    """What to type: `raddle lab down --name mine`."""
+    """Return the command line for a verb of `raddle lab`, such as `raddle lab down --name mine`."""
     return f"raddle lab {verb}" + ("" if lab == DEFAULT else f" --name {lab}")

@@ -1,4 +1,4 @@
-"""Makes and removes the namespaces and the links of a lab."""
+"""Makes and removes the network namespaces and the links of a lab (emulated hosts on this machine)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raddle.lab.status import free_subnet, namespaces
 
 
 def build(lab: str, rates: Sequence[int]) -> None:
-    """Make a lab with a host for each rate, in bits per second: all of it or nothing."""
+    """Make a lab with one host for each rate (bits per second); after an error, nothing of it remains."""
     if namespaces(lab):
         raise InputError(
             f"there is a lab '{lab}' already: remove it with `{names.raddle_command('down', lab)}`."
@@ -23,9 +23,8 @@ def build(lab: str, rates: Sequence[int]) -> None:
     if subnet is None:
         raise InputError("the subnets 10.77.0.0 to 10.77.255.0 are all taken: remove a lab.")
     network = names.namespace(lab, names.NETWORK)
-    call(
-        "ip", "netns", "add", network
-    )  # of two that try at once one fails here, and removes nothing
+    # If two processes make the same lab at once, one of them fails here, before it has anything to remove.
+    call("ip", "netns", "add", network)
     try:
         _bridge(network, names.bridge_address(subnet))
         for host, rate in enumerate(rates):
@@ -37,26 +36,27 @@ def build(lab: str, rates: Sequence[int]) -> None:
 
 
 def remove(lab: str) -> tuple[list[str], set[int]]:
-    """End what runs in a lab and remove it; return its namespaces and the processes ended."""
+    """End the processes in a lab and remove it; return its namespaces and the ids of these processes."""
     with block_interrupts():
         lab_namespaces = namespaces(lab)
         if os.getpid() in processes_in(lab_namespaces):
             raise InputError(f"this runs inside the lab '{lab}': remove it from outside.")
         ended = end_processes(lambda: processes_in(lab_namespaces))
-        for namespace in reversed(
-            lab_namespaces
-        ):  # the network last: until then the lab's name is taken
+        # The namespace of the network is the last: until then nobody can make a lab of this name.
+        for namespace in reversed(lab_namespaces):
             _delete(namespace)
     return lab_namespaces, ended
 
 
 def _bridge(network: str, address: str) -> None:
+    """Make the bridge in the namespace `network`."""
     call("ip", "-n", network, "link", "add", "name", names.BRIDGE, "type", "bridge")
     call("ip", "-n", network, "addr", "add", f"{address}/24", "dev", names.BRIDGE)
     _set_up(network, names.BRIDGE)
 
 
 def _host(namespace: str, network: str, port: str, rate: int) -> None:
+    """Make the namespace of a host and its link to the bridge, limited to `rate` at both ends."""
     call("ip", "netns", "add", namespace)
     call("ip", "-n", namespace, "link", "set", "dev", "lo", "up")
     link = ["link", "add", "name", names.INTERFACE, "type", "veth"]
@@ -73,7 +73,7 @@ def _address(namespace: str, address: str) -> None:
 
 
 def _set_up(namespace: str, device: str) -> None:
-    # Without addresses of IPv6 an idle host sends nothing, and gloo finds one address alone.
+    # Without IPv6 addresses an idle host sends nothing, and gloo finds only one address.
     quiet = ["addrgenmode", "none"] if Path("/proc/net/if_inet6").exists() else []
     call("ip", "-n", namespace, "link", "set", "dev", device, *quiet, "up")
 
@@ -83,4 +83,4 @@ def _delete(namespace: str) -> None:
         call("ip", "netns", "del", namespace)
     except InputError:
         if namespace in {row["name"] for row in call_json("ip", "netns", "list")}:
-            raise  # else somebody else has removed it in this moment, which is as good
+            raise  # if it does not exist any more, another process has just removed it

@@ -1,4 +1,4 @@
-"""Processes inside namespaces: which there are, and how they end."""
+"""Finds and ends the processes inside network namespaces."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from contextlib import contextmanager, suppress
 from raddle.errors import InputError
 from raddle.lab.commands import call
 
-GRACE_SECONDS = 5.0  # seconds between asking and killing
+GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 POLL_SECONDS = 0.05
 
 
 def processes_in(namespaces: Iterable[str]) -> set[int]:
-    """The ids of the processes that run in these namespaces."""
+    """Return the ids of the processes that run in these namespaces."""
     pids: set[int] = set()
     for name in namespaces:
-        with suppress(InputError):  # the namespace has just gone, and nothing runs in it
+        with suppress(InputError):  # the namespace has just been removed
             pids.update(map(int, call("ip", "netns", "pids", name).split()))
     return pids
 
 
 def end_processes(find: Callable[[], set[int]]) -> set[int]:
-    """Terminate the processes that `find` finds, kill those that stay; return all of them."""
+    """Terminate the processes that `find` returns, and kill those that do not end; return all their ids.
+
+    `find` is called again and again, so processes that start meanwhile are ended too.
+    """
     ended: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGKILL):
         signalled: set[int] = set()
         deadline = time.monotonic() + GRACE_SECONDS
         while (running := find()) and time.monotonic() < deadline:
-            for pid in running - signalled:  # also those that were started meanwhile
+            for pid in running - signalled:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
             signalled |= running
@@ -42,7 +45,7 @@ def end_processes(find: Callable[[], set[int]]) -> set[int]:
 
 @contextmanager
 def block_interrupts() -> Iterator[None]:
-    """Keep a second Ctrl-C until the body is done, so that clearing up is not left half way."""
+    """Delay SIGINT and SIGTERM until the `with` block ends, so that a clean-up is always completed."""
     signals = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:

@@ -1,4 +1,4 @@
-"""The rates of links, written as `tc` writes them: 1gbit, 100mbit, 2.5gbit."""
+"""Parses and prints the rates of links in the notation of `tc`: 1gbit, 100mbit, 2.5gbit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from raddle.errors import InputError
 _UNITS = {"gbit": 10**9, "mbit": 10**6, "kbit": 10**3, "bit": 1}
 _RATE = Quantity("bits/s", {unit: Decimal(f) for unit, f in _UNITS.items()}, "1gbit")
 
-SLOWEST = 100 * 10**3  # below, the burst alone is a transfer of its own: 256 kB are 20 s here
-FASTEST = 100 * 10**9  # above, what tbf may queue in 50 ms comes near the 32 bits of its limit
+# Limits in bits per second. At the lower one, the burst that tbf lets through (256 kB) already takes 20 s.
+# Above the upper one, the queue for 50 ms comes near the 32 bits of tbf's limit.
+SLOWEST = 100 * 10**3
+FASTEST = 100 * 10**9
 
 
 def parse_rate(text: str) -> int:
-    """Bits per second: "100mbit" -> 100_000_000."""
+    """Return bits per second: "100mbit" -> 100_000_000."""
     try:
         rate = parse(text.lower().removesuffix("/s"), _RATE)
     except ValueError as error:
@@ -30,13 +32,13 @@ def parse_rate(text: str) -> int:
 
 
 def rate_text(rate: float) -> str:
-    """1_500_000_000 -> "1.5gbit"."""
+    """Print bits per second: 1_500_000_000 -> "1.5gbit"."""
     unit = next(unit for unit, factor in _UNITS.items() if rate >= factor or factor == 1)
     return f"{rate / _UNITS[unit]:g}{unit}"
 
 
 def host_rates(hosts: int, rate: str, rates: Mapping[int, str]) -> list[int]:
-    """Bits per second of every host: `rate`, but for those that `rates` names."""
+    """Return the bits per second of each host: `rates[host]` or, if there is none, `rate`."""
     for host in rates:
         if host not in range(hosts):
             raise InputError(
@@ -47,7 +49,7 @@ def host_rates(hosts: int, rate: str, rates: Mapping[int, str]) -> list[int]:
 
 
 def parse_rates(texts: Sequence[str]) -> dict[int, str]:
-    """["2=100mbit"] -> {2: "100mbit"}."""
+    """Parse options HOST=RATE: ["2=100mbit"] -> {2: "100mbit"}."""
     rates: dict[int, str] = {}
     for text in texts:
         host, equals, rate = text.partition("=")

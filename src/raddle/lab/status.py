@@ -1,4 +1,8 @@
-"""Reads from the system which labs there are, and what their hosts have: no file keeps it."""
+"""Reads from `ip` and `tc` which labs (emulated hosts) exist, and the state of their hosts.
+
+The namespaces of a lab are called raddle-LAB-PART, where PART is the number of a host, or "net" for the
+namespace of the bridge (names.py).
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,19 @@ from raddle.lab.rates import rate_text
 
 
 def labs() -> list[str]:
-    """The names of all labs, whole or half made."""
+    """Return the names of all labs, complete or not."""
     return sorted({lab for lab, _ in _labs_and_hosts()})
 
 
 def namespaces(lab: str) -> list[str]:
-    """A lab's namespaces: that of the network, then those of the hosts in their order."""
+    """Return the namespaces of a lab: that of the network first, then those of the hosts in order."""
     parts = [part for lab_name, part in _labs_and_hosts() if lab_name == lab]
     order = sorted(parts, key=lambda part: -1 if part == names.NETWORK else int(part))
     return [names.namespace(lab, part) for part in order]
 
 
 def host_rows(lab: str) -> list[dict[str, Any]]:
-    """One row per host; what a half-made lab does not have is None."""
+    """Return a row for each host of a lab; values that an incomplete lab lacks are None."""
     hosts = sorted(
         int(part)
         for lab_name, part in _labs_and_hosts()
@@ -32,16 +36,16 @@ def host_rows(lab: str) -> list[dict[str, Any]]:
 
 
 def traffic(namespace: str) -> tuple[int, int]:
-    """Bytes that a host has sent and received, with the headers of all layers."""
+    """Return the bytes that a host has sent and received, including the headers of all protocols."""
     link = call_json("ip", "-n", namespace, "-s", "link", "show", "dev", names.INTERFACE)[0]
     return link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
 
 
 def free_subnet() -> int | None:
-    """The first subnet that no lab has marked as its own.
+    """Return the number of the first subnet whose bridge address no lab uses; None if there is none.
 
-    Labs that are made at the same moment may find the same one. They work none the less: no packet
-    leaves the namespaces of a lab.
+    Labs that are made at the same moment may get the same one. They work nevertheless, as no packet leaves
+    the namespaces of a lab.
     """
     networks = [
         names.namespace(lab, part) for lab, part in _labs_and_hosts() if part == names.NETWORK
@@ -55,6 +59,7 @@ def free_subnet() -> int | None:
 
 
 def _labs_and_hosts() -> list[tuple[str, str]]:
+    """Return (name of the lab, number of the host or "net") of all namespaces of labs."""
     parsed = (names.parse_namespace(row["name"]) for row in call_json("ip", "netns", "list"))
     return [parts for parts in parsed if parts is not None]
 
@@ -79,12 +84,13 @@ def _row(lab: str, host: int) -> dict[str, Any]:
 
 
 def _address(link: dict[str, Any]) -> str | None:
+    """Return the IPv4 address of a link, if it has one."""
     inet = (entry for entry in link.get("addr_info", ()) if entry["family"] == "inet")
     return next((entry["local"] for entry in inet), None)
 
 
 def _rate(namespace: str) -> int | None:
-    """Bits per second, as the kernel shapes them."""
+    """Return the rate limit of a host in bits per second, as the kernel has it."""
     for queue in call_json("tc", "-n", namespace, "qdisc", "show"):
         if queue["dev"] == names.INTERFACE and queue["kind"] == "tbf":
             return 8 * int(queue["options"]["rate"])  # tc prints bytes per second

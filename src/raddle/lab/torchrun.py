@@ -1,4 +1,7 @@
-"""The torchrun line of every host."""
+"""The torchrun commands that start a distributed program on the hosts of a lab.
+
+A lab is a set of emulated hosts on this machine (network namespaces); see raddle.lab.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from collections.abc import Sequence
 from raddle.errors import InputError
 from raddle.lab.hosts import Hosts
 
-# Below the range that the kernel gives to outgoing connections, which could take it before the store does.
+# Prints a free port. It is below the range of ports that the kernel uses for outgoing connections: one of
+# these could take the port before torchrun's store does.
 _FREE_PORT = """
 import random, socket, sys
 for port in random.sample(range(20_000, 32_000), 100):
@@ -23,7 +27,10 @@ for port in random.sample(range(20_000, 32_000), 100):
 
 
 def torchrun_commands(lab: Hosts, argv: Sequence[str], *, per_host: int = 1) -> list[list[str]]:
-    """One torchrun a host, which meet at host 0; `argv` is a script or -m module, with its arguments."""
+    """Return a torchrun command for each host; host 0 is the master.
+
+    argv: a script or `-m module`, with its arguments; per_host: number of ranks on each host.
+    """
     if per_host < 1:
         raise InputError(f"a host runs 1 rank or more, not {per_host}.")
     port = free_port(lab, host=0)
@@ -31,7 +38,7 @@ def torchrun_commands(lab: Hosts, argv: Sequence[str], *, per_host: int = 1) -> 
 
 
 def free_port(lab: Hosts, host: int) -> int:
-    """A port that nobody listens on, on this host."""
+    """Return a port of this host that is not in use."""
     command = lab.command(host, [sys.executable, "-I", "-S", "-c", _FREE_PORT, lab.addresses[host]])
     completed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     if not completed.stdout.strip():
@@ -44,7 +51,7 @@ def _torchrun(lab: Hosts, host: int, port: int, per_host: int) -> list[str]:
         "--nnodes": len(lab.addresses),
         "--nproc-per-node": per_host,
         "--node-rank": host,
-        "--local-addr": lab.addresses[host],  # else torchrun looks up the name of the machine
+        "--local-addr": lab.addresses[host],  # by default torchrun looks up the name of the machine
         "--master-addr": lab.addresses[0],
         "--master-port": port,
     }

@@ -1,4 +1,7 @@
-"""What was measured before: one JSON file in the user's cache folder."""
+"""The cache of measurements: one JSON file in the user's cache folder.
+
+By key, the file has an entry {"value": the measurement, "sum": a checksum}.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from raddle.files import read_json, write_atomically
 
 
 def path() -> Path:
-    """$XDG_CACHE_HOME/raddle/probe.json, or the one under ~/.cache."""
+    """Return $XDG_CACHE_HOME/raddle/probe.json; without this variable, the same under ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     return folder / "raddle" / "probe.json"
 
 
 def recall(key: str) -> dict[str, Any] | None:
-    """What was remembered under `key`; a damaged file counts as none."""
+    """Return the measurement stored under `key`; None if there is none or the file is damaged."""
     entry = _read().get(key)
     if not isinstance(entry, dict) or not isinstance(entry.get("value"), dict):
         return None
@@ -30,7 +33,7 @@ def recall(key: str) -> dict[str, Any] | None:
 
 
 def remember(key: str, value: dict[str, Any]) -> None:
-    """Add to the file, or leave it where it cannot be written: only time is lost."""
+    """Store a measurement; if the file cannot be written, the next probe measures again."""
     file, entry = path(), {"value": value, "sum": _checksum(key, value)}
     with contextlib.suppress(OSError, InputError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +41,7 @@ def remember(key: str, value: dict[str, Any]) -> None:
 
 
 def _checksum(key: str, value: dict[str, Any]) -> str:
-    """By which an entry is known to be what was measured."""
+    """Return a checksum that detects edited or damaged entries."""
     return hashlib.sha256(json.dumps([key, value], sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""How busy this machine is with other work: a probe of a busy machine measures its neighbours."""
+"""Measures how many cores are busy with other work, as this makes the results of a probe worse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WINDOW = 0.2  # seconds
 
 
 def busy_cores() -> float | None:
-    """How many cores are at work right now, or None where the system does not say."""
+    """Return how many cores are busy now (2.5: two and a half), or None if the system does not tell."""
     try:
         before = _ticks()
         time.sleep(WINDOW)
@@ -24,13 +24,12 @@ def busy_cores() -> float | None:
 
 
 def _ticks() -> dict[str, tuple[int, int]]:
-    """Of each core: idle and all ticks since the machine started."""
+    """For each core, return (idle ticks, all ticks) since the machine started, from /proc/stat."""
     ticks = {}
     for line in Path("/proc/stat").read_text().splitlines():
         name, *fields = line.split()
         if name.startswith("cpu") and name != "cpu":
-            counts = [
-                int(field) for field in fields[:8]
-            ]  # what guests used is in the others already
-            ticks[name] = counts[3] + counts[4], sum(counts)  # idle, and waiting for a disk
+            # The fields after the first 8 are the time of guests, which the first ones include.
+            counts = [int(field) for field in fields[:8]]
+            ticks[name] = counts[3] + counts[4], sum(counts)  # 3: idle, 4: waiting for a disk
     return ticks

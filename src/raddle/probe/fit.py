@@ -1,4 +1,4 @@
-"""Latency and bandwidth from the times that messages of several sizes took."""
+"""Fits latency and bandwidth to the times of messages of several sizes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from raddle.clusters.devices import Link
 def fit(samples: Sequence[tuple[int, float]]) -> Link:
     """Fit seconds = latency + nbytes / bandwidth by least squares of the *relative* errors.
 
-    With absolute errors, the largest message alone would decide, and the latency would be noise.
+    samples: (bytes, seconds) of each size. With absolute errors, only the largest messages would count,
+    and the latency would be noise.
     """
     assert len({nbytes for nbytes, _ in samples}) > 1, (
         "one size does not tell latency from bandwidth"
     )
-    # In terms of u = 1/t and v = n/t: minimise Σ (latency·u + v/bandwidth − 1)².
+    # With n bytes in t seconds, u = 1/t and v = n/t: minimise Σ (latency·u + v/bandwidth − 1)².
     us = [1 / seconds for _, seconds in samples]
     vs = [nbytes / seconds for nbytes, seconds in samples]
     uu, vv = sum(u * u for u in us), sum(v * v for v in vs)
@@ -24,9 +25,9 @@ def fit(samples: Sequence[tuple[int, float]]) -> Link:
     determinant = uu * vv - uv * uv
     latency = (su * vv - sv * uv) / determinant
     inverse_bandwidth = (sv * uu - su * uv) / determinant
-    if latency < 0:  # noise: large messages took longer than in proportion
+    if latency < 0:  # noise: the time grows faster than the size
         latency, inverse_bandwidth = 0.0, sv / vv
-    if inverse_bandwidth <= 0:  # noise: large messages took no longer than small ones
+    if inverse_bandwidth <= 0:  # noise: large messages were as fast as small ones
         nbytes, seconds = max(samples)
         latency, inverse_bandwidth = min(seconds for _, seconds in samples), seconds / nbytes
     return Link(bandwidth=1 / inverse_bandwidth, latency=latency)

@@ -1,4 +1,7 @@
-"""What the first GPU of this machine computes; started by `launch.py`, answers as `rank.py` does."""
+"""Measures the compute rates of the first GPU, in a process of its own.
+
+launch.py starts it with settings as JSON in the first argument. It prints its result as rank.py does.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ def main() -> None:
 
 
 def measure(window: float) -> dict[str, Any]:
-    """Rates of the kernels on the first GPU, float32 being float32 and not TF32."""
+    """Return the rates of the kernels on the first GPU, in real float32 (no TF32).
+
+    window: seconds for each kernel.
+    """
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
     properties = torch.cuda.get_device_properties(0)

@@ -1,4 +1,4 @@
-"""What is timed on a device: products, convolutions, attention, copies, and operators that do nothing."""
+"""The kernels that a probe times: matrix products, convolution, attention, copy and tiny operators."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-WINDOW_PARTS = (
-    3  # a window is measured in parts, and the middle one counts: a hiccup spoils one of them
-)
-CHAIN_LENGTH = 32  # pairs of operators in a chain
+# A kernel is timed in parts, and the median counts: a short disturbance affects only one part.
+WINDOW_PARTS = 3
+CHAIN_LENGTH = 32  # pairs of operators (add, ReLU) in the chain of tiny operators
 
-Call = Callable[[], object]
+Call = Callable[[], object]  # runs the kernel once
 
 
 @dataclass(frozen=True)
 class Kernel:
+    """A kernel to time."""
+
     name: str
-    work: float  # operations or bytes of a call
-    make: Callable[[], Call]  # allocates, so that one kernel's memory is free before the next
+    work: float  # of one call: floating-point operations, bytes or, for "operators", operators
+    make: Callable[[], Call]  # allocates the tensors only now, so that they are freed afterwards
 
 
 def kernels(device: str) -> list[Kernel]:
-    """List what is measured on "cpu" or "cuda", in order; `rate` of a name is in work a second."""
+    """List the kernels to time on "cpu" or "cuda", in order."""
     large = device != "cpu"
     side = 4096 if large else 640
     result = [_matmul(device, torch.float32, side)]
     result += [_conv(device, 64 if large else 4), _attention(device, 1024 if large else 256)]
     result += [_matmul(device, torch.float64, side // 2), _matmul(device, torch.bfloat16, side)]
-    # Some CPUs emulate float16 a hundred times slower: a small product keeps that short.
+    # Some CPUs emulate float16 a hundred times slower, so the product is small.
     result.append(_matmul(device, torch.float16, side if large else 192))
     result += [_copy(device, 2**30 if large else 2**26), _operator_chain(device)]
     return result
 
 
 def rate(kernel: Kernel, seconds: float, device: str) -> float | None:
-    """Work a second over a window of about `seconds`, or None where torch does not have the operator."""
+    """Return the work per second, measured for about `seconds`; None if torch has no such operator."""
     try:
         call = kernel.make()
-        call()  # allocates, compiles, chooses an algorithm
+        call()  # warm-up: allocation, compilation, choice of an algorithm
         once = _seconds_of(call, 1, device)
     except RuntimeError:
         return None
@@ -96,11 +97,11 @@ def _copy(device: str, nbytes: int) -> Kernel:
         target = torch.empty_like(source)
         return lambda: target.copy_(source)
 
-    return Kernel("copy", 2.0 * nbytes, make)  # read and written
+    return Kernel("copy", 2.0 * nbytes, make)  # each byte is read and written
 
 
 def _operator_chain(device: str) -> Kernel:
-    """Operators on next to nothing, with gradients: what is left is what an operator costs."""
+    """Forward and backward of a chain of tiny operators: measures the overhead of one operator."""
 
     def make() -> Call:
         x = torch.ones(8, device=device, requires_grad=True)

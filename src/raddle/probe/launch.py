@@ -1,7 +1,7 @@
-"""Processes that answer in JSON lines and that always end.
+"""Runs processes that print their results as lines of JSON, and makes sure that all of them end.
 
 A process ends when it is done, when its time is over, when another one fails, when the user interrupts, and
-when the one that started it disappears without a word.
+when the process that started it is killed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from typing import IO, Any
 from raddle.errors import InputError
 from raddle.transport.orphans import end_with_parent, starter_env
 
-Message = dict[str, Any]
-LineQueue = queue.SimpleQueue[tuple[int, str | None]]
+Message = dict[str, Any]  # a line of JSON; see rank.py
+LineQueue = queue.SimpleQueue[
+    tuple[int, str | None]
+]  # (number of the process, line or None at its end)
 
 
 def run(
@@ -35,7 +37,10 @@ def run(
     seconds: float,
     on_progress: Callable[[Message], None] = lambda message: None,
 ) -> list[Message]:
-    """Run `module` once for each settings, all at the same time; return what each gave as its result."""
+    """Run `python -m module` in a process for each of the settings, all at once; return their results.
+
+    threads: OMP_NUM_THREADS of each process; seconds: time limit; on_progress: gets the other messages.
+    """
     deadline = time.monotonic() + seconds
     lines: LineQueue = queue.SimpleQueue()
     results: dict[int, Message] = {}
@@ -70,7 +75,7 @@ def run(
 
 
 def end_in_time(seconds: float) -> None:
-    """End this process when the one that started it does, or when its time is over."""
+    """Make this process end when its parent ends, or after `seconds`."""
     end_with_parent()
     timer = Timer(seconds, os._exit, args=(1,))
     timer.daemon = True
@@ -81,16 +86,17 @@ def end_in_time(seconds: float) -> None:
 def _process(
     command: list[str], folder: Path, errors: Path, environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[str]]:
+    """Start a process, whose stderr goes to the file `errors`; it is killed when the `with` block ends."""
     with errors.open("w") as stderr:
         process = subprocess.Popen(
             command,
-            cwd=folder,  # empty: no torch.py of the user's is imported from there
+            cwd=folder,  # has no Python files, so a torch.py of the user is not imported
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            start_new_session=True,  # Ctrl-C comes here, and here alone
+            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the others
         )
     try:
         yield process
@@ -106,8 +112,8 @@ def _environment(threads: int) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": str(threads),
-        "GLOO_SOCKET_IFNAME": _loopback(),  # else gloo listens on the address of the host's name
-        "MASTER_ADDR": "127.0.0.1",  # else raddle's own lines listen everywhere
+        "GLOO_SOCKET_IFNAME": _loopback(),  # by default gloo uses the address of the host name
+        "MASTER_ADDR": "127.0.0.1",  # by default raddle's own sockets listen on all addresses
         **starter_env(),
     }
 
@@ -118,6 +124,7 @@ def _loopback() -> str:
 
 
 def _queue_lines(i: int, stdout: IO[str], lines: LineQueue) -> None:
+    """Put the lines that process i prints into the queue; runs in a thread."""
     with stdout:
         for line in stdout:
             lines.put((i, line))
@@ -125,7 +132,7 @@ def _queue_lines(i: int, stdout: IO[str], lines: LineQueue) -> None:
 
 
 def _message(line: str | None) -> Message:
-    """What a line says; gloo prints lines of its own."""
+    """Parse a line; {} if it is no JSON object, such as a line that gloo prints."""
     try:
         message = json.loads(line or "")
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Measure this machine as N ranks, or remember it, and describe it as a cluster."""
+"""Measures this machine as N ranks, or reads a cached measurement, and describes it as a cluster."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from raddle.probe.cpu_load import busy_cores
 from raddle.probe.fit import fit
 from raddle.probe.launch import Message, run
 
-FORMAT = 2  # of what is remembered: a change of the figures' meaning changes it
+FORMAT = 2  # of cached measurements; to be increased when their meaning changes
 MAX_RANKS = 64
-FAMILIES = ("matmul", "conv", "attention")
+FAMILIES = ("matmul", "conv", "attention")  # kinds of kernels with an efficiency of their own
 
 
 def probe(
@@ -31,11 +31,11 @@ def probe(
     fresh: bool = False,
     on_progress: Callable[[Message], None] = lambda message: None,
 ) -> dict[str, Any]:
-    """Measure one of `ranks` processes while all of them compute, and messages between two of them.
+    """Measure the compute rates of one of `ranks` processes while all compute, and messages between them.
 
-    What was measured before is remembered, for a host, its cores, the version of torch and `ranks`, and
-    `fresh` ignores it. `quick` takes a few seconds and gives rough figures. `heard` gets
-    {"step", "done", "of"} as it goes on.
+    Measurements are cached by host, number of cores, version of torch and `ranks`; `fresh` ignores the
+    cache. `quick` takes a few seconds and is less exact. `on_progress` gets {"step", "done", "of"} before
+    each part. The result is a dict for `describe` and `raddle.probe.output.write`.
     """
     if not 1 <= ranks <= MAX_RANKS:
         raise InputError(f"{ranks} ranks cannot be probed: ask for 1 to {MAX_RANKS}.")
@@ -48,7 +48,10 @@ def probe(
 
 
 def describe(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The cluster of the ranks, as `Cluster.to_dict` has it; a GPU stands among the kinds of device."""
+    """Return the cluster of the ranks as a dict (see `Cluster.to_dict`).
+
+    A GPU is listed as a kind of device, but no node of the cluster has it.
+    """
     description = _cluster(measured).to_dict()
     gpu = measured["gpu"]
     if gpu is not None:
@@ -86,7 +89,7 @@ def _measure(ranks: int, *, quick: bool, on_progress: Callable[[Message], None])
         "cores": catalogue.cores(),
         "threads": threads,
         "torch": version("torch"),
-        "busy_cores": busy,  # with other work
+        "busy_cores": busy,  # with other work, before the measurement
         "measured": datetime.now().astimezone().isoformat(timespec="seconds"),
         "memory": catalogue.memory() // ranks,
         **_median_rates(results),
@@ -97,7 +100,11 @@ def _measure(ranks: int, *, quick: bool, on_progress: Callable[[Message], None])
 
 
 def _median_rates(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The middle of the ranks' rates, under the names that people see."""
+    """Return the medians over the ranks: flops of kernels, memory bandwidth, overhead of an operator.
+
+    flops: operations per second, by kernel and type ("matmul float32"); bandwidth in bytes per second;
+    overhead in seconds.
+    """
     rates = {}
     for name in ("copy", "operators", *(name for name in results[0] if _is_rate(name))):
         values = [result[name] for result in results]
@@ -112,7 +119,7 @@ def _median_rates(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _host_overhead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The middle of what communication takes from the ranks."""
+    """Return the medians over the ranks of the time that communication takes from computing."""
     return {
         name: _round(statistics.median(result["host_overhead"][name] for result in results))
         for name in HOST_OVERHEAD
@@ -124,7 +131,10 @@ def _is_rate(name: str) -> bool:
 
 
 def _links(times: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """Latency and bandwidth, idle and under load, and what goes on at the same time."""
+    """Return latency and bandwidth of the links, between idle ranks and under load.
+
+    duplex: both directions work at the same time; shared: all pairs of ranks share the bandwidth.
+    """
     if ranks == 1:
         return {"idle": None, "loaded": None, "duplex": True, "shared": False}
     _, one_way_seconds = times["messages"][-1]
@@ -134,10 +144,9 @@ def _links(times: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     return {
         "idle": _link(times["messages"]),
         "loaded": _link(times["messages under load"]),
-        "duplex": both_ways_seconds
-        < 1.5 * one_way_seconds,  # a link that takes turns needs twice the time
-        "shared": pairs > 1
-        and all_pairs_seconds > (1 + pairs) / 2 * one_way_seconds,  # a bus needs `pairs` times it
+        # A half-duplex link would take twice the time, and a shared one `pairs` times the time.
+        "duplex": both_ways_seconds < 1.5 * one_way_seconds,
+        "shared": pairs > 1 and all_pairs_seconds > (1 + pairs) / 2 * one_way_seconds,
     }
 
 
@@ -155,7 +164,7 @@ def _cluster(measured: Mapping[str, Any]) -> Cluster:
     device = _device(catalogue.local_kind(measured["cores"], ranks), measured)
     link = None
     if ranks > 1:
-        # Messages that go on while the ranks compute are what a plan is made of.
+        # In a training step, messages are sent while the ranks compute: so take the times under load.
         loaded = measured["loaded"]
         link = Link(
             loaded["bandwidth"],
@@ -167,7 +176,10 @@ def _cluster(measured: Mapping[str, Any]) -> Cluster:
 
 
 def _device(kind: str, measured: Mapping[str, Any]) -> Device:
-    """The best rate in float32 counts as the peak, so that peak × efficiency is what was measured."""
+    """Return the description of a device from its measured rates.
+
+    The fastest kernel in float32 defines the peak; the efficiency of a family is its share of the peak.
+    """
     rates = measured["flops"]
     peak = max(rates[f"{family} float32"] for family in FAMILIES)
     shares = {family: rates[f"{family} float32"] / peak for family in FAMILIES}
@@ -194,5 +206,5 @@ def _slug(name: str) -> str:
 
 
 def _round(value: float) -> float:
-    """Four digits: more would be noise."""
+    """Round to four significant digits: more would be noise."""
     return float(f"{value:.4g}")

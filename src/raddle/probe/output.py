@@ -1,4 +1,4 @@
-"""The YAML file of a probe: the cluster, and what the figures are."""
+"""Writes the result of a probe as a cluster file (YAML), with comments about the measurement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raddle.probe.machine import describe
 
 
 def check(path: str) -> None:
-    """Refuse what cannot be written, or could not be told from a preset's name later."""
+    """Raise InputError if the path is not a possible cluster file; called before the measurement."""
     file = Path(path)
     if file.suffix.lower() not in (".yaml", ".yml"):
         raise InputError(f"{path} would not be read as a cluster: name it {file.name}.yaml.")
@@ -23,7 +23,7 @@ def check(path: str) -> None:
 
 
 def write(measured: Mapping[str, Any], path: str) -> None:
-    """Write what `cluster(path)` reads back."""
+    """Write a cluster file that `raddle.cluster(path)` can read."""
     save_cluster(describe(measured), path, comments=_comments(measured))
 
 

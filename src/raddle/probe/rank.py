@@ -1,8 +1,8 @@
-"""One rank of a probe: it computes while the others do, then talks to them over loopback.
+"""The process of one rank of a probe: measures compute rates, then messages to other ranks over loopback.
 
-Started by `launch.py` with its settings as JSON; what it prints in JSON lines is read there:
+launch.py starts it with settings as JSON in the first argument, and reads the lines of JSON that it prints:
 
-    {"step": "conv float32", "done": 2, "of": 12}      rank 0, before a step
+    {"step": "conv float32", "done": 2, "of": 12}      rank 0, before each measurement
     {"result": {...}}                                  every rank, at the end
 """
 
@@ -27,14 +27,14 @@ from raddle.runtime.host_overhead import measure_host_overhead
 from raddle.transport.base import Transport
 from raddle.transport.process_transport import ProcessTransport
 
-# bytes of a message: how often it is sent
+# Size of a message in bytes -> how often it is sent.
 SIZES = {2**10: 100, 2**14: 100, 2**17: 60, 2**20: 40, 2**22: 20, 2**24: 10}
 QUICK_SIZES = {2**10: 20, 2**17: 20, 2**21: 8}
 
-Samples = list[tuple[int, float]]  # bytes, seconds
-Pairs = list[tuple[int, int]]
-Measurement = Callable[[], object]
-Exchange = Callable[[Transport, int, torch.Tensor], float]
+Samples = list[tuple[int, float]]  # (bytes, seconds)
+Pairs = list[tuple[int, int]]  # ranks that send messages to each other
+Measurement = Callable[[], object]  # returns a value for the result
+Exchange = Callable[[Transport, int, torch.Tensor], float]  # (transport, peer, buffer) -> seconds
 
 
 def main() -> None:
@@ -45,9 +45,8 @@ def main() -> None:
     limit = timedelta(seconds=settings["seconds"])
     store = dist.FileStore(settings["store"], ranks)  # type: ignore[attr-defined]  # it is public
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
-    transport = ProcessTransport(
-        torch.device("cpu"), "gloo", settings["seconds"]
-    )  # what plans run on
+    # The transport that plans run on.
+    transport = ProcessTransport(torch.device("cpu"), "gloo", settings["seconds"])
     transport.prepare([])
     steps = {
         **_compute_steps(settings["window"]),
@@ -57,23 +56,25 @@ def main() -> None:
     for i, (name, step) in enumerate(steps.items()):
         if rank == 0:
             print(json.dumps({"step": name, "done": i, "of": len(steps)}), flush=True)
-        dist.barrier()  # all of them do it at the same time
+        dist.barrier()  # all ranks measure the same at the same time
         result[name] = step()
     result["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
     print(json.dumps({"result": result}), flush=True)
-    dist.barrier()  # nobody leaves while a neighbour still talks
+    dist.barrier()  # no rank ends while another one may still need it
     transport.close()
     dist.destroy_process_group()
 
 
 def _compute_steps(window: float) -> dict[str, Measurement]:
-    """The rates of kernels, each for a window of seconds: the ranks start and end together."""
+    """Return the measurements of compute rates; each takes `window` seconds, in all ranks at once."""
     return {kernel.name: partial(rate, kernel, window, "cpu") for kernel in kernels("cpu")}
 
 
 def _communication_steps(transport: Transport, *, quick: bool) -> dict[str, Measurement]:
-    """The times of messages: between ranks 0 and 1, and between all pairs of neighbours at once; and what
-    they take from ranks that compute."""
+    """Return the measurements of messages, and of the time that they take from computing.
+
+    Most are between ranks 0 and 1; "messages of all" is between all pairs (0, 1), (2, 3), ... at once.
+    """
     ranks = transport.size
     if ranks == 1:
         return {}
@@ -91,10 +92,14 @@ def _communication_steps(transport: Transport, *, quick: bool) -> dict[str, Meas
 
 
 def _messages_under_load(transport: Transport, pairs: Pairs, sizes: dict[int, int]) -> Samples:
-    """The mean: under load a few messages take a hundred times as long, and they count."""
+    """Measure messages while all ranks compute.
+
+    It takes the mean, not the median: under load, a few messages take a hundred times as long, and they
+    must count.
+    """
     with _background_load():
         times = _messages(transport, pairs, sizes, average=statistics.mean)
-        dist.barrier()  # the others stay busy until the last message has come
+        dist.barrier()  # the other ranks compute until the last message has arrived
     return times
 
 
@@ -106,7 +111,10 @@ def _messages(
     exchange: Exchange | None = None,
     average: Callable[[Sequence[float]], float] = statistics.median,
 ) -> Samples:
-    """Seconds that a message takes one way, by its size, if this rank is in a pair."""
+    """Return the average time of a message for each size; [] if this rank is in no pair.
+
+    sizes: how often each size is sent; exchange: how, by default a round trip.
+    """
     peers, rank = dict(pairs) | {b: a for a, b in pairs}, transport.rank
     if rank not in peers:
         return []
@@ -115,11 +123,12 @@ def _messages(
     for nbytes, repeats in sizes.items():
         buffer = torch.zeros(nbytes, dtype=torch.uint8)
         seconds = [exchange(transport, peers[rank], buffer) for _ in range(repeats + 1)]
-        times.append((nbytes, average(seconds[1:])))  # the first one warms up
+        times.append((nbytes, average(seconds[1:])))  # the first one is a warm-up
     return times
 
 
 def _round_trip(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
+    """Send a message to the peer and back; return half the seconds."""
     start = time.perf_counter()
     if transport.rank < peer:
         transport.post(peer, 0, buffer).wait()
@@ -131,6 +140,7 @@ def _round_trip(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
 
 
 def _both_ways(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
+    """Send a message in both directions at the same time; return the seconds."""
     start = time.perf_counter()
     sent = transport.post(peer, 0, buffer)
     transport.expect(peer, 0, buffer, len(buffer)).wait()
@@ -140,7 +150,7 @@ def _both_ways(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
 
 @contextmanager
 def _background_load() -> Iterator[None]:
-    """Compute in a second thread meanwhile."""
+    """Compute in a second thread while the `with` block runs."""
     stop = Event()
     x = torch.randn(512, 512)
 

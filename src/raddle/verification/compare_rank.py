@@ -1,6 +1,8 @@
-"""Trains on one rank as a plan says, and compares what the rank holds with the plain module's.
+"""Trains one rank of a plan and compares its losses, gradients, parameters and buffers with a reference.
 
-Every copy of a parameter is compared where it is, so nothing large is gathered.
+The reference is serial training of the plain module (plain_training.py) or, for schedules whose steps
+overlap, a serial replay (serial_replay.py). Each rank compares the pieces of parameters that it holds, so
+no parameter is gathered. A *source* names a piece: the parameter or buffer, and the box of its elements.
 """
 
 from __future__ import annotations
@@ -25,19 +27,21 @@ from raddle.verification.serial_replay import VersionRecord, replay
 
 @dataclass
 class Findings:
-    """What one rank found: the worst deviations, where they are, and the bytes of all steps."""
+    """The results of one rank, over all steps."""
 
-    losses: list[float] = field(default_factory=list)
-    worst: dict[str, tuple[float, str]] = field(default_factory=dict)  # by what is compared
-    sent: list[tuple[int, int]] = field(default_factory=list)  # target, bytes
-    reduced: list[tuple[list[int], int]] = field(default_factory=list)  # devices, bytes
-    staleness: dict[str, tuple[int, int]] = field(default_factory=dict)  # where steps overlap
-    spans: list[tuple[int, str, float, float]] = field(
+    losses: list[float] = field(default_factory=list)  # by step
+    # By what is compared ("loss", "gradients", ...): the largest deviation and where it is.
+    worst: dict[str, tuple[float, str]] = field(default_factory=dict)
+    sent: list[tuple[int, int]] = field(default_factory=list)  # (target rank, bytes)
+    reduced: list[tuple[list[int], int]] = field(
         default_factory=list
-    )  # runtime/schedule_spans.py
+    )  # (ranks of all-reduce, bytes)
+    staleness: dict[str, tuple[int, int]] = field(default_factory=dict)  # see serial_replay.py
+    # (step, action of the schedule, start, end): see runtime/schedule_spans.py
+    spans: list[tuple[int, str, float, float]] = field(default_factory=list)
 
     def note(self, what: str, deviation: float, where: str) -> None:
-        """Keeps the worst; what is no number is worse than any."""
+        """Record a deviation if it is the largest so far; NaN counts as infinite."""
         deviation = math.inf if math.isnan(deviation) else deviation
         if what not in self.worst or deviation > self.worst[what][0]:
             self.worst[what] = deviation, where
@@ -51,7 +55,10 @@ def compare(
     seed: int,
     on_progress: Callable[[int], None] = lambda step: None,
 ) -> Findings:
-    """Trains on this rank, and says how far it is from the plain module."""
+    """Train this rank for some steps and return its deviations from the reference and the bytes sent.
+
+    plain: the reference; empty if steps overlap. on_progress: called with the number of each step.
+    """
     device = torch.device("cpu")
     optimizer = optimizer_for(job.plan.optimizer)
     try:
@@ -81,7 +88,7 @@ def compare(
         trainer.synchronize()
         if not is_asynchronous(job.plan):
             _compare_state(trainer, plain, findings)
-        transport.barrier()  # nobody is needed any more
+        transport.barrier()  # from here on, no rank needs data of another one
         trainer.executor.close()
     except BaseException as error:
         transport.fail(f"{type(error).__name__}: {error}")
@@ -95,7 +102,7 @@ def compare(
 def _compare_overlapped(
     job: Job, trainer: Trainer, findings: Findings, steps: int, seed: int
 ) -> None:
-    """Where steps overlap: with a serial replay that uses the weights that were used."""
+    """Train with overlapping steps, and compare with a serial replay with the same versions of weights."""
     trainer.step_runner.weight_uses = []
     losses = trainer.train([batch_of_step(job, step) for step in range(steps)])
     pieces = {s.slot: (s.name, s.box) for s, _ in trainer.executor.parameters()}
@@ -117,7 +124,7 @@ def _compare_overlapped(
 
 
 def _compare_gradients(trainer: Trainer, plain: PlainRun, findings: Findings) -> None:
-    """Compares all gradients before each update."""
+    """Make the trainer compare all gradients with the reference before each update."""
     update = trainer.executor.optimizer_step
 
     def compare_then_update() -> None:
@@ -133,7 +140,10 @@ def _compare_gradients(trainer: Trainer, plain: PlainRun, findings: Findings) ->
         update()
 
     def compare_slice(source: SlotSource, version: int, gradient: Tensor) -> None:
-        """The same where slices are updated one by one."""
+        """Compare the gradient of one slice, for parameters that are updated slice by slice.
+
+        version: the number of updates of the slice, including this one.
+        """
         expected, norm = plain.gradients[version - 1].get(source.name), plain.norms[version - 1]
         slice_difference = gradient if expected is None else gradient - _slice_of(expected, source)
         where = f"{source.name}, step {version - 1}"
@@ -145,7 +155,7 @@ def _compare_gradients(trainer: Trainer, plain: PlainRun, findings: Findings) ->
 
 
 def _compare_state(trainer: Trainer, plain: PlainRun, findings: Findings) -> None:
-    """Parameters of this rank, and the buffers that it keeps up to date."""
+    """Compare the final parameters of this rank, and the parts of buffers that it keeps up to date."""
     executor = trainer.executor
     for source, parameter in executor.parameters():
         difference = parameter.detach() - _slice_of(plain.state[source.name], source)
@@ -165,15 +175,16 @@ def _compare_state(trainer: Trainer, plain: PlainRun, findings: Findings) -> Non
 
 
 def _slice_of(tensor: Tensor, source: SlotSource) -> Tensor:
+    """Return the part of a whole parameter that a source stands for."""
     return tensor[source.box.slices_within(Box.full(tensor.shape))]
 
 
 def _as_float(tensor: Tensor) -> Tensor:
-    """Counters and masks as floats, of which a difference can be taken."""
+    """Convert integers and booleans to floats, so that a difference can be computed."""
     return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
 
 
 def _relative_deviation(difference: Tensor, expected: Tensor) -> float:
-    """To the largest element, or to 1 where all are smaller."""
+    """Return the largest difference relative to the largest expected element, or to 1 if that is less."""
     largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
     return float(difference.abs().max()) / largest if difference.numel() else 0.0

@@ -1,4 +1,4 @@
-"""Starts the ranks of a verification, as threads or as processes, and sees all of them to their end."""
+"""Starts the ranks of a verification, as threads or as processes, and makes sure that all of them end."""
 
 from __future__ import annotations
 
@@ -25,20 +25,24 @@ from raddle.transport.thread_transport import Hub
 from raddle.verification.compare_rank import Findings, compare
 from raddle.verification.plain_training import PlainRun
 
-POLL_SECONDS = 0.1  # seconds
-GRACE_SECONDS = 10.0  # seconds between asking ranks to end and killing them
-START_SECONDS = 180.0  # seconds for ranks to load and capture the model, on a busy machine
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
+START_SECONDS = 180.0  # for ranks to load and capture the model, on a busy machine
 
-OnProgress = Callable[[int], None]  # the step that ranks are at
+OnProgress = Callable[[int], None]  # gets the number of the step that the ranks are at
 
 
 class RankFailure(Exception):
-    """A rank failed while it trained; the sentence says which one and why."""
+    """A rank failed while it trained; the message says which one and why."""
 
 
 def run_on_threads(
     job: Job, plain: PlainRun, *, steps: int, seed: int, timeout: float, on_progress: OnProgress
 ) -> list[Findings]:
+    """Train each rank in a thread of this process; return their findings by rank.
+
+    timeout: seconds that a rank waits for another one. Raises RankFailure.
+    """
     hub = Hub(job.plan.devices, timeout)
     findings: dict[int, Findings] = {}
     errors: dict[int, str] = {}
@@ -70,7 +74,11 @@ def run_on_processes(
     timeout: float,
     on_progress: OnProgress,
 ) -> list[Findings]:
-    """Ranks by torchrun on this machine; they load the plan file themselves."""
+    """Train each rank in a process on this machine, started by torchrun; return their findings by rank.
+
+    settings: what rank.py needs to load the job. timeout: seconds that a rank waits for another one.
+    Raises RankFailure.
+    """
     threads = max(1, cores() // devices)
     with tempfile.TemporaryDirectory(prefix="raddle-verify-") as name:
         folder = pathlib.Path(name)
@@ -88,7 +96,7 @@ def run_on_processes(
 def _torchrun(
     folder: pathlib.Path, devices: int, threads: int
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """torchrun ends with the body, and so do its ranks."""
+    """Run torchrun; it and all its ranks are ended when the `with` block ends."""
     torchrun = [sys.executable, "-m", "raddle.transport.torchrun", "--standalone"]
     ranks = ["--nproc-per-node", str(devices), "-m", "raddle.verification.rank", str(folder)]
     with (folder / "output").open("wb") as output:
@@ -98,24 +106,25 @@ def _torchrun(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C comes to this process, which ends all of them
+            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the ranks
         )
     try:
         yield process
     finally:
-        process.terminate()  # and torchrun ends its ranks
+        process.terminate()  # torchrun then ends its ranks
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
         process.kill()
         process.wait()
         for file in folder.glob("rank*.pid"):
-            with suppress(OSError, ValueError):  # ended long ago, or still writing its number
+            with suppress(OSError, ValueError):  # it has ended, or its file is not complete
                 os.kill(int(file.read_text()), signal.SIGKILL)
 
 
 def _wait(
     process: subprocess.Popen[bytes], folder: pathlib.Path, seconds: float, on_progress: OnProgress
 ) -> None:
+    """Wait until torchrun ends, and report the progress that rank 0 writes to the folder."""
     deadline, last = time.monotonic() + seconds, ""
     while process.poll() is None:
         if time.monotonic() > deadline:
@@ -129,6 +138,7 @@ def _wait(
 
 
 def _read_results(folder: pathlib.Path, devices: int, code: int) -> list[Findings]:
+    """Read the findings of all ranks; raises RankFailure if a rank reported an error of its own."""
     results: dict[int, dict[str, Any]] = {}
     for rank in range(devices):
         with suppress(OSError, ValueError):
@@ -145,7 +155,10 @@ def _read_results(folder: pathlib.Path, devices: int, code: int) -> list[Finding
 
 
 def _first_cause(errors: Mapping[int, str]) -> str:
-    """Of all that ranks say, what the one says that failed by itself."""
+    """Return the error of the rank that failed first.
+
+    The other ranks only report that they stop because of that rank ("stops: rank ...").
+    """
     causes = [r for r, text in sorted(errors.items()) if "stops: rank" not in text]
     rank = (causes or sorted(errors))[0]
     return f"rank {rank} failed: {errors[rank]}"

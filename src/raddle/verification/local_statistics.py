@@ -1,9 +1,14 @@
-"""Batch norms of the plain module with the plan's local statistics: a tile's samples and no others.
+"""Batch norm with local statistics (`bn: local`) for the plain module.
 
-Running statistics are each device's own then, as in DistributedDataParallel, where rank 0's are saved.
+With `bn: local`, a device computes mean and variance only over its own tile of the input, as
+DistributedDataParallel does. To get the same numbers, the serial reference normalises the input tile by
+tile. Each device also has its own running statistics.
+
+In the graph, a batch norm is two operators: `moments` computes mean and variance, and `batch_norm`
+normalises.
 """
 
-# c: channel, dimension 1 of what is normalised
+# c: channel, dimension 1 of the input
 
 from __future__ import annotations
 
@@ -20,15 +25,18 @@ from raddle.plans.plan import Plan
 
 
 class _Tile(NamedTuple):
-    """What a device normalises, and what it takes statistics of."""
+    """A part of the input that a device normalises; boxes are parts of the input."""
 
     device: int
-    normalised: Box
-    counted: Box
+    normalised: Box  # what is normalised
+    counted: Box  # what the statistics are computed over
 
 
 def has_serial_reference(graph: Graph, plan: Plan) -> bool:
-    """Whether every element is normalised by one set of statistics; copies may have several."""
+    """Whether serial training can repeat the batch norms of the plan.
+
+    It cannot if several devices normalise the same elements with different statistics.
+    """
     for moments, norm in _norms(graph):
         by_box: dict[Box, Box] = {}
         for tile in _tiles(plan, moments, norm):
@@ -38,18 +46,18 @@ def has_serial_reference(graph: Graph, plan: Plan) -> bool:
 
 
 class LocalStatistics:
-    """Takes the place of F.batch_norm: its n-th call in a forward is the graph's n-th batch norm."""
+    """Replaces F.batch_norm; its n-th call in a forward is the n-th batch norm of the graph."""
 
     def __init__(
         self, graph: Graph, plan: Plan, model: nn.Module, running: dict[int, dict[str, Tensor]]
     ) -> None:
         self.norms = [(_tiles(plan, m, norm), _regions(plan, m)) for m, norm in _norms(graph)]
         self.names = {id(t): name for name, t in model.named_buffers()}
-        self.running = running  # by device and buffer
-        self.count = 0
+        self.running = running  # running statistics, by device and buffer name
+        self.count = 0  # batch norms of this forward so far
 
     def begin(self) -> None:
-        """A forward begins."""
+        """Start a new forward."""
         self.count = 0
 
     def __call__(
@@ -57,6 +65,7 @@ class LocalStatistics:
         weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
         momentum: float = 0.1, eps: float = 1e-5,
     ) -> Tensor:  # fmt: skip
+        """Normalise each tile with its own statistics, and update the running statistics of each device."""
         if not training:
             buffers = (running_mean, running_var)
             return torch.batch_norm(input, weight, bias, *buffers, False, momentum, eps, False)
@@ -84,23 +93,26 @@ class LocalStatistics:
     def _update_running(
         self, device: int, buffer: Tensor, c: slice, momentum: float, value: Tensor
     ) -> None:
+        """Update channels c of a device's own copy of a running statistic."""
         buffers = self.running.setdefault(device, {})
         running = buffers.setdefault(self.names[id(buffer)], buffer.detach().clone())
         running[c] += momentum * (value - running[c])
 
 
 def _moments(x: Tensor, box: Box) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of each channel over a part of x."""
     dims = [d for d in range(x.ndim) if d != 1]
     var, mean = torch.var_mean(x[box.slices_within(Box.full(x.shape))], dims, correction=0)
     return mean, var
 
 
 def _broadcast(by_channel: Tensor, x: Tensor) -> Tensor:
+    """Reshape a value per channel so that it broadcasts over x."""
     return by_channel.view(1, -1, *[1] * (x.ndim - 2))
 
 
 def _norms(graph: Graph) -> Iterator[tuple[Op, Op]]:
-    """Batch norms in the order in which they run: statistics and normalisation."""
+    """Yield (moments, batch_norm) operators in the order in which they run."""
     for moments in graph.ops:
         if moments.kind == "moments" and moments.composite_kind == "batch_norm":
             readers = graph.readers.get(moments.outputs[0], ())
@@ -108,13 +120,13 @@ def _norms(graph: Graph) -> Iterator[tuple[Op, Op]]:
 
 
 def _regions(plan: Plan, op: Op) -> list[tuple[int, Box]]:
-    """By tile, its device and the box of what is normalised that it reads."""
+    """For each tile of an operator, return its device and the part of the input that it reads."""
     regions = ((t.device, op.space.regions(t.box)[0]) for t in plan.tiles[op.name].tiles)
     return [(device, box) for device, box in regions if box is not None]
 
 
 def _tiles(plan: Plan, moments: Op, norm: Op) -> list[_Tile]:
-    """By device, what it normalises, cut where its statistics' channels are."""
+    """Return what each device normalises, cut by channels to match the tiles of its statistics."""
     tiles = []
     for device, box in _regions(plan, norm):
         for other, counted in _regions(plan, moments):

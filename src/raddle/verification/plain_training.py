@@ -1,4 +1,8 @@
-"""The unmodified module, trained serially by plain PyTorch: what a plan's run is held against."""
+"""Trains the unmodified module serially with plain PyTorch: the reference for a plan.
+
+It uses the micro-batches, the dropout masks and the batch-norm statistics of the plan, so that both
+compute the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -24,31 +28,33 @@ from raddle.verification.substitutes import Substitutes, refuse_random
 
 @dataclass
 class PlainRun:
-    """What steps of plain training leave."""
+    """The results of plain training."""
 
-    losses: list[float] = field(default_factory=list)
-    gradients: list[dict[str, Tensor]] = field(default_factory=list)  # by step
-    norms: list[float] = field(default_factory=list)  # of all gradients of a step
-    state: dict[str, Tensor] = field(default_factory=dict)  # parameters and buffers, at the end
-    running_statistics: dict[int, dict[str, Tensor]] = field(
-        default_factory=dict
-    )  # by device, with bn: local
-    seconds: float = 0.0  # of the slowest step
+    losses: list[float] = field(default_factory=list)  # by step
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)  # by step and parameter name
+    norms: list[float] = field(default_factory=list)  # by step, the norm of all gradients together
+    state: dict[str, Tensor] = field(default_factory=dict)  # final parameters and buffers, by name
+    # With `bn: local` every device has its own running statistics: by device and buffer name.
+    running_statistics: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    seconds: float = 0.0  # time of the slowest step
 
     def buffer(self, device: int, name: str) -> Tensor:
-        """A buffer as a device should have it."""
+        """Return the expected value of a buffer on a device."""
         return self.running_statistics.get(device, {}).get(name, self.state[name])
 
 
 def batch_of_step(job: Job, step: int) -> list[Tensor]:
-    """Every step has the samples in another order, so that each device sees others."""
+    """Return the inputs of a step: the samples are rotated, so that each device gets different ones."""
     return [t.roll(step, 0) if t.ndim else t for t in job.batch]
 
 
 def train_plain(
     job: Job, steps: int, seed: int, on_progress: Callable[[int], None] = lambda step: None
 ) -> PlainRun:
-    """Trains a copy of the module micro-batch by micro-batch; needs memory for the whole batch."""
+    """Train a copy of the module for some steps, one micro-batch after the other, on this machine.
+
+    on_progress: called with the number of each step.
+    """
     refuse_random(job.graph)
     model = copy.deepcopy(job.workload.model)
     optimizer = optimizer_for(job.plan.optimizer)(list(model.parameters()))
@@ -71,7 +77,11 @@ def train_plain(
 
 
 class _PlainStep:
-    """Forward and backward of all micro-batches, each with the statistics that the plan gives it."""
+    """Runs forward and backward of all micro-batches of a step, with the plan's batch-norm statistics.
+
+    A *variant* of a program is how some of the micro-batches run: the graph for their size, and the tiles
+    on the devices that run them.
+    """
 
     def __init__(self, job: Job, model: nn.Module, seed: int) -> None:
         self.job, self.model, self.seed = job, model, seed
@@ -83,6 +93,7 @@ class _PlainStep:
             for v in (job.program.variants if job.plan.bn == "local" else ())
         ]
         self.replica_buffers = ReplicaBuffers(job.program, model)
+        # By micro-batch, the variant that runs it.
         self.variants = {
             i.key.micro_batch: i.key.variant
             for i in job.program.instructions
@@ -90,7 +101,7 @@ class _PlainStep:
         }
 
     def run(self, step: int) -> float:
-        """The loss: the mean over all samples."""
+        """Add the gradients of all micro-batches; return the loss, a mean over all samples."""
         total = 0.0
         for micro_batch, batch in enumerate(micro_batches(self.job, batch_of_step(self.job, step))):
             variant = self.variants[micro_batch]
@@ -108,7 +119,7 @@ class _PlainStep:
 
 
 def micro_batches(job: Job, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """A batch as its micro-batches, which may differ in size."""
+    """Split the tensors of a batch into micro-batches, whose sizes may differ."""
     sizes = job.program.micro_batch_sizes
     parts = [torch.split(t, sizes) if t.ndim else [t] * len(sizes) for t in tensors]
     return (list(micro_batch) for micro_batch in zip(*parts, strict=True))
@@ -118,7 +129,10 @@ def micro_batch_loss(
     job: Job, model: nn.Module, batch: Sequence[Tensor], seed: int, step: int, micro_batch: int,
     local: LocalStatistics | None = None,
 ) -> Tensor:  # fmt: skip
-    """A micro-batch's part of the loss, by its share of the samples."""
+    """Run the forward of a micro-batch; return its loss times its share of the samples.
+
+    batch: inputs and targets of the micro-batch; local: replaces batch norms if `bn` is local.
+    """
     inputs, sizes = len(job.workload.inputs), job.program.micro_batch_sizes
     graph = job.graph.for_batch(sizes[micro_batch])
     with (
@@ -131,13 +145,13 @@ def micro_batch_loss(
 
 
 def backward(loss: Tensor) -> None:
-    """Gradients of a loss; a forward that is done again for them is not rounded either."""
+    """Run the backward; the mode makes forwards of activation checkpointing compute in float64 too."""
     with DoublePrecisionMode():
         torch.autograd.backward(loss)
 
 
 def _seed(seed: int, step: int, micro_batch: int) -> int:
-    """As the executor numbers micro-batches."""
+    """Return the seed of the dropout masks of a micro-batch, the same as in the runtime's executor."""
     return seed + 1_000_003 * step + micro_batch
 
 
@@ -152,6 +166,7 @@ def _norm(tensors: Iterator[Tensor]) -> float:
 
 @contextmanager
 def _explain_out_of_memory() -> Iterator[None]:
+    """Turn errors of too little memory into an InputError."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:

@@ -1,7 +1,7 @@
-"""Computing a module in double precision, whatever types its code asks for.
+"""Makes a module compute in double precision, even if its code casts to other types.
 
-A module that calls `.float()` or passes `dtype=torch.bfloat16` inside its forward rounds there, also after
-`module.double()`. While `Raising` is active such requests give float64 (complex128): nothing is rounded.
+A module that calls `.float()` or passes `dtype=torch.bfloat16` inside its forward rounds there, even after
+`module.double()`. While `DoublePrecisionMode` is active, such casts give float64 (or complex128) instead.
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from torch.overrides import TorchFunctionMode
 
 DOUBLE = torch.float64
 
-# Methods that name a type instead of taking one, by what they give in double precision.
+# Methods whose name is a type, and the methods that are called instead.
 _METHODS: dict[Any, Any] = {
     **dict.fromkeys((Tensor.float, Tensor.half, Tensor.bfloat16), Tensor.double),
     **{getattr(Tensor, name): getattr(Tensor, "cdouble") for name in ("cfloat", "chalf")},  # noqa: B009
 }
-_LEGACY_NAMES = re.compile(
-    r"(?<=\.)(Float|Half|BFloat16)Tensor$"
-)  # as in x.type("torch.FloatTensor")
+# Legacy names of types, as in x.type("torch.FloatTensor").
+_LEGACY_NAMES = re.compile(r"(?<=\.)(Float|Half|BFloat16)Tensor$")
 
 
 def double_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The double-precision type of a floating or complex type; other types are returned as they are."""
+    """Return float64 for a floating-point type, complex128 for a complex one, and any other type itself."""
     if dtype.is_complex:
         return torch.complex128
     return DOUBLE if dtype.is_floating_point else dtype
 
 
 def to_double(value: Any) -> Any:
-    """Types and tensors anywhere in arguments or attributes, in double precision."""
+    """Convert all types and tensors in a value to double precision, also inside lists, tuples and dicts."""
     if isinstance(value, torch.dtype):
         return double_dtype(value)
     if isinstance(value, Tensor):
@@ -48,7 +47,7 @@ def to_double(value: Any) -> Any:
 
 
 class DoublePrecisionMode(TorchFunctionMode):
-    """While it is active, torch's functions get double-precision tensors and types."""
+    """While it is active, all torch functions are called with double-precision tensors and types."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -60,12 +59,12 @@ class DoublePrecisionMode(TorchFunctionMode):
 
 
 def _double_tensor_name(name: Any) -> Any:
-    """`torch.FloatTensor`, or its name, as torch.DoubleTensor's name."""
+    """Map torch.FloatTensor (the class or its name) and the like to the name of torch.DoubleTensor."""
     text = f"{name.__module__}.{name.__name__}" if isinstance(name, type) else name
     return _LEGACY_NAMES.sub("DoubleTensor", text) if isinstance(text, str) else name
 
 
 def module_to_double(module: nn.Module) -> None:
-    """Parameters and buffers in double precision; `Module.to` would drop imaginary parts."""
+    """Convert parameters and buffers to double precision; `Module.to` would drop imaginary parts."""
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = to_double(tensor.data)

@@ -1,4 +1,9 @@
-"""One rank of a verification in a process of its own: `python -m raddle.verification.rank FOLDER`."""
+"""The process of one rank of a verification: `python -m raddle.verification.rank FOLDER`.
+
+launch.py starts it by torchrun. The folder holds settings.json and the reference plain.pt. The rank writes
+its process id to rank<N>.pid, and its findings or error to rank<N>.json; rank 0 also writes the number of
+the current step to `progress`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ from raddle.zoo.loading import default_dtype
 
 
 def main(folder: pathlib.Path) -> int:
-    """Leaves what it found, or why it failed, in the folder."""
+    """Train and compare; write the result to the folder and return the exit code."""
     rank = int(os.environ["RANK"])
     write_scratch(folder / f"rank{rank}.pid", os.getpid())
     end_with_parent()

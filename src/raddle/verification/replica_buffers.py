@@ -1,7 +1,10 @@
-"""Buffers of the plain module where stages have replicas: each keeps running statistics of its own.
+"""Gives the plain module separate buffers, such as running statistics, for copies of a pipeline stage.
 
-A micro-batch finds the buffers of the workers that run it; those of the first micro-batch's workers are
-what a checkpoint has, as DistributedDataParallel saves rank 0's.
+In some schedules (GEMS, Chimera) copies of a stage on different workers run different micro-batches, and
+each copy updates its own buffers. The plain module has only one set of buffers, so they are swapped before
+and after each micro-batch. The buffers of the first micro-batch's workers are the final ones, as
+DistributedDataParallel saves those of rank 0. A *variant* of the program is how some of the micro-batches
+run: the graph for their size, and the tiles on the devices that run them.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ from raddle.program.program import Program
 
 
 class ReplicaBuffers:
-    """Swaps the buffers that micro-batches write."""
+    """Swaps the buffers that the forward updates; `values` holds the copies that are not in the module."""
 
     def __init__(self, program: Program, model: nn.Module) -> None:
         producer = {o: op.name for op in program.graph.ops for o in op.outputs}
+        # By variant and buffer: the devices that update it. Variants on the same devices share a copy.
         self.devices_by_variant = [
             {b: tuple(sorted(set(v.tiles[producer[o]].devices))) for b, o in program.graph.updates.items()}
             for v in program.variants
@@ -27,9 +31,11 @@ class ReplicaBuffers:
                 self.values.setdefault((name, devices), self.buffers[name].detach().clone())
 
     def load(self, variant: int) -> None:
+        """Copy the buffers of a variant into the module."""
         for name, devices in self.devices_by_variant[variant].items():
             self.buffers[name].data.copy_(self.values[name, devices])
 
     def store(self, variant: int) -> None:
+        """Save the buffers of the module as those of a variant."""
         for name, devices in self.devices_by_variant[variant].items():
             self.values[name, devices] = self.buffers[name].detach().clone()

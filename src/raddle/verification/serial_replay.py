@@ -1,10 +1,11 @@
-"""Training whose steps overlapped, done again serially by the plain module with the weights that were used.
+"""Repeats a training run with overlapping steps serially, with the plain module: the reference for it.
 
-Every piece of a parameter has a history of versions. The log says which version a step used, and in which
-order steps updated it; so a step can be done again as soon as all of its versions are known.
+In an asynchronous pipeline, a step may use weights that lack the updates of earlier steps. The ranks log
+which version of each piece of a parameter a step used, and which version each update made. The replay runs
+a step as soon as all versions that it used exist, and applies the updates in the logged order.
 """
 
-# v: version, the number of updates that a piece has had
+# v: version, the number of updates that a piece has had; p: a piece; s: a step; m: a micro-batch
 
 from __future__ import annotations
 
@@ -24,37 +25,40 @@ from raddle.verification.plain_training import (
     micro_batches,
 )
 
-Piece = tuple[str, Box]  # a parameter's name, and the box of it
+Piece = tuple[str, Box]  # name of a parameter, and the box of its elements
 
 
 class VersionRecord(NamedTuple):
-    """That a step used a version of a piece ("F"), or made one ("U")."""
+    """An entry of the log: a step used a version of a piece, or made it by an update."""
 
     piece: Piece
-    phase: str
+    phase: str  # "F": used in a forward; "U": made by an update
     step: int
     micro_batch: int
     version: int
 
 
 class ReplayResult(NamedTuple):
-    """What a serial replay gives: losses by step, pieces of parameters, and how stale their uses were."""
+    """The results of a serial replay."""
 
-    losses: list[float]
-    pieces: dict[Piece, Tensor]
+    losses: list[float]  # by step
+    pieces: dict[Piece, Tensor]  # final values
     staleness: dict[str, tuple[int, int]]  # by parameter: least and most updates that a step missed
 
 
 def replay(job: Job, log: Iterable[VersionRecord], steps: int, seed: int) -> ReplayResult:
-    """Trains a copy of the module step by step, each with the versions that the log gives it."""
+    """Train a copy of the module step by step, each with the logged versions of the weights."""
     return _Replayer(job, list(log), steps, seed).run()
 
 
 class _Replayer:
+    """The state of a replay."""
+
     def __init__(self, job: Job, log: list[VersionRecord], steps: int, seed: int) -> None:
         self.job, self.steps, self.seed = job, steps, seed
         self.model = copy.deepcopy(job.workload.model)
         self.parameters = dict(self.model.named_parameters())
+        # By step, then by (micro-batch, piece): the version that was used.
         self.used: dict[int, dict[tuple[int, Piece], int]] = {s: {} for s in range(steps)}
         step_by_version: dict[Piece, dict[int, int]] = {}  # by version, the step that made it
         for record in log:
@@ -63,6 +67,7 @@ class _Replayer:
                 step_by_version.setdefault(record.piece, {})
             else:
                 step_by_version.setdefault(record.piece, {})[record.version] = record.step
+        # By piece: the steps in the order of their updates, and the versions so far.
         self.update_order = {
             piece: [steps_of_piece[v] for v in sorted(steps_of_piece)]
             for piece, steps_of_piece in step_by_version.items()
@@ -73,8 +78,8 @@ class _Replayer:
             p: nn.Parameter(versions[0].clone()) for p, versions in self.history.items()
         }
         self.optimizers = {p: make([w]) for p, w in self.weights.items()}
-        self.gradients: dict[int, dict[str, Tensor]] = {}
-        self.losses: dict[int, float] = {}
+        self.gradients: dict[int, dict[str, Tensor]] = {}  # by step and parameter
+        self.losses: dict[int, float] = {}  # by step
 
     def _initial_value(self, piece: Piece) -> Tensor:
         name, box = piece
@@ -82,6 +87,7 @@ class _Replayer:
         return whole[box.slices_within(Box.full(whole.shape))].clone()
 
     def run(self) -> ReplayResult:
+        """Run all steps, each as soon as its versions exist."""
         remaining = list(range(self.steps))
         while remaining:
             ready = next((s for s in remaining if self._is_ready(s)), None)
@@ -98,6 +104,7 @@ class _Replayer:
         return all(v < len(self.history[p]) for (_, p), v in self.used[step].items())
 
     def _step(self, step: int) -> None:
+        """Run forward and backward of a step with the versions that it used."""
         gradients: dict[str, Tensor] = {}
         total = 0.0
         for micro_batch, batch in enumerate(micro_batches(self.job, batch_of_step(self.job, step))):
@@ -115,7 +122,7 @@ class _Replayer:
         self.gradients[step], self.losses[step] = gradients, total
 
     def _apply_updates(self) -> None:
-        """All updates whose turn it is."""
+        """Apply, for each piece, the next updates in the logged order whose gradients exist."""
         for piece, steps in self.update_order.items():
             versions = self.history[piece]
             while len(versions) <= len(steps) and steps[len(versions) - 1] in self.gradients:
@@ -129,7 +136,7 @@ class _Replayer:
                 versions.append(weight.detach().clone())
 
     def _staleness(self) -> dict[str, tuple[int, int]]:
-        """Updates of earlier steps that a step did not see."""
+        """For each parameter, return the least and the most earlier updates that a step did not use."""
         missed: dict[str, list[int]] = {}
         for step, used in self.used.items():
             for (_, (name, _)), v in used.items():

@@ -1,8 +1,8 @@
-"""What the plain module must take from the plan to compute the same: its dropout and its batch statistics.
+"""Replaces torch functions while the plain module runs, so that it computes the same numbers as the plan.
 
-The module stays as it is. While it runs, the calls of torch's functions are seen, and those that draw a
-mask get raddle's, which depends on the step and the element alone. With `bn: local` batch norms take their
-statistics tile by tile (see `statistics`).
+A TorchFunctionMode intercepts the calls; the module itself is not changed. Functions with dropout use
+raddle's masks, which depend only on the seed of the step and the position of the element. With `bn: local`,
+batch norms compute their statistics tile by tile (local_statistics.py).
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from raddle.graph.ops import make_kernel
 RECURRENT: tuple[Any, ...] = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 ADVICE = "there is no plain module to compare with; verify a model without that dropout."
 
-Normalise = Callable[..., Tensor]  # takes the place of F.batch_norm
+Normalise = Callable[..., Tensor]  # replaces F.batch_norm, with the same arguments
 
 
 class Substitutes(TorchFunctionMode):
-    """Active while the plain module runs forward once."""
+    """Replaces functions during one forward of the plain module.
+
+    The n-th dropout of the forward uses the mask of the n-th dropout operator of the graph.
+    """
 
     def __init__(self, graph: Graph, seed: int, normalise: Normalise | None = None) -> None:
         super().__init__()
@@ -51,13 +54,14 @@ class Substitutes(TorchFunctionMode):
         return self.replacements.get(func, func)(*args, **(kwargs or {}))
 
     def finish(self) -> None:
-        """Raises if the graph has a mask that the module has not asked for."""
+        """Raise InputError if the graph has a dropout that no intercepted call used."""
         if (unused := next(self.masks, None)) is not None:
             raise InputError(
                 f"the dropout '{unused.name}' is hidden inside a call of torch: {ADVICE}"
             )
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
+        """Apply the next dropout operator of the graph, as the runtime computes it."""
         op = next(self.masks, None)
         if op is None or op.attrs["p"] != p or [d.size for d in op.space.dims] != list(x.shape):
             raise InputError(
@@ -76,7 +80,7 @@ class Substitutes(TorchFunctionMode):
         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
-        """As torch documents it, where it drops; else torch's own."""
+        """Attention as torch documents it, with raddle's dropout; without dropout, torch's own function."""
         options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         if dropout_p == 0:
             return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
@@ -93,7 +97,7 @@ class Substitutes(TorchFunctionMode):
         return self._drop(scores.softmax(-1), dropout_p) @ value
 
     def _attention_layer(self, *args: Any, **kwargs: Any) -> Any:
-        """nn.MultiheadAttention's, whose inner calls are not seen otherwise."""
+        """Run nn.MultiheadAttention's function; its inner calls are patched, as no mode intercepts them."""
         with (
             mock.patch.object(F, "dropout", self._dropout),
             mock.patch.object(F, "scaled_dot_product_attention", self._attention),
@@ -102,7 +106,10 @@ class Substitutes(TorchFunctionMode):
 
 
 def _recurrent(function: Any, drop: Callable[[Tensor, float], Tensor]) -> Callable[..., Any]:
-    """A recurrent network, layer by layer, with a mask for each step of time between them."""
+    """Return a replacement for a recurrent function, such as torch.lstm.
+
+    It runs layer by layer and applies `drop` between layers, with a mask for each time step.
+    """
 
     def run(
         x: Tensor, states: Any, params: Any, biases: Any, layers: Any = 1, p: Any = 0.0,
@@ -139,7 +146,7 @@ def _recurrent(function: Any, drop: Callable[[Tensor, float], Tensor]) -> Callab
 
 
 def refuse_random(graph: Graph) -> None:
-    """Raises if an operator draws numbers in a way of its own: no two runs would be the same."""
+    """Raise InputError if an operator draws random numbers that raddle cannot reproduce."""
     for op in graph.opaque_ops:
         if torch.Tag.nondeterministic_seeded in resolve_overload(op.attrs["call"]).tags:
             raise InputError(

@@ -1,4 +1,8 @@
-"""The bytes of a plan three times: as its program says, as it is simulated, as ranks have counted them."""
+"""Counts the bytes that a plan sends in three ways: by its program, by the simulator, and by the ranks.
+
+`raddle verify` compares the three. Bytes of messages are counted by pair (source, target); bytes of
+all-reduces by the group of devices that take part.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,12 @@ from raddle.runtime.job import Job
 from raddle.simulation.timeline import Timeline, simulate
 from raddle.verification.compare_rank import Findings
 
-Pair = tuple[int, int]  # source, target
-Group = tuple[int, ...]
+Pair = tuple[int, int]  # source, target (devices)
+Group = tuple[int, ...]  # the devices of an all-reduce
 
 
 def simulate_job(job: Job, steps: int) -> Timeline:
-    """On the plan's cluster, or one of as many devices: bytes do not depend on it."""
+    """Simulate some steps on the plan's cluster or, without one, on `local`: bytes do not depend on it."""
     return simulate(lower(job.graph, replace(job.plan, steps=steps)), _cluster(job.plan))
 
 
@@ -31,9 +35,9 @@ def _cluster(plan: Plan) -> Cluster:
 
 
 def program_bytes(program: Program, steps: int) -> dict[Pair, int]:
-    """By pair, as the program says: of one step, or of all where they overlap."""
+    """For each pair, return the bytes of messages in `steps` steps, by the program."""
     total: dict[Pair, int] = {}
-    steps //= program.plan.steps
+    steps //= program.plan.steps  # the program has one step or, if steps overlap, all of them
     for move in (i for i in program.instructions if isinstance(i, Move)):
         for m in move.messages:
             pair = (m.source, m.target)
@@ -42,7 +46,7 @@ def program_bytes(program: Program, steps: int) -> dict[Pair, int]:
 
 
 def all_reduce_bytes_by_group(program: Program, steps: int) -> dict[Group, int]:
-    """By group, what each of its devices hands to all-reduces."""
+    """For each group, return the bytes that each of its devices puts into all-reduces in `steps` steps."""
     total: dict[Group, int] = {}
     steps //= program.plan.steps
     for reduce in (i for i in program.instructions if isinstance(i, Reduce)):
@@ -54,7 +58,7 @@ def all_reduce_bytes_by_group(program: Program, steps: int) -> dict[Group, int]:
 def pair_rows(
     program: Program, timeline: Timeline, findings: Sequence[Findings]
 ) -> list[dict[str, Any]]:
-    """A row for every pair that sends, by any account."""
+    """Return a row for each pair that sends, with the three counts of bytes."""
     steps = timeline.program.plan.steps
     expected, simulated = program_bytes(program, steps), timeline.bytes_by_pair()
     counted = {(s, t): n for s, rank in enumerate(findings) for t, n in rank.sent}
@@ -73,7 +77,10 @@ def pair_rows(
 def group_rows(
     program: Program, timeline: Timeline, findings: Sequence[Findings]
 ) -> list[dict[str, Any]]:
-    """A row for every group that sums; the ranks of a group have counted the same, or least and most."""
+    """Return a row for each group with an all-reduce: bytes by the transport and by the program.
+
+    All ranks of a group should count the same; the row has the count that differs most from the program.
+    """
     expected = all_reduce_bytes_by_group(program, timeline.program.plan.steps)
     counted: dict[Group, list[int]] = {group: [] for group in expected}
     for rank, rank_findings in enumerate(findings):
@@ -91,12 +98,12 @@ def group_rows(
 
 
 def simulated_total(timeline: Timeline) -> int:
-    """All bytes that the simulator moves."""
+    """Return all bytes that the simulator moves."""
     return int(timeline.tasks.nbytes.sum())
 
 
 def program_total(program: Program, steps: int) -> int:
-    """Messages, and all-reduces by their algorithm."""
+    """Return all bytes by the program: messages, and what all-reduces send in a ring."""
     rings = sum(
         all_reduce_bytes(len(g), n) for g, n in all_reduce_bytes_by_group(program, steps).items()
     )

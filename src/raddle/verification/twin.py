@@ -1,9 +1,9 @@
-"""The float64 twin of a job: the same plan and the same operators, with nothing rounded to fewer digits.
+"""Makes the float64 *twin* of a job: the same plan and operators, but all computed in float64.
 
-The module is captured in its own precision, which gives the operators that the plan is for, and once more
-in float64 with all casts neutralised (see `precision`), which gives the numbers that its code then uses:
-epsilons, limits and constants may depend on the type. Both captures must compute the same, operator by
-operator, apart from casts; otherwise there is no twin, and the difference is named.
+The module is captured twice: in its own precision, which gives the operators that the plan is for, and in
+float64 with all casts neutralised (precision.py). The second capture gives the numbers that the code uses
+in float64: epsilons, limits and constants may depend on the type. Apart from casts, both captures must have
+the same operators in the same order. If not, an InputError names the first difference.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from raddle.zoo.workload import Workload
 
 @dataclass(frozen=True)
 class Twin:
-    """A job in float64, and the casts of the model that it does not make: by type, how many."""
+    """A job in float64."""
 
     job: Job
-    casts: Mapping[str, int]
+    casts: Mapping[str, int]  # casts of the model that were neutralised: how many to each type
 
 
 def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twin:
-    """Reads a plan file and makes the float64 twin of what it trains; see `raddle.runtime.job.load_job`."""
+    """Read a plan file and make the float64 twin of its job; arguments as of runtime.job.load_job."""
     workload, graph, plan = load_workload(path, model=model, seed=seed)
     double_workload = _double_workload(workload)
     with default_dtype(torch.float64), DoublePrecisionMode():
@@ -63,21 +63,21 @@ def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twi
 
 
 def _double_workload(workload: Workload) -> Workload:
-    """A copy of the workload in float64; the original stays, to be captured for other batches."""
+    """Return a copy of the workload in float64; captures of other sizes still need the original."""
     model, loss = copy.deepcopy((workload.model, workload.loss))
     module_to_double(model)
-    if isinstance(loss, nn.Module):  # it may hold weights of the classes
+    if isinstance(loss, nn.Module):  # it may hold tensors, such as class weights
         module_to_double(loss)
     inputs, targets = to_double(workload.inputs), to_double(workload.targets)
     return replace(workload, model=model, inputs=inputs, targets=targets, loss=loss)
 
 
 def twin_graph(graph: Graph, double: Graph) -> Graph:
-    """The operators of `graph`, computed in float64 with the numbers of `double`, its float64 capture."""
+    """Return `graph` in float64, with the attributes and constants of `double`, its float64 capture."""
     matching_ops, matching_values = _match_operators(graph, double)
 
     def recapture(batch: int) -> Graph:
-        with CAPTURE_LOCK:  # the default type is the process's
+        with CAPTURE_LOCK:  # the default dtype is global to the process
             original = graph.for_batch(batch)
             with default_dtype(torch.float64), DoublePrecisionMode():
                 converted = double.for_batch(batch)
@@ -97,23 +97,28 @@ def twin_graph(graph: Graph, double: Graph) -> Graph:
 
 
 def _double_op(op: Op, double: Op | None) -> Op:
+    """Return an operator in float64; `double`: the matching one of the float64 capture, None for a cast."""
     attrs = op.attrs if double is None or double.kind != op.kind else double.attrs
     return replace(op, attrs=to_double(attrs), dtypes=tuple(map(double_dtype, op.dtypes)))
 
 
 def _double_fused(graph: Graph, double: Graph) -> tuple[FusedCall, ...]:
-    """Native calls with the numbers of float64; where the two captures differ in them, none."""
+    """Return the fused calls in float64; none of them if the two captures have different ones."""
     if [f.kind for f in graph.fused_calls] != [f.kind for f in double.fused_calls]:
         return ()
     pairs = zip(graph.fused_calls, double.fused_calls, strict=True)
     return tuple(replace(call, attrs=to_double(double_call.attrs)) for call, double_call in pairs)
 
 
-# -- do both compute the same? -----------------------------------------------------------------------
+# -- match the operators of both captures ------------------------------------------------------------
 
 
 def _match_operators(graph: Graph, double: Graph) -> tuple[dict[str, Op], dict[str, str]]:
-    """By operator of `graph` that is no cast, its counterpart; and by value, the counterpart's."""
+    """Match the operators of both captures; raises InputError if they differ.
+
+    Returns, by name of an operator of `graph` that is no cast, the matching operator of `double`; and, by
+    name of a value of `graph`, the name of the matching value of `double`.
+    """
     original, converted = (_without_casts(g) for g in (graph, double))
     matching_values = {
         name: name for name, v in graph.values.items() if v.role not in ("op", "constant")
@@ -135,10 +140,10 @@ def _match_operators(graph: Graph, double: Graph) -> tuple[dict[str, Op], dict[s
 
 @dataclass(frozen=True)
 class _CastFree:
-    """A graph without its casts: its other operators, and what each cast's result was before it."""
+    """A graph without its casts."""
 
-    ops: Sequence[Op]
-    source: Callable[[str], str]
+    ops: Sequence[Op]  # the operators that are no casts
+    source: Callable[[str], str]  # maps the result of casts to the value before them
 
 
 def _without_casts(graph: Graph) -> _CastFree:
@@ -153,14 +158,17 @@ def _without_casts(graph: Graph) -> _CastFree:
 
 
 def _is_cast(graph: Graph, op: Op) -> bool:
-    """Whether an operator only rounds: from one floating (or complex) type to another, or a copy."""
+    """Whether an operator only copies or casts, from one floating-point (or complex) type to another."""
     if op.kind != "pointwise" or op.label not in ("_to_copy", "clone") or len(op.inputs) != 1:
         return False
     return double_dtype(graph.values[op.inputs[0]].dtype) == double_dtype(op.dtypes[0])
 
 
 def _same_operator(graph: Graph, double: Graph, left: Op, right: Op) -> bool:
-    """Whether two operators do the same, one of them in float64; what is opaque in one may be split."""
+    """Whether two operators compute the same, where `right` is in float64.
+
+    They may differ in kind if the left one is opaque, that is, a call that raddle cannot split.
+    """
     return (
         left.label == right.label
         and (left.opaque if left.kind != right.kind else _same_attributes(left.attrs, right.attrs))
@@ -170,7 +178,7 @@ def _same_operator(graph: Graph, double: Graph, left: Op, right: Op) -> bool:
 
 
 def _same_attributes(left: Any, right: Any) -> bool:
-    """Whether attributes are equal but for floats, which may be limits or epsilons of the type."""
+    """Whether attributes are equal; floats may differ, as they may be limits or epsilons of the type."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         return left.keys() == right.keys() and all(
             _same_attributes(left[k], right[k]) for k in left
@@ -188,6 +196,7 @@ def _shape_and_dtype(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
 def _reads_same(
     original: _CastFree, converted: _CastFree, left: Op, right: Op, matching_values: dict[str, str]
 ) -> bool:
+    """Whether two operators read matching values."""
     if len(left.inputs) != len(right.inputs):
         return False
     for a, b in zip(
@@ -203,12 +212,15 @@ def _mismatch(graph: Graph, left: Op | None, right: Op | None) -> InputError:
         f"'{op.name}' ({op.label})" if op else "nothing more" for op in (left, right)
     )
     return InputError(
-        f"'{graph.name}' computes {computed} where it computes {double_computed} in float64: its code depends on the "
-        "precision, so a run in float64 says nothing about the plan; verify a model without that."
+        f"'{graph.name}' computes {computed} where it computes {double_computed} in float64: "
+        "its code depends on the precision, so a run in float64 says nothing about the plan; "
+        "verify a model without that."
     )
 
 
 def _count_casts(graph: Graph) -> dict[str, int]:
+    """Count the casts of the graph by their type, such as {"bfloat16": 2}."""
+
     def cast_types() -> Iterator[str]:
         for op in graph.ops:
             if _is_cast(graph, op) and op.label == "_to_copy":
@@ -218,7 +230,7 @@ def _count_casts(graph: Graph) -> dict[str, int]:
 
 
 def explain_casts(casts: Mapping[str, int], tolerance: float) -> str:
-    """Which precision was compared, and that the tolerance is one for it."""
+    """Return a sentence that says in which precision was compared."""
     counted = ", ".join(f"{n} to {name}" for name, n in sorted(casts.items()))
     inside = (
         f"casts inside the model are neutralised ({counted})" if casts else "the graph has no casts"

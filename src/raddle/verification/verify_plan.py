@@ -1,4 +1,9 @@
-"""Invariants 1 and 2 for a plan file: what was compared, how far apart it is, whether it holds."""
+"""Verifies a plan file (`raddle verify`).
+
+Two properties are checked by training a few steps on the runtime:
+1. losses, gradients, parameters and buffers are equal to those of serial training with plain PyTorch;
+2. the ranks send as many bytes as the program says and the simulator counts.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +28,16 @@ from raddle.verification.plain_training import PlainRun, train_plain
 from raddle.verification.twin import Twin, explain_casts, load_twin
 from raddle.zoo.loading import default_dtype
 
-TOLERANCE = 1e-9
+TOLERANCE = 1e-9  # largest relative deviation that counts as equal
 MIN_TIMEOUT = 60.0  # seconds that a rank waits for another, at least
 TOTAL_BYTES = "bytes in all: program = simulator"
 TOO_EARLY = "schedule: seconds too early"
-TIMEOUT_FACTOR = 20  # and as many times as long as the plain module took for a step
+TIMEOUT_FACTOR = 20  # a rank waits at least so many times the slowest step of the plain module
 
-OnProgress = Callable[[Mapping[str, Any]], None]
-Report = Callable[[str, int], None]  # what is done now, and how many steps are done
+OnProgress = Callable[
+    [Mapping[str, Any]], None
+]  # gets {"step": text, "done": number, "of": number}
+Report = Callable[[str, int], None]  # gets what is done now, and how many parts are done
 
 
 def verify(
@@ -43,12 +50,14 @@ def verify(
     seed: int = 0,
     on_progress: OnProgress = lambda step: None,
 ) -> dict[str, Any]:
-    """Trains by the plan and by plain PyTorch from the same weights in float64, and compares.
+    """Train with the plan and with plain PyTorch from the same weights, and compare.
 
-    Both compute in float64 throughout: casts to other floating types inside the model are neutralised, so
-    the tolerance is one of float64 whatever precision the model works in; `casts` counts those of the plan.
-    Deviations are relative: of a loss to itself, of a gradient to the norm of all gradients, of parameters
-    and buffers to their largest element (or 1). Raises InputError where that cannot be tried here.
+    path: a plan file. threads: run the ranks as threads of this process instead of as processes.
+    Both trainings compute in float64: casts to other floating-point types inside the model are neutralised.
+    So the tolerance is valid for models of any precision. `casts` of the result counts these casts by type.
+    Deviations are relative: for the loss to itself, for gradients to the norm of all gradients, for
+    parameters and buffers to their largest element (or 1). Raises InputError if the plan cannot be verified
+    on this machine.
     """
     report = _reporter(on_progress, steps)
     report("capturing", 0)
@@ -85,7 +94,7 @@ def verify(
 
 
 def _train_plain(job: Job, *, steps: int, seed: int, report: Report) -> PlainRun:
-    """What plain PyTorch computes; nothing where steps overlap, since ranks replay what they logged."""
+    """Train with plain PyTorch; returns an empty run if steps overlap, as the ranks replay these."""
     if is_asynchronous(job.plan):
         return PlainRun()
     return train_plain(
@@ -102,7 +111,10 @@ def _train(
     rank_settings: Mapping[str, Any] | None,
     report: Report,
 ) -> tuple[list[Findings], str | None]:
-    """What ranks found, or why they failed: processes that are told what to load, or else threads."""
+    """Train all ranks; return their findings or, if a rank fails, [] and the reason.
+
+    rank_settings: what processes need to load the job; None: run the ranks as threads.
+    """
     timeout = max(MIN_TIMEOUT, TIMEOUT_FACTOR * plain.seconds)
 
     def on_step(step: int) -> None:
@@ -118,6 +130,10 @@ def _train(
 
 
 def _load_comparable_twin(path: str, model: str, seed: int) -> tuple[Twin, list[str]]:
+    """Load the job in float64; if serial training cannot repeat its `bn: local`, with another `bn`.
+
+    Returns the job and notes for the user.
+    """
     twin = load_twin(path, model=model, seed=seed)
     plan = twin.job.plan
     if plan.bn != "local" or has_serial_reference(twin.job.graph, plan):
@@ -131,6 +147,8 @@ def _load_comparable_twin(path: str, model: str, seed: int) -> tuple[Twin, list[
 
 
 def _reporter(on_progress: OnProgress, steps: int) -> Report:
+    """Return a function that reports progress; parts are the capture and the steps of both trainings."""
+
     def report(step: str, done: int) -> None:
         on_progress({"step": step, "done": done, "of": 1 + 2 * steps})
 
@@ -138,7 +156,7 @@ def _reporter(on_progress: OnProgress, steps: int) -> Report:
 
 
 def _refuse_too_large(timeline: Timeline) -> None:
-    """Before this machine runs out of memory: all ranks are on it."""
+    """Raise InputError if all ranks together need more memory than this machine has."""
     needed, available = sum(peak_bytes(timeline)), memory()
     if needed > available:
         raise InputError(
@@ -150,6 +168,7 @@ def _refuse_too_large(timeline: Timeline) -> None:
 def _result(
     job: Job, timeline: Timeline, findings: Sequence[Findings], tolerance: float
 ) -> dict[str, Any]:
+    """Return the checks and the settings of the run; without findings, there are no checks."""
     plan = job.plan
     program = timeline.program if is_asynchronous(plan) else job.program
     pairs = traffic.pair_rows(program, timeline, findings) if findings else []
@@ -178,7 +197,7 @@ def _result(
 
 
 def _deviation_checks(findings: Sequence[Findings], tolerance: float) -> list[dict[str, Any]]:
-    """Of each thing that was compared, the worst of all ranks; null is no number at all."""
+    """Check the largest deviation of all ranks for each thing compared; None stands for NaN or infinity."""
     checks = []
     for what in ("loss", "gradients", "parameters", "buffers"):
         worst = [(*rank.worst[what], r) for r, rank in enumerate(findings) if what in rank.worst]
@@ -193,7 +212,10 @@ def _deviation_checks(findings: Sequence[Findings], tolerance: float) -> list[di
 
 
 def _schedule_check(program: Program, findings: Sequence[Findings]) -> list[dict[str, Any]]:
-    """Whether every action waited for those that the schedule has it `after`; all ranks share a clock."""
+    """Check that actions waited for the actions that the schedule tells them to wait for.
+
+    All ranks run on this machine, so their clocks are the same. [] if the schedule has no such waits.
+    """
     schedule = schedule_of(program.plan) if program.plan.stages else None
     if schedule is None or not schedule.waits:
         return []
@@ -208,7 +230,7 @@ def _byte_checks(
     program: Program, timeline: Timeline, pairs: Sequence[Mapping[str, Any]],
     groups: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Three accounts of the bytes; they are equal, or it does not hold."""
+    """Check that the bytes counted by the transport, the program and the simulator are equal."""
     total = traffic.program_total(program, timeline.program.plan.steps)
     difference = abs(total - traffic.simulated_total(timeline))
     return [
@@ -222,6 +244,7 @@ def _byte_checks(
 def _bytes_check(
     what: str, rows: Sequence[Mapping[str, Any]], left: str, right: str
 ) -> dict[str, Any]:
+    """Check that columns `left` and `right` of all rows are equal."""
     differences = {_row_name(row): abs(row[left] - row[right]) for row in rows}
     where = max(differences, key=lambda ends: differences[ends], default="")
     largest = differences.get(where, 0)
@@ -234,6 +257,7 @@ def _bytes_check(
 
 
 def _row_name(row: Mapping[str, Any]) -> str:
+    """Return "source -> target" or the devices of an all-reduce."""
     if "source" in row:
         return f"{row['source']} -> {row['target']}"
     return ", ".join(map(str, row["devices"]))
