@@ -1,7 +1,7 @@
-"""Which plans the evaluator times as their simulation does, to the nanosecond; it refuses others by name.
+"""Which plans the evaluator supports: those that it times exactly as the simulation does.
 
-What is listed here is exact, and anything that a plan may say besides has to be as it is by default: a new
-field of a plan, or of a way to synchronise, is refused until the evaluator knows it.
+It supports any value of the fields in TIMED_FIELDS and DESCRIPTIVE_FIELDS. All other fields of a plan need
+their default value, so a new field is unsupported until it is listed here.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import MISSING, fields
 from raddle.plans.plan import Plan
 
 TIMED_FIELDS = {"tiles", "devices", "bn", "sync", "bucket", "optimizer"}
-DESCRIPTIVE_FIELDS = {  # the step takes as long, whatever these say
+DESCRIPTIVE_FIELDS = {  # they do not change the time of a step
     "model", "fingerprint", "batch", "dtype", "cluster", "method", "inputs", "parameters", "predicted",
 }  # fmt: skip
-FIELD_PHRASES = {
+FIELD_PHRASES = {  # names of unsupported fields, for errors
     "order": "an order of sums",
     "microbatches": "micro-batches",
     "recompute": "recomputation",
@@ -25,7 +25,7 @@ FIELD_PHRASES = {
 
 
 def unsupported(plan: Plan) -> str | None:
-    """What of a plan the evaluator does not time, in words; None if it times the plan."""
+    """What the evaluator does not support in a plan, in words; None if it supports the plan."""
     reasons = []
     for field in fields(plan):
         if field.name in TIMED_FIELDS | DESCRIPTIVE_FIELDS:

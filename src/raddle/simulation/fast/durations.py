@@ -1,6 +1,4 @@
-"""Seconds of all tiles of an operator at once: to the last bit what `Compute.seconds` says of each."""
-
-# t: tile
+"""Seconds of all tiles of an operator at once; bitwise equal to ComputeCosts.seconds of each tile."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ def tile_seconds(
     phase: str,
     device: Device,
 ) -> Array:
-    """By tile (of a grid without copies), its seconds on a device of one kind."""
+    """By tile, its seconds in a phase on a device. A tile of a grid stands for all of its copies."""
     grad_operands = costs.grad_operands.get((op.name, phase))
     if costs.profile is not None or OPERATOR_KINDS[op.kind].flops is not None:
         return np.array([costs.seconds(op, box, phase, device) for box in tiling.boxes])

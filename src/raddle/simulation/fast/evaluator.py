@@ -1,15 +1,15 @@
-"""The time of one step of a plan, thousands of times a second: exactly what simulating its program gives.
+"""The evaluator: the step time of a plan, thousands of times a second, exactly as the simulation gives it.
 
-An evaluator holds a plan's tiles. A move gives some operators other tiles; only what these touch is worked
-out again, and what has been seen before is looked up. Then one compiled function puts the step together and
-simulates it (kernel.py).
+An evaluator holds the tiles of a plan. A move gives some operators other tiles. Only the rows that these
+tiles affect are built again, and rows that were built before come from a cache. Then one JIT-compiled
+function assembles the step from the rows and simulates it (kernel.py).
 
     evaluator = Evaluator(graph, cluster, plan)
     undo = evaluator.move({"conv1": tiling})
     if evaluator.time(limit=best) is None:      # longer than the limit
         evaluator.restore(undo)
 
-It refuses what it does not time exactly: `unsupported(plan)` names it (coverage.py), `simulate` knows it.
+Searches use it. A plan that it does not support is refused (coverage.py); `simulate` supports all plans.
 """
 
 # i: operator, v: value, d: device
@@ -42,11 +42,13 @@ from raddle.simulation.fast.timer import NO_LIMIT, Timer
 from raddle.simulation.fast.value_rows import MergeKey, MergeRows, ValueRows, ValueSource
 
 Array = np.ndarray
-MAX_STORE_BYTES = 512 * 2**20  # bytes of rows, after which all but the current plan's are forgotten
+MAX_STORE_BYTES = (
+    512 * 2**20
+)  # when the rows take more bytes, only those of the current plan are kept
 
 
 class Evaluator:
-    """The step time of a plan that changes."""
+    """The step time of a plan whose tiles change."""
 
     def __init__(
         self, graph: Graph, cluster: Cluster, plan: Plan, profile: Profile | None = None
@@ -65,7 +67,7 @@ class Evaluator:
         )
         self.store, self.tilings = RowStore(), Tilings(plan.bn)
         self.tiles: list[NumberedTiling] = [None] * len(graph.ops)  # type: ignore[list-item]
-        # By operator, what its merge depends on, and what is known of that.
+        # By operator: the key and the rows of the merge of its partial results; None if there is no merge.
         self.merges: list[tuple[MergeKey | None, MergeRows]] = [(None, MergeRows())] * len(
             graph.ops
         )
@@ -73,7 +75,7 @@ class Evaluator:
 
     @property
     def load(self) -> Array:
-        """By resource, nanoseconds that it is busy at least."""
+        """By resource (devices, then links): a lower bound of its busy nanoseconds in a step."""
         return self.plan_rows.load
 
     @property
@@ -83,17 +85,20 @@ class Evaluator:
 
     @property
     def memory(self) -> Array:
-        """By device, bytes of parameters with their gradients and states, and of what the backward keeps.
+        """By device: bytes of parameters, gradients, optimizer state and values saved for backward.
 
-        An estimate for searches: what is alive at the same time, and what was received, is told by
-        simulation/memory/peaks.py from a timeline.
+        An estimate for searches. Exact peaks, with received values and lifetimes, come from a timeline:
+        simulation/memory/peaks.py.
         """
         return self.plan_rows.held_bytes
 
     # -- moves -----------------------------------------------------------------------------------
 
     def move(self, changes: Mapping[str, Tiling]) -> Undo:
-        """Gives operators other tiles; `restore` takes it back. InputError where no plan can be so."""
+        """Gives operators other tiles; `restore(undo)` reverts it.
+
+        InputError if no plan can have these tiles.
+        """
         if self.store.nbytes > MAX_STORE_BYTES:
             self._rebuild_rows()
         undo = Undo()
@@ -108,6 +113,7 @@ class Evaluator:
         undo.restore()
 
     def _move(self, changes: Mapping[str, Tiling], undo: Undo) -> None:
+        """Sets the tiles, then updates all slots that depend on them; `undo` records the old state."""
         index, ops, plan_rows, store = self.index, self.index.graph.ops, self.plan_rows, self.store
         undo.save(plan_rows.load)
         undo.save(plan_rows.held_bytes)
@@ -142,6 +148,7 @@ class Evaluator:
         self.parameter_sync.update(undo, store, changed, self.tiles)
 
     def _compute(self, undo: Undo, i: int) -> None:
+        """Updates the forward and backward slots of an operator."""
         op, tiled, plan_rows, store = (
             self.index.graph.ops[i],
             self.tiles[i],
@@ -156,7 +163,7 @@ class Evaluator:
             plan_rows.set_slot(undo, store, plan_rows.slots.backward, i, slot, store.computes)
 
     def _merge(self, undo: Undo, i: int) -> bool:
-        """Where an operator's results are merged; whether that has changed."""
+        """Updates the merge of an operator's partial results; returns whether it changed."""
         index, plan_rows, store, op = (
             self.index,
             self.plan_rows,
@@ -186,6 +193,7 @@ class Evaluator:
         return True
 
     def _merge_key(self, i: int) -> MergeKey:
+        """What the merge of an operator's partial results depends on now."""
         index, op = self.index, self.index.graph.ops[i]
         readers = {d for out in op.outputs for j, _, _ in index.readers[index.value_number[out]]
                    if out in index.graph.ops[j].inputs for d in self.tiles[j].devices}  # fmt: skip
@@ -199,7 +207,7 @@ class Evaluator:
         )
 
     def _source_and_readers(self, v: int) -> tuple[ValueSource, Sequence[Reader]]:
-        """A value as it is made and read now."""
+        """The current producer and readers of a value."""
         i, output = self.index.producer[v]
         ops, tiles, (key, merged) = self.index.graph.ops, self.tiles, self.merges[i]
         readers = [Reader(ops[j], k, graded, tiles[j]) for j, k, graded in self.index.readers[v]]
@@ -208,7 +216,7 @@ class Evaluator:
     # -- time ------------------------------------------------------------------------------------
 
     def time(self, limit: int | None = None, *, fold: bool = True) -> int | None:
-        """Nanoseconds of a step; None if they are more than the limit. `fold=False` keeps all tasks."""
+        """Nanoseconds of a step; None if they exceed `limit`. fold=False: every task is a node."""
         limit = NO_LIMIT if limit is None else limit
         if int(self.load.max()) > limit:
             self.counts[:] = 0
@@ -216,7 +224,7 @@ class Evaluator:
         return self.timer.time(self.plan_rows.slots, self.store, limit, fold=fold)
 
     def _rebuild_rows(self) -> None:
-        """Forgets all rows but those of the current plan."""
+        """Drops all rows and builds those of the current plan again."""
         ops = self.index.graph.ops
         tiles = {op.name: self.tiles[i].tiling for i, op in enumerate(ops)}
         self.store, self.tilings = RowStore(), Tilings(self.tilings.bn)
@@ -229,6 +237,7 @@ class Evaluator:
 
 
 def _check_supported(plan: Plan, cluster: Cluster) -> None:
+    """Raises InputError if the evaluator does not support the plan."""
     validate_settings(plan)
     reason = unsupported(plan)
     if reason is not None:

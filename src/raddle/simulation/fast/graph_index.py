@@ -1,4 +1,4 @@
-"""What does not depend on a plan: numbers of operators, values and parameters, and who reads what."""
+"""Numbers the operators, values and parameters of a graph; done once, the same for all plans."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ from raddle.simulation.fast.tape import Pull, record_tape
 
 @dataclass(frozen=True)
 class GraphIndex:
-    """What does not depend on a plan: numbers of operators, values and parameters, and who reads what."""
+    """A graph with numbered operators, values and parameters. Values are those that operators produce."""
 
     graph: Graph
-    active: frozenset[str]
-    op_number: dict[str, int]  # of operators
-    value_number: dict[str, int]  # of values that operators make
-    producer: list[tuple[int, int]]  # by value: operator and output
-    readers: list[list[tuple[int, int, bool]]]  # by value: operator, operand, whether graded
-    parameter_number: dict[str, int]  # in the order of the first contributions to their gradients
-    users: list[list[tuple[Op, int]]]  # by parameter: operators and operands, in order
+    active: frozenset[str]  # values through which gradients flow
+    op_number: dict[str, int]  # by name
+    value_number: dict[str, int]  # by name
+    producer: list[tuple[int, int]]  # by value: operator and number of the output
+    # By value: its readers as (operator, number of the operand, whether a gradient comes back).
+    readers: list[list[tuple[int, int, bool]]]
+    parameter_number: dict[
+        str, int
+    ]  # by name; in the order of the first contributions to gradients
+    users: list[list[tuple[Op, int]]]  # by parameter: (operator, number of the operand)
     trained: list[str]  # parameters with a gradient, in the order in which slices are numbered
     tape: Tape
-    pulls: list[Pull]  # of divided parameters, by the numbers of their slots
+    pulls: list[Pull]  # ZeRO-3: what is gathered, in the order of Slots.pulls
 
 
 def index_graph(graph: Graph, sync: Sync) -> GraphIndex:
+    """Numbers a graph and records its tape."""
     active = active_values(graph)
     op_number = {op.name: i for i, op in enumerate(graph.ops)}
     value_number: dict[str, int] = {}
@@ -48,7 +52,7 @@ def index_graph(graph: Graph, sync: Sync) -> GraphIndex:
     for op in backward:
         for name in trained_parameters(graph, op, active):
             parameter_number.setdefault(name, len(parameter_number))
-    for v in graph.parameters:  # without a gradient: never updated, and in no program
+    for v in graph.parameters:  # parameters without a gradient, which are never updated, come last
         parameter_number.setdefault(v.name, len(parameter_number))
     users: list[list[tuple[Op, int]]] = [[] for _ in parameter_number]
     for op in graph.ops:
@@ -57,15 +61,16 @@ def index_graph(graph: Graph, sync: Sync) -> GraphIndex:
                 users[parameter_number[name]].append((op, operand))
     trained = [name for name in gradient_contributors(graph, active) if name in parameter_number]
     return GraphIndex(
-        graph, active, op_number, value_number, producer, _readers(graph, active, value_number, op_number), parameter_number,
-        users, trained, *record_tape(graph, active, parameter_number, value_number, sync, trained),
+        graph, active, op_number, value_number, producer, _readers(graph, active, value_number,
+        op_number), parameter_number, users, trained, *record_tape(graph, active, parameter_number,
+        value_number, sync, trained),
     )  # fmt: skip
 
 
 def _readers(
     graph: Graph, active: frozenset[str], value_number: dict[str, int], op_number: dict[str, int]
 ) -> list[list[tuple[int, int, bool]]]:
-    """Of a value, and of the buffers that hold it in the next step."""
+    """By value, its readers; also those of a buffer that takes this value after the step."""
     consumers: dict[str, list[tuple[Op, int]]] = {}
     for op in graph.ops:
         for operand, name in enumerate(op.inputs):

@@ -1,4 +1,4 @@
-"""The rules of program/step_step_script.py, compiled: the same functions, which call each other's compiled forms."""
+"""JIT-compiles the functions of program/step_script.py: lowering and the fast path share one source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raddle.program import step_script
 
 
 def jit_module(module: ModuleType) -> dict[str, Any]:
-    """The names of a module, its own functions compiled."""
+    """The names of a module, with its own functions JIT-compiled; they call each other's compiled forms."""
     scope = dict(vars(module))
     for name, function in vars(module).items():
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:

@@ -1,11 +1,9 @@
-"""simulation/engine.py on stretches and messages, compiled; it stops as soon as a limit is sure to pass.
+"""The event loop of the fast path, JIT-compiled: simulation/engine.py for the nodes of a StepDag.
 
-It is a loop of its own, with the engine's heap and ranks, because what follows a task may start inside of a
-stretch, before that ends, and because most plans of a search are given up half way. Tests hold it to the
-engine, to the nanosecond.
-
-`limit` is the longest time that is of interest: the run is given up as soon as it is certain to take
-longer, because some resource has more left to do than there is time.
+It differs from the engine in two ways. A message may start inside a stretch, before the stretch ends:
+edges have a delay. And the loop stops early: `limit` is the longest time of interest, and the loop gives
+up as soon as some resource has more work left than time until the limit. Searches reject most plans so.
+Tests check that both loops agree to the nanosecond.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from raddle.simulation.fast.arrays import (
     StepDag,
 )
 
-OVER_LIMIT = -1  # than the limit
+OVER_LIMIT = -1  # result: the step takes longer than the limit
 
 
 @njit(cache=True)
@@ -33,7 +31,11 @@ def run_dag(
     devices: int, node_count: int, edge_count: int, dag: StepDag, load: Array, tails: Array, limit: int,
     counts: Array,
 ) -> int:  # fmt: skip
-    """Nanoseconds until all has ended, or LONGER; counts[2] becomes the nodes that were simulated."""
+    """Nanoseconds until all nodes have ended, or OVER_LIMIT.
+
+    load: by resource, its total busy time; tails: by device, its last stretch and the nanoseconds in it;
+    counts[2] is set to the number of simulated nodes.
+    """
     pointer = np.zeros(node_count + 1, np.int32)
     waits_left = np.zeros(node_count, np.int32)
     nodes, edges = dag.nodes, dag.edges
@@ -53,8 +55,8 @@ def run_dag(
     free_from = np.zeros(len(load), np.int64)
     load_left = load.copy()
     heap_time = np.empty(node_count + 1, np.int64)
-    heap_node = np.empty(node_count + 1, np.int64)  # urgency, then the node
-    stack = np.empty(node_count + 1, np.int32)  # ready nodes that hold nothing
+    heap_node = np.empty(node_count + 1, np.int64)  # keys: urgency, then the number of the node
+    stack = np.empty(node_count + 1, np.int32)  # ready nodes without resources
     size, depth, total, count = 0, 0, 0, 0
     for n in range(node_count):
         if waits_left[n] == 0:
@@ -76,7 +78,7 @@ def run_dag(
                 for resource in (nodes[node, FIRST_RESOURCE], nodes[node, SECOND_RESOURCE]):
                     if resource >= 0 and free_from[resource] > free_at:
                         free_at = free_from[resource]
-                if free_at > now:  # looks again then, with all others that wait
+                if free_at > now:  # it tries again then, together with all other waiting nodes
                     rank = _heap_key(nodes[node, URGENCY], node)
                     size = _push(heap_time, heap_node, size, free_at, rank)
                     continue
@@ -106,7 +108,7 @@ def run_dag(
                 return OVER_LIMIT
         d = nodes[node, DEVICE]
         if d >= 0:
-            ready[node] = begin  # kept for the tails
+            ready[node] = begin  # the start of a stretch, for `tails`
             if begin + load[d] - nodes[node, BUSY_BEFORE] > limit:
                 counts[2] = count
                 return OVER_LIMIT

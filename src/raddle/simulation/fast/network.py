@@ -1,4 +1,4 @@
-"""Routes between devices, rings of them, and what communication takes from them, as arrays."""
+"""The network of a cluster as arrays: routes between devices, rings of devices, host overhead."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Routes:
-    """By source and target; links are numbered after the devices, as resources are."""
+    """Arrays [source, target]. Links are resource numbers: resources are the devices, then the links."""
 
-    latency: Array
-    bandwidth: Array
-    first: Array
-    second: Array
+    latency: Array  # seconds
+    bandwidth: Array  # bytes/s
+    first: Array  # first link
+    second: Array  # second link, or -1
 
 
 def build_routes(cluster: Cluster) -> Routes:
@@ -40,7 +40,7 @@ def build_routes(cluster: Cluster) -> Routes:
 
 
 def host_overhead_arrays(cluster: Cluster) -> HostOverhead:
-    """costs/host_overhead.py by device."""
+    """The host overhead of all devices (costs/host_overhead.py)."""
     seconds = {
         name: np.array([d.host_overhead[name] for d in cluster.devices])
         for name in ("message", "slice", "byte", "sum")
@@ -51,7 +51,7 @@ def host_overhead_arrays(cluster: Cluster) -> HostOverhead:
 def message_host_nanoseconds(
     overhead: HostOverhead, devices: Array, nbytes: Array, *, sliced: bool = False
 ) -> Array:
-    """Nanoseconds of one end of each message, or of each slice of a parameter."""
+    """By message: the host overhead at one end, in nanoseconds; devices: the device at that end."""
     fixed = overhead.slice if sliced else overhead.message
     seconds: Array = host_seconds(fixed[devices], overhead.byte[devices], nbytes)
     return np.rint(seconds * 1e9).astype(np.int64)
@@ -59,10 +59,10 @@ def message_host_nanoseconds(
 
 @dataclass
 class RingNumbers:
-    """Rings and sets of rings, numbered as they are met."""
+    """Numbers rings of devices, and sets of rings, in the order of their first use."""
 
     cluster: Cluster
-    rings: dict[tuple[int, ...], int] = field(default_factory=dict)
+    rings: dict[tuple[int, ...], int] = field(default_factory=dict)  # devices of a ring -> number
     sets: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
     _arrays: Rings | None = None
     _columns: dict[tuple[int, ...], tuple[list[int], list[int], list[float], list[list[float]]]] = (
@@ -70,7 +70,7 @@ class RingNumbers:
     )
 
     def set_number(self, rings: tuple[tuple[int, ...], ...]) -> int:
-        """Of a set of rings."""
+        """The number of a set of rings; a ring is a tuple of devices."""
         if rings not in self.sets:
             self.sets[rings] = len(self.sets)
             for ring in rings:
@@ -88,6 +88,7 @@ class RingNumbers:
         return *links, topology, [list(node_ring) for node_ring in node_rings]
 
     def arrays(self) -> Rings:
+        """All rings and sets as arrays."""
         if self._arrays is None:
             rings = list(self.rings)
             columns = [self._columns[ring] for ring in rings]
@@ -107,4 +108,5 @@ class RingNumbers:
 
 
 def _starts(lengths: list[int]) -> Array:
+    """The start of each list, if lists of these lengths are joined; and the end of the last."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

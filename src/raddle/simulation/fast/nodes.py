@@ -1,9 +1,12 @@
-"""Writes what devices compute and send as nodes and edges, compiled.
+"""Writes tasks and messages as nodes and edges of a StepDag, JIT-compiled.
 
-A device computes in the program's order, so between two arrivals that it waits for its tasks are one
-stretch: what waits for a task inside of it waits for the start of the stretch and so many nanoseconds more.
-What stands beside that order, such as updates of slices, slips in between any two tasks: then nothing is
-folded, and every task is a node that holds its device.
+A device computes in the program's order. All tasks between two arrivals that it waits for form one node,
+a stretch. What waits for a task inside a stretch waits for the start of the stretch plus a delay. This
+folding is impossible where a device also has unordered tasks, as updates of slices, which may run between
+any two tasks. Then every task is a node that holds its device.
+
+Arguments of all functions: dag is written, used = [nodes, edges] written so far, progress is updated;
+they are explained in arrays.py. An arrival is a node with which messages have arrived on a device.
 """
 
 # d: device, s: source, t: target
@@ -27,13 +30,14 @@ from raddle.simulation.fast.arrays import (
     StepDag,
 )
 
-NO_ROOM = -(10**9)  # for a node or an edge
+NO_ROOM = -(10**9)  # used[0] when the arrays of the dag are full
 
 
 @njit(cache=True, inline="always")
 def add_node(
     dag: StepDag, used: Array, duration: int, first: int, second: int, device: int, busy_before: int
 ) -> int:
+    """Adds a node with the given columns; returns its number."""
     node = used[0]
     nodes = dag.nodes
     if node < 0 or node >= len(nodes):
@@ -52,6 +56,7 @@ def add_node(
 
 @njit(cache=True, inline="always")
 def add_edge(dag: StepDag, used: Array, source: int, target: int, delay: int) -> None:
+    """Lets `target` wait until `delay` after the end of `source` (of a stretch: after its start)."""
     number = used[1]
     edges = dag.edges
     if number >= len(edges):
@@ -65,9 +70,9 @@ def add_edge(dag: StepDag, used: Array, source: int, target: int, delay: int) ->
 def await_arrival(
     dag: StepDag, used: Array, arrival: int, d: int, progress: DeviceProgress
 ) -> None:
-    """Lets the next task of a device wait for an arrival: a new stretch begins.
+    """Lets the next task of device d wait for an arrival, once; this begins a new stretch.
 
-    What the device has waited for once, it has; a stretch that has not computed yet waits for one more.
+    If the current stretch has no task yet, it waits for the arrival itself.
     """
     if arrival >= 0 and dag.nodes[arrival, AWAITED] == 0:
         dag.nodes[arrival, AWAITED] = 1
@@ -84,7 +89,7 @@ def await_arrival(
 
 @njit(cache=True)
 def add_compute(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProgress) -> None:
-    """A device's next task, with what it has to take in before."""
+    """Adds the next task of device d, which takes `ns` plus the overhead of messages that it receives."""
     ns += progress.receive_overhead[d]
     progress.receive_overhead[d] = 0
     add_device_time(dag, used, d, ns, progress)
@@ -93,7 +98,7 @@ def add_compute(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProg
 
 @njit(cache=True)
 def add_device_time(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProgress) -> None:
-    """So much of a device's time, after all that it has done."""
+    """Adds `ns` of the time of device d, after all that it has done."""
     if progress.fold:
         progress.offset[d] += ns
         progress.load[d] += ns
@@ -105,7 +110,7 @@ def add_device_time(dag: StepDag, used: Array, d: int, ns: int, progress: Device
 
 @njit(cache=True)
 def add_unordered_task(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProgress) -> int:
-    """A task that a device does when it can."""
+    """Adds a task of device d outside of its order; returns its node. It runs when the device is free."""
     progress.load[d] += ns
     return int(add_node(dag, used, ns, d, -1, -1, 0))
 
@@ -115,9 +120,11 @@ def add_messages(
     dag: StepDag, used: Array, arena: Arena, begin: int, count: int, predecessor: Array, delay: Array,
     progress: DeviceProgress, arrival: Array, urgency: int,
 ) -> None:  # fmt: skip
-    """Messages that wait for a task of their source: so many nanoseconds after a stretch began.
+    """Adds the messages of `count` rows of the arena, from row `begin` on.
 
-    A source that has to send them itself does so after all that it has done.
+    A message from device s starts delay[s] after the node predecessor[s]. With host overhead, the source
+    sends it after all that it has done. `arrival` receives, by device, the node with which its messages
+    have arrived.
     """
     progress.arrivals[:] = 0
     arrival[:] = -1
@@ -152,7 +159,7 @@ def _add_unordered_overhead(
     dag: StepDag, used: Array, arena: Arena, begin: int, count: int, first_node: int, predecessor: Array,
     delay: Array, progress: DeviceProgress, arrival: Array,
 ) -> None:  # fmt: skip
-    """Slices are sent and taken in by threads of their own, between what their devices compute."""
+    """Adds the host overhead of slices: unordered tasks on both devices, as separate threads do it."""
     for k in range(begin, begin + count):
         s = arena.messages[k, 0]
         task = add_unordered_task(dag, used, s, max(1, arena.messages[k, 5]), progress)
@@ -170,7 +177,7 @@ def _add_unordered_overhead(
 def add_arrival(
     dag: StepDag, used: Array, t: int, node: int, arrival: Array, arrivals: Array
 ) -> None:
-    """What arrives on a device in several pieces is there with the last of them."""
+    """Adds a node to what arrives on device t; several nodes get a join, which waits for all of them."""
     arrivals[t] += 1
     if arrivals[t] == 1:
         arrival[t] = node

@@ -1,4 +1,7 @@
-"""Who sends how much of a value to whom: holding.fetch on arrays, with volumes in place of boxes."""
+"""How many elements of a value each device sends to each other device, JIT-compiled.
+
+program/value_holders.py computes the same for a program, with boxes in place of volumes.
+"""
 
 # s: source, t: target, r: dimensions of the value
 
@@ -12,31 +15,31 @@ from raddle.costs.links import transfer_seconds
 from raddle.program.value_holders import chosen_copy, target_at_turn
 
 Array = np.ndarray
-for _rule in (chosen_copy, target_at_turn):  # what compiled functions call
+for _rule in (chosen_copy, target_at_turn):  # numba needs them to be jitable
     register_jitable(_rule)
-MAX_BOXES = (
-    1024  # boxes that a device may hold of a value; more are given up, and counted box by box
-)
+MAX_BOXES = 1024  # of one value that a device may hold; with more, pair_volumes fails
 
 
 @njit(cache=True)
 def pair_volumes(
     count: int,  # devices
-    pieces: Array,  # [piece, r, 2]: boxes that are held, disjoint
-    holders: Array,  # holders[at[i]:at[i + 1]] have piece i
+    pieces: Array,  # [piece, r, 2]: disjoint boxes of the value, as (from, to) by dimension
+    holders: Array,  # the devices holders[holder_at[i]:holder_at[i + 1]] hold piece i
     holder_at: Array,
-    needs: Array,  # [need, r, 2], in the order in which they are fetched
-    target: Array,  # by need, its device
-    sends_gradient: Array,  # by need, whether a gradient comes back; those come first
-    forward: Array,  # [s, t]: elements that go from s to t; added to
-    backward: Array,  # [s, t]: elements whose gradients come back, from s to t
+    needs: Array,  # [need, r, 2]: boxes that devices need, in the order in which they are fetched
+    target: Array,  # by need: the device that needs it
+    sends_gradient: Array,  # by need: whether its gradient is sent back; those needs come first
+    forward: Array,  # out, [s, t]: elements sent from s to t are added
+    backward: Array,  # out, [s, t]: elements whose gradients are sent back from s to t are added
 ) -> bool:
-    """False where there was not enough room."""
+    """Adds up the volumes; returns False if a device holds more than MAX_BOXES boxes."""
     rank = pieces.shape[1]
-    held_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)  # what the device holds by now
-    missing_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)  # what is missing of a need
+    held_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)  # held by the device so far
+    missing_boxes = np.empty(
+        (MAX_BOXES, rank, 2), np.int64
+    )  # the part of a need that the device does not hold
     remaining_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)
-    order = np.argsort(target, kind="mergesort")  # by device, otherwise as they come
+    order = np.argsort(target, kind="mergesort")  # by device; stable
     i = 0
     while i < len(order):
         device = target[order[i]]
@@ -89,7 +92,7 @@ def pair_volumes(
 
 @njit(cache=True)
 def _subtract(box: Array, other: Array, into: Array, at: int) -> int:
-    """Adds what is left of a box without another; gives the new number of boxes, or -1."""
+    """Writes the parts of `box` outside `other` to into[at:]; returns the new number of boxes, or -1."""
     rank = len(box)
     for d in range(rank):
         if other[d, 1] <= box[d, 0] or other[d, 0] >= box[d, 1]:
@@ -117,7 +120,7 @@ def _subtract(box: Array, other: Array, into: Array, at: int) -> int:
 def message_rows(
     volumes: Array, element_bytes: int, latency: Array, bandwidth: Array, rows: Array
 ) -> int:
-    """Writes (source, target, nanoseconds, bytes) of each pair in the order of a program's messages."""
+    """Writes rows (source, target, nanoseconds, bytes), ordered as in a program; returns their number."""
     count = len(volumes)
     n = 0
     for turn in range(1, count):

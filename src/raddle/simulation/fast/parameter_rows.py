@@ -1,4 +1,7 @@
-"""Who holds which part of a parameter, and rows of what is synchronised of it: itself, or its slices."""
+"""Builds the rows of a parameter: the memory that it takes on each device, and how it is synchronised.
+
+A parameter is synchronised as one sync unit, or as several slices (arrays.py: columns of a sync unit).
+"""
 
 # p: parameter, d: device
 
@@ -24,15 +27,15 @@ from raddle.simulation.fast.tilings import Reader
 
 
 class ParameterPlacement(NamedTuple):
-    """A parameter on its devices."""
+    """Where a parameter is held."""
 
-    regions: tuple[ParameterRegion, ...]
-    memory_slot: Slot  # rows of what it takes of their memory
-    sync_slot: Slot  # a row of how it is synchronised in one piece
+    regions: tuple[ParameterRegion, ...]  # which devices hold which part of it
+    memory_slot: Slot  # rows (device, bytes)
+    sync_slot: Slot  # its row of sync_units; empty if it is cut into slices
 
 
 class ParameterRows:
-    """Parameters of a plan on a machine."""
+    """Rows of the parameters of a plan on a cluster."""
 
     def __init__(self, cluster: ClusterArrays, plan: Plan) -> None:
         self.cluster, self.plan, self.sync = cluster, plan, plan.parsed_sync
@@ -41,8 +44,9 @@ class ParameterRows:
     def placement(
         self, store: RowStore, value: Value, users: Sequence[Reader]
     ) -> ParameterPlacement:
+        """Where a parameter is held if `users` read it."""
         used = [(r.tiling.number, r.operand) for r in users]
-        # Steps of a recurrent network read a weight in the same way.
+        # The steps of a recurrent network read a weight in the same way; one of them is enough.
         distinct = dict(zip(used, users, strict=True))
         key = ("held", value.shape, value.dtype.itemsize, *used)
         return store.cached(
@@ -77,7 +81,10 @@ class ParameterRows:
     def slice_rows(
         self, store: RowStore, value: Value, slices: tuple[ParameterRegion, ...]
     ) -> Slot:
-        """Rows of slices in their order, each for all workers or, without a barrier, one by one."""
+        """Rows of sync_units for slices, in their order.
+
+        Without a barrier, each worker of a slice is synchronised by itself and has its own row.
+        """
         key = ("slices", value.dtype.itemsize, slices)
 
         def build() -> Slot:
@@ -90,7 +97,7 @@ class ParameterRows:
     def _sync_row(
         self, store: RowStore, value: Value, regions: Sequence[ParameterRegion]
     ) -> list[int]:
-        """How shares are synchronised together (the columns are in arrays.py)."""
+        """A row of sync_units: how some regions are synchronised together."""
         element_bytes, cluster = value.dtype.itemsize, self.cluster
         passes = [self.optimizer.passes * s.box.volume * element_bytes for s in regions]
         update = store.computes.add(cluster.memory_pass_rows([s.updaters for s in regions], passes))
@@ -121,7 +128,7 @@ class ParameterRows:
         transfers: Sequence[tuple[int, int, ParameterRegion]],
         element_bytes: int,
     ) -> Slot:
-        """Messages between servers and holders: one for each pair of devices."""
+        """Message rows of (source, target, region): one message for each pair of devices."""
         volumes: dict[tuple[int, int], int] = {}
         for source, target, region in transfers:
             if source != target:
@@ -130,10 +137,10 @@ class ParameterRows:
         return store.messages.add(self.cluster.ordered_message_rows(sent, sliced=self.sync.sliced))
 
     def pull_rows(
-        self, store: RowStore, value: Value, readers: Sequence[Reader], regions: Sequence[ParameterRegion],
-        slices: tuple[ParameterRegion, ...],
+        self, store: RowStore, value: Value, readers: Sequence[Reader],
+        regions: Sequence[ParameterRegion], slices: tuple[ParameterRegion, ...],
     ) -> Slot:  # fmt: skip
-        """Rows that bring a divided parameter to operators of a block."""
+        """Message rows that gather a sharded parameter for the operators of a block (ZeRO-3)."""
         element_bytes, name = value.dtype.itemsize, value.name
         tiles: Mapping[str, Tiling] = {r.op.name: r.tiling.tiling for r in readers}
         ops: list[Op] = list({r.op.name: r.op for r in readers}.values())
@@ -148,7 +155,7 @@ class ParameterRows:
 
 
 def _tile_regions(reader: Reader) -> list[Box | None]:
-    """What each tile of a reader needs, copies included."""
+    """By tile of a reader, copies included: the region that it needs, or None."""
     regions = reader.tiling.regions[reader.operand]
     lows, highs = regions.boxes[:, :, 0].tolist(), regions.boxes[:, :, 1].tolist()
     return [

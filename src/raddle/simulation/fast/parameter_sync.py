@@ -1,4 +1,4 @@
-"""Parameters of a plan that changes: who holds them now, their slices, and what they point to."""
+"""Keeps the parameters up to date while tiles change: their holders, their slices, and their slots."""
 
 # p: parameter
 
@@ -19,7 +19,10 @@ from raddle.simulation.fast.tilings import NumberedTiling, Reader
 
 
 class ParameterSync:
-    """Where slices have servers, which one a slice has depends on all others."""
+    """The parameters of the current plan.
+
+    Slices are assigned to servers all together, so one change may move many.
+    """
 
     def __init__(
         self, index: GraphIndex, cluster: ClusterArrays, plan: Plan, plan_rows: PlanRows
@@ -29,7 +32,7 @@ class ParameterSync:
         self.names = list(index.parameter_number)
         self.regions: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
         self.slices: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
-        self.pulls_of: dict[str, list[int]] = {}  # by operator, what it may need pulled
+        self.pulls_of: dict[str, list[int]] = {}  # by operator: the pulls that it may need
         for number, (_, ops) in enumerate(index.pulls):
             for op in ops:
                 self.pulls_of.setdefault(op.name, []).append(number)
@@ -37,7 +40,7 @@ class ParameterSync:
     def update(
         self, undo: Undo, store: RowStore, changed: Iterable[int], tiles: Sequence[NumberedTiling]
     ) -> None:
-        """Some operators have other tiles."""
+        """Updates the slots of all parameters that the operators `changed` read."""
         index, ops = self.index, self.index.graph.ops
         changed = list(changed)
         again = {
@@ -81,7 +84,7 @@ class ParameterSync:
             )
 
     def _update_slices(self, undo: Undo, store: RowStore) -> set[str]:
-        """Cuts all parameters anew; the names of those whose slices are others now."""
+        """Cuts all parameters into slices again; returns the names of those whose slices changed."""
         index, plan_rows, moved = self.index, self.plan_rows, set[str]()
         slices_by_name = cut_slices(
             {n: self.regions[index.parameter_number[n]] for n in index.trained},
@@ -116,6 +119,6 @@ class ParameterSync:
         plan_rows.set_slot(undo, store, plan_rows.slots.pulls, number, slot, store.messages)
 
     def clear(self) -> None:
-        """Nothing is held, and nothing pointed to."""
+        """Forgets all holders and slices."""
         self.regions = [() for _ in self.names]
         self.slices = [() for _ in self.names]

@@ -1,4 +1,8 @@
-"""What a plan points to, the loads of resources that follow, and how a change is taken back."""
+"""The slots of the current plan: which rows of the store it uses, and the resulting load of resources.
+
+A slot is (first row, number of rows) of a table of the store (arrays.py, store.py). Changing a plan means
+to point some slots to other rows. `Undo` records the old slots, so that a search can revert a change.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,12 @@ from raddle.simulation.fast.store import RowArray, RowStore, Slot
 
 Array = np.ndarray
 
+# Columns of a sync unit that hold a slot, and the table of the store that the slot points to.
 _SYNC_ROWS = ((PUSH_FIRST, "messages"), (UPDATE_FIRST, "computes"), (PULL_FIRST, "messages"))
 
 
 class Undo:
-    """What was there before a change."""
+    """The old contents of everything that a change has overwritten."""
 
     def __init__(self) -> None:
         self._old: list[tuple[Any, Any, Any]] = []
@@ -30,7 +35,7 @@ class Undo:
         slots[index] = slot
 
     def save(self, array: Array) -> None:
-        """Remembers all of an array that is about to change."""
+        """Saves a whole array that is about to change."""
         self._old.append((array, slice(None), array.copy()))
 
     def restore(self) -> None:
@@ -39,10 +44,14 @@ class Undo:
 
 
 class PlanRows:
-    """Slots of operators, values and parameters; loads by resource, bytes held by device."""
+    """The slots of the current plan.
+
+    load: by resource, its busy nanoseconds; held_bytes: by device, bytes of parameters and saved values.
+    """
 
     def __init__(self, index: GraphIndex, devices: int, links: int) -> None:
         ops, values, parameters = len(index.op_number), len(index.value_number), len(index.users)
+        # As the fields of Slots: forward to partial_gradient, activation and gradient, pulls.
         sizes = [ops] * 5 + [values] * 2 + [len(index.pulls)]
         table = np.zeros((sum(sizes), 2), np.int64)
         parts = np.split(table, np.cumsum(sizes)[:-1])
@@ -52,7 +61,7 @@ class PlanRows:
         self.held_bytes = np.zeros(devices, np.int64)
 
     def clear(self) -> None:
-        """Nothing is pointed to."""
+        """Empties all slots."""
         for array in (
             self.slots.table,
             self.slots.sync_units,
@@ -66,7 +75,7 @@ class PlanRows:
         self, undo: Undo, store: RowStore, slots: Array, index: int, slot: Slot, rows: RowArray,
         times: int = 1,
     ) -> None:  # fmt: skip
-        """Points a slot to other rows; with it goes the load that they put on resources, so many times."""
+        """Points slots[index] to other rows and updates the load; the plan uses the rows `times` times."""
         old = int(slots[index, 0]), int(slots[index, 1])
         if old != slot:
             undo.set_slot(slots, index, old, slot)
@@ -74,6 +83,7 @@ class PlanRows:
             self._add_load(store, rows, slot, times)
 
     def _add_load(self, store: RowStore, rows: RowArray, slot: Slot, times: int) -> None:
+        """Adds `times` the nanoseconds (or bytes) of the rows of a slot."""
         if not slot[1]:
             return
         data = rows.data[slot[0] : slot[0] + slot[1]]
@@ -89,6 +99,6 @@ class PlanRows:
                             store, getattr(store, rows_name), (row[at], row[at + 1]), times
                         )
         else:
-            for column in (3, 4):
+            for column in (3, 4):  # messages: their first and second link
                 uses_link = data[:, column] >= 0
                 np.add.at(self.load, data[uses_link, column], times * data[uses_link, 2])

@@ -1,4 +1,4 @@
-"""Regions of the operands of all tiles of a tiling at once: what `Space.regions` says of each tile."""
+"""The regions that the tiles of a tiling read of each operand; `Space.regions` for all tiles at once."""
 
 # t: tile (row-major), p: dimension of an operand, d: dimension of the iteration space
 
@@ -22,19 +22,20 @@ Cuts = tuple[tuple[int, ...], ...]
 
 
 class Regions(NamedTuple):
-    """Of one operand: by tile its box [t, p, (from, to)], and whether the tile needs it at all."""
+    """The regions of one operand, by tile."""
 
-    boxes: Array
-    needed: Array
+    boxes: Array  # [t, p, (from, to)]
+    needed: Array  # [t]: whether the tile needs the operand at all
 
     @property
     def volumes(self) -> Array:
+        """By tile, the number of elements that it reads."""
         sizes = self.boxes[:, :, 1] - self.boxes[:, :, 0]
         return np.where(self.needed, sizes.prod(axis=1), 0)
 
 
 def regions(space: Space, tiling: Tiling) -> tuple[Regions, ...]:
-    """The regions of every operand; a tile of a grid stands for all of its copies."""
+    """The regions of each operand. A tile of a grid stands for all of its copies."""
     if isinstance(tiling, Grid):
         return _grid_regions(space, tiling.cuts)
     regions_by_tile = [space.regions(tile.box) for tile in tiling.tiles]
@@ -50,7 +51,7 @@ def regions(space: Space, tiling: Tiling) -> tuple[Regions, ...]:
 
 
 def tile_boxes_in(tiling: Tiling, dims: Sequence[int]) -> Array:
-    """By tile, its box in the given dimensions [t, d, (from, to)]; of a grid without copies."""
+    """By tile, its box in the given dimensions: [t, d, (from, to)]; one tile for all copies in a grid."""
     if not isinstance(tiling, Grid):
         tile_boxes = np.zeros((len(tiling.tiles), len(dims), 2), np.int64)
         for t, tile in enumerate(tiling.tiles):
@@ -83,7 +84,10 @@ def _grid_regions(space: Space, cuts: Cuts) -> tuple[Regions, ...]:
 
 
 def _tile_ranges(index: Index, cuts: Cuts, shape: tuple[int, ...]) -> Array:
-    """The ranges of one index expression for all tiles: it depends on few dimensions."""
+    """By tile, the range (from, to) of one index expression.
+
+    It depends on few dimensions, so ranges are computed for these and then repeated.
+    """
     dims = tuple(sorted({term.dim for term in index.terms}))
     ranges = _ranges(index, dims, tuple(cuts[d] for d in dims), len(cuts))
     along = [shape[d] if d in dims else 1 for d in range(len(shape))]
@@ -104,7 +108,7 @@ def _ranges(index: Index, dims: tuple[int, ...], cuts: Cuts, rank: int) -> Array
 
 
 def _holds_origin(space: Space, shape: tuple[int, ...]) -> Array:
-    """By tile, whether it holds the origin of the summed dimensions."""
+    """By tile, whether it holds the origin of the summed dimensions: such a tile adds the bias."""
     first = np.ones(shape, bool)
     for d in space.reduced_dims:
         along = [1] * len(shape)

@@ -1,4 +1,4 @@
-"""Rows of compute, messages and amounts, kept once and pointed to: a move adds only what is new."""
+"""The store: growing tables of rows, and a cache of where rows are, so that a move adds only new rows."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ Result = TypeVar("Result")
 
 
 class RowArray:
-    """An array that grows by rows."""
+    """A two-dimensional array that grows by rows."""
 
     def __init__(self, columns: int) -> None:
         self.data = np.zeros((1024, columns), np.int64)
         self.used = 0
 
     def add(self, rows: Array) -> Slot:
+        """Appends rows; returns their slot."""
         count = len(rows)
         if not count:
             return NOTHING
@@ -43,7 +44,7 @@ class RowArray:
 
 
 class RowStore:
-    """All rows (arrays.Arena has their columns), and what was found before, by what it depends on."""
+    """All rows (their columns: arrays.Arena), and a cache of results that depend on a key."""
 
     def __init__(self) -> None:
         self.computes, self.messages, self.amounts = RowArray(2), RowArray(7), RowArray(2)
@@ -54,12 +55,13 @@ class RowStore:
         self._cache: dict[Any, Any] = {}
 
     def cached(self, key: Any, build: Callable[[], Result]) -> Result:
-        """What `find` gives, which is called the first time alone."""
+        """The result of `build()`, which is called only once for each key."""
         if key not in self._cache:
             self._cache[key] = build()
         return self._cache[key]  # type: ignore[no-any-return]
 
     def arena(self) -> Arena:
+        """The tables, for the compiled functions."""
         return Arena(
             self.computes.data, self.messages.data, self.amounts.data, self.sync_units.data
         )

@@ -1,7 +1,7 @@
-"""The tape: the instructions of one step in the order in which micro.py writes them, as arrays.
+"""Records the tape of a graph: the instructions of one step, in the order of a program, as arrays.
 
-They are written once for a graph, with a merge and messages wherever a plan could have them. A plan then
-points to rows (arrays.Slots), and where it has none an instruction is left out.
+The tape is recorded once for a graph, with a merge and messages wherever any plan could have them. A plan
+then has a slot for each instruction (arrays.Slots); instructions with an empty slot are skipped.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from raddle.simulation.fast.arrays import (
     Tape,
 )
 
-PLACEHOLDER = (Message(0, 1, ()),)
+PLACEHOLDER = (Message(0, 1, ()),)  # stands for the messages of any plan
 Pull = tuple[str, list[Op]]  # a parameter, and the operators of a block that read it
-Event = tuple[int, int, int]  # what, the parameter, the row that gave its last contribution
+Event = tuple[int, int, int]  # kind, parameter, row of the last contribution to its gradient
 
 
 def variant_for_any_plan(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVariant:
-    """What any plan may have: merges of all that can be partial, messages of all values."""
+    """A variant with everything that a plan may have: all possible merges, messages of all values."""
     values = [name for op in graph.ops for name in op.outputs]
     merged = [op.name for op in graph.ops if op.space.combine]
     return LoweredVariant(
@@ -54,11 +54,12 @@ def variant_for_any_plan(graph: Graph, plan: Plan, active: frozenset[str]) -> Lo
 
 
 class Recorder:
-    """Takes down what a micro-batch writes (micro.Writing)."""
+    """Receives the instructions of a micro-batch, as its ProgramWriter (program/micro_batch.py)."""
 
     def __init__(self, variant: LoweredVariant, parameter_number: Mapping[str, int]) -> None:
         self.variant, self.parameter_number = variant, parameter_number
         self.rows: list[Instruction | Event] = []
+        # By parameter with a gradient: the contributions that are still to come.
         self.missing_contributions = {
             name: len(contributors)
             for name, contributors in variant.contributors.items()
@@ -75,7 +76,7 @@ class Recorder:
         return ()
 
     def pull(self, ops: Sequence[Op], sharded: Collection[str]) -> list[int]:
-        """What brings the parameters that operators of a block read."""
+        """Adds a pull of each sharded parameter that operators of a block read; returns their rows."""
         readers: dict[str, list[Op]] = {}
         for op in ops:
             for name in dict.fromkeys(op.inputs):
@@ -95,10 +96,10 @@ class Recorder:
 
 
 def record_tape(
-    graph: Graph, active: frozenset[str], parameter_number: Mapping[str, int], value_number: Mapping[str, int],
-    sync: Sync, trained: Sequence[str],
+    graph: Graph, active: frozenset[str], parameter_number: Mapping[str, int],
+    value_number: Mapping[str, int], sync: Sync, trained: Sequence[str],
 ) -> tuple[Tape, list[Pull]]:  # fmt: skip
-    """The tape of one step, and what is pulled in it."""
+    """The tape of one step, and the pulls in it (ZeRO-3)."""
     plan = Plan({}, 1)
     variant = variant_for_any_plan(graph, plan, active)
     recorder = Recorder(variant, parameter_number)
@@ -123,7 +124,7 @@ def record_tape(
 def urgencies(
     graph: Graph, parameter_number: Mapping[str, int], trained: Sequence[str], sync: Sync
 ) -> Array:
-    """By parameter, the urgency of its messages (0: they queue)."""
+    """By parameter, the urgency of its messages; 0: served in order; else the smallest goes first."""
     urgency = np.zeros(len(parameter_number), np.int64)
     if sync.sliced:
         used = dict.fromkeys(
@@ -136,7 +137,7 @@ def urgencies(
 
 
 def slot_numbers(graph: Graph, value_number: Mapping[str, int]) -> dict[tuple[object, str], int]:
-    """By phase or kind of messages and name, the number of a slot."""
+    """By (phase or kind of message, name of operator or value): its index into Slots.table."""
     ops = [op.name for op in graph.ops]
     kinds: list[tuple[object, Sequence[str]]] = [
         ("F", ops), ("B", ops), ("merge", ops), (MessageKind.PARTIAL, ops),
@@ -150,6 +151,7 @@ def slot_numbers(graph: Graph, value_number: Mapping[str, int]) -> dict[tuple[ob
 def _build_tape(
     recorder: Recorder, slot_of: Mapping[tuple[object, str], int], urgencies: Array
 ) -> Tape:
+    """Turns the recorded instructions into arrays; see arrays.Tape."""
     rows, producer = recorder.rows, recorder.variant.producer
     partial = (MessageKind.PARTIAL, MessageKind.PARTIAL_GRADIENT)
     kind, slot, since, arrival = (np.full(len(rows), -1) for _ in range(4))
@@ -180,7 +182,7 @@ def _build_tape(
                 continue
             name = producer[row.value].name if row.kind in partial else row.value
             slot[r] = slot_of[row.kind, name]
-            if row.deps != (last_compute,):
+            if row.deps != (last_compute,):  # not just the instruction before: it needs a mark
                 since[r] = mark_count
                 for dep in row.deps:
                     marks[dep].append((mark_count, int(slot[r])))
@@ -198,10 +200,13 @@ def _build_tape(
         pack([[s for _, s in mark_list] for mark_list in marks])[1], since, arrival,
         urgency, graded, event_kinds, parameters, runs,
     )  # fmt: skip
-    return Tape(*(column.astype(np.int32) for column in columns))  # it is read at every step
+    return Tape(
+        *(column.astype(np.int32) for column in columns)
+    )  # small integers: the kernel reads them for every plan
 
 
 def pack(lists: Iterable[Sequence[int]]) -> tuple[Array, Array]:
+    """Joins lists: the entries of list r are values[at[r]:at[r + 1]]; returns (at, values)."""
     rows = list(lists)
     at = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     return at, np.array([x for row in rows for x in row], np.int64)

@@ -1,4 +1,4 @@
-"""Tilings of operators, numbered: operators of one space that are tiled alike share what is found."""
+"""Numbers tilings, as keys for caches: operators with the same space and tiling share a number."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ Array = np.ndarray
 
 @dataclass
 class NumberedTiling:
-    """A tiling of operators of one space, with what is known of it."""
+    """A tiling of an iteration space, with what follows from both."""
 
     number: int
     tiling: Tiling
-    devices: tuple[int, ...]  # that compute it, sorted
-    tile_devices: Array  # device of every tile, copies included
-    copies: int
-    regions: tuple[Regions, ...]
+    devices: tuple[int, ...]  # all devices of its tiles, sorted
+    tile_devices: Array  # by tile, copies included: its device
+    copies: int  # of each tile
+    regions: tuple[Regions, ...]  # by operand: the regions that the tiles read
 
 
 class Reader(NamedTuple):
-    """An operand of an operator; `graded` says that its gradient goes back."""
+    """An operator that reads a value."""
 
     op: Op
-    operand: int
-    sends_gradient: bool
+    operand: int  # the number of the operand that is the value
+    sends_gradient: bool  # whether its backward sends a gradient of the value back
     tiling: NumberedTiling
 
 
 class Tilings:
-    """All tilings that were met."""
+    """All numbered tilings."""
 
     def __init__(self, bn: str) -> None:
         self.bn = bn
@@ -47,7 +47,8 @@ class Tilings:
         self._signatures: dict[int, object] = {}
 
     def numbered(self, op: Op, tiling: Tiling) -> NumberedTiling:
-        # Spaces are shared by operators that are alike, and live as long as the graph.
+        """The numbered tiling of an operator; a new one gets the next number."""
+        # Equal operators share one Space object, which lives as long as the graph: its id is a safe key.
         key = (id(op.space), tiling)
         tiled = self._numbered.get(key)
         if tiled is None:
@@ -60,13 +61,13 @@ class Tilings:
         return tiled
 
     def signature(self, op: Op, tiled: NumberedTiling) -> object:
-        """What operators of a native call have in common when they are tiled alike."""
+        """A key that is equal for operators of a native call that are tiled alike."""
         if tiled.number not in self._signatures:
             self._signatures[tiled.number] = tiling_signature(op, tiled.tiling)
         return self._signatures[tiled.number]
 
     def is_partial(self, op: Op, tiled: NumberedTiling) -> bool:
-        """Whether tiles of an operator give partial results."""
+        """Whether the tiles of an operator give partial results, which have to be merged."""
         if not op.space.combine:
             return False
         key = (op.name, tiled.number)

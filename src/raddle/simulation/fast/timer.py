@@ -1,4 +1,4 @@
-"""Calls the compiled step with room enough to write it, and says what it came to."""
+"""Calls the JIT-compiled function that times a step, with arrays that are large enough."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_LIMIT = np.iinfo(np.int64).max // 4
 
 
 class Timer:
-    """Times steps of one graph; `counts` are nodes, edges and simulated nodes of the last."""
+    """Times steps of one graph. counts: nodes, edges and simulated nodes of the last step."""
 
     def __init__(self, index: GraphIndex, plan: Plan, cluster: ClusterArrays, links: int) -> None:
         sync = plan.parsed_sync
@@ -34,7 +34,7 @@ class Timer:
         self.dag = self._allocate(4096, 16384)
 
     def time(self, slots: Slots, store: RowStore, limit: int, *, fold: bool) -> int | None:
-        """Nanoseconds of a step; None if they are more than the limit."""
+        """Nanoseconds of a step; None if they exceed the limit."""
         cluster = self.cluster
         while True:
             nanoseconds = step_time(
@@ -46,6 +46,7 @@ class Timer:
             self.dag = self._allocate(2 * len(self.dag.nodes), 2 * len(self.dag.edges))
 
     def _allocate(self, nodes: int, edges: int) -> StepDag:
+        """Arrays with room for so many nodes and edges."""
         arrivals = int(self.tape.arrival.max(initial=-1)) + 1
         marks = max(self.parameters, int(self.tape.mark.max(initial=-1)) + 1)
 

@@ -1,4 +1,4 @@
-"""Rows of messages that bring a value to its readers and its gradient back, and of merging parts of it."""
+"""Builds the rows of a value: its messages, those of its gradient, and the merge of partial results."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from raddle.simulation.fast.store import NOTHING, RowStore, Slot
 from raddle.simulation.fast.tilings import NumberedTiling, Reader
 
 Array = np.ndarray
-Pieces = tuple[Array, Array, Array]  # boxes, and their holders from one index to the next
+Pieces = tuple[Array, Array, Array]  # boxes, holders, holder_at: see pair_volumes
 
 
 class MergeKey(NamedTuple):
-    """What merging partial results depends on."""
+    """Everything that the merge of an operator's partial results depends on."""
 
-    tiling_number: int  # of the tiling
-    reader_devices: tuple[int, ...]  # devices
-    element_bytes: int  # bytes of an element
-    has_gradient: bool  # whether there is a gradient
-    replicated: bool  # program/replicated_loss.py
+    tiling_number: int
+    reader_devices: tuple[int, ...]  # devices that read the result
+    element_bytes: int
+    has_gradient: bool
+    replicated: bool  # it ends a replicated loss (program/replicated_loss.py)
 
 
 class MergeRows(NamedTuple):
-    """Cells of an operator's results, what merging them takes, and messages there and back."""
+    """The merge of an operator's partial results; by default there is none."""
 
-    cells: tuple[Cell, ...] = ()
-    compute: Slot = NOTHING
-    partial: Slot = NOTHING
-    partial_gradient: Slot = NOTHING
+    cells: tuple[Cell, ...] = ()  # boxes of the result, and the devices that merge each
+    compute: Slot = NOTHING  # compute rows
+    partial: Slot = NOTHING  # message rows of partial results
+    partial_gradient: Slot = NOTHING  # message rows of their gradients
 
 
 class ValueSource(NamedTuple):
-    """An output of an operator, and how it was merged, if it was."""
+    """A value as an operator's output."""
 
     op: Op
-    output: int
+    output: int  # the number of the output
     tiled: NumberedTiling
-    merge_key: MergeKey | None
-    cells: tuple[Cell, ...]
+    merge_key: MergeKey | None  # None: its tiles are not merged
+    cells: tuple[Cell, ...]  # of the merge
 
 
 class ValueRows:
-    """Values of a graph on a machine."""
+    """Rows of the values of a graph on a cluster."""
 
     def __init__(self, graph: Graph, cluster: ClusterArrays, bn: str) -> None:
         self.graph, self.cluster, self.bn = graph, cluster, bn
@@ -92,12 +92,12 @@ class ValueRows:
     def transfer_rows(
         self, store: RowStore, source: ValueSource, readers: Sequence[Reader]
     ) -> tuple[Slot, Slot]:
-        """Rows that bring a value to its readers, and its gradient back."""
+        """The message rows that bring a value to its readers, and those of its gradient."""
         op, output, tiled = source.op, source.output, source.tiled
         element_bytes = self.graph.values[op.outputs[output]].dtype.itemsize
         key = (
-            "value", tiled.number, output, element_bytes, source.merge_key, is_local_statistics(op, self.bn),
-            *((r.tiling.number, r.operand, r.sends_gradient) for r in readers),
+            "value", tiled.number, output, element_bytes, source.merge_key, is_local_statistics(op,
+            self.bn), *((r.tiling.number, r.operand, r.sends_gradient) for r in readers),
         )  # fmt: skip
 
         def build() -> tuple[Slot, Slot]:
@@ -156,7 +156,7 @@ class ValueRows:
         return slots[0], slots[1]
 
     def _pieces(self, store: RowStore, source: ValueSource) -> Pieces:
-        """Boxes of a value, and who holds them."""
+        """The boxes of a value, and the devices that hold them after it was computed."""
         tiling, dims = source.tiled.tiling, source.op.space.outputs[source.output]
         if source.merge_key is not None:
             return _pack_pieces([(c.box, c.devices) for c in source.cells], len(dims))
@@ -172,7 +172,7 @@ class ValueRows:
 
 
 def _boxes_are_tiles(grid: Grid, dims: Sequence[int]) -> bool:
-    """Whether an output has all dimensions that are split, in their order: then its boxes are the tiles."""
+    """Whether the boxes of an output are just the tiles: it has all split dimensions, in their order."""
     return list(dims) == sorted(dims) and all(
         len(cuts) == 2 or d in dims for d, cuts in enumerate(grid.cuts)
     )

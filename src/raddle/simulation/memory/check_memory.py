@@ -1,4 +1,4 @@
-"""Whether a program fits into the memory of a cluster's devices."""
+"""Checks whether a program fits into the memory of a cluster's devices."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from raddle.simulation.timeline import simulate
 
 
 def fits(peaks: Sequence[int], cluster: Cluster) -> bool:
-    """Whether every device has the bytes that it needs at its fullest."""
+    """Whether every device has enough memory; peaks: by device, its peak bytes."""
     return all(peak <= cluster.devices[d].memory for d, peak in enumerate(peaks))
 
 
 def check_memory(program: Program, cluster: Cluster) -> None:
-    """Raises InputError with the first device that would need more memory than it has."""
+    """Raises InputError that names the first device without enough memory."""
     for d, peak in enumerate(peak_bytes(simulate(program, cluster))):
         device = cluster.devices[d]
         if peak > device.memory:

@@ -1,4 +1,4 @@
-"""Where things are on devices, the same in every micro-batch: bytes of values, and which views are free."""
+"""The bytes of each value on each device, equal for all micro-batches; and which views need no memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = np.ndarray
 
 
 class Layout:
-    """Bytes of values by device in a variant of a program, and which views are free."""
+    """Bytes of values in a variant of a program. All arrays are by device."""
 
     def __init__(self, program: Program, variant: int = 0) -> None:
         self.program, self.count, self.variant_number = program, program.plan.devices, variant
@@ -29,9 +29,12 @@ class Layout:
         self.saved = {
             op.name: saved_for_backward(self.graph, program.active, op) for op in self.graph.ops
         }
-        self.output_bytes: dict[str, Array] = {}  # of a value that an operator gives, complete
-        self.partial_bytes: dict[str, Array] = {}  # of the partial results of an operator
-        self._segment_ops: dict[int, dict[str, tuple[str, ...]]] = {}  # by device and operator
+        self.output_bytes: dict[
+            str, Array
+        ] = {}  # by value that an operator computes, after merging
+        self.partial_bytes: dict[str, Array] = {}  # by operator: of its partial results
+        # By device, then by operator: the operators of its segment.
+        self._segment_ops: dict[int, dict[str, tuple[str, ...]]] = {}
         for op in self.graph.ops:
             self._add_bytes(op)
         sent: dict[str, tuple[Message, ...]] = {}
@@ -49,7 +52,7 @@ class Layout:
 
     @cached_property
     def _segments(self) -> dict[str, Array]:
-        """By recomputed operator and device, the number of its segment (or -1)."""
+        """By recomputed operator: by device, the number of its segment, or -1."""
         segment_numbers: dict[str, Array] = {}
         names = {name for block in self.program.plan.recompute for name in block}
         for d in range(self.count) if names else ():
@@ -60,7 +63,7 @@ class Layout:
         return segment_numbers
 
     def segment_of(self, op: str, device: int) -> tuple[str, ...]:
-        """The operators of a segment of a device, which run in one piece."""
+        """The operators of the segment of `op` on a device; a segment runs as one call."""
         if device not in self._segment_ops:
             op_lists = segments(self.program, device, self.variant_number)
             names_by_segment = [tuple(o.name for o in ops) for ops in op_lists]
@@ -70,7 +73,7 @@ class Layout:
         return self._segment_ops[device].get(op, ())
 
     def recomputed_together(self, value: str, reader: str) -> Array:
-        """Where a value and what reads it are computed again in one segment."""
+        """By device, whether a value and its reader are recomputed in the same segment."""
         segment_numbers = self._segments
         if reader not in segment_numbers or self.graph.values[value].role != "op":
             return np.zeros(self.count, bool)
@@ -90,6 +93,7 @@ class Layout:
         return np.zeros(self.count, np.int64)
 
     def _add_bytes(self, op: Op) -> None:
+        """Sets the bytes of an operator's outputs and partial results."""
         tiling = self.variant.tiles[op.name]
         devices = np.array(tiling.devices)
         if op.name in self.variant.merges:
@@ -108,7 +112,7 @@ class Layout:
             self.output_bytes[name] = size * self.program.element_bytes(name)
 
     def _is_free_view(self, op: Op, messages: Mapping[str, Sequence[Message]]) -> Array:
-        """Where a view is one: every tile looks at a box that its device holds in one piece."""
+        """By device, whether a view operator needs no memory: each tile lies in one box on the device."""
         free = np.zeros(self.count, bool)
         free[list(self.variant.tiles[op.name].devices)] = True
         base = op.inputs[0]
@@ -139,7 +143,7 @@ class Layout:
 
 
 def read_bytes(program: Program, variant: Variant, names: Iterable[str]) -> Array:
-    """By device, bytes of all that operators read of values that no operator gives."""
+    """By device, bytes that operators read of the given values (inputs, buffers, parameters …)."""
     total = np.zeros(program.plan.devices, np.int64)
     read: dict[str, dict[int, set[Box]]] = {name: {} for name in names}
     for op in variant.graph.ops:
@@ -155,7 +159,7 @@ def read_bytes(program: Program, variant: Variant, names: Iterable[str]) -> Arra
 
 
 def _volumes(tiling: Tiling, dims: Sequence[int]) -> Array:
-    """By tile, the elements of its box in the given dimensions."""
+    """By tile, the number of elements of its box in the given dimensions."""
     if not isinstance(tiling, Grid):
         return np.array(
             [
@@ -171,5 +175,5 @@ def _volumes(tiling: Tiling, dims: Sequence[int]) -> Array:
 
 
 def _union_volume(boxes: Sequence[Box]) -> int:
-    """How many points boxes have together."""
+    """The number of elements that boxes cover together."""
     return sum(piece.volume for i, box in enumerate(boxes) for piece in subtract(box, boxes[:i]))

@@ -1,6 +1,9 @@
-"""What is alive for a while: device, bytes, from when, until when; and when a timeline does what."""
+"""The ledger: a list of entries (device, bytes, begin, end), memory that is alive from begin to end.
 
-# times are in nanoseconds; what is alive from a to b counts at a and no more at b
+It also looks up in the timeline when instructions run and when messages are sent.
+"""
+
+# Times are in nanoseconds. Memory that is alive from a to b counts at time a, and no longer at time b.
 
 from __future__ import annotations
 
@@ -13,63 +16,63 @@ from raddle.simulation.timeline import Timeline
 
 Array = np.ndarray
 
-NEVER = np.iinfo(np.int64).max
+NEVER = np.iinfo(np.int64).max  # the start of what does not happen
 
 
 class Span(NamedTuple):
-    """By device, when something starts (or NEVER) and ends (or -1)."""
+    """By device, when an instruction starts and ends; (NEVER, -1) if it does not run there."""
 
     start: Array
     end: Array
 
 
 class Flight(NamedTuple):
-    """Messages of one move."""
+    """The messages of a Move instruction, as arrays over the messages."""
 
-    source: Array
-    target: Array
+    source: Array  # device
+    target: Array  # device
     nbytes: Array
-    start: Array
+    start: Array  # when its transfer starts
     end: Array
 
     def concatenated(self, other: Flight) -> Flight:
-        """Stages return their parts of a gradient one by one."""
+        """Both together; a gradient may return in several moves, one from each stage."""
         return Flight(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
 class Ledger:
-    """Entries of a timeline. `through_host`: messages wait in the host's memory (peaks.py)."""
+    """The entries of a timeline. through_host: messages wait in the host's memory (see peaks.py)."""
 
     def __init__(self, timeline: Timeline, *, through_host: bool = False) -> None:
         self.timeline, self.program = timeline, timeline.program
         self.through_host = through_host
         self.devices = np.arange(self.program.plan.devices)
-        self.columns: list[tuple[Array, Array, Array, Array]] = []
+        self.columns: list[tuple[Array, Array, Array, Array]] = []  # device, bytes, begin, end
         numbers = np.arange(len(self.program.instructions) + 1)
         self.first_task = np.searchsorted(timeline.tasks.instruction, numbers)
         self.message_sizes: dict[int, Array] = {}
 
     def add(self, device: Array, nbytes: Array, begin: Array, end: Array) -> None:
-        """Entries of some devices."""
+        """Adds entries; all arguments are arrays of the same length."""
         real = (nbytes > 0) & (begin < end)
         self.columns.append((device[real], nbytes[real], begin[real], end[real]))
 
     def add_by_device(self, nbytes: Array, begin: Array, end: Array) -> None:
-        """An entry of every device."""
+        """Adds an entry for every device; the arguments are arrays by device."""
         self.add(self.devices, nbytes, begin, end)
 
     def entries(self) -> list[Array]:
-        """Columns: device, bytes, begin, end."""
+        """All entries as columns: device, bytes, begin, end."""
         if not self.columns:
             return [np.empty(0, np.int64)] * 4
         return [np.concatenate(column) for column in zip(*self.columns, strict=True)]
 
     def empty_span(self) -> Span:
-        """When nothing happens."""
+        """The span of an instruction that runs on no device."""
         return Span(np.full(len(self.devices), NEVER), np.full(len(self.devices), -1))
 
     def span(self, number: int) -> Span:
-        """When each device executes an instruction."""
+        """When each device executes an instruction; number: of the instruction."""
         a, b = self.first_task[number : number + 2]
         start, end = self.empty_span()
         devices = self.timeline.tasks.device[a:b]
@@ -77,7 +80,10 @@ class Ledger:
         return Span(start, end)
 
     def flight(self, number: int, move: Move) -> Flight:
-        """When each message is on its way; the tasks of an instruction start with its messages."""
+        """The messages of a move; number: of the instruction.
+
+        Its first tasks are the messages, in their order.
+        """
         a = self.first_task[number]
         b = a + len(move.messages)
         key = id(move.messages)
@@ -95,18 +101,18 @@ class Ledger:
         )
 
     def departure(self, flight: Flight) -> Array:
-        """When each message has left its device."""
+        """By message, when it no longer takes memory on its source."""
         return flight.start if self.through_host else flight.end
 
     def arrival(self, flight: Flight, first_use: Array) -> Array:
-        """When each message is on the device that it goes to; `used`: by device, when it is used."""
+        """By message, from when on it takes memory on its target; first_use: by device."""
         if not self.through_host:
             return flight.start
         first = first_use[flight.target]
         return np.where(first < NEVER, np.maximum(flight.end, first), flight.end)
 
     def parameter_bytes(self, name: str) -> Array:
-        """By device, of a parameter."""
+        """By device, the bytes of a parameter that it holds."""
         nbytes = np.zeros(len(self.devices), np.int64)
         for region in self.program.regions[name]:
             nbytes[list(region.devices)] += region.box.volume * self.program.element_bytes(name)

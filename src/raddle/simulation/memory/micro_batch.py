@@ -1,4 +1,4 @@
-"""Records what one micro-batch has in memory: outputs, inputs, gradients, messages, workspaces."""
+"""The memory of one micro-batch: outputs, inputs, gradients, messages, workspaces; see peaks.py."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from raddle.simulation.memory.micro_batch_times import MicroBatchTimes, value_us
 
 
 def record_micro_batch(ledger: Ledger, numbers: Sequence[int], layout: Layout) -> None:
-    """Adds the entries of a micro-batch, given its instructions."""
+    """Adds the entries of a micro-batch to the ledger; numbers: those of its instructions."""
     _MicroBatchMemory(ledger, MicroBatchTimes(ledger, numbers), layout).record()
 
 
 class _MicroBatchMemory:
+    """Adds the entries of one micro-batch to the ledger."""
+
     def __init__(self, ledger: Ledger, times: MicroBatchTimes, layout: Layout) -> None:
         self.ledger, self.times, self.layout, self.program = ledger, times, layout, ledger.program
         self.uses = value_uses(times, layout)
@@ -41,7 +43,7 @@ class _MicroBatchMemory:
             self._record_messages(value, what, flight)
 
     def _first_read(self, value: str) -> Array:
-        """By device, when a forward first reads a value."""
+        """By device, when a forward reads a value for the first time."""
         begin = np.full(self.layout.count, NEVER)
         for op in self.layout.graph.ops:
             if value in op.inputs:
@@ -49,7 +51,7 @@ class _MicroBatchMemory:
         return begin
 
     def _record_workspace(self, op: Op) -> None:
-        """As large as the input and the output: both are laid out anew, whichever way it goes."""
+        """Adds the workspace of a convolution: a multiple of its input and output, in every phase."""
         source = op.inputs[0]
         read = self.layout.output_bytes.get(
             source, self.layout.input_bytes.get(source, self.layout.zeros())
@@ -61,6 +63,7 @@ class _MicroBatchMemory:
             self.ledger.add_by_device(nbytes, *self.times.span(op.name, phase))
 
     def _record_output(self, op: Op) -> None:
+        """Adds an operator's partial results, its outputs, and the extra bytes saved for backward."""
         times, add = self.times, self.ledger.add_by_device
         forward, rerun = times.span(op.name, "F"), times.span(op.name, "R")
         if op.name in self.layout.partial_bytes:
@@ -87,13 +90,17 @@ class _MicroBatchMemory:
             add(nbytes, made.start, times.backward(op.name).end)
 
     def _last_use_of_partials(self, op: Op) -> Array:
-        """Until they are merged; what is not just added is needed again to take the gradient apart."""
+        """By device, when partial results are used last: by their merge.
+
+        Results that are not simply summed (log-sum-exp, moments) are used again by its backward.
+        """
         merged = self.times.span(op.name, "Fm").end
         if op.space.combine == "sum":
             return merged
         return np.asarray(np.maximum(merged, self.times.span(op.name, "Bm").end))
 
     def _record_gradients(self, op: Op) -> None:
+        """Adds the gradients of an operator's outputs and partial results."""
         times = self.times
         backward = times.backward(op.name)
         end = backward.end
@@ -124,12 +131,12 @@ class _MicroBatchMemory:
             self.ledger.add_by_device(self.layout.output_bytes[o], first, until)
 
     def _segment_backward_end(self, op: Op, device: int) -> int:
-        """When the backward of an operator's segment ends: it is called with what it starts with."""
+        """When the backward of an operator's segment ends; it holds its input gradients until then."""
         segment = self.layout.segment_of(op.name, device)
         return max((int(self.times.backward(name).end[device]) for name in segment), default=-1)
 
     def _record_messages(self, value: str, what: MessageKind, flight: Flight) -> None:
-        """What is on its way counts where it goes; a gradient, until it has gone, also where it was."""
+        """Adds messages at their target; a gradient also counts at its source until it has been sent."""
         until, begin = flight.end, flight.start
         if what.is_activation:
             until = np.maximum(until, self.uses.last_use[value][flight.target])

@@ -1,4 +1,4 @@
-"""When one micro-batch runs and sends what, and from when until when its values are used."""
+"""When the operators of one micro-batch run, when it sends messages, and when it uses its values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from raddle.simulation.memory.ledger import NEVER, Array, Flight, Ledger, Span
 
 
 class MicroBatchTimes:
-    """Spans of operators by phase ("Fm", "Bm": of their merges), and flights of values."""
+    """The times of one micro-batch.
+
+    spans: by (operator, phase); "Fm" and "Bm" are the phases of its merge.
+    flights: by (value, kind of message).
+    """
 
     def __init__(self, ledger: Ledger, numbers: Sequence[int]) -> None:
         self.ledger, self.empty_span = ledger, ledger.empty_span()
@@ -38,12 +42,12 @@ class MicroBatchTimes:
         return (op, "R") in self.spans
 
     def backward(self, op: str) -> Span:
-        """Of activations and, where that is apart, of parameters."""
+        """The span of an operator's backward: "B" and, if the backward is split, "W" together."""
         inputs, weights = self.span(op, "B"), self.span(op, "W")
         return Span(np.minimum(inputs.start, weights.start), np.maximum(inputs.end, weights.end))
 
     def last_departure(self, value: str, what: MessageKind) -> Array:
-        """By device, when the last of its messages of a value has gone; -1 if it sends none."""
+        """By device, when it has sent the last of its messages of a value; -1 if it sends none."""
         end = self.empty_span.end.copy()
         flight = self.flights.get((value, what))
         if flight is not None:
@@ -52,22 +56,24 @@ class MicroBatchTimes:
 
 
 class ValueUses(NamedTuple):
-    """By value and device."""
+    """By value, then by device."""
 
     last_use: Mapping[str, Array]  # the end of its last use
-    last_use_recomputed: Mapping[str, Array]  # the same, of values that were computed again
-    first_gradient: Mapping[str, Array]  # the first contribution to its gradient
+    last_use_recomputed: Mapping[str, Array]  # the same for the copy that is recomputed
+    first_gradient: Mapping[str, Array]  # when the first contribution to its gradient begins
 
 
 def value_uses(times: MicroBatchTimes, layout: Layout) -> ValueUses:
-    """From when until when a micro-batch uses its values."""
+    """When the values of a micro-batch are used."""
     return ValueUses(*_last_uses(times, layout), _first_contributions(times, layout))
 
 
 def _last_uses(times: MicroBatchTimes, layout: Layout) -> tuple[dict[str, Array], dict[str, Array]]:
-    """From the last operator to the first, so that a view passes on how long it is used.
+    """`last_use` and `last_use_recomputed` of ValueUses.
 
-    What is computed again is used by the operators of its segment, the first one by all others.
+    Goes from the last operator to the first, so that a view passes its last use on to the value that it
+    views. Of a recomputed value there are two copies: the recomputed one serves the operators of its
+    segment, the first one all others.
     """
     last: dict[str, Array] = {}
     last_recomputed: dict[str, Array] = {}
@@ -109,7 +115,7 @@ def _first_contributions(times: MicroBatchTimes, layout: Layout) -> dict[str, Ar
     for op in layout.graph.ops:
         begin, end = times.span(op.name, "B")
         if op.kind in ("reshape", "permute"):
-            # The gradient of such a view is handed on as it is, and not made anew.
+            # The gradient of such a view is the same tensor as that of its result: nothing is allocated.
             done = np.where(end < 0, NEVER, end)
             begin = np.where(layout.free_views[op.name], done, begin)
         for name in inputs_with_gradient(op, layout.program.active):

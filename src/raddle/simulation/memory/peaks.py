@@ -1,27 +1,27 @@
-"""Memory of every device over time, from a timeline.
+"""The memory of every device over time, and its peak, from a timeline.
 
-From the first moment to the last: the shares of parameters that a device holds, as much again for their
-gradients, what the optimizer keeps, and the regions of buffers and constants that it reads; of divided
-parameters, the rows that it is the home of (divided.py has the rest). While they are used:
+Alive during the whole run (persistent.py): the parameters that a device holds, their gradients, optimizer
+state, and the buffers and constants that it reads; with ZeRO-3 (zero3.py), only its shard of the
+parameters. Alive for some time:
 
-    output            from the start of its forward run (or merge) to the end of its last use; where it
-                      is computed again, twice: until its last use before that, and from then on
-    received boxes    like outputs, from the start of the message: its buffer is there before it arrives
+    output            from the start of its forward run (or merge) to the end of its last use. A recomputed
+                      output counts twice: until its last use before the recomputation, and after it
+    received value    as an output, but from the start of its message: the buffer is allocated before
     input of a batch  from the start of its first use to the end of its last
-    gradient          from the first contribution to the end of the producer's backward; where the value was
-                      received, until it has been sent back; gradients on their way count where they go;
-                      what a stage's backward starts with, until that has ended
-    workspace         while a convolution runs, where the device's library takes one
+    gradient          from its first contribution to the end of the producer's backward. If the value was
+                      received: until the gradient has been sent back. While it is sent, it also counts at
+                      the target. Gradients with which a stage's backward starts: until that has ended
+    workspace         while a convolution runs, if the device's library needs one
 
-A use is a forward run that reads it, a message that sends it, and a backward run that needs it:
-costs/saved_for_backward.py says what PyTorch keeps for which operator. Views own no memory, but keep alive what they
-look at. A device's pieces of a value are used together.
+A use is a forward run that reads the value, a message that sends it, or a backward run that needs it:
+costs/saved_for_backward.py says what PyTorch keeps for which operator. Views own no memory, but keep
+alive what they look at. A device's pieces of a value are used together.
 
-`through_host`: messages wait in the host's memory, as gloo's between GPUs do. They leave the device when
-they start, and reach it when they are used.
+through_host: messages wait in the host's memory, as with gloo between GPUs. Then they free the source's
+memory when they start, and take the target's memory when they are used.
 """
 
-# d: device; times are in nanoseconds; what is alive from a to b counts at a and no more at b
+# d: device. Times are in nanoseconds. Memory that is alive from a to b counts at a, and no longer at b.
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ Array = np.ndarray
 
 
 def peak_bytes(timeline: Timeline, *, through_host: bool = False) -> list[int]:
-    """By device, the most that is alive at once."""
+    """By device, the peak of its memory."""
     base, device, _, change = _changes(timeline, through_host=through_host)
     peaks = base.copy()
     if len(device):
-        # Every device's changes add up to nothing, so one running sum serves all of them.
+        # The changes of each device add up to 0, so one running sum over all devices is right for each of
+        # them.
         level = np.cumsum(change)
         first = np.flatnonzero(np.concatenate([[True], device[1:] != device[:-1]]))
         peaks[device[first]] += np.maximum(0, np.maximum.reduceat(level, first))
@@ -67,31 +68,31 @@ def memory_curves(timeline: Timeline) -> Iterator[tuple[Array, Array]]:
     for d, (a, b) in enumerate(pairwise(border)):
         t = np.concatenate([[0], times[a:b]])
         level = base[d] + np.concatenate([[0], np.cumsum(change[a:b])])
-        last = np.concatenate([t[1:] != t[:-1], [True]])  # of several changes at a time, all count
+        last = np.concatenate([t[1:] != t[:-1], [True]])  # of several changes at once
         yield t[last], level[last]
 
 
 def _changes(
     timeline: Timeline, *, through_host: bool = False
 ) -> tuple[Array, Array, Array, Array]:
-    """What is always there by device, then device, time and bytes of each change, in order."""
+    """Persistent bytes by device; then device, time and bytes (+ or -) of each change, in order."""
     device, nbytes, begin, end = _record_all(timeline, through_host=through_host).entries()
     times, change = np.concatenate([begin, end]), np.concatenate([nbytes, -nbytes])
     device = np.concatenate([device, device])
     span = 2 * (int(times.max(initial=0)) + 1)
-    # Memory is given back before it is taken at the same time.
+    # At the same time, memory is freed before it is allocated.
     order = np.argsort(device * span + 2 * times + (change > 0), kind="stable")
     lasting = persistent_bytes(timeline.program, timeline.cluster)
     return lasting, device[order], times[order], change[order]
 
 
 def _record_all(timeline: Timeline, *, through_host: bool) -> Ledger:
-    """All that is alive for a while."""
+    """A ledger of all memory that is not persistent."""
     program, ledger = timeline.program, Ledger(timeline, through_host=through_host)
     plan, groups = program.plan, dict[Key, list[int]]()
     for number, i in enumerate(program.instructions):
         if isinstance(i, Move) and plan.parsed_sync.zero3 and i.kind.is_pull:
-            continue  # brings rows of a divided parameter
+            continue  # gathers a parameter: record_zero3 adds it
         if isinstance(i, Run | Merge | Move):
             groups.setdefault(i.key, []).append(number)
     layouts = [Layout(program, v) for v in range(len(program.variants))]

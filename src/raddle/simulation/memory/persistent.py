@@ -1,4 +1,4 @@
-"""Memory that lasts from the first moment to the last: parameters, gradients, states, buffers."""
+"""Memory that stays allocated during the whole run: parameters, gradients, optimizer state, buffers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = np.ndarray
 
 
 def persistent_bytes(program: Program, cluster: Cluster) -> Array:
-    """By device; with what a library for products takes once and keeps."""
+    """By device: the bytes of `state_bytes`, and the workspace that a matmul library keeps."""
     total = state_bytes(program)
     matmul_devices = {
         d
@@ -29,7 +29,10 @@ def persistent_bytes(program: Program, cluster: Cluster) -> Array:
 
 
 def state_bytes(program: Program) -> Array:
-    """By device: parameters, gradients, what the optimizer keeps, buffers and constants."""
+    """By device: bytes of parameters, gradients, optimizer state, buffers and constants.
+
+    With ZeRO-3, parameters and optimizer state of the device's own shard only (zero3.py has the others).
+    """
     total, seen = np.zeros(program.plan.devices, np.int64), set()
     optimizer_copies = optimizer_info(program.plan.optimizer).state_elements
     for i in program.instructions:
@@ -37,7 +40,9 @@ def state_bytes(program: Program) -> Array:
             seen.add(i.parameter)
             for region in program.slices.get(i.parameter, i.regions):
                 nbytes = region.box.volume * program.element_bytes(i.parameter)
-                if program.plan.parsed_sync.zero3:  # the rest is there for a while
+                if (
+                    program.plan.parsed_sync.zero3
+                ):  # gathered parameters and gradients are not persistent
                     total[region.server] += (1 + optimizer_copies) * nbytes
                     continue
                 total[list({*region.devices, *region.updaters})] += 2 * nbytes

@@ -1,4 +1,4 @@
-"""Memory of gradients and old weights beside what lasts: of micro-batches, and of steps that overlap."""
+"""Memory of weight gradients of single micro-batches, and of old weights while steps overlap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raddle.simulation.memory.ledger import Array, Ledger
 
 
 def record_contributions(ledger: Ledger) -> None:
-    """Gradients of weights that are added to those of the micro-batches before."""
+    """Adds the weight gradients of each micro-batch, alive until they are added to the sum so far."""
     program = ledger.program
     phase = "W" if program.plan.split_backward else "B"
     read, largest = parameters_by_op(program.graph), dict[str, Array]()
@@ -24,7 +24,7 @@ def record_contributions(ledger: Ledger) -> None:
 
 
 def record_versions(ledger: Ledger) -> None:
-    """Weights that an update has replaced, until the last backward that uses them."""
+    """Adds stashed weights: replaced by an update, alive until the last backward that uses them."""
     read = parameters_by_op(ledger.program.graph)
     last: dict[tuple[str, int], Array] = {}  # parameter and version -> the end of its last use
     replaced: dict[str, list[Array]] = {}  # parameter -> by update, when it begins

@@ -1,9 +1,11 @@
-"""Memory of parameters that are divided among devices, as far as it does not last.
+"""ZeRO-3: memory of gathered parameters and of gradients; the shards themselves are in persistent.py.
 
-rows of others    from the start of the message that brings them (its buffer is there before it arrives)
-                  to the end of the last run that waits for it and reads them
-own rows, again   in the whole parameter: from the first run that waits for its rows to the same end
-gradient          from the first backward that adds to it until all of it is pushed or, at home, applied
+received shards   from the start of the message that brings them (its buffer is allocated before) to the
+end
+                  of the last run that waits for the message and reads them
+copy of own shard in the gathered parameter: from the start of the first such run to the same end
+gradient          from the first backward that adds to it until it has been pushed to its servers; on a
+                  server, until the update has ended
 """
 
 # d: device; times are in nanoseconds, as in ledger.py
@@ -22,7 +24,7 @@ from raddle.simulation.memory.ledger import Array, Ledger
 
 
 def record_zero3(ledger: Ledger) -> None:
-    """Adds what divided parameters and their gradients take for a while."""
+    """Adds the entries of gathered parameters and of their gradients to the ledger."""
     _record_gathered(ledger)
     for (name, _), numbers in _gradients(ledger.program).items():
         _record_gradient(ledger, name, numbers)
@@ -43,7 +45,7 @@ def _record_gathered(ledger: Ledger) -> None:
 
 
 def _first_start_and_last_end(ledger: Ledger, numbers: Sequence[int]) -> tuple[Array, Array]:
-    """By device, when the first of some instructions starts and the last ends."""
+    """By device, when the first of some instructions starts, and when the last one ends."""
     first, last = ledger.empty_span()
     for number in numbers:
         span = ledger.span(number)
@@ -52,7 +54,7 @@ def _first_start_and_last_end(ledger: Ledger, numbers: Sequence[int]) -> tuple[A
 
 
 def _own_shard_bytes(ledger: Ledger, pull: Move) -> Array:
-    """By device that is sent rows of a share, the bytes of those that it has: it puts them together."""
+    """By device that receives shards of a region: the bytes of its own shard, which it copies to them."""
     program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
     element_bytes = program.element_bytes(pull.value)
     for region in program.regions[pull.value]:
@@ -64,7 +66,7 @@ def _own_shard_bytes(ledger: Ledger, pull: Move) -> Array:
 
 
 class _GradientInstructions(NamedTuple):
-    """What happens to a parameter's gradient in a step, as numbers of instructions."""
+    """The instructions of a parameter's gradient in one step, as their numbers."""
 
     backward: list[int]
     pushes: list[int]
@@ -72,7 +74,7 @@ class _GradientInstructions(NamedTuple):
 
 
 def _gradients(program: Program) -> dict[tuple[str, int], _GradientInstructions]:
-    """By divided parameter and step."""
+    """By (sharded parameter, step)."""
     by_parameter: dict[tuple[str, int], _GradientInstructions] = {}
     read = parameters_by_op(program.graph)
 
