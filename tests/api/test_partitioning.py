@@ -1,4 +1,4 @@
-"""Partitions of a model's filters, as rows and as files for other partitioners."""
+"""Tables of partitions of a model's filters, and hypergraphs for other partitioners."""
 
 from __future__ import annotations
 

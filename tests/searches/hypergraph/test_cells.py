@@ -1,4 +1,8 @@
-"""Fine partitions: cells = explicit hypergraph = lowered program, and files of other partitioners."""
+"""Fine partitions as cells, and partition files of other partitioners.
+
+For random cells these agree: the traffic that cells.py counts, the connectivity (km1) of the explicit
+hypergraph, and the bytes that the lowered program sends.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ def case(name: str) -> tuple[Graph, LayerNetwork]:
 
 
 def random_cells(layer_network: LayerNetwork, parts: int, seed: int) -> Cells:
-    """Blocks of cells in any parts, and sums in one of those that have a part of them."""
+    """Returns 2 x 2 blocks of cells in random parts; the owner of a filter has one of its cells."""
     rng = np.random.default_rng(seed)
     cells, owners = [], []
     for l, layer in enumerate(layer_network.layers):
@@ -80,7 +84,7 @@ def test_cells_are_the_connectivity_of_the_explicit_hypergraph(
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("parts", [2, 3])
 def test_cells_are_the_bytes_of_the_lowered_program(name: str, parts: int) -> None:
-    """Maps and sums, forward and backward; what losses and norms sum up stands apart."""
+    """Counts maps and partial sums, forward and backward; not the sums of losses and norms."""
     graph, layer_network = case(name)
     partition = random_cells(layer_network, parts, seed=parts)
     tiles, sums = cell_tiles(graph, layer_network, partition)
@@ -119,7 +123,7 @@ def test_hypergraphs_come_back_from_files(tmp_path: pathlib.Path, form: str, gra
     formats.write_hypergraph(spelt, tmp_path / "h", form)
     read = formats.read_hypergraph(tmp_path / "h")
     assert (read.cost == spelt.cost).all()
-    assert (read.net_start == spelt.at).all()
+    assert (read.net_start == spelt.net_start).all()
     assert (read.pins == spelt.pins).all()
     assert read.weight / read.weight.sum() == pytest.approx(
         spelt.weight / spelt.weight.sum(), abs=1e-6

@@ -1,4 +1,4 @@
-"""Solvers of coarse partitions, against all partitions of tiny networks."""
+"""The solvers of coarse partitions, compared with a search through all partitions of tiny networks."""
 
 # l, t: layers; v: map; p: part
 
@@ -23,7 +23,7 @@ tiny = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def model_of(units, work, maps):
-    """Maps are (cost, pieces, layers that read all, pairs of a piece and a layer that reads alike)."""
+    """Builds a model; maps: (cost, layers of the pieces, dense readers, elementwise (piece, layer))."""
 
     def lists(rows):
         at = np.cumsum([0, *(len(row) for row in rows)])
@@ -44,7 +44,7 @@ def model_of(units, work, maps):
 
 @st.composite
 def models(draw, elementwise=True):
-    """A chain, with a residual add or a concatenation across it."""
+    """Draws a chain of layers, sometimes with a concatenation, a second reader or residual adds."""
     layers = draw(st.integers(3, 4))
     units = draw(st.lists(st.integers(1, 4), min_size=layers, max_size=layers))
     work = draw(st.lists(st.sampled_from([1.0, 1.5, 2.0, 5.0]), min_size=layers, max_size=layers))
@@ -75,7 +75,7 @@ def problems(draw, elementwise=True):
 
 
 def least(m, capacity):
-    """The least volume of all partitions within the capacities, or infinity."""
+    """Returns the least volume of all partitions within the capacities, or infinity."""
     spread = [list(shares(int(n), len(capacity))) for n in m.units]
     received_by_column = {}
 
@@ -180,7 +180,7 @@ def test_connectivity_of_single_filters_is_the_volume(m, parts):
     km1 = sum(
         cost * (len({part[i] for i in net}) - 1) for net, cost in zip(h.nets, h.cost, strict=True)
     )
-    x = np.zeros((m.layers, parts), np.int64)
+    x = np.zeros((m.num_layers, parts), np.int64)
     np.add.at(x, (h.layer, part), h.units)
     assert (h.units == 1).all()
     assert km1 == volume(m, x)

@@ -1,4 +1,4 @@
-"""What a search for coarse partitions is made of: a case, and the record of what was found."""
+"""The pieces of the solver of coarse partitions: the record of the best counts, and the annealing runs."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_bounds_rise_to_volumes_that_can_be_and_prove_the_best() -> None:
     record.raise_bound(1.0)
     assert record.bound == record.volume_unit
     record.raise_bound(0.5)
-    record.raise_bound(float("inf"))  # says that there is no partition
+    record.raise_bound(float("inf"))  # means: there is no partition
     assert record.bound == record.volume_unit
     record.raise_bound(record.best_volume)
     assert record.proven
     steps = itertools.count()
-    record.run_until(float("inf"), steps)  # nothing is left to find
+    record.run_until(float("inf"), steps)  # stops at once: the best is proven
     assert next(steps) == 0
 
 

@@ -1,4 +1,8 @@
-"""Fine partitions: volume = nets spelt out = lowered program; they train as the module; the search."""
+"""Fine partitions: their volume, the programs lowered from them, and their solver.
+
+The volume equals the connectivity of nets that the test builds itself, and what the lowered program sends.
+A fine partition trains like the plain module.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +63,7 @@ from raddle.searches.hypergraph.network import (
 
 
 class Chain(nn.Module):
-    """As VGG: convolutions, a pool, and what is flattened."""
+    """Like VGG: convolutions, pools, and linear layers after a flatten."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +79,7 @@ class Chain(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two adds after each other."""
+    """Two residual adds, one after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +95,7 @@ class Residual(nn.Module):
 
 
 class Branches(nn.Module):
-    """Three branches that are concatenated, and read by two layers."""
+    """Three branches that are concatenated; two layers read the result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +130,7 @@ def case(name: str) -> Case:
 
 
 def random_rows(layer_network: LayerNetwork, parts: int, seed: int) -> FineRows:
-    """Of each layer some parts, in some rows; all channels where it cannot be cut."""
+    """Returns random parts in random rows for each layer; one that cannot be split has all channels."""
     rng = np.random.default_rng(seed)
     shape = len(layer_network.layers), parts
     result = FineRows(np.zeros(shape, int), np.full(shape, -1), np.zeros(shape, int))
@@ -148,7 +152,7 @@ def random_rows(layer_network: LayerNetwork, parts: int, seed: int) -> FineRows:
 
 # -- the volume ----------------------------------------------------------------------------------
 
-#    0 --> 1 --> 2 (adds what 1 reads) --> 3, which also reads 1:   cat(2, 1)
+# Layers 0 --> 1 --> 2 --> 3. Layer 2's output is added to layer 0's output; layer 3 reads cat(2, 1).
 SMALL = LayerNetwork(
     (
         FilterLayer("a", ("a",), 4, 3, 60, 12, unit_elements=8),
@@ -166,7 +170,7 @@ SMALL = LayerNetwork(
 
 
 def random_partition(layer_network: LayerNetwork, parts: int, seed: int) -> FinePartition:
-    """Pairs and owners anywhere; a part has one block of each filter."""
+    """Returns cells and owners in random parts; a part has one block of each filter."""
     rng = np.random.default_rng(seed)
     layers = []
     for l, layer in enumerate(layer_network.layers):
@@ -193,7 +197,7 @@ def test_the_volume_is_the_connectivity_of_nets_that_are_spelt_out(parts: int, s
         for j, part in enumerate(fine.to_cells(SMALL, partition).owners[l]):
             where[l, j] = int(part)
     nets = []  # (cost, vertices)
-    for j in range(4):  # the map of layer 0 is read by 1, and unit by unit by 2
+    for j in range(4):  # layer 1 reads all units of layer 0's map, layer 2 reads it elementwise
         nets.append((2, [(0, j), (2, j), *((1, i, j) for i in range(3))]))
     for j in range(3):
         nets.append((3, [(1, j), *((2, i, j) for i in range(4))]))
@@ -214,7 +218,7 @@ def test_the_volume_is_the_connectivity_of_nets_that_are_spelt_out(parts: int, s
 
 
 def test_an_aligned_grid() -> None:
-    """Two rows, two columns, and owners inside: one map read and one map of partial results."""
+    """Two rows of two parts, owners in their windows: one map and its partial results are sent once."""
     two = LayerNetwork(
         (
             FilterLayer("a", ("a",), 4, 3, 1, 1, unit_elements=5),
@@ -305,7 +309,7 @@ def test_the_volume_is_what_the_lowered_program_sends(name: str, parts: int, see
     program = programmed(example, fine.to_cells(example.network, partition), parts)
     layers = {name for layer in example.network.layers for name in layer.ops}
     values = {o for op in example.graph.ops if op.name in layers for o in op.outputs}
-    values |= {v.name for v in example.network.maps}  # not what the loss sums up
+    values |= {v.name for v in example.network.maps}  # not the sums of the loss
     sent = Counter[str]()
     for i in program.instructions:
         if isinstance(i, Move) and i.value in values:

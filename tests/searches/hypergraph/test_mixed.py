@@ -1,4 +1,4 @@
-"""Mixed partitions: what is reported is what is sent, in balance, and never more than others send."""
+"""Mixed partitions: the reported bytes are sent, the balance holds, and baselines send no less."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_run_equals_the_plain_module_and_sends_what_was_predicted(parts: int) 
     assert result.losses == pytest.approx([loss.item()], rel=1e-9)
     for name, tensor in plain.named_parameters():
         torch.testing.assert_close(result.state[name], tensor.detach(), rtol=1e-9, atol=1e-9)
-    # All-reduces are the transport's own: the rest is counted where it is sent.
+    # The transport makes the all-reduces of parameters; all other bytes are counted where they are sent.
     moved = solution.volume_bytes - solution.bytes["parameters"]
     assert sum(result.sent.values()) == moved
     assert solution.choices

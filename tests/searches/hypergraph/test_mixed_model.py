@@ -1,4 +1,4 @@
-"""The compressed model of mixed partitions says what the lowered program sends, on random shares."""
+"""The compressed model of mixed partitions predicts the bytes that the lowered program sends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from raddle.searches.purposes import bytes_by_purpose
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.timeline import simulate
 
-LOSS = 2000  # bytes: sums of a loss, which the model does not count exactly
+LOSS = 2000  # bytes of the sums of a loss, which the model does not count exactly
 
 
 class Chain(nn.Module):
@@ -60,7 +60,7 @@ def small(name: str) -> tuple[Graph, MixedBlocks, MixedModel]:
 def random_state(
     blocks: MixedBlocks, m: MixedModel, parts: int, letters: str, seed: int
 ) -> MixedState:
-    """Any axes of the given letters, and any shares on any parts."""
+    """Returns a state with random axes of the given letters and random shares."""
     rng = np.random.default_rng(seed)
     axis, x = np.zeros(len(m.work), np.int64), np.zeros((len(m.work), parts), np.int64)
     for b, block in enumerate(blocks.blocks):
@@ -90,7 +90,7 @@ def test_the_model_equals_the_program_on_a_chain(parts: int, letters: str, seed:
 
 
 def test_costs_between_two_layers() -> None:
-    """conv2 has 6 and 2 samples on parts 0 and 1; all others are on part 0, but for conv3."""
+    """conv2 has 6 and 2 samples on parts 0 and 1, conv3 is on three parts, all others are on part 0."""
     _, blocks, m = chain()
     number = {block.name: b for b, block in enumerate(blocks.blocks)}
     conv2, conv3 = number["conv2"], number["conv3"]
@@ -100,7 +100,7 @@ def test_costs_between_two_layers() -> None:
     assert volume(m, axis, whole) == 0
 
     read = 2 * 4 * 8 * 8 * 8 * 8  # bytes of what conv3 reads, and of its gradient
-    gives = 2 * 4 * 8 * 8 * 4 * 4  # and of what it gives, which goes to part 0
+    gives = 2 * 4 * 8 * 8 * 4 * 4  # and of its pooled output, which goes to part 0
     weights = 4 * (8 * 8 * 25 + 8)
     base = volume(m, axis, _with_rows(whole, {conv2: [6, 2, 0]})) - read * 2 / 8
 

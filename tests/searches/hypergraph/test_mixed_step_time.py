@@ -1,4 +1,4 @@
-"""Walks over mixed partitions by the time of a step: proposals, and turns of which the slower half ends."""
+"""The search for mixed partitions by step time: proposals, and rounds that drop the slower walks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Compressed counts = explicit hypergraph = lowered program = wire, for random partitions of filters."""
+"""The layer network and the counts of coarse partitions, for random partitions of filters.
+
+These agree: the volume of the counts, the connectivity (km1) of the explicit hypergraph, and the bytes
+that the lowered program sends.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from raddle.searches.hypergraph.counts import CountModel, build_count_model, vol
 from raddle.searches.hypergraph.layouts import layouts_of_counts, place_operators
 from raddle.searches.hypergraph.network import LayerNetwork, build_network
 
-# Chains, residual adds, concatenations, skips over a U, recurrent layers.
+# Chains, residual adds, concatenations, skip connections, recurrent layers.
 MODELS = ("vgg16-tiny", "resnet110-tiny", "inception_v3-tiny", "unet-tiny", "rnnlm-tiny")
 
 
@@ -38,7 +42,7 @@ def case(name: str) -> Case:
 
 
 def random_counts(m: CountModel, parts: int, seed: int) -> np.ndarray:
-    """Of each layer any number of units a part: even, uneven, or all in one."""
+    """Returns random counts [layer, part]: even, uneven, or nearly all in one part."""
     rng = np.random.default_rng(seed)
     x = np.zeros((m.num_layers, parts), np.int64)
     for l in range(m.num_layers):
@@ -47,7 +51,7 @@ def random_counts(m: CountModel, parts: int, seed: int) -> np.ndarray:
 
 
 def part_of_filters(case: Case, x: np.ndarray) -> np.ndarray:
-    """The part of each vertex of the coarse hypergraph, as the plan has it."""
+    """Returns the part of each vertex of the coarse hypergraph, as in the plan."""
     return np.concatenate(
         [
             np.repeat(layout.parts, np.diff(layout.cuts))
@@ -70,7 +74,7 @@ def test_counts_are_the_connectivity_of_the_explicit_hypergraph(
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("parts", [2, 3, 4])
 def test_counts_are_the_bytes_of_the_lowered_program(name: str, parts: int) -> None:
-    """Forward and backward; what losses and norms sum up stands apart."""
+    """Counts maps, forward and backward; not the sums of losses and norms."""
     example = case(name)
     x = random_counts(example.model, parts, seed=parts)
     tiles = place_operators(example.graph, example.network, layouts_of_counts(example.network, x))
@@ -87,7 +91,7 @@ def test_counts_are_the_bytes_of_the_lowered_program(name: str, parts: int) -> N
 
 @given(st.integers(0, 10**6), st.integers(2, 4))
 def test_a_coarse_partition_is_a_fine_one(seed: int, parts: int) -> None:
-    """Whose channels and sums all lie where the filter does."""
+    """All cells of a filter, and its sum, are in the part of the filter."""
     example = case("resnet110-tiny")
     x = random_counts(example.model, parts, seed)
     filters = [
@@ -114,7 +118,7 @@ def test_connectivity_by_hand() -> None:
 
 
 def test_the_published_cuts_of_vgg16() -> None:
-    """The thesis's layer-wise volumes, in Mi elements: one cut in block 3, and every layer apart."""
+    """The thesis's layer-wise volumes in Mi elements: one cut in block 3; each layer in its own part."""
     import torch
 
     from raddle import zoo

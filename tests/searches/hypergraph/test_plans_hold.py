@@ -1,6 +1,6 @@
-"""Plans from partitions train like the plain module: losses, gradients, parameters, bytes.
+"""Plans of the hypergraph-* methods train like the plain module: losses, gradients, parameters, bytes.
 
-python tests/searches/hypergraph/test_plans_hold.py       all of them with real processes
+The slow test runs them on real processes.
 """
 
 from __future__ import annotations

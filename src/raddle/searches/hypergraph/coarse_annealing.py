@@ -164,7 +164,7 @@ def _random_other_part(w: CoarseWalk, p: int, l: int) -> int:
 
 @njit(cache=True)
 def _random_amount(w: CoarseWalk, units: int, fitting: int) -> int:
-    """Returns how many units to move: all (`most`), as many as fit, or a random power of two."""
+    """Returns how many units to move: all (`units`), as many as fit, or a random power of two."""
     draw = random_below(w.rng_state, 8)
     if draw < 3:
         return units
@@ -242,7 +242,7 @@ def _move_layers(
     max_layers: int,
     limit: float,
 ) -> tuple[int, float]:
-    """Moves a chain of up to `most` neighbouring layers from p to q, up to a limit of work.
+    """Moves a chain of up to `max_layers` neighbouring layers from p to q, up to a limit of work.
 
     Returns the number of shifts in the log and the work moved.
     """
