@@ -83,10 +83,12 @@ def degrees(
         if axis == len(options):
             yield ()
             return
-        for d in options[axis]:
-            if d > room:
+        for parts in options[axis]:
+            if parts > room:
                 break
-            yield from ((d, *other_degrees) for other_degrees in extend(axis + 1, room // d))
+            yield from (
+                (parts, *other_degrees) for other_degrees in extend(axis + 1, room // parts)
+            )
 
     return extend(0, max_parts)
 

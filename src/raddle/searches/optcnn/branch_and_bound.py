@@ -85,8 +85,8 @@ def branch_and_bound(
     heap = [Subproblem(1, _bound(nodes, edges, moved), 0, allowed, moved)]
     numbers, branches = count(1), 0
 
-    def is_closed(part: Subproblem) -> bool:
-        return part.bound >= cost - ROUNDING * abs(cost)
+    def is_closed(subproblem: Subproblem) -> bool:
+        return subproblem.bound >= cost - ROUNDING * abs(cost)
 
     while heap and not out_of_time():
         part = heappop(heap)
@@ -173,7 +173,7 @@ def _tighten(
     nodes: Nodes,
     edges: Edges,
     incident: Incidence,
-    part: Subproblem,
+    subproblem: Subproblem,
     cost: float,
     out_of_time: Callable[[], bool],
 ) -> Subproblem:
@@ -182,9 +182,9 @@ def _tighten(
     Its bound becomes `cost`, the best known cost, if it holds no better choice.
     """
     for _ in range(SWEEPS):
-        few_nodes, few_edges = _restrict(nodes, edges, part.allowed)
-        moved = [list(ends) for ends in part.moved]
-        gap = cost - ROUNDING * abs(cost) - part.bound
+        few_nodes, few_edges = _restrict(nodes, edges, subproblem.allowed)
+        moved = [list(ends) for ends in subproblem.moved]
+        gap = cost - ROUNDING * abs(cost) - subproblem.bound
         kept = [np.ones(len(node), bool) for node in few_nodes]
         for backwards in (False, True):
             for i in sorted(range(len(few_nodes)), reverse=backwards):
@@ -194,16 +194,16 @@ def _tighten(
                 share = 1 / max(1, len(ahead), len(incident[i]) - len(ahead))
                 for e, end in ahead:
                     moved[e][end] = moved[e][end] - share * costs
-        bound = max(part.bound, _bound(few_nodes, few_edges, moved))
-        if bound - part.bound >= gap or not all(g.any() for g in kept):
-            return part._replace(bound=cost)
-        gained = bound - part.bound
+        bound = max(subproblem.bound, _bound(few_nodes, few_edges, moved))
+        if bound - subproblem.bound >= gap or not all(g.any() for g in kept):
+            return subproblem._replace(bound=cost)
+        gained = bound - subproblem.bound
         moved = [[a[kept[i]], b[kept[j]]] for (i, j, _), (a, b) in zip(edges, moved, strict=True)]
-        allowed = [k[g] for k, g in zip(part.allowed, kept, strict=True)]
-        part = part._replace(bound=bound, allowed=allowed, moved=moved)
+        allowed = [k[g] for k, g in zip(subproblem.allowed, kept, strict=True)]
+        subproblem = subproblem._replace(bound=bound, allowed=allowed, moved=moved)
         if gained < GAIN * gap or out_of_time():
             break
-    return part
+    return subproblem
 
 
 def _greedy_choice(
@@ -225,7 +225,7 @@ def _greedy_choice(
 
 
 def _branch(
-    nodes: Nodes, edges: Edges, incident: Incidence, part: Subproblem, numbers: count[int]
+    nodes: Nodes, edges: Edges, incident: Incidence, subproblem: Subproblem, numbers: count[int]
 ) -> list[Subproblem]:
     """Divides a subproblem: one child for each configuration of one node.
 
@@ -236,16 +236,22 @@ def _branch(
         return sum(len(nodes[j]) > 1 for _, _, j in incident[i]), -len(nodes[i])
 
     i = max((i for i, node in enumerate(nodes) if len(node) > 1), key=branching_key)
-    moved = list(map(list, part.moved))
+    moved = list(map(list, subproblem.moved))
     costs = _collect_costs(nodes, edges, incident, moved, i)
     children = []
     for x, extra in enumerate(costs - costs.min()):
         priority = int(x != costs.argmin())
-        allowed = [*part.allowed[:i], part.allowed[i][x : x + 1], *part.allowed[i + 1 :]]
+        allowed = [
+            *subproblem.allowed[:i],
+            subproblem.allowed[i][x : x + 1],
+            *subproblem.allowed[i + 1 :],
+        ]
         child_moved = [list(ends) for ends in moved]
         for e, end, _ in incident[i]:
             child_moved[e][end] = child_moved[e][end][x : x + 1]
         children.append(
-            Subproblem(priority, part.bound + float(extra), next(numbers), allowed, child_moved)
+            Subproblem(
+                priority, subproblem.bound + float(extra), next(numbers), allowed, child_moved
+            )
         )
     return children

@@ -57,23 +57,23 @@ class CommunicationTimes:
         A large result is divided among the devices with partial sums of it: each merges a slice. Of a small
         result every reading device receives all partial sums. readers: [x, d], whether a device reads it.
         """
-        partners_of = find_partners(layout, self.node)
+        partners = find_partners(layout, self.node)
         nbytes: Array | float = 0.0  # of a partial sum
         for name, output in zip(op.outputs, layout.outputs, strict=True):
             width = self.graph.values[name].dtype.itemsize
             nbytes = nbytes + volume(output, self.volumes) * width
         small = nbytes <= SMALL_RESULT
         in_node = np.where(
-            small, partners_of.partials_in_node - partners_of.is_first_copy, partners_of.in_node - 1
+            small, partners.partials_in_node - partners.is_first_copy, partners.in_node - 1
         )
         elsewhere = np.where(
             small,
-            partners_of.partials - partners_of.partials_in_node,
-            partners_of.partner_count - partners_of.in_node,
+            partners.partials - partners.partials_in_node,
+            partners.partner_count - partners.in_node,
         )
-        receives = np.where(small, readers, layout.present) & (partners_of.partner_count > 1)
+        receives = np.where(small, readers, layout.present) & (partners.partner_count > 1)
         tensors = 2 if op.space.combine == "lse" else 1  # a partial log-sum-exp is two tensors
-        message_bytes = tensors * nbytes / np.where(small, 1, partners_of.partner_count)
+        message_bytes = tensors * nbytes / np.where(small, 1, partners.partner_count)
         inside, outside = (
             Received(np.where(receives, n, 0.0), np.where(receives, n * message_bytes, 0.0))
             for n in (in_node, elsewhere)
@@ -92,14 +92,14 @@ class CommunicationTimes:
         """
         need, name = self.layouts[op.name].needs[operand], producer.outputs[output]
         width = self.graph.values[name].dtype.itemsize
-        twice = 2 if contributes_gradient(op, name, self.active) else 1
+        passes = 2 if contributes_gradient(op, name, self.active) else 1
         need_key = (tuple(map(id, need.ranges)), id(need.present))
         source = self._held(producer, output)
-        key = ("move", id(source), need_key, width, twice, two_groups)
+        key = ("move", id(source), need_key, width, passes, two_groups)
         if key not in self.cache:
             seconds_of = transfer_matrix if two_groups else transfer_diagonal
             needed = boxes(need.ranges, need.present)
-            self.cache[key] = twice * seconds_of(self.links, source, needed, width)
+            self.cache[key] = passes * seconds_of(self.links, source, needed, width)
         return self.cache[key]
 
     def _held(self, op: Op, output: int) -> HeldBoxes:
@@ -111,10 +111,8 @@ class CommunicationTimes:
         if key not in self.held_cache:
             device_boxes = boxes(ranges, present)
             if merged:
-                partners_of = find_partners(layout, self.node)
-                device_boxes = merged_slices(
-                    device_boxes, partners_of.rank, partners_of.partner_count
-                )
+                partners = find_partners(layout, self.node)
+                device_boxes = merged_slices(device_boxes, partners.rank, partners.partner_count)
             self.held_cache[key] = held_boxes(self.links, device_boxes)
         return self.held_cache[key]
 

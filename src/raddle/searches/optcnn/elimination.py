@@ -77,8 +77,8 @@ def solve(
     many. deadline: a value of `perf_counter`, checked between eliminations.
     """
     net, out_of_time = _Network(nodes, edges), _out_of_time(deadline)
-    _fold(net, out_of_time, on_progress)
-    folded, remaining = len(net.eliminated), len(net.neighbours)
+    _eliminate_up_to_two_neighbours(net, out_of_time, on_progress)
+    eliminated_first, remaining = len(net.eliminated), len(net.neighbours)
     choice: dict[int, int] = {}
     certified, branches = True, 0
     for part in [] if out_of_time() else elimination_order.components(net.neighbours):
@@ -103,7 +103,7 @@ def solve(
     chosen = _choose_backwards(nodes, edges, net, choice)
     cost = cost_of(nodes, edges, chosen)
     certified = (certified and not net.neighbours) or bound >= cost
-    counts = EliminationCounts(folded, net.merged, remaining, net.products, branches)
+    counts = EliminationCounts(eliminated_first, net.merged, remaining, net.products, branches)
     return Solution(chosen, cost, min(bound, cost), certified, counts)
 
 
@@ -166,20 +166,24 @@ def _eliminate(net: _Network, order: Sequence[int], out_of_time: OutOfTime) -> N
         net.eliminate(v)
 
 
-def _fold(net: _Network, out_of_time: OutOfTime, on_progress: OnProgress) -> None:
+def _eliminate_up_to_two_neighbours(
+    net: _Network, out_of_time: OutOfTime, on_progress: OnProgress
+) -> None:
     """(2) Eliminates nodes with at most two neighbours, until every node has three or more."""
     total = len(net.neighbours)
-    while foldable := [
+    while to_eliminate := [
         v for v, neighbours in net.neighbours.items() if len(neighbours) < 2
     ] or elimination_order.two_neighbour_nodes(net.neighbours):
         on_progress({"step": "eliminate", "done": total - len(net.neighbours), "of": total})
-        for v in foldable:  # the list grows: a chain is eliminated from its ends, without products
+        for (
+            v
+        ) in to_eliminate:  # the list grows: a chain is eliminated from its ends, without products
             if out_of_time():
                 return
             if v in net.neighbours:
                 neighbours_of_v = net.neighbours[v]
                 net.eliminate(v)
-                foldable += [i for i in neighbours_of_v if len(net.neighbours[i]) < 2]
+                to_eliminate += [i for i in neighbours_of_v if len(net.neighbours[i]) < 2]
 
 
 # -- tables --------------------------------------------------------------------------------------

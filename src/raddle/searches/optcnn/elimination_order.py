@@ -17,7 +17,7 @@ def two_neighbour_nodes(links: Mapping[int, Collection[int]]) -> list[int]:
     Equal blocks of a network are then eliminated in equal ways, so that their products are shared. Nodes on
     cycles come first: when the cycles are gone, the others are ends of chains, which need no product.
     """
-    candidates = [v for v, near in links.items() if len(near) == 2]
+    candidates = [v for v, neighbours in links.items() if len(neighbours) == 2]
     on_cycles = _nodes_on_cycles(links) if candidates else set()
     taken: dict[int, None] = {}
     for v in [v for v in candidates if v in on_cycles] or candidates:

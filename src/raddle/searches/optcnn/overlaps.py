@@ -24,9 +24,9 @@ def node_pieces(lo: Array, hi: Array, start: Array) -> tuple[Array, Array, Array
     lo, hi: boxes of devices [r, d, x]. start: [a], first device of a node. If the boxes of a node together
     make one box, as in row-major grids of powers of two, they count as one.
     """
-    ranks, _, configurations = lo.shape
+    dims, _, configurations = lo.shape
     nodes, max_devices = len(start) - 1, np.diff(start).max()
-    low, high = np.zeros((2, ranks, nodes, max_devices, configurations))
+    low, high = np.zeros((2, dims, nodes, max_devices, configurations))
     count = np.zeros((nodes, configurations), np.int64)
     total = np.empty(configurations)
     for a in range(nodes):
@@ -34,17 +34,17 @@ def node_pieces(lo: Array, hi: Array, start: Array) -> tuple[Array, Array, Array
         for d in range(start[a], start[a + 1]):
             for x in range(configurations):
                 size = 1.0
-                for r in range(ranks):
+                for r in range(dims):
                     size *= hi[r, d, x] - lo[r, d, x]
                 if size <= 0 or _is_listed(lo, hi, d, low, high, a, count[a, x], x):
                     continue
-                for r in range(ranks):
+                for r in range(dims):
                     low[r, a, count[a, x], x], high[r, a, count[a, x], x] = lo[r, d, x], hi[r, d, x]
                 count[a, x] += 1
                 total[x] += size
         for x in range(configurations):
             if count[a, x] > 1 and _hull(low, high, a, count[a, x], x) == total[x]:
-                for r in range(ranks):
+                for r in range(dims):
                     low[r, a, 0, x] = low[r, a, : count[a, x], x].min()
                     high[r, a, 0, x] = high[r, a, : count[a, x], x].max()
                 count[a, x] = 1
@@ -86,12 +86,12 @@ def fill_seconds(
     box_counts [a, i] of them. link, network: [a, (seconds per byte, latency, shared)]. width: bytes of an
     element.
     """
-    ranks, _, readers = need_lo.shape
-    producers, most = held_lo.shape[2], node_lo.shape[2]
-    rows = np.empty((ranks, producers * (1 + most), readers))
-    ends = np.empty((ranks, producers * (1 + most), 2))
-    held_row = np.zeros((producers, ranks), np.int64)
-    node_row = np.zeros((producers, most, ranks), np.int64)
+    dims, _, readers = need_lo.shape
+    producers, max_boxes = held_lo.shape[2], node_lo.shape[2]
+    rows = np.empty((dims, producers * (1 + max_boxes), readers))
+    row_ends = np.empty((dims, producers * (1 + max_boxes), 2))
+    held_row = np.zeros((producers, dims), np.int64)
+    node_row = np.zeros((producers, max_boxes, dims), np.int64)
     inside, outside = np.zeros((2, producers, readers))  # elements, not yet counted into `out`
     sizes, buffer = np.empty(readers), np.empty((3, readers))
     for a in range(len(start) - 1):
@@ -103,12 +103,12 @@ def fill_seconds(
             while n > 0 and sizes[n - 1] <= 0:
                 n -= 1
             widest = max(widest, n)
-            for r in range(ranks):
+            for r in range(dims):
                 row_count = 0
                 lo, hi = need_lo[r, d, :n], need_hi[r, d, :n]
                 for i in range(producers):
                     held_row[i, r], row_count = _row(
-                        held_lo[r, d, i], held_hi[r, d, i], lo, hi, rows[r], ends[r], row_count
+                        held_lo[r, d, i], held_hi[r, d, i], lo, hi, rows[r], row_ends[r], row_count
                     )
                     for k in range(0 if single_node else box_counts[a, i]):
                         node_row[i, k, r], row_count = _row(
@@ -117,7 +117,7 @@ def fill_seconds(
                             lo,
                             hi,
                             rows[r],
-                            ends[r],
+                            row_ends[r],
                             row_count,
                         )
             for i in range(producers):
@@ -156,16 +156,16 @@ def _volumes(lo: Array, hi: Array, out: Array) -> None:
 
 @njit(cache=True)
 def _row(
-    a: float, b: float, lo: Array, hi: Array, rows: Array, ends: Array, row_count: int
+    a: float, b: float, lo: Array, hi: Array, rows: Array, row_ends: Array, row_count: int
 ) -> tuple[int, int]:
     """The row of the range from a to b: the number of an equal one, or of a new one; and the row count.
 
     lo, hi: [j], needed ranges of a device. rows, ends: the rows so far, and their ranges.
     """
     for u in range(row_count):
-        if ends[u, 0] == a and ends[u, 1] == b:
+        if row_ends[u, 0] == a and row_ends[u, 1] == b:
             return u, row_count
-    ends[row_count, 0], ends[row_count, 1] = a, b
+    row_ends[row_count, 0], row_ends[row_count, 1] = a, b
     row = rows[row_count]
     for j in range(len(lo)):
         low = lo[j] if lo[j] > a else a
