@@ -25,7 +25,7 @@ from torch import nn
 from raddle.clusters import cluster
 from raddle.graph.capture import capture
 from raddle.plans.plan import Plan
-from raddle.program import script
+from raddle.program import step_script
 from raddle.program.lower import lower
 from raddle.searches.planning import plan_for
 from raddle.simulation.fast import evaluator, jit_script, kernel, timer
@@ -39,7 +39,7 @@ graph, on = capture(model, [torch.zeros(8, 16)], loss=lambda y: y.sum()), cluste
 def step_results(sync, bucket):
     plan = Plan(plan_for(graph, on, "data").tiles, 4, sync=sync, bucket=bucket, optimizer="adam")
     program = lower(graph, plan)
-    kinds = [type(i).__name__ + str(getattr(i, "what", "")) for i in program.instructions]
+    kinds = [type(i).__name__ + str(getattr(i, "kind", "")) for i in program.instructions]
     return {
         "program": [[kind, list(i.deps)] for kind, i in zip(kinds, program.instructions)],
         "updates": [i.parameter for i in program.instructions if type(i).__name__ == "Update"],
@@ -49,10 +49,10 @@ def step_results(sync, bucket):
     }
 
 
-original, result = dict(vars(script)), {}
+original, result = dict(vars(step_script)), {}
 for name, code in json.loads(sys.argv[1]).items():
-    vars(script).update(original)
-    exec(code, vars(script))
+    vars(step_script).update(original)
+    exec(code, vars(step_script))
     for module in (jit_script, kernel, timer, evaluator):
         importlib.reload(module)
     result[name] = {"buckets": step_results("allreduce", 2**12), "slices": step_results("ps:sliced", 0)}
@@ -63,14 +63,14 @@ CHANGES = {
     "nothing": "",
     "bucket flush": "def is_full(nbytes, limit): return True",
     "order of updates": """
-def goes_before(when, rank, other_when, other_rank):
-    return when > other_when or (when == other_when and rank > other_rank)
+def updates_before(ready_at, order, other_ready_at, other_order):
+    return ready_at > other_ready_at or (ready_at == other_ready_at and order > other_order)
 """,
     "slices": """
-def _serve(p, facts, numbers, rows):
-    for s in range(facts.first[p], facts.first[p] + facts.slices[p]):
-        n = _write(PUSH, s, p, -1, numbers, rows)
-        _write(UPDATE, s, p, n, numbers, rows)
+def _sync_through_servers(p, facts, counters, rows):
+    for s in range(facts.first_slice[p], facts.first_slice[p] + facts.slice_count[p]):
+        n = _write_row(PUSH, s, p, -1, counters, rows)
+        _write_row(UPDATE, s, p, n, counters, rows)
 """,
 }
 
@@ -87,10 +87,10 @@ def results_by_change() -> dict[str, Any]:
 
 @pytest.mark.parametrize("way", ["buckets", "slices"])
 @pytest.mark.parametrize("rule", CHANGES)
-def test_lowering_simulation_and_fast_path_follow_one_rule(rule: str, way: str) -> None:
-    after, before = results_by_change()[rule][way], results_by_change()["nothing"][way]
+def test_lowering_simulation_and_fast_path_follow_one_rule(rule: str, sync_kind: str) -> None:
+    after, before = results_by_change()[rule][sync_kind], results_by_change()["nothing"][sync_kind]
     assert after["fast"] == after["unfolded"] == after["simulated"]
-    touched = rule != "nothing" and (rule == "slices") == (way == "slices")
+    touched = rule != "nothing" and (rule == "slices") == (sync_kind == "slices")
     assert (after["program"] != before["program"]) == touched
     assert (after["simulated"] != before["simulated"]) == touched
 

@@ -41,7 +41,7 @@ def test_spans_and_flights_are_those_of_the_tasks() -> None:
     assert Ledger(result, through_host=True).departure(flight) is not flight.end
     times = MicroBatchTimes(ledger, range(len(instructions)))
     assert times.span("relu", "F").start[1] == start[1]
-    assert not times.recomputed("relu")
+    assert not times.is_recomputed("relu")
     assert times.last_departure(move.value, move.kind)[0] == flight.end[0]
 
 

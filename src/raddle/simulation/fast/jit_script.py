@@ -19,4 +19,4 @@ def jit_module(module: ModuleType) -> dict[str, Any]:
     return scope
 
 
-assemble = jit_module(step_script)["assemble"]
+write_rows = jit_module(step_script)["write_rows"]

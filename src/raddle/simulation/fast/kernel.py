@@ -60,7 +60,7 @@ from raddle.simulation.fast.arrays import (
     SyncSettings,
     Tape,
 )
-from raddle.simulation.fast.jit_script import assemble
+from raddle.simulation.fast.jit_script import write_rows
 from raddle.simulation.fast.loop import OVER_LIMIT as OVER_LIMIT
 from raddle.simulation.fast.loop import run_dag
 from raddle.simulation.fast.nodes import (
@@ -157,7 +157,7 @@ def _script_rows(
         np.empty(parameters, np.int64), members, rows,
     )  # fmt: skip
     row_at = np.zeros(len(tape.events) + 1, np.int64)
-    assemble(tape.events, tape.event_parameter, tape.event_run, facts, state, row_at)
+    write_rows(tape.events, tape.event_parameter, tape.event_run, facts, state, row_at)
     return rows.reshape(-1, COLUMNS), members, row_at
 
 

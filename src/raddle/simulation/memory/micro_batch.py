@@ -39,8 +39,8 @@ class _MicroBatchMemory:
         for name, nbytes in self.layout.input_bytes.items():
             if name in self.uses.last_use:
                 self.ledger.add_by_device(nbytes, self._first_read(name), self.uses.last_use[name])
-        for (value, what), flight in self.times.flights.items():
-            self._record_messages(value, what, flight)
+        for (value, kind), flight in self.times.flights.items():
+            self._record_messages(value, kind, flight)
 
     def _first_read(self, value: str) -> Array:
         """By device, when a forward reads a value for the first time."""
@@ -65,7 +65,7 @@ class _MicroBatchMemory:
     def _record_output(self, op: Op) -> None:
         """Adds an operator's partial results, its outputs, and the extra bytes saved for backward."""
         times, add = self.times, self.ledger.add_by_device
-        forward, rerun = times.span(op.name, "F"), times.span(op.name, "R")
+        forward, recomputation = times.span(op.name, "F"), times.span(op.name, "R")
         if op.name in self.layout.partial_bytes:
             end = np.maximum(forward.end, self._last_use_of_partials(op))
             end = np.maximum(end, times.last_departure(op.outputs[0], MessageKind.PARTIAL))
@@ -76,17 +76,17 @@ class _MicroBatchMemory:
             if op.name in self.layout.free_views:
                 owned = np.where(self.layout.free_views[op.name], 0, owned)
             add(owned, forward.start, self.uses.last_use[o])
-            if times.recomputed(op.name) and op.name not in self.layout.partial_bytes:
-                add(owned, rerun.start, self.uses.last_use_recomputed[o])
+            if times.is_recomputed(op.name) and op.name not in self.layout.partial_bytes:
+                add(owned, recomputation.start, self.uses.last_use_recomputed[o])
         extra = self.layout.saved[op.name].extra
         if extra:
             nbytes = extra * (
                 self.layout.output_bytes[op.outputs[0]] // self.program.element_bytes(op.outputs[0])
             )
             made = forward
-            if times.recomputed(op.name):
+            if times.is_recomputed(op.name):
                 add(nbytes, *forward)
-                made = rerun
+                made = recomputation
             add(nbytes, made.start, times.backward(op.name).end)
 
     def _last_use_of_partials(self, op: Op) -> Array:
@@ -135,16 +135,16 @@ class _MicroBatchMemory:
         segment = self.layout.segment_of(op.name, device)
         return max((int(self.times.backward(name).end[device]) for name in segment), default=-1)
 
-    def _record_messages(self, value: str, what: MessageKind, flight: Flight) -> None:
+    def _record_messages(self, value: str, kind: MessageKind, flight: Flight) -> None:
         """Adds messages at their target; a gradient also counts at its source until it has been sent."""
         until, begin = flight.end, flight.start
-        if what.is_activation:
+        if kind.is_activation:
             until = np.maximum(until, self.uses.last_use[value][flight.target])
             begin = self.ledger.arrival(flight, self._first_read(value))
-        elif what.is_forward:
+        elif kind.is_forward:
             used = self._last_use_of_partials(self.program.producer(value))
             until = np.maximum(until, used[flight.target])
-        elif what.is_backward and what.subject is Subject.RESULT:
+        elif kind.is_backward and kind.subject is Subject.RESULT:
             first = self.uses.first_gradient[value][flight.source]
             self.ledger.add(flight.source, flight.nbytes, first, self.ledger.departure(flight))
             producer = self.program.producer(value).name

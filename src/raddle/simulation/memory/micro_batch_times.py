@@ -38,7 +38,7 @@ class MicroBatchTimes:
     def span(self, op: str, phase: str) -> Span:
         return self.spans.get((op, phase), self.empty_span)
 
-    def recomputed(self, op: str) -> bool:
+    def is_recomputed(self, op: str) -> bool:
         return (op, "R") in self.spans
 
     def backward(self, op: str) -> Span:
@@ -46,10 +46,10 @@ class MicroBatchTimes:
         inputs, weights = self.span(op, "B"), self.span(op, "W")
         return Span(np.minimum(inputs.start, weights.start), np.maximum(inputs.end, weights.end))
 
-    def last_departure(self, value: str, what: MessageKind) -> Array:
+    def last_departure(self, value: str, kind: MessageKind) -> Array:
         """By device, when it has sent the last of its messages of a value; -1 if it sends none."""
         end = self.empty_span.end.copy()
-        flight = self.flights.get((value, what))
+        flight = self.flights.get((value, kind))
         if flight is not None:
             np.maximum.at(end, flight.source, self.ledger.departure(flight))
         return end
@@ -84,19 +84,19 @@ def _last_uses(times: MicroBatchTimes, layout: Layout) -> tuple[dict[str, Array]
 
     for op in reversed(layout.graph.ops):
         keeps, backward = layout.saved[op.name], times.backward(op.name).end
-        recomputed = times.recomputed(op.name)
-        rerun = times.span(op.name, "R").end
+        recomputed = times.is_recomputed(op.name)
+        recomputation = times.span(op.name, "R").end
         for o in op.outputs:
             use(o, times.span(op.name, "Fm" if op.name in layout.partial_bytes else "F").end)
             if (o, MessageKind.ACTIVATION) in times.flights:
                 use(o, times.last_departure(o, MessageKind.ACTIVATION))
             if recomputed:
-                use(o, rerun, last_recomputed)
+                use(o, recomputation, last_recomputed)
             if keeps.output:
                 use(o, backward, last_recomputed if recomputed else last)
         for name in set(op.inputs):
             use(name, times.span(op.name, "F").end)
-            needed = np.maximum(rerun, backward) if name in keeps.inputs else rerun
+            needed = np.maximum(recomputation, backward) if name in keeps.inputs else recomputation
             inside = layout.recomputed_together(name, op.name)
             use(name, np.where(inside, -1, needed))
             use(name, np.where(inside, needed, -1), last_recomputed)
