@@ -173,7 +173,7 @@ def test_bounds_are_tight_where_whole_layers_fit():
 
 
 @tiny
-@given(models(alike=False), st.integers(2, 3))
+@given(models(elementwise=False), st.integers(2, 3))
 def test_connectivity_of_single_filters_is_the_volume(m, parts):
     h = build_hypergraph(m, blocks=100)
     part = run_mtkahypar(m, h, parts, 0.5, seed=3)
