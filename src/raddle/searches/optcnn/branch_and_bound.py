@@ -85,34 +85,34 @@ def branch_and_bound(
     heap = [Subproblem(1, _bound(nodes, edges, moved), 0, allowed, moved)]
     numbers, branches = count(1), 0
 
-    def is_closed(subproblem: Subproblem) -> bool:
-        return subproblem.bound >= cost - ROUNDING * abs(cost)
+    def is_closed(candidate: Subproblem) -> bool:
+        return candidate.bound >= cost - ROUNDING * abs(cost)
 
     while heap and not out_of_time():
-        part = heappop(heap)
-        if is_closed(part):
+        subproblem = heappop(heap)
+        if is_closed(subproblem):
             continue
         branches += 1
-        on_progress({"step": "branch", "cost": cost, "bound": part.bound, "open": len(heap)})
-        part = _tighten(nodes, edges, incident, part, cost, out_of_time)
-        if is_closed(part):
+        on_progress({"step": "branch", "cost": cost, "bound": subproblem.bound, "open": len(heap)})
+        subproblem = _tighten(nodes, edges, incident, subproblem, cost, out_of_time)
+        if is_closed(subproblem):
             continue
-        few_nodes, few_edges = _restrict(nodes, edges, part.allowed)
+        few_nodes, few_edges = _restrict(nodes, edges, subproblem.allowed)
         solved = solve_by_elimination(few_nodes, few_edges)
         choice, complete = solved or (
-            _greedy_choice(few_nodes, few_edges, incident, part.moved),
+            _greedy_choice(few_nodes, few_edges, incident, subproblem.moved),
             False,
         )
         choice = improve_locally(
-            nodes, edges, [k[x] for k, x in zip(part.allowed, choice, strict=True)]
+            nodes, edges, [k[x] for k, x in zip(subproblem.allowed, choice, strict=True)]
         )
         if (new_cost := cost_of(nodes, edges, choice)) < cost:
             best, cost = choice, new_cost
         if solved is None:
-            for child in _branch(few_nodes, few_edges, incident, part, numbers):
+            for child in _branch(few_nodes, few_edges, incident, subproblem, numbers):
                 heappush(heap, child)
         elif not complete:
-            heappush(heap, part)
+            heappush(heap, subproblem)
     bound = min((part.bound for part in heap if not is_closed(part)), default=cost)
     return BranchResult(best, math.inf if bound >= forbidden else bound, bound == cost, branches)
 
