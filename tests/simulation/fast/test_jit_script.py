@@ -85,7 +85,7 @@ def results_by_change() -> dict[str, Any]:
     return results
 
 
-@pytest.mark.parametrize("way", ["buckets", "slices"])
+@pytest.mark.parametrize("sync_kind", ["buckets", "slices"])
 @pytest.mark.parametrize("rule", CHANGES)
 def test_lowering_simulation_and_fast_path_follow_one_rule(rule: str, sync_kind: str) -> None:
     after, before = results_by_change()[rule][sync_kind], results_by_change()["nothing"][sync_kind]
@@ -96,8 +96,8 @@ def test_lowering_simulation_and_fast_path_follow_one_rule(rule: str, sync_kind:
 
 
 def test_what_the_changes_do() -> None:
-    def count(rule: str, way: str, kind: str) -> int:
-        return sum(k == kind for k, _ in results_by_change()[rule][way]["program"])
+    def count(rule: str, sync_kind: str, kind: str) -> int:
+        return sum(k == kind for k, _ in results_by_change()[rule][sync_kind]["program"])
 
     parameters = len(results_by_change()["nothing"]["buckets"]["updates"])
     assert count("nothing", "buckets", "Reduce") < count("bucket flush", "buckets", "Reduce")
