@@ -1,42 +1,44 @@
 """Runs a plan: a program becomes the actions of one rank, an executor carries them out, a trainer calls it.
 
-In the order in which data flows:
+The modules, in the order in which data flows:
 
-    settle          goes through a program's instructions for one device; in settling/, what it asks:
-      pieces          which boxes the device holds, and the slots that they are in
-      lasting         slots of parameters, buffers and constants
-      calls           segments and merges as functions of slots (code, function, natives, gathering)
-      messages        sends, receives, and where each is waited for (answers, delivery)
-      sums, slices    buckets of gradients; slices that a synchroniser updates
-      buffers         when they take new values
-      versions        which weights a segment uses where steps overlap
-      releasing       when a slot is emptied
-    actions         what comes out: the actions of one rank on numbered slots
-    delivery        all that depends on the kind of a message, here and while it runs
+    build_actions       makes the actions of one rank from a program, with the classes in builders/:
+      slot_table          which boxes of tensors the device holds, and in which slots
+      persistent          slots of parameters, buffers and constants
+      calls               segments and merges as generated functions of slots (code_generator,
+                          function_writer, native_calls, region_assembly)
+      messages            sends, receives, and where each is waited for (acknowledgements)
+      buckets, slices     all-reduces of gradients in buckets; slices of parameters
+      buffers             updates of module buffers
+      versions            which weights a segment uses if steps overlap
+      slot_lifetimes      when slots are emptied
+    actions             the result: the actions of one rank on numbered slots
+    delivery            all that depends on the kind of a message
 
-    executor        hands each action to the part that carries it out; in executing/:
-      store           the slots' tensors and gradients (wholes: parameters of ZeRO-3, gathered for a use)
-      feeding         inputs and seeds
-      segments        forward and backward (entering)
-      messages        what is packed, sent, posted ahead and received (posting)
-      parameters      gradients add up and are all-reduced, one update a step
-        sliced          slices are handed to a synchroniser instead (agreeing, rows)
-        overlapping     steps overlap: weights are updated one by one (weights, greedy)
-      buffers         take new values
-      losses          the loss, on every rank
+    executor            passes each action to the part in execution/ that carries it out:
+      store               the tensors and gradients of the slots (zero3: gathered parameters)
+      input_feeder        inputs and random seeds
+      segments            forward and backward (autograd_leaves)
+      messages            sending, receiving and waiting (early_receives)
+      parameter_updater   gradient accumulation, all-reduce, one update per step; instead of it:
+        sliced_parameter_updater       slices go to a synchroniser (parameter_sync, rank_slices)
+        overlapping_parameter_updater  steps overlap (weight_stash, greedy)
+      buffers             updates of module buffers
+      losses              the loss, on every rank
 
-    trainer         what users have, `parallelize` and `Trainer`, and its parts:
-      setup           what is trained, and with whom
-      capturing       the graph of a module for the inputs that a plan names
-      materialize     tiles of a model on the meta device
-      batches         the part of a batch that a rank reads
-      stepping        steps of the planned size, of another (resized), and several that overlap
-      updating        a finite loss, a clipped norm (clipping), the optimizer's step
-      state           what is saved and loaded (checkpoint)
-      evaluation      the forward in evaluation mode
+    trainer             what users call, `parallelize` and `Trainer`; its parts:
+      setup               what is trained, and how to reach the other ranks
+      capture_for_plan    the graph of a module for the inputs that a plan describes
+      materialize         initial parameters, also of models on the meta device
+      batches             the part of a batch that a rank reads
+      step_runner         steps of the planned batch size, of another (resized_step), overlapping steps
+      optimizer_step      loss check, gradient clipping (clipping), the optimizer's step
+      state               saving and loading (checkpoint)
+      evaluation          the forward in evaluation mode
 
-    session         what `python -m raddle.runtime` does on a rank (job, options, progress, summary);
-                    recording, tracing, spans and clocks: when a rank did what
-    threads         all ranks as threads of one process
-    host_overhead   measures what communication takes from a rank that computes
+    session             the main program `python -m raddle.runtime` (job, options, progress, summary)
+    recorder            when a rank carried out which action; from that, a trace (measured_trace, clocks)
+    schedule_spans      when the actions of a pipeline schedule ran, for the verification
+    threads             all ranks as threads of one process
+    host_overhead       measures the time that communication takes from a rank that computes
 """

@@ -1,6 +1,7 @@
-"""State across layouts: ranks put their boxes together to what the plain module has, and cut it apart.
+"""Converts between the state of the plain module and the boxes of it that ranks hold.
 
-So any plan loads what any other plan, or the module on one device, has saved.
+Saving gathers the boxes of all ranks and assembles full tensors; loading cuts full tensors into a rank's
+boxes. So any plan can load what any other plan, or the plain module on one device, has saved.
 
 >>> left, right = Box((0,), (2,)), Box((2,), (5,))
 >>> assemble((5,), torch.int64, [(right, torch.tensor([2, 3, 4])), (left, torch.tensor([0, 1]))])
@@ -24,10 +25,10 @@ from raddle.graph.box import Box, covers
 from raddle.graph.interpret import Pieces
 
 Shapes = Mapping[str, Sequence[int]]  # of all parameters (and buffers), the same on every rank
-Exchange = Callable[[Any], list[Any]]  # hand in an object, get those of all ranks, by rank
-Entries = dict[str, Any]  # what an optimizer keeps for a parameter: tensors of its shape, scalars
-Group = tuple[Entries, Sequence[str]]  # options (lr, betas, ...) and the parameters that have them
-EXCHANGE_ELEMENTS = 2**20  # elements: tensors that have fewer in all are exchanged together
+Exchange = Callable[[Any], list[Any]]  # all-gather: takes this rank's object, returns those of all
+Entries = dict[str, Any]  # an optimizer's state of one parameter, or options of a parameter group
+Group = tuple[Entries, Sequence[str]]  # options (lr, betas, ...), and names of its parameters
+EXCHANGE_ELEMENTS = 2**20  # small tensors are exchanged together until they have so many elements
 
 
 # -- tensors -----------------------------------------------------------------------------------------
@@ -36,7 +37,7 @@ EXCHANGE_ELEMENTS = 2**20  # elements: tensors that have fewer in all are exchan
 def assemble(
     shape: Sequence[int], dtype: torch.dtype, pieces: Iterable[tuple[Box, Tensor]]
 ) -> Tensor:
-    """The tensor, on CPU, that pieces from any device cover; where they overlap they are equal."""
+    """Assembles a tensor on the CPU from pieces that cover it; pieces that overlap must be equal there."""
     pieces, full = list(pieces), Box.full(shape)
     assert covers((box for box, _ in pieces), full), (
         f"{[b for b, _ in pieces]} leave gaps in {full}"
@@ -48,7 +49,7 @@ def assemble(
 
 
 def cut(tensor: Tensor, boxes: Iterable[Box], device: str | torch.device = "cpu") -> list[Tensor]:
-    """Copies of boxes of a tensor, each in memory of its own."""
+    """Copies boxes of a tensor; each copy has its own memory, on `device`."""
     full = Box.full(tensor.shape)
     pieces = []
     for box in boxes:
@@ -69,19 +70,19 @@ def gather_state(
     *,
     keep: bool = True,
 ) -> dict[str, Tensor]:
-    """Full parameters and buffers, on CPU, under all names that the module has for them.
+    """Full parameters and buffers, on the CPU, under all names that the module has for them.
 
-    Every rank calls it, with the same shapes, and one large tensor at a time is exchanged, or several
-    small ones; a rank that does not `keep` the result gets none. Of a box that several ranks hold, the
-    pieces should come from one (`share.home`, or the first of `share.devices`): copies travel for
-    nothing, and may be out of date.
+    All ranks call it with the same shapes. One large tensor, or several small ones, are exchanged at a
+    time. pieces: this rank's boxes. If several ranks hold a box, only one should give it, as copies cost
+    time and may be out of date: the server, or the first device that holds it. aliases: other names of
+    tied tensors -> first name; keep: False on ranks that do not need the result.
     """
     state: dict[str, Tensor] = {}
     for name, ranks in _exchange_by_name(exchange, pieces, shapes):
         held: dict[Box, Tensor] = {}
         for rank in ranks:
             for box, tensor in rank:
-                held.setdefault(box, tensor)  # of several copies, that of the first rank
+                held.setdefault(box, tensor)  # if several ranks give a box, the first one counts
         parts: Pieces = list(held.items())
         assert parts, f"no rank holds a piece of '{name}'"
         full = assemble(shapes[name], parts[0][1].dtype, parts)
@@ -93,7 +94,7 @@ def gather_state(
 def _exchange_by_name(
     exchange: Exchange, local: Mapping[str, Any], shapes: Shapes
 ) -> Iterator[tuple[str, list[Any]]]:
-    """By name, what every rank has of it. Small tensors share an exchange, whose start takes longer."""
+    """Yields each name with all ranks' entries for it. Small tensors share one exchange to save time."""
     names, elements = list[str](), 0
     for last, (name, shape) in enumerate(shapes.items(), 1):
         names.append(name)
@@ -113,7 +114,10 @@ def cut_state(
     *,
     device: str | torch.device = "cpu",
 ) -> dict[str, list[Tensor]]:
-    """A rank's boxes of a full state that has every name and shape; of a tied tensor one name will do."""
+    """Cuts a full state into a rank's boxes. Raises InputError if names or shapes do not fit.
+
+    The state must have every name; for a tied tensor, one of its names is enough.
+    """
     named = {aliases.get(name, name): tensor for name, tensor in state.items()}
     named |= {name: tensor for name, tensor in state.items() if name in shapes}
     wrong_shapes = [
@@ -136,16 +140,18 @@ def gather_optimizer(
     *,
     keep: bool = True,
 ) -> dict[str, Entries]:
-    """By parameter, what its optimizer keeps: tensors of the parameter's shape in full, and scalars.
+    """The full optimizer state: parameter -> its tensors, of the parameter's shape, and its scalars.
 
-    `entries` holds `optimizer.state[tensor]` for each box of this rank; otherwise as `gather_state`.
+    entries: `optimizer.state[tensor]` for each box of this rank; otherwise as `gather_state`.
     """
     result: dict[str, Entries] = {}
     for name, ranks in _exchange_by_name(exchange, entries, shapes):
         shape, parts = shapes[name], [p for rank in ranks for p in rank]
-        keys = dict.fromkeys(key for _, saved in parts for key in saved)
+        keys = dict.fromkeys(key for _, box_entries in parts for key in box_entries)
         full = {
-            key: _assemble_entry(name, key, shape, [(box, optimizer_entries[key]) for box, optimizer_entries in parts if key in optimizer_entries])
+            key: _assemble_entry(
+                name, key, shape, [(box, saved[key]) for box, saved in parts if key in saved]
+            )
             for key in keys
         }  # fmt: skip
         if keep:
@@ -156,7 +162,7 @@ def gather_optimizer(
 def _assemble_entry(
     name: str, key: str, shape: Sequence[int], parts: Sequence[tuple[Box, Any]]
 ) -> Any:
-    """One entry of a parameter's optimizer state, from what all boxes have for it."""
+    """One full entry of a parameter's optimizer state, from the entries of all boxes."""
     first = parts[0][1]
     if not isinstance(first, Tensor) or first.ndim == 0:
         return first.detach().to("cpu", copy=True) if isinstance(first, Tensor) else first
@@ -176,9 +182,9 @@ def cut_optimizer(
     *,
     device: str | torch.device = "cpu",
 ) -> dict[str, list[Entries]]:
-    """For each box of a rank its `optimizer.state[tensor]`.
+    """Cuts a full optimizer state into `optimizer.state[tensor]` for each box of a rank.
 
-    Each box has copies of its own, of scalars too; as in torch, a count of steps stays on CPU.
+    Each box gets its own copies, also of scalars. As in torch, the entry "step" stays on the CPU.
     """
     wrong_shapes = [
         f"'{key}' of '{name}' is {_shape(entry)} instead of {tuple(shapes[name])}"
@@ -209,10 +215,11 @@ def _cut_entry(key: str, entry: Any, box: Box, device: str | torch.device) -> An
 
 
 def gather_groups(exchange: Exchange, groups: Sequence[Group]) -> list[Entries]:
-    """The parameter groups of all ranks as one optimizer would have them; `params` are names.
+    """The parameter groups of all ranks, merged as one optimizer would have them; "params" are names.
 
-    A rank's groups hold its own tiles, so ranks may have other parameters in a group, or none at all.
+    Ranks hold different parameters, so the same group may have different parameters, or none, on a rank.
     """
+    # (index of the group, its options, names of its parameters)
     groups_seen: list[tuple[int, Entries, dict[str, None]]] = []
     by_rank = exchange([({k: _copy(v) for k, v in o.items()}, list(names)) for o, names in groups])
     for rank in by_rank:
@@ -239,9 +246,9 @@ def gather_groups(exchange: Exchange, groups: Sequence[Group]) -> list[Entries]:
 
 
 def options_of(saved: Sequence[Mapping[str, Any]], index: int, names: Sequence[str]) -> Entries:
-    """The options of one of a rank's groups, from those that were saved.
+    """The saved options for a rank's parameter group with this index and these parameters.
 
-    A group without parameters, on a rank that has none, follows the group of the same number.
+    A group without parameters takes the options of the saved group with the same index.
     """
     wanted = set(names)
     matching = [group for group in saved if wanted & set(group["params"])]
@@ -262,7 +269,7 @@ def options_of(saved: Sequence[Mapping[str, Any]], index: int, names: Sequence[s
 
 
 def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):  # a learning rate may be one
+    if isinstance(value, Tensor):  # for example, a learning rate given as a tensor
         return value.detach().to("cpu", copy=True)
     return copy.deepcopy(value)
 
@@ -286,7 +293,7 @@ def _shape(value: Any) -> tuple[int, ...] | str:
 def _raise_if_different(
     what: str, names: Mapping[str, Any], shapes: Shapes, wrong_shapes: Sequence[str]
 ) -> None:
-    """Raises if names are missing, unexpected or wrongly shaped, with up to three of them."""
+    """Raises InputError if names are missing or unexpected, or shapes wrong; lists up to three problems."""
     problems = [f"'{name}' is missing" for name in shapes if name not in names]
     problems += [f"'{name}' is unexpected" for name in names if name not in shapes]
     problems += wrong_shapes

@@ -154,8 +154,8 @@ def _untrimmed_region(op: Op, box: Box, region: Box, held_boxes: Sequence[Box]) 
     strides = (1, 1, *op.attrs["stride"])
     for piece in held_boxes:
         excess = [a - b for a, b in zip(piece.hi, region.hi, strict=True)]
-        # choose_padding may pad the low side more than needed (lo - low); this shifts what the last
-        # window reads, so this padding and the excess together must be smaller than a stride.
+        # choose_padding may pad the high side like the low side (lo - low) though it needs none. That
+        # padding and the excess together must be less than a stride: else one more window would fit.
         fits = all(
             m == 0 or (0 < m < s - (lo - low) and high == hi)
             for m, s, lo, hi, (low, high) in zip(

@@ -1,4 +1,4 @@
-"""The forward of a module in evaluation mode, by a plan that follows the training's."""
+"""Runs the forward of a module in evaluation mode, with a plan that is derived from the training plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from raddle.runtime.state import TrainingState
 
 
 class Evaluation:
-    """For batches of one shape; parameters and buffers are the training executor's."""
+    """Evaluates batches of one shape with the parameters and buffers of the training executor."""
 
     def __init__(
         self, setup: Setup, training: Executor, state: TrainingState, batch: Sequence[Tensor]
@@ -45,21 +45,25 @@ class Evaluation:
         self.batch_cutter = BatchCutter(program, self.executor.rank_actions)
 
     def fits(self, batch: Sequence[Tensor]) -> bool:
+        """Whether a batch has the shapes that this evaluation was made for."""
         return self.shapes == [tuple(t.shape) for t in batch]
 
     def run(self, batch: Sequence[Tensor], step: int, *, outputs: bool) -> Any:
-        """The loss; with `outputs`, also what the module gives, whole."""
+        """The loss of a batch; with `outputs`, also the module's whole outputs, on every rank's CPU."""
         read_input = self.batch_cutter.reader([batch], self.setup.rank, self.setup.place)
         self.executor.load(self._current_state())
         loss = self.executor.run(read_input, step)
-        if self.training.rank_actions.gathered:  # a rank that keeps its own rows keeps no others
+        if self.training.rank_actions.gathered:  # ZeRO-3: free the parameters gathered for this run
             self.executor.store.drop(
                 s.slot for s in self.executor.rank_actions.sources_with_role("parameter")
             )
         return (loss, self._outputs()) if outputs else loss
 
     def _current_state(self) -> Callable[[SlotSource], Tensor]:
-        """Parameters as they are on this rank, buffers as they are on the ranks that keep them."""
+        """A function that returns the current tensor of a slot's box.
+
+        Parameters come from this rank; buffers and ZeRO-3 parameters are gathered from all ranks.
+        """
         setup, training = self.setup, self.training
         local_pieces: dict[str, list[tuple[Box, Tensor]]] = {}
         for source in training.rank_actions.sources:
@@ -95,6 +99,7 @@ class Evaluation:
 
 
 def _region(pieces: Sequence[tuple[Box, Tensor]], box: Box) -> Tensor:
+    """The tensor of a box, cut or assembled from pieces."""
     for held_box, tensor in pieces:
         if held_box.contains(box):
             return tensor[box.slices_within(held_box)]

@@ -1,11 +1,14 @@
-"""One rank: carries out its actions step by step.
+"""The executor: carries out the actions of one rank (actions.py), step by step.
 
-Forward and backward are explicit. Every segment runs on leaves of its own, so gradients are handed on along
-the program's edges and nowhere else. Three rules keep numbers right:
+Each segment has its own autograd graph, so gradients pass between segments only through slots and messages.
+Three rules keep the numbers right:
 
-- a buffer that a message arrives in belongs to the executor: transports write without telling autograd;
-- what autograd returns may share memory with something else: it is copied before it is changed;
-- nothing is ever changed in place that a segment may have kept.
+- the buffer of a received message belongs to the executor: transports write into it behind autograd's back;
+- a gradient from autograd may share memory with other tensors: it is copied before it is changed;
+- a tensor that autograd may have saved for a backward is never changed in place.
+
+A run is one call of `run` or `run_steps`: one step or, in asynchronous schedules, several overlapping
+steps.
 """
 
 from __future__ import annotations
@@ -53,16 +56,15 @@ from raddle.runtime.greedy import run_greedily
 from raddle.runtime.parameter_sync import ParameterSync
 from raddle.transport.base import Transport
 
-UPDATE_ACTIONS = (
-    StartAllReduce,
-    SubmitGradients,
-    StartSliceAllReduce,
-    UpdateParameters,
-)  # actions that a step without an update leaves out
+# A step without an update (gradient accumulation) skips these actions.
+UPDATE_ACTIONS = (StartAllReduce, SubmitGradients, StartSliceAllReduce, UpdateParameters)
 
 
 class Executor:
-    """The parts of one rank, and which of them does what."""
+    """Carries out the actions of one rank: each kind of action goes to one part (execution/).
+
+    place: the torch device that this rank computes on; seed: of random numbers such as dropout masks.
+    """
 
     def __init__(
         self,
@@ -94,8 +96,9 @@ class Executor:
         self.messages = Messages(receives, transport, self.store)
         feeds = (a for a in rank_actions.actions if isinstance(a, Feed))
         self.input_feeder = InputFeeder(feeds, self.store, seed)
-        self.optimizer_step: Callable[[], None] = lambda: None  # the optimizer's step
+        self.optimizer_step: Callable[[], None] = lambda: None  # set by the trainer
         self.parameter_updater.optimizer_step = lambda: self.optimizer_step()
+        # Called after each action with its start and end time (time.perf_counter), if set.
         self.record: Callable[[Action, float, float], None] | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Feed: self.input_feeder.feed,
@@ -113,7 +116,7 @@ class Executor:
         }
         transport.prepare(rank_actions.groups, rank_actions.links)
 
-    # -- what lasts ----------------------------------------------------------------------------------
+    # -- parameters and buffers ----------------------------------------------------------------------
 
     @property
     def slots(self) -> list[Any]:
@@ -125,7 +128,7 @@ class Executor:
 
     @property
     def parameter_sync(self) -> ParameterSync | None:
-        """What keeps slices of parameters equal, once they are loaded."""
+        """Synchronises slices of parameters; None if parameters are not sliced, or not loaded yet."""
         return (
             self.parameter_updater.parameter_sync
             if isinstance(self.parameter_updater, SlicedParameterUpdater)
@@ -138,7 +141,10 @@ class Executor:
         *,
         parameter_sync: ParameterSync | None = None,
     ) -> None:
-        """Fills the slots of parameters, buffers and constants; `agreeing` is another executor's."""
+        """Fills the slots of parameters, buffers and constants.
+
+        tensor_of: returns the tensor of a slot; parameter_sync: another executor's, to be shared.
+        """
         for source in self.rank_actions.sources:
             if source.role in ("input", "seed"):
                 continue
@@ -163,19 +169,19 @@ class Executor:
         return [(s, self.slots[s.slot]) for s in self.rank_actions.sources_with_role("parameter")]
 
     def updated_parameters(self) -> list[tuple[SlotSource, torch.nn.Parameter]]:
-        """What an optimizer on this rank updates."""
+        """The parameters, or slices of parameters, that the optimizer of this rank updates."""
         if self.parameter_sync is not None:
             return self.parameter_sync.updated
         by_slot = {s.slot: (s, p) for s, p in self.parameters()}
         return [by_slot[slot] for slot in self.rank_actions.updated_slots]
 
     def synchronize(self) -> None:
-        """All parameters are as the last step leaves them, and nothing is under way."""
+        """Waits until all parameters have the updates of the last step and no message is in transit."""
         if self.parameter_sync is not None:
             self.parameter_sync.synchronize()
 
     def close(self) -> None:
-        """Ends the threads that carry slices; what is under way is lost."""
+        """Ends the threads of the parameter synchronisation; transfers that are not complete are lost."""
         if self.parameter_sync is not None:
             self.parameter_sync.close()
 
@@ -184,13 +190,19 @@ class Executor:
     def run(
         self, read_input: ReadInput, step: int, *, update: bool = True, weight: float = 1.0
     ) -> Tensor:
-        """One step; the loss, on every rank. Without `update`, gradients stay and add up."""
+        """Runs one step with this number; returns the loss, the same on every rank.
+
+        update: if False, gradients are only accumulated; weight: factor of the loss.
+        """
         return self.run_steps(read_input, step, update=update, weight=weight)[0]
 
     def run_steps(
         self, read_input: ReadInput, step: int, *, update: bool = True, weight: float = 1.0
     ) -> Tensor:
-        """The losses of all steps that the program overlaps, on every rank; else of one step."""
+        """Runs all overlapping steps of the program, or one step; returns a tensor with the loss of each.
+
+        step: the number of the first one; otherwise as for `run`.
+        """
         self.parameter_updater.begin(updating=update)
         self.messages.begin(updating=update)
         self.losses.begin(weight)
@@ -205,6 +217,7 @@ class Executor:
         return losses
 
     def _run_all(self, run_in_order: Callable[[Sequence[Action]], None]) -> None:
+        """Carries out all actions: in one order or, in a greedy schedule, with a thread for each step."""
         if not is_greedy(self.program.plan):
             run_in_order(self.rank_actions.actions)
             return
@@ -219,7 +232,7 @@ class Executor:
     def _run_in_order(
         self, handlers: Mapping[type, Callable[[Any], None]], actions: Sequence[Action]
     ) -> None:
-        """Carries out actions in their order; lets others have their turn while it waits."""
+        """Carries out actions in their order. While it waits for a message, another thread may compute."""
         if not actions:
             return
         step, record = key_of(actions[0]).step, self.record
@@ -239,7 +252,7 @@ class Executor:
 def _make_updater(
     program: Program, rank_actions: RankActions, transport: Transport, store: Store
 ) -> ParameterUpdater:
-    """How the plan's parameters are updated."""
+    """The parameter updater for the plan's kind of synchronisation and schedule."""
     sync = program.plan.parsed_sync
     if rank_actions.slices:
         make_sync = partial(
@@ -267,4 +280,4 @@ def _make_updater(
 
 
 def _skip(action: Action) -> None:
-    """A step without an update: gradients stay where they are."""
+    """Does nothing: for UPDATE_ACTIONS in a step without an update."""

@@ -1,12 +1,12 @@
-"""Steps that overlap in whatever order they are ready: a thread for each that is under way.
+"""Runs overlapping steps greedily: each step in flight has a thread, and any step that is ready may go on.
 
-Threads of a rank take turns: one computes, the others wait for messages, and whenever the device becomes
-idle the next that is ready goes on: threaded, asynchronous model parallelism, as a thesis on hypergraph
-partitioning of convolutional networks has it. What was used by whom is logged, so that a serial replay can
-do the same.
+The threads of a rank share one lock. One thread computes, the others wait for messages. When it has to
+wait, the next thread whose message is there goes on. This is the threaded asynchronous model parallelism
+of a thesis on hypergraph partitioning of convolutional networks. The used weight versions are logged
+(weight_stash.py), so that a serial replay can check the result.
 
-Differs from the thesis: a backward uses its forward's weights, so that what it computes does not depend on
-what a kernel happened to save.
+Differs from the thesis: a backward uses the weights of its forward. So its result does not depend on which
+tensors a kernel happened to save.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from raddle.runtime.actions import Action
 
-RunInOrder = Callable[[Sequence[Action]], None]
+RunInOrder = Callable[[Sequence[Action]], None]  # carries out the actions of one step
 
 
 def run_greedily(
@@ -25,7 +25,11 @@ def run_greedily(
     run_in_order: RunInOrder,
     fail: Callable[[str], None],
 ) -> None:
-    """Carries out the actions of all steps, so many steps at a time; `carry` takes turns by itself."""
+    """Runs all steps, at most `threads` at a time.
+
+    run_in_order: must itself take and release the lock that the threads share; fail: reports a failure to
+    all ranks.
+    """
     failures: list[BaseException] = []
 
     def work(first: int) -> None:

@@ -1,10 +1,12 @@
-"""What communication takes from a rank that computes meanwhile: messages, slices of parameters, and sums.
+"""Measures host overhead: the time that communication takes from a rank that computes at the same time.
 
-A rank starts one of a kind between two pieces of computing, again and again; how much longer that takes
-than to compute alone is what they took from it. On a CPU that is most of what they cost: whoever copies,
-adds and wakes up needs a core, and takes it from what computes there. How much depends on how long the
-pieces are: between those of half a millisecond, a sum takes half of what it takes between those of three.
-Pieces are long enough for one of each kind to arrive meanwhile: what a slow line takes is no rank's time.
+Measured are messages, all-reduces ("sums") and slices of parameters on servers. A rank starts one
+operation, computes a piece of work, and repeats this; the overhead is the time beyond that of the work
+alone. On a CPU, host overhead is most of the cost of communication: copying, adding and waking up threads
+need a core, and the computation has to share it.
+
+A piece of work is long enough for one operation to complete during it, so the speed of the network does not
+count. The length matters: between pieces of 0.5 ms, a sum costs half as much as between pieces of 3 ms.
 """
 
 from __future__ import annotations
@@ -21,14 +23,17 @@ from raddle.sync.server_synchroniser import ServerSynchroniser
 from raddle.sync.slice_updater import SliceUpdater
 from raddle.transport.base import Pending, Transport
 
-REPEATS = 16  # of a kind, one after the other
-SMALL, LARGE = 1024, 2**19  # bytes
-MIN_PIECE, MAX_PIECE = 3e-3, 15e-3  # seconds of computing
-Work = Callable[[], None]
+REPEATS = 16  # operations of one kind in a measurement
+SMALL, LARGE = 1024, 2**19  # bytes of a message
+MIN_PIECE, MAX_PIECE = 3e-3, 15e-3  # seconds of a piece of work
+Work = Callable[[], None]  # computes one piece of work
 
 
 def measure_host_overhead(transport: Transport, *, rounds: int = 7) -> dict[str, float]:
-    """By name (clusters/devices.py, HOST_OVERHEAD), seconds; all ranks call it."""
+    """Seconds of overhead of each kind; the names are those of HOST_OVERHEAD in clusters/devices.py.
+
+    All ranks call it. "message" and "slice" count once for the sender and once for the receiver.
+    """
     slices = _Slices(transport)
     operations: dict[str, Callable[[Work], None]] = {
         "compute only": _compute_only,
@@ -52,13 +57,13 @@ def measure_host_overhead(transport: Transport, *, rounds: int = 7) -> dict[str,
             transport.barrier()
             begin = time.perf_counter()
             run_operation(work)
-            if round_number:  # the first one warms up
+            if round_number:  # the first round is a warm-up
                 seconds[name].append(time.perf_counter() - begin)
     slices.close(transport)
     compute_only, messages, sums, slice_seconds, large = (
         statistics.median(samples) for samples in seconds.values()
     )
-    sends_and_receives = 2 * REPEATS  # as many are sent as received
+    sends_and_receives = 2 * REPEATS  # each rank sends as many messages as it receives
     overheads = {
         "message": (messages - compute_only) / sends_and_receives,
         "byte": (large - messages) / sends_and_receives / (large_nbytes - SMALL),
@@ -69,8 +74,8 @@ def measure_host_overhead(transport: Transport, *, rounds: int = 7) -> dict[str,
 
 
 def _seconds_each(transport: Transport, operation: Callable[[Work], None]) -> float:
-    """Seconds that one of a kind takes where nobody computes: on all ranks the same figure."""
-    operation(lambda: None)  # warms up
+    """Seconds of one operation without computation, averaged over all ranks."""
+    operation(lambda: None)  # warm-up
     transport.barrier()
     begin = time.perf_counter()
     operation(lambda: None)
@@ -80,7 +85,7 @@ def _seconds_each(transport: Transport, operation: Callable[[Work], None]) -> fl
 
 
 def _bytes_within(transport: Transport, seconds: float) -> int:
-    """Bytes of a message that arrives in so much time."""
+    """The size, at most LARGE, of a message that arrives within this time."""
     seconds_of_large = _seconds_each(transport, lambda work: _messages(transport, LARGE, work))
     return (
         LARGE
@@ -90,7 +95,7 @@ def _bytes_within(transport: Transport, seconds: float) -> int:
 
 
 def _work(piece: float) -> Work:
-    """Computes for about so many seconds, always as much."""
+    """A function that computes for about `piece` seconds: a fixed number of matrix products."""
     x = torch.randn(192, 192)
     begin, count = time.perf_counter(), 0
     while time.perf_counter() - begin < 10 * piece:
@@ -110,7 +115,7 @@ def _compute_only(work: Work) -> None:
 
 
 def _messages(transport: Transport, nbytes: int, work: Work) -> None:
-    """To the next rank, and from the one before."""
+    """Each rank sends to the next rank and receives from the previous one."""
     rank, size = transport.rank, transport.size
     buffer = torch.zeros(nbytes, dtype=torch.uint8)
     for tag in range(REPEATS):
@@ -132,7 +137,7 @@ def _sums(transport: Transport, work: Work) -> None:
 
 
 class _Slices:
-    """Small parameters, whose homes are spread over the ranks and update them by a stock optimizer."""
+    """Small parameters on servers: each rank is the server of some and updates them with SGD."""
 
     def __init__(self, transport: Transport) -> None:
         everyone = tuple(range(transport.size))
@@ -144,7 +149,7 @@ class _Slices:
         served = {n: p for n, p in enumerate(rows) if items[n].server == transport.rank}
         optimizer = torch.optim.SGD(rows, lr=0.1, momentum=0.9)
         self._applying = SliceUpdater(optimizer, served)
-        self._applying.snapshot(1)  # holds for all steps
+        self._applying.snapshot(1)  # the optimizer's settings, for all steps
         self._synchroniser = ServerSynchroniser(
             items, transport.wire(), self._applying, timeout=transport.timeout, fail=transport.fail
         )
@@ -152,7 +157,7 @@ class _Slices:
         for number, p in enumerate(rows):
             self._synchroniser.bind(number, p.detach())
         self._synchroniser.start()
-        transport.barrier()  # nobody pushes before all listen
+        transport.barrier()  # all ranks listen before the first one sends
 
     def synchronise_all(self, work: Work) -> None:
         for number in range(REPEATS):

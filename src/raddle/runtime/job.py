@@ -1,4 +1,4 @@
-"""A job: a plan file together with the model, the batch and the program that it stands for."""
+"""Loads a job from a plan file: the plan with its model, an example batch and the lowered program."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from raddle.zoo.workload import Workload
 
 @dataclass(frozen=True)
 class Job:
-    """What a rank needs to train; the workload's batch is the global one."""
+    """All that a rank needs to train."""
 
-    workload: Workload
+    workload: Workload  # model, loss, and a batch of the global size
     plan: Plan
-    program: Program  # of one step
+    program: Program
 
     @property
     def graph(self) -> Graph:
@@ -56,10 +56,9 @@ def load_job(
 ) -> Job:
     """Reads a plan file, loads and captures its model, lowers and checks the program.
 
-    `model` is for plans that name none, `dtype` and `bn` are for another precision, or other batch
-    statistics, than the plan's. The weights and the batch depend on the seed alone, so every rank that
-    loads a job has the same. On the device "meta" nothing is allocated: that is enough to see whether a
-    plan can run.
+    model: for plans that name none; dtype, bn: replace the plan's precision and kind of batch norm
+    statistics. Weights and batch depend only on the seed, so every rank that loads a job has the same
+    ones. On the torch device "meta" nothing is allocated; this is enough to check whether a plan can run.
     """
     workload, graph, plan = load_workload(path, model=model, dtype=dtype, seed=seed, device=device)
     plan = replace(plan, bn=bn or plan.bn)
@@ -71,7 +70,7 @@ def load_job(
 def load_workload(
     path: str, *, model: str = "", dtype: str = "", seed: int = 0, device: str = "cpu"
 ) -> tuple[Workload, Graph, Plan]:
-    """What `load_job` loads before it lowers: the workload, its graph, and the plan for that."""
+    """The first part of `load_job`, before lowering: the workload, its graph and the plan for the graph."""
     data = plan_file.read(path)
     name = model or data["model"]
     if not name:
@@ -85,7 +84,7 @@ def load_workload(
 
 
 def takes_batch(name: str) -> bool:
-    """Whether a model can be asked for with any batch: a user's function may have its own."""
+    """Whether a model can be loaded with any batch size; a user's function may have a fixed batch."""
     return (
         not is_file_spec(name)
         or "batch" in inspect.signature(find_function(name).function).parameters
@@ -93,7 +92,7 @@ def takes_batch(name: str) -> bool:
 
 
 def optimizer_for(name: str, rate: float | None = None) -> Optimizer:
-    """The optimizer that a plan names."""
+    """A function that makes the optimizer of this name. rate: learning rate; None: its default."""
     if name not in OPTIMIZERS:
         raise InputError(f"the plan's optimizer is '{name}': choose {', '.join(OPTIMIZERS)}.")
     chosen = OPTIMIZERS[name]
@@ -101,12 +100,12 @@ def optimizer_for(name: str, rate: float | None = None) -> Optimizer:
 
 
 def _load_at_batch(name: str, data: dict[str, Any], dtype: str, device: str, seed: int) -> Workload:
-    """The model, and its example at the global batch."""
+    """Loads a model, with an example batch of the plan's global size."""
     chosen, count = getattr(torch, dtype), data["microbatches"]
     if takes_batch(name):
         batch = data["batch"] or None
         workload = zoo.load(name, batch=batch, device=device, dtype=chosen, seed=seed)
-    else:  # its example is that of a micro-batch, and all micro-batches are alike
+    else:  # the function gives one micro-batch; it is repeated for the others
         workload = zoo.load(name, device=device, dtype=chosen, seed=seed)
         inputs, targets = (
             tuple(t.repeat(count, *[1] * (t.ndim - 1)) if t.ndim else t for t in tensors)
@@ -114,14 +113,13 @@ def _load_at_batch(name: str, data: dict[str, Any], dtype: str, device: str, see
         )
         workload = replace(workload, inputs=inputs, targets=targets)
     if dtype != data["dtype"]:
-        workload = move_workload(
-            workload, device, chosen
-        )  # also what a user's function has made in a fixed type
+        # Also converts tensors that a user's function makes in a fixed dtype.
+        workload = move_workload(workload, device, chosen)
     return workload
 
 
 def capture_workload(workload: Workload, microbatches: int) -> Graph:
-    """The graph of a micro-batch, the largest one."""
+    """The graph of one micro-batch, of the largest size if sizes differ."""
     inputs, targets = (
         [t[: -(-len(t) // microbatches)] if t.ndim else t for t in tensors]
         for tensors in (workload.inputs, workload.targets)
@@ -130,7 +128,7 @@ def capture_workload(workload: Workload, microbatches: int) -> Graph:
 
 
 def _convert_plan(name: str, data: dict[str, Any], dtype: str, graph: Graph) -> Plan:
-    """The plan for the same model in another precision, whose graph has another fingerprint."""
+    """The plan for the same model in another precision; `graph` is captured in that precision."""
     plan_graph = capture_workload(
         _load_at_batch(name, data, data["dtype"], "meta", 0), data["microbatches"]
     )

@@ -1,14 +1,15 @@
-"""Gives a rank its boxes of a model's parameters and buffers, also where the model is on the meta device.
+"""Copies boxes of a model's parameters and buffers for a rank; initialises them if the model is on meta.
 
-A meta model is initialised one module at a time, from the seed and the module's place in the model alone:
-every rank finds the same numbers in the same box, and never holds more than one module's tensors.
+A model on the meta device is initialised one module at a time. The values depend only on the seed and on
+the module's position in the model. So every rank gets the same values for the same box, and holds the
+tensors of at most one whole module at a time.
 
-Differs from building the model on CPU: only what `reset_parameters` does is known here, not what an
-`__init__` does besides.
+Differs from building the model on CPU: only `reset_parameters` initialises; other code in `__init__` has no
+effect.
 
 >>> with torch.device("meta"):
 ...     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
->>> [piece.shape for piece in take(model, {"1.weight": [Box((0, 0), (1, 6))]})["1.weight"]]
+>>> [piece.shape for piece in materialize_boxes(model, {"1.weight": [Box((0, 0), (1, 6))]})["1.weight"]]
 [torch.Size([1, 6])]
 >>> model[1].weight.is_meta
 True
@@ -30,9 +31,9 @@ from raddle.graph.recapture import CAPTURE_LOCK
 from raddle.runtime.checkpoint import cut
 
 Model = TypeVar("Model", bound=nn.Module)
-Visit = Callable[[str, Tensor], None]  # sees a tensor and its name, and may copy from it
+Visit = Callable[[str, Tensor], None]  # called with the name and the tensor; may copy from it
 
-# Ranks that are threads share the model and torch's random generator: one at a time uses them.
+# Ranks that are threads share the model and torch's random generator, hence CAPTURE_LOCK below.
 
 
 def materialize_boxes(
@@ -42,9 +43,9 @@ def materialize_boxes(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> dict[str, list[Tensor]]:
-    """Copies of boxes of parameters and buffers, by name; those on meta are initialised for it.
+    """Copies boxes of parameters and buffers: name -> one tensor for each box.
 
-    The model stays as it is, and so does the caller's random state.
+    Tensors on meta are initialised temporarily. The model and the caller's random state do not change.
     """
     pieces: dict[str, list[Tensor]] = {}
     with CAPTURE_LOCK:
@@ -60,7 +61,7 @@ def materialize_boxes(
 
 
 def materialize(model: Model, seed: int = 0) -> Model:
-    """Initialises, in place, whatever of a model is on meta: `take` gives boxes of the same numbers."""
+    """Initialises in place all tensors of a model that are on meta; same values as materialize_boxes."""
     initialised: dict[str, Tensor] = {}
     with CAPTURE_LOCK:
         tensors = _tensors(model)
@@ -68,16 +69,15 @@ def materialize(model: Model, seed: int = 0) -> Model:
         _visit(model, tensors, missing, seed, initialised.__setitem__)
         for tensor in tensors.values():
             for place in tensor.registrations if tensor.name in initialised else ():
-                setattr(
-                    place.module, place.key, initialised[tensor.name]
-                )  # recurrent layers note it
+                # setattr, as recurrent layers react to it.
+                setattr(place.module, place.key, initialised[tensor.name])
     return model
 
 
 def _by_first_name(
     names: Iterable[str], tensors: Mapping[str, _Tensor]
 ) -> Mapping[str, Sequence[str]]:
-    """The names that are asked for, by the first name of the same tensor."""
+    """The requested names, grouped by tensor: first name of the tensor -> its requested names."""
     requested: dict[str, list[str]] = {}
     for name in names:
         if name not in tensors:
@@ -90,34 +90,35 @@ def _by_first_name(
 
 
 class _Registration(NamedTuple):
-    """Where a module holds a tensor of its own."""
+    """An entry of a module's `_parameters` or `_buffers`."""
 
     module: nn.Module
-    registry: dict[str, Any]  # the module's parameters, or its buffers
-    key: str
+    registry: dict[str, Any]  # module._parameters or module._buffers
+    key: str  # the tensor's name within the module
 
 
 class _Tensor(NamedTuple):
-    """A parameter or buffer: its first name, and every place that holds it (several: it is tied)."""
+    """A parameter or buffer with all modules that hold it: several if it is tied."""
 
-    name: str
+    name: str  # the first one, if it is tied
     value: Tensor
     registrations: list[_Registration]
 
     @property
     def owner(self) -> str:
-        """The module that initialises it."""
+        """The path of the module that initialises it."""
         return self.name.rpartition(".")[0]
 
     def put(self, value: Tensor) -> None:
+        """Replaces the tensor in all modules that hold it."""
         for _, registry, key in self.registrations:
             registry[key] = value
 
 
 def _tensors(model: nn.Module) -> dict[str, _Tensor]:
-    """Every name of a parameter or buffer -> the tensor; tied names share one entry."""
+    """All names of parameters and buffers -> tensor; names of a tied tensor share one entry."""
     by_name: dict[str, _Tensor] = {}
-    seen: dict[int, _Tensor] = {}
+    seen: dict[int, _Tensor] = {}  # by id() of the tensor
     for path, module in model.named_modules(remove_duplicate=False):
         for registry in (module._parameters, module._buffers):
             for key, value in registry.items():
@@ -135,8 +136,11 @@ def _visit(
     seed: int,
     visit: Visit,
 ) -> None:
-    """Shows wanted tensors, by first name: those that the model has, then those that are on meta."""
-    meta: dict[str, list[_Tensor]] = {}  # by owner
+    """Calls `visit` with each wanted tensor: first those with memory, then those on meta, initialised.
+
+    wanted: first names of tensors.
+    """
+    meta: dict[str, list[_Tensor]] = {}  # module path -> its tensors on meta
     for name, tensor in tensors.items():
         if name != tensor.name:
             continue
@@ -154,7 +158,7 @@ def _visit(
     with _restored_afterwards(model):
         for index, (path, _) in enumerate(model.named_modules()):
             if path in needed:
-                # Neighbouring seeds for neighbours, so that no two modules of a model share one.
+                # Consecutive seeds, so that no two modules of a model share one.
                 torch.default_generator.manual_seed((seed * 0x9E3779B1 + index) % 2**32)
                 _initialise(model, path, meta[path], wanted, visit)
 
@@ -166,7 +170,7 @@ def _initialise(
     wanted: Collection[str],
     visit: Visit,
 ) -> None:
-    """Shows the wanted ones of a module's own tensors, which exist no longer than this takes."""
+    """Initialises the tensors of one module, visits the wanted ones, and puts the meta tensors back."""
     blanks = [_blank(tensor.value) for tensor in module_tensors]
     versions = [blank._version for blank in blanks]
     for tensor, blank in zip(module_tensors, blanks, strict=True):
@@ -186,10 +190,10 @@ def _initialise(
 
 
 def _reset(model: nn.Module, path: str) -> None:
-    """What construction does: the module initialises itself, then those around it adjust it.
+    """Calls reset_parameters of a module and then of the modules around it, as construction does.
 
-    nn.MultiheadAttention, for one, zeroes a bias of its output projection. All but the module's own
-    tensors are on meta meanwhile, where writing does nothing.
+    An outer module may adjust an inner one: nn.MultiheadAttention zeroes the bias of its output projection.
+    All tensors of other modules are on meta during this, so writing to them has no effect.
     """
     parts = path.split(".") if path else []
     for end in range(len(parts), -1, -1):
@@ -202,8 +206,8 @@ def _reset(model: nn.Module, path: str) -> None:
             reset()
         except Exception as error:
             raise InputError(
-                f"reset_parameters of {_describe_module(outer, module)} fails with most of the model on meta "
-                f"({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
+                f"reset_parameters of {_describe_module(outer, module)} fails with most of the model on "
+                f"meta ({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
                 "build the model on CPU."
             ) from error
 
@@ -221,18 +225,21 @@ def _describe_module(path: str, module: nn.Module) -> str:
 
 
 def _blank(value: Tensor) -> Tensor:
-    """Memory for a meta tensor, filled with what no initialisation leaves."""
+    """A CPU tensor in place of a meta tensor, filled with a value that no initialisation would leave."""
     blank = torch.empty_like(value, device="cpu", requires_grad=False)
     blank.fill_(_sentinel(value.dtype))
     if not isinstance(value, nn.Parameter):
         return blank
     parameter = nn.Parameter(blank, value.requires_grad)
-    parameter.__dict__.update(value.__dict__)  # the marks that people put on parameters
+    parameter.__dict__.update(value.__dict__)  # attributes that users set on parameters
     return parameter
 
 
 def _is_uninitialised(blank: Tensor, written: bool) -> bool:
-    """Whether elements of a blank are still what they were; `written` misses what goes through `.data`."""
+    """Whether elements of a blank still have the sentinel value.
+
+    written: whether autograd saw a write to the blank; it does not see writes through `.data`.
+    """
     sentinel = _sentinel(blank.dtype)
     unchanged = blank.isnan() if isinstance(sentinel, float) else blank == sentinel
     if unchanged.all():
@@ -248,7 +255,7 @@ def _sentinel(dtype: torch.dtype) -> float | int:
 
 @contextmanager
 def _restored_afterwards(model: nn.Module) -> Iterator[None]:
-    """Undoes afterwards whatever is done to the model meanwhile; its real tensors stand aside."""
+    """Replaces the model's tensors by meta tensors during the context and restores the model after it."""
     registries: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (registry, dict(registry))
         for m in model.modules()

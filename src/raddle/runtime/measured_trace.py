@@ -1,10 +1,13 @@
-"""A measured trace, with the lanes of a simulated one.
+"""Makes a trace for Perfetto (Chrome trace format) from the recorded intervals of all ranks.
 
-A process for each device: what it computes, and below that what it hands over and waits for. A process
-"links" with a lane for each pair of devices and for each group that sums. A message lasts from when it is
-handed over until its receiver has it in hand; a sum, from when its last member is there until the first one
-updates: both may have been done earlier. Of messages on their way at the same time, each starts where the
-one before it ends.
+The lanes are those of a simulated trace, so the two can be compared. Each device is a process with two
+lanes: what it computes, and what it sends and waits for. One more process, "links", has a lane for each
+pair of devices that exchange messages and for each group that all-reduces.
+
+The end of a transfer is not measured on the network. So a message is drawn from its send until the
+receiver's wait for it ends, and an all-reduce from the start of its last member until the first member
+updates. The real transfer may have ended earlier. If messages of a lane overlap, each is drawn from the
+end of the previous one.
 """
 
 from __future__ import annotations
@@ -16,26 +19,26 @@ from typing import NamedTuple
 from raddle.program.chrome_trace import COMPUTE, Event, flow_events, lane_names, name_event
 from raddle.runtime.recorder import RecordedInterval
 
-WAITS = 1  # the lane of a device below what it computes
-COMPUTES = ("run", "update")
-SHORTEST = 1e-9  # seconds: what has no length cannot be seen
+WAITS = 1  # lane of a device for sends and waits, below COMPUTE
+COMPUTES = ("run", "update")  # kinds of intervals in the lane COMPUTE
+SHORTEST = 1e-9  # seconds; an event without length would be invisible
 
-Intervals = Sequence[Sequence[RecordedInterval]]  # by rank, in the order of time
+Intervals = Sequence[Sequence[RecordedInterval]]  # for each rank, in the order of time
 
 
 class _Transfer(NamedTuple):
-    """A message or a sum on its way."""
+    """A message, or an all-reduce, as it is drawn in the lane of a link."""
 
-    lane: str
-    named_by: RecordedInterval
+    lane: str  # its name
+    named_by: RecordedInterval  # gives the name, the phase and the bytes of the event
     source: int
-    target: int
-    start: float
+    target: int  # -1: an all-reduce
+    start: float  # seconds
     end: float
 
 
 def trace_events(kinds: Sequence[str], intervals: Intervals) -> Iterator[Event]:
-    """Events of all ranks' slices, whose clocks agree; `kinds` says what each device is."""
+    """The events of a trace. kinds: names of the devices; intervals: of all ranks, on one common clock."""
     origin = min((s.start for rank_intervals in intervals for s in rank_intervals), default=0.0)
     intervals = [[s.shift(-origin) for s in intervals_of_rank] for intervals_of_rank in intervals]
     transfers = [*_messages(intervals), *_sums(intervals)]
@@ -52,7 +55,7 @@ def trace_events(kinds: Sequence[str], intervals: Intervals) -> Iterator[Event]:
 
 
 def _link_events(lane: int, transfers: Sequence[_Transfer], computed: Intervals) -> Iterator[Event]:
-    """What is on its way on one link, with arrows from run to run."""
+    """The events of one link's lane, with arrows from the sender's run to the receiver's run."""
     links, last = len(computed), 0.0
     for number, t in enumerate(transfers):
         start = max(t.start, last)
@@ -72,7 +75,7 @@ def _link_events(lane: int, transfers: Sequence[_Transfer], computed: Intervals)
 
 
 def _messages(intervals: Intervals) -> list[_Transfer]:
-    """Each send with the wait of its receiver."""
+    """All messages: each send with the wait of its receiver."""
     waits = {
         (s.peers[0], d, s.tag, s.step): s
         for d, rank_intervals in enumerate(intervals)
@@ -90,9 +93,9 @@ def _messages(intervals: Intervals) -> list[_Transfer]:
 
 
 def _sums(intervals: Intervals) -> list[_Transfer]:
-    """Each all-reduce once, by the members that started it."""
+    """All all-reduces, each once, from the starts that its members recorded."""
     sums_by_group: dict[tuple[tuple[int, ...], int, int], list[RecordedInterval]] = {}
-    updates: dict[tuple[int, int], float] = {}  # by device and step
+    updates: dict[tuple[int, int], float] = {}  # (device, step) -> start of the update
     for d, rank_intervals in enumerate(intervals):
         for s in rank_intervals:
             if s.kind == "sum":
@@ -122,7 +125,7 @@ def _interval_event(
 
 
 def _last_run_before(runs: Sequence[RecordedInterval], device: int, time: float) -> Event | None:
-    """The end of the last run before a time, just inside of it."""
+    """The position just before the end of the last run that ends before a time; None: there is none."""
     at = bisect_right(runs, time, key=lambda s: s.end) - 1
     if at < 0:
         return None
@@ -130,7 +133,7 @@ def _last_run_before(runs: Sequence[RecordedInterval], device: int, time: float)
 
 
 def _first_run_after(runs: Sequence[RecordedInterval], device: int, time: float) -> Event | None:
-    """The start of the first run after a time."""
+    """The position of the start of the first run after a time; None: there is none."""
     at = bisect_left(runs, time, key=lambda s: s.start)
     return _position(device, COMPUTE, runs[at].start) if at < len(runs) else None
 

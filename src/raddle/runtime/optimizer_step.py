@@ -1,4 +1,4 @@
-"""What an update does: refuses a loss that is no number, clips gradients, and steps the optimizer."""
+"""Updates the parameters of a rank after a step: checks the loss, clips gradients, calls the optimizer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from raddle.runtime.executor import Executor
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import owners_of
 
-Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-# They look at whole tensors (norms, factors, inner products), which a tile does not have.
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]  # makes an optimizer
+# Optimizers that need whole tensors (their norms, factors, inner products), so tiles are not enough.
 WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
 
 
 def make_optimizer(setup: Setup, executor: Executor, make: Optimizer) -> torch.optim.Optimizer:
-    """The optimizer of what this rank updates."""
+    """The optimizer of the parameters that this rank updates."""
     updated = executor.updated_parameters()
-    # A rank without parameters keeps an optimizer too, so that schedulers work on every rank.
+    # A rank without parameters has an optimizer too, so that lr schedulers work on every rank.
     empty = nn.Parameter(torch.empty(0, device=setup.place))
     optimizer = make([p for _, p in updated] or [empty])
     shapes = setup.graph.values
@@ -37,7 +37,10 @@ def make_optimizer(setup: Setup, executor: Executor, make: Optimizer) -> torch.o
 
 
 class OptimizerStep:
-    """Is called where all gradients of a step are there; `step` says which it is, `loss` gives its loss."""
+    """Called when all gradients of a step are complete: checks, clips, and updates.
+
+    step: returns the number of the step; loss: returns its loss.
+    """
 
     def __init__(
         self, setup: Setup, executor: Executor, optimizer: torch.optim.Optimizer,
@@ -51,7 +54,7 @@ class OptimizerStep:
 
     @property
     def barrier_reason(self) -> str:
-        """Why an update has to wait for all gradients."""
+        """Why an update needs all gradients of the step first; "": it does not."""
         if self.clip_norm is not None:
             return "gradients are clipped by their global norm."
         return "the loss is to be finite before anything is updated." if self.check_finite else ""

@@ -1,4 +1,4 @@
-"""What can be asked of a run: the same for `raddle run` and for each of its ranks."""
+"""The options of a run: `raddle run` passes them on to each rank, `python -m raddle.runtime`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import NoReturn
 
 from raddle.errors import InputError
 
-DEFAULT_WARMUP = 3  # steps that are not counted, where nobody says how many
+DEFAULT_WARMUP = 3  # steps that are not measured
 
 
 @dataclass(frozen=True)
 class Options:
-    """What stands behind `python -m raddle.runtime`; an option that is None or False is not given."""
+    """The command line options of `python -m raddle.runtime`; None or False: the option is not given."""
 
     plan: str
     steps: int = 20
@@ -47,11 +47,11 @@ class Options:
 
     @property
     def warmup_steps(self) -> int:
-        """How many steps warm up."""
+        """The number of first steps that are not measured."""
         return min(DEFAULT_WARMUP, self.steps - 1) if self.warmup is None else self.warmup
 
     def command_line(self) -> list[str]:
-        """The words of a command line that give these options."""
+        """The arguments of a command line with these options; `parse` is the inverse."""
         words = [self.plan]
         for option in fields(self)[1:]:
             value, flag = getattr(self, option.name), f"--{option.name.replace('_', '-')}"
@@ -74,7 +74,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(
         prog="python -m raddle.runtime",
-        description="One rank of a plan: start as many as it has devices, with torchrun.",
+        description="Runs one rank of a plan. Start as many ranks as the plan has devices, with torchrun.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -82,16 +82,16 @@ def _parser() -> _Parser:
     add("plan", metavar="PLAN", help="a plan file")
     add("--steps", type=int, metavar="K", help="steps to take (20)")
     add("--warmup", type=int, metavar="W", help="first steps that are not measured (3)")
-    add("--seed", type=int, metavar="S", help="of weights, batch and dropout (0)")
+    add("--seed", type=int, metavar="S", help="seed of weights, batch and dropout (0)")
     add("--lr", type=float, metavar="X", help="learning rate of the plan's optimizer")
     add("--clip-norm", type=float, metavar="X", help="limit of the gradients' global norm")
-    add("--check-finite", action="store_true", help="stop where the loss is no number")
+    add("--check-finite", action="store_true", help="stop if the loss is not finite")
     add("--model", metavar="FILE.PY:FUNCTION", help="the model, if the plan names none")
-    add("--device", choices=("cpu", "cuda"), help="what ranks compute on")
-    add("--backend", choices=("gloo", "nccl"), help="of torch.distributed")
-    add("--dtype", choices=("float32", "float64"), help="another precision than the plan's")
-    add("--threads", type=int, metavar="N", help="of each rank (its share of the cores)")
+    add("--device", choices=("cpu", "cuda"), help="device that ranks compute on")
+    add("--backend", choices=("gloo", "nccl"), help="backend of torch.distributed")
+    add("--dtype", choices=("float32", "float64"), help="precision, instead of the plan's")
+    add("--threads", type=int, metavar="N", help="threads of each rank (its share of the cores)")
     add("--timeout", type=float, metavar="S", help="seconds that a rank waits for another (300)")
-    add("--trace", metavar="FILE", help="write what was measured for Perfetto, as t.json.gz")
-    add("--json", action="store_true", help="JSON alone on stdout")
+    add("--trace", metavar="FILE", help="write a trace for Perfetto, for example t.json.gz")
+    add("--json", action="store_true", help="print only JSON on stdout")
     return parser

@@ -1,9 +1,13 @@
-"""The parameters of a rank in slices: gradients are handed in, updated rows come back.
+"""Synchronises a rank's parameters slice by slice, while the rank computes.
 
-Homes update a slice as soon as its gradients are there, beside what this rank computes. Without homes
-(`p3:collective`) gradients are summed in the program's order, and this rank updates its copy of a slice
-when a forward asks for it. Where an update needs all gradients (a global norm, a loss that must be finite,
-an optimizer that looks at more than one element), it waits for them instead: `barrier` says why.
+Gradients are submitted as soon as they are complete. With servers, the server of a slice sums its
+gradients, updates it and sends the new rows back. With collective updates (`p3:collective`), gradients are
+all-reduced in the program's order, and each rank updates its own copy of a slice when a forward waits for
+it.
+
+Some updates need all gradients of a step first: clipping by the global norm, a check that the loss is
+finite, an optimizer that is not elementwise. Then the rank waits at the end of the step (a barrier);
+`barrier_reason` says why.
 """
 
 from __future__ import annotations
@@ -29,14 +33,18 @@ from raddle.sync.slice_updater import SliceUpdater, why_barrier
 from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_objects
 
-# Is told of a slice, of its step (from 1 on) and of the gradient of its update.
+# Called at each update of a slice with the slice, the step (counted from 1) and the summed gradient.
 OnUpdate = Callable[[SlotSource, int, Tensor], None]
 Exchange = Callable[[object], list[object]]
 logger = logging.getLogger("raddle.sync")
 
 
 class ParameterSync:
-    """One rank's slices. `slots` hold its parameters; `start` comes when the optimizer is made."""
+    """Synchronises the slices of one rank. Call `start` when the optimizer exists.
+
+    slots: tensors by slot, among them the parameters; order: slices in the order of their all-reduces
+    (collective updates only).
+    """
 
     def __init__(
         self, slices: Sequence[ParameterSlice], slots: Sequence[Tensor], transport: Transport, sync: Sync,
@@ -44,26 +52,24 @@ class ParameterSync:
     ) -> None:  # fmt: skip
         self.rank_slices = RankSlices(slices, slots, sync, transport.rank)
         self.transport, self._place, self._order = transport, place, order
-        self.on_update: OnUpdate | None = None  # is told of every update
-        self.barrier_reason = ""
-        self.clock = 0  # updates that this rank has taken part in
+        self.on_update: OnUpdate | None = None
+        self.barrier_reason = ""  # why updates wait for all gradients; "": they do not
+        self.clock = 0  # steps with an update that this rank has begun
         self._pending_slices: dict[
             int, list[int]
-        ] = {}  # slots that are under way, with their slices
-        self._gradients: dict[
-            int, Tensor
-        ] = {}  # gradients of slots, until all their slices have left
+        ] = {}  # slot -> its slices, until they are updated
+        self._gradients: dict[int, Tensor] = {}  # collective: slot -> gradient, during the step
         self._optimizer: Optimizer | None = None
         self._slice_updater: SliceUpdater | None = None
         self.synchroniser: ServerSynchroniser | CollectiveSynchroniser | None = None
 
     @property
     def updated(self) -> list[tuple[SlotSource, nn.Parameter]]:
-        """The slices that are updated here: what the optimizer is made of."""
+        """The slices that this rank updates; they are the parameters of its optimizer."""
         return [(self.rank_slices.source_of(n), p) for n, p in self.rank_slices.updated.items()]
 
     def start(self, optimizer: Optimizer | None, barrier_reason: str = "") -> None:
-        """`barrier`: why updates have to wait for all gradients; the optimizer may be another reason."""
+        """Starts the synchronisation; all ranks call it. barrier_reason: why this rank needs a barrier."""
         sync, rank_slices, transport = self.rank_slices.sync, self.rank_slices, self.transport
         self._optimizer = optimizer
         used_optimizer = optimizer if rank_slices.updated else None
@@ -80,9 +86,8 @@ class ParameterSync:
         def exchange(mine: object) -> list[object]:
             return exchange_objects(transport, self._place, mine)
 
-        if (
-            sync.synchronous
-        ):  # ranks without slices cannot know why others wait: the first who does says so
+        # All ranks must agree: a rank that updates no slices does not see an optimizer's reason.
+        if sync.synchronous:
             self.barrier_reason = next(
                 (str(reason) for reason in exchange(local_reason) if reason), ""
             )
@@ -104,9 +109,10 @@ class ParameterSync:
             )
             self._slice_updater.snapshot(1)
         self.synchroniser.start()
-        transport.barrier()  # nobody pushes before all listen
+        transport.barrier()  # all ranks listen before the first one sends
 
     def _apply(self, number: int, clock: int, gradient: Tensor) -> None:
+        """Updates a slice on this rank: called by the synchroniser when the gradients are summed."""
         assert self._slice_updater is not None
         if self.on_update is not None:
             parameter = self.rank_slices.updated[number]
@@ -116,7 +122,7 @@ class ParameterSync:
     # -- a step ------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """A step that updates begins: its updates have the optimizer's settings of now."""
+        """Called at the start of a step with an update; fixes the optimizer's settings (lr, ...) for it."""
         self.clock += 1
         if self._optimizer is not None:
             _step_without_parameters(self._optimizer)
@@ -126,10 +132,10 @@ class ParameterSync:
         self.synchroniser.admit(self.clock)
 
     def submit(self, slot: int, gradient: Tensor) -> None:
-        """Hands in the gradient of what a slot holds; it is not written any more."""
+        """Submits the complete gradient of the parameter in a slot. The caller must not change it later."""
         assert self.synchroniser is not None
         self._pending_slices[slot] = self.rank_slices.slices_by_slot[slot]
-        if self.rank_slices.sync.collective:  # sums are in place, and this may be seen by others
+        if self.rank_slices.sync.collective:  # a copy, as all-reduces work in place
             self._gradients[slot] = gradient.detach().clone(memory_format=torch.contiguous_format)
             return
         gradient = resolve_conj_and_neg(gradient.detach()).contiguous()
@@ -137,13 +143,13 @@ class ParameterSync:
             self.synchroniser.submit(number, self.rank_slices.cut(number, gradient))
 
     def start_slice_all_reduce(self, number: int) -> None:
-        """It is a slice's turn to be summed."""
+        """Starts the all-reduce of one slice of a submitted gradient (collective updates)."""
         assert self.synchroniser is not None
         gradient = self._gradients[self.rank_slices.slices[number].slot]
         self.synchroniser.submit(number, self.rank_slices.cut(number, gradient))
 
     def wait(self, slots: Sequence[int]) -> None:
-        """Until the parameters in these slots are up to date."""
+        """Waits until the parameters in these slots are up to date."""
         if not self._pending_slices:
             return
         assert self.synchroniser is not None
@@ -152,9 +158,9 @@ class ParameterSync:
                 self.synchroniser.wait(number)
 
     def finish_step(self, optimizer_step: Callable[[], None]) -> None:
-        """The end of a step: whatever cannot wait for its next use is done now."""
+        """Called at the end of a step: updates with a barrier, and waits unless slices have priorities."""
         assert self.synchroniser is not None
-        self._gradients.clear()  # slices that are under way keep what they need of it
+        self._gradients.clear()  # all-reduces in flight keep their part alive
         self.synchroniser.finish()
         if self.barrier_reason:
             updated = self.rank_slices.updated
@@ -168,17 +174,17 @@ class ParameterSync:
             self.wait(list(self._pending_slices))
 
     def synchronize(self) -> None:
-        """All parameters are up to date, and nothing is under way; all ranks call it."""
+        """Waits until all parameters are up to date and no message is in transit; all ranks call it."""
         if self.synchroniser is not None:
             self.wait(list(self._pending_slices))
             self.synchroniser.synchronize()
-            # A server that is no worker has nothing else to wait for; and where servers apply gradients as
-            # they come, a rank that is behind may still send some to this one.
+            # A server that is not a worker has no slices to wait for. And asynchronous servers may still
+            # receive gradients from slower ranks.
             if self.rank_slices.sync.server is not None or not self.rank_slices.sync.synchronous:
                 self.transport.barrier()
 
     def refresh(self) -> None:
-        """Homes that update copies take what the slots hold now."""
+        """After loading a state: copies the parameters in the slots to the server's own copies."""
         self.rank_slices.refresh_server_copies()
 
     def close(self) -> None:
@@ -186,9 +192,9 @@ class ParameterSync:
             self.synchroniser.close()
 
     def flush(self, seconds: float) -> None:
-        """At the end: waits, but not long, until nothing of this rank or of its homes is under way.
+        """Before closing: waits at most `seconds` until this rank has nothing in transit, also as a server.
 
-        A rank that ends because of an error must not wait for others that wait for it.
+        The limit matters after an error: other ranks may be waiting for this one.
         """
         if self.synchroniser is not None:
             self.synchroniser.drain(seconds, self.clock)
@@ -201,7 +207,7 @@ def _make_collective_sync(
     apply: Apply,
     exchange: Exchange,
 ) -> CollectiveSynchroniser:
-    """Slices without homes: summed in a static order."""
+    """A synchroniser that all-reduces slices in a static order."""
     debug = os.environ.get("RADDLE_SYNC_DEBUG", "") not in ("", "0")
     return CollectiveSynchroniser(
         rank_slices.items(), order, transport, apply, exchange, debug=debug
@@ -211,8 +217,10 @@ def _make_collective_sync(
 def _make_server_sync(
     rank_slices: RankSlices, transport: Transport, apply: Apply, *, barrier: bool
 ) -> ServerSynchroniser:
-    """Slices with homes, which update them."""
+    """A synchroniser that sends gradients to servers, and serves the slices of this rank."""
     sync = rank_slices.sync
+    # A server that is not a worker may get a gradient before it begins the step, with the optimizer's
+    # settings of that step still unknown; `begin_step` admits the updates of a step.
     limits_updates = sync.server is not None and sync.synchronous and not barrier
     synchroniser = ServerSynchroniser(
         rank_slices.items(), transport.wire(), apply, staleness=sync.staleness, barrier=barrier,
@@ -224,7 +232,10 @@ def _make_server_sync(
 
 
 def _step_without_parameters(optimizer: Optimizer) -> None:
-    """Slices are stepped one by one, by a copy; schedulers warn if the optimizer never steps itself."""
+    """Calls optimizer.step() without parameters: learning rate schedulers warn if it is never called.
+
+    The slices themselves are updated one by one, by a copy of the optimizer.
+    """
     groups = optimizer.param_groups
     optimizer.param_groups = [{**group, "params": []} for group in groups]
     try:

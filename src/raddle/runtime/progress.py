@@ -1,4 +1,4 @@
-"""How far a run is, on stderr: one line that changes on a terminal, a line now and then elsewhere."""
+"""Shows the progress of a run on stderr: one changing line on a terminal, about ten lines in a log file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 import time
 from statistics import median
 
-LINES = 10  # about as many where nobody looks
-REFRESH_SECONDS = 0.1  # seconds between changes of the line on a terminal
+LINES = 10  # lines in all, about, if stderr is not a terminal
+REFRESH_SECONDS = 0.1  # between changes of the line on a terminal
 
 
 class Progress:
-    """Told of each step; shows something if this is rank 0."""
+    """Call `step` after each step. steps: of the run; samples: of a step; shown: only on rank 0."""
 
     def __init__(self, steps: int, samples: int, *, shown: bool) -> None:
         self.steps, self.samples, self.shown = steps, samples, shown
@@ -19,6 +19,7 @@ class Progress:
         self.last_shown = 0.0
 
     def step(self, done: int, seconds: list[float], loss: float) -> None:
+        """Shows the state after `done` steps. seconds: of each step so far."""
         if not self.shown:
             return
         recent = median(seconds[-20:])

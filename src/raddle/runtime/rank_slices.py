@@ -1,4 +1,4 @@
-"""Where the slices of a rank's parameters are: what it gives, what it updates, where updated rows go."""
+"""Finds the tensors of parameter slices on one rank: their gradients, what is updated, where updates go."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from raddle.sync.item import Item, select_rows, slice_name
 
 
 class RankSlices:
-    """All slices, by number, and those of them that are on one rank; `slots` hold its parameters."""
+    """All slices, known by their number, and the tensors of those that are on this rank.
+
+    slices: in the order of their numbers; slots: tensors by slot, among them the parameters.
+    """
 
     def __init__(
         self, slices: Sequence[ParameterSlice], slots: Sequence[Tensor], sync: Sync, rank: int
@@ -23,8 +26,8 @@ class RankSlices:
         self._slots = slots
         self.slices_by_slot: dict[
             int, list[int]
-        ] = {}  # by slot, the slices whose gradients this rank gives
-        self.updated: dict[int, nn.Parameter] = {}  # by slice
+        ] = {}  # slot -> slices whose gradients are computed here
+        self.updated: dict[int, nn.Parameter] = {}  # slice -> the rows that this rank updates
         for number, s in enumerate(slices):
             if rank in s.region.devices:
                 self.slices_by_slot.setdefault(s.slot, []).append(number)
@@ -36,20 +39,20 @@ class RankSlices:
             parameter: nn.Parameter = self._slots[s.shard_slot]  # type: ignore[assignment]
             return parameter
         rows = self._rows_in_slot(s)
-        # Where others' updates come while this rank computes, a copy takes them.
+        # An asynchronous server updates at any time, so it works on a copy, not on the weights in use.
         return nn.Parameter(rows if self.sync.synchronous else rows.clone())
 
     def _rows_in_slot(self, s: ParameterSlice) -> Tensor:
         return select_rows(self._slots[s.slot].detach(), s.rows)
 
     def cut(self, number: int, tensor: Tensor) -> Tensor:
-        """The rows of a slice in what a slot holds, or in its gradient."""
+        """The rows of a slice within the tensor of its slot, or within that tensor's gradient."""
         return select_rows(tensor.detach(), self.slices[number].rows)
 
     def bindings(self) -> dict[int, tuple[Tensor | None, Tensor | None]]:
-        """By slice on this rank: what updated rows are written into, and the copy that a home updates.
+        """For each slice on this rank: (rows that get updates, copy that an asynchronous server updates).
 
-        Of divided parameters they stay at home.
+        With ZeRO-3, only the server has rows: it sends no updates, others gather the shard before use.
         """
         bindings: dict[int, tuple[Tensor | None, Tensor | None]] = {}
         for number, s in enumerate(self.slices):
@@ -61,24 +64,24 @@ class RankSlices:
         return bindings
 
     def source_of(self, number: int) -> SlotSource:
-        """A slice as a box of its parameter."""
+        """A slice as a SlotSource: the box of its parameter, and the slot that contains it."""
         s = self.slices[number]
         return SlotSource(s.name, "parameter", s.region.box, s.slot)
 
     def items(self) -> list[Item]:
-        """All slices, as synchronisers know them."""
+        """All slices as items of a synchroniser."""
         return [self._item(number, s) for number, s in enumerate(self.slices)]
 
     def _item(self, number: int, s: ParameterSlice) -> Item:
         box = s.region.box
         rows = slice(box.lo[0], box.hi[0]) if box.shape else None
         return Item(
-            number, slice_name(s.name, rows), s.region.devices, s.region.server, box.volume, s.dtype, s.priority,
-            returned=not self.sync.zero3,
+            number, slice_name(s.name, rows), s.region.devices, s.region.server, box.volume, s.dtype,
+            s.priority, returned=not self.sync.zero3,
         )  # fmt: skip
 
     def refresh_server_copies(self) -> None:
-        """Homes that update copies take what the slots hold now."""
+        """Copies the parameters in the slots to the copies of an asynchronous server."""
         if not self.sync.synchronous:
             with torch.no_grad():
                 for number, rows in self.updated.items():

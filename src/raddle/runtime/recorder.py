@@ -1,7 +1,8 @@
-"""What a rank did when: its executor's actions, as slices of time.
+"""Records when a rank carries out its actions, for traces.
 
-The host's clock is read. On a GPU the host waits for what it has launched, action by action, while it
-records: times are those of the device, but launches no longer overlap what is computed.
+Times are read from the host's clock. On a GPU, the host waits for the GPU after each recorded action. So
+times are those of the GPU, but kernel launches no longer overlap with computation while the recorder is
+on.
 """
 
 from __future__ import annotations
@@ -27,25 +28,26 @@ from raddle.runtime.trainer import Trainer
 
 
 class RecordedInterval(NamedTuple):
-    """A stretch of one rank's time, in seconds of its clock."""
+    """What one rank did during an interval of time."""
 
-    kind: str  # run or update; send, wait or sum
-    name: str
+    kind: str  # "run", "update", "send", "wait" or "sum" (start of an all-reduce)
+    name: str  # label of the segment, name of the value, ...
     phase: str
     step: int
-    micro: int
-    start: float
+    micro: int  # micro-batch; -1: none
+    start: float  # seconds of this rank's clock
     end: float
     nbytes: int = 0
-    peers: tuple[int, ...] = ()  # of a message the other end, of a sum all that take part
+    peers: tuple[int, ...] = ()  # of a message: the other rank; of a sum: all ranks that take part
     tag: int = -1
 
     def shift(self, seconds: float) -> RecordedInterval:
+        """The interval on a clock that is so many seconds ahead."""
         return self._replace(start=self.start + seconds, end=self.end + seconds)
 
 
 class Recorder:
-    """Listens to a trainer from `start` on."""
+    """Records a trainer's actions, from the call of `start` on."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -64,12 +66,13 @@ class Recorder:
         executor.record = self._record
 
     def _now(self) -> float:
+        """The time after the GPU, if there is one, has finished all work so far."""
         if self.trainer.place.type == "cuda":
             torch.cuda.current_stream(self.trainer.place).synchronize()
         return time.perf_counter()
 
     def _record(self, action: Action, start: float, end: float) -> None:
-        traffic: tuple[int, tuple[int, ...], int]  # bytes, who, tag
+        traffic: tuple[int, tuple[int, ...], int]  # bytes, peers, tag
         if isinstance(action, Forward | Backward):
             phase = (
                 action.phase
@@ -105,7 +108,7 @@ class Recorder:
             self._add("wait", "sums of gradients", "reduce", -1, start, self._update_start(start))
 
     def _update_start(self, default: float) -> float:
-        """When the update that has just ended began: by then all sums were there."""
+        """The start of the update that has just ended: the wait for all-reduces ended then."""
         last = self.intervals[-1] if self.intervals else None
         return last.start if last is not None and last.kind == "update" else default
 

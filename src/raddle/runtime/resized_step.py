@@ -1,7 +1,7 @@
-"""A step on a batch of another size than planned: an epoch's last batch, say.
+"""Runs a training step on a batch of another size than planned, for example the last batch of an epoch.
 
-The module is captured for it and takes the plan's tiles, in proportion; parameters, optimizer and buffers
-are the trainer's own.
+The module is captured again for this size, and the plan's tiles are resized in proportion. A second
+executor runs the step with the parameters, buffers and optimizer of the training executor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raddle.runtime.setup import Setup
 
 
 class ResizedStep:
-    """A setup's plan for another number of samples; `training` is the executor of the planned number."""
+    """A step for batches with `samples` samples. training: the executor for batches of the planned size."""
 
     def __init__(self, setup: Setup, training: Executor, samples: int) -> None:
         self.setup, plan = setup, setup.plan
@@ -47,7 +47,7 @@ class ResizedStep:
                 f"with {samples} samples some devices have none, and their parameters would not be "
                 "updated: drop this batch, or plan for its size."
             )
-        if resized_plan.order:  # of the same slices, as shares are the same
+        if resized_plan.order:  # valid here too: equal regions have equal slices
             program = lower(graph, resized_plan)
         check(program)
         self.executor = setup.make_executor(program, seed=training.input_feeder.seed)
@@ -55,6 +55,7 @@ class ResizedStep:
         self.batch_cutter = BatchCutter(program, self.executor.rank_actions)
 
     def run(self, batch: Sequence[Tensor], step: int) -> Tensor:
+        """Trains on a batch; returns the loss."""
         read_input = self.batch_cutter.reader([batch], self.setup.rank, self.setup.place)
         self.shared_state.lend_tensors()
         loss = self.executor.run(read_input, step)
@@ -63,7 +64,10 @@ class ResizedStep:
 
 
 class SharedState:
-    """What lasts, lent by one executor to another of the same rank, and how it is updated."""
+    """Lets a second executor of a rank (borrower) use the parameters, buffers and optimizer of the first.
+
+    Call `lend_tensors` before the borrower runs, and `return_buffers` after it.
+    """
 
     def __init__(self, owner: Executor, borrower: Executor) -> None:
         self.owner, self.borrower = owner, borrower
@@ -72,17 +76,18 @@ class SharedState:
             (s, slots[s.name, s.box]) for s in borrower.rank_actions.sources if _is_persistent(s)
         ]  # fmt: skip
         borrower.optimizer_step = lambda: owner.optimizer_step()
-        # The slots of parameters are the same, so what keeps them equal is.
+        # Both executors have the parameters in the same slots, so they can share the synchronisation.
         borrower.load(
             lambda s: owner.slots[slots[s.name, s.box]], parameter_sync=owner.parameter_sync
         )
 
     def lend_tensors(self) -> None:
-        """Parameters are the same objects, so the optimizer's state is theirs; buffers as they are."""
+        """Gives the borrower the owner's tensors: the same Parameter objects that the optimizer has."""
         for source, slot in self.pairs:
             self.borrower.slots[source.slot] = self.owner.slots[slot]
 
     def return_buffers(self) -> None:
+        """Gives the owner the buffers that the borrower has updated."""
         for source, slot in self.pairs:
             if source.role == "buffer":
                 self.owner.slots[slot] = self.borrower.slots[source.slot]

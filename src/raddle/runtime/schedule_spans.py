@@ -1,4 +1,8 @@
-"""When the actions of a schedule started and ended in a run, and which of them started too early."""
+"""Records when actions of a pipeline schedule ran, and finds those that started too early.
+
+A schedule's action is a phase of a stage on a micro-batch, such as F1.0. A schedule may say that an action
+waits for another one. The verification checks on recorded times that it did.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +18,33 @@ from raddle.runtime.actions import Action, Backward, Forward
 
 
 class Span(NamedTuple):
-    """What a rank has computed for an action of the schedule in a step, in seconds of the host's clock."""
+    """One computation of a rank for an action of the schedule; times in seconds of the host's clock."""
 
     step: int
-    action: str  # as F1.0
+    action: str  # such as "F1.0": forward of stage 1, micro-batch 0
     start: float
     end: float
 
 
 class EarlyStart(NamedTuple):
-    """An action that started before one that it waits for had ended."""
+    """An action that started before the action that it waits for had ended."""
 
     step: int
-    action: str
-    awaited: str
-    seconds: float
+    action: str  # started too early
+    awaited: str  # should have ended before
+    seconds: float  # by how much
 
 
 class SpanRecorder:
-    """Listens to an executor (`executor.record`) for the actions that wait or are awaited."""
+    """Records the actions that wait or are waited for; set `executor.record` to its `record`.
+
+    step: returns the number of the current step.
+    """
 
     def __init__(self, program: Program, step: Callable[[], int]) -> None:
         plan = program.plan
         self._schedule = schedule_of(plan) if plan.stages else Schedule(())
+        # Where steps overlap, the schedule numbers micro-batches through all steps.
         self._per_step = plan.microbatches if is_asynchronous(plan) else 0
         self._step = step
         self._recorded_actions = {action for wait in self._schedule.waits for action in wait}
@@ -55,7 +63,7 @@ class SpanRecorder:
 
 
 def early_starts(schedule: Schedule, spans: Iterable[Span]) -> Iterator[EarlyStart]:
-    """Of all ranks' spans, whose clocks agree, those that contradict the schedule."""
+    """The actions that contradict a schedule. spans: of all ranks, on one common clock."""
     starts: dict[tuple[int, str], float] = {}
     ends: dict[tuple[int, str], float] = {}
     for step, action, start, end in spans:

@@ -1,6 +1,6 @@
-"""What one rank does behind `python -m raddle.runtime`: join, load, agree, train, tell.
+"""The main program of one rank, `python -m raddle.runtime`: joins the other ranks, loads, trains, reports.
 
-Nothing is sent before all ranks agree that they can run the plan: a rank that cannot says why, and all end.
+Training starts only if all ranks can run the plan. If a rank cannot, it prints why, and all ranks exit.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_objects
 from raddle.transport.join import join
 
-TRACED_STEPS = 3  # steps of a trace, the last ones
+TRACED_STEPS = 3  # a trace has the last three steps
 EXIT_DELAY = 0.5  # seconds
-# A rank that stops so has said all there is to say; anything else is a mistake, and shown in full.
+# For these errors the message is enough; for others (bugs) the traceback is printed too.
 EXPECTED_ERRORS = (
     InputError,
     FloatingPointError,
@@ -45,12 +45,12 @@ EXPECTED_ERRORS = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code: 0 done, 1 a step failed, 2 the plan cannot be run so."""
+    """Runs one rank; returns the exit code: 0 success, 1 a step failed, 2 the plan cannot be run here."""
     try:
         options = parse(argv)
         place = choose_place(options.device, options.backend)
         torch.set_num_threads(options.threads or default_threads())
-    except InputError as error:  # the same on all ranks
+    except InputError as error:  # all ranks have the same error, so only rank 0 prints it
         if os.environ.get("RANK", "0") == "0":
             _print_error(error)
         return 2
@@ -84,7 +84,7 @@ def _run_rank(options: Options, place: torch.device, out: TextIO) -> int:
 
 
 def choose_place(device: str | None, backend: str | None = None) -> torch.device:
-    """This rank's device: a GPU of its own where there are GPUs, or a share of one."""
+    """The torch device of this rank: a GPU of its own, a GPU that ranks share (gloo only), or the CPU."""
     available = torch.cuda.is_available()
     if device == "cpu" or (device is None and not available):
         return torch.device("cpu")
@@ -102,10 +102,10 @@ def choose_place(device: str | None, backend: str | None = None) -> torch.device
 
 
 def default_threads() -> int:
-    """Its share of the cores, as the probe measures; or what the user has set.
+    """Threads of this rank: OMP_NUM_THREADS if the user has set it, else the rank's share of the cores.
 
-    torchrun sets OMP_NUM_THREADS to 1 for several ranks if the user has not: a 1 may come from either,
-    and counts as torchrun's. --threads 1 says what is meant.
+    With several ranks, torchrun itself sets OMP_NUM_THREADS=1 if the user has not set it. So a 1 is ignored
+    then; to have one thread, use --threads 1.
     """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     given = os.environ.get("OMP_NUM_THREADS", "")
@@ -117,7 +117,10 @@ def default_threads() -> int:
 
 
 def _load_on_all_ranks(options: Options, transport: Transport, place: torch.device) -> Job | None:
-    """The job, if all ranks can do it; else who cannot says so, rank 0 for all that say the same."""
+    """Loads the job on every rank; None if any rank cannot run it.
+
+    Ranks that cannot print why; ranks with the same error as rank 0 leave this to rank 0.
+    """
     job, sentence = None, ""
     try:
         job = _load(options, transport)
@@ -180,7 +183,7 @@ def _train(
 def _timed_steps(
     trainer: Trainer, job: Job, options: Options, recorder: Recorder
 ) -> tuple[list[float], list[float]]:
-    """The loss of each step, and the seconds from the end of the one before to its own."""
+    """Trains; returns the loss of each step, and the seconds between the ends of consecutive steps."""
     batch = [tensor.to(trainer.place) for tensor in trainer.part(*job.batch)]
     samples = sum(job.program.micro_batch_sizes)
     progress = Progress(options.steps, samples, shown=trainer.rank == 0)
@@ -205,7 +208,7 @@ def _timed_steps(
 def _timed_overlapping_steps(
     trainer: Trainer, batch: Sequence[torch.Tensor], options: Options, recorder: Recorder
 ) -> tuple[list[float], list[float]]:
-    """Where steps overlap, none has a time of its own: each takes its share of all that were timed."""
+    """As _timed_steps for overlapping steps: they have no separate times, so each gets the mean."""
     losses, seconds = list[float](), list[float]()
     for count in (options.warmup_steps, options.steps - options.warmup_steps):
         if options.trace is not None and losses:
@@ -238,7 +241,7 @@ def _write_trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], pat
 
 
 def _print_failure(error: BaseException, transport: Transport) -> None:
-    """One sentence by the rank that failed, and one on each machine by its first rank."""
+    """Prints why the run stops: on the rank that failed, and on the first rank of each machine."""
     failed, reason = transport.failures.first_failure or (-1, "")
     if failed == transport.rank:
         if not isinstance(error, EXPECTED_ERRORS):
@@ -247,7 +250,7 @@ def _print_failure(error: BaseException, transport: Transport) -> None:
         return
     if os.environ.get("LOCAL_RANK", "0") == "0":
         _print_error(error)
-    time.sleep(EXIT_DELAY)  # torchrun takes the first that ends for the cause
+    time.sleep(EXIT_DELAY)  # torchrun reports the first rank that exits as the cause
 
 
 def _print_error(sentence: object) -> None:
@@ -256,7 +259,7 @@ def _print_error(sentence: object) -> None:
 
 @contextmanager
 def _reserve_stdout() -> Iterator[TextIO]:
-    """What libraries print goes to stderr meanwhile: gloo, for one, tells whom it has met."""
+    """Gives stdout to the caller alone; what libraries (gloo, for example) print goes to stderr."""
     sys.stdout.flush()
     saved_fd = os.dup(1)
     os.dup2(2, 1)

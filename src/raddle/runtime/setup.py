@@ -1,4 +1,4 @@
-"""What a rank trains, and with whom: what the parts of a trainer share, and nobody changes."""
+"""The constant data that all parts of a trainer share: model, program, transport, torch device."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from raddle.transport.exchange import exchange_objects
 
 @dataclass(frozen=True)
 class Setup:
-    """A module and its loss, the program of a plan, and this rank's end of a transport."""
+    """What one rank trains, where, and how it reaches the other ranks."""
 
     model: nn.Module
     program: Program
     transport: Transport
-    place: torch.device
-    loss: Callable[..., Tensor] | None = None
-    autocast: torch.dtype | None = None
+    place: torch.device  # that this rank computes on
+    loss: Callable[..., Tensor] | None = None  # of the module's output and the targets
+    autocast: torch.dtype | None = None  # mixed precision
 
     @property
     def graph(self) -> Graph:
@@ -41,11 +41,11 @@ class Setup:
         return self.transport.rank
 
     def make_executor(self, program: Program, *, seed: int = 0) -> Executor:
-        """Of a program on this rank: the plan's, or one that follows it."""
+        """An executor of a program on this rank: the setup's program, or one derived from it."""
         return Executor(
             program, self.transport, place=self.place, seed=seed, autocast=self.autocast
         )
 
     def exchange(self, mine: Any) -> list[Any]:
-        """What every rank gives, on every rank."""
+        """All-gather of Python objects: takes this rank's object, returns those of all ranks, by rank."""
         return exchange_objects(self.transport, self.place, mine)

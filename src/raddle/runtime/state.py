@@ -1,6 +1,7 @@
-"""What a run goes on from after a stop: a rank's parameters, buffers and optimizer, given and taken.
+"""Saves and loads the state of a trainer: parameters, buffers and optimizer state.
 
-`checkpoint.py` gathers the pieces of all ranks under the module's own names, and cuts them apart again.
+This file knows which boxes this rank holds; checkpoint.py gathers the boxes of all ranks into full tensors
+with the module's own names, and cuts full tensors into boxes.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from raddle.runtime.executor import Executor
 from raddle.runtime.materialize import materialize_boxes
 from raddle.runtime.setup import Setup
 
-PERSISTENT_ROLES = ("parameter", "buffer", "frozen")
+PERSISTENT_ROLES = ("parameter", "buffer", "frozen")  # roles of slots that hold a module's tensors
 T = TypeVar("T")
 
 
 def initialise_slots(setup: Setup, executor: Executor, seed: int) -> None:
-    """Fills an executor's slots from the module; one on the meta device is initialised layer by layer."""
+    """Fills an executor's slots from the module; a module on meta is initialised layer by layer."""
     sources = [s for s in executor.rank_actions.sources if s.role in PERSISTENT_ROLES]
     tensors = dict(
         _pair_with_sources(
@@ -43,7 +44,10 @@ def initialise_slots(setup: Setup, executor: Executor, seed: int) -> None:
 
 
 def owners_of(program: Program) -> dict[tuple[str, Box], int]:
-    """The rank that counts a box that several hold: of shares, or of slices where there are some."""
+    """(parameter, box) -> the one rank that saves it and counts it in norms, of all that hold it.
+
+    Boxes are slices if the program has slices, else regions.
+    """
     all_regions = {**program.regions, **program.slices}
     return {
         (name, region.box): region.first_updater
@@ -53,7 +57,7 @@ def owners_of(program: Program) -> dict[tuple[str, Box], int]:
 
 
 class TrainingState:
-    """One rank's end of all that is saved."""
+    """Saves and loads one rank's part of the state; all ranks call the methods together."""
 
     def __init__(
         self, setup: Setup, executor: Executor, optimizer: torch.optim.Optimizer, *, seed: int = 0
@@ -63,12 +67,12 @@ class TrainingState:
         self._untrained_parameters = self._copy_untrained(seed)
 
     def _copy_untrained(self, seed: int) -> dict[str, Tensor]:
-        """Parameters that are frozen or not used: rank 0 keeps them for checkpoints."""
-        shares = self.setup.program.regions
+        """Copies of parameters that are frozen or unused, on rank 0 only, for checkpoints."""
+        regions = self.setup.program.regions
         boxes = {
             v.name: [Box.full(v.shape)]
             for v in self.setup.graph.values.values()
-            if v.role == "frozen" or (v.role == "parameter" and v.name not in shares)
+            if v.role == "frozen" or (v.role == "parameter" and v.name not in regions)
         }
         if self.setup.rank != 0 or not boxes:
             return {}
@@ -78,13 +82,13 @@ class TrainingState:
     # -- the module ------------------------------------------------------------------------------------
 
     def module_state(self) -> dict[str, Tensor]:
-        """Parameters and buffers, whole, under the module's own names, on every rank's CPU."""
+        """Full parameters and buffers under the module's own names, on every rank's CPU."""
         self.executor.synchronize()
         aliases = self.setup.graph.aliases
         return gather_state(self.setup.exchange, self.owned_pieces(), self._shapes(), aliases)
 
     def load_module_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes parameters and buffers from a state of the module, whoever saved it."""
+        """Loads parameters and buffers from a state of the module, from any plan or from plain PyTorch."""
         executor, setup = self.executor, self.setup
         executor.synchronize()
         shapes = self._shapes()
@@ -106,10 +110,10 @@ class TrainingState:
                     executor.slots[source.slot] = tensor.clone()
         if executor.parameter_sync is not None:
             executor.parameter_sync.refresh()
-        executor.synchronize()  # nobody sends gradients to a rank that has not loaded yet
+        executor.synchronize()  # no rank may send gradients before all ranks have loaded
 
     def owned_pieces(self) -> dict[str, list[tuple[Box, Tensor]]]:
-        """What this rank hands out: of several that hold the same, one does."""
+        """The boxes that this rank saves: name -> boxes with tensors. Only one rank saves a box."""
         executor, slices = self.executor, self.setup.program.slices
         pieces: dict[str, list[tuple[Box, Tensor]]] = {}
         unsliced = [(s, p) for s, p in executor.parameters() if s.name not in slices]
@@ -127,13 +131,12 @@ class TrainingState:
         return pieces
 
     def owns(self, source: SlotSource) -> bool:
-        """Of several ranks that hold a box, one hands it out."""
+        """Whether this rank is the one that saves and counts this box of a parameter."""
         return self.setup.rank == self._owners[source.name, source.box]
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        saved_names = (
-            self.setup.model.state_dict().keys()
-        )  # buffers that are not persistent stay out
+        # state_dict leaves out buffers that are registered with persistent=False.
+        saved_names = self.setup.model.state_dict().keys()
         values = self.setup.graph.values.values()
         return {
             v.name: v.shape for v in values if v.role in PERSISTENT_ROLES and v.name in saved_names
@@ -142,7 +145,7 @@ class TrainingState:
     # -- the optimizer ---------------------------------------------------------------------------------
 
     def optimizer_state(self) -> dict[str, Any]:
-        """What it keeps, whole, by the parameter's name, and its options with names of parameters."""
+        """The full optimizer state by parameter name, and the parameter groups with parameter names."""
         self.executor.synchronize()
         entries: dict[str, list[tuple[Box, dict[str, Any]]]] = {}
         for source, parameter in self.executor.updated_parameters():
@@ -155,7 +158,7 @@ class TrainingState:
         }
 
     def load_optimizer_state(self, state: Mapping[str, Any]) -> None:
-        """Takes what `of_optimizer` gave, by this plan or another."""
+        """Loads what `optimizer_state` returned, with this plan or another one."""
         self.executor.synchronize()
         updated, optimizer = self.executor.updated_parameters(), self.optimizer
         sources = [source for source, _ in updated]
@@ -168,8 +171,8 @@ class TrainingState:
         ]
         if missing_option := next((k for k in optimizer.defaults if k not in options[0]), None):
             raise InputError(
-                f"the optimizer's state is not of {type(optimizer).__name__}: it has no '{missing_option}'; "
-                "use the optimizer that it was saved from."
+                f"the optimizer's state is not of {type(optimizer).__name__}: it has no "
+                f"'{missing_option}'; use the optimizer that it was saved from."
             )
         for source, entries in _pair_with_sources(sources, pieces):
             optimizer.state[parameter_of[source.name, source.box]] = entries
@@ -182,7 +185,7 @@ class TrainingState:
         return {name: values[name].shape for name in self.setup.program.regions}
 
     def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
-        """The options of this rank's parameter groups, with the names of what is in them."""
+        """The options of this rank's parameter groups, each with the names of its parameters."""
         names = {
             id(parameter): source.name for source, parameter in self.executor.updated_parameters()
         }
@@ -196,7 +199,7 @@ class TrainingState:
 
 
 def _boxes_by_name(sources: Iterable[SlotSource]) -> dict[str, list[Box]]:
-    """What sources hold, by name."""
+    """The boxes of sources, by the name of their tensor."""
     boxes: dict[str, list[Box]] = {}
     for source in sources:
         boxes.setdefault(source.name, []).append(source.box)
@@ -206,6 +209,6 @@ def _boxes_by_name(sources: Iterable[SlotSource]) -> dict[str, list[Box]]:
 def _pair_with_sources(
     sources: Iterable[SlotSource], by_name: Mapping[str, Sequence[T]]
 ) -> Iterator[tuple[SlotSource, T]]:
-    """Sources with what was found for their boxes, which stand in the same order."""
+    """Pairs each source with its entry; `by_name` has the entries of a name in the order of the sources."""
     iterators = {name: iter(entries) for name, entries in by_name.items()}
     return ((source, next(iterators[source.name])) for source in sources)

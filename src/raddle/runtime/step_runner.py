@@ -1,4 +1,4 @@
-"""Steps of a trainer: on batches of the planned size, of another one, and several that overlap."""
+"""Runs the steps of a trainer: on batches of the planned size, of other sizes, and overlapping steps."""
 
 from __future__ import annotations
 
@@ -17,24 +17,21 @@ from raddle.runtime.weight_stash import WeightUse
 
 
 class StepRunner:
-    """Runs one rank's executor, or, for batches of other sizes, others that it lends its parameters to.
+    """Chooses the executor for each step of one rank: the planned one, or one for another batch size.
 
-    `accumulate`: the gradients of so many steps add up before an update.
+    accumulate: number of steps whose gradients are added before an update.
     """
 
     def __init__(self, setup: Setup, executor: Executor, *, accumulate: int = 1) -> None:
         self.setup, self.executor, self.accumulate = setup, executor, accumulate
         self.batch_cutter = BatchCutter(setup.program, executor.rank_actions)
-        self.weight_uses: list[WeightUse] | None = (
-            None  # which weights steps used that overlapped, if asked for
-        )
-        self._resized_steps: dict[
-            int, ResizedStep
-        ] = {}  # by samples, for batches of other sizes than planned
-        self._running_executor = executor  # the one that runs the present step
+        # The weight versions that overlapping steps used; set it to a list to have them logged.
+        self.weight_uses: list[WeightUse] | None = None
+        self._resized_steps: dict[int, ResizedStep] = {}  # samples -> step for this batch size
+        self._running_executor = executor  # the one that runs the current step
 
     def run_step(self, batch: Sequence[Tensor], step: int) -> Tensor:
-        """The loss of a step."""
+        """Runs one step on a batch; returns the loss. step: its number."""
         samples = self.batch_cutter.unplanned_size(batch)
         if samples is not None and self.accumulate == 1:
             resized = self._resized_step(samples)
@@ -52,10 +49,15 @@ class StepRunner:
         return loss * self.accumulate if self.accumulate > 1 else loss
 
     def run_overlapping(self, batches: Sequence[Sequence[Tensor]], step: int) -> list[Tensor]:
-        """The losses of steps that overlap, no more of them than the program has; all end."""
+        """Runs overlapping steps, one for each batch, until all have ended; returns their losses.
+
+        There may not be more batches than the program has steps. step: the number of the first one.
+        """
         read_input = self.batch_cutter.reader(batches, self.setup.rank, self.setup.place)
         executor, shared_state = self.executor, None
-        if len(batches) < self.setup.plan.steps:  # the last ones
+        if (
+            len(batches) < self.setup.plan.steps
+        ):  # the last batches: they need a program of their own
             program = lower(self.setup.graph, replace(self.setup.plan, steps=len(batches)))
             executor = self.setup.make_executor(program, seed=self.executor.input_feeder.seed)
             shared_state = SharedState(self.executor, executor)
@@ -65,7 +67,7 @@ class StepRunner:
         if shared_state is not None:
             shared_state.return_buffers()
         if self.weight_uses is not None:
-            # Nothing is under way between two runs: every parameter has had an update a step.
+            # A run counts steps and versions from 0. Before it, each parameter has had one update a step.
             self.weight_uses += [
                 used._replace(step=used.step + step, version=used.version + step)
                 for used in executor.parameter_updater.weight_uses()
@@ -73,11 +75,11 @@ class StepRunner:
         return list(losses)
 
     def current_loss(self) -> Tensor:
-        """Of the present step, on every rank, before it ends: all ranks ask for it."""
+        """The loss of the current step, the same on every rank, before the update; all ranks call it."""
         return self._running_executor.losses.wait()
 
     def set_seed(self, seed: int) -> None:
-        """What random numbers are drawn from, in steps on batches of any size."""
+        """Sets the seed of random numbers in all executors."""
         for executor in (
             self.executor,
             *(resized.executor for resized in self._resized_steps.values()),
@@ -90,7 +92,7 @@ class StepRunner:
         return self._resized_steps[samples]
 
     def _report_failure(self, run: Callable[[], Tensor], step: int) -> Tensor:
-        """All ranks hear why one cannot go on."""
+        """Calls `run`; if it raises, reports the error to all ranks."""
         try:
             return run()
         except BaseException as error:

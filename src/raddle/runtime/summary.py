@@ -1,4 +1,4 @@
-"""What a run measured, beside what was predicted: one piece of data, as lines or as JSON."""
+"""Summarises a run, with the prediction next to the measurement, as lines of text or as JSON."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from raddle.runtime.options import Options
 
 
 class RankReport(NamedTuple):
-    """What each rank tells at the end."""
+    """What each rank reports at the end of a run."""
 
-    kind: str  # of its device
+    kind: str  # name of its device: "cpu", or that of the GPU
     threads: int
-    sent: dict[int, int]  # bytes by target, in all steps
-    reduced: dict[tuple[int, ...], int]  # bytes by group
-    slice_messages: tuple[int, int] = (
-        0,
-        0,
-    )  # messages with slices of parameters, and those that overtook one
+    sent: dict[int, int]  # target rank -> bytes in all steps
+    reduced: dict[tuple[int, ...], int]  # ranks that all-reduce -> bytes in all steps
+    # Messages with slices of parameters, and how many of them overtook another one (priority).
+    slice_messages: tuple[int, int] = (0, 0)
 
 
 def summarise(
@@ -32,7 +30,10 @@ def summarise(
     seconds: Sequence[float],
     reports: Sequence[RankReport],
 ) -> dict[str, Any]:
-    """Bytes are those of a step; of an all-reduce, what each of its devices hands over."""
+    """The summary, as in --json. Bytes are per step; for an all-reduce, the bytes of one device's buffer.
+
+    losses, seconds: of each step; reports: of each rank.
+    """
     plan, steps = job.plan, len(losses)
     measured = seconds[options.warmup_steps :]
     step = median(measured)
@@ -82,7 +83,7 @@ def show(result: Mapping[str, Any], out: TextIO, *, as_json: bool) -> None:
 
 
 def _finite(result: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity: a loss that is none of its numbers is null."""
+    """Replaces NaN and infinity, which JSON does not have, by None (null)."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in result.items()

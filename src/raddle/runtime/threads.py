@@ -1,4 +1,4 @@
-"""Runs a program with all ranks as threads of this process: for tests, and for trying out."""
+"""Runs a program with all ranks as threads of this process: for tests and experiments."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from raddle.runtime.schedule_spans import Span, SpanRecorder
 from raddle.transport.thread_transport import Hub
 
 Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
-MicroBatchInputs = Callable[[Key], Mapping[str, Tensor]]  # the inputs of a micro-batch, by name
+MicroBatchInputs = Callable[[Key], Mapping[str, Tensor]]  # returns a micro-batch's inputs by name
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run leaves: the loss of each step, parameters and buffers put together, bytes by pair."""
+    """The result of run_threads."""
 
-    losses: list[float]
-    state: dict[str, Tensor]
-    sent: dict[tuple[int, int], int]
-    gradients: dict[str, Tensor]  # of the last step
+    losses: list[float]  # of each step
+    state: dict[str, Tensor]  # full parameters and buffers after the last step
+    sent: dict[tuple[int, int], int]  # (source, target) -> bytes in all steps
+    gradients: dict[str, Tensor]  # full gradients of the last step
 
 
 def run_threads(
@@ -41,10 +41,11 @@ def run_threads(
     seed: int = 0,
     spans: list[Span] | None = None,
 ) -> Result:
-    """Executes a program's steps on as many threads as it has devices.
+    """Runs all steps of a program, with one thread for each device.
 
-    `state` holds parameters and buffers; `batches(key)` gives the inputs of a micro-batch by name. `spans`
-    takes when the actions of the schedule that wait, or are awaited, were computed.
+    state: full parameters and buffers; optimizer: makes an optimizer from a list of parameters;
+    batches(key): the inputs of a micro-batch by name; spans: if given, gets the recorded spans
+    (schedule_spans.py).
     """
     hub = Hub(program.plan.devices)
     ranks = [_Rank(program, hub, d, state, optimizer, batches, seed) for d in range(hub.size)]
@@ -80,7 +81,7 @@ def run_threads(
 
 
 class _Rank:
-    """One thread's part of a run."""
+    """One rank: it runs on one thread."""
 
     def __init__(
         self, program: Program, hub: Hub, number: int, state: Mapping[str, Tensor],
@@ -100,11 +101,13 @@ class _Rank:
             self.executor.parameter_sync.on_update = self._keep_gradient
 
     def _keep_gradient(self, source: SlotSource, clock: int, gradient: Tensor) -> None:
+        """With sliced parameters: keeps the gradient of a slice in the last step."""
         if clock == self.program.plan.steps:
             pieces = self.gradients.setdefault(source.name, [])
             pieces.append((source.box, gradient.clone()))
 
     def _update(self) -> None:
+        """Keeps the gradients, then lets the optimizer update."""
         self.gradients = {}
         for source, parameter in self.executor.parameters():
             if parameter.grad is not None:
@@ -131,30 +134,32 @@ class _Rank:
 
 
 def _index_of(program: Program, source: SlotSource) -> tuple[slice, ...]:
+    """The index of a slot's box within its full tensor."""
     graph = program.variant(source.key).graph
     return source.box.slices_within(Box.full(graph.values[source.name].shape))
 
 
 def _assemble_state(program: Program, ranks: list[_Rank]) -> dict[str, Tensor]:
-    """Parameters and buffers put together from the ranks' pieces."""
+    """Full parameters and buffers, assembled from the pieces of all ranks."""
     by_rank: list[dict[str, Pieces]] = []
     for rank in ranks:
         pieces: dict[str, Pieces] = {}
-        plan, slots = rank.executor.rank_actions, rank.executor.slots
-        for source in plan.sources_with_role("parameter"):
+        rank_actions, slots = rank.executor.rank_actions, rank.executor.slots
+        for source in rank_actions.sources_with_role("parameter"):
             pieces.setdefault(source.name, []).append((source.box, slots[source.slot].detach()))
-        for source in plan.sources_with_role("buffer"):
-            fresh = plan.current_buffers.get(source.name, [])
-            if source.name not in program.graph.updates:
-                fresh = [source.box]
+        for source in rank_actions.sources_with_role("buffer"):
+            boxes = rank_actions.current_buffers.get(source.name, [])
+            if source.name not in program.graph.updates:  # never updated: all ranks have it whole
+                boxes = [source.box]
             pieces[source.name] = [
-                (box, slots[source.slot][box.slices_within(source.box)]) for box in fresh
+                (box, slots[source.slot][box.slices_within(source.box)]) for box in boxes
             ]
         by_rank.append(pieces)
     return _assemble(program, by_rank)
 
 
 def _assemble(program: Program, by_rank: list[dict[str, Pieces]]) -> dict[str, Tensor]:
+    """Full tensors from the pieces of all ranks; if several ranks have a box, the first one counts."""
     result = {}
     for value in [*program.graph.parameters, *program.graph.buffers]:
         pieces: Pieces = []

@@ -1,8 +1,10 @@
-"""`parallelize`: an unmodified module, trained by a plan, one process a device.
+"""The user's interface to the runtime: `parallelize` returns a Trainer for an unmodified module and a plan.
 
-trainer = raddle.parallelize(model, "plan.json", optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
-for x, y in loader:
-    loss = trainer.step(x, y)
+There is one process for each device of the plan, and each process calls `parallelize`:
+
+    trainer = raddle.parallelize(model, "plan.json", optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    for x, y in loader:
+        loss = trainer.step(x, y)
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from raddle.runtime.step_runner import StepRunner
 from raddle.transport.base import Transport
 from raddle.transport.join import join
 
-FLUSH_SECONDS = 10.0  # seconds for which a trainer that closes waits for what is under way
+FLUSH_SECONDS = 10.0  # how long `close` waits for messages in transit
 
 
 def parallelize(
@@ -54,12 +56,18 @@ def parallelize(
 ) -> Trainer:
     """A trainer for this rank of a torchrun job, or for plain `python`, if the plan has one device.
 
-    `plan` is a plan or its file. `optimizer(parameters)` makes any elementwise optimizer of torch.optim
-    for this rank's tiles. `loss(output, *targets)` joins the module's output and the targets; it must be
-    what the plan was made with. A model on the meta device is initialised tile by tile: no rank ever
-    holds more than its own tiles and one layer. `accumulate` adds the gradients of so many steps before
-    an update, `clip_norm` limits their global norm, `autocast` (torch.bfloat16) is mixed precision, and
-    `check_finite` stops before an update whose loss is not a number. `timeout` limits every wait.
+    model: may be on the meta device; then it is initialised layer by layer, so that a rank never holds more
+        than its own tiles and one layer.
+    plan: a plan, or the path of its file.
+    optimizer: called with this rank's parameters; returns any elementwise optimizer of torch.optim.
+    loss: called as `loss(output, *targets)`; must be the loss that the plan was made with.
+    graph: the captured graph, if the plan does not describe its inputs.
+    device, backend: of torch and torch.distributed; None: chosen automatically.
+    accumulate: number of steps whose gradients are added before an update.
+    clip_norm: limit of the global norm of the gradients.
+    autocast: dtype for mixed precision, for example torch.bfloat16.
+    check_finite: raise before an update if the loss is not finite.
+    timeout: limit of every wait, in seconds.
     """
     place = _place(device)
     if accumulate < 1:
@@ -114,7 +122,7 @@ def _capture(model: nn.Module, plan: Plan | Mapping[str, Any], loss: Any) -> Gra
 
 
 class Trainer:
-    """One rank of a run; made by `raddle.parallelize`."""
+    """One rank of a training run; made by `raddle.parallelize`. All ranks call its methods together."""
 
     def __init__(
         self,
@@ -138,18 +146,18 @@ class Trainer:
             )
         self.setup = setup = Setup(model, program, transport, place, loss, autocast)
         self.model, self.program, self.transport, self.rank = model, program, transport, setup.rank
-        self.steps = 0  # taken so far
+        self.steps = 0  # number of steps so far
         self.executor = setup.make_executor(program, seed=seed)
         initialise_slots(setup, self.executor, seed)
         self.optimizer = make_optimizer(setup, self.executor, optimizer)
         self.step_runner = StepRunner(setup, self.executor, accumulate=accumulate)
-        updating = OptimizerStep(
+        optimizer_step = OptimizerStep(
             setup, self.executor, self.optimizer, lambda: self.steps, self.step_runner.current_loss,
             clip_norm=clip_norm, check_finite=check_finite,
         )  # fmt: skip
-        self.executor.optimizer_step = updating
+        self.executor.optimizer_step = optimizer_step
         if self.executor.parameter_sync is not None:
-            self.executor.parameter_sync.start(self.optimizer, updating.barrier_reason)
+            self.executor.parameter_sync.start(self.optimizer, optimizer_step.barrier_reason)
         self.state = TrainingState(setup, self.executor, self.optimizer, seed=seed)
         self._evaluation: Evaluation | None = None
 
@@ -168,10 +176,10 @@ class Trainer:
     # -- training --------------------------------------------------------------------------------------
 
     def step(self, *batch: Tensor) -> Tensor:
-        """Trains on one global batch; the loss, the same on every rank.
+        """Trains on one global batch; returns the loss, which is the same on every rank.
 
-        Each tensor is the whole batch's, or this rank's part of it (`part` cuts it out). A whole batch of
-        another size, as an epoch's last, is trained on too.
+        Each tensor is that of the whole batch, or this rank's part of it (see `part`). A whole batch may
+        have another size than planned, for example at the end of an epoch.
         """
         if is_asynchronous(self.plan):
             raise InputError(
@@ -183,10 +191,10 @@ class Trainer:
         return loss
 
     def train(self, batches: Iterable[Sequence[Tensor]]) -> list[Tensor]:
-        """Trains on global batches one after the other; their losses, the same on every rank.
+        """Trains on several global batches; returns their losses, which are the same on every rank.
 
-        Where the plan overlaps steps, as many as the program has (`plan.steps`) are under way before all
-        that is left is finished; so an epoch's evaluation or a checkpoint sees a finished state.
+        If the plan overlaps steps, `plan.steps` steps overlap, then the pipeline drains, and so on. At the
+        end all steps are complete, so that an evaluation or a checkpoint can follow.
         """
         given = [list(batch) for batch in batches]
         if not is_asynchronous(self.plan):
@@ -199,13 +207,13 @@ class Trainer:
         return losses
 
     def part(self, *batch: Tensor) -> list[Tensor]:
-        """What this rank needs of a whole batch: a loader that knows it need not read the rest."""
+        """This rank's part of each tensor of a whole batch: a data loader needs to read only this part."""
         return self.step_runner.batch_cutter.part(batch)
 
     # -- evaluation ------------------------------------------------------------------------------------
 
     def evaluate(self, *batch: Tensor, outputs: bool = False) -> Any:
-        """The loss of a batch in evaluation mode; with `outputs`, also what the module gives, whole."""
+        """The loss of a batch in evaluation mode; with `outputs`, also the module's whole outputs."""
         self.executor.synchronize()
         if self._evaluation is None or not self._evaluation.fits(batch):
             self._evaluation = Evaluation(self.setup, self.executor, self.state, batch)
@@ -214,26 +222,26 @@ class Trainer:
     # -- checkpoints -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers, whole, under the module's own names, on every rank's CPU."""
+        """Full parameters and buffers under the module's own names, on every rank's CPU."""
         return self.state.module_state()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes parameters and buffers from a state of the module, whoever saved it."""
+        """Loads parameters and buffers from a state of the module, from any plan or from plain PyTorch."""
         self.state.load_module_state(state)
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """All that a run needs besides `state_dict` to go on as if it had not been stopped.
+        """All that a run needs, in addition to `state_dict`, to continue as if it had not been stopped.
 
-        `state` is what the optimizer keeps, whole, by the parameter's name; `param_groups` are its options
-        (learning rates, as schedulers leave them) with the names of their parameters; `steps` and `seed`
-        are what masks of dropout are drawn from.
+        "state": the full optimizer state by parameter name; "param_groups": the options of the optimizer,
+        with current learning rates and with parameter names; "steps" and "seed": dropout masks depend on
+        them.
         """
         self._refuse_unfinished(self.steps)
         saved = self.state.optimizer_state()
         return {**saved, "steps": self.steps, "seed": self.executor.input_feeder.seed}
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where a run, by this plan or another, was when it called `optimizer_state_dict`."""
+        """Continues a run from the result of its `optimizer_state_dict`; the plan may be another one."""
         wanted = ("state", "param_groups", "steps", "seed")
         if missing := next((key for key in wanted if key not in state), None):
             raise InputError(
@@ -246,7 +254,7 @@ class Trainer:
         self.step_runner.set_seed(state["seed"])
 
     def _refuse_unfinished(self, steps: int) -> None:
-        """Gradients that are still to be accumulated are in no state."""
+        """Raises InputError between two updates: a state does not contain accumulated gradients."""
         if steps % self.step_runner.accumulate:
             raise InputError(
                 f"step {steps} is in the middle of {self.step_runner.accumulate} that are accumulated, and "
@@ -256,10 +264,11 @@ class Trainer:
     # -- the end ---------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Waits until all parameters are as the last step leaves them: nothing is under way then."""
+        """Waits until all parameters have the updates of the last step and no message is in transit."""
         self.executor.synchronize()
 
     def close(self) -> None:
+        """Ends threads and connections."""
         if self.executor.parameter_sync is not None:
             self.executor.parameter_sync.flush(FLUSH_SECONDS)
         self.executor.close()

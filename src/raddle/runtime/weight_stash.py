@@ -1,7 +1,7 @@
-"""Weights where steps overlap: a backward finds those of its forward though newer ones are there.
+"""Weight stashing (PipeDream) for overlapping steps: a backward uses the same weights as its forward.
 
-An update writes into a parameter's memory only if nothing under way uses what it holds; else the parameter
-moves to other memory first, and the old weights stay with those that use them (weight stashing).
+An update writes in place only if no forward or backward still needs the present weights. Otherwise the
+parameter first gets new memory, and the old weights stay in the old memory as long as they are needed.
 """
 
 from __future__ import annotations
@@ -16,39 +16,41 @@ from raddle.runtime.actions import Call, Forward, UpdateParameters
 
 
 class WeightUse(NamedTuple):
-    """That a forward (F) used a piece of a parameter, or that it was updated (U): a line of the log."""
+    """A line of the log: a forward used a version of a weight, or an update made a new version."""
 
-    slot: int
-    phase: str
+    slot: int  # of the parameter
+    phase: str  # "F": used by a forward; "U": made by an update
     step: int
-    micro: int
-    version: int
+    micro: int  # micro-batch
+    version: int  # number of updates so far in this run
 
 
 class WeightStash:
-    """The versions of one rank's parameters that something uses or will use."""
+    """The weight versions and gradients of one rank's parameters in one run of overlapping steps."""
 
     def __init__(self, *, latest: bool = False) -> None:
-        self.latest = latest  # a forward takes what is there, and not what the program says
-        self.first_used: dict[
-            tuple[int, int, int], tuple[int, Tensor]
-        ] = {}  # by step, micro-batch, slot
-        self.update_counts: dict[int, int] = {}  # updates so far, by slot
-        self.stashed: dict[tuple[int, int], Tensor] = {}  # replaced, but not used for the last time
-        self.pending_backwards: dict[
-            int, int
-        ] = {}  # backwards to come that use the present weights, by slot
-        self.grads: dict[tuple[int, int], Tensor] = {}  # by step and slot
-        self.sums: dict[tuple[int, int], tuple[Any, Tensor]] = {}  # under way, by step and slot
-        self.uses: list[WeightUse] = []
+        self.latest = latest  # forwards use the newest weights, not the versions in the program
+        # Only with `latest`: (step, micro-batch, slot) -> version and weights that it used first.
+        self.first_used: dict[tuple[int, int, int], tuple[int, Tensor]] = {}
+        self.update_counts: dict[int, int] = {}  # slot -> updates so far
+        self.stashed: dict[
+            tuple[int, int], Tensor
+        ] = {}  # (slot, version) -> old weights still needed
+        # Slot -> number of backwards still to come that use the present weights.
+        self.pending_backwards: dict[int, int] = {}
+        self.grads: dict[tuple[int, int], Tensor] = {}  # (step, slot) -> gradient
+        self.sums: dict[
+            tuple[int, int], tuple[Any, Tensor]
+        ] = {}  # (step, slot) -> pending all-reduce
+        self.uses: list[WeightUse] = []  # the log
 
     def weights_for(self, slots: Sequence[Any], action: Forward) -> list[Tensor]:
-        """Leaves for a forward on the versions that it says, or on the latest."""
+        """Autograd leaves with the weights that a forward uses, in the order of `call.weights`."""
         call = action.call
         leaves = []
         for at, slot in enumerate(call.weights):
             latest_version = self.update_counts.get(slot, 0)
-            if self.latest:  # a micro-batch that uses it several times uses one version
+            if self.latest:  # all uses of a weight in one micro-batch have the same version
                 key = (call.key.step, call.key.micro_batch, slot)
                 version, weights = self.first_used.setdefault(
                     key, (latest_version, slots[slot].data)
@@ -67,13 +69,13 @@ class WeightStash:
         return leaves
 
     def release(self, slots: Sequence[Any], call: Call, weights: Iterable[Tensor]) -> None:
-        """A backward is done with its weights."""
+        """Called when a backward no longer needs its weights."""
         for slot, leaf in zip(call.weights, weights, strict=True):
             if leaf.data_ptr() == slots[slot].data_ptr():
                 self.pending_backwards[slot] -= 1
 
     def end_step(self, step: int) -> None:
-        """Nothing of a step is to come."""
+        """Called after the last action of a step."""
         for key in [first_key for first_key in self.first_used if first_key[0] == step]:
             del self.first_used[key]
 
@@ -82,7 +84,7 @@ class WeightStash:
         self.grads[step, slot] = gradient if accumulated is None else accumulated + gradient
 
     def take_gradient(self, step: int, slot: int, parameter: Tensor) -> Tensor:
-        """A step's gradient of a parameter, summed over all that hold it."""
+        """Removes and returns a step's gradient of a parameter, all-reduced if there was an all-reduce."""
         if (step, slot) in self.sums:
             pending, flat = self.sums.pop((step, slot))
             pending.wait()
@@ -93,7 +95,7 @@ class WeightStash:
     def stash_before_update(
         self, action: UpdateParameters, parameters: Sequence[torch.nn.Parameter]
     ) -> None:
-        """Before an update: what others use is not written."""
+        """Called before an update: gives parameters new memory if their old weights are still needed."""
         for slot, parameter in zip(action.slots, parameters, strict=True):
             version = self.update_counts.get(slot, 0)
             is_stashed = slot in action.stashed and not self.latest

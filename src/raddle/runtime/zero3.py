@@ -1,9 +1,10 @@
-"""Parameters that are divided among ranks: whole while segments use them, without memory otherwise.
+"""ZeRO-3 parameters: gathered while segments use them, without memory otherwise.
 
-A rank's own rows are in a tensor of their own, which is updated. What segments use is a parameter that has
-its memory taken away and given back. Autograd keeps the parameter for the backward, not a copy, so the
-backward finds whatever memory it has then; `.data` writes without counting as a change, as the rows are
-those that the forward saw.
+Each rank has its own shard (rows of the parameter) in a separate tensor, which the optimizer updates.
+Segments use a gathered parameter: a tensor whose storage is freed after use and allocated again before the
+next use. Autograd saves this tensor for the backward, not a copy of it, so the backward finds the newly
+gathered values. They are written through `.data`, which autograd does not count as a change; this is
+correct, as the values are those of the forward.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ from torch import Tensor, nn
 
 
 class GatheredParameter(NamedTuple):
-    """A divided parameter (or a box of one) as segments use it, while they do."""
+    """A sharded parameter, or a box of one, that a rank gathers before use."""
 
     slot: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    shard_slot: int  # the slot of this rank's rows of it; -1: it is the home of none
-    shard_index: tuple[slice, ...]  # where these are in it
+    shard_slot: int  # the slot of this rank's shard; -1: the rank has no shard of it
+    shard_index: tuple[slice, ...]  # where the shard is within the gathered tensor
 
 
 class GatheredParameters:
-    """The divided parameters of one rank."""
+    """Allocates and frees the gathered parameters of one rank. slots: tensors by slot number."""
 
     def __init__(self, parameters: Iterable[GatheredParameter], slots: list[Any]) -> None:
-        self.by_slot: Mapping[int, GatheredParameter] = {whole.slot: whole for whole in parameters}
+        self.by_slot: Mapping[int, GatheredParameter] = {p.slot: p for p in parameters}
         self.slots = slots
 
     def create(self, slot: int, place: torch.device) -> None:
-        """A parameter without memory."""
+        """Puts a parameter without memory into a slot."""
         gathered = self.by_slot[slot]
         tensor = torch.empty(gathered.shape, dtype=gathered.dtype, device=place)
         tensor.untyped_storage().resize_(0)
         self.slots[slot] = nn.Parameter(tensor)
 
     def allocate(self, slot: int) -> Tensor:
-        """What others' rows are written into; with memory, and this rank's rows in it."""
+        """Returns the tensor to gather into; allocates it, with this rank's shard in it, if necessary."""
         parameter, gathered = self.slots[slot], self.by_slot[slot]
         storage = parameter.untyped_storage()
         if not storage.size():
@@ -51,14 +52,14 @@ class GatheredParameters:
         return tensor
 
     def storage_addresses(self, slots: Iterable[int]) -> set[int]:
-        """Where the memory of those that are divided begins; to use one that has none is no small error."""
+        """Storage addresses of the gathered parameters in these slots; asserts that they have memory."""
         gathered_slots = [s for s in slots if s in self.by_slot] if self.by_slot else []
         storages = [self.slots[s].untyped_storage() for s in gathered_slots]
         for slot, storage in zip(gathered_slots, storages, strict=True):
-            assert storage.size(), f"the parameter in slot {slot} is used before it was pulled"
+            assert storage.size(), f"the parameter in slot {slot} is used before it was gathered"
         return {storage.data_ptr() for storage in storages}
 
     def release(self, slots: Iterable[int]) -> None:
-        """Takes the memory away: nobody uses these until they are pulled again."""
+        """Frees the memory of gathered parameters until they are gathered again."""
         for slot in slots:
             self.slots[slot].untyped_storage().resize_(0)
