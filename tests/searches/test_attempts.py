@@ -28,7 +28,7 @@ PARTS = {
     "staged optcnn": "raddle.searches.auto.method.staged_optima",
     "experts": "raddle.searches.auto.method.expert_starts",
     "chains": "raddle.searches.auto.method.MultiChain.run",
-    "pipeline": "raddle.searches.auto.method.pipeline",
+    "pipeline": "raddle.searches.auto.method.pipeline_candidates",
     "lower bound": "raddle.searches.auto.method.lower_bound",
     "other sync kinds": "raddle.searches.planning.with_fastest_sync",
 }

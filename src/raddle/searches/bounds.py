@@ -145,10 +145,10 @@ def _depth(graph: Graph, active: frozenset[str]) -> int:
     """Length of the longest chain of operators from a parameter to the loss and back to its gradient."""
     if graph.loss is None:  # no step waits for the one before
         return 0
-    forward: dict[str, int] = {}  # value -> operators on the longest chain from it to the loss
-    backward: dict[
-        str, int
-    ] = {}  # value -> gradients on the longest chain from the loss to its own
+    # value -> operators on the longest chain from it to the loss
+    forward: dict[str, int] = {}
+    # value -> gradients on the longest chain from the loss to its own
+    backward: dict[str, int] = {}
     longest = 0
     for op in reversed(graph.ops):
         if not has_backward(op, active):

@@ -50,9 +50,8 @@ class Group:
     members: tuple[Member, ...]  # the anchor first; each comes after its `ref`
     letters: tuple[str, ...]  # letters that can be split, samples (n) first
     sizes: tuple[int, ...]  # by letter, the smallest size of its dimension in a BY_LETTERS member
-    reduced: frozenset[str] = field(
-        default_factory=frozenset
-    )  # summed letters: parts are partial sums
+    # Summed letters: their parts are partial sums.
+    reduced: frozenset[str] = field(default_factory=frozenset)
     # The results of configurations.member_tilings.
     tilings_cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 

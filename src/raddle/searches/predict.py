@@ -19,9 +19,7 @@ from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline, simulate
 
-STEPS = (
-    3  # steps to simulate; the time between the last two ends is the step time of the steady state
-)
+STEPS = 3  # steps to simulate; the last one is taken as the steady state
 # Keys of the metrics that reports and tables show.
 METRICS = (
     "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s", "fits"

@@ -33,6 +33,7 @@ def fastest_first(
 
 
 def _times(space: PlanSpace, candidates: Mapping[str, Tiles]) -> Iterator[tuple[str, int]]:
+    """Yields the name and the nanoseconds of a step of every valid candidate."""
     graph, cluster, settings = space.graph, space.cluster, space.settings
     evaluator: Evaluator | None = None
     for name, tiles in candidates.items():

@@ -28,19 +28,15 @@ class Settings:
     sync: str = AUTO  # sync kind of the parameters
     optimizer: str = "sgd"
     profile: Profile | None = None  # measured times of operators, if any
-    reduction: bool | None = (
-        None  # whether summed dimensions (k) may be split; None: the method decides
-    )
+    reduction: bool | None = None  # may summed dimensions be split? None: the method decides
     powers_of_two: bool = True  # split dimensions into powers of two only
     budget: float = BUDGET  # seconds
     proposals: int | None = None  # stop after this many proposals of the Markov chains
     seed: int = 0
     epsilon: float = 0.1  # hypergraph partitions: allowed imbalance, (work of a part / average) - 1
     schedule: str = ""  # requested by the user: a pipeline's schedule, or "threaded:4"
-    stages: int | None = (
-        None  # requested by the user, as are micro-batches; None: the method decides
-    )
-    microbatches: int | None = None
+    stages: int | None = None  # requested by the user; None: the method decides
+    microbatches: int | None = None  # likewise
     pins: tuple[Pin, ...] = ()  # splits that the user has fixed
     starts: Mapping[str, Tiles] = field(default_factory=dict)  # further starts of `auto`, by name
     on_progress: OnProgress = field(default=lambda step: None, repr=False)
@@ -96,9 +92,8 @@ class SearchResult:
     history: tuple[BestSoFar, ...] = ()
     recompute: int | None = None  # number of blocks for activation checkpointing
     pipeline: PipelineResult | None = None  # None: no stages and micro-batches
-    sums: Tiles = field(
-        default_factory=dict
-    )  # tiles where partial sums are merged, if the search chose
+    # Where partial sums are merged, by operator, if the search has chosen it.
+    sums: Tiles = field(default_factory=dict)
     lower_bound_ms: float | None = None
     tried: Sequence[Mapping[str, Any]] = ()  # rows of all candidates, the slower ones too
     failed: Sequence[Failure] = ()  # candidates without a plan

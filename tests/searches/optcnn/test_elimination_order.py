@@ -31,6 +31,5 @@ def test_tables_over_three_nodes_have_a_limit(limit: int, order: list[int] | Non
 
 
 def test_the_smallest_table_is_made_first() -> None:
-    assert (
-        smallest_tables_first(CHAIN, [9, 2, 5], 1)[0] == 0
-    )  # a table over node 1 alone, of two entries
+    # Eliminating node 0 makes a table over node 1 only, with two entries.
+    assert smallest_tables_first(CHAIN, [9, 2, 5], 1)[0] == 0

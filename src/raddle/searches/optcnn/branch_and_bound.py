@@ -59,9 +59,8 @@ class Subproblem(NamedTuple):
     bound: float  # no choice in it costs less
     number: int  # unique, to break ties
     allowed: list[np.ndarray]  # for each node, its remaining configurations
-    moved: list[
-        list[np.ndarray]
-    ]  # for each edge, the costs moved from it to its source and its target
+    # For each edge, the costs that were moved from it to its source and to its target.
+    moved: list[list[np.ndarray]]
 
 
 def branch_and_bound(
@@ -113,7 +112,7 @@ def branch_and_bound(
                 heappush(heap, child)
         elif not complete:
             heappush(heap, subproblem)
-    bound = min((part.bound for part in heap if not is_closed(part)), default=cost)
+    bound = min((remaining.bound for remaining in heap if not is_closed(remaining)), default=cost)
     return BranchResult(best, math.inf if bound >= forbidden else bound, bound == cost, branches)
 
 
@@ -139,6 +138,7 @@ def _without_infinities(nodes: Nodes, edges: Edges) -> tuple[Nodes, Edges, float
 
 
 def _restrict(nodes: Nodes, edges: Edges, allowed: Sequence[np.ndarray]) -> tuple[Nodes, Edges]:
+    """The costs of the allowed configurations only."""
     few_nodes = [node[k] for node, k in zip(nodes, allowed, strict=True)]
     return few_nodes, [
         e._replace(cost=e.cost[np.ix_(allowed[e.source], allowed[e.target])]) for e in edges
@@ -146,6 +146,7 @@ def _restrict(nodes: Nodes, edges: Edges, allowed: Sequence[np.ndarray]) -> tupl
 
 
 def _bound(nodes: Nodes, edges: Edges, moved: Sequence[Sequence[np.ndarray]]) -> float:
+    """The lower bound: the sum of the minima of all tables, with the moved costs at the nodes."""
     costs = [node.astype(np.float64) for node in nodes]
     for (i, j, _), (to_i, to_j) in zip(edges, moved, strict=True):
         costs[i] += to_i

@@ -92,6 +92,7 @@ class CommunicationTimes:
         """
         need, name = self.layouts[op.name].needs[operand], producer.outputs[output]
         width = self.graph.values[name].dtype.itemsize
+        # The gradient goes back the same way.
         passes = 2 if contributes_gradient(op, name, self.active) else 1
         need_key = (tuple(map(id, need.ranges)), id(need.present))
         source = self._held(producer, output)

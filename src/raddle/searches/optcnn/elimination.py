@@ -200,9 +200,8 @@ class _Network:
         self.tables: dict[Scope, np.ndarray] = {}  # float64 over one node, float32 over more
         self.scopes_of: dict[int, set[Scope]] = {i: set() for i in range(len(nodes))}  # by node
         self.neighbours: dict[int, set[int]] = {i: set() for i in range(len(nodes))}
-        self.eliminated: list[
-            tuple[int, list[Factor]]
-        ] = []  # nodes, with their tables at that time
+        # Eliminated nodes, with the tables that they had then.
+        self.eliminated: list[tuple[int, list[Factor]]] = []
         self.constant = 0.0  # sum of the minima that were subtracted from tables
         self.merged = self.products = 0  # statistics
         self.cache: dict[Hashable, tuple[Any, Any]] = {}  # key of a computation -> (result, inputs)

@@ -88,6 +88,7 @@ def fill_seconds(
     """
     dims, _, readers = need_lo.shape
     producers, max_boxes = held_lo.shape[2], node_lo.shape[2]
+    # rows[r, u]: a row; row_ends[r, u]: its range; held_row, node_row: numbers of the rows of boxes.
     rows = np.empty((dims, producers * (1 + max_boxes), readers))
     row_ends = np.empty((dims, producers * (1 + max_boxes), 2))
     held_row = np.zeros((producers, dims), np.int64)

@@ -76,9 +76,7 @@ class Ranges:
 
     lo: Array  # start of each range
     hi: Array  # end of each range
-    index: Array | None = (
-        None  # [x, d]: number of the device's range; None: there is only one range
-    )
+    index: Array | None = None  # [x, d]: number of the device's range; None: one range for all
     axes: tuple[int, ...] = ()  # the axes that split the dimension
     unsplit_degrees: frozenset[int] = frozenset()  # degrees of its axis that leave it whole
     cuts_index: Array | None = None  # not used
