@@ -1,4 +1,4 @@
-"""Labs that are really up: links, rates, launching, and that nothing stays behind."""
+"""Real labs: links, rates, launching of commands, and that nothing remains afterwards (needs root)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def _reason() -> str | None:
         return "needs root on Linux"
     if not all(shutil.which(tool) for tool in ("ip", "tc")):
         return "needs ip and tc, of iproute2"
-    if subprocess.run(["ip", "netns", "add", PROBE], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["ip", "netns", "add", TRIAL_NAMESPACE], capture_output=True, check=False
+    ).returncode:
         return "needs the right to make network namespaces"
-    subprocess.run(["ip", "netns", "del", PROBE], check=True)
+    subprocess.run(["ip", "netns", "del", TRIAL_NAMESPACE], check=True)
     return None
 
 
 PREFIX = f"test{os.getpid()}"  # other processes may test at the same time
-PROBE = f"probe-{PREFIX}"
+TRIAL_NAMESPACE = f"probe-{PREFIX}"
 REASON = _reason()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
@@ -74,7 +76,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left() -> Iterator[None]:
-    """No namespace of these tests is left at the end, whatever they did."""
+    """After all tests, no namespace of them may exist."""
     yield
     if REASON is None:
         left = [row["name"] for row in call_json("ip", "netns", "list") if PREFIX in row["name"]]
@@ -94,7 +96,7 @@ def python(code: str, *args: object) -> list[str]:
 
 
 def send(lab: Lab, source: int, target: int, nbytes: int) -> None:
-    """Sends `nbytes` from one host to another, over TCP."""
+    """Send `nbytes` from one host to another over TCP."""
     address = lab.addresses[target]
     server = lab.exec(target, python(SERVER, address, nbytes), stdout=subprocess.PIPE, text=True)
     try:
@@ -130,7 +132,7 @@ def test_a_host_reaches_nothing_else(lab: Lab) -> None:
 def test_a_link_has_its_rate_and_counts_its_bytes(
     lab: Lab, source: int, target: int, rate: str
 ) -> None:
-    """The kernel has the rate of both ends; `bench/network` measures what comes through."""
+    """The kernel has the right rates at both ends; `bench/network` measures the real throughput."""
     rates = [row["rate"] for row in status.host_rows(lab.name)]
     assert "100mbit" not in (rates[source], rates[target]) or rate == "100mbit"
     assert rate in (rates[source], rates[target])
@@ -140,7 +142,7 @@ def test_a_link_has_its_rate_and_counts_its_bytes(
     after = lab.counters()
     sent = after[source].sent - before[source].sent
     received = after[target].received - before[target].received
-    assert nbytes < sent < 1.1 * nbytes  # headers, and what TCP sent again
+    assert nbytes < sent < 1.1 * nbytes  # with headers and retransmissions
     assert nbytes < received < 1.1 * nbytes
 
 
@@ -172,7 +174,7 @@ def test_removed_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_inside() -> None:
         with Lab.up(hosts=2, name=name) as lab:
             sleepers.append(lab.exec(1, python(STUBBORN), stdout=subprocess.PIPE))
-            sleepers[0].stdout.readline()  # from here on it does not hear SIGTERM
+            sleepers[0].stdout.readline()  # from here on it ignores SIGTERM
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -311,7 +313,9 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "10mbit" in table
     down = json.loads(raddle("lab", "down", *name, "--json").stdout)
     assert len(down["removed"]) == 3
-    assert raddle("lab", "down", *name).returncode == 0  # nothing is there, which is fine
+    assert (
+        raddle("lab", "down", *name).returncode == 0
+    )  # to remove a lab that does not exist is no error
 
 
 def test_running_a_plan(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +345,7 @@ def test_a_run_that_fails_gives_its_code(tmp_path: Path) -> None:
     plan.write_text("{}")
     with Lab.up(hosts=1, name=f"{PREFIX}-r") as lab:
         done = raddle("lab", "run", str(plan), "--name", lab.name, "--steps", "2", "--no-such", "3")
-    assert done.returncode == 1  # torchrun's, whatever its ranks had
+    assert done.returncode == 1  # the code of torchrun, not that of its ranks
     assert "raddle: host 0 failed with code 1." in done.stderr
     assert done.stdout == ""
 

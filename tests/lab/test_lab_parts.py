@@ -1,4 +1,4 @@
-"""The parts of a lab that need no root: rates, names, and the sentences for what cannot be."""
+"""The parts of a lab that need no root: rates, names, and error messages."""
 
 from __future__ import annotations
 

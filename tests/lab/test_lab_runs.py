@@ -1,4 +1,4 @@
-"""Plans run on several hosts, and what the program says it sends is what the interfaces count."""
+"""Plans run on several hosts of a lab, and their interfaces count the bytes that the program says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
 @pytest.mark.parametrize("method", [pytest.param("data", marks=pytest.mark.slow), "owt"])
 def test_counters_agree_with_the_program(method: str, tmp_path: Path) -> None:
-    """Collectives included, within 5 % on every host: headers and the start are in that."""
+    """Within 5 % on every host, with all-reduces: the difference are headers and the start of the run."""
     hosts, steps = 3, 15
     work = zoo.load("lenet", batch=480)
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name="lenet")
@@ -39,7 +39,7 @@ def test_counters_agree_with_the_program(method: str, tmp_path: Path) -> None:
 
 
 def bytes_of_a_step(graph, plan) -> list[float]:
-    """By device: its messages, and its 2(P-1)/P of every bucket that it sums."""
+    """For each device, return the bytes of its messages, and 2(P-1)/P of every parameter it all-reduces."""
     program = lower(graph, plan)
     sent = [0.0] * plan.devices
     for i in program.instructions:

@@ -1,4 +1,4 @@
-"""Which processes a process has started, read from /proc."""
+"""Reads from /proc which processes a process has started, and on which addresses it listens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def children(parent: int) -> set[int]:
 
 def _parent(entry: Path) -> int | None:
     try:
-        # The name, in brackets, may hold spaces; the state and the parent follow it.
+        # The name, in brackets, may contain spaces; the state and the parent follow after it.
         state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
     except OSError:  # it has just ended
         return None
@@ -32,7 +32,7 @@ def alive(pid: int) -> bool:
 
 
 def listening(pid: int) -> set[str]:
-    """The addresses, in the kernel's hexadecimal, on which a process waits for connections."""
+    """Return the addresses, in the kernel's hexadecimal notation, on which a process listens."""
     inodes = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:

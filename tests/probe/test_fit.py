@@ -1,4 +1,4 @@
-"""Latency and bandwidth from times."""
+"""Latency and bandwidth are fitted to the times of messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_any_times_give_a_link(times: list[float]) -> None:
 
 
 def test_small_messages_count_as_much_as_large_ones() -> None:
-    """A tenth more on the largest alone must not turn the latency into nothing."""
+    """An error of 10 % in the time of the largest message must not change the latency much."""
     times = [(nbytes, 1e-4 + nbytes / 1e9) for nbytes in SIZES]
     times[-1] = (SIZES[-1], times[-1][1] * 1.1)
     assert fit(times).latency == pytest.approx(1e-4, rel=0.2)

@@ -1,4 +1,4 @@
-"""The probe measures, remembers, talks over loopback alone, and always ends."""
+"""The probe measures, caches its results, uses only the loopback interface, and all its processes end."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ pytestmark = on_linux
 @pytest.fixture(autouse=True)
 def separate_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # what is killed cannot tidy up
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a killed process leaves its files there
 
 
 @pytest.fixture(autouse=True)
 def earlier() -> Iterator[set[int]]:
-    """Whatever happens in a test, its processes have ended when it has."""
+    """Return the child processes before the test; after it, no other child may exist."""
     before = children(os.getpid())
     yield before
     assert children(os.getpid()) <= before
@@ -64,7 +64,7 @@ def test_two_ranks_from_end_to_end(tmp_path: Path, earlier: set[int]) -> None:
     assert 0 < measured["flops"]["matmul float32"] < math.inf
     assert 0 < measured["overhead"] < math.inf
     assert 0 <= measured["busy_cores"] <= os.cpu_count()
-    # Whether any of them is more than none, a machine that does other things does not tell.
+    # Any of them may be 0: on a busy machine such small times cannot be measured.
     assert {*measured["host_overhead"]} == {"message", "byte", "sum", "slice"}
     assert all(0 <= seconds < math.inf for seconds in measured["host_overhead"].values())
 
@@ -97,7 +97,7 @@ def test_fresh_measures_again_and_a_damaged_cache_does_not_matter(
     assert probe(2) == {"number": 1, "cached": False}
     assert probe(1, fresh=True) == {"number": 2, "cached": False}
     assert probe(1) == {"number": 2, "cached": True}
-    assert "a" in json.loads(cache.path().read_text())  # what others wrote stays
+    assert "a" in json.loads(cache.path().read_text())  # entries of others stay
 
 
 def test_a_cache_that_cannot_be_written_does_not_matter(
@@ -165,7 +165,7 @@ def test_no_process_outlives_the_probe(how: signal.Signals, tmp_path: Path) -> N
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
         wait_until(lambda: len(children(parent.pid)) == 2)
         ranks = children(parent.pid)
-        time.sleep(1)  # they are importing torch, or already at work
+        time.sleep(1)  # they are importing torch, or measuring already
         parent.send_signal(how)
         output, _ = parent.communicate(timeout=HANG)
     assert parent.returncode != 0

@@ -1,4 +1,4 @@
-"""`raddle verify`: it holds for plans that are right, and says where it does not."""
+"""`raddle verify` accepts correct plans, and says what is wrong with a damaged run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def captured(model: str) -> Graph:
 
 
 @pytest.fixture
-def plan(tmp_path: pathlib.Path) -> Callable[..., str]:
+def write_plan(tmp_path: pathlib.Path) -> Callable[..., str]:
     def write(
         model: str, method: str, devices: int, fields: dict[str, Any] | None = None, **more: Any
     ) -> str:
@@ -65,8 +65,8 @@ def plan(tmp_path: pathlib.Path) -> Callable[..., str]:
         ("gpt-tiny", "layerwise", 2, {"fields": {"microbatches": 3, "batch": 18}}),
     ],
 )
-def test_it_holds(plan: Any, model: str, method: str, devices: int, more: Any) -> None:
-    result = verify(plan(model, method, devices, **more), threads=True, steps=2)
+def test_it_holds(write_plan: Any, model: str, method: str, devices: int, more: Any) -> None:
+    result = verify(write_plan(model, method, devices, **more), threads=True, steps=2)
     assert result["failure"] is None
     assert [check for check in result["checks"] if not check["holds"]] == []
     assert result["holds"]
@@ -110,7 +110,7 @@ def test_it_holds_for_masks_deep_inside(tmp_path: pathlib.Path) -> None:
     assert verify(str(path), threads=True)["holds"]
 
 
-# -- what is wrong is found --------------------------------------------------------------------------
+# -- errors are detected -----------------------------------------------------------------------------
 
 
 def off_by_little(self: Any, weights: Any, gradients: Any) -> None:
@@ -122,10 +122,10 @@ accumulate = ParameterUpdater.accumulate
 
 
 def test_a_gradient_that_is_off_by_a_millionth(
-    plan: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    write_plan: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(ParameterUpdater, "accumulate", off_by_little)
-    path = plan("mlp-tiny", "data", 2)
+    path = write_plan("mlp-tiny", "data", 2)
     code, out, _ = run(capsys, monkeypatch, path, "--threads", "--json")
     assert code == 1
     checks = {check["what"]: check for check in json.loads(out)["checks"]}
@@ -138,14 +138,16 @@ def test_a_gradient_that_is_off_by_a_millionth(
     assert out.endswith("it holds\n")
 
 
-def test_local_statistics_are_not_global_ones(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_statistics_are_not_global_ones(
+    write_plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plain_training, "LocalStatistics", lambda *args: None)
-    result = verify(plan("resnet110-tiny", "data", 2, bn="local"), threads=True, steps=1)
+    result = verify(write_plan("resnet110-tiny", "data", 2, bn="local"), threads=True, steps=1)
     assert not result["holds"]
     assert not any(check["holds"] for check in result["checks"][:3])
 
 
-def test_bytes_that_nobody_planned(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_nobody_planned(write_plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     send = ThreadTransport.send
 
     def send_and_count(self: Any, target: int, *arguments: Any) -> Any:
@@ -153,24 +155,24 @@ def test_bytes_that_nobody_planned(plan: Any, monkeypatch: pytest.MonkeyPatch) -
         return send(self, target, *arguments)
 
     monkeypatch.setattr(ThreadTransport, "send", send_and_count)
-    result = verify(plan("mlp-tiny", "model", 2), threads=True, steps=1)
+    result = verify(write_plan("mlp-tiny", "model", 2), threads=True, steps=1)
     wrong = [check for check in result["checks"] if not check["holds"]]
     assert [check["what"] for check in wrong] == ["bytes by pair: transport = program"]
     assert not result["holds"]
 
 
-def test_a_rank_that_fails(plan: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_rank_that_fails(write_plan: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def fail(self: Any, *args: Any) -> None:
         raise ArithmeticError("no more numbers")
 
     monkeypatch.setattr(ParameterUpdater, "accumulate", fail)
-    code, out, _ = run(capsys, monkeypatch, plan("mlp-tiny", "data", 2), "--threads")
+    code, out, _ = run(capsys, monkeypatch, write_plan("mlp-tiny", "data", 2), "--threads")
     assert code == 1
     assert "failed: ArithmeticError: no more numbers" in out
     assert out.endswith("it does NOT hold\n")
 
 
-# -- what cannot be tried ----------------------------------------------------------------------------
+# -- plans that cannot be verified -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -182,20 +184,20 @@ def test_a_rank_that_fails(plan: Any, monkeypatch: pytest.MonkeyPatch, capsys: A
     ],
 )
 def test_bad_requests(
-    plan: Any, words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    write_plan: Any, words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    path = plan("mlp-tiny", "data", 2)
+    path = write_plan("mlp-tiny", "data", 2)
     code, out, error = run(capsys, monkeypatch, *(path if w == "PLAN" else w for w in words))
     assert (code, out) == (2, "")
     assert sentence in error
 
 
 def test_a_plan_that_is_too_large_for_this_machine(
-    plan: Any, monkeypatch: pytest.MonkeyPatch
+    write_plan: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify_plan, "memory", lambda: 1000)
     with pytest.raises(InputError, match="bytes in float64, this machine has 1,000: verify on a"):
-        verify(plan("mlp-tiny", "data", 2))
+        verify(write_plan("mlp-tiny", "data", 2))
 
 
 def test_numbers_drawn_by_an_operator_of_its_own(tmp_path: pathlib.Path) -> None:
@@ -218,7 +220,7 @@ def test_numbers_drawn_by_an_operator_of_its_own(tmp_path: pathlib.Path) -> None
 
 
 def test_local_statistics_without_a_serial_reference(tmp_path: pathlib.Path) -> None:
-    """Two copies of what is normalised, each by statistics of another half of the samples."""
+    """Two devices normalise the same samples, each with the statistics of another half of them."""
     (tmp_path / "mine.py").write_text(
         "import torch\ndef build():\n    return torch.nn.BatchNorm1d(3), (torch.randn(4, 3),)\n"
     )
@@ -241,7 +243,7 @@ def test_local_statistics_without_a_serial_reference(tmp_path: pathlib.Path) -> 
 
 
 def run(capsys: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
-    """`raddle verify` in this process: code, stdout, stderr."""
+    """Run `raddle verify` in this process; return exit code, stdout and stderr."""
     monkeypatch.setattr(sys, "argv", ["raddle", "verify", *words])
     monkeypatch.setattr(signal, "signal", lambda *args: None)
     code = 0
@@ -267,7 +269,7 @@ def wait(self, feed, step, **more):
     time.sleep(10_000)
 
 def hurry(self, feed, step, **more):
-    # The ranks have met: from here on a second is long.
+    # The ranks are connected: from here on, a timeout of one second is enough.
     self.transport.failures.allow(1.0)
     return run(self, feed, step, **more)
 
@@ -281,7 +283,10 @@ def build(batch=8):
 
 
 def damaged(folder: pathlib.Path, attribute: str, function: str, *, hurried: bool = False) -> str:
-    """A plan whose model file damages rank 1; the plain module is left alone."""
+    """Write a plan whose model file replaces a function in rank 1 only; return the path of the plan.
+
+    hurried: rank 0 waits only one second for others.
+    """
     (folder / "damaged.py").write_text(
         DAMAGED.format(attribute=attribute, function=function, hurried=hurried)
     )
@@ -292,8 +297,10 @@ def damaged(folder: pathlib.Path, attribute: str, function: str, *, hurried: boo
     return str(path)
 
 
-def test_processes_hold(plan: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    code, out, _ = run(capsys, monkeypatch, plan("lenet-tiny", "owt", 2), "--json", "--steps", "2")
+def test_processes_hold(write_plan: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    code, out, _ = run(
+        capsys, monkeypatch, write_plan("lenet-tiny", "owt", 2), "--json", "--steps", "2"
+    )
     result = json.loads(out)
     assert (code, result["holds"], result["transport"]) == (0, True, "processes")
     assert len(result["losses"]) == 2
@@ -337,7 +344,7 @@ def test_ranks_that_wait_for_ever_are_ended(tmp_path: pathlib.Path) -> None:
 
 
 def ranks_of(verifier: int) -> set[int]:
-    """Processes that a verification has started, through torchrun."""
+    """Return the ids of the rank processes that a verifying process has started through torchrun."""
     ranks = set()
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
         try:

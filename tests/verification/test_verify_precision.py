@@ -1,4 +1,4 @@
-"""`raddle verify` of modules that cast: it holds at the tolerance of float64, and it can fail."""
+"""`raddle verify` of modules with casts: it uses the tolerance of float64, and still detects errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def off_by_little(self: Any, weights: Any, gradients: Any) -> None:
 
 
 def planned(folder: pathlib.Path, text: str, method: str = "data", **more: Any) -> str:
-    """The plan of what the function `build` in a user's file makes."""
+    """Write a model file with this text, and a plan for it; return the path of the plan."""
     (folder / "mine.py").write_text(text)
     name = f"{folder}/mine.py:build"
     work = zoo.load(name)
@@ -73,7 +73,7 @@ def test_it_holds_and_can_fail_whatever_the_module_casts_to(
 def test_every_type_and_every_way_to_cast_in_one_module(tmp_path: pathlib.Path) -> None:
     some = {
         name: (way, name) for way, name in USABLE
-    }  # by type the last way, by way the first type
+    }  # each type once, with the last way to cast; below, each way once, with the first type
     some |= {way: (way, name) for way, name in reversed(USABLE)}
     assert len({name for _, name in USABLE}) > len(TYPES) / 2
     result = verify(planned(tmp_path, casting([*some.values()])), threads=True, steps=1)

@@ -12,7 +12,7 @@ from raddle.lab.hosts import Hosts
 from raddle.lab.launch import launch
 from raddle.lab.rates import host_rates
 
-MOST_HOSTS = 64
+MAX_HOSTS = 64
 
 
 class Traffic(NamedTuple):
@@ -35,8 +35,8 @@ class Lab(Hosts):
         name: str = names.DEFAULT,
     ) -> Lab:
         """Make a lab; the link of a host has the rate `rates[host]` or, if there is none, `rate`."""
-        if not 1 <= hosts <= MOST_HOSTS:
-            raise InputError(f"a lab has 1 to {MOST_HOSTS} hosts, not {hosts}.")
+        if not 1 <= hosts <= MAX_HOSTS:
+            raise InputError(f"a lab has 1 to {MAX_HOSTS} hosts, not {hosts}.")
         per_host = host_rates(hosts, rate, rates or {})
         names.check_name(name)
         check_system()

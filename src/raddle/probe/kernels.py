@@ -116,7 +116,7 @@ def _operator_chain(device: str) -> Kernel:
 
     return Kernel(
         "operators", 2.0 * 2 * CHAIN_LENGTH, make
-    )  # forward and backward, each CHAIN pairs
+    )  # two operators in a pair, in forward and in backward
 
 
 def _random(*shape: int, device: str, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,4 +1,4 @@
-"""What `raddle explain` and the page say of another split is what simulating the plan with it says."""
+"""The times of other splits in `raddle explain` and in the HTML report are those of their simulation."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def graph() -> Graph:
 
 
 @pytest.fixture(scope="module")
-def on() -> Cluster:
+def target() -> Cluster:
     return cluster("p100:1x2")
 
 
-def step_milliseconds(graph: Graph, plan: Plan, on: Cluster) -> float:
-    """Milliseconds of one step on its own or, where steps overlap, of one among others."""
+def step_milliseconds(graph: Graph, plan: Plan, target: Cluster) -> float:
+    """Simulate a single step or, if steps overlap, the average of several; return milliseconds."""
     if is_asynchronous(plan):
-        return 1e3 * simulate_steps(graph, plan, on).step_seconds
-    return int(simulate(lower(graph, replace(plan, steps=1)), on).end.max()) / 1e6
+        return 1e3 * simulate_steps(graph, plan, target).step_seconds
+    return int(simulate(lower(graph, replace(plan, steps=1)), target).end.max()) / 1e6
 
 
-def other_steps(graph: Graph, plan: Plan, on: Cluster, g: int) -> dict[str, float]:
-    """By the tiles of a group's anchor, the step with them; those that no plan can have are left out."""
-    space = plan_space_of(graph, plan, on)
+def other_steps(graph: Graph, plan: Plan, target: Cluster, g: int) -> dict[str, float]:
+    """Simulate all possible alternatives of group g; return milliseconds by the tiles of its anchor."""
+    space = plan_space_of(graph, plan, target)
     anchor = space.groups[g].members[0].op
     step_ms: dict[str, float] = {}
     for configuration in candidate_configurations(space, g, plan.tiles):
@@ -65,22 +65,22 @@ def other_steps(graph: Graph, plan: Plan, on: Cluster, g: int) -> dict[str, floa
             continue
         try:
             changed = replace(plan, tiles=tiles, order=())
-            changed = with_slice_order(graph, changed, on) if plan.order else changed
+            changed = with_slice_order(graph, changed, target) if plan.order else changed
             step_ms[write_tiling(anchor, tiles[anchor.name])] = step_milliseconds(
-                graph, changed, on
+                graph, changed, target
             )
         except InputError:
             continue
     return step_ms
 
 
-def explained_as_simulated(graph: Graph, plan: Plan, on: Cluster) -> dict[str, Any]:
-    explanation = explain_op(graph, plan, on, OP)
-    space = plan_space_of(graph, plan, on)
+def explained_as_simulated(graph: Graph, plan: Plan, target: Cluster) -> dict[str, Any]:
+    explanation = explain_op(graph, plan, target, OP)
+    space = plan_space_of(graph, plan, target)
     g = next(g for g, group in enumerate(space.groups) if OP in group.ops)
-    expected = other_steps(graph, plan, on, g)
+    expected = other_steps(graph, plan, target, g)
     assert explanation["base"]["step_ms"] == pytest.approx(
-        step_milliseconds(graph, plan, on), abs=1e-6
+        step_milliseconds(graph, plan, target), abs=1e-6
     )
     assert explanation["timed"] == len(expected)
     rows = explanation["alternatives"]
@@ -94,9 +94,9 @@ def explained_as_simulated(graph: Graph, plan: Plan, on: Cluster) -> dict[str, A
 
 
 @pytest.mark.parametrize("sync", every_sync())
-def test_every_sync_kind(graph: Graph, on: Cluster, sync: str) -> None:
-    plan = plan_for(graph, on, "data", sync=sync)
-    explanation = explained_as_simulated(graph, plan, on)
+def test_every_sync_kind(graph: Graph, target: Cluster, sync: str) -> None:
+    plan = plan_for(graph, target, "data", sync=sync)
+    explanation = explained_as_simulated(graph, plan, target)
     assert explanation["timed"] > 2
     assert bool(explanation["simulated"]) == any(
         "simulated" in note for note in explanation["notes"]
@@ -104,16 +104,16 @@ def test_every_sync_kind(graph: Graph, on: Cluster, sync: str) -> None:
 
 
 @pytest.mark.parametrize("sync", every_sync())
-def test_the_page_says_the_same(graph: Graph, on: Cluster, sync: str) -> None:
-    plan = plan_for(graph, on, "data", sync=sync)
-    timeline = simulate_steps(graph, plan, on)
-    space = plan_space_of(graph, plan, on)
+def test_the_page_says_the_same(graph: Graph, target: Cluster, sync: str) -> None:
+    plan = plan_for(graph, target, "data", sync=sync)
+    timeline = simulate_steps(graph, plan, target)
+    space = plan_space_of(graph, plan, target)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     groups = describe_alternatives(plan, timeline, None, 1000.0, lambda step: None)
     assert len(groups) == len(space.groups)
     for group in groups:
         g = next(g for g, x in enumerate(space.groups) if number[x.name] == group["anchor"])
-        expected, base = other_steps(graph, plan, on, g), step_milliseconds(graph, plan, on)
+        expected, base = other_steps(graph, plan, target, g), step_milliseconds(graph, plan, target)
         assert group["alone_ms"] == pytest.approx(base, abs=1e-6)
         assert (" were simulated: " in group["sentence"]) == bool(group["simulated"])
         for row in group["alternatives"]:
@@ -123,14 +123,14 @@ def test_the_page_says_the_same(graph: Graph, on: Cluster, sync: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["", *NAMES, f"{THREADED}:2"])
 def test_every_schedule(graph: Graph, schedule: str) -> None:
-    """Two stages of two devices each, which split samples; and steps that overlap on any tiles."""
-    on = cluster("p100:1x4")
-    plan = plan_for(graph, on, "data", sync="allreduce")
+    """Schedules of two stages of two devices each, and the schedule `threaded`, whose steps overlap."""
+    target = cluster("p100:1x4")
+    plan = plan_for(graph, target, "data", sync="allreduce")
     if schedule.startswith(THREADED):
         plan = replace(plan, schedule=schedule)
     else:
         plan = staged(graph, plan, schedule)
-    explanation = explained_as_simulated(graph, plan, on)
+    explanation = explained_as_simulated(graph, plan, target)
     assert explanation["timed"]
     assert explanation["simulated"] is not None
     assert explanation["overlapping"] == is_asynchronous(plan)
@@ -153,23 +153,23 @@ def staged(graph: Graph, plan: Plan, schedule: str) -> Plan:
 
 
 def test_alexnet_with_servers() -> None:
-    """Where copies agree by servers, the next best split is faster, and that is what is said."""
+    """With parameter servers, the best alternative is faster than the plan, and the explanation says so."""
     w = zoo.load("alexnet", batch=64)
     graph = capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name)
-    on = cluster("p100:1x4")
-    plan = plan_for(graph, on, "data", sync="ps")
-    explanation = explain_op(graph, plan, on, "classifier.1")
+    target = cluster("p100:1x4")
+    plan = plan_for(graph, target, "data", sync="ps")
+    explanation = explain_op(graph, plan, target, "classifier.1")
     first = explanation["alternatives"][0]
-    assert explanation["base"]["step_ms"] == step_milliseconds(graph, plan, on)
+    assert explanation["base"]["step_ms"] == step_milliseconds(graph, plan, target)
     assert first["difference_ms"] < -10
     assert explanation["simulated"] is None
 
 
 def test_what_the_evaluator_refuses_is_simulated(
-    graph: Graph, on: Cluster, capsys: pytest.CaptureFixture[str]
+    graph: Graph, target: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = replace(plan_for(graph, on, "data", sync="ps"), recompute=((graph.ops[0].name,),))
-    explanation = explain_op(graph, plan, on, OP)
+    plan = replace(plan_for(graph, target, "data", sync="ps"), recompute=((graph.ops[0].name,),))
+    explanation = explain_op(graph, plan, target, OP)
     show_op(explanation)
     output = " ".join(capsys.readouterr().out.split())
     assert "other ways to split this group were simulated" in output
@@ -177,11 +177,11 @@ def test_what_the_evaluator_refuses_is_simulated(
 
 
 def test_only_so_many_are_simulated(
-    graph: Graph, on: Cluster, monkeypatch: pytest.MonkeyPatch
+    graph: Graph, target: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = replace(plan_for(graph, on, "data", sync="ps"), recompute=((graph.ops[0].name,),))
-    every = explain_op(graph, plan, on, OP)
+    plan = replace(plan_for(graph, target, "data", sync="ps"), recompute=((graph.ops[0].name,),))
+    every = explain_op(graph, plan, target, OP)
     monkeypatch.setattr(plan_timers.SimulatorTimer, "max_alternatives", 2)
-    explanation = explain_op(graph, plan, on, OP)
+    explanation = explain_op(graph, plan, target, OP)
     assert explanation["timed"] == 2
     assert explanation["excluded"]["untimed"] == every["timed"] - 2

@@ -1,4 +1,4 @@
-"""What `raddle explain` says is what simulating says, and its alternatives are what they would be."""
+"""The numbers of `raddle explain` are those of simulations, for the plan and for its alternatives."""
 
 from __future__ import annotations
 
@@ -50,47 +50,49 @@ def graph() -> Graph:
 
 
 @pytest.fixture(scope="module")
-def on() -> Cluster:
+def target() -> Cluster:
     return cluster(MACHINE)
 
 
 @pytest.fixture(scope="module")
-def owt(graph: Graph, on: Cluster) -> Plan:
-    return plan_for(graph, on, "owt")
+def owt(graph: Graph, target: Cluster) -> Plan:
+    return plan_for(graph, target, "owt")
 
 
-def one_step(graph: Graph, plan: Plan, on: Cluster) -> float:
-    """Milliseconds of one step on its own."""
-    return int(simulate(lower(graph, replace(plan, steps=1)), on).end.max()) / 1e6
+def one_step(graph: Graph, plan: Plan, target: Cluster) -> float:
+    """Simulate a single step; return milliseconds."""
+    return int(simulate(lower(graph, replace(plan, steps=1)), target).end.max()) / 1e6
 
 
 # -- a whole plan ----------------------------------------------------------------------------------
 
 
-def test_the_numbers_are_those_of_figures_and_details(graph: Graph, on: Cluster, owt: Plan) -> None:
-    explanation = explain_plan(graph, owt, on)
-    for side, plan in (("plan", owt), ("data", plan_for(graph, on, "data"))):
-        timeline = simulate_steps(graph, plan, on)
+def test_the_numbers_are_those_of_figures_and_details(
+    graph: Graph, target: Cluster, owt: Plan
+) -> None:
+    explanation = explain_plan(graph, owt, target)
+    for side, plan in (("plan", owt), ("data", plan_for(graph, target, "data"))):
+        timeline = simulate_steps(graph, plan, target)
         metrics, rows = explanation[side], details(timeline)["devices"]
         for key in ("step_ms", "samples_per_s", "comm_bytes", "peak_bytes", "imbalance", "fits"):
             assert metrics[key] == predicted_metrics(timeline)[key]
         for key, ms in metrics["average"].items():
             assert ms == pytest.approx(sum(row[key] for row in rows) / len(rows))
         assert metrics["fullest"]["peak_bytes"] == metrics["peak_bytes"]
-        assert metrics["fullest"]["memory_bytes"] == on.devices[0].memory
+        assert metrics["fullest"]["memory_bytes"] == target.devices[0].memory
     assert explanation["speedup"] == explanation["data"]["step_ms"] / explanation["plan"]["step_ms"]
     assert explanation["search"] is None
 
 
 @pytest.mark.parametrize("method", BASELINES)
-def test_bytes_by_purpose_add_up(graph: Graph, on: Cluster, method: str) -> None:
-    timeline = simulate_steps(graph, plan_for(graph, on, method), on)
+def test_bytes_by_purpose_add_up(graph: Graph, target: Cluster, method: str) -> None:
+    timeline = simulate_steps(graph, plan_for(graph, target, method), target)
     assert sum(bytes_by_purpose(timeline.program).values()) == timeline.comm_bytes
 
 
 @given(st.integers(0, 10**6), sync_texts(4), st.integers(1, 3), st.integers(0, 2))
 def test_bytes_of_any_plan_add_up(seed: int, sync: str, microbatches: int, lacking: int) -> None:
-    """Slices of a parameter differ in size, and so do uneven micro-batches."""
+    """Also with slices of different sizes, and with micro-batches of different sizes."""
     graph = small("mlp-tiny")[1]
     batch = microbatches * graph.batch - lacking
     plan = random_plan(graph, 4, seed, sync=sync, microbatches=microbatches, batch=batch)
@@ -98,15 +100,15 @@ def test_bytes_of_any_plan_add_up(seed: int, sync: str, microbatches: int, lacki
     assert sum(bytes_by_purpose(timeline.program).values()) == timeline.comm_bytes
 
 
-def test_bytes_of_buffers_and_statistics_add_up(on: Cluster) -> None:
+def test_bytes_of_buffers_and_statistics_add_up(target: Cluster) -> None:
     graph = captured("resnet110-tiny")
     for method, bn in (("data", "global"), ("layerwise", "local"), ("spatial", "global")):
-        timeline = simulate_steps(graph, plan_for(graph, on, method, bn=bn), on)
+        timeline = simulate_steps(graph, plan_for(graph, target, method, bn=bn), target)
         assert sum(bytes_by_purpose(timeline.program).values()) == timeline.comm_bytes
 
 
-def test_data_parallel_sends_parameters_alone(graph: Graph, on: Cluster) -> None:
-    explanation = explain_plan(graph, plan_for(graph, on, "data"), on)
+def test_data_parallel_sends_parameters_alone(graph: Graph, target: Cluster) -> None:
+    explanation = explain_plan(graph, plan_for(graph, target, "data"), target)
     assert explanation["data"] == {**explanation["plan"], "same": True}
     assert explanation["speedup"] == 1
     sent = explanation["plan"]["bytes"]
@@ -114,39 +116,41 @@ def test_data_parallel_sends_parameters_alone(graph: Graph, on: Cluster) -> None
     assert sent["activations"] == sent["gradients"] == sent["signals"] == 0
 
 
-def test_data_parallel_has_the_settings_of_the_plan(graph: Graph, on: Cluster, owt: Plan) -> None:
+def test_data_parallel_has_the_settings_of_the_plan(
+    graph: Graph, target: Cluster, owt: Plan
+) -> None:
     changed = replace(owt, sync="server", optimizer="adam", microbatches=2, batch=16)
-    same = replace(plan_for(graph, on, "data"), sync="server", optimizer="adam", microbatches=2)
-    explanation = explain_plan(graph, changed, on)
-    assert explanation["data"]["step_ms"] == 1e3 * simulate_steps(graph, same, on).step_seconds
+    same = replace(plan_for(graph, target, "data"), sync="server", optimizer="adam", microbatches=2)
+    explanation = explain_plan(graph, changed, target)
+    assert explanation["data"]["step_ms"] == 1e3 * simulate_steps(graph, same, target).step_seconds
 
 
 def test_data_parallel_that_cannot_be_applied(graph: Graph) -> None:
-    on = cluster("p100:4x4")
-    explanation = explain_plan(graph, plan_for(graph, on, "model"), on)
+    target = cluster("p100:4x4")
+    explanation = explain_plan(graph, plan_for(graph, target, "model"), target)
     assert explanation["data"] is explanation["speedup"] is None
     assert "a batch of 8 cannot be split over 16 devices" in explanation["data_error"]
     assert explanation["data_error"] in sentences(explanation)[0]
 
 
-def test_the_bound(graph: Graph, on: Cluster, owt: Plan) -> None:
-    explanation = explain_plan(graph, owt, on)
-    assert explanation["bound"]["ms"] == 1e3 * lower_bound(graph, on).seconds
+def test_the_bound(graph: Graph, target: Cluster, owt: Plan) -> None:
+    explanation = explain_plan(graph, owt, target)
+    assert explanation["bound"]["ms"] == 1e3 * lower_bound(graph, target).seconds
     assert (
         explanation["bound"][f"{explanation['bound']['binding']}_ms"] == explanation["bound"]["ms"]
     )
     assert explanation["gap_ms"] == explanation["plan"]["step_ms"] - explanation["bound"]["ms"] > 0
-    several = explain_plan(graph, replace(owt, microbatches=2), on)
+    several = explain_plan(graph, replace(owt, microbatches=2), target)
     assert several["bound"] is several["gap_ms"] is None
     assert "2 micro-batches" in several["bound_error"]
-    measured = explain_plan(graph, owt, on, Profile())
+    measured = explain_plan(graph, owt, target, Profile())
     assert measured["bound"] is None
     assert "measured operators" in sentences(measured)[2]
 
 
-def test_the_critical_path_has_no_gaps(graph: Graph, on: Cluster, owt: Plan) -> None:
-    timeline = simulate_steps(graph, owt, on)
-    explanation = explain_plan(graph, owt, on)
+def test_the_critical_path_has_no_gaps(graph: Graph, target: Cluster, owt: Plan) -> None:
+    timeline = simulate_steps(graph, owt, target)
+    explanation = explain_plan(graph, owt, target)
     assert explanation["path_ms"] == pytest.approx(timeline.total_seconds * 1e3 / 3)
     assert sum(explanation["path_doing"].values()) == pytest.approx(explanation["path_ms"])
     times = [row["ms"] for row in explanation["path"]]
@@ -158,9 +162,11 @@ def test_the_critical_path_has_no_gaps(graph: Graph, on: Cluster, owt: Plan) -> 
     )
 
 
-def test_a_larger_cluster_counts_as_far_as_it_is_used(graph: Graph, on: Cluster, owt: Plan) -> None:
+def test_a_larger_cluster_counts_as_far_as_it_is_used(
+    graph: Graph, target: Cluster, owt: Plan
+) -> None:
     assert explain_plan(graph, owt, cluster("p100:2x4")) == {
-        **explain_plan(graph, owt, on),
+        **explain_plan(graph, owt, target),
         "cluster": "p100:2x4",
     }
     with pytest.raises(InputError, match="needs 4 devices, 'p100:1x2' has 2"):
@@ -169,7 +175,7 @@ def test_a_larger_cluster_counts_as_far_as_it_is_used(graph: Graph, on: Cluster,
         explain_op(graph, owt, cluster("p100:1x2"), "features.0")
 
 
-def test_what_a_search_tried(graph: Graph, on: Cluster, owt: Plan) -> None:
+def test_what_a_search_tried(graph: Graph, target: Cluster, owt: Plan) -> None:
     row = {"simulated": True, "fits": True, "peak_bytes": 10, "recompute": None}
     tried = [
         {**row, "name": "owt, improved", "step_ms": 2.0},
@@ -180,14 +186,14 @@ def test_what_a_search_tried(graph: Graph, on: Cluster, owt: Plan) -> None:
     kept = {
         "step_ms": 2.0, "start": "owt, improved", "proposals": 9, "stopped": "budget", "tried": tried
     }  # fmt: skip
-    search = explain_plan(graph, replace(owt, predicted=kept), on)["search"]
+    search = explain_plan(graph, replace(owt, predicted=kept), target)["search"]
     assert [(r["name"], r["taken"], r["difference"], r["fits"]) for r in search["tried"]] == [
         ("owt, improved", True, 0.0, True),
         ("data", False, 0.5, True),
         ("huge", False, -0.5, False),
     ]
     assert (search["start"], search["proposals"]) == ("owt, improved", 9)
-    assert search["memory_bytes"] == [on.devices[0].memory] * 2
+    assert search["memory_bytes"] == [target.devices[0].memory] * 2
 
 
 @pytest.mark.parametrize(
@@ -195,14 +201,14 @@ def test_what_a_search_tried(graph: Graph, on: Cluster, owt: Plan) -> None:
     [{"tried": 3}, {"start": 3, "stopped": []}, {"start": "a", "stopped": "b", "tried": {"c": 1}}],
 )
 def test_predictions_that_no_search_wrote(
-    graph: Graph, on: Cluster, owt: Plan, predicted: dict[str, Any]
+    graph: Graph, target: Cluster, owt: Plan, predicted: dict[str, Any]
 ) -> None:
-    search = explain_plan(graph, replace(owt, predicted=predicted), on)["search"]
+    search = explain_plan(graph, replace(owt, predicted=predicted), target)["search"]
     assert search is None or search["tried"] == []
 
 
-def test_the_words_have_the_numbers(graph: Graph, on: Cluster, owt: Plan) -> None:
-    explanation = explain_plan(graph, owt, on)
+def test_the_words_have_the_numbers(graph: Graph, target: Cluster, owt: Plan) -> None:
+    explanation = explain_plan(graph, owt, target)
     first, shares, bound, memory, path = sentences(explanation)
     assert first.startswith(f"{explanation['speedup']:.2f} x ")
     assert "synchronises" in first
@@ -227,12 +233,12 @@ def test_the_words_have_the_numbers(graph: Graph, on: Cluster, owt: Plan) -> Non
 def test_alternatives_take_what_simulating_them_takes(
     graph: Graph, machine: str, method: str, name: str, settings: dict[str, Any]
 ) -> None:
-    on = cluster(machine)
-    plan = replace(plan_for(graph, on, method), **settings)
-    explanation = explain_op(graph, plan, on, name)
-    assert explanation["base"]["step_ms"] == one_step(graph, plan, on)
-    assert explanation["step_ms"] == 1e3 * simulate_steps(graph, plan, on).step_seconds
-    expected = simulated_alternatives(graph, plan, on, name)
+    target = cluster(machine)
+    plan = replace(plan_for(graph, target, method), **settings)
+    explanation = explain_op(graph, plan, target, name)
+    assert explanation["base"]["step_ms"] == one_step(graph, plan, target)
+    assert explanation["step_ms"] == 1e3 * simulate_steps(graph, plan, target).step_seconds
+    expected = simulated_alternatives(graph, plan, target, name)
     assert explanation["timed"] == len(expected)
     assert explanation["faster"] == sum(
         ms < explanation["base"]["step_ms"] for ms in expected.values()
@@ -244,13 +250,15 @@ def test_alternatives_take_what_simulating_them_takes(
         assert row["difference_ms"] == pytest.approx(
             row["step_ms"] - explanation["base"]["step_ms"]
         )
-        if plan.sync == "allreduce":  # else parameters come back after the last update
+        if plan.sync == "allreduce":  # otherwise parameters are sent back after the last update
             assert sum(row["average"].values()) == pytest.approx(row["step_ms"])
 
 
-def simulated_alternatives(graph: Graph, plan: Plan, on: Cluster, name: str) -> dict[str, float]:
-    """By the anchor's tiles, milliseconds of a step with every other configuration of a group."""
-    space = PlanSpace(graph, on, Settings(reduction=True))
+def simulated_alternatives(
+    graph: Graph, plan: Plan, target: Cluster, name: str
+) -> dict[str, float]:
+    """Simulate a step with every other configuration of a group; return milliseconds by anchor's tiles."""
+    space = PlanSpace(graph, target, Settings(reduction=True))
     g = next(g for g, group in enumerate(space.groups) if name in group.ops)
     anchor = space.groups[g].members[0].op
     step_ms = {}
@@ -258,12 +266,12 @@ def simulated_alternatives(graph: Graph, plan: Plan, on: Cluster, name: str) -> 
         tiles = {**plan.tiles, **space.changes(plan.tiles, {g: configuration})}
         if tiles != dict(plan.tiles):
             text = write_tiling(anchor, tiles[anchor.name])
-            step_ms[text] = one_step(graph, replace(plan, tiles=tiles), on)
+            step_ms[text] = one_step(graph, replace(plan, tiles=tiles), target)
     return step_ms
 
 
-def test_the_group_and_its_letters(graph: Graph, on: Cluster, owt: Plan) -> None:
-    explanation = explain_op(graph, owt, on, "features.1")
+def test_the_group_and_its_letters(graph: Graph, target: Cluster, owt: Plan) -> None:
+    explanation = explain_op(graph, owt, target, "features.1")
     group = explanation["group"]
     assert (explanation["op"], group["anchor"], group["tiles"]) == (
         "features.1",
@@ -288,35 +296,35 @@ def test_the_group_and_its_letters(graph: Graph, on: Cluster, owt: Plan) -> None
 
 
 def test_tiles_that_are_no_configuration(graph: Graph) -> None:
-    on = cluster("p100:1x2")
-    plan = plan_for(graph, on, "data")
-    space = PlanSpace(graph, on, Settings())
+    target = cluster("p100:1x2")
+    plan = plan_for(graph, target, "data")
+    space = PlanSpace(graph, target, Settings())
     op = graph.op("features.3")
-    boxes = Irregular(tuple(plan.tiles[op.name].tiles))  # the same, but no grid
+    boxes = Irregular(tuple(plan.tiles[op.name].tiles))  # the same tiles, but not as a grid
     irregular = replace(plan, tiles={**plan.tiles, op.name: boxes})
     g = next(g for g, group in enumerate(space.groups) if op.name in group.ops)
     assert space.configuration_of(g, irregular.tiles) is None
-    explanation = explain_op(graph, irregular, on, op.name)
+    explanation = explain_op(graph, irregular, target, op.name)
     assert explanation["group"]["configuration"] is None
     assert "no configuration" in explanation["notes"][0]
-    assert explanation["base"]["step_ms"] == one_step(graph, irregular, on)
+    assert explanation["base"]["step_ms"] == one_step(graph, irregular, target)
     assert len(explanation["alternatives"]) == 5
 
 
-def test_what_the_evaluator_does_not_know_is_said(graph: Graph, on: Cluster, owt: Plan) -> None:
+def test_what_the_evaluator_does_not_know_is_said(graph: Graph, target: Cluster, owt: Plan) -> None:
     block = (("features.0", "features.1"),)
     changed = replace(owt, microbatches=2, batch=16, recompute=block, split_backward=True)
-    explanation = explain_op(graph, changed, on, "features.0")
+    explanation = explain_op(graph, changed, target, "features.0")
     what = "micro-batches and recomputation and a split backward"
     assert explanation["notes"] == [f"all times are simulated: the evaluator does not time {what}"]
     assert explanation["simulated"] == what
-    assert explain_op(graph, owt, on, "features.0")["simulated"] is None
+    assert explain_op(graph, owt, target, "features.0")["simulated"] is None
 
 
-def test_what_does_not_fit_is_excluded(graph: Graph, on: Cluster, owt: Plan) -> None:
-    peak = max(explain_plan(graph, owt, on)["plan"]["fullest"]["peak_bytes"], 1)
-    small = replace(on, devices=tuple(replace(d, memory=peak) for d in on.devices))
-    free, tight = (explain_op(graph, owt, c, "classifier.0") for c in (on, small))
+def test_what_does_not_fit_is_excluded(graph: Graph, target: Cluster, owt: Plan) -> None:
+    peak = max(explain_plan(graph, owt, target)["plan"]["fullest"]["peak_bytes"], 1)
+    small = replace(target, devices=tuple(replace(d, memory=peak) for d in target.devices))
+    free, tight = (explain_op(graph, owt, c, "classifier.0") for c in (target, small))
     out = tight["excluded"]["memory"]
     assert free["excluded"]["memory"] is None
     assert tight["timed"] + out["count"] == free["timed"]
@@ -326,7 +334,7 @@ def test_what_does_not_fit_is_excluded(graph: Graph, on: Cluster, owt: Plan) -> 
 
 
 def test_what_cannot_be_is_excluded_with_its_sentence(
-    graph: Graph, on: Cluster, owt: Plan, monkeypatch: pytest.MonkeyPatch
+    graph: Graph, target: Cluster, owt: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move = Evaluator.move
 
@@ -336,9 +344,9 @@ def test_what_cannot_be_is_excluded_with_its_sentence(
             raise InputError("four or nothing.")
         return move(self, changes)
 
-    free = explain_op(graph, owt, on, "features.3")
+    free = explain_op(graph, owt, target, "features.3")
     monkeypatch.setattr(Evaluator, "move", refuse)
-    explanation = explain_op(graph, owt, on, "features.3")
+    explanation = explain_op(graph, owt, target, "features.3")
     (row,) = explanation["excluded"]["refused"]
     assert row["reason"] == "four or nothing."
     assert row["count"] + explanation["timed"] == free["timed"]
@@ -346,18 +354,18 @@ def test_what_cannot_be_is_excluded_with_its_sentence(
 
 
 def test_no_more_than_so_many_are_timed(
-    graph: Graph, on: Cluster, owt: Plan, monkeypatch: pytest.MonkeyPatch
+    graph: Graph, target: Cluster, owt: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = explain_op(graph, owt, on, "features.3")
+    every = explain_op(graph, owt, target, "features.3")
     monkeypatch.setattr(plan_timers.EvaluatorTimer, "max_alternatives", 4)
-    explanation = explain_op(graph, owt, on, "features.3")
+    explanation = explain_op(graph, owt, target, "features.3")
     assert explanation["timed"] < 5 < every["timed"]
     assert explanation["excluded"]["untimed"] > 0
     assert every["excluded"]["untimed"] == 0
 
 
-def test_what_changes_in_words(graph: Graph, on: Cluster, owt: Plan) -> None:
-    explanation = explain_op(graph, owt, on, "classifier.0")
+def test_what_changes_in_words(graph: Graph, target: Cluster, owt: Plan) -> None:
+    explanation = explain_op(graph, owt, target, "classifier.0")
     base = explanation["base"]
     assert what_changes(base, {**base, "difference_ms": 0.0}) == []
     busier = {**base, "difference_ms": 0.8, "link_ms": base["link_ms"] + 12}
@@ -365,16 +373,16 @@ def test_what_changes_in_words(graph: Graph, on: Cluster, owt: Plan) -> None:
 
 
 def test_more_devices_than_an_evaluator_is_for() -> None:
-    graph, on = captured("lenet-tiny", batch=260), cluster("p100:65x4")
-    explanation = explain_op(graph, plan_for(graph, on, "data"), on, "features.0")
+    graph, target = captured("lenet-tiny", batch=260), cluster("p100:65x4")
+    explanation = explain_op(graph, plan_for(graph, target, "data"), target, "features.0")
     assert explanation["base"] is explanation["alternatives"] is None
     assert explanation["group"]["tiles"] == "n/260 @0-259"
     assert explanation["notes"] == ["alternatives are timed on up to 256 devices, the plan has 260"]
 
 
 def test_an_operator_without_samples() -> None:
-    graph, on = captured("gpt-tiny"), cluster("local:2")
-    explanation = explain_op(graph, plan_for(graph, on, "data"), on, "slice")
+    graph, target = captured("gpt-tiny"), cluster("local:2")
+    explanation = explain_op(graph, plan_for(graph, target, "data"), target, "slice")
     assert explanation["group"] is explanation["alternatives"] is None
     assert explanation["read_by"] == ["add"]
     assert "depends on no sample" in explanation["notes"][0]
@@ -391,8 +399,8 @@ def test_names(graph: Graph) -> None:
     assert [op.name for op in find_ops(graph, "feat")] == [n for n in names if n.startswith("feat")]
 
 
-def test_a_module_of_several_groups(graph: Graph, on: Cluster, owt: Plan) -> None:
-    explanation = explain_op(graph, owt, on, "features")
+def test_a_module_of_several_groups(graph: Graph, target: Cluster, owt: Plan) -> None:
+    explanation = explain_op(graph, owt, target, "features")
     assert explanation["op"] == "features.0"
     assert "features.3" in explanation["others"]
     assert "features.1" not in explanation["others"]  # it follows features.0
@@ -413,9 +421,9 @@ def test_a_module_of_several_groups(graph: Graph, on: Cluster, owt: Plan) -> Non
         "ß*?",
     ],
 )
-def test_hostile_names(graph: Graph, on: Cluster, owt: Plan, name: str) -> None:
+def test_hostile_names(graph: Graph, target: Cluster, owt: Plan, name: str) -> None:
     with pytest.raises(InputError, match=r"no operator .* in 'lenet-tiny'") as error:
-        explain_op(graph, owt, on, name)
+        explain_op(graph, owt, target, name)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300
 

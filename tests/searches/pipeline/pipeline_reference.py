@@ -1,9 +1,11 @@
-"""What the partitioners are held against: all pipelines of small graphs, and PipeDream's dynamic program.
+"""References for the tests of the partitioners: all pipelines of small graphs, and PipeDream's program.
 
-Everything is written down from the definitions, with Python sets, and nothing is clever.
+Everything follows the definitions, with Python sets and without optimisations. At the end are hypothesis
+strategies that draw graphs, costs and device chains.
 """
 
-# s: a stage, r: replicas, k: machines, a, b: ideals
+# s: a stage, r: replicas of a stage, rs: replicas of all stages, k: number of machines, a, b: ideals,
+# u, v, w: layers, d: the first device of a stage, x: any index
 
 from __future__ import annotations
 
@@ -22,16 +24,17 @@ Successors = Sequence[Sequence[int]]
 
 
 def reads(successors: Successors) -> list[set[int]]:
+    """For each layer, return the layers that it reads."""
     return [{u for u, row in enumerate(successors) if v in row} for v in range(len(successors))]
 
 
 def down(successors: Successors, v: int) -> Ideal:
-    """v, and all before it."""
+    """Return v and all its direct and indirect predecessors."""
     return frozenset({v}).union(*(down(successors, u) for u in reads(successors)[v]))
 
 
 def ideals(successors: Successors) -> list[Ideal]:
-    """All sets with all that their layers read, by size."""
+    """Return all ideals, the smallest first: sets that contain all layers that their layers read."""
     read = reads(successors)
     result = level = {frozenset[int]()}
     while level:
@@ -41,10 +44,12 @@ def ideals(successors: Successors) -> list[Ideal]:
 
 
 def crossing(successors: Successors, activation: Sequence[float], a: Ideal) -> float:
+    """Return the bytes that cross the cut after ideal a; see cuts.py."""
     return sum(activation[u] for u in a if set(successors[u]) - a)
 
 
 def antichain(successors: Successors, activation: Sequence[float], a: Ideal) -> float:
+    """Return the bytes that PipeDream counts at the cut after ideal a; see cuts.py."""
     last = {v for v in a if not set(successors[v]) & a}
     counted = set(last)
     for v in last:
@@ -54,7 +59,7 @@ def antichain(successors: Successors, activation: Sequence[float], a: Ideal) -> 
 
 
 def chains(all_ideals: Sequence[Ideal], most: int) -> Iterator[list[Ideal]]:
-    """All ways from nothing to everything in at most so many stages."""
+    """Yield all pipelines with at most `most` stages, as chains of ideals from the first to the last."""
 
     def extend(chain: list[Ideal]) -> Iterator[list[Ideal]]:
         if chain[-1] == all_ideals[-1]:
@@ -68,13 +73,14 @@ def chains(all_ideals: Sequence[Ideal], most: int) -> Iterator[list[Ideal]]:
 
 
 def replications(stages: int, devices: int) -> Iterator[tuple[int, ...]]:
-    """All numbers of replicas, by stage, that need no more devices than there are."""
+    """Yield all numbers of replicas, by stage, that need at most `devices` devices."""
     for rs in product(range(1, devices + 1), repeat=stages):
         if sum(rs) <= devices:
             yield rs
 
 
 def stage_seconds(layers: Layers, stage: Ideal, r: int, bandwidth: float) -> float:
+    """Return the seconds of a stage per micro-batch; see shortest_period.py."""
     work = sum(layers.forward[v] + layers.backward[v] for v in stage)
     parameters = sum(layers.parameters[v] for v in stage)
     return (work + 4 * (r - 1) * parameters / (r * bandwidth)) / r
@@ -83,6 +89,7 @@ def stage_seconds(layers: Layers, stage: Ideal, r: int, bandwidth: float) -> flo
 def period(
     layers: Layers, chain: list[Ideal], rs: Sequence[int], bandwidth: float, counting: str
 ) -> float:
+    """Return the period of one pipeline; see shortest_period.py."""
     count = antichain if counting == "pipedream" else crossing
     times = []
     for s, r in enumerate(rs):
@@ -96,6 +103,7 @@ def period(
 
 
 def shortest_period(layers: Layers, devices: int, bandwidth: float, counting: str) -> float:
+    """Return the shortest period of all pipelines."""
     return min(
         period(layers, chain, rs, bandwidth, counting)
         for chain in chains(ideals(layers.successors), devices)
@@ -104,16 +112,17 @@ def shortest_period(layers: Layers, devices: int, bandwidth: float, counting: st
 
 
 def pipedream(layers: Layers, machines: int, bandwidth: float) -> float:
-    """The period that PipeDream's optimizer finds with activations counted, all machines in use.
+    """Return the period that PipeDream's optimizer finds if it uses all machines and counts activations.
 
-    Its states are the ideals that it meets when it starts with the first layer that reads nothing, and
-    goes on to a layer that reads one of the state's, with all before that; a stage is between a state and
-    one that can be met from it. Where one layer reads nothing, these are all ideals but the empty one.
+    Its states are ideals. It starts with the first layer that reads no other layer. From a state it goes to
+    states that add a layer which reads one of the state's layers, with all its predecessors. A stage is
+    between a state and one that can be reached from it. If only one layer reads no other, the states are
+    all ideals except the empty one.
     """
     successors = layers.successors
     first = next(v for v, read in enumerate(reads(successors)) if not read)
     before = [down(successors, v) for v in range(len(successors))]
-    met: dict[Ideal, set[Ideal]] = {}  # by state, those from which it can be met
+    met: dict[Ideal, set[Ideal]] = {}  # by state, the states from which it can be reached
     todo = [frozenset({first})]
     onward: dict[Ideal, set[Ideal]] = {}
     for a in todo:
@@ -157,7 +166,10 @@ def step(
     schedule: str,
     state_factor: float,
 ) -> float:
-    """The estimated step, infinite where it does not fit or a stage has devices of two kinds."""
+    """Return the estimated seconds of a step; see shortest_step.py.
+
+    It is infinite if a stage does not fit in memory, or has devices of two kinds.
+    """
     times, other_seconds, d = [], 0.0, 0
     for s, (r, recomputes) in enumerate(zip(rs, recompute, strict=True)):
         devices, stage = range(d, d + r), chain[s + 1] - chain[s]
@@ -188,6 +200,7 @@ def step(
 
 
 def shortest_step(costs: LayerCosts, device_chain: DeviceChain, **rules: object) -> float:
+    """Return the shortest estimated step of all pipelines; `rules` are the keyword arguments of `step`."""
     return min(
         step(costs, device_chain, chain, rs, recompute, **rules)  # type: ignore[arg-type]
         for chain in chains(ideals(costs.successors), len(device_chain.kinds))
@@ -198,7 +211,7 @@ def shortest_step(costs: LayerCosts, device_chain: DeviceChain, **rules: object)
 
 @st.composite
 def graphs(draw: st.DrawFn, most: int) -> tuple[tuple[int, ...], ...]:
-    """Acyclic graphs whose layers are not numbered in a topological order."""
+    """Draw acyclic graphs of up to `most` layers, whose numbers are in no topological order."""
     n = draw(st.integers(1, most))
     order = draw(st.permutations(range(n)))
     successors: list[list[int]] = [[] for _ in range(n)]
@@ -210,6 +223,7 @@ def graphs(draw: st.DrawFn, most: int) -> tuple[tuple[int, ...], ...]:
 
 
 def columns(n: int, most: int = 9) -> st.SearchStrategy[tuple[int, ...]]:
+    """Draw a value from 0 to `most` for each of n layers."""
     return st.tuples(*[st.integers(0, most)] * n)
 
 

@@ -1,4 +1,4 @@
-"""Ideals and the bytes at their cuts, against their definitions."""
+"""Ideals and the bytes at their cuts are what their definitions say (pipeline_reference.py)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_sums_and_cuts(layers) -> None:
 
 
 def test_branches_multiply_and_blocks_add() -> None:
-    """0 → (1 → 2 | 3 → 4 → 5) → 6: one before, 3 · 4 in the block, one behind."""
+    """0 → (1 → 2 | 3 → 4 → 5) → 6: one ideal before the block, 3 · 4 in it, one after it."""
     assert len(ideals_of([[1, 3], [2], [6], [4], [5], [6], []])) == 1 + 3 * 4 + 1
 
 
@@ -110,7 +110,7 @@ def test_two_chains_side_by_side(a, b) -> None:
 
 
 def test_a_graph_that_is_far_too_wide_is_a_chain_at_once() -> None:
-    """24 chains of 40 layers have 41 ** 24 ideals: the limit has to be seen before they fill the memory."""
+    """24 chains of 40 layers have 41 ** 24 ideals: the limit must apply before they fill the memory."""
     chains, length = 24, 40
     successors = [[v + 1] if (v + 1) % length else [] for v in range(chains * length)]
     ideals = ideals_of(successors)

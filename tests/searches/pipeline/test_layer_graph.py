@@ -1,10 +1,10 @@
-"""Layers of random graphs never wait for each other, and stages between them train as the module does.
+"""The layers of random graphs form no cycle, and every cut between them trains as the plain module does.
 
-The graphs have values that depend on no sample: of every role that a value can have, in chains and
-diamonds, read early, late and by several layers.
+The random graphs have values that depend on no sample ("fixed" values). These have every role that a value
+can have, form chains and diamonds, and are read by early layers, late layers and several layers.
 """
 
-# v: a layer (a node of the partitioner's graph)
+# v: a layer (a node of the partitioner's graph), k: number of a source or step
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from raddle.searches.pipeline.layers import topological_order
 
 WIDTH, SAMPLES = 6, 4
 
-# What values that depend on no sample are made from, by the role that they have in a graph.
+# The kinds of sources that fixed values are computed from, named by their role in the graph.
 SOURCES = (
     "parameter", "frozen", "buffer", "written buffer", "buffer written later", "constant", "input", "op"
 )  # fmt: skip
@@ -42,22 +42,24 @@ FUNCTIONS = {
 
 
 class Fixed(NamedTuple):
-    """A value that depends on no sample: a function of two of those before it."""
+    """A fixed value: a function of two earlier fixed values."""
 
-    function: str
-    a: int
-    b: int
+    function: str  # a key of FUNCTIONS
+    a: int  # number of a fixed value, modulo how many there are
+    b: int  # as a
 
 
 class Step(NamedTuple):
-    """What is done to a value of the samples: a layer, a fixed value multiplied in, or a value added."""
+    """A step of the module: applies a linear layer, multiplies by a fixed value, or adds another value."""
 
     kind: str  # linear | fixed | join
-    a: int  # of the values of samples
-    b: int  # of the fixed values, or of the values of samples
+    a: int  # number of the value of samples it reads, modulo how many there are
+    b: int  # number of the fixed value (fixed), or of the other value of samples (join)
 
 
 class Recipe(NamedTuple):
+    """Describes a random module."""
+
     sources: tuple[str, ...]
     fixed: tuple[Fixed, ...]
     steps: tuple[Step, ...]
@@ -79,7 +81,7 @@ RECIPES = st.builds(
 
 
 class Random(nn.Module):
-    """What a recipe says; the layers are named by their steps."""
+    """The module of a recipe; its linear layers are named by the numbers of their steps."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
@@ -139,7 +141,7 @@ INPUTS = (
 
 
 def is_acyclic(layer_graph: LayerGraph) -> bool:
-    """Whether layers are in an order; it is that of their numbers."""
+    """Whether every layer is read only by layers with higher numbers."""
     assert sorted(n for names in layer_graph.op_names for n in names) == sorted(
         op.name for op in layer_graph.graph.ops
     )
@@ -170,7 +172,7 @@ def test_every_convex_cut_of_a_random_graph_trains_as_the_module(
 
 
 class Late(nn.Module):
-    """`late` is made before `early`, and read after it: the smallest case that made a cycle of layers."""
+    """`late` is computed before `early`, but read after it: the smallest module that once gave a cycle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +192,7 @@ def test_what_depends_on_no_sample_is_with_the_earliest_layer_that_reads_it() ->
 
 
 class Samples(nn.Module):
-    """A loss that looks at no sample."""
+    """A module whose loss depends on no sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +208,7 @@ def test_a_graph_without_samples_is_one_layer() -> None:
 
 
 def test_the_sources_of_random_graphs_have_all_roles() -> None:
-    """A role that is new, and depends on no sample, belongs to the sources above."""
+    """If values get a new role that depends on no sample, SOURCES must have it too."""
     every = Recipe(SOURCES, (), tuple(Step("fixed", 0, k) for k in range(len(SOURCES))))
     graph = capture(Random(every), INPUTS)
     fixed = batch_independent(graph)

@@ -1,4 +1,4 @@
-"""The method `pipeline`, and `auto` where memory is short."""
+"""The method `pipeline`, and the method `auto` when memory is short."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def graph_of(name: str, batch: int) -> Graph:
 
 
 def plan_and_simulate(
-    name: str, batch: int, on: Cluster, method: str = "pipeline", **more: Any
+    name: str, batch: int, target: Cluster, method: str = "pipeline", **more: Any
 ) -> Any:
     settings = Settings(budget=2.0, **more)
-    return plan_and_predict(graph_of(name, batch), on, method, model=name, settings=settings)
+    return plan_and_predict(graph_of(name, batch), target, method, model=name, settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_refuses_what_cannot_be(more: Any, words: str) -> None:
         plan_and_simulate("vgg16-tiny", 8, cluster("p100:1x2"), **more)
 
 
-def short_of_memory(on: Cluster, nbytes: int) -> Cluster:
-    return replace(on, devices=tuple(replace(d, memory=nbytes) for d in on.devices))
+def short_of_memory(target: Cluster, nbytes: int) -> Cluster:
+    return replace(target, devices=tuple(replace(d, memory=nbytes) for d in target.devices))
 
 
 def test_auto_finds_what_fits_where_data_does_not_and_it_trains(tmp_path: Path) -> None:
-    on = cluster("local:2")
-    _, row, _ = plan_and_simulate("unet-tiny", 8, on, "data")
-    small = short_of_memory(on, int(0.7 * row["peak_bytes"]))
+    target = cluster("local:2")
+    _, row, _ = plan_and_simulate("unet-tiny", 8, target, "data")
+    small = short_of_memory(target, int(0.7 * row["peak_bytes"]))
     assert not plan_and_simulate("unet-tiny", 8, small, "data").row["fits"]
     plan, auto_row, timeline = plan_and_simulate("unet-tiny", 8, small, "auto")
     assert auto_row["fits"]
@@ -133,11 +133,11 @@ def test_auto_finds_what_fits_where_data_does_not_and_it_trains(tmp_path: Path) 
 
 
 def test_all_devices_on_one_micro_batch_after_the_other_where_memory_is_short() -> None:
-    """Then it may need no stages: at 8192² a U-Net is fastest so."""
+    """Such a plan may have a single stage; for images of 8192² it is the fastest for a U-Net."""
     graph, plain = capture_model(nets.spec("unet", 256), 4), cluster("h200:4")
     device = replace(plain.devices[0], memory=400_000_000)
-    on = build_cluster("small", [([device] * 4, plain.node_links[0], None)])
-    candidates = pipeline_candidates(graph, on, Settings(budget=2.0), max_simulated=2)
+    target = build_cluster("small", [([device] * 4, plain.node_links[0], None)])
+    candidates = pipeline_candidates(graph, target, Settings(budget=2.0), max_simulated=2)
     (sequential,) = [c for c in candidates if c.name == "1 stages, 4 micro-batches, spatial inside"]
     assert sequential.fits
     assert sequential.result.pipeline is not None
@@ -145,7 +145,7 @@ def test_all_devices_on_one_micro_batch_after_the_other_where_memory_is_short() 
 
 
 class OnePixel(nn.Module):
-    """Batch statistics of one pixel a sample: torch trains it on two samples at least."""
+    """A batch norm over one pixel per sample: torch needs at least two samples to train it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,14 +163,14 @@ def test_micro_batches_too_small_for_the_module_are_left_out() -> None:
     loss = nn.functional.cross_entropy
     inputs, targets = [torch.randn(8, 3, 32, 32)], [torch.zeros(8, dtype=torch.long)]
     graph = capture(OnePixel(), inputs, targets=targets, loss=loss)
-    tight = short_of_memory(cluster("v100:2"), 150_000)  # nothing fits: all is tried
+    tight = short_of_memory(cluster("v100:2"), 150_000)  # nothing fits, so everything is tried
     candidates = pipeline_candidates(graph, tight, Settings(budget=1.0))
     assert candidates
     assert all(c.result.pipeline is None or c.result.pipeline.graph.batch > 1 for c in candidates)
 
 
 class Sized(nn.Module):
-    """Does more for large batches, so that a micro-batch has other operators."""
+    """Uses another operator for large batches, so a micro-batch has different operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def test_micro_batches_with_other_operators_are_left_out() -> None:
 
 
 class Noisy(nn.Module):
-    """Noise that is the same for all samples: copies of it on several devices would differ."""
+    """Multiplies by noise that is the same for all samples: copies on several devices would differ."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The shortest period, against all pipelines of small graphs, PipeDream's own and its profiles."""
+"""The shortest period is that of the best of all pipelines of small graphs, and never above PipeDream's."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_never_worse_than_pipedream(layers, devices, bandwidth) -> None:
     graph[first] = (
         *graph[first],
         *others - set(graph[first]),
-    )  # it does not meet what it cannot reach
+    )  # PipeDream's optimizer ignores layers that it cannot reach from the first one
     layers = Layers(
         layers.forward, layers.backward, layers.activation, layers.parameters, tuple(graph)
     )
@@ -78,7 +78,7 @@ def test_never_worse_than_pipedream(layers, devices, bandwidth) -> None:
 def test_the_same_again_and_as_short_under_other_numbers(layers, devices, random) -> None:
     partition = partition_for_period(layers, devices, bandwidth=2.0)
     assert partition_for_period(layers, devices, bandwidth=2.0) == partition
-    old = list(range(len(layers.forward)))  # by new number
+    old = list(range(len(layers.forward)))  # by new number of a layer, its old number
     random.shuffle(old)
     columns = (layers.forward, layers.backward, layers.activation, layers.parameters)
     renamed = Layers(
@@ -90,7 +90,7 @@ def test_the_same_again_and_as_short_under_other_numbers(layers, devices, random
 
 
 def test_beyond_the_limit_one_order_is_cut_and_it_says_so() -> None:
-    """Layers that do not depend on each other, with parameters too dear to replicate: 2 + 2 | 3 + 1."""
+    """Independent layers whose parameters are too large to replicate: the best stages are 2 + 2 | 3 + 1."""
     layers = Layers((2, 3, 2, 1), (0,) * 4, (0,) * 4, (99,) * 4, ((),) * 4)
     partitions = [
         partition_for_period(layers, 2, bandwidth=1.0, max_ideals=limit) for limit in (16, 15)

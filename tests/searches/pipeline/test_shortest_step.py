@@ -1,4 +1,4 @@
-"""The shortest flushed step, against all pipelines of small graphs."""
+"""The shortest step of a pipeline with a flush is that of the best of all pipelines of small graphs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_stages_are_convex_and_take_devices_in_order(costs, device_chain, rules)
     if partition:
         layers_in_order = [v for stage in partition.stages for v in stage.layers]
         before = reference.reads(costs.successors)
-        assert sorted(layers_in_order) == list(range(len(costs.kept)))
+        assert sorted(layers_in_order) == list(range(len(costs.saved)))
         assert all(before[v] <= set(layers_in_order[:x]) for x, v in enumerate(layers_in_order))
         devices = [d for stage in partition.stages for d in stage.devices]
         assert devices == list(range(len(devices)))
@@ -97,7 +97,7 @@ def chain_of(layers: int, **columns: float) -> LayerCosts:
 
 
 def test_equal_layers_are_shared_out() -> None:
-    """Eight layers of 1 + 2 seconds, too dear to replicate: two a device, (4 - 1 + 4) · 6 seconds."""
+    """Eight layers of 1 + 2 seconds, too large to replicate: two per device, (4 - 1 + 4) · 6 seconds."""
     costs = chain_of(8, forward=1, backward=2, activation=0, saved=1, parameters=1000)
     partition = partition_for_step(
         costs, DeviceChain.uniform(4, bandwidth=1.0), microbatches=4, state_factor=1.0
@@ -109,7 +109,7 @@ def test_equal_layers_are_shared_out() -> None:
 
 
 def test_first_stages_recompute_where_memory_is_short() -> None:
-    """Stage s keeps 2 (4 - s) layers' worth of values, or what it was given and 2."""
+    """Stage s saves activations of 2 (4 - s) layers; if it recomputes, its inputs and those of 2 layers."""
     costs = chain_of(8, forward=1, backward=2, activation=0.5, saved=1, parameters=0)
     device_chain = DeviceChain.uniform(4, bandwidth=1e9, capacity=5.0)
     partition = partition_for_step(costs, device_chain, microbatches=4, max_replicas=1)
