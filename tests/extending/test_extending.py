@@ -108,7 +108,7 @@ def test_nothing_may_be_left_out(copy: Copy, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("argument", [", Traits(Keeps.NOTHING)", ", _kernel"])
+@pytest.mark.parametrize("argument", [", Traits(SavedTensors.NOTHING)", ", _kernel"])
 def test_an_operator_says_how_it_runs_and_what_it_keeps(copy: Copy, argument: str) -> None:
     patch = read("operator")
     assert argument in patch
