@@ -27,12 +27,9 @@ from raddle.searches.settings import OnProgress
 
 FIRST_ROUND_MOVES = 1 << 17  # of one run
 EXACT_LIMIT = 256  # layers x parts, up to which the exact program is tried
-HOT, WARM, MILD = (
-    0.1,
-    0.03,
-    0.01,
-)  # first temperatures, as a fraction of what a part receives on average
-COLD = 0.001  # last temperature, likewise
+# Temperatures, as fractions of what a part receives on average
+HOT, WARM, MILD = 0.1, 0.03, 0.01  # the first of a run
+COLD = 0.001  # the last of a run
 SLACK = 1e-9  # fraction of a capacity that rounding may exceed
 
 

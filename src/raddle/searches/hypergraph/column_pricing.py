@@ -11,7 +11,7 @@ to the first. The state of the sweep is the work used so far, in cells of a grid
 A bit is open only between the first and the last layer that depend on it. Three relaxations make the
 result a lower bound: work is rounded down to whole cells; an elementwise reader pays only if the part has
 no unit of the layer read; and readers far from their map are ignored if too many bits would be open at
-once.
+once. network.py defines pieces and readers.
 """
 
 # l, t: layers; v: map; s: values of the open bits, as an integer; b: number of cells used; k: units
@@ -149,6 +149,7 @@ class _RelaxedMap:
         return layer_spans
 
     def length(self) -> int:
+        """Returns the number of layers that the longest span covers, less one."""
         return max(b - a for a, b in self.spans().values())
 
     def shorten(self) -> None:
@@ -162,6 +163,7 @@ class _RelaxedMap:
 
 
 def _build_steps(m: CountModel, maps: list[_RelaxedMap], spans: Spans) -> Sweep:
+    """Builds the sweep: for each layer from the last on, open bits, choose units, close bits."""
     steps: list[tuple[int, int, int]] = []
     free_bits, bit, bits_used = list(range(MAX_OPEN_BITS))[::-1], {}, {}
     gains: list[list[tuple[int, int]]] = [[] for _ in range(m.num_layers)]
@@ -233,6 +235,7 @@ def _unit_worth(sweep: Sweep, prices: Array, l: int, s: int) -> float:
 def _run_sweep(
     work: Array, sweep: Sweep, grid: WorkGrid, prices: Array, presence: Array, column: Array
 ) -> float:
+    """Runs the dynamic program; writes the cheapest column to `column` and returns its cost."""
     cells = grid.cells
     shape = (len(sweep.step_kind), sweep.num_states, cells + 1)
     # least[s, b]: the lowest cost so far in state s with b cells used

@@ -3,7 +3,7 @@
 The variables are the counts of units, a presence bit for every layer and part (whether the part has units
 of the layer), and the units of every map that each part receives. Two constraints make the linear
 relaxation strong enough: the units of a layer in a part are limited by what fits, times the presence bit;
-and parts of equal capacity are ordered by their work.
+and parts of equal capacity are ordered by their work. network.py defines pieces and readers of maps.
 """
 
 # l, t: layers; v: map; p: part; m: the network as arrays (counts.py)

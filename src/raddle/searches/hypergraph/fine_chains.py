@@ -60,9 +60,8 @@ class _LayerGroups:
 
     def __init__(self, network: LayerNetwork, pb: FineProblem, parts: int) -> None:
         self.network, self.pb, self.parts = network, pb, parts
-        self.row_sizes_cache: dict[
-            tuple[int, int], tuple[list[int], float]
-        ] = {}  # by layer and parts
+        # By layer and number of parts: the result of row_sizes
+        self.row_sizes_cache: dict[tuple[int, int], tuple[list[int], float]] = {}
         self.maps_read: list[list[int]] = [[] for _ in network.layers]
         for v, feature_map in enumerate(network.maps):
             for t in feature_map.dense_readers:

@@ -59,8 +59,7 @@ def volume_bounds(
         fractional = np.abs(search.parts_by_layer - np.round(search.parts_by_layer))
         l = int(fractional.argmax())
         if fractional[l] < 1e-6:
-            # Every layer is in a whole number of parts. There is nothing to branch on: this is the best
-            # bound.
+            # Every layer is in a whole number of parts: there is nothing to branch on.
             stop_at = min(stop_at, search.bound)
         node = node._replace(bound=search.bound)
         for branch in node.split(l, search.parts_by_layer[l]) if fractional[l] >= 1e-6 else [node]:
@@ -77,6 +76,7 @@ class BranchNode(NamedTuple):
     max_parts: Array  # by layer
 
     def split(self, l: int, parts: float) -> list[BranchNode]:
+        """Returns two branches: layer l in at most floor(parts), or in at least ceil(parts) parts."""
         min_parts, max_parts = self.min_parts.copy(), self.max_parts.copy()
         max_parts[l], min_parts[l] = math.floor(parts), math.ceil(parts)
         return [self._replace(max_parts=max_parts), self._replace(min_parts=min_parts)]

@@ -151,9 +151,7 @@ class MixedProblem:
         starts = basic_starts(self.blocks, self.model, self.shares)
         for name, state in starts.items():
             yield from self._state_candidate(name, state)
-        equal_devices = cluster(
-            f"p100:1x{self.parts}"
-        )  # any device will do: tiles do not depend on it
+        equal_devices = cluster(f"p100:1x{self.parts}")  # tiles do not depend on the device
         for name, tiles in {
             **applicable_baselines(self.graph, equal_devices),
             **given_plans,

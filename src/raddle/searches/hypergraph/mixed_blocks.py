@@ -25,9 +25,7 @@ from raddle.searches.grids import BatchIndependentOps, Tiles, copies
 from raddle.searches.groups import Group, find_groups
 from raddle.searches.hypergraph.network import build_network
 
-INTERCHANGEABLE = (
-    "nck"  # axes whose units have no neighbours, so that a part may have several ranges
-)
+INTERCHANGEABLE = "nck"  # axes of which a part may have several ranges
 
 
 class UnitRun(NamedTuple):
@@ -48,9 +46,7 @@ class MixedBlock:
     axes: tuple[str, ...]  # letters along which the block can be split
     units: tuple[int, ...]  # by axis: the number of units
     work: int  # operations of its layers in a forward
-    contiguous: tuple[
-        bool, ...
-    ]  # by axis: whether a part must have one range, in the order of parts
+    contiguous: tuple[bool, ...]  # by axis: each part must have one range, in the order of parts
 
     @property
     def name(self) -> str:

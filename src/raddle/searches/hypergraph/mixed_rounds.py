@@ -25,11 +25,8 @@ ROUNDS = 6  # in a budget, at least
 # Steps of the first round; most steps of the others, per block and per square root of the number of parts
 FIRST_STEPS, MAX_STEPS = 20_000, 10_000
 # As multiples of the average volume of a part in the best partition so far:
-HOT, WARM, COLD = (
-    0.8,
-    0.16,
-    0.002,
-)  # temperatures: first, first of a round from the best state, last
+# temperatures: the first; the first of a round that continues from the best state; the last
+HOT, WARM, COLD = 0.8, 0.16, 0.002
 PRICE = 120.0  # of an overload by the work of the whole graph
 
 

@@ -64,9 +64,7 @@ class TimedSolution:
     start: str  # name of the walk's start
     proposals: int
     seconds: float  # that the search took
-    choices: tuple[
-        SplitChoice, ...
-    ]  # by layer; empty if the given partition is the best and has none
+    choices: tuple[SplitChoice, ...]  # by layer; empty if the given plan is the best and has none
 
 
 def improve_step_time(

@@ -53,9 +53,7 @@ class FilterLayer:
     channels: int  # input channels that a filter sums over
     flops: int  # of all filters in a forward
     parameters: int  # elements of all filters; 0 for attention heads
-    unit_elements: int = (
-        0  # outputs of one unit for the whole batch, before pools and other followers
-    )
+    unit_elements: int = 0  # outputs of one unit for the whole batch, before pools
 
 
 @dataclass(frozen=True)
