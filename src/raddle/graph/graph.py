@@ -46,9 +46,8 @@ class Op:
     attrs: Mapping[str, Any]
     notation: str  # its index notation (space.py), attributes as numbers
     space: Space
-    argument_slots: tuple[
-        int, ...
-    ]  # for each input, the position among the kernel's arguments (optional ones may be absent)
+    # For each input, its position among the kernel's arguments, of which optional ones may be absent.
+    argument_slots: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]  # of the outputs
     module: str = ""  # the dotted name of the nn.Module that it comes from
     layer: str = ""  # the name of its composite (an LSTM, a batch norm), else its own name
@@ -91,15 +90,15 @@ class Graph:
     """What a module and its loss compute in one training step; made by `raddle.capture`."""
 
     name: str
-    values: Mapping[str, Value]
-    ops: tuple[Op, ...]
+    values: Mapping[str, Value]  # by name
+    ops: tuple[Op, ...]  # in execution order
     inputs: tuple[str, ...]  # the inputs of the module, then the targets of the loss
-    outputs: tuple[str, ...]
-    loss: str | None
+    outputs: tuple[str, ...]  # names of values, without the loss
+    loss: str | None  # name of a value
     updates: Mapping[str, str]  # name of a buffer -> the value that it has after the step
     aliases: Mapping[str, str]  # further names of shared parameters -> the name used here
     fused_calls: tuple[FusedCall, ...] = ()
-    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name of the value
     target_count: int = 0  # the last `target_count` inputs are targets of the loss
     takes_keywords: bool = False  # whether the module takes its inputs as keyword arguments
     # captures the same module for another number of samples
@@ -117,6 +116,7 @@ class Graph:
         return self.recapture(batch)
 
     def op(self, name: str) -> Op:
+        """The operator of this name."""
         return self._ops_by_name[name]
 
     @cached_property

@@ -19,17 +19,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-Range = tuple[int, int]  # half-open
+Range = tuple[int, int]  # half-open: (0, 3) is 0, 1, 2
 
 
 class Term(NamedTuple):
-    """coef * (dim // div % mod); mod 0 means no modulo. `dim` is the number of a dimension of the iteration
-    space."""
+    """One term of an index expression: coef * (dim // div % mod)."""
 
-    dim: int
+    dim: int  # position of the dimension in the iteration space
     coef: int = 1
     div: int = 1
-    mod: int = 0
+    mod: int = 0  # 0: no modulo
 
     def values(self, box: Sequence[Range]) -> Range:
         """The first and last value of dim // div % mod over the box (both included)."""

@@ -20,18 +20,11 @@ class Inception3(nn.Module):
         *,
         shrink: int = 1,
         pools: tuple[int, ...] = (32, 64, 64),  # channels of the pooling branch of each block A
-        sevens: tuple[int, ...] = (
-            128,
-            160,
-            160,
-            192,
-        ),  # inner channels of the 7x7 branches of each block C
+        # inner channels of the 7x7 branches of each block C
+        sevens: tuple[int, ...] = (128, 160, 160, 192),
         ends: int = 2,  # number of blocks E
-        auxiliary: tuple[int, int, int] = (
-            5,
-            3,
-            5,
-        ),  # of the auxiliary head: window and stride of its pooling, kernel size
+        # of the auxiliary head: window and stride of its pooling, kernel size
+        auxiliary: tuple[int, int, int] = (5, 3, 5),
         classes: int = 1000,
         dropout: float = 0.5,
     ) -> None:
@@ -70,10 +63,12 @@ class Inception3(nn.Module):
         return logits if auxiliary is None else (logits, auxiliary)
 
     def _append(self, name: str, block: "Block") -> int:
+        """Registers a block; returns the number of its output channels."""
         self.add_module(name, block)
         return block.channels
 
     def _run(self, x: Tensor, *prefixes: str) -> Tensor:
+        """Runs the blocks whose names have one of these prefixes."""
         for name, block in self.named_children():
             if name.startswith(prefixes):
                 x = block(x)
@@ -125,7 +120,7 @@ class BlockA(Block):
         one = self.branch1x1(x)
         five = self.branch5x5_2(self.branch5x5_1(x))
         double = self.branch3x3dbl_3(self.branch3x3dbl_2(self.branch3x3dbl_1(x)))
-        pool = self.branch_pool(_blur(x))
+        pool = self.branch_pool(_average(x))
         return torch.cat((one, five, double, pool), dim=1)
 
 
@@ -171,7 +166,7 @@ class BlockC(Block):
         seven = self.branch7x7_3(self.branch7x7_2(self.branch7x7_1(x)))
         double = self.branch7x7dbl_3(self.branch7x7dbl_2(self.branch7x7dbl_1(x)))
         double = self.branch7x7dbl_5(self.branch7x7dbl_4(double))
-        pool = self.branch_pool(_blur(x))
+        pool = self.branch_pool(_average(x))
         return torch.cat((one, seven, double, pool), dim=1)
 
 
@@ -220,7 +215,7 @@ class BlockE(Block):
         three = torch.cat((self.branch3x3_2a(three), self.branch3x3_2b(three)), dim=1)
         double = self.branch3x3dbl_2(self.branch3x3dbl_1(x))
         double = torch.cat((self.branch3x3dbl_3a(double), self.branch3x3dbl_3b(double)), dim=1)
-        pool = self.branch_pool(_blur(x))
+        pool = self.branch_pool(_average(x))
         return torch.cat((one, three, double, pool), dim=1)
 
 
@@ -245,5 +240,5 @@ class AuxiliaryHead(nn.Module):
         return logits
 
 
-def _blur(x: Tensor) -> Tensor:
+def _average(x: Tensor) -> Tensor:
     return F.avg_pool2d(x, kernel_size=3, stride=1, padding=1)

@@ -270,6 +270,7 @@ def _normalise(
     dtype: torch.dtype,
     suffix: str | None = "",
 ) -> Any:
+    """Adds the normalisation over the last `rank` dimensions."""
     dims = range(len(x.shape) - rank, len(x.shape))
     m, v = moments(b, x, dims, "moments")
     attrs = {"rank": rank, "eps": eps, "statistics": 2}

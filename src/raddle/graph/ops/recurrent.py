@@ -1,4 +1,4 @@
-"""LSTM, GRU and plain recurrent networks, unrolled into one group of operators per step, layer and gate.
+"""LSTM, GRU and plain recurrent networks, unrolled into operators for each step, layer and gate.
 
     gate   y[n c] += x[n k] * w[c+row0 k] + b[c+row0]      linear on the gate's rows of the weight
     cell   h[n c], s[n c] = gates[n c].., s[n c]           elementwise
@@ -33,6 +33,11 @@ A = torch.ops.aten
 
 
 def _lstm_cell_kernel(tile: OperatorTile) -> Kernel:
+    """A cell is elementwise, so its kernel is the same for every tile.
+
+    xi and hi are the linear operators of gate i on the input and on the hidden state; s is the cell state.
+    """
+
     def run(
         xi: Tensor, xf: Tensor, xg: Tensor, xo: Tensor,
         hi: Tensor, hf: Tensor, hg: Tensor, ho: Tensor, s: Tensor,

@@ -1,4 +1,4 @@
-"""Sums and means over dimensions, and operators that need some dimensions whole (max, sort, cumsum, ...).
+"""Sums and means over dimensions, and operators along a dimension that must not be split (max, sort, ...).
 
     sum     y[a] += x[a k]     a box that has a part of k gives a partial sum
     whole   y[a] = x[a K]      such as a maximum: exact gradients at equal values need all of K
@@ -155,7 +155,7 @@ def _translate_std(
     return cast(b, pointwise(b, A.sqrt.default, variance), x.dtype)
 
 
-# -- whole: operators that need some dimensions whole ----------------------------------
+# -- whole: operators that must not be split along some dimensions ---------------------
 
 
 def _whole_notation(sig: Signature) -> str:
@@ -196,7 +196,7 @@ declare("whole", _whole_notation, _whole_kernel, Traits(SavedTensors.INPUTS))
 def emit_whole(
     b: Builder, target: Any, x: Value, dims: Sequence[int], *args: Any, **kwargs: Any
 ) -> Any:
-    """Adds an ATen call on x that needs `dims` whole and is elementwise in all other dimensions."""
+    """Adds an ATen call on x that must not be split along `dims`; the other dimensions may be split."""
     result = infer_meta(target, (x, *args), kwargs)
     outputs = [result] if isinstance(result, torch.Tensor) else list(result)
     name = target._schema.name.split("::")[1]
@@ -207,7 +207,7 @@ def emit_whole(
 
 
 def _declare_whole(name: str) -> None:
-    """Registers an ATen call that needs its dimension `dim` whole or, without `dim`, all dimensions."""
+    """Registers an ATen call that must not be split along `dim` or, without `dim`, is never split."""
 
     @aten(name)
     def translate(b: Builder, x: Value, *args: Any, **kwargs: Any) -> Any:
