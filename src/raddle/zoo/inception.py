@@ -19,10 +19,14 @@ class Inception3(nn.Module):
         self,
         *,
         shrink: int = 1,
-        pools: tuple[int, ...] = (32, 64, 64),  # channels of the pooling branch of each block A
+        pool_channels: tuple[int, ...] = (
+            32,
+            64,
+            64,
+        ),  # channels of the pooling branch of each block A
         # inner channels of the 7x7 branches of each block C
-        sevens: tuple[int, ...] = (128, 160, 160, 192),
-        ends: int = 2,  # number of blocks E
+        inner_channels: tuple[int, ...] = (128, 160, 160, 192),
+        e_blocks: int = 2,  # number of blocks E
         # of the auxiliary head: window and stride of its pooling, kernel size
         auxiliary: tuple[int, int, int] = (5, 3, 5),
         classes: int = 1000,
@@ -39,14 +43,14 @@ class Inception3(nn.Module):
         self.maxpool2 = nn.MaxPool2d(kernel_size=3, stride=2)
 
         channels = w192
-        for letter, pool in zip("bcd", pools, strict=False):
+        for letter, pool in zip("bcd", pool_channels, strict=False):
             channels = self._append(f"Mixed_5{letter}", BlockA(channels, pool // shrink, shrink))
         channels = self._append("Mixed_6a", BlockB(channels, shrink))
-        for letter, inner in zip("bcde", sevens, strict=False):
+        for letter, inner in zip("bcde", inner_channels, strict=False):
             channels = self._append(f"Mixed_6{letter}", BlockC(channels, inner // shrink, shrink))
         self.AuxLogits = AuxiliaryHead(channels, classes, shrink, *auxiliary)
         channels = self._append("Mixed_7a", BlockD(channels, shrink))
-        for letter in "bc"[:ends]:
+        for letter in "bc"[:e_blocks]:
             channels = self._append(f"Mixed_7{letter}", BlockE(channels, shrink))
 
         self.avgpool = nn.AdaptiveAvgPool2d(1)

@@ -96,9 +96,9 @@ ZOO: dict[str, ZooEntry] = {
         partial(
             Inception3,
             shrink=16,
-            pools=(32, 64),
-            sevens=(128, 160),
-            ends=1,
+            pool_channels=(32, 64),
+            inner_channels=(128, 160),
+            e_blocks=1,
             auxiliary=(3, 2, 3),
             classes=5,
         ),
