@@ -247,7 +247,7 @@ class Replay:
         regions = [
             op.space.regions(t.box)[0] for t in self.plan.tiles[op.name].tiles if t.device == device
         ]
-        return all(r is None or any(h.holds(r) for h in held) for r in regions)
+        return all(r is None or any(h.contains(r) for h in held) for r in regions)
 
     def backward_end(self, key: Any, op: str, device: int) -> int:
         return max(self.runs.get((key, op, phase, device), (-1, -1))[1] for phase in "BW")
