@@ -7,9 +7,11 @@ cost. The third kind, mixed, is raddle's: each layer is split along an axis of i
 
 network          the graph as layers of filters and the feature maps between them
 counts, cells    a coarse partition as counts of filters; a fine partition channel by channel
-explicit         the hypergraphs with all vertices and nets; formats: their files
-partitioner      runs a method by name: naive, coarse, fine, mixed
-coarse* fine* mixed*   the three solvers; layouts, mixed_layouts: from counts to the tiles of a plan
+explicit         the hypergraphs with all vertices and nets
+formats          files of hypergraphs and partitions for other partitioners
+layouts          from counts to the tiles of a plan
+partitioner      runs a method by its name; method: the searches of plans
+coarse, fine, mixed   the three solvers; modules with these prefixes are their pieces
 """
 
 from __future__ import annotations

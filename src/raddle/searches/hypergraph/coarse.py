@@ -112,6 +112,7 @@ class CoarseProblem(NamedTuple):
 def build_coarse_problem(
     m: CountModel, parts: int, epsilon: float, seed: int, shares: Sequence[float] | None
 ) -> CoarseProblem:
+    """Returns the problem with its capacities and starts."""
     capacity = capacities(m, parts, epsilon, shares) * (1 + SLACK)
     starts = chain(m, capacity), balanced(m, capacity)
     return CoarseProblem(m, parts, epsilon, seed, shares, capacity, *starts)
@@ -166,6 +167,7 @@ class SearchRecord:
                 return
 
     def solution(self) -> CoarseSolution:
+        """Returns the best counts; the balanced start if none were feasible."""
         return CoarseSolution(
             self.best,
             volume(self.problem.m, self.best),

@@ -52,13 +52,14 @@ class _Program:
         import highspy
 
         self.m, self.capacity = m, capacity
+        # The objective is the volume in this unit, so that it is a whole number.
         self.unit = float(np.gcd.reduce(m.cost)) if len(m.cost) else 1.0
         self.solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         for name, value in {
             "output_flag": False,
             "threads": 1,
             "mip_rel_gap": 0.0,
-            "mip_abs_gap": 0.999,  # the objective is a whole number
+            "mip_abs_gap": 0.999,  # below the smallest difference of two objectives
             "mip_feasibility_tolerance": 1e-9,
         }.items():
             self.solver.setOptionValue(name, value)
@@ -71,6 +72,7 @@ class _Program:
             self._set_start(highspy, start)
 
     def _add_columns(self, highspy: Any) -> None:
+        """Adds the variables with their limits; only units received have a cost."""
         m = self.m
         for p in range(self.parts):
             for l in range(m.num_layers):
@@ -191,11 +193,14 @@ class _Program:
             self.solver.setSolution(first)
 
     def _count_column(self, p: int, l: int) -> int:
+        """Returns the column of x[p, l]."""
         return self.first_count + p * self.m.num_layers + l
 
     def _bit_column(self, p: int, l: int) -> int:
+        """Returns the column of a[p, l]."""
         return self.first_bit + p * self.m.num_layers + l
 
     def _add_row(self, low: float, high: float, entries: dict[int, float]) -> None:
+        """Adds low <= sum of coefficient x variable <= high; entries: coefficient by column."""
         index = np.array(list(entries), np.int32)
         self.solver.addRow(low, high, len(entries), index, np.array(list(entries.values())))

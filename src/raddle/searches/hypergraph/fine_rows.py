@@ -7,9 +7,10 @@
              +---+---+-----+        (numbers: parts)
                channels
 
-Filters are interchangeable, so the search works on counts only (FineRows). The counts assume that the
-units that a part owns lie in the window that it reads in the next layer. `assign_indices` chooses concrete
-filters and channels such that this holds as far as possible.
+A part *owns* a filter (a unit) if it sums the filter's partial results and has its output. Filters are
+interchangeable, so the search works on counts only (FineRows). The counts assume that the units that a part
+owns are in the window that it reads in the next layer. `assign_indices` chooses concrete filters and
+channels such that this holds as far as possible.
 """
 
 # l, t, u: layers; p, q: parts; i: row; x: counts [layer, part]
@@ -101,6 +102,7 @@ def assign_indices(network: LayerNetwork, rows: FineRows, seed: int = 0) -> Fine
 def _blocks(
     rows: FineRows, l: int, owner: Array, windows: Windows | None
 ) -> tuple[ComputeBlock, ...]:
+    """Returns what each part computes of layer l; owner: of every filter; windows: None, all channels."""
     row_of = rows.row[l][owner]
     blocks = []
     for p in np.flatnonzero(rows.row[l] >= 0):

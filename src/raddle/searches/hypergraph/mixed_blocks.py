@@ -1,4 +1,4 @@
-"""Blocks: the units of a mixed partition. A block is a set of operators that are split along the same axis.
+"""The blocks of a mixed partition: sets of operators that are split along the same axis.
 
 A block is a layer (all groups of operators that share its weights) with the operators that follow it:
 pools, reshapes, a loss. So the pooled map is sent, and not the larger one before it. A block is split

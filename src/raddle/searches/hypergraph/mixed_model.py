@@ -59,16 +59,13 @@ class MixedModel(NamedTuple):
     work: Array  # by block: operations in a forward
     replicated_bytes: Array  # [block, axis] bytes of weights that every part with units holds
     nbytes: Array  # by value, with its gradient
-    merge_bytes: (
-        Array  # by value, of one partial result; negative: small, summed wherever it is needed
-    )
+    # By value: bytes of one partial result; negative if it is so small that every part sums it for itself
+    merge_bytes: Array
     source: Array  # by value: the block that computes it
-    hold: Array  # [value, axis of the source] the Split of the value: kind, dim, partial, table
+    hold: Array  # [value, axis of the source] the fields of the value's Split
     reader_start: Array
     reader: Array  # the block of each reader
-    need: (
-        Array  # [reader, axis of the reader] the Split of what it needs: kind, dim, partial, table
-    )
+    need: Array  # [reader, axis of the reader] the fields of the Split of what it needs
     # Ranges of dimensions that must be contiguous, as fractions. If a part has the units u to w - 1, its
     # range begins at low[table + u] and ends at high[table + w].
     low: Array
@@ -83,6 +80,8 @@ def build_mixed_model(blocks: MixedBlocks) -> MixedModel:
 
 
 class _Builder:
+    """Finds how operators and values are divided along every axis of their block."""
+
     def __init__(self, blocks: MixedBlocks) -> None:
         self.blocks, self.graph = blocks, blocks.graph
         self.active = active_values(blocks.graph)

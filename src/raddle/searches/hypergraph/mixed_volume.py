@@ -90,8 +90,7 @@ def value_bytes(m: MixedModel, axis: Array, x: Array, v: int, scratch: Array) ->
     )
     total = 0.0
     if partial and active > 1:
-        # Small partial results (negative) are sent to every part and summed there. Others are summed in
-        # slices.
+        # Small partial results go to every part, which sums them. Of others, each part sums a slice.
         times_sent = active - 1 if m.merge_bytes[v] > 0 else active * (active - 1)
         total = times_sent * abs(float(m.merge_bytes[v]))
         if m.merge_bytes[v] < 0:
