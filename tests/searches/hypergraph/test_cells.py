@@ -36,7 +36,7 @@ MODELS = ("lenet-tiny", "resnet110-tiny", "unet-tiny", "rnnlm-tiny")
 
 
 @cache
-def case(name: str) -> tuple[Graph, LayerNetwork]:
+def graph_and_network(name: str) -> tuple[Graph, LayerNetwork]:
     graph = small(name)[1]
     return graph, build_network(graph)
 
@@ -67,17 +67,17 @@ def part_of_vertices(partition: Cells) -> np.ndarray:
 def test_cells_are_the_connectivity_of_the_explicit_hypergraph(
     name: str, parts: int, seed: int
 ) -> None:
-    _, layer_network = case(name)
+    _, layer_network = graph_and_network(name)
     partition = random_cells(layer_network, parts, seed)
     sent = count_traffic(layer_network, partition, parts)
     m = build_count_model(layer_network)
-    spelt = explicit.fine(layer_network, m)
+    hypergraph = explicit.fine(layer_network, m)
     assert (
-        explicit.km1(spelt, part_of_vertices(partition))
+        explicit.km1(hypergraph, part_of_vertices(partition))
         == sum(sent.sent.values())
         == sent.received.sum()
     )
-    weight = np.bincount(part_of_vertices(partition), weights=spelt.weight, minlength=parts)
+    weight = np.bincount(part_of_vertices(partition), weights=hypergraph.weight, minlength=parts)
     assert cell_work(layer_network, m.work, partition, parts) == pytest.approx(weight)
 
 
@@ -85,7 +85,7 @@ def test_cells_are_the_connectivity_of_the_explicit_hypergraph(
 @pytest.mark.parametrize("parts", [2, 3])
 def test_cells_are_the_bytes_of_the_lowered_program(name: str, parts: int) -> None:
     """Counts maps and partial sums, forward and backward; not the sums of losses and norms."""
-    graph, layer_network = case(name)
+    graph, layer_network = graph_and_network(name)
     partition = random_cells(layer_network, parts, seed=parts)
     tiles, sums = cell_tiles(graph, layer_network, partition)
     program = lower(graph, Plan(tiles, parts, bn="local", sums=sums))
@@ -107,7 +107,7 @@ def test_cells_are_the_bytes_of_the_lowered_program(name: str, parts: int) -> No
 
 
 def test_channels_in_order_are_a_fine_partition() -> None:
-    _, layer_network = case("lenet-tiny")
+    _, layer_network = graph_and_network("lenet-tiny")
     m = build_count_model(layer_network)
     partition = naive.channel_incremental(layer_network, m, 3)
     work = cell_work(layer_network, m.work, partition, 3)
@@ -115,33 +115,35 @@ def test_channels_in_order_are_a_fine_partition() -> None:
     assert (work > 0).all()
 
 
-@pytest.mark.parametrize("form", formats.FORMATS)
+@pytest.mark.parametrize("file_format", formats.FORMATS)
 @pytest.mark.parametrize("grain", ["coarse", "fine"])
-def test_hypergraphs_come_back_from_files(tmp_path: pathlib.Path, form: str, grain: str) -> None:
-    _, layer_network = case("lenet-tiny")
-    spelt = getattr(explicit, grain)(layer_network, build_count_model(layer_network))
-    formats.write_hypergraph(spelt, tmp_path / "h", form)
+def test_hypergraphs_come_back_from_files(
+    tmp_path: pathlib.Path, file_format: str, grain: str
+) -> None:
+    _, layer_network = graph_and_network("lenet-tiny")
+    hypergraph = getattr(explicit, grain)(layer_network, build_count_model(layer_network))
+    formats.write_hypergraph(hypergraph, tmp_path / "h", file_format)
     read = formats.read_hypergraph(tmp_path / "h")
-    assert (read.cost == spelt.cost).all()
-    assert (read.net_start == spelt.net_start).all()
-    assert (read.pins == spelt.pins).all()
+    assert (read.cost == hypergraph.cost).all()
+    assert (read.net_start == hypergraph.net_start).all()
+    assert (read.pins == hypergraph.pins).all()
     assert read.weight / read.weight.sum() == pytest.approx(
-        spelt.weight / spelt.weight.sum(), abs=1e-6
+        hypergraph.weight / hypergraph.weight.sum(), abs=1e-6
     )
 
 
 def test_the_first_lines_are_those_of_the_formats(tmp_path: pathlib.Path) -> None:
     h = explicit.Hypergraph(np.array([3.0, 4.0]), np.array([9]), np.array([0, 2]), np.array([0, 1]))
-    for form, text in {
+    for file_format, text in {
         "patoh": "1 2 1 2 3\n9 1 2\n3 4\n",
         "hmetis": "1 2 11\n9 1 2\n3\n4\n",
     }.items():
-        formats.write_hypergraph(h, tmp_path / form, form)
-        assert (tmp_path / form).read_text() == text
+        formats.write_hypergraph(h, tmp_path / file_format, file_format)
+        assert (tmp_path / file_format).read_text() == text
 
 
 def test_partition_files_are_of_filters_or_of_channels(tmp_path: pathlib.Path) -> None:
-    _, layer_network = case("lenet-tiny")
+    _, layer_network = graph_and_network("lenet-tiny")
     partition = random_cells(layer_network, 3, 0)
     formats.write_partition(part_of_vertices(partition), tmp_path / "partition")
     back = partition_from_vector(layer_network, formats.read_partition(tmp_path / "partition"))

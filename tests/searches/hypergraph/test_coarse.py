@@ -22,7 +22,7 @@ from raddle.searches.hypergraph.lower_bound import volume_bounds
 tiny = settings(max_examples=25, deadline=None, derandomize=True)
 
 
-def model_of(units, work, maps):
+def build_model(units, work, maps):
     """Builds a model; maps: (cost, layers of the pieces, dense readers, elementwise (piece, layer))."""
 
     def lists(rows):
@@ -64,7 +64,7 @@ def models(draw, elementwise=True):
         units[1] = units[layers - 2] = units[0]
         maps[0] = (draw(cost), [0], [layers - 1], [(0, layers - 2)])
         maps += [(draw(cost), [0], [], [(0, 1)])]
-    return model_of(units, work, maps)
+    return build_model(units, work, maps)
 
 
 @st.composite
@@ -74,30 +74,30 @@ def problems(draw, elementwise=True):
     return m, coarse.capacities(m, parts, draw(st.sampled_from([0.1, 0.4])), shares)
 
 
-def least(m, capacity):
+def least_volume(m, capacity):
     """Returns the least volume of all partitions within the capacities, or infinity."""
-    spread = [list(shares(int(n), len(capacity))) for n in m.units]
+    splits = [list(all_splits(int(n), len(capacity))) for n in m.units]
     received_by_column = {}
 
-    def one(column):
+    def elements(column):
         if column not in received_by_column:
             received_by_column[column] = elements_received(m, np.array(column))
         return received_by_column[column]
 
-    least_volume = math.inf
-    for rows in itertools.product(*spread):
+    smallest = math.inf
+    for rows in itertools.product(*splits):
         columns = list(zip(*rows, strict=True))
         if all(np.dot(m.work, c) <= w * (1 + 1e-9) for c, w in zip(columns, capacity, strict=True)):
-            least_volume = min(least_volume, sum(one(column) for column in columns))
-    return least_volume
+            smallest = min(smallest, sum(elements(column) for column in columns))
+    return smallest
 
 
-def shares(n, parts):
+def all_splits(n, parts):
     if parts == 1:
         yield (n,)
         return
     for k in range(n + 1):
-        for other_counts in shares(n - k, parts - 1):
+        for other_counts in all_splits(n - k, parts - 1):
             yield (k, *other_counts)
 
 
@@ -129,7 +129,7 @@ def test_volume_is_kept_up_move_by_move(problem, seed):
 @given(problems())
 def test_annealing_finds_the_best_of_tiny_networks(problem):
     m, capacity = problem
-    best = least(m, capacity)
+    best = least_volume(m, capacity)
     annealed_volume = min(
         annealed(m, capacity, seed).totals[coarse_annealing.BEST_VOLUME] for seed in range(3)
     )
@@ -140,7 +140,7 @@ def test_annealing_finds_the_best_of_tiny_networks(problem):
 @given(problems())
 def test_the_exact_program_finds_the_best(problem):
     m, capacity = problem
-    best = least(m, capacity)
+    best = least_volume(m, capacity)
     result = exact.solve(
         m, capacity * (1 + 1e-9), seconds=20, start=annealed(m, capacity, 0).best.T
     )
@@ -156,7 +156,7 @@ def test_the_exact_program_finds_the_best(problem):
 @given(problems())
 def test_no_bound_is_above_the_best(problem):
     m, capacity = problem
-    best = least(m, capacity)
+    best = least_volume(m, capacity)
     assume(math.isfinite(best))
     columns = annealed(m, capacity, 0).best
     lower_bounds = list(itertools.islice(volume_bounds(m, capacity, columns, best), 60))
@@ -165,10 +165,12 @@ def test_no_bound_is_above_the_best(problem):
 
 
 def test_bounds_are_tight_where_whole_layers_fit():
-    m = model_of([4, 4, 4], [1.0, 1.0, 1.0], [(5, [0], [1], []), (2, [1], [2], [])])
+    m = build_model([4, 4, 4], [1.0, 1.0, 1.0], [(5, [0], [1], []), (2, [1], [2], [])])
     capacity = coarse.capacities(m, 3, 0.0, None)
     assert (
-        list(volume_bounds(m, capacity, [], 100.0))[-1] == pytest.approx(least(m, capacity)) == 28
+        list(volume_bounds(m, capacity, [], 100.0))[-1]
+        == pytest.approx(least_volume(m, capacity))
+        == 28
     )
 
 
@@ -186,8 +188,8 @@ def test_connectivity_of_single_filters_is_the_volume(m, parts):
     assert km1 == volume(m, x)
 
 
-def test_blocks_that_are_read_alike_lie_in_one_net():
-    m = model_of([4, 4], [1.0, 1.0], [(3, [0], [], [(0, 1)])])
+def test_blocks_that_are_read_elementwise_are_in_one_net():
+    m = build_model([4, 4], [1.0, 1.0], [(3, [0], [], [(0, 1)])])
     assert build_hypergraph(m, 2).nets == [[0, 2], [1, 3]]
     assert build_hypergraph(m, 2).cost == [6, 6]
     x = partition_blocks(m, 2, 0.1, 2, seed=0)
@@ -196,7 +198,7 @@ def test_blocks_that_are_read_alike_lie_in_one_net():
 
 
 def test_equal_seeds_give_equal_partitions():
-    m = model_of([12, 16, 8], [2.0, 1.0, 3.0], [(5, [0], [1], []), (2, [1], [2], [])])
+    m = build_model([12, 16, 8], [2.0, 1.0, 3.0], [(5, [0], [1], []), (2, [1], [2], [])])
     capacity = coarse.capacities(m, 4, 0.1, None)
     one, two = (annealed(m, capacity, 7) for _ in range(2))
     assert (one.x == two.x).all()
@@ -221,7 +223,7 @@ def test_the_portfolio_is_best_and_says_so(m, shares):
         on_progress=lambda step: steps.append(step),
     )
     capacity = coarse.capacities(m, parts, 0.3, shares)
-    best = least(m, capacity)
+    best = least_volume(m, capacity)
     assert (solution.x.sum(axis=1) == m.units).all()
     assert solution.volume == volume(m, solution.x)
     assert solution.feasible == math.isfinite(best)
@@ -233,14 +235,14 @@ def test_the_portfolio_is_best_and_says_so(m, shares):
 
 
 def test_a_start_is_never_made_worse():
-    m = model_of([8, 8, 8], [1.0, 1.0, 1.0], [(5, [0], [1], []), (2, [1], [2], [])])
+    m = build_model([8, 8, 8], [1.0, 1.0, 1.0], [(5, [0], [1], []), (2, [1], [2], [])])
     start = coarse_starts.chain(m, coarse.capacities(m, 4, 0.1, None))
     solution = coarse.solve(m, 4, starts=[start], budget=0.01)
     assert solution.volume <= volume(m, start)
 
 
 def test_one_part_has_everything():
-    m = model_of([2, 3], [1.0, 1.0], [(5, [0], [1], [])])
+    m = build_model([2, 3], [1.0, 1.0], [(5, [0], [1], [])])
     solution = coarse.solve(m, 1)
     assert solution.proven
     assert solution.x.tolist() == [[2], [3]]

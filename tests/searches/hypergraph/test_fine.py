@@ -247,9 +247,9 @@ def test_index_sets_have_the_counts_of_rows(name: str, seed: int) -> None:
     for l, layer in enumerate(partition.layers):
         owners = np.repeat(layer.owners.parts, np.diff(layer.owners.cuts))
         assert (np.bincount(owners, minlength=4) == rows.owned[l]).all()
-    spelt = fine.to_cells(example.network, partition)
+    cells = fine.to_cells(example.network, partition)
     assert fine.fine_volume(example.network, partition) == sum(
-        count_traffic(example.network, spelt, 4).sent.values()
+        count_traffic(example.network, cells, 4).sent.values()
     )
 
 
@@ -295,8 +295,8 @@ def test_coarse_partitions_are_fine_ones(name: str, seed: int) -> None:
 # -- the program ---------------------------------------------------------------------------------
 
 
-def programmed(example: Case, spelt: Cells, parts: int) -> Program:
-    tiles, sums = cell_tiles(example.graph, example.network, spelt)
+def lower_cells(example: Case, cells: Cells, parts: int) -> Program:
+    tiles, sums = cell_tiles(example.graph, example.network, cells)
     return lower(example.graph, Plan(tiles, parts, sums=sums, bucket=0))
 
 
@@ -306,7 +306,7 @@ def programmed(example: Case, spelt: Cells, parts: int) -> Program:
 def test_the_volume_is_what_the_lowered_program_sends(name: str, parts: int, seed: int) -> None:
     example = case(name)
     partition = assign_indices(example.network, random_rows(example.network, parts, seed))
-    program = programmed(example, fine.to_cells(example.network, partition), parts)
+    program = lower_cells(example, fine.to_cells(example.network, partition), parts)
     layers = {name for layer in example.network.layers for name in layer.ops}
     values = {o for op in example.graph.ops if op.name in layers for o in op.outputs}
     values |= {v.name for v in example.network.maps}  # not the sums of the loss
@@ -322,7 +322,7 @@ def test_the_volume_is_what_the_lowered_program_sends(name: str, parts: int, see
 def test_a_fine_partition_trains_as_the_module(name: str, parts: int) -> None:
     example = case(name)
     partition = assign_indices(example.network, random_rows(example.network, parts, seed=parts))
-    program = programmed(example, fine.to_cells(example.network, partition), parts)
+    program = lower_cells(example, fine.to_cells(example.network, partition), parts)
     check(program)
     batch = dict(zip(example.graph.inputs, [example.x, example.target], strict=True))
 
@@ -354,11 +354,11 @@ def test_the_walk_keeps_its_count(name: str) -> None:
     capacity = np.full(4, example.model.total_work / 4 * 1.3)
     w = start_walk(pb, random_rows(example.network, 4, 1), capacity, 5)
     anneal(pb, w, capacity, 3000, 50.0, 1.0, 1e4)
-    kept = w.totals.copy(), w.work.copy(), w.received.copy()
+    updated = w.totals.copy(), w.work.copy(), w.received.copy()
     count_volume(pb, w)
-    assert w.totals[VOLUME] == kept[0][VOLUME]
-    assert w.work == pytest.approx(kept[1])
-    assert (w.received == kept[2]).all()
+    assert w.totals[VOLUME] == updated[0][VOLUME]
+    assert w.work == pytest.approx(updated[1])
+    assert (w.received == updated[2]).all()
     assert start_walk(pb, w.best, capacity, 0).totals[VOLUME] == w.totals[BEST_VOLUME]
     assert is_complete(example.network, assign_indices(example.network, w.best))
 

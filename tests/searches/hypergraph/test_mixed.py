@@ -117,8 +117,8 @@ def test_a_run_equals_the_plain_module_and_sends_what_was_predicted(parts: int) 
     work, graph = workload()
     solution = solve(graph, parts, budget=0.5)
     program = lower(graph, Plan(solution.tiles, parts, bn="local"))
-    given = dict(zip(graph.inputs, [*work.inputs, *work.targets], strict=True))
-    result = run_threads(program, dict(work.model.named_parameters()), optimizer, lambda key: given)
+    batch = dict(zip(graph.inputs, [*work.inputs, *work.targets], strict=True))
+    result = run_threads(program, dict(work.model.named_parameters()), optimizer, lambda key: batch)
 
     plain = copy.deepcopy(work.model)
     step = optimizer(list(plain.parameters()))
@@ -129,8 +129,8 @@ def test_a_run_equals_the_plain_module_and_sends_what_was_predicted(parts: int) 
     for name, tensor in plain.named_parameters():
         torch.testing.assert_close(result.state[name], tensor.detach(), rtol=1e-9, atol=1e-9)
     # The transport makes the all-reduces of parameters; all other bytes are counted where they are sent.
-    moved = solution.volume_bytes - solution.bytes["parameters"]
-    assert sum(result.sent.values()) == moved
+    sent_bytes = solution.volume_bytes - solution.bytes["parameters"]
+    assert sum(result.sent.values()) == sent_bytes
     assert solution.choices
 
 

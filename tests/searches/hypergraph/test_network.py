@@ -66,9 +66,9 @@ def test_counts_are_the_connectivity_of_the_explicit_hypergraph(
 ) -> None:
     example = case(name)
     x = random_counts(example.model, parts, seed)
-    spelt = explicit.coarse(example.network, example.model)
-    assert explicit.km1(spelt, part_of_filters(example, x)) == volume(example.model, x)
-    assert spelt.weight.sum() == pytest.approx(example.model.total_work)
+    hypergraph = explicit.coarse(example.network, example.model)
+    assert explicit.km1(hypergraph, part_of_filters(example, x)) == volume(example.model, x)
+    assert hypergraph.weight.sum() == pytest.approx(example.model.total_work)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -102,9 +102,9 @@ def test_a_coarse_partition_is_a_fine_one(seed: int, parts: int) -> None:
         np.repeat(owners, explicit.channel_count(example.network, l))
         for l, owners in enumerate(filters)
     ]
-    spelt = explicit.fine(example.network, example.model)
-    assert explicit.km1(spelt, np.concatenate([*cells, *filters])) == volume(example.model, x)
-    assert spelt.weight.sum() == pytest.approx(example.model.total_work)
+    hypergraph = explicit.fine(example.network, example.model)
+    assert explicit.km1(hypergraph, np.concatenate([*cells, *filters])) == volume(example.model, x)
+    assert hypergraph.weight.sum() == pytest.approx(example.model.total_work)
 
 
 def test_connectivity_by_hand() -> None:
@@ -123,9 +123,17 @@ def test_the_published_cuts_of_vgg16() -> None:
 
     from raddle import zoo
 
-    w = zoo.load("vgg16", batch=32, dtype=torch.float32)
+    workload = zoo.load("vgg16", batch=32, dtype=torch.float32)
     counts = build_count_model(
-        build_network(capture(w.model, w.inputs, targets=w.targets, loss=w.loss, name=w.name))
+        build_network(
+            capture(
+                workload.model,
+                workload.inputs,
+                targets=workload.targets,
+                loss=workload.loss,
+                name=workload.name,
+            )
+        )
     )
     cut = np.zeros((16, 2), np.int64)
     cut[:6, 0], cut[6:, 1] = counts.units[:6], counts.units[6:]

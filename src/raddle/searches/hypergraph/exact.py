@@ -42,7 +42,7 @@ def solve(
         counts = np.round(values[: m.num_layers * len(capacity)]).astype(np.int64)
         counts = counts.reshape(len(capacity), m.num_layers).T
     proven = str(program.solver.getModelStatus()).endswith("kOptimal")
-    return ExactResult(counts, max(0.0, info.mip_dual_bound * program.unit), proven)
+    return ExactResult(counts, max(0.0, info.mip_dual_bound * program.objective_unit), proven)
 
 
 class _Program:
@@ -53,7 +53,7 @@ class _Program:
 
         self.m, self.capacity = m, capacity
         # The objective is the volume in this unit, so that it is a whole number.
-        self.unit = float(np.gcd.reduce(m.cost)) if len(m.cost) else 1.0
+        self.objective_unit = float(np.gcd.reduce(m.cost)) if len(m.cost) else 1.0
         self.solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         for name, value in {
             "output_flag": False,
@@ -82,7 +82,9 @@ class _Program:
         for _ in range(self.parts):
             for cost in m.cost:
                 self.solver.addVar(0.0, self.inf)
-                self.solver.changeColCost(self.solver.getNumCol() - 1, float(cost) / self.unit)
+                self.solver.changeColCost(
+                    self.solver.getNumCol() - 1, float(cost) / self.objective_unit
+                )
         for i in range(self.first_received):
             self.solver.changeColIntegrality(i, highspy.HighsVarType.kInteger)
 

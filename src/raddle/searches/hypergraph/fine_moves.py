@@ -60,12 +60,12 @@ def _random_member(w: FineWalk, l: int) -> int:
 
 
 @njit(cache=True)
-def _random_amount(w: FineWalk, most: int) -> int:
+def _random_amount(w: FineWalk, maximum: int) -> int:
     """Returns 1, `most`, or a random number between them."""
     draw = random_below(w.rng_state, 4)
     if draw == 0:
         return 1
-    return most if draw == 1 else 1 + random_below(w.rng_state, most)
+    return maximum if draw == 1 else 1 + random_below(w.rng_state, maximum)
 
 
 @njit(cache=True)

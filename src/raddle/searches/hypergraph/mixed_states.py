@@ -43,10 +43,10 @@ def tiles_of(blocks: MixedBlocks, m: MixedModel, state: MixedState) -> Tiles:
 
 def basic_starts(blocks: MixedBlocks, m: MixedModel, shares: Array) -> dict[str, MixedState]:
     """Returns the basic starts by name; shares: of the work, by part, with sum 1."""
-    equal_fractions = np.tile(shares, (len(blocks.blocks), 1))
+    block_fractions = np.tile(shares, (len(blocks.blocks), 1))
     return {
-        "sample": _split_all(blocks, m, "n", equal_fractions),
-        "filter": _split_all(blocks, m, "c", equal_fractions),
+        "sample": _split_all(blocks, m, "n", block_fractions),
+        "filter": _split_all(blocks, m, "c", block_fractions),
         "stages": _split_all(blocks, m, "n", _stage_fractions(m, shares)),
     }
 
