@@ -257,10 +257,10 @@ def run(capsys: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int,
 DAMAGED = """
 import os, time
 from raddle import zoo
-from raddle.runtime.execution.parameter_updater import Parameters
+from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.executor import Executor
 
-accumulate, run = Parameters.accumulate, Executor.run
+accumulate, run = ParameterUpdater.accumulate, Executor.run
 
 def off(self, weights, gradients):
     accumulate(self, weights, [None if g is None else g * (1 + 1e-6) for g in gradients])
@@ -270,7 +270,7 @@ def wait(self, feed, step, **more):
 
 def hurry(self, feed, step, **more):
     # The ranks are connected: from here on, a timeout of one second is enough.
-    self.transport.failures.allow(1.0)
+    self.transport.failures.set_timeout(1.0)
     return run(self, feed, step, **more)
 
 def build(batch=8):
@@ -310,7 +310,7 @@ def test_processes_hold(write_plan: Any, monkeypatch: pytest.MonkeyPatch, capsys
 def test_a_process_that_is_wrong(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    path = damaged(tmp_path, "Parameters.accumulate", "off")
+    path = damaged(tmp_path, "ParameterUpdater.accumulate", "off")
     code, out, _ = run(capsys, monkeypatch, path, "--json", "--steps", "1")
     assert code == 1
     wrong = [check["what"] for check in json.loads(out)["checks"] if not check["holds"]]

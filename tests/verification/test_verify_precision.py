@@ -47,7 +47,7 @@ def planned(folder: pathlib.Path, text: str, method: str = "data", **more: Any) 
 
 
 def casting(blocks: list[tuple[str, str]]) -> str:
-    return f"import casting\n\ndef build():\n    return casting.build({blocks!r})\n"
+    return f"import casting_modules\n\ndef build():\n    return casting_modules.build({blocks!r})\n"
 
 
 def wrong(result: dict[str, Any]) -> Any:
