@@ -135,7 +135,7 @@ def test_a_loss_that_is_not_finite_updates_nothing(sync: str) -> None:
     ):
         for source, tensor in state.items():
             whole = net().state_dict()[source.name]
-            assert torch.equal(tensor, whole[source.box.within(Box.full(whole.shape))])
+            assert torch.equal(tensor, whole[source.box.slices_within(Box.full(whole.shape))])
 
 
 @pytest.mark.parametrize(
@@ -388,9 +388,8 @@ def test_no_worker_is_more_than_s_steps_ahead(sync: str, bound: int) -> None:
     logs = on_threads(2, work, net(), made, sgd, graph=graph())
     slow = begun[1]
     ahead = [sum(b <= at for b in begun[0]) - sum(b <= at for b in slow) for at in begun[0]]
-    assert (
-        max(ahead) <= bound + 1
-    )  # a step that has begun counts, one that is not yet pushed does not
+    # A step that has begun counts, one that is not yet pushed does not
+    assert max(ahead) <= bound + 1
     applied = [(e.item, e.worker, e.clock) for log in logs for e in log]
     items = {item for item, *_ in applied}
     assert sorted(applied) == sorted((i, w, c) for i in items for w in (0, 1) for c in range(1, 17))

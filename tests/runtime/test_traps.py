@@ -329,7 +329,7 @@ def test_messages_arrive_in_buffers_of_their_own() -> None:
         rank = Executor(program, hub.transport(device))
         for receive in rank.messages.early_receives[0].receives:
             rank.messages.post(receive)
-        buffers = [expected._take() for expected in rank.messages.incoming.values()]  # type: ignore[attr-defined]
+        buffers = [expected._get_message() for expected in rank.messages.incoming.values()]  # type: ignore[attr-defined]
         assert all(b.is_contiguous() and not b.requires_grad for b in buffers)
         seen += [b.untyped_storage().data_ptr() for b in buffers]
     assert len(set(seen)) == len(seen) > 0

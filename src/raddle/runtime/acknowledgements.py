@@ -25,9 +25,8 @@ class Acknowledgements:
         self.steps_unordered = is_greedy(program.plan)
         # (move, target) -> number of the first instruction on the target that depends on the move
         self.first_use: dict[tuple[int, int], int] = {}
-        self.incoming: dict[
-            int, list[int]
-        ] = {}  # source -> moves that bring us a message, in order
+        # Source -> moves that bring us a message, in order
+        self.incoming: dict[int, list[int]] = {}
         moves = set()
         for number, i in enumerate(program.instructions):
             if i.key.step and not all_steps:

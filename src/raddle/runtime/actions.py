@@ -30,10 +30,10 @@ class Call:
     results.
     """
 
-    number: int  # key of what the forward saves for the backward
-    label: str
+    number: int  # identifies the call on this rank
+    label: str  # for traces and error messages
     code: GeneratedCode
-    key: Key
+    key: Key  # step, micro-batch, and variant (how that micro-batch is tiled)
     # The arguments, by kind: slots of activations that get a gradient, of parameters, and of all others.
     differentiable: list[int] = field(default_factory=list)
     weights: list[int] = field(default_factory=list)
@@ -238,14 +238,12 @@ class RankActions:
     actions: list[Action]
     slot_count: int
     shapes: list[tuple[int, ...]]  # shape of each slot
-    sources: list[
-        SlotSource
-    ]  # slots that are filled from outside: parameters, buffers, inputs, ...
+    # Slots that are filled from outside: parameters, buffers, inputs, ...
+    sources: list[SlotSource]
     updated_slots: list[int]  # slots of parameters that this rank updates
     buckets: list[Bucket]
-    outputs: dict[
-        str, list[tuple[Box, int]]
-    ]  # outputs of the graph: boxes on this device, and slots
+    # Outputs of the graph: boxes on this device, and slots
+    outputs: dict[str, list[tuple[Box, int]]]
     current_buffers: dict[str, list[Box]]  # boxes of buffers whose saved value is this rank's
     # The next three lists and slice_order are the same on every rank.
     groups: list[tuple[int, ...]]  # devices that all-reduce together

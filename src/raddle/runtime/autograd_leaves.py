@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LARGE = (
-    256 * 1024
-)  # bytes: for smaller values, the call of a Python autograd function costs more than it saves
+# Bytes: for smaller values, the call of a Python autograd function costs more than it saves
+LARGE = 256 * 1024
 
 
 class _LeafForward(torch.autograd.Function):

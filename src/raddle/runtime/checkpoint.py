@@ -79,11 +79,11 @@ def gather_state(
     """
     state: dict[str, Tensor] = {}
     for name, ranks in _exchange_by_name(exchange, pieces, shapes):
-        held: dict[Box, Tensor] = {}
+        by_box: dict[Box, Tensor] = {}
         for rank in ranks:
             for box, tensor in rank:
-                held.setdefault(box, tensor)  # if several ranks give a box, the first one counts
-        parts: Pieces = list(held.items())
+                by_box.setdefault(box, tensor)  # if several ranks give a box, the first one counts
+        parts: Pieces = list(by_box.items())
         assert parts, f"no rank holds a piece of '{name}'"
         full = assemble(shapes[name], parts[0][1].dtype, parts)
         if keep:
@@ -127,7 +127,7 @@ def cut_state(
         and (actual := _shape(tensor)) != tuple(shapes[first_name])
     ]
     _raise_if_different("the state", named, shapes, wrong_shapes)
-    return {name: cut(named[name], held, device) for name, held in boxes.items()}
+    return {name: cut(named[name], rank_boxes, device) for name, rank_boxes in boxes.items()}
 
 
 # -- optimizers --------------------------------------------------------------------------------------
@@ -197,9 +197,9 @@ def cut_optimizer(
     return {
         name: [
             {key: _cut_entry(key, entry, box, device) for key, entry in entries[name].items()}
-            for box in held
+            for box in rank_boxes
         ]
-        for name, held in boxes.items()
+        for name, rank_boxes in boxes.items()
     }
 
 

@@ -29,8 +29,8 @@ def clip(
     for parameter, counts in with_gradient:
         if counts and parameter.grad is not None:
             square += torch.linalg.vector_norm(in_double(parameter.grad)).square()
-    everyone = tuple(range(transport.size))
-    transport.all_reduce(everyone, CLIPPING_TAG, square.view(1), "the norm of gradients").wait()
+    all_ranks = tuple(range(transport.size))
+    transport.all_reduce(all_ranks, CLIPPING_TAG, square.view(1), "the norm of gradients").wait()
     norm = square.sqrt()
     scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
     for parameter, _ in with_gradient:

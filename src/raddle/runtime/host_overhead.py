@@ -127,10 +127,10 @@ def _messages(transport: Transport, nbytes: int, work: Work) -> None:
 
 
 def _sums(transport: Transport, work: Work) -> None:
-    everyone = tuple(range(transport.size))
+    all_ranks = tuple(range(transport.size))
     summing: list[Pending] = []
     for number in range(REPEATS):
-        summing.append(transport.all_reduce(everyone, number, torch.zeros(SMALL // 4)))
+        summing.append(transport.all_reduce(all_ranks, number, torch.zeros(SMALL // 4)))
         work()
     for pending in summing:
         pending.wait()
@@ -140,9 +140,9 @@ class _Slices:
     """Small parameters on servers: each rank is the server of some and updates them with SGD."""
 
     def __init__(self, transport: Transport) -> None:
-        everyone = tuple(range(transport.size))
+        all_ranks = tuple(range(transport.size))
         items = [
-            Item(n, f"slice {n}", everyone, n % transport.size, SMALL // 4, torch.float32, n)
+            Item(n, f"slice {n}", all_ranks, n % transport.size, SMALL // 4, torch.float32, n)
             for n in range(REPEATS)
         ]
         rows = [nn.Parameter(torch.zeros(SMALL // 4)) for _ in items]

@@ -95,18 +95,18 @@ def optimizer_for(name: str, rate: float | None = None) -> Optimizer:
     """A function that makes the optimizer of this name. rate: learning rate; None: its default."""
     if name not in OPTIMIZERS:
         raise InputError(f"the plan's optimizer is '{name}': choose {', '.join(OPTIMIZERS)}.")
-    chosen = OPTIMIZERS[name]
-    return partial(chosen.make, lr=chosen.default_lr if rate is None else rate)
+    preset = OPTIMIZERS[name]
+    return partial(preset.make, lr=preset.default_lr if rate is None else rate)
 
 
 def _load_at_batch(name: str, data: dict[str, Any], dtype: str, device: str, seed: int) -> Workload:
     """Loads a model, with an example batch of the plan's global size."""
-    chosen, count = getattr(torch, dtype), data["microbatches"]
+    torch_dtype, count = getattr(torch, dtype), data["microbatches"]
     if takes_batch(name):
         batch = data["batch"] or None
-        workload = zoo.load(name, batch=batch, device=device, dtype=chosen, seed=seed)
+        workload = zoo.load(name, batch=batch, device=device, dtype=torch_dtype, seed=seed)
     else:  # the function gives one micro-batch; it is repeated for the others
-        workload = zoo.load(name, device=device, dtype=chosen, seed=seed)
+        workload = zoo.load(name, device=device, dtype=torch_dtype, seed=seed)
         inputs, targets = (
             tuple(t.repeat(count, *[1] * (t.ndim - 1)) if t.ndim else t for t in tensors)
             for tensors in (workload.inputs, workload.targets)
@@ -114,7 +114,7 @@ def _load_at_batch(name: str, data: dict[str, Any], dtype: str, device: str, see
         workload = replace(workload, inputs=inputs, targets=targets)
     if dtype != data["dtype"]:
         # Also converts tensors that a user's function makes in a fixed dtype.
-        workload = move_workload(workload, device, chosen)
+        workload = move_workload(workload, device, torch_dtype)
     return workload
 
 

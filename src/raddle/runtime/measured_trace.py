@@ -126,16 +126,16 @@ def _interval_event(
 
 def _last_run_before(runs: Sequence[RecordedInterval], device: int, time: float) -> Event | None:
     """The position just before the end of the last run that ends before a time; None: there is none."""
-    at = bisect_right(runs, time, key=lambda s: s.end) - 1
-    if at < 0:
+    index = bisect_right(runs, time, key=lambda s: s.end) - 1
+    if index < 0:
         return None
-    return _position(device, COMPUTE, max(runs[at].start, runs[at].end - SHORTEST))
+    return _position(device, COMPUTE, max(runs[index].start, runs[index].end - SHORTEST))
 
 
 def _first_run_after(runs: Sequence[RecordedInterval], device: int, time: float) -> Event | None:
     """The position of the start of the first run after a time; None: there is none."""
-    at = bisect_left(runs, time, key=lambda s: s.start)
-    return _position(device, COMPUTE, runs[at].start) if at < len(runs) else None
+    index = bisect_left(runs, time, key=lambda s: s.start)
+    return _position(device, COMPUTE, runs[index].start) if index < len(runs) else None
 
 
 def _position(process: int, lane: int, seconds: float) -> Event:

@@ -19,9 +19,8 @@ from raddle.program.program import Variant
 class NativeCalls(NamedTuple):
     """The native calls of one segment."""
 
-    by_last_op: dict[
-        str, FusedCall
-    ]  # name of the operator in whose place the call runs -> the call
+    # Name of the operator in whose place the call runs -> the call
+    by_last_op: dict[str, FusedCall]
     replaced: set[str]  # names of all operators that calls replace
 
 

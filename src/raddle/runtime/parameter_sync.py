@@ -55,9 +55,8 @@ class ParameterSync:
         self.on_update: OnUpdate | None = None
         self.barrier_reason = ""  # why updates wait for all gradients; "": they do not
         self.clock = 0  # steps with an update that this rank has begun
-        self._pending_slices: dict[
-            int, list[int]
-        ] = {}  # slot -> its slices, until they are updated
+        # Slot -> its slices, until they are updated
+        self._pending_slices: dict[int, list[int]] = {}
         self._gradients: dict[int, Tensor] = {}  # collective: slot -> gradient, during the step
         self._optimizer: Optimizer | None = None
         self._slice_updater: SliceUpdater | None = None

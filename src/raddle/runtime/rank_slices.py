@@ -24,9 +24,8 @@ class RankSlices:
     ) -> None:
         self.slices, self.sync, self.rank = slices, sync, rank
         self._slots = slots
-        self.slices_by_slot: dict[
-            int, list[int]
-        ] = {}  # slot -> slices whose gradients are computed here
+        # Slot -> slices whose gradients are computed here
+        self.slices_by_slot: dict[int, list[int]] = {}
         self.updated: dict[int, nn.Parameter] = {}  # slice -> the rows that this rank updates
         for number, s in enumerate(slices):
             if rank in s.region.devices:

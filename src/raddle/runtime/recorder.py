@@ -116,5 +116,7 @@ class Recorder:
         self, kind: str, name: str, phase: str, micro: int, start: float, end: float,
         nbytes: int = 0, peers: tuple[int, ...] = (), tag: int = -1,
     ) -> None:  # fmt: skip
-        at = (self.trainer.steps, micro, start, end)
-        self.intervals.append(RecordedInterval(kind, name, phase, *at, nbytes, peers, tag))
+        step_and_times = (self.trainer.steps, micro, start, end)
+        self.intervals.append(
+            RecordedInterval(kind, name, phase, *step_and_times, nbytes, peers, tag)
+        )

@@ -67,9 +67,9 @@ def early_starts(schedule: Schedule, spans: Iterable[Span]) -> Iterator[EarlySta
     starts: dict[tuple[int, str], float] = {}
     ends: dict[tuple[int, str], float] = {}
     for step, action, start, end in spans:
-        at = (step, action)
-        starts[at] = min(start, starts.get(at, start))
-        ends[at] = max(end, ends.get(at, end))
+        key = (step, action)
+        starts[key] = min(start, starts.get(key, start))
+        ends[key] = max(end, ends.get(key, end))
     waits: Sequence[tuple[str, str]] = [(str(a), str(b)) for a, b in schedule.waits]
     for (step, action), start in starts.items():
         for first, second in waits:

@@ -108,9 +108,9 @@ def default_threads() -> int:
     then; to have one thread, use --threads 1.
     """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdigit() and int(given) > 0 and not (given == "1" and ranks > 1):
-        return int(given)
+    omp_threads = os.environ.get("OMP_NUM_THREADS", "")
+    if omp_threads.isdigit() and int(omp_threads) > 0 and not (omp_threads == "1" and ranks > 1):
+        return int(omp_threads)
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, cores // ranks)
@@ -193,14 +193,14 @@ def _timed_steps(
     trainer.transport.barrier()
     if is_asynchronous(job.plan):
         return _timed_overlapping_steps(trainer, batch, options, recorder)
-    before = time.perf_counter()
+    previous_end = time.perf_counter()
     for number in range(options.steps):
         if options.trace is not None and number == first_traced:
             recorder.start()
         losses.append(float(trainer.step(*batch)))
         now = time.perf_counter()
-        seconds.append(now - before)
-        before = now
+        seconds.append(now - previous_end)
+        previous_end = now
         progress.step(number + 1, seconds, losses[-1])
     return losses, seconds
 

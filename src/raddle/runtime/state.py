@@ -124,10 +124,12 @@ class TrainingState:
             pieces[name] = [(Box.full(tensor.shape), tensor)]
         for source in executor.rank_actions.sources_with_role("buffer"):
             tensor = executor.slots[source.slot]
-            fresh = executor.rank_actions.current_buffers.get(source.name, [])
+            saved_boxes = executor.rank_actions.current_buffers.get(source.name, [])
             if source.name not in self.setup.graph.updates:
-                fresh = [source.box] if self.setup.rank == 0 else []
-            pieces[source.name] = [(box, tensor[box.slices_within(source.box)]) for box in fresh]
+                saved_boxes = [source.box] if self.setup.rank == 0 else []
+            pieces[source.name] = [
+                (box, tensor[box.slices_within(source.box)]) for box in saved_boxes
+            ]
         return pieces
 
     def owns(self, source: SlotSource) -> bool:

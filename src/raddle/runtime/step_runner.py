@@ -55,9 +55,7 @@ class StepRunner:
         """
         read_input = self.batch_cutter.reader(batches, self.setup.rank, self.setup.place)
         executor, shared_state = self.executor, None
-        if (
-            len(batches) < self.setup.plan.steps
-        ):  # the last batches: they need a program of their own
+        if len(batches) < self.setup.plan.steps:  # the last batches: a shorter program
             program = lower(self.setup.graph, replace(self.setup.plan, steps=len(batches)))
             executor = self.setup.make_executor(program, seed=self.executor.input_feeder.seed)
             shared_state = SharedState(self.executor, executor)

@@ -100,8 +100,8 @@ def _trainer(
     if graph.loss is None:
         raise InputError("the module gives no loss: pass loss=..., as torch's cross_entropy.")
     graph = micro_batch_graph(graph, data)
-    chosen = data if isinstance(data, Plan) else plan_file.from_dict(dict(data), graph)
-    program = lower(graph, plan_for_running(chosen))
+    parsed_plan = data if isinstance(data, Plan) else plan_file.from_dict(dict(data), graph)
+    program = lower(graph, plan_for_running(parsed_plan))
     check(program)
     return Trainer(model, program, optimizer, transport, place, loss=loss, **settings)
 
@@ -196,12 +196,12 @@ class Trainer:
         If the plan overlaps steps, `plan.steps` steps overlap, then the pipeline drains, and so on. At the
         end all steps are complete, so that an evaluation or a checkpoint can follow.
         """
-        given = [list(batch) for batch in batches]
+        batch_list = [list(batch) for batch in batches]
         if not is_asynchronous(self.plan):
-            return [self.step(*batch) for batch in given]
+            return [self.step(*batch) for batch in batch_list]
         losses: list[Tensor] = []
-        for at in range(0, len(given), self.plan.steps):
-            chunk = given[at : at + self.plan.steps]
+        for start in range(0, len(batch_list), self.plan.steps):
+            chunk = batch_list[start : start + self.plan.steps]
             losses += self.step_runner.run_overlapping(chunk, self.steps)
             self.steps += len(chunk)
         return losses

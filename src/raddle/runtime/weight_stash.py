@@ -33,22 +33,20 @@ class WeightStash:
         # Only with `latest`: (step, micro-batch, slot) -> version and weights that it used first.
         self.first_used: dict[tuple[int, int, int], tuple[int, Tensor]] = {}
         self.update_counts: dict[int, int] = {}  # slot -> updates so far
-        self.stashed: dict[
-            tuple[int, int], Tensor
-        ] = {}  # (slot, version) -> old weights still needed
+        # (slot, version) -> old weights still needed
+        self.stashed: dict[tuple[int, int], Tensor] = {}
         # Slot -> number of backwards still to come that use the present weights.
         self.pending_backwards: dict[int, int] = {}
         self.grads: dict[tuple[int, int], Tensor] = {}  # (step, slot) -> gradient
-        self.sums: dict[
-            tuple[int, int], tuple[Any, Tensor]
-        ] = {}  # (step, slot) -> pending all-reduce
+        # (step, slot) -> pending all-reduce
+        self.sums: dict[tuple[int, int], tuple[Any, Tensor]] = {}
         self.uses: list[WeightUse] = []  # the log
 
     def weights_for(self, slots: Sequence[Any], action: Forward) -> list[Tensor]:
         """Autograd leaves with the weights that a forward uses, in the order of `call.weights`."""
         call = action.call
         leaves = []
-        for at, slot in enumerate(call.weights):
+        for index, slot in enumerate(call.weights):
             latest_version = self.update_counts.get(slot, 0)
             if self.latest:  # all uses of a weight in one micro-batch have the same version
                 key = (call.key.step, call.key.micro_batch, slot)
@@ -56,7 +54,7 @@ class WeightStash:
                     key, (latest_version, slots[slot].data)
                 )
             else:
-                version = action.versions[at]
+                version = action.versions[index]
                 weights = (
                     slots[slot].data if version == latest_version else self.stashed[slot, version]
                 )

@@ -19,9 +19,8 @@ class VersionBuilder:
 
     def __init__(self, program: Program, device: int, instructions: Iterable[Instruction]) -> None:
         read = parameters_by_op(program.graph)
-        self._versions: dict[
-            tuple[Key, str], dict[str, int]
-        ] = {}  # (key, operator) -> weight -> version
+        # (key, operator) -> weight -> version
+        self._versions: dict[tuple[Key, str], dict[str, int]] = {}
         for i in instructions:
             if isinstance(i, Run) and device in i.devices and i.phase == "F" and i.versions:
                 self._versions[i.key, i.op] = dict(zip(read[i.op], i.versions, strict=True))

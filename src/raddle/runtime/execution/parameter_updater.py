@@ -44,9 +44,8 @@ class ParameterUpdater:
         )
         self.sum_dtype = sum_dtype
         self.bucket_buffers: list[Tensor] = []  # one flat tensor for each bucket
-        self._bucket_views: dict[
-            int, Tensor
-        ] = {}  # slot -> its gradient, a view of a bucket buffer
+        # Slot -> its gradient, a view of a bucket buffer
+        self._bucket_views: dict[int, Tensor] = {}
         self._pending_sums: list[Pending] = []  # all-reduces in flight
         self.optimizer_step: Callable[[], None] = lambda: None  # set by the executor
 

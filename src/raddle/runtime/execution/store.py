@@ -28,9 +28,8 @@ class Store:
         self.slots: list[Any] = [None] * len(shapes)
         self.grads: list[Tensor | None] = [None] * len(shapes)
         self.exclusive: set[int] = set()  # slots whose gradient shares no memory: in-place is safe
-        self.with_gradient: set[int] = (
-            set()
-        )  # slots of parameters that have a gradient in this step
+        # Slots of parameters that have a gradient in this step
+        self.with_gradient: set[int] = set()
         self.gathered = GatheredParameters(gathered, self.slots)
 
     def add_gradient(self, slot: int, gradient: Tensor) -> None:
