@@ -489,7 +489,7 @@ def test_some_nodes_stand_for_many() -> None:
     assert list(sampled_devices(many, all_devices=True)) == list(range(256))
 
 
-def test_what_is_looked_at_takes_no_longer_than_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_devices_take_no_longer_than_all(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, where = small("mlp-tiny")[1], cluster("p100:32x4")
     some = build_tables(graph, where)
     monkeypatch.setattr("raddle.searches.optcnn.transfers.SAMPLED_DEVICES", 128)

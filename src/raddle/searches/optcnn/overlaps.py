@@ -43,7 +43,7 @@ def node_pieces(lo: Array, hi: Array, start: Array) -> tuple[Array, Array, Array
                 count[a, x] += 1
                 total[x] += size
         for x in range(configurations):
-            if count[a, x] > 1 and _hull(low, high, a, count[a, x], x) == total[x]:
+            if count[a, x] > 1 and _bounding_volume(low, high, a, count[a, x], x) == total[x]:
                 for r in range(dims):
                     low[r, a, 0, x] = low[r, a, : count[a, x], x].min()
                     high[r, a, 0, x] = high[r, a, : count[a, x], x].max()
@@ -66,7 +66,7 @@ def _is_listed(
 
 
 @njit(cache=True)
-def _hull(low: Array, high: Array, a: int, count: int, x: int) -> float:
+def _bounding_volume(low: Array, high: Array, a: int, count: int, x: int) -> float:
     """The volume of the smallest box around the first `count` boxes of node a."""
     volume = 1.0
     for r in range(len(low)):
