@@ -27,8 +27,8 @@ PUBLIC = ("raddle", "raddle.sync")
 class Import(NamedTuple):
     """One import, anywhere in a module: at the top, in a function, or only for types."""
 
-    module: str
-    target: str
+    module: str  # the module that has the import statement
+    target: str  # the module that is imported
     line: int
 
 
@@ -97,7 +97,7 @@ def cycles(folder: Path) -> list[str]:
     for edge in imports(modules(folder)):
         if edge.module != edge.target:
             graph.setdefault(edge.module, []).append(edge.target)
-    rings, numbers, lowest, stack = [], {}, {}, []
+    found_cycles, numbers, lowest, stack = [], {}, {}, []
 
     def visit(at: str) -> None:  # Tarjan's strongly connected components
         numbers[at] = lowest[at] = len(numbers)
@@ -108,16 +108,16 @@ def cycles(folder: Path) -> list[str]:
             if other in stack:
                 lowest[at] = min(lowest[at], lowest[other])
         if lowest[at] == numbers[at]:
-            ring = [stack.pop()]
-            while ring[-1] != at:
-                ring.append(stack.pop())
-            if len(ring) > 1:
-                rings.append(" and ".join(sorted(ring)))
+            cycle = [stack.pop()]
+            while cycle[-1] != at:
+                cycle.append(stack.pop())
+            if len(cycle) > 1:
+                found_cycles.append(" and ".join(sorted(cycle)))
 
     for module in list(graph):
         if module not in numbers:
             visit(module)
-    return sorted(rings)
+    return sorted(found_cycles)
 
 
 def shadowed_public_names(folder: Path, names: Collection[str]) -> list[str]:

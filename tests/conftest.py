@@ -1,4 +1,4 @@
-"""Settings of all tests: hypothesis profiles, one thread per process (pytest-xdist has many), signals.
+"""Settings of all tests: profiles of hypothesis, one thread per process, handlers of signals.
 
 `nohup`, `trap '' INT` and shells with background jobs ignore SIGHUP or SIGINT, and every child process
 inherits this. Tests that interrupt a command would then wait forever. If this process handles the signals,
@@ -58,4 +58,5 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 with contextlib.suppress(ImportError):
     import torch
 
+    # pytest-xdist starts a process for each core.
     torch.set_num_threads(1)

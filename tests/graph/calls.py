@@ -1,6 +1,7 @@
 """Random ATen calls of every operator kind, for property tests: hypothesis draws shapes and attributes.
 
-`CALLS` has a strategy of calls for each function with the decorator `@call`.
+`CALLS` has a strategy of calls for each function with the decorator `@call`. n: samples, c: channels, cg
+and kg: filters and input channels of a group, t and s: queries and keys, k: features that are summed over.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def interpolate(draw: Any) -> Call:
     )
     corners = [draw(st.booleans())] if mode in ("linear", "cubic") else []
     by_scale = draw(st.booleans())
-    # 1.1 and 2.1 give sizes (the same, doubled) for which torch leaves its own formula
+    # For the sizes that 1.1 and 2.1 give (the same, doubled) torch uses another formula.
     scales = [choose(draw, 0.5, 1.1, 1.5, 2.0, 2.1, 2.7, 3.0) for _ in range(rank)]
     if by_scale and all(math.floor(s * f) > 0 for s, f in zip(x.shape[2:], scales, strict=True)):
         output, factors = None, scales

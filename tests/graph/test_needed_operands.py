@@ -16,18 +16,23 @@ def test_one_tile_or_many(model: str, name: str, text: str) -> None:
     op = next((op for op in graph.ops if op.name == name), graph.ops[0])
     space, boxes = op.space, read_tiling(op, text).boxes
     ranges = [tuple(zip(box.lo, box.hi, strict=True)) for box in boxes]
-    full = [
+    nonempty = [
         [
             all(lo < hi for lo, hi in (index.range(box_ranges) for index in access.indices))
             for box_ranges in ranges
         ]
         for access in space.operands
     ]
-    first = [all(box.lo[d] == 0 for d in space.reduced_dims) for box in boxes]
-    many = needed_operands(space.operands, [np.array(by_box) for by_box in full], np.array(first))
+    at_origin = [all(box.lo[d] == 0 for d in space.reduced_dims) for box in boxes]
+    many = needed_operands(
+        space.operands, [np.array(by_box) for by_box in nonempty], np.array(at_origin)
+    )
     for t, box in enumerate(boxes):
         expected = [region is not None for region in space.regions(box)]
-        assert needed_operands(space.operands, [by_box[t] for by_box in full], first[t]) == expected
+        assert (
+            needed_operands(space.operands, [by_box[t] for by_box in nonempty], at_origin[t])
+            == expected
+        )
         assert [bool(by_box[t]) for by_box in many] == expected
 
 

@@ -23,7 +23,9 @@ from raddle.graph.interpret import interpret
 
 A = torch.ops.aten
 HALF = [torch.float16, torch.bfloat16]
+# The running mean and variance of a batch norm.
 RUNNING = T((9,), role="buffer"), T((9,), role="buffer", positive=True)
+# A quarter of the usual number of examples.
 FEWER = max(5, settings.default.max_examples // 4)
 
 
@@ -42,20 +44,19 @@ def compare(call: Call, seed: int, cut: Any) -> None:
     try:
         graph, tensors, theirs = build(call, seed)
     except RuntimeError as error:
-        assume(
-            not re.search("not (implemented|supported)", str(error))
-        )  # torch cannot do it in half precision
+        # Skip calls that torch does not have in half precision.
+        assume(not re.search("not (implemented|supported)", str(error)))
         raise
     if any(op.kind == "dropout" for op in graph.ops):
         return  # raddle's mask differs from torch's
     precise = {k: v.double() if v.is_floating_point() else v for k, v in tensors.items()}
-    truth = run_torch(call, precise, graph.updates)
+    exact = run_torch(call, precise, graph.updates)
     tiles = {op.name: cut(op) for op in graph.ops[:20]}
     _check_declared_types(graph, tensors, tiles)
     names = [*graph.outputs, *graph.updates.values()]
     for used_tiles, fuse in [({}, True), ({}, False), (tiles, False)]:
         results = interpret(graph, tensors, tiles=used_tiles, fuse=fuse)
-        for name, a, b, c in zip(names, map(results.get, names), theirs, truth, strict=False):
+        for name, a, b, c in zip(names, map(results.get, names), theirs, exact, strict=False):
             assert a.dtype == b.dtype == graph.values[name].dtype
             # Partial results of products have the type of the result and may be larger than their sum.
             scale = 4.0 if any(op.space.is_product for op in graph.ops) else 0.0
@@ -75,16 +76,16 @@ def _check_declared_types(
         values.update(zip(op.outputs, results, strict=True))
 
 
-def _check_as_close_as_torch(ours: Tensor, theirs: Tensor, truth: Tensor, scale: float) -> None:
+def _check_as_close_as_torch(ours: Tensor, theirs: Tensor, exact: Tensor, scale: float) -> None:
     """The error is a few roundings of the result, or not much larger than torch's error."""
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
     if same.all():
         return
     assert ours.is_floating_point()
-    allowed = 1.5 * torch.finfo(ours.dtype).eps * (truth.abs().max() + scale)
-    ours, theirs, truth = (t[~same].double() for t in (ours, theirs, truth))
-    off = (theirs - truth).abs().nan_to_num(0, 0, 0)  # torch may overflow where raddle does not
-    assert (ours - truth).abs().max() <= allowed + 2 * off.max()
+    allowed = 1.5 * torch.finfo(ours.dtype).eps * (exact.abs().max() + scale)
+    ours, theirs, exact = (t[~same].double() for t in (ours, theirs, exact))
+    off = (theirs - exact).abs().nan_to_num(0, 0, 0)  # torch may overflow where raddle does not
+    assert (ours - exact).abs().max() <= allowed + 2 * off.max()
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
