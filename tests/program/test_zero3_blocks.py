@@ -176,7 +176,7 @@ def test_refuses_rows_that_are_not_updated_or_not_from_their_server() -> None:
 
 def test_refuses_what_drops_too_early() -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
-    with pytest.raises(InputError, match="gives their gradients later: use sharded"):
+    with pytest.raises(InputError, match="computes their gradients later: use sharded"):
         lower(mlp(), make_plan(mlp(), tiles, 2, sync=ZERO3, split_backward=True))
     plan = make_plan(mlp(), {"fc2": "@1", "sum": "@1"}, 2, sync=ZERO3, recompute=(("relu", "fc2"),))
     staged = dataclasses.replace(plan, stages=(("fc1", "relu"), ("fc2", "sum")), schedule="gpipe")

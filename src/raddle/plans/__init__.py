@@ -1,1 +1,1 @@
-"""Plans: tiles of operators on devices, a schedule, and a way to synchronise parameters."""
+"""Plans: tiles of operators on devices, a pipeline schedule, and a sync kind for parameters."""

@@ -1,8 +1,9 @@
-"""From the plan of a training graph to one of the evaluation graph of the same module.
+"""Adapts the plan of a training graph to another graph of the same module: in evaluation, or smaller.
 
-In evaluation dropout is gone, batch norms read running statistics, one operator may stand where a composite
-stood, and the batch may be another. What both graphs compute stays where it is in training, so that every
-device finds the parameters that it holds; what is new goes where what it reads is, so that little moves.
+The evaluation graph has no dropout, its batch norms read running statistics, several operators may have
+become one, and the batch may differ. An operator that both graphs have keeps its tiles, so that every
+device has the parameters that it reads. A new operator is placed where its inputs are, so that little is
+sent.
 """
 
 # d: a dimension of an operator's iteration space
@@ -32,10 +33,10 @@ from raddle.plans.validation import validate, validate_tiling
 
 
 def adapt(plan: Plan, graph: Graph, evaluation: Graph) -> Plan:
-    """The plan of `graph` for `other`, the same module in evaluation, perhaps with another batch.
+    """The plan of `graph` for `evaluation`: the same module in evaluation mode, perhaps with another batch.
 
-    No device reads more of a parameter than it holds in the training program. Raises InputError where
-    that cannot be: an operator without a counterpart reads more of a parameter than any device holds.
+    No device reads more of a parameter than it holds in training. Raises InputError if this is impossible:
+    an operator that training does not have reads more of a parameter than any device holds.
     """
     validate(plan, graph)
     adapted = replace(
@@ -58,7 +59,7 @@ def adapt(plan: Plan, graph: Graph, evaluation: Graph) -> Plan:
 
 
 def resize(plan: Plan, graph: Graph, smaller: Graph) -> tuple[Graph, Plan]:
-    """The plan of `graph` for `other`, the same graph with fewer samples: tiles keep their proportions."""
+    """The plan for `smaller`, which is `graph` with fewer samples. Tiles keep their proportions."""
     if [op.name for op in graph.ops] != [op.name for op in smaller.ops]:
         raise InputError(
             f"'{graph.name}' has other operators for {smaller.batch} samples than for {graph.batch}: "
@@ -77,6 +78,7 @@ def resize(plan: Plan, graph: Graph, smaller: Graph) -> tuple[Graph, Plan]:
 def _resized_tiling(
     op: Op, original: Op, tiling: Tiling, plan: Plan, graph: Graph, smaller: Graph
 ) -> Tiling:
+    """The tiling of `original`, an operator of `graph`, for `op`, the same operator of `smaller`."""
     if op.space == original.space:
         return tiling
     for candidate in (
@@ -95,15 +97,17 @@ def _resized_tiling(
 
 
 class _Adapter:
+    """Finds a tiling for every operator of the evaluation graph."""
+
     def __init__(self, plan: Plan, graph: Graph, evaluation: Graph) -> None:
         self.plan, self.graph, self.evaluation = plan, graph, evaluation
         self.parameter_boxes = _TrainingBoxes(plan, graph)
-        self.tilings: dict[str, Tiling] = {}
+        self.tilings: dict[str, Tiling] = {}  # by operator that is placed
         self.producer = {o: (op, k) for op in evaluation.ops for k, o in enumerate(op.outputs)}
         self.consumers = _readers(evaluation)
 
     def tiles(self) -> dict[str, Tiling]:
-        """Counterparts first; then, along the edges of the graph, what stands next to what is placed."""
+        """Places operators that training has too, then the neighbours of placed operators, step by step."""
         matches = match_ops(self.graph, self.evaluation)
         for op in self.evaluation.ops:
             if op.name in matches and self._can_keep_tiles(op, matches[op.name]):
@@ -127,12 +131,12 @@ class _Adapter:
         return {op.name: self.tilings[op.name] for op in self.evaluation.ops}
 
     def _can_keep_tiles(self, op: Op, trained: Op) -> bool:
-        """Whether tiles of the one fit the other, and find there the parameters that it reads."""
+        """Whether an operator can use the tiles of its training operator: same space, same parameters."""
         weights = self._parameter_operands(op)
         return op.space == trained.space and all(op.inputs[i] == trained.inputs[i] for i in weights)
 
     def _place_first_legal(self, op: Op, candidates: Iterator[Tiling]) -> None:
-        """Gives an operator the first tiles that are legal and find their parameters."""
+        """Gives an operator without tiles the first legal candidate whose devices have its parameters."""
         if op.name not in self.tilings:
             fitting = (
                 t for t in candidates if self._is_legal(op, t) and self._has_parameters(op, t)
@@ -148,13 +152,14 @@ class _Adapter:
         return True
 
     def _has_parameters(self, op: Op, tiling: Tiling) -> bool:
+        """Whether every device holds the parameters that its tiles read."""
         weights = self._parameter_operands(op)
         return all(
             self.parameter_boxes.holds(device, op, box, weights) for box, device in tiling.tiles
         )
 
     def _parameter_operands(self, op: Op) -> list[int]:
-        """The operands that are parameters."""
+        """The numbers of the operands that are parameters."""
         return [
             i for i, name in enumerate(op.inputs) if self.evaluation.values[name].role in WEIGHTS
         ]
@@ -162,21 +167,24 @@ class _Adapter:
     # -- candidates --------------------------------------------------------------------------------
 
     def _as_in_training(self, op: Op, trained: Op) -> Iterator[Tiling]:
+        """The tiles of the training operator, scaled if its sizes differ."""
         tiling = self.plan.tiles[trained.name]
         if [dim.size for dim in op.space.dims] == [dim.size for dim in trained.space.dims]:
             yield tiling
         else:
             yield scaled_tiling(op, trained, tiling, self.graph.batch, self.evaluation.batch)
-            # Where rows of a parameter are cut (positions), cut points stay: others do not hold them.
+            # With the same cut points: if rows of a parameter are cut, other devices do not hold them.
             yield projected_tiling(op, tiling, {d: d for d in range(len(op.space.dims))})
 
     def _as_producers(self, op: Op) -> Iterator[Tiling]:
+        """The tiles of the operators that compute its inputs."""
         for operand, (source, k) in self._sources(op):
             if source.name in self.tilings:
                 pairs = paired_dims(op, operand, source.space.outputs[k])
                 yield projected_tiling(op, self.tilings[source.name], pairs)
 
     def _as_consumers(self, op: Op) -> Iterator[Tiling]:
+        """The tiles of the operators that read its outputs."""
         for k, name in enumerate(op.outputs):
             for reader, operand in self.consumers.get(name, []):
                 if reader.name in self.tilings:
@@ -186,7 +194,7 @@ class _Adapter:
                     yield projected_tiling(op, self.tilings[reader.name], pairs, spread=True)
 
     def _where_parameters_are(self, op: Op) -> Iterator[Tiling]:
-        """Whole on a device, near what it reads if possible; else cut as its parameters are."""
+        """Not split, on a device near its inputs if possible; or cut where its parameters are cut."""
         near = [
             d for _, (source, _) in self._sources(op) for d in self.tilings[source.name].devices
         ]
@@ -206,21 +214,21 @@ class _Adapter:
             yield tiling_from_boxes({box: tuple(holder) for box, holder in holders.items()})
 
     def _sources(self, op: Op) -> Iterator[tuple[int, tuple[Op, int]]]:
-        """The operands that operators give, with those operators."""
+        """The operands that operators compute: (operand, (operator, its output))."""
         for operand, name in enumerate(op.inputs):
             if name in self.producer:
                 yield operand, self.producer[name]
 
 
 class _TrainingBoxes:
-    """Which boxes of parameters the devices hold in training: those that they read, as `lower` has it."""
+    """The boxes of parameters that devices hold in training: those that their tiles read."""
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan, self.graph, self.readers = plan, graph, _readers(graph)
-        self.boxes: dict[str, dict[int, list[Box]]] = {}
+        self.boxes: dict[str, dict[int, list[Box]]] = {}  # by parameter and device, found on demand
 
     def boxes_by_device(self, name: str) -> dict[int, list[Box]]:
-        """By device. Nothing if training never reads the parameter: it stays as anybody loads it."""
+        """By device, its boxes of a parameter. Empty if training never reads it: then any device may."""
         if name not in self.boxes:
             held = self.boxes.setdefault(name, {})
             for op, operand in self.readers.get(name, []):
@@ -230,7 +238,7 @@ class _TrainingBoxes:
         return self.boxes[name]
 
     def holds(self, device: int, op: Op, box: Box, operands: Sequence[int]) -> bool:
-        """Whether a device holds what a box reads of these operands."""
+        """Whether a device holds what a tile with this box reads of these operands."""
         regions = op.space.regions(box) if operands else ()
         for i in operands:
             region, held = regions[i], self.boxes_by_device(op.inputs[i])
@@ -241,7 +249,7 @@ class _TrainingBoxes:
         return True
 
     def cut_points(self, op: Op, d: int, operands: Sequence[int]) -> tuple[int, ...]:
-        """Where a dimension meets the edge of a box of these operands that some device holds."""
+        """Cut points of dimension d: where the boxes of these operands end that devices hold."""
         dim = op.space.dims[d]
         points = {0, dim.size}
         for i in operands if not dim.unsplittable else ():

@@ -1,4 +1,8 @@
-"""Tiles of one operator from those of another: in another size, or along the dimensions that both have."""
+"""Derives the tiling of one operator from that of another.
+
+`scaled_tiling` is for the same operator with other sizes, `projected_tiling` for a neighbour in the graph
+that shares some dimensions with it.
+"""
 
 # d: a dimension of an operator's iteration space
 
@@ -11,7 +15,7 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Op
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling, even_cuts
 
-_DevicesByBox = Mapping[Box, tuple[int, ...]]  # boxes, each with the devices that have a copy of it
+_DevicesByBox = Mapping[Box, tuple[int, ...]]  # by box, the devices that have a copy of it
 
 
 def _devices_by_box(tiling: Tiling) -> _DevicesByBox:
@@ -22,7 +26,7 @@ def _devices_by_box(tiling: Tiling) -> _DevicesByBox:
 
 
 def tiling_from_boxes(devices_by_box: _DevicesByBox) -> Tiling:
-    """The boxes that are not empty: a grid if they are one."""
+    """The tiling of the boxes that are not empty: a Grid if they form one, else Irregular."""
     devices_by_box = {box: devices for box, devices in devices_by_box.items() if not box.empty}
     cuts = tuple(_cut_points(devices_by_box, d) for d in range(len(next(iter(devices_by_box)).lo)))
     count = math.prod(len(c) - 1 for c in cuts)
@@ -37,17 +41,20 @@ def tiling_from_boxes(devices_by_box: _DevicesByBox) -> Tiling:
 
 
 def _cut_points(boxes: _DevicesByBox, d: int) -> tuple[int, ...]:
-    """The cut points along a dimension."""
+    """The cut points along dimension d."""
     return tuple(sorted({point for box in boxes for point in (box.lo[d], box.hi[d])}))
 
 
 def scaled_tiling(op: Op, original: Op, tiling: Tiling, batch: int, new_batch: int) -> Tiling:
-    """The same tiles in an iteration space of other sizes; parts that would be empty are gone."""
+    """The tiling of `original`, scaled to the sizes of `op`. Tiles that would be empty disappear.
+
+    batch, new_batch: the samples of both graphs.
+    """
     devices_by_box = _devices_by_box(tiling)
-    new_point: list[dict[int, int]] = []  # by dimension, cut point -> cut point
+    new_point: list[dict[int, int]] = []  # by dimension, old cut point -> new cut point
     for d, (old, new) in enumerate(zip(original.space.dims, op.space.dims, strict=True)):
         points = _cut_points(devices_by_box, d)
-        unit = old.size // batch  # of a reshape: a sample's tokens, which stay together
+        unit = old.size // batch  # if a dimension joins samples and tokens: the tokens of a sample
         if (old.size, new.size) != (unit * batch, unit * new_batch) or any(
             p % unit for p in points
         ):
@@ -67,7 +74,7 @@ def _scaled_corner(new_point: Sequence[Mapping[int, int]], point: Sequence[int])
 
 
 def _scaled_points(points: Sequence[int], size: int) -> Sequence[int]:
-    """Cut points for another size: equal parts stay equal, others keep their proportions."""
+    """Cut points for another size. Equal parts stay equal; other parts keep their proportions."""
     old, parts = points[-1], len(points) - 1
     if size == old:
         return points
@@ -77,7 +84,10 @@ def _scaled_points(points: Sequence[int], size: int) -> Sequence[int]:
 
 
 def paired_dims(op: Op, operand: int, dims: Sequence[int]) -> dict[int, int]:
-    """Dimensions of an operator that index an operand plainly -> those that its producer has there."""
+    """Dimension of an operator -> dimension of the operand's producer, where both are the same index.
+
+    dims: the dimensions of the producer's iteration space that the operand has.
+    """
     indices = op.space.operands[operand].indices
     pairs = zip(indices, dims, strict=True)
     return {index.plain_dim: d for index, d in pairs if index.plain_dim is not None}
@@ -86,10 +96,11 @@ def paired_dims(op: Op, operand: int, dims: Sequence[int]) -> dict[int, int]:
 def projected_tiling(
     op: Op, other: Tiling, pairs: Mapping[int, int], *, spread: bool = False
 ) -> Tiling:
-    """Another operator's tiles, along those dimensions of this one that are paired with its own.
+    """The tiles of another operator, projected onto the dimensions of `op`.
 
-    Boxes that differ in other dimensions alone become one, on the devices of the first; to `spread` what
-    all of them read, on the devices of all.
+    pairs: dimension of `op` -> dimension of the other. Other dimensions of `op` are not split. Several
+    tiles may become the same box: it is placed on the devices of the first or, with `spread`, on those of
+    all.
     """
     sizes = [dim.size for dim in op.space.dims]
     ends = [max(box.hi[s] for box in other.boxes) for s in range(len(other.boxes[0].hi))]
@@ -105,7 +116,7 @@ def projected_tiling(
         devices_by_box[box_here] = (
             tuple(dict.fromkeys([*before, *devices])) if spread else before or devices
         )
-    # What is opaque may be random: copies of it could differ.
+    # An opaque operator may be random: copies of its result could differ, so there is one.
     return tiling_from_boxes(
         {box: at[:1] if op.opaque else at for box, at in devices_by_box.items()}
     )

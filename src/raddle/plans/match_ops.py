@@ -1,4 +1,4 @@
-"""Which operators of two captures of one module do the same."""
+"""Matches the operators of two graphs of one module, such as training and evaluation."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from raddle.graph.graph import Graph, Op
 
-WEIGHTS = ("parameter", "frozen")
+WEIGHTS = ("parameter", "frozen")  # roles of values: trained and frozen parameters
 
 
 def match_ops(graph: Graph, other: Graph) -> dict[str, Op]:
-    """By operator of `other`, the one of `graph` that does the same: of its kind, with as many dimensions.
+    """By operator of `other`, the operator of `graph` that does the same, if there is one.
 
-    Names do not tell, since numbers shift where operators are missing. Operators that read the same
-    parameters match first, then those that read the same buffers, then those of the same module.
+    Names cannot be compared: their numbers (relu_1) differ if an operator is missing. Operators that read
+    the same parameters are matched first, then those with the same buffers, then those of the same module.
     """
     matches: dict[str, Op] = {}
     used: set[str] = set()
     dropout_inputs = _dropout_inputs(graph), _dropout_inputs(other)
+    # Value of `other` -> the same value of `graph`; results of operators are added as these are matched.
     same = {name: name for name, value in other.values.items() if value.role != "op"}
     for key in (_by_weights, _by_buffers, _by_module):
         pools: dict[Hashable, list[Op]] = {}
@@ -37,7 +38,7 @@ def match_ops(graph: Graph, other: Graph) -> dict[str, Op]:
 
 
 def _signature(op: Op) -> Hashable:
-    # Not the letters of its dimensions: in a batch of one, the samples may have lost their `n`.
+    # Without the letters of its dimensions: with one sample, the letter `n` may be missing.
     return op.kind, op.label, tuple(dim.unsplittable for dim in op.space.dims)
 
 
@@ -60,7 +61,7 @@ def _by_module(graph: Graph, op: Op) -> Hashable:
 
 
 def _dropout_inputs(graph: Graph) -> dict[str, str]:
-    """By result of a dropout, what went in: evaluation reads that instead."""
+    """Result of a dropout -> its input, which evaluation reads instead."""
     origin: dict[str, str] = {}
     for op in graph.ops:
         if op.kind == "dropout":
@@ -75,9 +76,10 @@ def _best_match(
     candidate_dropout_inputs: Mapping[str, str],
     dropout_inputs: Mapping[str, str],
 ) -> Op:
-    """Of the candidates, the first that reads what corresponds to most of the operands.
+    """The candidate in `pool` with the most inputs in common with `op`; the first of equal candidates.
 
-    Where nothing tells them apart, this is the order of appearance.
+    same: value of the operator's graph -> the same value of the candidates' graph. The last two arguments
+    are the results of `_dropout_inputs` for both graphs.
     """
     operands = [same.get(dropout_inputs.get(i, i)) for i in op.inputs]
     best, best_score = pool[0], (-1, False, 0, False)

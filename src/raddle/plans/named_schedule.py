@@ -1,4 +1,4 @@
-"""What a schedule with a name says of itself, beside its rows."""
+"""The declaration of a named schedule: how its rows are made, and what it needs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from raddle.plans.schedule import Schedule
 
 @dataclass(frozen=True)
 class NamedSchedule:
-    """A schedule, as its file in schedules/ declares it."""
+    """A named schedule, as a file in schedules/ declares it."""
 
     name: str
-    make: Callable[[int, int], Schedule]  # (stages, micro-batches), one stage a worker
-    summary: str  # in a sentence
-    make_chunked: Callable[[int, int, int], Schedule] | None = (
-        None  # (stages, workers, micro-batches)
-    )
-    version_rule: str = ""  # where steps overlap: by which weights are chosen (unflushed.py)
-    per_step: Callable[[int], int] | None = None  # micro-batches of a step, by stages; None: any
-    allows_replicas: bool = False  # a stage may be on several devices
+    make: Callable[[int, int], Schedule]  # (stages, micro-batches), with one stage on each worker
+    summary: str  # one sentence, for lists
+    # (stages, workers, micro-batches), if a worker may have several stages (chunks).
+    make_chunked: Callable[[int, int, int], Schedule] | None = None
+    # Without a flush: which weights a micro-batch uses, "latest" or "2bw" (asynchronous.py).
+    version_rule: str = ""
+    # Without a flush: stages -> micro-batches of a step; None: any number.
+    per_step: Callable[[int], int] | None = None
+    allows_replicas: bool = False  # a stage may be replicated on several devices
     even_stages: bool = False  # it needs an even number of stages
-    serial: bool = False  # a micro-batch has ended before the next one begins
+    serial: bool = False  # a micro-batch begins when the one before has ended
 
     @property
     def chunks(self) -> int:
-        """Stages on each worker, unless somebody says how many."""
+        """Stages on each worker, by default."""
         return 1 if self.make_chunked is None else 2
 
     @cached_property
     def splits_backward(self) -> bool:
-        """Whether it has the gradients of parameters apart."""
+        """Whether the schedule has W actions for the gradients of parameters."""
         return self.make(2, 2).split

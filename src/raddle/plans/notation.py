@@ -1,10 +1,10 @@
-"""Plans as text, for people.
+"""Writes and reads tilings as text, in plan files and for people. A line is an operator and its tiles:
 
-conv1: n/2 c/2 @0-3          a grid, row by row on devices 0 to 3
-fc: c/(5,3) @1,0             parts of 5 and 3
-bn1.running: x4 @0-3         a copy on each device
-loss: @0                     whole, on device 0
-odd: [0:4 0:2]@0 [0:4 2:3]@1 [4:6 0:3]@1    any boxes
+conv1: n/2 c/2 @0-3          a grid: n and c in two parts each, row by row on devices 0 to 3
+fc: c/(5,3) @1,0             c in parts of 5 and 3, on devices 1 and 0
+bn1.running: x4 @0-3         not split, with a copy on each device
+loss: @0                     not split, on device 0
+odd: [0:4 0:2]@0 [0:4 2:3]@1 [4:6 0:3]@1    any boxes (a range for each dimension), each on a device
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MAX_DEVICES = 65_536
 
 
 def write_tiling(op: Op, tiling: Tiling) -> str:
+    """A tiling as text, without the name of its operator."""
     if isinstance(tiling, Irregular):
         return " ".join(f"{tile.box}@{tile.device}" for tile in tiling.tiles)
     words = []
@@ -40,6 +41,7 @@ def write_tiling(op: Op, tiling: Tiling) -> str:
 
 
 def read_tiling(op: Op, text: str) -> Tiling:
+    """Reads what `write_tiling` wrote. Raises InputError if it cannot be read; it is not validated."""
     if "[" in text:
         return _read_boxes(op, text)
     splits, at, devices = text.partition("@")
@@ -85,7 +87,7 @@ def _read_boxes(op: Op, text: str) -> Irregular:
 
 
 def write_devices(devices: Sequence[int]) -> str:
-    """0,1,2,3,7 as 0-3,7."""
+    """Writes 0, 1, 2, 3, 7 as 0-3,7."""
     runs: list[list[int]] = []
     for device in devices:
         if runs and device == runs[-1][-1] + 1:
@@ -110,7 +112,7 @@ def read_devices(text: str) -> tuple[int, ...]:
 
 
 def write_tiles(graph: Graph, tiles: Mapping[str, Tiling]) -> str:
-    """One line an operator, in the order in which they run."""
+    """A line for each operator, in the order of the graph."""
     return "".join(f"{op.name}: {write_tiling(op, tiles[op.name])}\n" for op in graph.ops)
 
 

@@ -1,6 +1,6 @@
-"""Optimizers that a plan may name: how they are made, and what they cost. A new one is an entry here.
+"""The optimizers that a plan may name: how they are made, and what they cost in memory and time.
 
-A parameter has a gradient beside it, and what the optimizer keeps of both.
+A new optimizer is an entry in `OPTIMIZERS`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import torch
 
 
 class OptimizerInfo(NamedTuple):
-    make: Callable[..., torch.optim.Optimizer]  # of parameters and `lr`
-    default_lr: float  # what a step moves, if nobody says
-    state_elements: int  # what it keeps for each element, in elements
-    passes: int  # how often it reads and writes an element: parameter, gradient, and what it keeps
+    """How an optimizer is made, and its costs for each element of a parameter."""
+
+    make: Callable[..., torch.optim.Optimizer]  # (parameters, lr=...)
+    default_lr: float
+    state_elements: int  # elements of state, such as momentum
+    passes: int  # reads and writes of elements in an update: parameter, gradient and state
 
     @property
     def memory_elements(self) -> int:
-        """Elements that are there for each one of a parameter: itself, its gradient, and the state."""
+        """Elements in memory for each element of a parameter: itself, its gradient and the state."""
         return 2 + self.state_elements
 
 
@@ -35,5 +37,5 @@ OPTIMIZERS = {
 
 
 def optimizer_info(name: str) -> OptimizerInfo:
-    """What an optimizer costs; one that nobody has entered counts as Adam, which keeps most."""
+    """The entry of an optimizer. An unknown one counts as Adam, which has the most state."""
     return OPTIMIZERS.get(name, OPTIMIZERS["adam"])

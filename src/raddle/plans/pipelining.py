@@ -1,9 +1,11 @@
-"""What a plan's stages, schedule and workers mean: who runs which stage of which micro-batch, and where.
+"""Pipeline plans: which devices run which stage of which micro-batch, and checks of stages and workers.
 
-A *worker* is a row of the schedule: some devices that go through stages in its order. The tiles say where a
-stage is for the worker whose devices those are; a row with other devices has a replica there: the same
-tiles, device by device. So GEMS and Chimera (mirrored pairs), replicated stages and pipelines side by side
-are one thing.
+A *worker* is a row of the schedule, with its devices. The tiles of a plan place each stage on the devices
+of one worker. If the schedule runs the stage on another worker too, that worker has a replica of the stage:
+the same tiles, with the first device replaced by its first device, and so on. In this way a plan describes
+mirrored pairs (GEMS, Chimera), replicated stages, and several pipelines next to each other.
+
+A `threaded` plan has no stages: several steps run at once (program/threaded_order.py).
 """
 
 # s: stage, m: micro-batch, w: worker
@@ -24,12 +26,12 @@ from raddle.plans.schedules import ASYNCHRONOUS, NAMES, SCHEDULES, named_schedul
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
 
 THREADED = "threaded"
-SEQUENTIAL = "sequential"  # without a schedule, micro-batches follow each other
-OVERLAPPED_STEPS = 32  # steps that follow each other without a pause, where they overlap
+SEQUENTIAL = "sequential"  # the schedule, if a plan has stages but names none
+OVERLAPPED_STEPS = 32  # if steps overlap, a run repeats a program of so many steps
 
 
 def micro_batch_sizes(plan: Plan, graph: Graph) -> list[int]:
-    """Samples of each micro-batch. The graph is of the largest; the last ones may have one less."""
+    """Samples of each micro-batch. graph: that of the largest. The last micro-batches may have one less."""
     lacking = graph.batch * plan.microbatches - plan.batch
     short = lacking if 0 < lacking < plan.microbatches else 0
     full = plan.microbatches - short
@@ -37,9 +39,9 @@ def micro_batch_sizes(plan: Plan, graph: Graph) -> list[int]:
 
 
 def micro_batch_graph(graph: Graph, plan: Plan | Mapping[str, Any]) -> Graph:
-    """The graph that a plan, or what a file says of it, is for: that of its largest micro-batch.
+    """The graph of a plan's largest micro-batch.
 
-    `graph` is that one already, or the graph of the plan's whole batch.
+    graph: this graph already, or that of the whole batch. plan: a plan, or the data of a plan file.
     """
     fields = plan if isinstance(plan, Mapping) else vars(plan)
     batch, count = fields["batch"], fields["microbatches"]
@@ -48,18 +50,18 @@ def micro_batch_graph(graph: Graph, plan: Plan | Mapping[str, Any]) -> Graph:
 
 
 def is_asynchronous(plan: Plan) -> bool:
-    """Whether a step begins before the one before has updated the parameters."""
+    """Whether steps overlap: a step begins before the last one has updated all parameters."""
     return plan.schedule in ASYNCHRONOUS or is_threaded(plan)
 
 
 def without_pipeline(plan: Plan) -> Plan:
-    """The same tiles without stages: micro-batches follow each other."""
+    """The same plan without stages: one micro-batch after the other."""
     bn = "global" if plan.bn == "microbatch" else plan.bn
     return replace(plan, stages=(), schedule="", workers=(), bn=bn)
 
 
 def is_schedule(text: str) -> bool:
-    """Whether a text is a name of a schedule, or rows of actions."""
+    """Whether a text is the name of a schedule, or rows of actions that can be read."""
     if text in NAMES:
         return True
     try:
@@ -69,14 +71,14 @@ def is_schedule(text: str) -> bool:
 
 
 def schedule_splits_backward(schedule: str) -> bool:
-    """Whether a schedule has the gradients of parameters apart."""
+    """Whether a schedule, a name or rows of text, has W actions for the gradients of parameters."""
     if schedule in NAMES:
         return SCHEDULES[schedule].splits_backward
     return bool(schedule) and schedule_from_text(schedule).split
 
 
 def plan_for_running(plan: Plan) -> Plan:
-    """The plan whose program is run again and again: of one step, or of those that overlap."""
+    """The plan with the number of steps that the runtime repeats: one, or many if steps overlap."""
     return replace(plan, steps=max(plan.steps, OVERLAPPED_STEPS) if is_asynchronous(plan) else 1)
 
 
@@ -85,13 +87,13 @@ def is_threaded(plan: Plan) -> bool:
 
 
 def steps_in_flight(plan: Plan) -> int:
-    """How many steps a threaded plan has under way at once."""
+    """How many steps a threaded plan runs at once."""
     words = plan.schedule.split(":")
     return int(words[1]) if len(words) > 1 and words[1].isdigit() else 2
 
 
 def workers_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """The devices of each row; unless the plan says so, those of the stages, in their order."""
+    """The devices of each worker. If the plan does not name them, those of each stage, in their order."""
     if plan.workers:
         return plan.workers
     devices = [stage_devices(plan, s) for s in range(len(plan.stages))]
@@ -103,7 +105,7 @@ def stage_devices(plan: Plan, s: int) -> tuple[int, ...]:
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    """The schedule of a step; of all steps, where they overlap."""
+    """The schedule of one step or, if steps overlap, of all steps of the plan."""
     count = plan.microbatches
     stages, rows = len(plan.stages), len(workers_of(plan))
     if plan.schedule in ASYNCHRONOUS:
@@ -121,16 +123,17 @@ def schedule_of(plan: Plan) -> Schedule:
 
 
 def stage_of(plan: Plan) -> dict[str, int]:
+    """By operator, its stage; empty without stages."""
     return {name: s for s, names in enumerate(plan.stages) for name in names}
 
 
 def validate_stages(plan: Plan, graph: Graph) -> None:
-    """Raises InputError unless stages are a pipeline of the graph, and every device is in one row."""
+    """Raises InputError unless the stages form a pipeline, and the schedule and workers fit them."""
     if not plan.schedule and not plan.stages:
         return
     if is_asynchronous(plan) and not plan.parsed_sync.allows_overlap:
         raise InputError(
-            f"the schedule {quote(plan.schedule)} updates parameters where they are: use sync allreduce, "
+            f"the schedule {quote(plan.schedule)} updates parameters on all holders: use sync allreduce, "
             f"not {quote(plan.sync)}."
         )
     if is_threaded(plan):
@@ -163,7 +166,7 @@ def validate_stages(plan: Plan, graph: Graph) -> None:
 
 
 def _validate_sums_of_stages(plan: Plan, stages: Mapping[str, int]) -> None:
-    """Replicas move a stage device by device: its sums are on the same ones."""
+    """Partial results of a stage are summed on devices of its worker, so that replicas can move them."""
     workers = workers_of(plan)
     for name, tiling in plan.sums.items():
         worker = workers[planned_worker(plan, stages[name])]
@@ -175,13 +178,16 @@ def _validate_sums_of_stages(plan: Plan, stages: Mapping[str, int]) -> None:
 
 
 def _validate_buffers(plan: Plan, graph: Graph, stages: Mapping[str, int]) -> None:
-    """A micro-batch finds what the one before has written, unless another stage writes it too late."""
+    """A micro-batch can read what the micro-batch before it has written to a buffer.
+
+    It cannot, if another stage writes the buffer too late, or a replica on other devices writes it.
+    """
     if plan.microbatches == 1 and not is_asynchronous(plan):
         return
     producers = {o: op.name for op in graph.ops for o in op.outputs}
     schedule = schedule_of(plan)
-    named_schedule = SCHEDULES.get(plan.schedule or SEQUENTIAL)
-    serial = named_schedule is not None and named_schedule.serial
+    declared = SCHEDULES.get(plan.schedule or SEQUENTIAL)
+    serial = declared is not None and declared.serial
     counts = range(min(schedule.microbatches, plan.microbatches))
     replicas = len({workers_of_micro_batch(plan, schedule, m) for m in counts}) > 1
     for buffer, value in graph.updates.items():
@@ -200,24 +206,25 @@ def _validate_buffers(plan: Plan, graph: Graph, stages: Mapping[str, int]) -> No
 def _validate_threaded(plan: Plan) -> None:
     if plan.stages or not re.fullmatch(rf"{THREADED}(:[1-9]\d{{0,3}})?(:greedy)?", plan.schedule):
         raise InputError(
-            f"the schedule is '{_first_line(plan.schedule)}': write threaded:4 for four steps under way at once "
+            f"the schedule is '{_first_line(plan.schedule)}': write threaded:4 for four steps at once "
             "(threaded:4:greedy to let each device choose what is next), without stages."
         )
 
 
 def is_greedy(plan: Plan) -> bool:
-    """Whether a device takes what is ready when it runs, and not what was ready when it was planned."""
+    """Whether a device of a threaded plan chooses at run time which ready instruction is next."""
     return is_threaded(plan) and plan.schedule.endswith(":greedy")
 
 
 def steps_to_simulate(plan: Plan, default: int) -> int:
-    """Where steps overlap, enough for a steady state between filling and draining."""
+    """Steps for a simulation: `default` or, if steps overlap, enough to reach a steady state."""
     if not is_asynchronous(plan):
         return default
     return 6 * max(steps_in_flight(plan) if is_threaded(plan) else len(plan.stages), 1)
 
 
 def _validate_workers(plan: Plan) -> None:
+    """Every device belongs to one worker, and every stage and micro-batch has a worker that fits."""
     workers = workers_of(plan)
     seen: dict[int, int] = {}
     for w, devices in enumerate(workers):
@@ -243,7 +250,7 @@ def _validate_workers(plan: Plan) -> None:
 
 
 def planned_worker(plan: Plan, s: int) -> int:
-    """The worker whose devices a stage's tiles are on."""
+    """The worker on whose devices the plan's tiles place stage s."""
     devices = set(stage_devices(plan, s))
     for w, worker_devices in enumerate(workers_of(plan)):
         if devices <= set(worker_devices):
@@ -252,15 +259,15 @@ def planned_worker(plan: Plan, s: int) -> int:
 
 
 def workers_of_micro_batch(plan: Plan, schedule: Schedule, m: int) -> tuple[int, ...]:
-    """By stage, the worker that runs a micro-batch."""
+    """By stage, the worker that runs micro-batch m."""
     stage_workers = tuple(schedule.worker(s, m) for s in range(len(plan.stages)))
     workers = workers_of(plan)
     for s, w in enumerate(stage_workers):
         planned_devices = workers[planned_worker(plan, s)]
         if len(workers[w]) != len(planned_devices):
             raise InputError(
-                f"stage {s} has {len(planned_devices)} devices, but worker {w}, which runs micro-batch {m} of it, "
-                f"has {len(workers[w])}."
+                f"stage {s} has {len(planned_devices)} devices, but worker {w}, which runs micro-batch "
+                f"{m} of it, has {len(workers[w])}."
             )
     return stage_workers
 
@@ -268,9 +275,9 @@ def workers_of_micro_batch(plan: Plan, schedule: Schedule, m: int) -> tuple[int,
 def move_tiles(
     plan: Plan, stage_workers: Sequence[int], tiles: Mapping[str, Tiling]
 ) -> dict[str, Tiling]:
-    """Tiles where the workers have them that run the stages: the same, device by device."""
+    """Moves tiles to the workers that run each stage (`stage_workers`), device by device."""
     workers, stages = workers_of(plan), stage_of(plan)
-    moves = []
+    moves = []  # by stage, planned device -> device of the worker; empty: stay
     for s, w in enumerate(stage_workers):
         planned_devices = workers[planned_worker(plan, s)]
         moves.append(
@@ -290,7 +297,7 @@ def _move_tiling(tiling: Tiling, new_device: Mapping[int, int]) -> Tiling:
 
 
 def cut_stages(graph: Graph, ends: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Stages of consecutive operators, each up to and with one of `ends`; the last goes to the end."""
+    """Cuts the operators of a graph into stages, after each operator in `ends`."""
     names = [op.name for op in graph.ops]
     unknown = [name for name in ends if name not in names]
     if unknown:

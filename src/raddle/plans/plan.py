@@ -1,4 +1,4 @@
-"""The plan: for every operator its tiles, and how the step around them is organised."""
+"""The plan: on which devices each operator is computed, and how a training step is organised."""
 
 from __future__ import annotations
 
@@ -11,67 +11,66 @@ from raddle.plans.sync import Sync, read_sync
 from raddle.plans.tiling import Tiling
 
 DEFAULT_BUCKET = 16 * 2**20  # bytes
-BN_SCOPES = ("global", "local", "microbatch")
+BN_SCOPES = ("global", "local", "microbatch")  # over which samples batch norm takes its statistics
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Tiles on devices, and all that is needed to simulate, run or verify them.
+    """A plan: tiles on devices, and all that is needed to simulate, run or verify them.
 
-    `bn` says which samples batch statistics are taken over: `global`, all of the batch (exact),
-    `microbatch`, all of a micro-batch, or `local`, those of a tile (as DistributedDataParallel does).
-    `sync` says how copies of a parameter agree (plans/sync/). Gradients are all-reduced in buckets of
-    at least `bucket` bytes. With `p3:collective`, `order` are the numbers of all slices in the order in
-    which their sums leave, on every device; without it they leave as gradients become complete.
-    `recompute` lists blocks of operators whose values are not kept for the backward but computed again,
-    block by block. With `split_backward` gradients of parameters come after those of activations, which
-    others wait for. `sums` says where the partial results of an operator are summed: tiles that leave no
-    summed dimension apart. An operator that is not in it has its result divided among the devices that
-    have parts.
+    bn: batch norm takes its statistics over the whole batch (`global`, exact), over a micro-batch
+    (`microbatch`), or over a tile (`local`, as DistributedDataParallel does).
 
-    `stages` divides the operators into stages, and `schedule` says in which order each worker runs stages
-    of micro-batches: a name of plans/schedules/, or rows of text; without one, micro-batches follow each
-    other. `workers` are the devices of each row; a stage that has several rows has a replica in each
-    (plans/pipelining.py). "threaded:4" has four steps under way at once, whatever the tiles.
+    order: with `p3:collective`, the numbers of all slices, in the order in which their all-reduces start on
+    every device. Without it, each starts when its gradient is complete.
+
+    sums: for an operator with partial results, the devices that sum them, as tiles of its output. If an
+    operator is not there, its output is divided among the devices that have partial results.
+
+    A pipeline has `stages` and a `schedule`: a name of plans/schedules/, or rows of actions as text; ""
+    runs one micro-batch after the other. Each row is a worker. A stage that several rows run has a replica
+    on each (plans/pipelining.py). Without stages, the schedule "threaded:4" runs four steps at once.
     """
 
-    tiles: Mapping[str, Tiling]
-    devices: int
+    tiles: Mapping[str, Tiling]  # by operator
+    devices: int  # how many; they are numbered from 0
     bn: str = "global"
-    sync: str = "allreduce"
-    bucket: int = DEFAULT_BUCKET
+    sync: str = "allreduce"  # how copies of a parameter are synchronised (plans/sync/)
+    bucket: int = DEFAULT_BUCKET  # bytes: the least size of a bucket of gradients
     order: tuple[int, ...] = ()
-    microbatches: int = 1
+    microbatches: int = 1  # in a step
+    # Blocks of operators whose values are not saved for backward: each block is recomputed as a whole.
     recompute: tuple[tuple[str, ...], ...] = ()
-    split_backward: bool = False
+    split_backward: bool = False  # compute gradients of parameters after those of activations
     sums: Mapping[str, Tiling] = field(default_factory=dict)
-    stages: tuple[tuple[str, ...], ...] = ()
+    stages: tuple[tuple[str, ...], ...] = ()  # by stage, its operators
     schedule: str = ""
-    workers: tuple[tuple[int, ...], ...] = ()
-    steps: int = 1  # how many steps a program holds; a simulation needs several
-    model: str = ""
-    fingerprint: str = ""
-    batch: int = 0  # global
+    workers: tuple[tuple[int, ...], ...] = ()  # by row of the schedule, its devices
+    steps: int = 1  # training steps in the lowered program; a simulation needs several
+    model: str = ""  # its name, or the file and function that make it
+    fingerprint: str = ""  # of the graph that the plan was made for
+    batch: int = 0  # samples of a step, on all devices together
     dtype: str = "float32"
     optimizer: str = "sgd"
-    cluster: Mapping[str, Any] | None = None
-    method: str = ""
+    cluster: Mapping[str, Any] | None = None  # description of the cluster, as in a cluster file
+    method: str = ""  # the search that found the plan
     inputs: tuple[Mapping[str, Any], ...] = ()  # of a micro-batch; see `describe_inputs`
-    parameters: Mapping[str, Sequence[int]] = field(default_factory=dict)  # names and shapes
-    predicted: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Sequence[int]] = field(default_factory=dict)  # shapes, by name
+    predicted: Mapping[str, Any] = field(default_factory=dict)  # predicted metrics, by name
 
     @property
     def parsed_sync(self) -> Sync:
+        """The sync kind and its options, parsed from `sync`."""
         return read_sync(self.sync)
 
     @property
     def server(self) -> int | None:
-        """The device that is the home of all parameters, if one is named."""
+        """The one device that updates all parameters, if `sync` names one."""
         return self.parsed_sync.server
 
 
 def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:
-    """Names, shapes and types of what a step takes, so that a rank can capture the module again."""
+    """Names, shapes and types of a graph's inputs, so that every rank can capture the module again."""
     names = [n for n in graph.inputs if graph.values[n].role == "input"]
     first_target = len(graph.inputs) - graph.target_count
     return tuple(

@@ -1,4 +1,8 @@
-"""Plan files: one versioned JSON that carries all that is needed to simulate, run or verify a plan."""
+"""Plan files: a plan as JSON, with all that is needed to simulate, run or verify it.
+
+To read a plan takes two steps: `read` gives the checked data of the file, which names the model; when the
+model is captured, `from_dict` makes the plan for its graph.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,16 @@ from raddle.plans.tiling import Tiling
 from raddle.plans.validation import validate
 
 VERSION = 1
+# Fields of Plan that are written as they are, or as lists.
 _PLAIN_KEYS = (
     "devices", "bn", "sync", "bucket", "microbatches", "recompute", "split_backward", "steps", "model",
     "fingerprint", "batch", "dtype", "optimizer", "cluster", "method", "inputs",
     "parameters", "predicted",
 )  # fmt: skip
-_OPTIONAL_KEYS = {"stages": (), "schedule": "", "workers": (), "order": ()}  # that older files lack
+# Keys that older files lack, with their defaults.
+_OPTIONAL_KEYS = {"stages": (), "schedule": "", "workers": (), "order": ()}
 
-# Counts, with the most that can be lowered in a reasonable time.
+# The largest counts that can be lowered in a reasonable time.
 _COUNT_LIMITS = {"devices": 65_536, "microbatches": 4096, "steps": 4096, "batch": 2**31}
 MAX_ELEMENTS = 2**48  # of an input
 _TEXT_KEYS = ("bn", "sync", "model", "fingerprint", "dtype", "optimizer", "method")
@@ -58,7 +64,7 @@ def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
 
 
 def read(path: str | pathlib.Path) -> dict[str, Any]:
-    """A plan file as plain data: the model that it names has to be captured before it is a plan."""
+    """The data of a plan file. Raises InputError if a key is missing or has a wrong type."""
     data = read_json(path, "plan file")
     if not isinstance(data, dict) or "raddle" not in data:
         raise InputError(f"{quote(path)} is no plan file of raddle: it has no key 'raddle'.")
@@ -77,7 +83,7 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def _defects(data: dict[str, Any]) -> Iterator[str]:
-    """What cannot be in a plan file."""
+    """Yields a phrase for each wrong entry of a plan file."""
     for name, largest in _COUNT_LIMITS.items():
         smallest = int(name != "batch")
         if type(data[name]) is not int or not smallest <= data[name] <= largest:
@@ -116,7 +122,7 @@ def _defects(data: dict[str, Any]) -> Iterator[str]:
 
 
 def _prediction_defects(predicted: dict[str, Any]) -> Iterator[str]:
-    """Of what was predicted, the figures that others are compared with."""
+    """Yields a phrase for each wrong predicted metric that other code compares or draws."""
     for name in ("step_ms", "search_s", "lower_bound_ms"):
         value = predicted.get(name)
         if value is not None and (type(value) not in (int, float) or value < 0):
@@ -163,18 +169,18 @@ def _read_tilings(texts: dict[str, str], ops: dict[str, Op], model: str) -> dict
 
 
 def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
-    """The plan for a captured graph, validated."""
+    """The plan in the data of a file, validated for a captured graph."""
     ops = {op.name: op for op in graph.ops}
     fields = {name: data[name] for name in _PLAIN_KEYS}
     fields["recompute"] = tuple(tuple(block) for block in data["recompute"])
     fields["inputs"] = tuple(data["inputs"])
     optional = {name: data.get(name, default) for name, default in _OPTIONAL_KEYS.items()}
     for name in ("stages", "workers"):
-        fields[name] = tuple(tuple(devices) for devices in optional[name])
+        fields[name] = tuple(tuple(row) for row in optional[name])
     fields["schedule"], fields["order"] = optional["schedule"], tuple(optional["order"])
     plan = Plan(tiles={}, **fields)
     if plan.fingerprint and plan.fingerprint != graph.fingerprint():
-        validate(plan, graph)  # says so before a tile does that the other graph cannot have
+        validate(plan, graph)  # raises: a clearer error than tiles that do not fit another graph
     tilings = [_read_tilings(data.get(key, {}), ops, graph.name) for key in ("tiles", "sums")]
     plan = replace(plan, tiles=tilings[0], sums=tilings[1])
     validate(plan, graph)

@@ -1,4 +1,4 @@
-"""What tiles read: regions of an operand, tile by tile, and boxes of a value, device by device."""
+"""Which regions of an operand tiles read, and so which boxes of a value devices read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from raddle.plans.tiling import Grid, Tiling
 
 
 def operand_regions(op: Op, operand: int, tiling: Tiling) -> Iterable[tuple[int, Box | None]]:
-    """By tile, its device and the region of an operand; the same for all if no split touches it."""
+    """Pairs of a device and the region of an operand that its tile reads; None: it reads nothing.
+
+    If the tiles do not split the dimensions of the operand, all read the same: then one pair a device.
+    """
     access = op.space.operands[operand]
     touched = {term.dim for index in access.indices for term in index.terms}
     touched |= set(op.space.reduced_dims) if access.added_once or access.is_factor else set()
@@ -28,7 +31,7 @@ def _regions(space: Space, box: Box) -> tuple[Box | None, ...]:
 
 
 def add_read_boxes(by_device: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:
-    """Adds the boxes of an operand that each device reads, each once; one that reads nothing has none."""
+    """Adds to `by_device` the boxes of an operand that each device reads. No box is added twice."""
     for device, region in operand_regions(op, operand, tiling):
         boxes = by_device.setdefault(device, [])
         if region is not None and region not in boxes:
@@ -36,6 +39,9 @@ def add_read_boxes(by_device: dict[int, list[Box]], op: Op, operand: int, tiling
 
 
 def add_unread_boxes(by_device: dict[int, list[Box]], shape: Sequence[int]) -> None:
-    """The first holder keeps what no operator reads: it is still updated (weight decay)."""
+    """Adds the boxes of a parameter that no operator reads to the first device in `by_device`.
+
+    They need a holder, as weight decay still updates them.
+    """
     read = dict.fromkeys(box for boxes in by_device.values() for box in boxes)
     by_device[min(by_device)].extend(subtract(Box.full(shape), read))

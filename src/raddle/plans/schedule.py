@@ -1,10 +1,15 @@
-"""A pipeline's schedule: which worker runs which stage of which micro-batch, in which order.
+"""The schedule of a pipeline: which worker runs which stage of which micro-batch, in which order.
 
-A schedule is one row of actions a worker. When an action starts follows from rows and dependencies:
+A schedule has one row of actions for each worker. A worker runs its row in order; an action also waits for
+the actions that it depends on:
 
     F(s, m) after F(s-1, m)        B(s, m) after F(s, m) and B(s+1, m)        W(s, m) after B(s, m)
 
-so times are no part of a schedule: `slots` gives them for any durations, `rows` draws them for equal ones.
+F: forward, B: backward, W: gradients of parameters. Times are not part of a schedule: `slots` computes them
+for given durations, and `rows` draws the schedule with all durations 1:
+
+    F0 F1 .. B0 .. B1       worker 0; F1: forward of micro-batch 1, ..: idle
+    .. F0 B0 F1 B1 ..       worker 1
 """
 
 from __future__ import annotations
@@ -29,7 +34,9 @@ TOKEN = re.compile(r"([FBW])([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 
 class Action(NamedTuple):
-    phase: str  # F: forward, B: backward, W: the part of the backward for parameters, where it is split
+    """One stage of one micro-batch in one phase; as text F0.1: phase F, micro-batch 0, stage 1."""
+
+    phase: str  # F: forward, B: backward, W: gradients of parameters, if the backward is split
     stage: int
     micro_batch: int
 
@@ -39,9 +46,9 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Rows by worker, each in its order. B gives all gradients unless there are W actions."""
+    """The rows of all workers. Without W actions, B computes all gradients."""
 
-    rows: tuple[tuple[Action, ...], ...]
+    rows: tuple[tuple[Action, ...], ...]  # by worker
     waits: tuple[tuple[Action, Action], ...] = ()  # the first starts after the end of the second
 
     @cached_property
@@ -58,11 +65,11 @@ class Schedule:
 
     @property
     def last_phase(self) -> str:
-        """The phase after which nothing of a micro-batch is kept."""
+        """The last phase of a stage of a micro-batch: after it, nothing has to stay in memory."""
         return "W" if self.split else "B"
 
     def worker(self, stage: int, micro_batch: int) -> int:
-        """The row that runs a stage of a micro-batch, in all its phases."""
+        """The worker that runs a stage of a micro-batch, in all phases."""
         return self._workers[stage, micro_batch]
 
     @cached_property
@@ -71,12 +78,12 @@ class Schedule:
 
     @cached_property
     def _one_stage_per_worker(self) -> bool:
-        """Whether worker w runs stage w alone, so that tokens need no stage."""
+        """Whether every worker w runs only stage w, so that F0 can be written for F0.w."""
         return all(action.stage == w for w, row in enumerate(self.rows) for action in row)
 
 
 def all_actions_in_order(schedule: Schedule) -> list[Action]:
-    """All actions in one order that rows and dependencies allow: by start in unit time, then by worker."""
+    """All actions in an order that rows and dependencies allow: by start (durations 1), then by worker."""
     times = enumerate(slots(schedule))
     starts = [(start, w, action) for w, line in times for start, _, action in line]
     return [action for _, _, action in sorted(starts)]
@@ -85,13 +92,16 @@ def all_actions_in_order(schedule: Schedule) -> list[Action]:
 def slots(
     schedule: Schedule, forward: Time = 1, backward: Time = 1, weights: Time = 1
 ) -> list[list[tuple[Time, Time, Action]]]:
-    """By worker: (start, end, action), each as early as its row and its dependencies let it."""
+    """By worker: (start, end, action), each as early as its row and its dependencies allow.
+
+    forward, backward, weights: the durations of F, B and W. Raises InputError if the schedule deadlocks.
+    """
     check_schedule(schedule)
     duration = {"F": forward, "B": backward, "W": weights}
     dependencies_of = dependencies(schedule)
     ends: dict[Action, Time] = {}
     times: list[list[tuple[Time, Time, Action]]] = [[] for _ in schedule.rows]
-    waiting: dict[Action, list[int]] = {}  # workers, by what they wait for
+    waiting: dict[Action, list[int]] = {}  # by action, the workers that wait for it
     ready = deque(range(len(schedule.rows)))
     while ready:
         w = ready.popleft()
@@ -115,7 +125,7 @@ def slots(
 
 
 def rows(schedule: Schedule) -> list[str]:
-    """The picture, one line a worker, where every action takes one unit of time; dots are idle."""
+    """Draws the schedule: a line for each worker, every action one unit of time, dots where it is idle."""
     times = slots(schedule)
     end = max(line[-1][1] for line in times if line)
     width = max(len(_token(schedule, action)) for row in schedule.rows for action in row)
@@ -131,7 +141,7 @@ def rows(schedule: Schedule) -> list[str]:
 def bubble(
     schedule: Schedule, forward: Time = 1, backward: Time = 1, weights: Time = 1
 ) -> Fraction:
-    """The idle share of workers × makespan."""
+    """The bubble: the fraction of time that workers are idle, from the first start to the last end."""
     times = slots(schedule, forward, backward, weights)
     makespan = max(line[-1][1] for line in times if line)
     busy = sum(end - start for line in times for start, end, _ in line)
@@ -139,7 +149,7 @@ def bubble(
 
 
 def peak_alive(schedule: Schedule) -> list[int]:
-    """By worker, the most (stage, micro-batch) whose F has run and whose last phase has not."""
+    """By worker, the most (stage, micro-batch) at a time whose F has run and whose last phase has not."""
     peaks = []
     for row in schedule.rows:
         now = peak = 0
@@ -151,19 +161,22 @@ def peak_alive(schedule: Schedule) -> list[int]:
 
 
 def schedule_to_text(schedule: Schedule) -> str:
-    """One line a worker, then one line for each action that waits for another."""
+    """Writes a schedule: a line for each worker, then a line for each wait."""
     lines = [" ".join(_token(schedule, action) for action in row) or "." for row in schedule.rows]
     return "\n".join([*lines, *wait_lines(schedule)])
 
 
 def wait_lines(schedule: Schedule) -> list[str]:
-    """What stands below the rows: F1.0 after B0.0."""
+    """The waits of a schedule as text, such as F1.0 after B0.0."""
     return [f"{first} after {second}" for first, second in schedule.waits]
 
 
 def schedule_from_text(text: str) -> Schedule:
-    """What `write`, `rows` or `raddle schedule` wrote: `F0 .. B0` a line, `F0.2` for stage 2, `F1.0 after
-    B0.0` for a wait; the number of its worker may stand before a row, and # begins a remark."""
+    """Reads what `schedule_to_text`, `rows` or `raddle schedule` wrote.
+
+    A line is a row such as `F0 .. B0` (`F0.2` for stage 2), or a wait such as `F1.0 after B0.0`. A row may
+    begin with the number of its worker, and # begins a comment.
+    """
     lines: list[tuple[Action, ...]] = []
     waits: list[tuple[Action, Action]] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -183,7 +196,7 @@ def schedule_from_text(text: str) -> Schedule:
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """InputError unless each phase of each stage of each micro-batch is there once, together in a row."""
+    """Raises InputError unless every action is there once, and all phases of a stage are in one row."""
     counts = Counter(action for row in schedule.rows for action in row)
     if not counts:
         raise InputError(
@@ -231,7 +244,7 @@ def _all_actions(schedule: Schedule) -> Iterator[Action]:
 
 
 def dependencies(schedule: Schedule) -> dict[Action, list[Action]]:
-    """By action, those that have ended when it starts, apart from those before it in its row."""
+    """By action, the actions that it depends on or waits for, without those before it in its row."""
     needs: dict[Action, list[Action]] = {action: [] for row in schedule.rows for action in row}
     for (phase, s, m), need in needs.items():
         if phase == "F" and s > 0:
@@ -248,8 +261,7 @@ def dependencies(schedule: Schedule) -> dict[Action, list[Action]]:
 
 
 def predecessors(schedule: Schedule) -> dict[Action, list[Action]]:
-    """By action, all that has ended when it starts: what it needs, what it waits for, and the action before
-    it in its row."""
+    """By action, its dependencies, what it waits for, and the action before it in its row."""
     predecessors = dependencies(schedule)
     for row in schedule.rows:
         for action, following in pairwise(row):
@@ -260,7 +272,7 @@ def predecessors(schedule: Schedule) -> dict[Action, list[Action]]:
 def _deadlock_message(
     schedule: Schedule, stuck: dict[int, Action], ends: dict[Action, Time]
 ) -> str:
-    """Who waits for whom, once around: `stuck` has what each worker that cannot go on waits for."""
+    """Describes a cycle of workers that wait for each other. stuck: by worker, what it waits for."""
     chain: list[int] = []
     worker = min(stuck)
     while worker not in chain:

@@ -1,7 +1,7 @@
-"""Where an operator is computed: boxes of its iteration space, each on a device.
+"""Tilings: how the iteration space of an operator is divided into tiles, each computed on a device.
 
-A grid of boxes is the common case and is kept as its cut points, so that a plan for a thousand devices
-stays small. A box may have *copies* on several devices: each computes it, every consumer reads one of them.
+Most tilings are grids. A grid is stored as its cut points, so that a plan for a thousand devices stays
+small. A tile may have *copies* on several devices: each computes it, and a consumer reads one of them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """Boxes between cut points, in row-major order; the copies of a box follow each other.
+    """A tiling into the boxes between cut points, in row-major order. Copies of a box follow each other.
 
     >>> Grid(((0, 3, 5), (0, 4)), (0, 1)).tiles[1]
     Tile(box=[3:5 0:4], device=1)
     """
 
     cuts: tuple[tuple[int, ...], ...]  # by dimension: 0, ..., size
-    devices: tuple[int, ...]
-    copies: int = 1
+    devices: tuple[int, ...]  # by tile
+    copies: int = 1  # of each box
 
     @cached_property
     def boxes(self) -> tuple[Box, ...]:
@@ -54,12 +54,13 @@ class Grid:
 
     @property
     def parts(self) -> tuple[int, ...]:
+        """By dimension, into how many parts it is split."""
         return tuple(len(c) - 1 for c in self.cuts)
 
 
 @dataclass(frozen=True)
 class Irregular:
-    """Any boxes on any devices."""
+    """A tiling into any boxes on any devices."""
 
     tiles: tuple[Tile, ...]
 
@@ -76,7 +77,7 @@ Tiling = Grid | Irregular
 
 
 def even_cuts(size: int, parts: int) -> tuple[int, ...]:
-    """Cut points of equal parts (to one element, the larger ones first)."""
+    """Cut points of equal parts; if they differ by one element, the larger parts come first."""
     return tuple(-(-size * i // parts) for i in range(parts + 1))
 
 
@@ -89,5 +90,5 @@ def uneven_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def whole_tiling(shape: Sequence[int], devices: Sequence[int]) -> Grid:
-    """Not split; with several devices, a copy on each."""
+    """A tiling that is not split. With several devices, each has a copy."""
     return Grid(tuple((0, s) for s in shape), tuple(devices), len(devices))

@@ -1,4 +1,4 @@
-"""Whether a plan fits a graph: tiles that cover every operator once, and settings that go together."""
+"""Checks that a plan fits a graph: tiles cover every operator once, and settings go together."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def validate(plan: Plan, graph: Graph) -> None:
 
 
 def validate_settings(plan: Plan) -> None:
-    """Raises InputError if what a plan says besides its tiles and stages cannot be."""
+    """Raises InputError if settings other than tiles and stages are wrong."""
     if plan.bn not in BN_SCOPES:
         raise InputError(f"bn is {quote(plan.bn)}: choose one of {', '.join(BN_SCOPES)}.")
     server = plan.server
@@ -70,7 +70,7 @@ def validate_settings(plan: Plan) -> None:
 
 
 def _difference(plan: Plan, graph: Graph) -> str:
-    """The first parameter in which a model differs from the one that was planned."""
+    """A phrase about the first parameter that differs from the model that was planned; "" if unknown."""
     if not plan.parameters:
         return ""
     shapes = parameter_shapes(graph)
@@ -86,7 +86,7 @@ def _difference(plan: Plan, graph: Graph) -> str:
 
 
 def _validate_order(plan: Plan) -> None:
-    """Whether it names all slices is seen when the plan is lowered (program/parameter_slices.py)."""
+    """The order of sums is a permutation. Lowering checks its length (program/parameter_slices.py)."""
     if plan.order and not plan.parsed_sync.collective:
         raise InputError(
             f"the plan orders {len(plan.order)} sums of slices, and sync {quote(plan.sync)} has none: "
@@ -110,17 +110,17 @@ def _validate_recompute(plan: Plan, names: set[str], model: str) -> None:
 
 
 def _validate_zero3(plan: Plan) -> None:
-    """Parameters are there while a block of a stage runs, so all of a block runs together."""
+    """With ZeRO-3, parameters are present only while a block of a stage runs: it must run as a whole."""
     if plan.split_backward:
         raise InputError(
-            f"sync is {quote(plan.sync)}, which drops parameters after their backward, and the plan gives "
-            "their gradients later: use sharded, or do not split the backward."
+            f"sync is {quote(plan.sync)}, which releases parameters after their backward, and the plan "
+            "computes their gradients later: use sharded, or do not split the backward."
         )
     stages = stage_of(plan)
     for block in plan.recompute:
         if len({stages.get(name) for name in block}) > 1:
             raise InputError(
-                f"sync is {quote(plan.sync)}, and the block of '{block[0]}', which is computed again, is "
+                f"sync is {quote(plan.sync)}, and the recomputed block of '{block[0]}' is "
                 "in several stages: use sharded, or cut it at the border of the stages."
             )
 
@@ -138,7 +138,7 @@ def _validate_sums(plan: Plan, graph: Graph) -> None:
 
 
 def validate_tiling(op: Op, tiling: Tiling, devices: int) -> None:
-    """Raises InputError if tiles overlap, leave a hole, split what is whole, or lie on no device."""
+    """Raises InputError unless the tiles cover the operator once, on devices of the plan."""
     for device in tiling.devices:
         if not 0 <= device < devices:
             raise InputError(

@@ -1,4 +1,7 @@
-"""The named schedules of pipelines, each from its paper. A new one is a file here that declares it."""
+"""The named pipeline schedules, each from its paper.
+
+To add one, put a file into this folder that defines NAMED, a tuple of NamedSchedule.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,19 @@ from raddle.plans.schedule import Schedule
 from raddle.plans.schedules.asynchronous import peak_versions, update_positions, versions_used
 
 __all__ = [
-    "ASYNCHRONOUS", "MAKERS", "NAMES", "SCHEDULES", "named_schedule", "peak_versions", "update_positions", "versions_used",
+    "ASYNCHRONOUS", "MAKERS", "NAMES", "SCHEDULES", "named_schedule", "peak_versions",
+    "update_positions", "versions_used",
 ]  # fmt: skip
 
 
 def _collect_schedules() -> dict[str, NamedSchedule]:
-    """What the files of this folder declare: those with one stage a worker, then the others."""
-    first = ["unidirectional", "zero_bubble", "bidirectional", "asynchronous"]  # the order of lists
+    """The schedules of all files in this folder, by name: first those with one stage on each worker."""
+    first = [
+        "unidirectional",
+        "zero_bubble",
+        "bidirectional",
+        "asynchronous",
+    ]  # their order in lists
     files = first + sorted({file.name for file in iter_modules(__path__)} - set(first))
     schedules = [
         schedule for file in files for schedule in import_module(f"{__name__}.{file}").NAMED
@@ -32,9 +41,11 @@ def _collect_schedules() -> dict[str, NamedSchedule]:
 
 SCHEDULES = _collect_schedules()
 NAMES = tuple(SCHEDULES)
+# By name, the function that makes a schedule with one stage on each worker.
 MAKERS = {
     schedule.name: schedule.make for schedule in SCHEDULES.values() if schedule.make_chunked is None
 }
+# By name of a schedule without a flush, the rule for weight versions (asynchronous.py).
 ASYNCHRONOUS = {
     schedule.name: schedule.version_rule for schedule in SCHEDULES.values() if schedule.version_rule
 }
@@ -43,7 +54,10 @@ ASYNCHRONOUS = {
 def named_schedule(
     name: str, stages: int, workers: int, microbatches: int, *, per_step: int | None = None
 ) -> Schedule:
-    """The schedule of a step or, where it has no flush, of a run with steps of `per_step` micro-batches."""
+    """The schedule of one step or, if it has no flush, of several steps.
+
+    per_step: micro-batches of one step; `microbatches` counts those of all steps.
+    """
     if name not in NAMES:
         raise InputError(f"there is no schedule {name!r}: use one of {', '.join(NAMES)}.")
     if min(stages, workers, microbatches) < 1:

@@ -1,7 +1,8 @@
-"""Schedules over several steps without a flush, and which weights each micro-batch then sees.
+"""Asynchronous schedules: several steps without a flush between them, and their weight versions.
 
-Micro-batch m belongs to step m // per_step. A worker updates its parameters as soon as it has all
-gradients of a step; a micro-batch's backward uses the version of its forward, which is stashed until then.
+Micro-batches are numbered over all steps: m belongs to step m // per_step. A worker updates its parameters
+as soon as it has all gradients of a step. Version v of the weights has had v updates. The backward of a
+micro-batch uses the version of its forward, which is stashed until then.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from raddle.plans.named_schedule import NamedSchedule
 from raddle.plans.schedule import Schedule
 from raddle.plans.schedules.unidirectional import one_f_one_b
 
-# s: stage, m: micro-batch, w: worker, k: step, v: version (updates that it has seen)
+# s: stage, m: micro-batch, w: worker, k: step, v: version
 
 
 def pipedream(stages: int, microbatches: int) -> Schedule:
-    """1F1B over the whole run: after the fill no worker idles. PipeDream, Narayanan et al. 2019 (SOSP).
+    """1F1B over all steps: after the warm-up no worker idles. PipeDream, Narayanan et al. 2019 (SOSP).
 
     F0 F1 F2 .. .. B0 F3 B1 F4 B2 F5 B3 .. B4 .. B5
     .. F0 F1 .. B0 F2 B1 F3 B2 F4 B3 F5 B4 .. B5 ..
@@ -30,17 +31,17 @@ def pipedream(stages: int, microbatches: int) -> Schedule:
 
 
 def two_bw(stages: int, microbatches: int) -> Schedule:
-    """PipeDream's rows; a step uses the weights of the step before the last, so two versions are enough.
+    """PipeDream's rows, but step k uses version k - 1 of the weights, so two versions are enough.
 
     PipeDream-2BW, Narayanan et al. 2021 (arXiv 2006.09503, section 3).
 
-    Differs from the paper: it wants per_step >= P; P - 1 is enough for two versions.
+    Differs from the paper: the paper requires per_step >= P; P - 1 is enough for two versions.
     """
     return one_f_one_b(stages, microbatches)
 
 
 def update_positions(schedule: Schedule, per_step: int) -> list[list[int]]:
-    """By worker and step: how many of the worker's actions come before its update."""
+    """By worker and step: how many of the worker's actions come before its update of that step."""
     steps = _steps(schedule, per_step)
     points = []
     for row in schedule.rows:
@@ -57,7 +58,7 @@ def versions_used(
 ) -> dict[tuple[int, int], int]:
     """By (stage, micro-batch): the version that its forward and its backward use.
 
-    latest: all updates that the worker has made by then. 2bw: those up to the step before the last.
+    version_rule: `latest`: all updates that the worker has made by then; `2bw`: version k - 1 in step k.
     """
     if version_rule not in ("latest", "2bw"):
         raise InputError(f"there is no rule {version_rule!r} for versions: use latest or 2bw.")
@@ -70,21 +71,20 @@ def versions_used(
             delayed = max(0, action.micro_batch // per_step - 1)
             if version_rule == "2bw" and delayed > latest:
                 raise InputError(
-                    f"micro-batch {action.micro_batch} on stage {action.stage} needs version {delayed}, but its "
-                    f"worker is at {latest}: use more than {per_step} micro-batches a step."
+                    f"micro-batch {action.micro_batch} on stage {action.stage} needs version {delayed}, "
+                    f"but its worker is at {latest}: use more than {per_step} micro-batches a step."
                 )
             used[action.stage, action.micro_batch] = latest if version_rule == "latest" else delayed
     return used
 
 
 def peak_versions(schedule: Schedule, per_step: int, version_rule: str) -> list[int]:
-    """By worker, the most versions that are needed at once: the newest, and those of backwards to come."""
+    """By worker, the most versions in memory at a time: the newest, and those of pending backwards."""
     used = versions_used(schedule, per_step, version_rule)
     peaks = []
     for row, points in zip(schedule.rows, update_positions(schedule, per_step), strict=True):
-        until = [point - 1 for point in points] + [
-            len(row) - 1
-        ]  # v is the newest until the next update
+        # By version, the last action that needs it: v is the newest until the next update.
+        until = [point - 1 for point in points] + [len(row) - 1]
         for i, action in enumerate(row):
             if action.phase in "FB":
                 v = used[action.stage, action.micro_batch]

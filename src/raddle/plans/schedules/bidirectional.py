@@ -10,8 +10,9 @@ from raddle.plans.schedule import Action, Schedule
 
 
 def gems(stages: int, microbatches: int) -> Schedule:
-    """Even micro-batches go down, odd ones up: a forward chases the backward before it. One is alive.
+    """Even micro-batches go from worker 0 to the last, odd ones from the last to worker 0.
 
+    A forward follows directly behind the backward before it, so one micro-batch is in memory at a time.
     GEMS, Jain et al. 2020 (SC20): MAST with two micro-batches, MASTER with more.
 
     F0.0 .... .... .... .... B0.0 F1.2 B1.2 .... ....
@@ -28,12 +29,12 @@ def gems(stages: int, microbatches: int) -> Schedule:
 
 
 def gems_basic(stages: int, microbatches: int) -> Schedule:
-    """GEMS without overlap: a forward waits until the backward before it has ended on all workers.
+    """GEMS without overlap: a forward waits until the backward of the micro-batch before it has ended.
 
     F0.0 .... .... B0.0 .... F1.1 B1.1 ....
     .... F0.1 B0.1 .... F1.0 .... .... B1.0
 
-    Differs from the paper: it has one pair a step; here pairs follow each other like the halves of a pair.
+    Differs from the paper: the paper has one pair of micro-batches in a step, here there may be more.
     """
     overlapped = gems(stages, microbatches)
     waits = ((Action("F", 0, m), Action("B", 0, m - 1)) for m in range(1, microbatches))
@@ -41,7 +42,7 @@ def gems_basic(stages: int, microbatches: int) -> Schedule:
 
 
 def chimera(stages: int, microbatches: int) -> Schedule:
-    """Of each P micro-batches half go down and half go up; the next P fill the bubbles. P is even.
+    """Half of each P micro-batches go down the workers, half go up; the next P fill the bubbles.
 
     Chimera, Li & Hoefler 2021 (SC21, section 3, with direct concatenation).
 
@@ -50,12 +51,11 @@ def chimera(stages: int, microbatches: int) -> Schedule:
     .... F2.1 F0.2 F3.1 F1.2 B0.2 B2.1 B1.2 B3.1 ....
     F2.0 F3.0 .... F0.3 B0.3 F1.3 B1.3 B2.0 .... B3.0
 
-    In unit time, the i-th micro-batch of either way is forward on stage s at s + 2i and backward at
-    2P-1-s + 2i; a group starts 2P after the one before. As P is even, a worker's four streams never meet:
+    P is even. With durations 1, the i-th micro-batch of either direction runs stage s forward at time s +
+    2i and backward at 2P-1-s + 2i; a group of P starts 2P after the one before. The four kinds of actions
+    of a worker w never collide: down F and up B are at times of w's parity, up F and down B at the others.
 
-        down F and up B at times of w's parity, up F and down B at the others.
-
-    Differs from the paper: a last group of fewer than P micro-batches is halved, the odd one goes down.
+    Differs from the paper: the last group may have fewer than P micro-batches; if odd, one more goes down.
     """
     if stages % 2:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Schedules in which every micro-batch goes down the same workers, with a flush at the end of the step."""
+"""Schedules in which all micro-batches pass the workers in the same order, with a flush after the step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raddle.plans.schedule import Action, Schedule
 
 
 def sequential(stages: int, microbatches: int) -> Schedule:
-    """Plain model parallelism: a micro-batch's forward and backward, then the next one's.
+    """Plain model parallelism: forward and backward of a micro-batch, then those of the next one.
 
     F0 .. .. B0 F1 .. .. B1
     .. F0 B0 .. .. F1 B1 ..
@@ -24,7 +24,7 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
     F0 F1 F2 .. .. B2 B1 B0
     .. F0 F1 F2 B2 B1 B0 ..
 
-    Differs from the paper: recomputation is the plan's, not the schedule's.
+    Differs from the paper: recomputation is a setting of the plan, not of the schedule.
     """
     forwards = [("F", m) for m in range(microbatches)]
     backwards = [("B", m) for m in reversed(range(microbatches))]
@@ -63,8 +63,8 @@ def interleaved(stages: int, workers: int, microbatches: int) -> Schedule:
     F0.0 F1.0 F0.2 F1.2 F2.0 B0.2 F3.0 B1.2 F2.2 B0.0 F3.2 B1.0 .... B2.2 .... B3.2 B2.0 B3.0
     .... F0.1 F1.1 F0.3 B0.3 F1.3 B1.3 F2.1 B0.1 F3.1 B1.1 F2.3 B2.3 F3.3 B3.3 B2.1 B3.1 ....
 
-    Differs from the paper: where M is no multiple of P, the rows are those of the next multiple without the
-    micro-batches that are not there, which cannot deadlock either. With v = 1 it is 1F1B.
+    Differs from the paper: M need not be a multiple of P. Then the rows are those of the next multiple,
+    without the extra micro-batches; this cannot deadlock either. With v = 1 it is 1F1B.
     """
     chunks = stages // workers
     if chunks == 1:
@@ -82,14 +82,14 @@ def interleaved(stages: int, workers: int, microbatches: int) -> Schedule:
 
 
 def _visit(k: int, chunks: int, workers: int) -> tuple[int, int]:
-    """(chunk, micro-batch) of a worker's k-th forward: P micro-batches through a chunk, then the next."""
+    """(chunk, micro-batch) of a worker's k-th forward: P micro-batches of one chunk, then of the next."""
     group, index_in_group = divmod(k, workers * chunks)
     chunk, i = divmod(index_in_group, workers)
     return chunk, group * workers + i
 
 
 def _alternate(forwards: list[Action], backwards: list[Action], ahead: int) -> tuple[Action, ...]:
-    """`ahead` forwards, then a backward and a forward in turn, then the backwards that are left."""
+    """A row of `ahead` forwards, then backwards and forwards in turn, then the remaining backwards."""
     row = forwards[:ahead]
     for i, backward in enumerate(backwards):
         row.append(backward)

@@ -1,15 +1,18 @@
-"""How copies of a parameter agree: the kinds that `plan.sync` may name, one file each.
+"""The sync kinds: how copies of a parameter are synchronised. `plan.sync` names one, with options.
 
-    allreduce          summed in buckets on all holders, which update their copies; allreduce:bf16, :fp16
-    sharded            every holder is the home of an equal share of the rows
-    sharded:parameters the same, and only homes keep rows: all others pull them before each use
-    ps                 homes are servers, spread over the holders: ps:distributed,sliced,greedy,ssp=2
-    p3                 slices of ps, the most urgent first, without a barrier: p3:slice=50000
-    p3:collective      the same slices without homes: each is all-reduced, and updated on all holders
-    server, server:D   ps of whole parameters on their first holder, or on device D
+A holder is a device that has a copy of a parameter, or of a part of it. A server is the device that updates
+a parameter or a slice of it: holders push gradients to it, and pull the result.
 
-A new kind is a file with a `KIND`, and its name in `KINDS` below. Whoever needs to know how a way behaves
-asks a trait of `Sync`, never for its kind.
+    allreduce           gradients are all-reduced in buckets, and all holders update; allreduce:bf16, :fp16
+    sharded             ZeRO-2: the rows of a parameter are sharded; every holder is the server of its shard
+    sharded:parameters  ZeRO-3: the same, and a holder keeps only its shard: others pull it before each use
+    ps                  parameter servers, by default on all holders: ps:distributed,sliced,greedy,ssp=2
+    p3                  ps with slices, the most urgent first, and no barrier: p3:slice=50000
+    p3:collective       the same slices without servers: each is all-reduced, and updated on all holders
+    server, server:D    whole parameters are updated on their first holder, or on device D, in program order
+
+A new kind is a file here with a `KIND`, and an entry in `KINDS` below. Other code asks for a property of
+`Sync`, such as `zero3`, not for a certain kind.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ for _file in iter_modules(__path__):
 
 @lru_cache(maxsize=1024)
 def read_sync(text: str) -> Sync:
-    """Raises InputError for what is not a way to synchronise."""
+    """Parses `plan.sync`, such as "ps:sliced,greedy". Raises InputError if it is not a sync kind."""
     name, _, option_text = text.partition(":")
     options = [w for w in option_text.split(",") if w]
     try:
@@ -65,7 +68,10 @@ def read_sync(text: str) -> Sync:
 
 
 def check_wire_dtype(text: str, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Raises InputError for parameters whose gradients cannot travel in a narrower type."""
+    """Raises InputError if a parameter's gradient cannot be sent in the compressed type of a sync kind.
+
+    dtypes: by parameter.
+    """
     narrow = read_sync(text).wire_dtype
     for name, dtype in dtypes.items() if narrow else ():
         if dtype.is_complex:

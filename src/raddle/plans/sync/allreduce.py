@@ -1,4 +1,7 @@
-"""`allreduce`: gradients are summed in buckets on all holders, which update their copies; :bf16, :fp16."""
+"""`allreduce`: gradients are all-reduced in buckets, and all holders update their copies.
+
+Options: `bf16` or `fp16` compress gradients to this type while they are sent.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from typing import ClassVar
 
 from raddle.plans.sync.sync_kind import Sync, SyncKind
 
-WIRE_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+WIRE_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # option -> type in which gradients are sent
 
 
 class AllReduce(Sync):
-    """Gradients are summed in buckets, and all holders update all of a parameter."""
+    """Gradients are all-reduced in buckets, and every holder updates its copy."""
 
     bucketed: ClassVar[bool] = True
 

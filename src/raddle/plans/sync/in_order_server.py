@@ -1,6 +1,7 @@
 """`server`, `server:D`: whole parameters are updated on their first holder, or on device D.
 
-Devices send to it and receive from it in the program's order, with one update at the end of a step.
+Pushes, updates and pulls are instructions in the order of the program, like any other: nothing runs
+concurrently in the background, as with `ps`. A parameter is updated once, at the end of a step.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from raddle.plans.sync.sync_kind import NUMBER, Sync, SyncKind, check_at_most_on
 
 
 class InOrderServer(Sync):
-    """A server that devices send to and receive from in the program's order."""
+    """One server for each parameter; devices push and pull in the order of the program."""
 
     in_order_server: ClassVar[bool] = True
 

@@ -1,4 +1,6 @@
-"""`p3`: slices of servers, the most urgent first, without a barrier; `p3:collective`: all-reduced slices.
+"""`p3`: slices on parameter servers, the most urgent first; `p3:collective`: all-reduced slices.
+
+The slices that the next forward uses first are sent first, and there is no barrier between steps.
 
 Paper: "Priority-based Parameter Propagation for Distributed DNN Training" (Jayarajan et al., MLSys 2019).
 """
@@ -17,16 +19,16 @@ COLLECTIVE = "collective"
 
 
 class P3(Servers):
-    """Slices on servers: what the next forward needs first travels first."""
+    """Slices on servers, sent by priority."""
 
     by_priority: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class CollectiveSlices(Sync):
-    """The same slices without homes: each is all-reduced, and updated on all holders."""
+    """The same slices without servers: each is all-reduced, and updated on all holders."""
 
-    slice: int = DEFAULT_SLICE
+    slice: int = DEFAULT_SLICE  # elements
     collective: ClassVar[bool] = True
     by_priority: ClassVar[bool] = True
 
@@ -43,7 +45,7 @@ def _parse(options: Sequence[str]) -> Sync:
         return P3(**fields | parse_options(options))
     sizes = [option for option in options if option != COLLECTIVE]
     for other in sizes:
-        if not other.startswith("slice="):  # all others say where homes are
+        if not other.startswith("slice="):  # the other options are about servers
             raise UnreadableOption(other)
     return CollectiveSlices(**parse_options(sizes))
 

@@ -1,4 +1,7 @@
-"""Which of its holders is the home of a slice: they take turns, or the one that has least gets it."""
+"""Assigns slices to servers: each slice gets one of its holders.
+
+Both functions take, by slice, its size in elements and its holders, and return by slice its server.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 
 
 def round_robin(sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
-    """Holders take turns."""
+    """The holders take turns, separately for each set of holders."""
     servers = []
     turns: dict[tuple[int, ...], int] = {}
     for group in map(tuple, holders):
@@ -17,7 +20,7 @@ def round_robin(sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[
 
 
 def greedy(sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
-    """The largest that is left goes to the holder that has least."""
+    """From the largest slice to the smallest: each goes to its holder with the least load so far."""
     servers = [-1] * len(sizes)
     load: dict[int, int] = {}
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):

@@ -1,8 +1,11 @@
-"""`ps`: homes are servers, spread over the holders: ps:distributed,sliced,greedy,ssp=2.
+"""`ps`: parameter servers, such as ps:distributed,sliced,greedy,ssp=2.
 
-Words: a device (one server there), `one` (on device 0) or `distributed`; `whole`, `sliced` or `slice=N`
-elements; `round-robin` or `greedy`; `sync`, `async` or `ssp=S`: no worker is more than S steps ahead of the
-slowest.
+Options:
+    D, one, distributed    one server on device D, or on device 0, or all holders are servers (default)
+    whole, sliced, slice=N whole parameters (default), or slices of about N elements
+    round-robin, greedy    how slices are assigned to distributed servers (server_assignment.py)
+    sync, async, ssp=S     synchronous (default), asynchronous, or stale-synchronous: no worker is more than
+                           S steps ahead of the slowest
 """
 
 from __future__ import annotations
@@ -14,14 +17,9 @@ from typing import Any
 from raddle.plans.sync.server_assignment import greedy, round_robin
 from raddle.plans.sync.sync_kind import NUMBER, Sync, SyncKind, UnreadableOption
 
-DEFAULT_SLICE = 250_000  # elements: fills a link of 1 Gbit/s with two of them under way
-PLACEMENT_OPTIONS = (
-    NUMBER,
-    "one",
-    "distributed",
-    "round-robin",
-    "greedy",
-)  # words that say where homes are
+DEFAULT_SLICE = 250_000  # elements: two slices on their way fill a link of 1 Gbit/s
+PLACEMENT_OPTIONS = (NUMBER, "one", "distributed", "round-robin", "greedy")
+# By option, the fields of Servers that it sets.
 _OPTION_FIELDS: dict[str, dict[str, Any]] = {
     "one": {"server": 0},
     "distributed": {"server": None},
@@ -36,9 +34,10 @@ _OPTION_FIELDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Servers(Sync):
-    """Parameters, or their slices, are updated on one `server`, or on those of `spread`."""
+    """Parameters or slices are updated on `server` or, if it is None, on those that `spread` assigns."""
 
     slice: int = 0  # elements; 0: whole parameters
+    # Slice sizes and, by slice, its holders -> by slice, its server.
     spread: Callable[[Sequence[int], Sequence[Sequence[int]]], list[int]] = round_robin
 
     def slice_count(self, elements: int, holders: int) -> int:
@@ -51,7 +50,7 @@ class Servers(Sync):
 
 
 def parse_options(options: Sequence[str]) -> dict[str, Any]:
-    """Fields of Servers; the last word that says something of a field holds."""
+    """The fields of Servers that options set. Of two options for one field, the last counts."""
     fields: dict[str, Any] = {}
     for option in options:
         name, _, number = option.partition("=")

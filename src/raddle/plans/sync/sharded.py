@@ -1,4 +1,4 @@
-"""`sharded`: holders update equal shares of the rows; `sharded:parameters`: and they alone keep them."""
+"""`sharded` (ZeRO-2) and `sharded:parameters` (ZeRO-3): every holder updates its shard of the rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raddle.plans.sync.sync_kind import Sync, SyncKind, check_at_most_one
 
 
 class Sharded(Sync):
-    """Every holder is the home of an equal share of the rows (ZeRO-2)."""
+    """ZeRO-2: rows are divided into equal shards, and every holder is the server of one."""
 
     def slice_count(self, elements: int, holders: int) -> int:
         return holders
@@ -20,7 +20,7 @@ class Sharded(Sync):
 
 
 class Zero3(Sharded):
-    """Only homes keep rows: all others pull them before each use (ZeRO-3)."""
+    """ZeRO-3: a holder keeps only its shard of the parameters, and pulls the others before each use."""
 
     zero3: ClassVar[bool] = True
 

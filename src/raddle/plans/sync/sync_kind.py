@@ -1,4 +1,7 @@
-"""A way to synchronise parameters: what the rest of the program asks of it, and how a plan writes it."""
+"""The base class of sync kinds, with the properties that other code asks for, and their declaration.
+
+`Sync` is a sync kind with its options, as parsed from a plan. `SyncKind` declares how a kind is written.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +11,34 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-NUMBER = "[0-9]{1,9}"
+NUMBER = "[0-9]{1,9}"  # regular expression of a number in an option
 
 
 @dataclass(frozen=True)
 class Sync(ABC):
-    """How copies of a parameter agree. A kind sets what differs from these, and says who updates what."""
+    """How copies of a parameter are synchronised. A kind overrides what differs from these defaults."""
 
-    server: int | None = None  # the device that updates all parameters
-    staleness: int | None = 0  # steps that a worker may be ahead; None: no bound
-    wire_dtype: str = ""  # the type in which gradients travel
+    server: int | None = None  # the one device that updates all parameters, if the plan names it
+    staleness: int | None = 0  # steps that a worker may be ahead of the slowest; None: no bound
+    wire_dtype: str = ""  # type to which gradients are compressed while they are sent; "": none
 
     bucketed: ClassVar[bool] = False  # gradients are all-reduced in buckets, and all holders update
-    in_order_server: ClassVar[bool] = (
-        False  # messages and updates stand in the program's order, not beside it
-    )
-    zero3: ClassVar[bool] = (
-        False  # rows are at their homes alone, and elsewhere while they are used
-    )
-    collective: ClassVar[bool] = (
-        False  # slices have no homes: all-reduced, in one order of all ranks
-    )
+    # Whole parameters are updated on a server, with pushes and pulls in the order of the program.
+    in_order_server: ClassVar[bool] = False
+    # A holder keeps only its shard; other rows are gathered before use and released after it.
+    zero3: ClassVar[bool] = False
+    # Slices have no servers: they are all-reduced, in the same order on all ranks.
+    collective: ClassVar[bool] = False
     by_priority: ClassVar[bool] = False  # the most urgent slice first, and no barrier after a step
 
     @property
     def has_servers(self) -> bool:
-        """Whether parameters are updated at a home, not on every holder."""
+        """Whether a parameter or slice is updated on a server, not on every holder."""
         return not self.bucketed and not self.collective
 
     @property
     def sliced(self) -> bool:
-        """Whether slices are summed and updated one by one, while others compute."""
+        """Whether slices are synchronised one by one, concurrently with computation."""
         return not self.bucketed and not self.in_order_server
 
     @property
@@ -47,11 +47,14 @@ class Sync(ABC):
 
     @property
     def allows_overlap(self) -> bool:
-        """Whether a step may begin before the one before has updated its parameters."""
+        """Whether asynchronous schedules may use it: a step begins before all updates of the last one."""
         return False
 
     def row_ranges(self, shape: Sequence[int], holders: int) -> list[tuple[int, int]]:
-        """Slices of a tensor as ranges of rows; one if it has no rows."""
+        """Divides a tensor into slices: ranges of its rows. A scalar is one slice.
+
+        holders: how many devices hold the tensor.
+        """
         if not shape or not shape[0]:
             return [(0, 1)] if not shape else []
         length, elements = shape[0], 1
@@ -63,33 +66,36 @@ class Sync(ABC):
 
     @abstractmethod
     def slice_count(self, elements: int, holders: int) -> int:
-        """Slices of a tensor with so many elements on so many devices, if it has as many rows."""
+        """Into how many slices a tensor is cut, if it has enough rows.
+
+        elements: of the tensor. holders: how many devices hold it.
+        """
 
     @abstractmethod
     def assign_servers(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
-        """By slice, its home: one of its holders, or the server; -1 where all holders update it."""
+        """By slice, its server; -1 if all holders update it.
+
+        sizes, holders: by slice, its elements and the devices that hold it.
+        """
 
     def region_server(self, holders: Sequence[int]) -> int:
-        """The home of a share before it is cut into slices; -1 if it has none."""
+        """The server of a whole region with these holders; -1 if it has none."""
         return -1 if self.server is None else self.server
 
 
 @dataclass(frozen=True)
 class SyncKind:
-    """How ways of a kind are written: a name, and words that may follow it.
-
-    `read` makes a way of the words, all of which match a pattern of `words`; it raises Unreadable for
-    words that do not go together.
-    """
+    """The declaration of a sync kind: how plans write it, as in `name:option,option`."""
 
     name: str
-    option_patterns: tuple[str, ...]
-    examples: tuple[str, ...]
+    option_patterns: tuple[str, ...]  # regular expressions of the options that may follow
+    examples: tuple[str, ...]  # for error messages
+    # Options, each of which matches a pattern -> Sync; UnreadableOption if they contradict each other.
     parse: Callable[[Sequence[str]], Sync]
 
 
 class UnreadableOption(Exception):
-    """A word that does not belong where it stands."""
+    """An option that the sync kind does not have, or that does not go with the others."""
 
     def __init__(self, option: str) -> None:
         super().__init__(option)
