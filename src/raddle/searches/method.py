@@ -1,8 +1,9 @@
 """The base classes of methods: a method is a named way to give every operator of a graph its tiles.
 
-What other code must know about a method is an attribute of the method; no code asks for its name. To add a
-search, write a folder with a subclass of `Search` and add a line to registry.py. Modules that need numba
-are imported inside `search`, so that listing the methods does not load numba.
+A tile is a part of an operator's work, on one device. What other code must know about a method is an
+attribute of the method; no code asks for its name. To add a search, write a folder with a subclass of
+`Search` and add a line to registry.py. Modules that need numba are imported inside `search`, so that
+listing the methods does not load numba.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 features.*=n/4            the samples in four parts, on devices 0 to 3
 classifier.*=c/4          the channels in four parts, on devices 0 to 3
 layer1.*=n/2 h/2 @4-7     samples and height in two parts each, on devices 4 to 7
+
+A letter such as n, c or h names a dimension. A pin applies to the whole group of a matching operator
+(groups.py).
 """
 
 from __future__ import annotations

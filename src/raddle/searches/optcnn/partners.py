@@ -19,7 +19,7 @@ from raddle.searches.optcnn.ranges import Array, combination_ids
 class Partners(NamedTuple):
     """The partners of each device, as arrays [x, d].
 
-    Partial sums may have copies. A device is a partner of devices with the same number of copy.
+    If partial sums have copies, the first copies are partners of each other, and so are the second ones.
     """
 
     rank: Array  # position of the device among its partners
