@@ -19,7 +19,7 @@ from raddle.searches.baselines import BASELINES
 from raddle.searches.comparison import compare, plan_and_predict
 from raddle.searches.settings import Settings
 
-ASKED = Settings(budget=0.2, proposals=10)
+SETTINGS = Settings(budget=0.2, proposals=10)
 ON = "p100:1x2"
 
 # The parts of `auto` besides the baselines, and the functions that do them.
@@ -63,7 +63,7 @@ def test_auto_goes_on_without_a_part_that_fails(
     graph, on = small("mlp-tiny")[1], cluster(ON)
     break_part(monkeypatch, name)
     with pytest.warns(FailedCandidate, match=f"'{name}' failed and was left out: ZeroDivision"):
-        plan, row, _ = plan_and_predict(graph, on, "auto", settings=ASKED)
+        plan, row, _ = plan_and_predict(graph, on, "auto", settings=SETTINGS)
     where = rf"ZeroDivisionError: a mistake ({__file__.rsplit('/')[-1]}:"
     assert failures(row).keys() == {name}
     assert failures(row)[name].startswith(where)
@@ -78,13 +78,13 @@ def test_a_candidate_that_cannot_be_simulated_is_left_out(monkeypatch: pytest.Mo
     graph, on = small("mlp-tiny")[1], cluster(ON)
     real, calls = candidates.simulate_steps, []
 
-    def first_fails(*given: Any) -> Any:
-        calls.append(given)
-        return broken() if len(calls) == 1 else real(*given)
+    def first_fails(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return broken() if len(calls) == 1 else real(*arguments)
 
     monkeypatch.setattr(candidates, "simulate_steps", first_fails)
     with pytest.warns(FailedCandidate):
-        row = plan_and_predict(graph, on, "auto", settings=ASKED).row
+        row = plan_and_predict(graph, on, "auto", settings=SETTINGS).row
     assert len(failures(row)) == 1
     assert row["fits"]
 
@@ -97,7 +97,7 @@ def test_if_all_fail_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
         pytest.warns(FailedCandidate),
         pytest.raises(InputError, match=r"auto found no plan for .*: .*ZeroDivisionError.*more"),
     ):
-        plan_and_predict(graph, on, "auto", settings=ASKED)
+        plan_and_predict(graph, on, "auto", settings=SETTINGS)
 
 
 def test_what_cannot_be_applied_is_reported_without_a_warning() -> None:
@@ -105,7 +105,7 @@ def test_what_cannot_be_applied_is_reported_without_a_warning() -> None:
     graph, on = small("lenet-tiny")[1], cluster("p100:4x4")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        row = plan_and_predict(graph, on, "auto", settings=ASKED).row
+        row = plan_and_predict(graph, on, "auto", settings=SETTINGS).row
     (data,) = (f for f in row["failed"] if f["name"] == "data")
     assert data["refused"]
     assert "batch of" in data["error"]
@@ -138,7 +138,9 @@ def test_the_command_says_so_on_stderr_and_in_its_json(
     )
     with pytest.warns(FailedCandidate) as caught, pytest.raises(SystemExit, match="0"):
         cli.main()
-    said = warnings.formatwarning(caught[0].message, caught[0].category, "file.py", 1)
-    assert said.startswith("raddle: 'owt' failed and was left out: ZeroDivisionError: a mistake (")
-    assert said.count("\n") == 1
+    warning = warnings.formatwarning(caught[0].message, caught[0].category, "file.py", 1)
+    assert warning.startswith(
+        "raddle: 'owt' failed and was left out: ZeroDivisionError: a mistake ("
+    )
+    assert warning.count("\n") == 1
     assert failures(json.loads(capsys.readouterr().out)).keys() == {"owt"}

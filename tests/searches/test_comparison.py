@@ -60,8 +60,8 @@ def test_one_plan_has_the_speedup_that_it_has_among_others(graph) -> None:
 
 def test_a_pipeline_is_held_against_data_parallelism_with_its_whole_batch(graph) -> None:
     on = cluster("p100:1x2")
-    asked = Settings(budget=0.2, schedule="1f1b", microbatches=4)
-    pipeline = plan_and_predict(graph, on, "pipeline", settings=asked)
+    options = Settings(budget=0.2, schedule="1f1b", microbatches=4)
+    pipeline = plan_and_predict(graph, on, "pipeline", settings=options)
     data = plan_and_predict(graph, on, "data", settings=Settings(bn="global"))
     expected = data.row["step_ms"] / pipeline.row["step_ms"]
     assert speedup_over_data(pipeline) == pytest.approx(expected)

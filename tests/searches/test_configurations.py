@@ -133,10 +133,10 @@ def test_degrees_are_counted_as_in_the_paper() -> None:
     wide = type(conv)(conv.members, conv.letters, (1024,) * 5, conv.reduced)
     counts = [len(list(degrees(wide, n))) for n in (4, 16, 64, 256, 1024)]
     assert counts == [15, 70, 210, 495, 1001]
-    every = list(degrees(wide, 6, powers_of_two=False, reduction=True))
-    assert len(every) == len(set(every))
-    assert all(math.prod(parts) <= 6 for parts in every)
-    assert (3, 1, 1, 1, 2) in every
+    all_degrees = list(degrees(wide, 6, powers_of_two=False, reduction=True))
+    assert len(all_degrees) == len(set(all_degrees))
+    assert all(math.prod(parts) <= 6 for parts in all_degrees)
+    assert (3, 1, 1, 1, 2) in all_degrees
 
 
 @given(st.integers(1, 50), st.lists(st.integers(1, 9), min_size=1, max_size=6))

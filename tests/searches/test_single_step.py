@@ -82,8 +82,10 @@ def test_searches_find_plans_for_it(method: str) -> None:
 
 def test_what_is_chosen_after_the_tiles_is_said() -> None:
     graph, on = small("lenet-tiny")[1], cluster(ON)
-    asked = Settings(budget=1, proposals=20, sync="allreduce")
-    assert plan_and_predict(graph, on, "flexflow", settings=asked).row["searched_as"] is None
-    asked = replace(asked, schedule="threaded:2")
-    said = plan_and_predict(graph, on, "flexflow", settings=asked).plan.predicted["searched_as"]
-    assert said == "steps that do not overlap in place of threaded:2"
+    options = Settings(budget=1, proposals=20, sync="allreduce")
+    assert plan_and_predict(graph, on, "flexflow", settings=options).row["searched_as"] is None
+    options = replace(options, schedule="threaded:2")
+    searched_as = plan_and_predict(graph, on, "flexflow", settings=options).plan.predicted[
+        "searched_as"
+    ]
+    assert searched_as == "steps that do not overlap in place of threaded:2"

@@ -68,10 +68,10 @@ def test_what_is_compiled_amid_a_search_does_not_count(
 ) -> None:
     real = BASELINES["data"]
 
-    def slow(*given: Any) -> Any:
+    def slow(*arguments: Any) -> Any:
         time.now += SEARCHING
         assert compiles() == 42
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setitem(BASELINES, "data", slow)
     with install_listener("numba:compile", Compiling(time)):
@@ -87,9 +87,9 @@ def test_what_is_captured_amid_a_search_does_not_count(
     graph = capture(model, [torch.zeros(4, 4, device="meta")], loss=torch.sum)
     real = capturing.capture
 
-    def slow(*given: Any, **named: Any) -> Any:
+    def slow(*arguments: Any, **named: Any) -> Any:
         time.now += COMPILING
-        return real(*given, **named)
+        return real(*arguments, **named)
 
     monkeypatch.setattr(capturing, "capture", slow)
     assert graph.for_batch(3).batch == 3

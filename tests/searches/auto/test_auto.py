@@ -53,8 +53,8 @@ MACHINES = ("p100:1x4", "k80:2x2", "local:2", "skylake-10gbe:4x1")
 )
 def test_it_is_never_slower_than_a_method_that_fits(model: str, machine: str) -> None:
     graph, on = small(model)[1], cluster(machine)
-    asked = Settings(budget=2, proposals=300)
-    rows = compare(graph, on, [*BASELINES, "optcnn", "flexflow", "auto"], settings=asked)
+    options = Settings(budget=2, proposals=300)
+    rows = compare(graph, on, [*BASELINES, "optcnn", "flexflow", "auto"], settings=options)
     (auto,) = (row for row in rows if row["method"] == "auto")
     for row in rows:
         if row["step_ms"] is not None and row["fits"]:
@@ -126,8 +126,8 @@ def test_slow_devices_get_smaller_parts() -> None:
 
 def test_the_same_seed_gives_the_same_plan() -> None:
     graph, on = small("lenet-tiny")[1], cluster("p100:1x4")
-    asked = Settings(budget=60, proposals=400, seed=7)
-    one, two = (plan_and_predict(graph, on, "auto", settings=asked)[0] for _ in range(2))
+    options = Settings(budget=60, proposals=400, seed=7)
+    one, two = (plan_and_predict(graph, on, "auto", settings=options)[0] for _ in range(2))
     assert one.tiles == two.tiles
 
 
@@ -142,12 +142,12 @@ def test_an_interrupt_keeps_the_best_so_far(when: int) -> None:
         if len(progress) == when:
             raise KeyboardInterrupt
 
-    asked = Settings(budget=60, proposals=600 if when > 2 else None, on_progress=interrupt)
+    options = Settings(budget=60, proposals=600 if when > 2 else None, on_progress=interrupt)
     if when == 1:
         with pytest.raises(KeyboardInterrupt):  # there is nothing to keep yet
-            plan_and_predict(graph, on, "auto", settings=asked)
+            plan_and_predict(graph, on, "auto", settings=options)
         return
-    _, row, _ = plan_and_predict(graph, on, "auto", settings=asked)
+    _, row, _ = plan_and_predict(graph, on, "auto", settings=options)
     assert row["stopped"] == "interrupt"
     assert row["fits"]
     assert row["step_ms"] <= plan_and_predict(graph, on, "data")[1]["step_ms"]

@@ -24,11 +24,11 @@ def test_no_other_runs_have_a_smaller_load(data: st.DataObject, devices: int, la
     runs = balanced_runs(loads)
     assert [a for a, _ in runs] == [0, *(b for _, b in runs[:-1])]
     assert runs[-1][1] == layers
-    every = (
+    all_runs = (
         list(zip((0, *points), (*points, layers), strict=True))
         for points in combinations_with_replacement(range(layers + 1), devices - 1)
     )
-    assert load(loads, runs) == min(load(loads, cut) for cut in every)
+    assert load(loads, runs) == min(load(loads, cut) for cut in all_runs)
 
 
 def mixed(slow: int, fast: int) -> Cluster:

@@ -104,8 +104,8 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
         if len(progress) == 2:
             raise KeyboardInterrupt
 
-    asked = Settings(budget=60, on_progress=interrupt)
-    result = flexflow(graph, on, asked, {"data": BASELINES["data"](graph, on)})
+    options = Settings(budget=60, on_progress=interrupt)
+    result = flexflow(graph, on, options, {"data": BASELINES["data"](graph, on)})
     assert result.stopped == "interrupt"
     lower(graph, Plan(result.tiles, 4, bn="local"))
 

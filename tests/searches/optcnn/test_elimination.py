@@ -37,8 +37,8 @@ def exhaustive(nodes: list[np.ndarray], edges: list[Edge]) -> float:
 
 
 def added_up(nodes: list[np.ndarray], edges: list[Edge], choice: tuple[int, ...]) -> float:
-    alone = sum(float(node[x]) for node, x in zip(nodes, choice, strict=True))
-    return alone + sum(float(cost[choice[i], choice[j]]) for i, j, cost in edges)
+    node_costs = sum(float(node[x]) for node, x in zip(nodes, choice, strict=True))
+    return node_costs + sum(float(cost[choice[i], choice[j]]) for i, j, cost in edges)
 
 
 # -- graphs --------------------------------------------------------------------------------------
@@ -186,9 +186,9 @@ def test_bounds_hold_for_all_choices(pairs: Pairs, seed: int, quantile: float) -
         assert part.bound <= costs.min() + 1e-6
         for node, kept in enumerate(part.allowed):
             assert set(np.nonzero(costs < cost)[node]) <= set(kept)
-        few, some = branch_and_bound._restrict(nodes, edges, part.allowed)
+        few_nodes, few_edges = branch_and_bound._restrict(nodes, edges, part.allowed)
         if any(len(kept) > 1 for kept in part.allowed):
-            for child in branch_and_bound._branch(few, some, incident, part, count()):
+            for child in branch_and_bound._branch(few_nodes, few_edges, incident, part, count()):
                 assert child.bound <= costs[np.ix_(*child.allowed)].min() + 1e-6
     else:
         assert costs.min() >= cost
@@ -321,8 +321,8 @@ def blocks(count: int, configurations: int, *, shared: bool) -> Problem:
 
 
 def test_equal_products_are_done_once() -> None:
-    apart, shared = (solve(*blocks(6, 3, shared=shared)) for shared in (False, True))
-    assert apart.counts.products == 18  # three for each block
+    separate, shared = (solve(*blocks(6, 3, shared=shared)) for shared in (False, True))
+    assert separate.counts.products == 18  # three for each block
     assert shared.counts.products == 6  # the first and the last block are eliminated in other ways
     assert solve(*blocks(12, 3, shared=True)).counts.products == 6
     copied = [edge._replace(cost=edge.cost.copy()) for edge in blocks(6, 3, shared=True)[1]]

@@ -150,7 +150,7 @@ def assert_laid_out(group: Group, layouts: tuple[MemberLayout, ...]) -> None:
                 assert tuple(needs) == op.space.regions(box), op.name
 
 
-def moved(
+def transfer_seconds_by_pair(
     tables: Tables, recount: Recount, choice: list[int]
 ) -> dict[tuple[int, int], list[float]]:
     """For each pair of groups, the transfer seconds of each operator of the second that reads the first."""
@@ -165,9 +165,9 @@ def moved(
             producer, output = recount.made_by.get(name, (op, 0))
             g, h = of.get(producer.name), of[op.name]
             if g is not None and g != h:
-                there, here = tilings[g][producer.name], tilings[h][op.name]
+                source, target = tilings[g][producer.name], tilings[h][op.name]
                 seconds.setdefault((g, h), []).append(
-                    recount.transfer_seconds(producer, output, there, op, operand, here)
+                    recount.transfer_seconds(producer, output, source, op, operand, target)
                 )
     return seconds
 
@@ -203,7 +203,7 @@ def test_tables_are_what_a_recount_finds_and_choices_are_plans(
     for g, x in enumerate(choice):
         seconds = recount.compute_seconds(tables.groups[g], chosen[g])
         assert tables.compute[g][x] == pytest.approx(seconds, rel=1e-6)
-    for (g, h), readers in moved(tables, recount, choice).items():
+    for (g, h), readers in transfer_seconds_by_pair(tables, recount, choice).items():
         costs = [float(e.cost[choice[g], choice[h]]) for e in tables.edges if e[:2] == (g, h)]
         for some, others in ((costs, readers), (readers, costs)):
             assert all(any(a == pytest.approx(b, rel=1e-5) for b in others) for a in some)

@@ -161,12 +161,12 @@ class Recount:
             if region is None:
                 continue
             node = self.cluster.members(self.cluster.devices[tile.device].node)
-            here = held.get(tile.device, [])
-            near = [box for d in node for box in held.get(d, [])]
+            own_boxes = held.get(tile.device, [])
+            node_boxes = [box for d in node for box in held.get(d, [])]
             for box in dict.fromkeys(box for boxes in held.values() for box in boxes):
                 amount = (box & region).volume * self.width(name)
-                if amount and box not in here:
-                    messages = inside if box in near else outside
+                if amount and box not in own_boxes:
+                    messages = inside if box in node_boxes else outside
                     messages.setdefault(tile.device, []).append(amount)
         back = contributes_gradient(op, name, self.active)
         return (2 if back else 1) * self.receive_seconds(inside, outside, each=False)
@@ -491,11 +491,11 @@ def test_some_nodes_stand_for_many() -> None:
 
 def test_sampled_devices_take_no_longer_than_all(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, where = small("mlp-tiny")[1], cluster("p100:32x4")
-    some = build_tables(graph, where)
+    sampled = build_tables(graph, where)
     monkeypatch.setattr("raddle.searches.optcnn.transfers.SAMPLED_DEVICES", 128)
-    every = build_tables(graph, where)
-    for a, b in zip([*some.nodes, *(e.cost for e in some.edges)],
-                    [*every.nodes, *(e.cost for e in every.edges)], strict=True):  # fmt: skip
+    all_devices = build_tables(graph, where)
+    for a, b in zip([*sampled.nodes, *(e.cost for e in sampled.edges)],
+                    [*all_devices.nodes, *(e.cost for e in all_devices.edges)], strict=True):  # fmt: skip
         assert (a <= b * (1 + 1e-6)).all()
         assert (a >= b * (1 - 1e-6)).mean() > 0.95
 
