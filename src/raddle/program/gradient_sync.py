@@ -61,7 +61,7 @@ class GradientSync:
         self.turns = Turns([s for s in order if self.facts.needs_sync[s]])
 
     def contribute(self, name: str, key: Key, number: int) -> None:
-        """Notes that instruction `at` contributes to a gradient; synchronises it if it is complete."""
+        """Notes that instruction `number` contributes to a gradient; synchronises it if it is complete."""
         contributions, p = (
             self.contributions.setdefault((name, key.step), []),
             self.parameter_number[name],
@@ -73,9 +73,7 @@ class GradientSync:
             self.parameters.lowered[0].contributors[name]
         ):
             return
-        if (
-            self.facts.update_at_once
-        ):  # no row waits for a row of an earlier event: empty the script
+        if self.facts.update_at_once:  # no row waits for an earlier event: empty the script
             self.state.counters[ROWS], self.state.counters[SUMMED], self.row_instructions = 0, 0, []
         self._handle_event(step_script.COMPLETE, p, number, key)
         first = self.facts.first_slice[p]

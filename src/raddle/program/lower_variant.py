@@ -1,9 +1,9 @@
 """Works out the merges and messages of a variant, once for all of its micro-batches.
 
-A variant is a graph of one micro-batch size with tiles on certain devices. An operator's results are merged
-where its tiles are partial. Then messages bring to every device what its consumers of the value read, less
-what the device holds: they are minimal, and no device receives an element twice. Gradients go back the same
-way.
+A variant is a graph of one micro-batch size with tiles on certain devices. If the tiles of an operator give
+partial results, these are merged. Then messages bring the result to the devices of its consumers. A device
+receives exactly what its tiles read and it does not hold, and no element twice. Gradients go back along the
+same messages.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class GradientPortion(NamedTuple):
     Pipeline stages run backward at different times, so each group of stages sends its part on its own.
     """
 
-    stages: frozenset[
-        int
-    ]  # the stages that contribute to this part; it is sent after the last of them
+    stages: frozenset[int]  # that contribute to this part; it is sent after the last of them
     messages: tuple[Message, ...]
 
 
@@ -182,9 +180,7 @@ class LoweredVariant:
         for buffer in self.graph.buffers_by_value.get(name, ()):
             # The value is the next content of a buffer: the buffer's readers need it in the next step.
             readers += self.consumers.get(buffer, [])
-        stages: dict[
-            int, set[int]
-        ] = {}  # by device, the stages that contribute to the gradient there
+        stages: dict[int, set[int]] = {}  # by device, the stages that contribute to the gradient
         for consumer, operand in readers:
             gives_back = contributes_gradient(consumer, name, self.active)
             if gives_back:

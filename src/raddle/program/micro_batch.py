@@ -19,6 +19,7 @@ from raddle.program.lower_variant import LoweredVariant
 from raddle.program.message_kind import MessageKind, Subject, check_all_kinds_sent
 from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
 
+# Importing fails if there is a kind of message between operators that this file does not send.
 check_all_kinds_sent(
     (
         MessageKind.ACTIVATION,

@@ -8,6 +8,9 @@ earlier instruction, so this cannot deadlock.
     Run      computes an operator, forward or backward       Move     sends boxes between devices
     Merge    combines partial results                        Reduce   all-reduces gradients
     Update   applies the optimizer
+
+A box is a range of indices in each dimension of a tensor (graph/box.py). A tile is a part of an operator
+that one device computes (plans/tiling.py). Devices, tiles and instructions are referred to by numbers.
 """
 
 from __future__ import annotations
@@ -40,9 +43,7 @@ class Message(NamedTuple):
     source: int  # device
     target: int  # device
     boxes: tuple[Box, ...]
-    part: int = (
-        -1
-    )  # of a partial result: the number of the tile that computed it; -1: a complete value
+    part: int = -1  # the tile that computed this partial result; -1: the result is complete
 
     @property
     def elements(self) -> int:
@@ -53,7 +54,7 @@ class Cell(NamedTuple):
     """A box of an operator's output that is merged from the partial results of several tiles."""
 
     box: Box
-    parts: tuple[int, ...]  # numbers of the tiles whose results are merged
+    parts: tuple[int, ...]  # the tiles whose results are merged
     devices: tuple[int, ...]  # each of them merges the box, and holds the result
 
 
@@ -118,9 +119,7 @@ class Move:
     kind: MessageKind
     key: Key
     messages: tuple[Message, ...]
-    collective: (
-        str  # the collective operation that the messages form together (collective.py); "": none
-    )
+    collective: str  # the collective that the messages form (collective.py); "": none
     deps: tuple[int, ...]
 
     @property
@@ -188,9 +187,7 @@ class Program:
     graph: Graph  # of the largest micro-batch
     plan: Plan
     instructions: tuple[Instruction, ...]
-    active: frozenset[
-        str
-    ]  # values whose gradient is needed; empty for a forward without a backward
+    active: frozenset[str]  # values whose gradient is needed; empty if there is no backward
     variants: tuple[Variant, ...]  # the first has `graph`, with the tiles of the plan as they are
     regions: dict[str, tuple[ParameterRegion, ...]]  # by parameter: which devices hold what
     # By parameter, its regions cut further into slices, where each slice is synchronised on its own: pushed

@@ -23,6 +23,7 @@ SIGNALS = {  # by the phase of the action that has ended
     "B": MessageKind.SIGNAL,
     "W": MessageKind.SIGNAL,
 }
+# Importing fails if there is a kind of message about actions that is not in SIGNALS.
 check_all_kinds_sent(SIGNALS.values(), Subject.ACTION)
 
 

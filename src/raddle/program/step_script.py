@@ -31,7 +31,7 @@ SUM, PUSH, UPDATE, PULL = range(4)  # operations
 NO_COLLECTIVE, ALL_REDUCE = range(2)
 # Columns of a row; -1 means none:
 #   SUBJECT     with BUCKETS and SERVER the parameter (of a SUM: the group), else the slice
-#   COLLECTIVE  of a SUM: ALL_REDUCE          GROUP      of a SUM of a bucket: the group
+#   COLLECTIVE  ALL_REDUCE for a SUM          GROUP      for the SUM of a bucket: the group
 #   PARAMETER   waits for its gradient        AFTER_ROW  waits for this row
 #   FIRST_MEMBER, MEMBER_COUNT   the parameters of a bucket, as a range of `ScriptState.sum_members`
 OPERATION, SUBJECT, COLLECTIVE, GROUP, PARAMETER, AFTER_ROW, FIRST_MEMBER, MEMBER_COUNT = range(8)
@@ -60,7 +60,7 @@ class SyncFacts(NamedTuple):
     update_at_once: bool  # steps overlap: update a parameter as soon as its gradient is complete
     pull_at_once: bool  # pull slices after their update; False: before their next use (ZeRO-3)
     ordered_sums: bool  # sums of slices wait for their turn
-    group_of: Numbers  # by parameter, its group; with SERVER any number from 0; -1: nothing to send or sum
+    group_of: Numbers  # by parameter, its group (SERVER: not used); -1: nothing to send or sum
     nbytes: Numbers  # by parameter, bytes of its gradient that are sent or summed
     first_slice: Numbers  # by parameter, the number of its first slice
     slice_count: Numbers  # by parameter, how many slices it has

@@ -97,8 +97,8 @@ class WholeParameterWriter:
 class SliceWriter:
     """Writes rows about slices.
 
-    If updates are asynchronous, a server handles every worker on its own: it applies a gradient when it
-    comes. With bounded staleness, the pull may have to wait for the slowest worker.
+    If updates are asynchronous, a server handles every holder on its own: it applies a gradient when it
+    comes. With bounded staleness, the pull may have to wait for the slowest holder.
     """
 
     def __init__(self, parameters: ParameterLayout, writer: InstructionWriter) -> None:

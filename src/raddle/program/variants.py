@@ -35,9 +35,8 @@ class Variants:
         self.graph, self.plan, self.active = graph, plan, active
         self.sizes = micro_batch_sizes(plan, graph)  # samples of each micro-batch
         self.lowered: list[LoweredVariant] = []  # by number
-        self._numbers: dict[
-            tuple[int, tuple[int, ...]], int
-        ] = {}  # by size, and by stage the worker
+        # By micro-batch size and the workers of all stages.
+        self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self._variant_number(0, 0)
 
     @cached_property

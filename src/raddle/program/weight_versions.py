@@ -24,9 +24,7 @@ def with_versions(
     """The instructions, with the versions of each run; a forward waits for the updates it depends on."""
     parameters = parameters_by_op(graph)
     delayed = ASYNCHRONOUS.get(plan.schedule) == "2bw"
-    writers: dict[
-        str, list[int]
-    ] = {}  # by parameter, the instructions that made versions 1, 2, ...
+    writers: dict[str, list[int]] = {}  # by parameter, what made its versions 1, 2, ...
     version_used: dict[tuple[str, int, int], int] = {}  # by parameter, step and micro-batch
     out: list[Instruction] = []
     for number, i in enumerate(instructions):

@@ -21,12 +21,13 @@ __all__ = [
 
 def _collect_schedules() -> dict[str, NamedSchedule]:
     """The schedules of all files in this folder, by name: first those with one stage on each worker."""
+    # Lists show the schedules in this order.
     first = [
         "unidirectional",
         "zero_bubble",
         "bidirectional",
         "asynchronous",
-    ]  # their order in lists
+    ]
     files = first + sorted({file.name for file in iter_modules(__path__)} - set(first))
     schedules = [
         schedule for file in files for schedule in import_module(f"{__name__}.{file}").NAMED

@@ -18,9 +18,8 @@ class BackwardReplay:
     ) -> None:
         self.facts, self.progress, self.forward = facts, progress, forward
         self.returned: dict[str, list[Message]] = {}  # by value, the messages with its gradient
-        self.part_gradients: dict[
-            str, list[Message]
-        ] = {}  # by operator, those of its partial results
+        # By operator, the messages with the gradients of its partial results.
+        self.part_gradients: dict[str, list[Message]] = {}
 
     def replay_gradient(self, move: Move) -> None:
         """A gradient is sent back: after the contributions on its sources, before its value's backward."""

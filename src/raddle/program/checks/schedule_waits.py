@@ -73,9 +73,7 @@ def _check_wait(
     all_devices = frozenset(last)
     ended: dict[int, frozenset[int]] = {}  # what each device knows at this point of the program
     computed: dict[int, EndedOn] = {}  # by run or merge, what its devices know when it has ended
-    received: dict[
-        int, EndedOn
-    ] = {}  # by move, what its receivers know after they have waited for it
+    received: dict[int, EndedOn] = {}  # by move, what its receivers know after waiting for it
     for number in range(min(*ends, *waiting), max(waiting) + 1):
         i = program.instructions[number]
         if isinstance(i, Move):

@@ -16,9 +16,8 @@ from raddle.program.checks.zero3 import check_pulls
 from raddle.program.message_kind import MessageKind
 from raddle.program.program import Instruction, Move, ParameterRegion, Program, Reduce, Run, Update
 
-Events = Sequence[
-    tuple[int, Instruction]
-]  # the instructions about a parameter in a step, with numbers
+# The instructions about a parameter in one step, with their numbers.
+Events = Sequence[tuple[int, Instruction]]
 
 
 def check_slices(program: Program, name: str, steps: Sequence[Events]) -> dict[int, list[Box]]:
