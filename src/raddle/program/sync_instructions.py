@@ -147,11 +147,11 @@ def synced_slices(parameters: ParameterLayout) -> list[tuple[str, ParameterRegio
     return [
         (name, slice_)
         for name, parameter_slices in parameters.slices.items()
-        for slice_ in slices_by_worker(parameter_slices, sync)
+        for slice_ in slices_by_holder(parameter_slices, sync)
     ]
 
 
-def slices_by_worker(slices: Sequence[ParameterRegion], sync: Sync) -> list[ParameterRegion]:
+def slices_by_holder(slices: Sequence[ParameterRegion], sync: Sync) -> list[ParameterRegion]:
     """The slices as they are, if updates are synchronous; else one copy of each slice for each holder."""
     if sync.synchronous:
         return list(slices)

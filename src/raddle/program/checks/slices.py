@@ -97,14 +97,16 @@ class _SliceReplay:
             return [self._check_collective_update(slice_)]
         writers, updates = [], []
         earlier = self.updates.setdefault(slice_, [])
-        workers = [slice_.devices] if self.sync.synchronous else [(d,) for d in slice_.devices]
+        holder_groups = (
+            [slice_.devices] if self.sync.synchronous else [(d,) for d in slice_.devices]
+        )
         bound = self.sync.staleness
         stale = (
             earlier[len(earlier) - bound] if bound is not None and 0 < bound <= len(earlier) else []
         )
-        for devices in workers:
-            worker_slice = slice_._replace(devices=devices)
-            update = self._check_update(worker_slice)
+        for devices in holder_groups:
+            group_slice = slice_._replace(devices=devices)
+            update = self._check_update(group_slice)
             updates.append(update)
             writers.append(update)
             others = [d for d in devices if d != slice_.server]

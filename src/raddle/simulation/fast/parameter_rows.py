@@ -19,7 +19,7 @@ from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
 from raddle.program.parameter_regions import parameter_regions
 from raddle.program.program import Message, ParameterRegion, reduced_element_bytes
-from raddle.program.sync_instructions import slices_by_worker
+from raddle.program.sync_instructions import slices_by_holder
 from raddle.program.zero3_blocks import pull_messages
 from raddle.simulation.fast.cluster_arrays import ClusterArrays
 from raddle.simulation.fast.store import NOTHING, RowStore, Slot
@@ -88,7 +88,7 @@ class ParameterRows:
         key = ("slices", value.dtype.itemsize, slices)
 
         def build() -> Slot:
-            pieces = slices_by_worker(slices, self.sync)
+            pieces = slices_by_holder(slices, self.sync)
             rows = [self._sync_row(store, value, [piece]) for piece in pieces]
             return store.sync_units.add(np.array(rows, np.int64).reshape(len(rows), -1))
 
