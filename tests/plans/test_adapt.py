@@ -32,24 +32,24 @@ TINY = [name for name in zoo.names() if name.endswith("-tiny")]
 
 
 @cache
-def trained(name: str) -> Graph:
+def training_graph(name: str) -> Graph:
     work = zoo.load(name)
     return capture(work.model.train(), work.inputs, targets=work.targets, loss=work.loss, name=name)
 
 
 @cache
-def evaluated(name: str, batch: int | None = None) -> Graph:
+def evaluation_graph(name: str, batch: int | None = None) -> Graph:
     work = zoo.load(name, batch=batch)
     loss = class_loss if work.loss is class_loss_with_auxiliary else work.loss
     return capture(work.model.eval(), work.inputs, targets=work.targets, loss=loss, name=name)
 
 
-def moved(program: Program, *kinds: str) -> int:
+def sent_bytes(program: Program, *kinds: str) -> int:
     moves = (i for i in program.instructions if isinstance(i, Move) and i.kind in kinds)
     return sum(message_bytes(program, move, m) for move in moves for m in move.messages)
 
 
-def assert_held(program: Program, training: Program) -> None:
+def assert_parameters_held(program: Program, training: Program) -> None:
     """Box by box: what a device reads of a parameter is among its shares in training."""
     held: dict[tuple[str, int], list[Box]] = {}
     for name, regions_of_parameter in training.regions.items():
@@ -67,15 +67,17 @@ def assert_held(program: Program, training: Program) -> None:
                     assert not subtract(region, held[name, tile.device]), (op.name, name, tile)
 
 
-def adapted(plan: Plan, graph: Graph, other: Graph, *, scale: float = 1.0, extra: int = 0) -> Plan:
+def adapt_and_check(
+    plan: Plan, graph: Graph, other: Graph, *, scale: float = 1.0, extra: int = 0
+) -> Plan:
     """The plan for `other`, which runs, finds its parameters, and sends little more than training does."""
     training = lower(graph, plan)
     result = adapt(plan, graph, other)
     program = lower(other, result)
     check(program)
-    assert_held(program, training)
+    assert_parameters_held(program, training)
     for kinds in (["activation"], ["activation", "partial"]):
-        assert moved(program, *kinds) <= scale * moved(training, *kinds) + extra, kinds
+        assert sent_bytes(program, *kinds) <= scale * sent_bytes(training, *kinds) + extra, kinds
     return result
 
 
@@ -84,35 +86,35 @@ def adapted(plan: Plan, graph: Graph, other: Graph, *, scale: float = 1.0, extra
 
 @pytest.mark.parametrize("name", TINY)
 def test_baselines_move_no_more_than_in_training(name: str) -> None:
-    graph, other = trained(name), evaluated(name)
+    graph, other = training_graph(name), evaluation_graph(name)
     for devices in (2, 3, 4):
         for method in sorted(BASELINES.keys() - {"filter-horizontal"}):  # which is `model`
-            adapted(plan_for(graph, cluster(f"local:{devices}"), method), graph, other)
+            adapt_and_check(plan_for(graph, cluster(f"local:{devices}"), method), graph, other)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16])
 @pytest.mark.parametrize("name", ["gpt-tiny", "resnet50-tiny", "rnnlm-tiny"])
 def test_other_batches_move_in_proportion(name: str, batch: int) -> None:
-    graph, other = trained(name), evaluated(name, batch)
+    graph, other = training_graph(name), evaluation_graph(name, batch)
     assert graph.batch != other.batch == batch
     for method in BASELINES:
         plan = plan_for(graph, cluster("local:3"), method)
         # Parts of a sample more or less than in proportion change what lies at their edges.
-        adapted(plan, graph, other, scale=1.01 * batch / graph.batch, extra=64)
+        adapt_and_check(plan, graph, other, scale=1.01 * batch / graph.batch, extra=64)
 
 
 @pytest.mark.parametrize("name", ["alexnet-tiny", "gpt-tiny", "nmt-tiny", "resnet50-tiny"])
 def test_random_plans(name: str) -> None:
     """Without a search's sense, still legal; what moves is bounded by what moved in training."""
-    graph = trained(name)
+    graph = training_graph(name)
     for seed in range(4):
         plan = random_plan(graph, 2 + seed % 3, seed, microbatches=1 + seed % 2)
-        for other in (evaluated(name), evaluated(name, 3)):
-            adapted(plan, graph, other, scale=1.5 * plan.microbatches, extra=64 * 1024)
+        for other in (evaluation_graph(name), evaluation_graph(name, 3)):
+            adapt_and_check(plan, graph, other, scale=1.5 * plan.microbatches, extra=64 * 1024)
 
 
 def test_what_becomes_of_a_plan() -> None:
-    graph, other = trained("alexnet-tiny"), evaluated("alexnet-tiny", 5)
+    graph, other = training_graph("alexnet-tiny"), evaluation_graph("alexnet-tiny", 5)
     plan = random_plan(
         graph, 2, 0, bn="local", sync="server:1", microbatches=4, steps=3, split_backward=True,
         recompute=(("features.0",),), fingerprint=graph.fingerprint(), predicted={"seconds": 1.0},
@@ -127,7 +129,7 @@ def test_what_becomes_of_a_plan() -> None:
 # -- small modules ------------------------------------------------------------------------------------
 
 
-def both(
+def capture_both(
     model: nn.Module, make: Callable[[int], Tensor], batch: int, new_batch: int
 ) -> tuple[Graph, Graph]:
     def loss(y: Tensor) -> Tensor:
@@ -157,7 +159,7 @@ class Shifting(nn.Module):
 
 
 def shifting(batch: int = 8, new_batch: int = 8) -> tuple[Graph, Graph]:
-    return both(Shifting(), lambda n: torch.zeros(n, 6), batch, new_batch)
+    return capture_both(Shifting(), lambda n: torch.zeros(n, 6), batch, new_batch)
 
 
 def test_operators_are_not_matched_by_name() -> None:
@@ -182,7 +184,7 @@ def test_local_statistics_stay_local(batch: int) -> None:
     graph, other = shifting(8, batch)
     for method in ("data", "model", "layerwise"):
         plan = plan_for(graph, cluster("local:4"), method, bn="local")
-        adapted(plan, graph, other, scale=max(1.0, batch / 8), extra=64)
+        adapt_and_check(plan, graph, other, scale=max(1.0, batch / 8), extra=64)
 
 
 @pytest.mark.parametrize(
@@ -207,17 +209,17 @@ def test_local_statistics_stay_local(batch: int) -> None:
 )
 def test_tiles_of_another_batch(batch: int, before: str, after: str) -> None:
     model = nn.Linear(6, 4)
-    graph, other = both(model, lambda n: torch.zeros(n, 6), 8, batch)
+    graph, other = capture_both(model, lambda n: torch.zeros(n, 6), 8, batch)
     plan = make_plan(graph, {"linear": before}, 4)
-    result = adapted(plan, graph, other, scale=2, extra=1024)
+    result = adapt_and_check(plan, graph, other, scale=2, extra=1024)
     assert write_tiling(other.op("linear"), result.tiles["linear"]) == after
 
 
 def test_samples_that_are_joined_with_tokens_are_cut_between_samples() -> None:
     """n t -> b: six samples of five tokens over four devices."""
-    graph, other = trained("rnnlm-tiny"), evaluated("rnnlm-tiny", 6)
+    graph, other = training_graph("rnnlm-tiny"), evaluation_graph("rnnlm-tiny", 6)
     plan = plan_for(graph, cluster("local:4"), "data")
-    adapted(plan, graph, other, extra=64)  # no activations
+    adapt_and_check(plan, graph, other, extra=64)  # no activations
 
 
 @pytest.mark.parametrize(
@@ -231,11 +233,11 @@ def test_samples_that_are_joined_with_tokens_are_cut_between_samples() -> None:
 )
 def test_what_is_new_stands_where_its_operand_is(tiles: str) -> None:
     graph, other = shifting()
-    result = adapted(make_plan(graph, {"relu_2": tiles}, 4), graph, other)
+    result = adapt_and_check(make_plan(graph, {"relu_2": tiles}, 4), graph, other)
     assert write_tiling(other.op("clamp"), result.tiles["clamp"]) == tiles
 
 
-class Otherwise(nn.Module):
+class OtherInEvaluation(nn.Module):
     """Evaluation multiplies by the transposed weight, which training does not."""
 
     def __init__(self) -> None:
@@ -258,9 +260,9 @@ class Otherwise(nn.Module):
     ],
 )
 def test_what_is_new_finds_its_parameters(a: str, b: str, after: dict[str, str]) -> None:
-    graph, other = both(Otherwise(), lambda n: torch.zeros(n, 6), 8, 8)
+    graph, other = capture_both(OtherInEvaluation(), lambda n: torch.zeros(n, 6), 8, 8)
     plan = make_plan(graph, {"a": a, "b": b, "square": b if b == "@0" else "n/2 @0-1"}, 2)
-    tiles = adapted(plan, graph, other, extra=1024).tiles
+    tiles = adapt_and_check(plan, graph, other, extra=1024).tiles
     assert {op: write_tiling(other.op(op), tiles[op]) for op in after} == after
 
 
@@ -288,7 +290,7 @@ def test_rows_stay_where_they_are_held(length: int, after: str) -> None:
     graph = capture(model.train(), [torch.zeros(2, 6, 4)], loss=lambda y: y.square().mean())
     other = capture(model.eval(), [torch.zeros(2, length, 4)], loss=lambda y: y.square().mean())
     plan = make_plan(graph, {"slice": "t/2 @0-1"}, 2)
-    tiles = adapted(plan, graph, other, scale=2, extra=64).tiles
+    tiles = adapt_and_check(plan, graph, other, scale=2, extra=64).tiles
     assert write_tiling(other.op("slice"), tiles["slice"]) == after
 
 
@@ -304,8 +306,8 @@ class Inverse(nn.Module):
 
 
 def test_a_parameter_that_no_device_holds_is_refused() -> None:
-    graph, other = both(Inverse(), lambda n: torch.zeros(n, 4), 8, 8)
-    adapted(make_plan(graph, {"a": "n/2 @0-1"}, 2), graph, other, extra=1024)
+    graph, other = capture_both(Inverse(), lambda n: torch.zeros(n, 4), 8, 8)
+    adapt_and_check(make_plan(graph, {"a": "n/2 @0-1"}, 2), graph, other, extra=1024)
     with pytest.raises(
         InputError, match=r"'linalg_inv' .* more of 'a.weight' than any device holds"
     ):
@@ -329,6 +331,8 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_tied_and_frozen_parameters(batch: int) -> None:
-    graph, other = both(Tied(), lambda n: torch.zeros(n, 5, dtype=torch.int64), 8, batch)
+    graph, other = capture_both(Tied(), lambda n: torch.zeros(n, 5, dtype=torch.int64), 8, batch)
     for seed in range(20):
-        adapted(random_plan(graph, 2 + seed % 3, seed), graph, other, scale=1.5, extra=64 * 1024)
+        adapt_and_check(
+            random_plan(graph, 2 + seed % 3, seed), graph, other, scale=1.5, extra=64 * 1024
+        )

@@ -23,12 +23,12 @@ examples = given(
 )
 
 
-def lowered(model: str, devices: int, seed: int) -> Program:
+def random_program(model: str, devices: int, seed: int) -> Program:
     graph = mlp() if model == "mlp" else small(model)[1]
     return lower(graph, random_plan(graph, devices, seed))
 
 
-def mark(counts: np.ndarray, boxes: Iterable[Box]) -> None:
+def add_boxes(counts: np.ndarray, boxes: Iterable[Box]) -> None:
     for box in boxes:
         counts[tuple(map(slice, box.lo, box.hi))] += 1
 
@@ -41,10 +41,10 @@ class Elements:
         self.count = np.zeros((program.plan.devices, *shape), int)
 
     def add(self, device: int, boxes: Iterable[Box]) -> None:
-        mark(self.count[device, ...], boxes)
+        add_boxes(self.count[device, ...], boxes)
 
 
-def held(program: Program, op: Op, output: int) -> Elements:
+def elements_held(program: Program, op: Op, output: int) -> Elements:
     elements = Elements(program, op.outputs[output])
     for cell in program.variants[0].merges.get(op.name, ()):
         for device in cell.devices:
@@ -63,7 +63,7 @@ def reads(graph: Graph, value: str) -> Iterator[tuple[Op, int]]:
         yield from ((op, i) for i, name in enumerate(op.inputs) if name in names)
 
 
-def needed(program: Program, value: str, *, with_gradient: bool) -> Elements:
+def elements_read(program: Program, value: str, *, with_gradient: bool) -> Elements:
     """What operators read: all of them, or only those that give a gradient."""
     elements = Elements(program, value)
     for op, operand in reads(program.graph, value):
@@ -95,19 +95,19 @@ class Messages:
 @settings(max_examples=40)
 @examples
 def test_values_go_where_they_are_needed_and_not_held(**plan: Any) -> None:
-    program = lowered(**plan)
+    program = random_program(**plan)
     messages = Messages(program)
     for op in program.graph.ops:
         for k, value in enumerate(op.outputs):
             held_elements, wanted = (
-                held(program, op, k),
-                needed(program, value, with_gradient=False),
+                elements_held(program, op, k),
+                elements_read(program, value, with_gradient=False),
             )
             arrived = Elements(program, value)
             for m in messages.messages_of(value, "activation"):
                 arrived.add(m.target, m.boxes)
                 sent = np.zeros(held_elements.count.shape[1:], int)
-                mark(sent, m.boxes)
+                add_boxes(sent, m.boxes)
                 assert (held_elements.count[m.source][sent > 0] > 0).all()
             # Every element once where it is missing, and nowhere else.
             assert (arrived.count == ((wanted.count > 0) & (held_elements.count == 0))).all(), value
@@ -116,11 +116,14 @@ def test_values_go_where_they_are_needed_and_not_held(**plan: Any) -> None:
 @settings(max_examples=40)
 @examples
 def test_gradients_come_back_from_where_they_are_given(**plan: Any) -> None:
-    program = lowered(**plan)
+    program = random_program(**plan)
     messages = Messages(program)
     for op in program.graph.ops:
         for k, value in enumerate(op.outputs):
-            there, wanted = held(program, op, k), needed(program, value, with_gradient=True)
+            there, wanted = (
+                elements_held(program, op, k),
+                elements_read(program, value, with_gradient=True),
+            )
             if value not in program.active:
                 assert not messages.messages_of(value, "gradient")
                 continue
@@ -131,8 +134,8 @@ def test_gradients_come_back_from_where_they_are_given(**plan: Any) -> None:
             for m in messages.messages_of(value, "gradient"):
                 back.add(m.source, m.boxes)
                 there_and_back = np.zeros((2, *there.count.shape[1:]), int)
-                mark(there_and_back[0, ...], came[m.target, m.source])
-                mark(there_and_back[1, ...], m.boxes)
+                add_boxes(there_and_back[0, ...], came[m.target, m.source])
+                add_boxes(there_and_back[1, ...], m.boxes)
                 assert (there_and_back[1] <= there_and_back[0]).all()
             assert (back.count == ((wanted.count > 0) & (there.count == 0))).all(), value
 
@@ -140,7 +143,7 @@ def test_gradients_come_back_from_where_they_are_given(**plan: Any) -> None:
 @settings(max_examples=40)
 @examples
 def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
-    program = lowered(**plan)
+    program = random_program(**plan)
     messages = Messages(program)
     for name, cells in program.variants[0].merges.items():
         op = program.graph.op(name)
@@ -160,7 +163,7 @@ def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
         # Every box of the iteration space counts once in every element of the output.
         counts = np.zeros(program.graph.values[value].shape, int)
         for cell in cells:
-            mark(counts, [cell.box])
+            add_boxes(counts, [cell.box])
             points = sum(
                 tiles[p].box.volume // op.space.output_boxes(tiles[p].box)[0].volume
                 for p in cell.parts

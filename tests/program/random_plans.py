@@ -36,7 +36,7 @@ def cluster_named(name: str) -> Cluster:
     if name != "host_overhead:4":
         return cluster(name)
     plain = cluster("local:4")
-    figures = [
+    all_overheads = [
         {"message": 2e-5, "slice": 1e-5, "byte": 1e-9, "sum": 5e-5},
         {"message": 3e-5, "byte": 2e-9},
         {"sum": 1e-4},
@@ -44,7 +44,7 @@ def cluster_named(name: str) -> Cluster:
     ]
     devices = [
         replace(plain.devices[0], kind=f"cpu {n}", host_overhead=overheads)
-        for n, overheads in enumerate(figures)
+        for n, overheads in enumerate(all_overheads)
     ]
     return build_cluster(name, [(devices, plain.node_links[0], None)])
 
@@ -60,7 +60,7 @@ def random_tiling(op: Op, devices: int, rng: random.Random) -> Tiling:
         chosen = rng.sample(range(devices), rng.randint(1, devices))
         return Grid(full, tuple(chosen), len(chosen))
     if kind == "irregular":
-        return Irregular(tuple(Tile(b, rng.randrange(devices)) for b in _pieces(op, rng)))
+        return Irregular(tuple(Tile(b, rng.randrange(devices)) for b in _random_boxes(op, rng)))
     cuts = list(full)
     splittable = [d for d, dim in enumerate(op.space.dims) if not dim.unsplittable and dim.size > 1]
     for d in rng.sample(splittable, min(len(splittable), rng.randint(1, 2))):
@@ -75,7 +75,7 @@ def random_tiling(op: Op, devices: int, rng: random.Random) -> Tiling:
     return Grid(tuple(cuts), tuple(rng.randrange(devices) for _ in range(count)))
 
 
-def _pieces(op: Op, rng: random.Random) -> list[Box]:
+def _random_boxes(op: Op, rng: random.Random) -> list[Box]:
     boxes = [op.space.full]
     for _ in range(3):
         i = rng.randrange(len(boxes))
@@ -137,22 +137,22 @@ def _is_sync(text: str) -> bool:
     return True
 
 
-def random_plan(graph: Graph, devices: int, seed: int, **more: Any) -> Plan:
+def random_plan(graph: Graph, devices: int, seed: int, **settings: Any) -> Plan:
     rng = random.Random(seed)
     tiles = {op.name: random_tiling(op, devices, rng) for op in graph.ops}
-    if more.get("microbatches", 1) > 1:
-        more.setdefault("bn", "microbatch")
-    more.setdefault("bucket", rng.choice([0, 1000, 10**6]))
+    if settings.get("microbatches", 1) > 1:
+        settings.setdefault("bn", "microbatch")
+    settings.setdefault("bucket", rng.choice([0, 1000, 10**6]))
     split = rng.random() < 0.3
-    more.setdefault("split_backward", split and more.get("sync") != "sharded:parameters")
+    settings.setdefault("split_backward", split and settings.get("sync") != "sharded:parameters")
     if rng.random() < 0.4:
-        more.setdefault("recompute", random_blocks(graph, rng))
+        settings.setdefault("recompute", random_blocks(graph, rng))
     if rng.random() < 0.5:
-        more.setdefault("sums", random_sums(graph, tiles, devices, rng))
-    return with_any_order(graph, Plan(tiles, devices, **more), rng)
+        settings.setdefault("sums", random_sums(graph, tiles, devices, rng))
+    return with_random_order(graph, Plan(tiles, devices, **settings), rng)
 
 
-def with_any_order(graph: Graph, plan: Plan, rng: random.Random) -> Plan:
+def with_random_order(graph: Graph, plan: Plan, rng: random.Random) -> Plan:
     """Where sums have an order: any, or as gradients become complete."""
     plan = replace(plan, order=())
     if not plan.parsed_sync.collective or rng.random() < 0.3:
@@ -204,11 +204,11 @@ def train_plain(
     model = copy.deepcopy(model)
     opt = optimizer(list(model.parameters()))
     losses = []
-    for micros in batches:
+    for micro_batches in batches:
         opt.zero_grad()
         total = 0.0
-        for inputs, targets in micros:
-            value = loss(model(*inputs), *targets) / len(micros)
+        for inputs, targets in micro_batches:
+            value = loss(model(*inputs), *targets) / len(micro_batches)
             value.backward()
             total += value.item()
         opt.step()

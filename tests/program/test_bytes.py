@@ -27,7 +27,7 @@ def captured(name: str, batch: int) -> Graph:
     return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
 
 
-def data_parallel(graph: Graph, count: int) -> Plan:
+def data_parallel_plan(graph: Graph, count: int) -> Plan:
     """Samples divided; what follows the loss's sums is on device 0."""
     devices, tiles = tuple(range(count)), {}
     for op in graph.ops:
@@ -54,19 +54,19 @@ def loss_bytes(count: int) -> int:
 def test_data_parallel(name: str, count: int) -> None:
     graph = captured(name, 16)
     weights = sum(p.nbytes for p in graph.parameters)
-    plan = data_parallel(graph, count)
-    spread = cluster(f"p100:{count + 1}x1")
+    plan = data_parallel_plan(graph, count)
+    machine = cluster(f"p100:{count + 1}x1")
 
-    def moved(plan: Plan) -> int:
-        return simulate(lower(graph, plan), spread).comm_bytes - loss_bytes(count)
+    def sent_bytes(plan: Plan) -> int:
+        return simulate(lower(graph, plan), machine).comm_bytes - loss_bytes(count)
 
-    ring = moved(plan)
+    ring = sent_bytes(plan)
     assert ring / count == pytest.approx(2 * (count - 1) / count * weights, abs=1)
-    sums = moved(dataclasses.replace(plan, sync="p3:collective"))
+    sums = sent_bytes(dataclasses.replace(plan, sync="p3:collective"))
     assert sums / count == pytest.approx(2 * (count - 1) / count * weights, rel=1e-4)  # of slices
-    assert moved(dataclasses.replace(plan, sync="server")) == 2 * (count - 1) * weights
-    apart = dataclasses.replace(plan, sync=f"server:{count}", devices=count + 1)
-    assert moved(apart) == 2 * count * weights == server_bytes(count, weights)
+    assert sent_bytes(dataclasses.replace(plan, sync="server")) == 2 * (count - 1) * weights
+    separate_server = dataclasses.replace(plan, sync=f"server:{count}", devices=count + 1)
+    assert sent_bytes(separate_server) == 2 * count * weights == server_bytes(count, weights)
 
 
 def forward_elements(program: Program) -> int:
@@ -75,7 +75,7 @@ def forward_elements(program: Program) -> int:
     return sum(m.elements for move in moves for m in move.messages if m.elements > 1)
 
 
-def by_layer(graph: Graph, first: list[str]) -> Plan:
+def layerwise_plan(graph: Graph, first: list[str]) -> Plan:
     """Whole operators; a new device begins at each of the given ones."""
     device, tiles = 0, {}
     for op in graph.ops:
@@ -90,12 +90,12 @@ def test_every_weighted_layer_of_vgg16_on_its_own() -> None:
     graph = captured("vgg16", 32)
     weighted = [op.name for op in graph.ops if op.kind in ("conv2d", "linear")]
     assert len(weighted) == 16
-    elements = forward_elements(lower(graph, by_layer(graph, weighted)))
+    elements = forward_elements(lower(graph, layerwise_plan(graph, weighted)))
     assert elements / MI == pytest.approx(273.58, abs=0.005)
 
 
 def test_one_cut_of_vgg16() -> None:
     """Between two convolutions of the third block: 24.5 Mi elements."""
     graph = captured("vgg16", 32)
-    plan = by_layer(graph, ["features.0", "features.12"])
+    plan = layerwise_plan(graph, ["features.0", "features.12"])
     assert forward_elements(lower(graph, plan)) == 32 * 256 * 56 * 56 == 24.5 * MI

@@ -55,7 +55,7 @@ def trains_like_the_module(
     return program
 
 
-def given(forward: Callable[..., Tensor], **children: Any) -> nn.Module:
+def module_of(forward: Callable[..., Tensor], **children: Any) -> nn.Module:
     class Given(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -77,23 +77,23 @@ def test_of_the_copies_of_a_partial_tile_one_counts() -> None:
 
 
 def test_a_parameter_that_gets_no_gradient() -> None:
-    model = given(lambda m, x: m.a(x) + m.b(x).detach(), a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+    model = module_of(lambda m, x: m.a(x) + m.b(x).detach(), a=nn.Linear(4, 4), b=nn.Linear(4, 4))
     trains_like_the_module(model, 2, {"b": "c/2 @0,1"}, randn(3, 4))
 
 
 def test_rows_of_a_parameter_that_nobody_reads_decay_too() -> None:
-    model = given(lambda m, x: x + m.table.weight[:2].sum(), table=nn.Embedding(5, 3))
+    model = module_of(lambda m, x: x + m.table.weight[:2].sum(), table=nn.Embedding(5, 3))
     trains_like_the_module(model, 2, {"add": "n/2 @0,1"}, randn(4, 3))
 
 
-def _notes_its_input(m: Any, x: Tensor) -> Tensor:
+def _buffers_its_input(m: Any, x: Tensor) -> Tensor:
     before = m.last.sum()
     m.last.copy_(x)
     return m.fc(x) * before
 
 
 def test_a_buffer_set_to_an_input() -> None:
-    model = given(_notes_its_input, fc=nn.Linear(4, 4), last=torch.ones(3, 4))
+    model = module_of(_buffers_its_input, fc=nn.Linear(4, 4), last=torch.ones(3, 4))
     trains_like_the_module(model, 2, {"clone": "n/2 @1,0", "fc": "@1"}, randn(3, 4))
 
 
@@ -103,7 +103,7 @@ def test_whoever_reads_a_buffer_waits_for_the_message_that_brings_it() -> None:
         m.mean.add_(x.detach().mean(0))
         return y
 
-    model = given(forward, fc=nn.Linear(4, 4), mean=torch.zeros(4))
+    model = module_of(forward, fc=nn.Linear(4, 4), mean=torch.zeros(4))
     program = trains_like_the_module(model, 2, {"sub": "@1"}, randn(3, 4))
     sent = [
         i for i, m in enumerate(program.instructions) if isinstance(m, Move) and m.value == "add"

@@ -128,13 +128,13 @@ def test_bytes(devices: int, microbatches: int) -> None:
 # -- refused --------------------------------------------------------------------------------------
 
 
-def changed(program: Program, number: int, **more: Any) -> Program:
+def with_changed(program: Program, number: int, **more: Any) -> Program:
     instructions = list(program.instructions)
     instructions[number] = dataclasses.replace(instructions[number], **more)
     return dataclasses.replace(program, instructions=tuple(instructions))
 
 
-def first(program: Program, kind: type, **wanted: Any) -> int:
+def first_instruction(program: Program, kind: type, **wanted: Any) -> int:
     return next(
         n for n, i in enumerate(program.instructions)
         if isinstance(i, kind) and all(getattr(i, k) == v for k, v in wanted.items())
@@ -144,7 +144,7 @@ def first(program: Program, kind: type, **wanted: Any) -> int:
 @pytest.mark.parametrize("phase", ["F", "B"])
 def test_refuses_a_use_without_its_rows(phase: str) -> None:
     program = data_parallel(deep(4))
-    number = first(program, Run, op=program.graph.ops[2].name, phase=phase)
+    number = first_instruction(program, Run, op=program.graph.ops[2].name, phase=phase)
     run = program.instructions[number]
     pulls = [d for d in run.deps if getattr(program.instructions[d], "value", "") == "2.weight"]
     assert pulls
@@ -152,7 +152,7 @@ def test_refuses_a_use_without_its_rows(phase: str) -> None:
     with pytest.raises(
         InputError, match=r"has no .* of '2.weight', which is sharded: it waits for"
     ):
-        check(changed(program, number, deps=left))
+        check(with_changed(program, number, deps=left))
 
 
 def test_refuses_rows_that_are_not_updated_or_not_from_their_server() -> None:
@@ -168,10 +168,10 @@ def test_refuses_rows_that_are_not_updated_or_not_from_their_server() -> None:
     with pytest.raises(
         InputError, match=r"pull of '3.bias'.*does not wait for .*update of '3.bias'"
     ):
-        check(changed(program, number, deps=runs))
+        check(with_changed(program, number, deps=runs))
     swapped = tuple(m._replace(source=m.target, target=m.source) for m in pull.messages)
     with pytest.raises(InputError, match="is not the server of"):
-        check(changed(program, number, messages=swapped))
+        check(with_changed(program, number, messages=swapped))
 
 
 def test_refuses_what_drops_too_early() -> None:

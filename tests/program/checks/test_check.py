@@ -70,7 +70,7 @@ def sample(**more: Any) -> Program:
     return lower(mlp(), make_plan(mlp(), tiles, 3, **{"steps": 2, **more}))
 
 
-def varied(program: Program, **more: Any) -> Program:
+def with_variant(program: Program, **more: Any) -> Program:
     (variant,) = program.variants
     return dataclasses.replace(program, variants=(dataclasses.replace(variant, **more),))
 
@@ -87,13 +87,13 @@ def collective_sums(**more: Any) -> Program:
     return sample(**{"sync": "p3:collective,slice=5", **more})
 
 
-def count() -> int:
+def slice_total() -> int:
     return len(numbered_slices(collective_sums().slices))
 
 
 def ordered_sums() -> Program:
     """The last slice first."""
-    return collective_sums(order=tuple(reversed(range(count()))))
+    return collective_sums(order=tuple(reversed(range(slice_total()))))
 
 
 def replicated_loss() -> Program:
@@ -105,23 +105,23 @@ def replicated_loss() -> Program:
 Pick = Callable[[Instruction], bool]
 
 
-def run(op: str, phase: str) -> Pick:
+def runs(op: str, phase: str) -> Pick:
     return lambda i: isinstance(i, Run) and (i.op, i.phase) == (op, phase)
 
 
-def merged(op: str, phase: str) -> Pick:
+def merges(op: str, phase: str) -> Pick:
     return lambda i: isinstance(i, Merge) and (i.op, i.phase) == (op, phase)
 
 
-def move(value: str, kind: str) -> Pick:
+def moves(value: str, kind: str) -> Pick:
     return lambda i: isinstance(i, Move) and (i.value, i.kind) == (value, kind)
 
 
-def reduction(parameter: str) -> Pick:
+def reduces(parameter: str) -> Pick:
     return lambda i: isinstance(i, Reduce) and parameter in i.parameters
 
 
-def update(parameter: str, step: int = 0) -> Pick:
+def updates(parameter: str, step: int = 0) -> Pick:
     return lambda i: isinstance(i, Update) and i.parameter == parameter and i.key.step == step
 
 
@@ -129,7 +129,7 @@ def find(program: Program, pick: Pick) -> int:
     return next(n for n, i in enumerate(program.instructions) if pick(i))
 
 
-def changed(program: Program, pick: Pick, **more: Any) -> Program:
+def with_changed(program: Program, pick: Pick, **more: Any) -> Program:
     """With other fields in one instruction; a function of the instruction gives each of them."""
     instructions = list(program.instructions)
     at = find(program, pick)
@@ -138,7 +138,7 @@ def changed(program: Program, pick: Pick, **more: Any) -> Program:
     return dataclasses.replace(program, instructions=tuple(instructions))
 
 
-def ordered(program: Program, order: Sequence[int]) -> Program:
+def reordered(program: Program, order: Sequence[int]) -> Program:
     """The instructions in another order, or not all of them; nobody waits for one that comes later."""
     place = {number: at for at, number in enumerate(order)}
     instructions = []
@@ -149,19 +149,19 @@ def ordered(program: Program, order: Sequence[int]) -> Program:
     return dataclasses.replace(program, instructions=tuple(instructions))
 
 
-def without(program: Program, pick: Pick) -> Program:
+def without_instruction(program: Program, pick: Pick) -> Program:
     at = find(program, pick)
-    return ordered(program, [n for n in range(len(program.instructions)) if n != at])
+    return reordered(program, [n for n in range(len(program.instructions)) if n != at])
 
 
-def moved_behind(program: Program, pick: Pick, after: Pick) -> Program:
+def with_moved_behind(program: Program, pick: Pick, after: Pick) -> Program:
     at, then = find(program, pick), find(program, after)
     order = [n for n in range(len(program.instructions)) if n != at]
     order.insert(order.index(then) + 1, at)
-    return ordered(program, order)
+    return reordered(program, order)
 
 
-def swapped(program: Program, a: int, b: int) -> Program:
+def with_swapped(program: Program, a: int, b: int) -> Program:
     """Two instructions change places, and nobody is told."""
     instructions = list(program.instructions)
     instructions[a], instructions[b] = instructions[b], instructions[a]
@@ -192,345 +192,345 @@ def regions_on(*devices: int) -> Callable[[Any], Any]:
 
 DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
     "order": (
-        lambda: swapped(sample(), 0, 1),
+        lambda: with_swapped(sample(), 0, 1),
         r"waits for instruction 0, which does not come before it: the program has a cycle",
     ),
     "waits for itself": (
-        lambda: changed(sample(), run("relu", "F"), deps=lambda i: (2,)),
+        lambda: with_changed(sample(), runs("relu", "F"), deps=lambda i: (2,)),
         "has a cycle",
     ),
     "device out of range": (
-        lambda: changed(sample(), run("fc1", "F"), devices=lambda i: (0, 9)),
+        lambda: with_changed(sample(), runs("fc1", "F"), devices=lambda i: (0, 9)),
         r"'fc1' forward.* names device 9, but the plan has devices 0 to 2",
     ),
     "message to nowhere": (
-        lambda: changed(sample(), move("fc1", "activation"), messages=first_message(target=3)),
+        lambda: with_changed(sample(), moves("fc1", "activation"), messages=first_message(target=3)),
         "names device 3",
     ),
     "message to itself": (
-        lambda: changed(sample(), move("fc1", "activation"), messages=first_message(target=0)),
+        lambda: with_changed(sample(), moves("fc1", "activation"), messages=first_message(target=0)),
         "from a device to itself",
     ),
     "step out of range": (
-        lambda: changed(sample(), run("fc1", "F"), key=lambda i: i.key._replace(step=2)),
+        lambda: with_changed(sample(), runs("fc1", "F"), key=lambda i: i.key._replace(step=2)),
         "none of the plan's 2 steps",
     ),
     "a tile is not run": (
-        lambda: changed(sample(), run("relu", "F"), devices=lambda i: (0,)),
+        lambda: with_changed(sample(), runs("relu", "F"), devices=lambda i: (0,)),
         "leaves out device 1",
     ),
     "a backward tile is not run": (
-        lambda: changed(sample(), run("relu", "B"), devices=lambda i: (0,)),
+        lambda: with_changed(sample(), runs("relu", "B"), devices=lambda i: (0,)),
         "leaves out device 1",
     ),
-    "no forward": (lambda: without(sample(), run("sum", "F")), r"it comes before its forward"),
+    "no forward": (lambda: without_instruction(sample(), runs("sum", "F")), r"it comes before its forward"),
     "no backward": (
-        lambda: without(sample(), run("fc1", "B")),
+        lambda: without_instruction(sample(), runs("fc1", "B")),
         r"'fc1' is never run backward in step 0, micro-batch 0",
     ),
     "twice": (
-        lambda: changed(sample(), run("fc2", "F"), op=lambda i: "relu", deps=lambda i: (0, 1)),
+        lambda: with_changed(sample(), runs("fc2", "F"), op=lambda i: "relu", deps=lambda i: (0, 1)),
         r"'relu' forward.*: it is there twice",
     ),
     # -- messages
     "no move": (
-        lambda: without(sample(), move("fc1", "activation")),
+        lambda: without_instruction(sample(), moves("fc1", "activation")),
         r"device 0 has no \[1:2 0:4\] of 'fc1', which its tile of 'relu' reads: it was neither",
     ),
     "no message": (
-        lambda: changed(
-            sample(), move("fc1", "activation"), messages=lambda i: i.messages[:1]
+        lambda: with_changed(
+            sample(), moves("fc1", "activation"), messages=lambda i: i.messages[:1]
         ),
         r"device 0 has no \[1:2 0:4\] of 'fc1'",
     ),
     "move too late": (
-        lambda: moved_behind(sample(), move("fc1", "activation"), run("relu", "F")),
+        lambda: with_moved_behind(sample(), moves("fc1", "activation"), runs("relu", "F")),
         r"device 0 has no \[1:2 0:4\] of 'fc1'",
     ),
     "move too early": (
-        lambda: ordered(sample(), [1, 0, *range(2, len(sample().instructions))]),
+        lambda: reordered(sample(), [1, 0, *range(2, len(sample().instructions))]),
         r"activation of 'fc1'.*: it comes before what it sends",
     ),
     "sent by another": (
-        lambda: changed(sample(), move("fc1", "activation"), messages=first_message(source=2)),
+        lambda: with_changed(sample(), moves("fc1", "activation"), messages=first_message(source=2)),
         r"device 2 sends \[0:1 4:8\], which it does not hold",
     ),
     "sent twice": (
-        lambda: changed(
-            sample(), move("fc1", "activation"), messages=lambda i: (*i.messages, i.messages[0])
+        lambda: with_changed(
+            sample(), moves("fc1", "activation"), messages=lambda i: (*i.messages, i.messages[0])
         ),
         "goes to device 1 twice",
     ),
     "sent to its holder": (
-        lambda: changed(
+        lambda: with_changed(
             sample(),
-            move("fc1", "activation"),
+            moves("fc1", "activation"),
             messages=lambda i: (*i.messages, i.messages[1]._replace(source=1, target=0)),
         ),
         "goes to device 0 twice",
     ),
     "not waited for": (
-        lambda: changed(sample(), run("relu", "F"), deps=lambda i: (0,)),
+        lambda: with_changed(sample(), runs("relu", "F"), deps=lambda i: (0,)),
         r"'relu' forward.*: it does not wait for instruction 1 \(activation of 'fc1'",
     ),
     "sent before it is made": (
-        lambda: changed(sample(), move("fc1", "activation"), deps=lambda i: ()),
+        lambda: with_changed(sample(), moves("fc1", "activation"), deps=lambda i: ()),
         r"does not wait for instruction 0 \('fc1' forward",
     ),
     "strange message": (
-        lambda: changed(sample(), move("fc1", "activation"), kind=lambda i: "letter"),
+        lambda: with_changed(sample(), moves("fc1", "activation"), kind=lambda i: "letter"),
         "'letter' is no kind of message",
     ),
     # -- gradients
     "gradient not returned": (
-        lambda: changed(sample(), move("fc1", "gradient"), messages=lambda i: i.messages[:1]),
+        lambda: with_changed(sample(), moves("fc1", "gradient"), messages=lambda i: i.messages[:1]),
         r"the gradient of \[0:1 4:8\] of 'fc1' on device 1 is lost",
     ),
     "no gradient move": (
-        lambda: without(sample(), move("fc1", "gradient")),
+        lambda: without_instruction(sample(), moves("fc1", "gradient")),
         r"the gradient of \[1:2 0:4\] of 'fc1' on device 0 is lost",
     ),
     "gradient too late": (
-        lambda: moved_behind(sample(), move("fc1", "gradient"), run("fc1", "B")),
+        lambda: with_moved_behind(sample(), moves("fc1", "gradient"), runs("fc1", "B")),
         "the gradient of .* of 'fc1' on device 0 is lost",
     ),
     "gradient too early": (
-        lambda: moved_behind(sample(), run("relu", "B"), move("fc1", "gradient")),
+        lambda: with_moved_behind(sample(), runs("relu", "B"), moves("fc1", "gradient")),
         "comes before the backward of 'relu', which adds to it",
     ),
     "gradient from elsewhere": (
-        lambda: changed(
+        lambda: with_changed(
             sample(),
-            move("fc1", "gradient"),
+            moves("fc1", "gradient"),
             messages=lambda i: (*i.messages, i.messages[0]._replace(source=2)),
         ),
         "comes back from device 2 to 1 without having been sent there",
     ),
     "gradient twice": (
-        lambda: changed(
-            sample(), move("fc1", "gradient"), messages=lambda i: (*i.messages, i.messages[0])
+        lambda: with_changed(
+            sample(), moves("fc1", "gradient"), messages=lambda i: (*i.messages, i.messages[0])
         ),
         "comes back twice from device 0",
     ),
     # -- partial results
     "part lacking in a cell": (
-        lambda: changed(sample(), merged("fc2", "F"), cells=cells(parts=lambda c: c.parts[:1])),
+        lambda: with_changed(sample(), merges("fc2", "F"), cells=cells(parts=lambda c: c.parts[:1])),
         r"the cell \[0:2 0:2\] lacks the part of tile \[0:2 0:2 4:8\]",
     ),
     "part counted twice": (
-        lambda: changed(sample(), merged("fc2", "F"), cells=cells(parts=lambda c: (0, 1, 1))),
+        lambda: with_changed(sample(), merges("fc2", "F"), cells=cells(parts=lambda c: (0, 1, 1))),
         "counts a part twice",
     ),
     "part that is no tile": (
-        lambda: changed(sample(), merged("fc2", "F"), cells=cells(parts=lambda c: (0, 7))),
+        lambda: with_changed(sample(), merges("fc2", "F"), cells=cells(parts=lambda c: (0, 7))),
         "names part 7, which is no tile",
     ),
     "part not sent": (
-        lambda: changed(sample(), move("fc2", "partial"), messages=lambda i: i.messages[1:]),
+        lambda: with_changed(sample(), moves("fc2", "partial"), messages=lambda i: i.messages[1:]),
         r"device 2 lacks part \d of \[0:2 0:2\]",
     ),
     "part of another": (
-        lambda: changed(sample(), move("fc2", "partial"), messages=first_message(part=0)),
+        lambda: with_changed(sample(), moves("fc2", "partial"), messages=first_message(part=0)),
         "device 1 sends part 0, which it does not hold",
     ),
     "cell missing": (
-        lambda: changed(sample(), merged("fc2", "F"), cells=lambda i: ()),
+        lambda: with_changed(sample(), merges("fc2", "F"), cells=lambda i: ()),
         r"its cells do not cover \[0:2 0:2\] once",
     ),
     "no merge": (
-        lambda: without(sample(), merged("fc2", "F")),
+        lambda: without_instruction(sample(), merges("fc2", "F")),
         "device 2 has no .* of 'fc2', which its tile of 'sum' reads",
     ),
     "never merged": (
-        lambda: varied(sample(), merges={}),
+        lambda: with_variant(sample(), merges={}),
         "partial results, which nothing merges",
     ),
     "part's gradient lost": (
-        lambda: changed(
-            sample(), move("fc2", "partial gradient"), messages=lambda i: i.messages[1:]
+        lambda: with_changed(
+            sample(), moves("fc2", "partial gradient"), messages=lambda i: i.messages[1:]
         ),
         r"the gradient of \[0:2 0:2\] of part 0 on device 2 is lost",
     ),
     "part's gradient from elsewhere": (
-        lambda: changed(
+        lambda: with_changed(
             sample(),
-            move("fc2", "partial gradient"),
+            moves("fc2", "partial gradient"),
             messages=lambda i: (*i.messages, i.messages[0]._replace(source=1)),
         ),
         "a gradient of part 0 comes back from device 1 without having been sent there",
     ),
     "gradient not taken apart": (
-        lambda: without(sample(), merged("fc2", "B")),
+        lambda: without_instruction(sample(), merges("fc2", "B")),
         "comes before what it sends",
     ),
     # -- recomputed, and split
     "not recomputed": (
-        lambda: without(sample(recompute=(("fc1", "relu"),)), run("relu", "R")),
+        lambda: without_instruction(sample(recompute=(("fc1", "relu"),)), runs("relu", "R")),
         "values were not saved for backward and have not been recomputed",
     ),
     "recomputed too late": (
-        lambda: moved_behind(sample(recompute=(("fc1", "relu"),)), run("fc1", "R"), run("fc1", "B")),
+        lambda: with_moved_behind(sample(recompute=(("fc1", "relu"),)), runs("fc1", "R"), runs("fc1", "B")),
         "values were not saved for backward and have not been recomputed",
     ),
     "recomputed for nothing": (
-        lambda: changed(sample(recompute=(("fc1",),)), run("fc1", "R"), op=lambda i: "relu"),
+        lambda: with_changed(sample(recompute=(("fc1",),)), runs("fc1", "R"), op=lambda i: "relu"),
         "the plan does not recompute it",
     ),
     "weights forgotten": (
-        lambda: without(sample(split_backward=True), run("fc2", "W")),
+        lambda: without_instruction(sample(split_backward=True), runs("fc2", "W")),
         "'fc2' is never run backward to parameters",
     ),
     "weights after their sum": (
-        lambda: moved_behind(sample(split_backward=True), run("fc1", "W"), reduction("fc1.weight")),
+        lambda: with_moved_behind(sample(split_backward=True), runs("fc1", "W"), reduces("fc1.weight")),
         "reduce of 'fc1.weight'.*does not wait for",
     ),
     "weights where there are none": (
-        lambda: changed(sample(split_backward=True), run("fc2", "W"), op=lambda i: "relu"),
+        lambda: with_changed(sample(split_backward=True), runs("fc2", "W"), op=lambda i: "relu"),
         "the plan has no such part",
     ),
     # -- the end of the forward
     "starts twice": (
-        lambda: varied(replicated_loss(), replicated_loss_ops=frozenset()),
+        lambda: with_variant(replicated_loss(), replicated_loss_ops=frozenset()),
         "some would count twice, or not at all",
     ),
     "comes back as well": (
-        lambda: moved_behind(
-            changed(
+        lambda: with_moved_behind(
+            with_changed(
                 replicated_loss(),
-                move("sum", "partial"),
+                moves("sum", "partial"),
                 kind=lambda i: MessageKind.PARTIAL_GRADIENT,
             ),
-            move("sum", "partial gradient"),
-            merged("sum", "B"),
+            moves("sum", "partial gradient"),
+            merges("sum", "B"),
         ),
         "lacks part|comes back that every device starts",
     ),
     # -- parameters
     "no reduce": (
-        lambda: without(sample(), reduction("fc1.weight")),
+        lambda: without_instruction(sample(), reduces("fc1.weight")),
         r"update of 'fc1.weight'.*before its gradients are summed over all holders",
     ),
     "reduce too late": (
-        lambda: moved_behind(sample(), reduction("fc1.weight"), update("fc1.weight")),
+        lambda: with_moved_behind(sample(), reduces("fc1.weight"), updates("fc1.weight")),
         "before its gradients are summed",
     ),
     "reduce not waited for": (
-        lambda: changed(sample(), update("fc1.weight"), deps=lambda i: ()),
+        lambda: with_changed(sample(), updates("fc1.weight"), deps=lambda i: ()),
         "before its gradients are summed",
     ),
     "reduce too early": (
-        lambda: moved_behind(sample(), run("fc1", "B"), reduction("fc1.weight")),
+        lambda: with_moved_behind(sample(), runs("fc1", "B"), reduces("fc1.weight")),
         "reduce of 'fc1.weight'.*does not wait for",
     ),
     "reduced elsewhere": (
-        lambda: changed(sample(), reduction("fc1.weight"), regions=regions_on(0, 1, 2)),
+        lambda: with_changed(sample(), reduces("fc1.weight"), regions=regions_on(0, 1, 2)),
         "the holders of parameter 'fc1.weight' disagree in step 0",
     ),
     "updated elsewhere": (
-        lambda: changed(sample(), update("fc1.weight", 1), regions=regions_on(0)),
+        lambda: with_changed(sample(), updates("fc1.weight", 1), regions=regions_on(0)),
         "the holders of parameter 'fc1.weight' disagree in step 1",
     ),
     "share missing": (
-        lambda: changed(
-            sample(), update("fc2.weight"), regions=lambda i: i.regions[:1], devices=lambda i: (0,)
+        lambda: with_changed(
+            sample(), updates("fc2.weight"), regions=lambda i: i.regions[:1], devices=lambda i: (0,)
         ),
         r"regions of parameter 'fc2.weight' do not cover \[0:2 0:8\] once",
     ),
     "no update": (
-        lambda: without(sample(), update("fc2.bias")),
+        lambda: without_instruction(sample(), updates("fc2.bias")),
         "'fc2.bias' is updated 0 times in step 0",
     ),
     "update too early": (
-        lambda: moved_behind(sample(), run("fc2", "B"), update("fc2.weight")),
+        lambda: with_moved_behind(sample(), runs("fc2", "B"), updates("fc2.weight")),
         "before 'fc2' has run backward",
     ),
     "next step too early": (
-        lambda: changed(
-            sample(), lambda i: run("fc1", "F")(i) and i.key.step == 1, deps=lambda i: ()
+        lambda: with_changed(
+            sample(), lambda i: runs("fc1", "F")(i) and i.key.step == 1, deps=lambda i: ()
         ),
         "does not wait for the update of 'fc1.weight' in the step before",
     ),
     "not pushed": (
-        lambda: changed(on_server(), move("fc1.weight", "push"), messages=lambda i: ()),
+        lambda: with_changed(on_server(), moves("fc1.weight", "push"), messages=lambda i: ()),
         "the holders of parameter 'fc1.weight' disagree",
     ),
     "not pulled": (
-        lambda: without(on_server(), move("fc1.weight", "pull")),
+        lambda: without_instruction(on_server(), moves("fc1.weight", "pull")),
         "not sent to the other holders",
     ),
     "half pulled": (
-        lambda: changed(on_server(), move("fc1.weight", "pull"), messages=first_message(target=2)),
+        lambda: with_changed(on_server(), moves("fc1.weight", "pull"), messages=first_message(target=2)),
         "the holders of parameter 'fc1.weight' disagree",
     ),
     # -- slices
     "slice not pushed": (
-        lambda: without(sliced(), move("fc1.weight", "push")),
+        lambda: without_instruction(sliced(), moves("fc1.weight", "push")),
         r"of parameter 'fc1.weight' has its push by \[\(\d, \d\)\] 0 times in step 0",
     ),
     "slice not updated": (
-        lambda: without(sliced(), update("fc1.weight", 1)),
+        lambda: without_instruction(sliced(), updates("fc1.weight", 1)),
         "of parameter 'fc1.weight' has its update for .* 0 times in step 1",
     ),
     "slice updated twice": (
-        lambda: changed(
-            sliced(), update("fc1.bias", 1), key=lambda i: i.key._replace(step=0)
+        lambda: with_changed(
+            sliced(), updates("fc1.bias", 1), key=lambda i: i.key._replace(step=0)
         ),
         "of parameter 'fc1.bias' has its update for .* 2 times in step 0",
     ),
     "slice updated elsewhere": (
-        lambda: changed(sliced(), update("fc1.weight"), devices=lambda i: (2,)),
+        lambda: with_changed(sliced(), updates("fc1.weight"), devices=lambda i: (2,)),
         "of parameter 'fc1.weight' has its update for .* 0 times in step 0",
     ),
     "slice updated before its push": (
-        lambda: changed(sliced(), update("fc1.weight"), deps=lambda i: i.deps[:1]),
+        lambda: with_changed(sliced(), updates("fc1.weight"), deps=lambda i: i.deps[:1]),
         "it does not wait for",
     ),
     "slice pushed too early": (
-        lambda: changed(sliced(), move("fc1.weight", "push"), deps=lambda i: ()),
+        lambda: with_changed(sliced(), moves("fc1.weight", "push"), deps=lambda i: ()),
         "it does not wait for .*'fc1' backward",
     ),
     "slice pulled before its update": (
-        lambda: changed(sliced(), move("fc1.weight", "pull"), deps=lambda i: ()),
+        lambda: with_changed(sliced(), moves("fc1.weight", "pull"), deps=lambda i: ()),
         r"pull.*does not wait for instruction \d+ \(update",
     ),
     "slice not waited for": (
-        lambda: changed(
-            sliced(), lambda i: run("fc1", "F")(i) and i.key.step == 1, deps=lambda i: ()
+        lambda: with_changed(
+            sliced(), lambda i: runs("fc1", "F")(i) and i.key.step == 1, deps=lambda i: ()
         ),
         r"does not wait for instruction \d+ \(update of 'fc1.weight'",
     ),
     "slice pulled by a stranger": (
-        lambda: changed(
-            sliced(), move("fc1.weight", "pull"),
+        lambda: with_changed(
+            sliced(), moves("fc1.weight", "pull"),
             messages=lambda i: (i.messages[0]._replace(target=2),),
         ),
         "has its pull by",
     ),
     "slice summed too early": (
-        lambda: changed(collective_sums(), reduction("fc1.weight"), deps=lambda i: ()),
+        lambda: with_changed(collective_sums(), reduces("fc1.weight"), deps=lambda i: ()),
         "it does not wait for .*'fc1' backward",
     ),
     "slice updated before its sum": (
-        lambda: changed(collective_sums(), update("fc1.weight"), deps=lambda i: ()),
+        lambda: with_changed(collective_sums(), updates("fc1.weight"), deps=lambda i: ()),
         r"update.*does not wait for instruction \d+ \(reduce",
     ),
     "slice not summed": (
-        lambda: without(collective_sums(), reduction("fc1.weight")),
+        lambda: without_instruction(collective_sums(), reduces("fc1.weight")),
         "has its sum over .* 0 times in step 0",
     ),
     "slice summed by some": (
-        lambda: changed(collective_sums(), reduction("fc1.weight"), devices=lambda i: i.devices[:1]),
+        lambda: with_changed(collective_sums(), reduces("fc1.weight"), devices=lambda i: i.devices[:1]),
         "has its sum over .* 0 times in step 0",
     ),
     "sum not waited for": (
-        lambda: changed(
-            collective_sums(), lambda i: run("fc1", "F")(i) and i.key.step == 1, deps=lambda i: ()
+        lambda: with_changed(
+            collective_sums(), lambda i: runs("fc1", "F")(i) and i.key.step == 1, deps=lambda i: ()
         ),
         r"does not wait for instruction \d+ \(update of 'fc1.weight'",
     ),
     "sums in another order": (
         lambda: dataclasses.replace(
-            ordered_sums(), plan=dataclasses.replace(ordered_sums().plan, order=tuple(range(count())))
+            ordered_sums(), plan=dataclasses.replace(ordered_sums().plan, order=tuple(range(slice_total())))
         ),
         r"reduce of '.*'.* comes after that of '.*', which the plan's order has behind it",
     ),
@@ -541,9 +541,9 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         "the slices of parameter 'fc1.weight' do not cover .* once",
     ),
     "too far ahead": (
-        lambda: changed(
+        lambda: with_changed(
             sliced(sync="ps:ssp=1", steps=2),
-            lambda i: move("fc1.weight", "pull")(i) and i.key.step == 1,
+            lambda i: moves("fc1.weight", "pull")(i) and i.key.step == 1,
             deps=lambda i: i.deps[-1:],
         ),
         r"does not wait for instruction \d+ \(update",
@@ -600,6 +600,6 @@ def test_refuses_a_stale_buffer() -> None:
     reader = next(op.name for op in graph.ops if op.label == "sub")
     program = lower(graph, make_plan(graph, {reader: "@1"}, 2, steps=2))
     check(program)
-    damaged = without(program, move(graph.updates["mean"], "activation"))
+    damaged = without_instruction(program, moves(graph.updates["mean"], "activation"))
     with pytest.raises(InputError, match=r"device 1 has no \[0:4\] of buffer 'mean' as it was"):
         check(damaged)
