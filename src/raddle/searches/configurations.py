@@ -117,6 +117,7 @@ def member_tilings(
 def _member_tilings(
     group: Group, parts: tuple[int, ...], shares: tuple[int, ...]
 ) -> tuple[MemberTiling, ...]:
+    """Computes member_tilings."""
     splits: dict[str, _Split] = {}
     tilings = []
     for member in group.members:

@@ -92,7 +92,7 @@ class SearchResult:
     history: tuple[BestSoFar, ...] = ()
     recompute: int | None = None  # number of blocks for activation checkpointing
     pipeline: PipelineResult | None = None  # None: no stages and micro-batches
-    # Where partial sums are merged, by operator, if the search has chosen it.
+    # By operator, the devices that merge its partial sums, if the search has chosen them (Plan.sums).
     sums: Tiles = field(default_factory=dict)
     lower_bound_ms: float | None = None
     tried: Sequence[Mapping[str, Any]] = ()  # rows of all candidates, the slower ones too

@@ -29,6 +29,7 @@ class Stopwatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
+        """In this block, the stopwatch is paused."""
         self.pause()
         try:
             yield

@@ -64,10 +64,10 @@ def series_parallel(draw: st.DrawFn) -> Pairs:
     pairs, count = [(0, 1)], 2
     while count < 8 and draw(st.booleans() if count > 5 else st.just(True)):
         i, j = pairs[draw(st.integers(0, len(pairs) - 1))]
-        how = draw(st.sampled_from(["series", "beside", "parallel", "end"]))
+        how = draw(st.sampled_from(["series", "bypass", "parallel", "end"]))
         if how == "series":
             pairs.remove((i, j))
-        if how in ("series", "beside"):
+        if how in ("series", "bypass"):
             pairs += [(i, count), (count, j)]
         else:
             pairs.append((j, i) if how == "parallel" else (i, count))

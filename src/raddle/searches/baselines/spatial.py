@@ -24,6 +24,7 @@ def spatial(graph: Graph, cluster: Cluster) -> Tiles:
 
 
 def _tile(graph: Graph, op: Op, devices: tuple[int, ...]) -> Tiling:
+    """The tiling of one operator."""
     rows, columns = _factors(len(devices))
     h, w = dim_of(op, "h"), dim_of(op, "w")
     if h is not None and w is not None:

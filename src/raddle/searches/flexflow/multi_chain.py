@@ -78,6 +78,7 @@ class MultiChain:
             self.stopped = "interrupt"
 
     def _run(self, budget: float) -> None:
+        """Rounds over the chains, as the top of this file describes."""
         max_proposals = self.settings.proposals
         length = ROUND
         self.chains.sort(key=lambda c: c.time)
@@ -104,7 +105,7 @@ class MultiChain:
                 self.stopped = "no improvement"
                 return
             elif self.chains[0].time > self.chains[0].best_time * 1.05:
-                self._restart(self.chains[0])
+                self._restart(self.chains[0])  # it has moved too far from the best plan
 
     def _report_progress(self, start: str, budget: float) -> None:
         best = self.best.best_time / 1e6

@@ -110,10 +110,7 @@ def solve(
 def _solve_by_elimination(
     nodes: Sequence[np.ndarray], edges: Sequence[Edge], limit: int, out_of_time: OutOfTime
 ) -> tuple[tuple[int, ...], bool] | None:
-    """A choice by elimination only, and whether it is optimal; None if tables would be too large.
-
-    It is not optimal if time ran out.
-    """
+    """A choice, and whether it is optimal (time did not run out); None if tables would be too large."""
     net = _Network(nodes, edges)
     order = elimination_order.smallest_tables_first(net.neighbours, net.sizes, limit)
     if order is None:
@@ -140,10 +137,7 @@ def _choose_backwards(
 
 
 def _best_configuration(v: int, factors: Sequence[Factor], choice: Mapping[int, int]) -> int:
-    """The best configuration of v, given the choices of its neighbours.
-
-    For neighbours that have not chosen yet, the minimum of each table counts.
-    """
+    """The best configuration of v; for neighbours without a choice, the minimum of each table counts."""
     costs = np.zeros(1)
     for scope, table in factors:
         free = [i for i in scope if i == v or i not in choice]
@@ -337,6 +331,7 @@ def _minimise_out(
 
 
 def _with_fixed_node(factor: Factor, i: int, x: int) -> Factor:
+    """The table for configuration x of node i, without the dimension of i."""
     scope, table = factor
     if i not in scope:
         return factor

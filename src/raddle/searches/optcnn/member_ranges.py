@@ -49,12 +49,14 @@ class MemberRanges:
         return self.cache[key]
 
     def _whole(self, size: int) -> Ranges:
+        """The range of a dimension that is not split."""
         ranges = self.whole_ranges.get(size)
         if ranges is None:
             ranges = self.whole_ranges[size] = single_range(0, size)
         return ranges
 
     def _split(self, lattice: Lattice, a: int, size: int) -> Ranges:
+        """The ranges of a dimension that axis `a` splits into equal parts."""
         ranges = self.split_ranges.get((id(lattice), a, size))
         if ranges is None:
             cuts = [even_cuts(size, q) if size >= q else () for q in lattice.options[a].tolist()]

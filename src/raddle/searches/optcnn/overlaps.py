@@ -149,6 +149,7 @@ def fill_seconds(
 
 @njit(cache=True)
 def _volumes(lo: Array, hi: Array, out: Array) -> None:
+    """Writes into `out` [j] the volumes of the boxes from lo to hi [r, j]."""
     out[:] = 1.0
     for r in range(len(lo)):
         for j in range(len(out)):

@@ -56,6 +56,7 @@ def improve_locally(nodes: Nodes, edges: Edges, choice: Sequence[int]) -> tuple[
 
 
 def incident_edges(nodes: Nodes, edges: Edges) -> Incidence:
+    """The edges of each node."""
     incident: Incidence = [[] for _ in nodes]
     for e, (i, j, _) in enumerate(edges):
         incident[i].append((e, 0, j))

@@ -96,7 +96,7 @@ class TileTimes:
     def _seconds_by_shape(self, op: Op, layout: MemberLayout, phases: str) -> Array:
         """[x, d]: seconds of operators whose kind has its own count of operations.
 
-        ComputeCosts is asked once for each different shape of tile.
+        ComputeCosts.seconds is called once for each different shape of tile.
         """
         sizes = [*layout.dims, *(r for need in layout.needs for r in need.ranges)]
         needed = [need.present for need in layout.needs if need.present is not layout.present]

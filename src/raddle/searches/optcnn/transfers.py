@@ -69,6 +69,7 @@ def sampled_devices(cluster: Cluster, *, all_devices: bool = False) -> Array:
 
 
 def receive_links(cluster: Cluster, devices: Array) -> ReceiveLinks:
+    """The links of the nodes of the sampled devices."""
     nodes, first = np.unique([cluster.devices[d].node for d in devices], return_index=True)
     inside, outside = np.zeros((len(nodes), 3)), np.zeros((len(nodes), 3))
     for a, node in enumerate(nodes):
@@ -88,7 +89,7 @@ def _directions(duplex: bool) -> int:
 
 
 class Received(NamedTuple):
-    """What each device receives, as arrays [x, d]."""
+    """The messages that each device receives, as arrays [x, d]."""
 
     messages: Array  # number of messages
     nbytes: Array  # their total bytes
@@ -120,6 +121,7 @@ def boxes(ranges: Sequence[Ranges], present: Array) -> Boxes:
 
 
 def held_boxes(links: ReceiveLinks, device_boxes: Boxes) -> HeldBoxes:
+    """The boxes of devices, together with those of their nodes."""
     return HeldBoxes(device_boxes, *node_pieces(device_boxes.lo, device_boxes.hi, links.start))
 
 
