@@ -250,7 +250,15 @@ def test_is_deterministic(**plan: Any) -> None:
     a, b = simulated(**plan), simulated(**plan)
     for name in ("start", "end", "cause"):
         assert (getattr(a, name) == getattr(b, name)).all()
-    for name in ("duration", "first", "second", "waits", "pointer", "successor", "nbytes"):
+    for name in (
+        "duration",
+        "first_resource",
+        "second_resource",
+        "wait_count",
+        "pointer",
+        "successor",
+        "nbytes",
+    ):
         assert (getattr(a.tasks, name) == getattr(b.tasks, name)).all()
 
 
