@@ -56,8 +56,8 @@ from raddle.searches.hypergraph.layouts import layout_of_owners
 from raddle.searches.hypergraph.network import (
     ChannelPiece,
     FeatureMap,
-    FilterLayer,
     LayerNetwork,
+    NetworkLayer,
     build_network,
 )
 
@@ -155,10 +155,10 @@ def random_rows(layer_network: LayerNetwork, parts: int, seed: int) -> FineRows:
 # Layers 0 --> 1 --> 2 --> 3. Layer 2's output is added to layer 0's output; layer 3 reads cat(2, 1).
 SMALL = LayerNetwork(
     (
-        FilterLayer("a", ("a",), 4, 3, 60, 12, unit_elements=8),
-        FilterLayer("b", ("b",), 3, 4, 70, 12, unit_elements=4),
-        FilterLayer("c", ("c",), 4, 3, 90, 12, unit_elements=2),
-        FilterLayer("d", ("d",), 2, 7, 50, 14, unit_elements=1),
+        NetworkLayer("a", ("a",), 4, 3, 60, 12, unit_elements=8),
+        NetworkLayer("b", ("b",), 3, 4, 70, 12, unit_elements=4),
+        NetworkLayer("c", ("c",), 4, 3, 90, 12, unit_elements=2),
+        NetworkLayer("d", ("d",), 2, 7, 50, 14, unit_elements=1),
     ),
     (
         FeatureMap("a", (ChannelPiece(0, 4),), 2, (1,), ((ChannelPiece(2, 4),),)),
@@ -221,8 +221,8 @@ def test_an_aligned_grid() -> None:
     """Two rows of two parts, owners in their windows: one map and its partial results are sent once."""
     two = LayerNetwork(
         (
-            FilterLayer("a", ("a",), 4, 3, 1, 1, unit_elements=5),
-            FilterLayer("b", ("b",), 4, 4, 1, 1, unit_elements=7),
+            NetworkLayer("a", ("a",), 4, 3, 1, 1, unit_elements=5),
+            NetworkLayer("b", ("b",), 4, 4, 1, 1, unit_elements=7),
         ),
         (FeatureMap("a", (ChannelPiece(0, 4),), 3, (1,), ()),),
         {},

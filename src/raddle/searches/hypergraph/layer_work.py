@@ -63,10 +63,10 @@ def _read_work(network: LayerNetwork, path: str) -> Array:
                 f"{quote(path)} has no weight of '{missing[0]}': give one for each layer."
             )
         data = [data[name] for name in names]
-    numbers = isinstance(data, list) and all(
+    all_valid = isinstance(data, list) and all(
         type(n) in (int, float) and 0 <= n <= MAX_WORK for n in data
     )
-    if not numbers or len(data) != len(names) or not sum(data):
+    if not all_valid or len(data) != len(names) or not sum(data):
         raise InputError(
             f"{quote(path)} has no weights of {len(names)} layers: list a number up to {MAX_WORK:g} for "
             f"each, from '{names[0]}' to '{names[-1]}', or give them by name."

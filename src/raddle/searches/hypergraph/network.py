@@ -44,7 +44,7 @@ Pieces = tuple[ChannelPiece, ...]  # all channels of a value or an operator, in 
 
 
 @dataclass(frozen=True)
-class FilterLayer:
+class NetworkLayer:
     """Operators that share a weight: each filter is in the same part for all of them."""
 
     name: str
@@ -76,7 +76,7 @@ class FeatureMap:
 class LayerNetwork:
     """Layers in the order in which they run, the maps between them, and the pieces of all operators."""
 
-    layers: tuple[FilterLayer, ...]
+    layers: tuple[NetworkLayer, ...]
     maps: tuple[FeatureMap, ...]
     op_pieces: Mapping[str, Pieces]  # by name of an operator that has channels
 
@@ -230,9 +230,9 @@ class _Builder:
         tensor = self.graph.values[value]
         return tensor.shape[tensor.letters.index("c")] if "c" in tensor.letters else 0
 
-    def _layer(self, ops: Sequence[Op]) -> FilterLayer:
+    def _layer(self, ops: Sequence[Op]) -> NetworkLayer:
         weights = {i for op in ops for i in op.inputs if self.graph.values[i].role == "parameter"}
-        return FilterLayer(
+        return NetworkLayer(
             ops[0].name,
             tuple(op.name for op in ops),
             size_of(ops[0], "c"),
