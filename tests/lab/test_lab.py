@@ -313,9 +313,8 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "10mbit" in table
     down = json.loads(raddle("lab", "down", *name, "--json").stdout)
     assert len(down["removed"]) == 3
-    assert (
-        raddle("lab", "down", *name).returncode == 0
-    )  # to remove a lab that does not exist is no error
+    # To remove a lab that does not exist is no error.
+    assert raddle("lab", "down", *name).returncode == 0
 
 
 def test_running_a_plan(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,17 +122,17 @@ def test_a_busy_machine_is_noticed() -> None:
 
 def test_a_gpu_is_described_beside_the_ranks() -> None:
     rates = {"matmul float32": 5e13, "conv float32": 4e13, "attention float32": 3e13}
-    figures = {
+    rates_of_device = {
         "flops": {**rates, "matmul float16": 6e14},
         "memory_bandwidth": 4e12,
         "overhead": 1e-5,
     }
     measured = {
-        **figures,
+        **rates_of_device,
         "ranks": 1,
         "cores": 2,
         "memory": 2**30,
-        "gpu": {"name": "NVIDIA H200", "count": 8, "memory": 2**37, **figures},
+        "gpu": {"name": "NVIDIA H200", "count": 8, "memory": 2**37, **rates_of_device},
     }
     description = describe(measured)
     description["nodes"][0]["devices"] = ["nvidia-h200"]

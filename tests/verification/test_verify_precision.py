@@ -71,9 +71,8 @@ def test_it_holds_and_can_fail_whatever_the_module_casts_to(
 
 
 def test_every_type_and_every_way_to_cast_in_one_module(tmp_path: pathlib.Path) -> None:
-    some = {
-        name: (way, name) for way, name in USABLE
-    }  # each type once, with the last way to cast; below, each way once, with the first type
+    # Each type with the last way to cast to it, and each way with its first type.
+    some = {name: (way, name) for way, name in USABLE}
     some |= {way: (way, name) for way, name in reversed(USABLE)}
     assert len({name for _, name in USABLE}) > len(TYPES) / 2
     result = verify(planned(tmp_path, casting([*some.values()])), threads=True, steps=1)

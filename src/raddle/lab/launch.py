@@ -85,6 +85,7 @@ def launch(
 
 
 def _environment(token: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the commands; `token` identifies the launch."""
     sockets = {"GLOO_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE}
     # A lab has no host names, and torch would log a warning about this at each connection.
     quiet = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}

@@ -42,7 +42,7 @@ def remove(lab: str) -> tuple[list[str], set[int]]:
         if os.getpid() in processes_in(lab_namespaces):
             raise InputError(f"this runs inside the lab '{lab}': remove it from outside.")
         ended = end_processes(lambda: processes_in(lab_namespaces))
-        # The namespace of the network is the last: until then nobody can make a lab of this name.
+        # The namespace of the network is the last: until then no other lab can have this name.
         for namespace in reversed(lab_namespaces):
             _delete(namespace)
     return lab_namespaces, ended
@@ -79,6 +79,7 @@ def _set_up(namespace: str, device: str) -> None:
 
 
 def _delete(namespace: str) -> None:
+    """Remove a namespace; it is no error if another process removes it at the same time."""
     try:
         call("ip", "netns", "del", namespace)
     except InputError:

@@ -65,6 +65,7 @@ def _labs_and_hosts() -> list[tuple[str, str]]:
 
 
 def _row(lab: str, host: int) -> dict[str, Any]:
+    """Return the state of a host: its address, its rate, and the bytes sent and received."""
     namespace = names.namespace(lab, host)
     links = call_json("ip", "-n", namespace, "-s", "addr", "show")
     link = next((link for link in links if link["ifname"] == names.INTERFACE), {})

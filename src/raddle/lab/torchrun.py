@@ -47,6 +47,7 @@ def free_port(lab: Hosts, host: int) -> int:
 
 
 def _torchrun(lab: Hosts, host: int, port: int, per_host: int) -> list[str]:
+    """Return the torchrun command of a host, without the program to run."""
     flags = {
         "--nnodes": len(lab.addresses),
         "--nproc-per-node": per_host,

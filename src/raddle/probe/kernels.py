@@ -54,6 +54,7 @@ def rate(kernel: Kernel, seconds: float, device: str) -> float | None:
 
 
 def _seconds_of(call: Call, count: int, device: str) -> float:
+    """Return the seconds of `count` calls."""
     start = time.perf_counter()
     for _ in range(count):
         call()
@@ -114,9 +115,8 @@ def _operator_chain(device: str) -> Kernel:
 
         return call
 
-    return Kernel(
-        "operators", 2.0 * 2 * CHAIN_LENGTH, make
-    )  # two operators in a pair, in forward and in backward
+    # Two operators in a pair, in forward and in backward.
+    return Kernel("operators", 2.0 * 2 * CHAIN_LENGTH, make)
 
 
 def _random(*shape: int, device: str, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -24,9 +24,8 @@ from raddle.errors import InputError
 from raddle.transport.orphans import end_with_parent, starter_env
 
 Message = dict[str, Any]  # a line of JSON; see rank.py
-LineQueue = queue.SimpleQueue[
-    tuple[int, str | None]
-]  # (number of the process, line or None at its end)
+# Of (number of the process, line); the line is None when the process has closed its output.
+LineQueue = queue.SimpleQueue[tuple[int, str | None]]
 
 
 def run(
@@ -106,6 +105,7 @@ def _process(
 
 
 def _environment(threads: int) -> dict[str, str]:
+    """Return the environment of the processes: they import this raddle, and use only loopback."""
     source = str(Path(__file__).parents[2])
     paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {

@@ -63,12 +63,14 @@ def describe(measured: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(ranks: int, quick: bool) -> str:
+    """Return the key of a measurement in the cache."""
     mode = "quick" if quick else "full"
     cores = catalogue.cores()
     return f"{platform.node()}, {cores} cores, torch {version('torch')}, {ranks} ranks, {mode}, {FORMAT}"
 
 
 def _measure(ranks: int, *, quick: bool, on_progress: Callable[[Message], None]) -> dict[str, Any]:
+    """Run the processes of all ranks and, if there is a GPU, the one that measures it; see `probe`."""
     threads = max(1, catalogue.cores() // ranks)
     busy = busy_cores()
     common = {"ranks": ranks, "threads": threads, "quick": quick, "window": 0.1 if quick else 0.6}
@@ -151,6 +153,7 @@ def _links(times: Mapping[str, Any], ranks: int) -> dict[str, Any]:
 
 
 def _link(samples: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    """Fit a link to samples (bytes, seconds)."""
     link = fit(samples)
     return {
         "latency": _round(link.latency),
@@ -160,6 +163,7 @@ def _link(samples: Sequence[tuple[int, float]]) -> dict[str, Any]:
 
 
 def _cluster(measured: Mapping[str, Any]) -> Cluster:
+    """Return a cluster of one node with a device for each rank."""
     ranks = measured["ranks"]
     device = _device(catalogue.local_kind(measured["cores"], ranks), measured)
     link = None

@@ -28,6 +28,7 @@ def write(measured: Mapping[str, Any], path: str) -> None:
 
 
 def _comments(measured: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the comment at the top of the file."""
     idle, gpu, busy = measured["idle"], measured["gpu"], measured["busy_cores"]
     lines = [
         f"Measured by raddle probe, {measured['measured']}, torch {measured['torch']}: one of",

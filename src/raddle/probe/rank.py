@@ -38,6 +38,7 @@ Exchange = Callable[[Transport, int, torch.Tensor], float]  # (transport, peer, 
 
 
 def main() -> None:
+    """Connect to the other ranks, make all measurements and print the result."""
     settings = json.loads(sys.argv[1])
     end_in_time(settings["seconds"])
     torch.set_num_threads(settings["threads"])

@@ -1,6 +1,6 @@
 """Verifies plans: compares a run with serial training by plain PyTorch, and its bytes with the simulator's.
 
-verify_plan.py       the function `verify` behind `raddle verify`
+verify_plan.py       the function `verify`, which the command `raddle verify` calls
 twin.py              the same job in float64 (precision.py), so that rounding does not hide errors
 plain_training.py    the reference: the unmodified module trained serially, with the random numbers and the
                      batch-norm statistics of the plan (substitutes.py, local_statistics.py,

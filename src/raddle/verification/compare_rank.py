@@ -33,9 +33,7 @@ class Findings:
     # By what is compared ("loss", "gradients", ...): the largest deviation and where it is.
     worst: dict[str, tuple[float, str]] = field(default_factory=dict)
     sent: list[tuple[int, int]] = field(default_factory=list)  # (target rank, bytes)
-    reduced: list[tuple[list[int], int]] = field(
-        default_factory=list
-    )  # (ranks of all-reduce, bytes)
+    reduced: list[tuple[list[int], int]] = field(default_factory=list)  # (ranks, bytes all-reduced)
     staleness: dict[str, tuple[int, int]] = field(default_factory=dict)  # see serial_replay.py
     # (step, action of the schedule, start, end): see runtime/schedule_spans.py
     spans: list[tuple[int, str, float, float]] = field(default_factory=list)

@@ -40,6 +40,7 @@ def main(folder: pathlib.Path) -> int:
 
 
 def _verify(folder: pathlib.Path, rank: int, settings: dict[str, Any]) -> Findings:
+    """Load the job and the reference, train this rank and compare."""
     transport = ProcessTransport(torch.device("cpu"), "gloo", settings["timeout"])
 
     def report_step(step: int) -> None:

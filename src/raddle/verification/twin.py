@@ -147,6 +147,7 @@ class _CastFree:
 
 
 def _without_casts(graph: Graph) -> _CastFree:
+    """Return the graph without its casts."""
     before = {op.outputs[0]: op.inputs[0] for op in graph.ops if _is_cast(graph, op)}
 
     def source(name: str) -> str:

@@ -32,11 +32,12 @@ TOLERANCE = 1e-9  # largest relative deviation that counts as equal
 MIN_TIMEOUT = 60.0  # seconds that a rank waits for another, at least
 TOTAL_BYTES = "bytes in all: program = simulator"
 TOO_EARLY = "schedule: seconds too early"
-TIMEOUT_FACTOR = 20  # a rank waits at least so many times the slowest step of the plain module
+TIMEOUT_FACTOR = (
+    20  # a rank waits at least 20 times as long as the slowest step of the plain module
+)
 
-OnProgress = Callable[
-    [Mapping[str, Any]], None
-]  # gets {"step": text, "done": number, "of": number}
+# Gets {"step": what is done now, "done": number of finished parts, "of": number of all parts}.
+OnProgress = Callable[[Mapping[str, Any]], None]
 Report = Callable[[str, int], None]  # gets what is done now, and how many parts are done
 
 

@@ -183,10 +183,10 @@ def test_what_a_search_tried(graph: Graph, target: Cluster, owt: Plan) -> None:
         {**row, "name": "huge", "step_ms": 1.0, "fits": False, "peak_bytes": 2**40},
         {"name": "odd"}, 7, {"name": 3, "step_ms": 1.0}, {"name": "nan", "step_ms": float("nan")},
     ]  # fmt: skip
-    kept = {
+    predicted = {
         "step_ms": 2.0, "start": "owt, improved", "proposals": 9, "stopped": "budget", "tried": tried
     }  # fmt: skip
-    search = explain_plan(graph, replace(owt, predicted=kept), target)["search"]
+    search = explain_plan(graph, replace(owt, predicted=predicted), target)["search"]
     assert [(r["name"], r["taken"], r["difference"], r["fits"]) for r in search["tried"]] == [
         ("owt, improved", True, 0.0, True),
         ("data", False, 0.5, True),

@@ -64,7 +64,7 @@ def test_never_worse_than_pipedream(layers, devices, bandwidth) -> None:
     graph[first] = (
         *graph[first],
         *others - set(graph[first]),
-    )  # PipeDream's optimizer ignores layers that it cannot reach from the first one
+    )  # all layers can be reached from the first one: PipeDream's optimizer ignores others
     layers = Layers(
         layers.forward, layers.backward, layers.activation, layers.parameters, tuple(graph)
     )

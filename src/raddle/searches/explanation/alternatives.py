@@ -148,6 +148,7 @@ class Alternatives:
         return any(parts > 1 and letter in self.group.reduced for letter, parts in pairs)
 
     def _tiles_text(self, configuration: Configuration) -> str:
+        """Return the anchor's tiles in the notation of plans, such as "n/4 @0-3"."""
         return write_tiling(self.anchor, tiles(self.group, configuration)[self.anchor.name])
 
     def _too_large_summary(self) -> dict[str, Any] | None:
@@ -204,6 +205,7 @@ def candidate_configurations(
 
 
 def _first_devices(devices: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return the first `count` of the devices; if they are too few, devices 0 to count - 1."""
     if count == len(devices):
         return devices
     distinct = tuple(dict.fromkeys(devices))

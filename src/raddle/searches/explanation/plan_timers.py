@@ -118,9 +118,8 @@ class SimulatorTimer:
 
     def timeline(self, changes: Tiles) -> Timeline:
         plan = replace(self.plan, tiles={**self.plan.tiles, **changes})
-        if (
-            plan.order and changes
-        ):  # the parameters have other slices, so the old order is not valid
+        # With other tiles the parameters have other slices, so the order of the plan is not valid.
+        if plan.order and changes:
             space = self.space
             plan = with_slice_order(space.graph, plan, space.cluster, space.settings.profile)
         return _simulate(self.space, plan)

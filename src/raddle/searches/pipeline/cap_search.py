@@ -55,6 +55,7 @@ def least_total(
         return repeats * x.largest + x.sum
 
     def interval_below(low: float, upper: CappedOptimum[Solution], halve: bool) -> Interval:
+        # Below the largest of a capped optimum, no solution has a smaller sum than the optimum.
         return Interval(repeats * low + upper.sum, low, upper.largest, upper.sum, halve)
 
     best = solve(high)

@@ -97,8 +97,11 @@ def _crossing(
     edges: Edges,
     activation: Array,
 ) -> Array:
-    # Ideal j is a covered (one layer smaller) ideal and layer v. Adding v adds v's output to the cut, and
-    # removes the outputs that no layer outside reads any more.
+    """Compute `crossing_bytes`; the arguments are fields of `Ideals`.
+
+    Ideal j is an ideal that it covers (one layer less), with layer v added. This adds the output of v to
+    the cut, and removes the outputs that no layer outside the ideal reads any more.
+    """
     one = np.uint64(1)
     result = np.zeros(len(members))
     for j in range(1, len(members)):
@@ -125,12 +128,12 @@ def _antichain(
     still_read: Array,
     activation: Array,
 ) -> Array:
+    """Compute `antichain_bytes`; reads: for each layer, the layers that it reads; as bits [layer, word]."""
     one = np.uint64(1)
     word_count = reads.shape[1]
     result = np.zeros(len(added))
-    last = np.zeros(
-        (len(added), word_count), np.uint64
-    )  # by ideal, layers that no layer in it reads
+    # For each ideal, its last layers: those that no layer in it reads.
+    last = np.zeros((len(added), word_count), np.uint64)
     counted = np.zeros(word_count, np.uint64)
     for j in range(1, len(added)):
         v, i = added[j], covered[covered_start[j]]

@@ -48,7 +48,7 @@ class Placements(NamedTuple):
     """What a stage on devices d to d + r - 1 can use; arrays are by [d] or by [d, r]."""
 
     kind: Array  # [d]: kind of the devices
-    max_replicas: Array  # [d]: so many devices from d on are of the same kind, within the limit
+    max_replicas: Array  # [d]: how many devices from d on are of the same kind, up to the limit
     capacity: Array  # [d, r]: bytes of memory, the smallest of the devices
     bandwidth: Array  # [d, r]: bytes per second, the smallest between the devices
     entry_bandwidth: Array  # [d]: bytes per second of the link from device d - 1

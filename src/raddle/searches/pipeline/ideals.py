@@ -110,11 +110,11 @@ def ideals_of(successors: Sequence[Sequence[int]], *, max_ideals: int = 1_000_00
 
 @lru_cache(maxsize=2)  # the search calls it again for every number of micro-batches
 def _cached_ideals(successors: tuple[tuple[int, ...], ...], max_ideals: int) -> Ideals:
+    """Enumerate the ideals size by size: each size from the one before, by adding a layer."""
     max_ideals = min(max_ideals, MAX_WORDS // ((len(successors) + 63) // 64 or 1))
     edges = edges_of(successors)
-    rng = np.random.default_rng(
-        0
-    )  # only for the keys of the hash table: the result does not depend on it
+    # Random keys for the hash table; the result does not depend on them.
+    rng = np.random.default_rng(0)
     keys = rng.integers(0, 2**64, len(successors), np.uint64)
     levels = [_empty_level(edges, len(keys))]
     covered, covered_count, level_start = [], [np.zeros(1, np.int64)], [0, 1]
@@ -181,6 +181,7 @@ def bit_index(bit: np.uint64) -> int:
 
 
 def _empty_level(edges: Edges, layers: int) -> Level:
+    """Return the level of size 0: the empty ideal, to which layers that read no other can be added."""
     addable = np.zeros((1, (layers + 63) // 64), np.uint64)
     for v in np.flatnonzero(np.diff(edges.read_start) == 0):
         addable[0, v // 64] |= np.uint64(1 << (int(v) % 64))

@@ -1,7 +1,7 @@
 """Groups the operators of a captured graph to layers, and estimates the costs of each layer.
 
 A pipeline is cut only between layers. A layer is an operator with weights (a convolution, a matrix product)
-with the operators after it that read no other layer: norms, activation functions, views. A cut
+together with the operators after it that read no other layer: norms, activation functions, views. A cut
 inside a layer would not send less than a cut after it. An operator that reads several layers, such as the
 addition of a residual connection, starts a layer too. Operators that depend on no sample, such as a causal
 mask, belong to the first layer that reads them. A layer only reads layers with lower numbers, so the graph
@@ -31,9 +31,7 @@ class LayerGraph:
 
     graph: Graph
     layer_of: dict[str, int]  # by operator name, the number of its layer
-    op_names: tuple[
-        tuple[str, ...], ...
-    ]  # by layer, the names of its operators in the graph's order
+    op_names: tuple[tuple[str, ...], ...]  # by layer, its operators in the graph's order
     successors: tuple[tuple[int, ...], ...]  # by layer, the layers that read it
 
 
@@ -95,9 +93,8 @@ def _place_batch_independent(
             if first_layer is not None and first_layer != layer_of.get(op.name):
                 layer_of[op.name] = first_layer
                 changed = True
-    layer_of.update(
-        {op.name: 0 for op in waiting if op.name not in layer_of}
-    )  # no layer reads them
+    # Operators that no layer reads.
+    layer_of.update({op.name: 0 for op in waiting if op.name not in layer_of})
 
 
 def build_device_chain(cluster: Cluster) -> DeviceChain:

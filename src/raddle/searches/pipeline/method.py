@@ -51,11 +51,12 @@ from raddle.simulation.timeline import simulate
 
 MAX_MICROBATCHES = 64
 MAX_SIMULATED = 4  # partitions that are simulated, besides those tried when memory is short
+# Methods that tile the operators of a stage on its devices.
 STAGE_METHODS = {
     "data": data,
     "spatial": spatial,
     "owt": owt,
-}  # methods that tile the operators of a stage on its devices
+}
 SIMULATED_STEPS = 2  # training steps in one simulation
 
 
