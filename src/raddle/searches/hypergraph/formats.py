@@ -23,12 +23,13 @@ from raddle.searches.hypergraph.explicit import Hypergraph
 Array = np.ndarray
 MAX_WEIGHT = 2**31 - 1  # of all vertices together: both programs read 32 bits
 FORMATS = ("patoh", "hmetis")
-MAX_BYTES = 4 * 2**30
+MAX_BYTES = 4 * 2**30  # of a file that is read
 MAX_PARTS = 65_536
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 def write_hypergraph(h: Hypergraph, path: str | pathlib.Path, file_format: str) -> None:
+    """Writes a hypergraph; file_format: one of FORMATS."""
     with replace_atomically(path) as file:
         file.writelines(f"{line}\n".encode() for line in _lines(h, file_format))
 
