@@ -127,7 +127,7 @@ class Evaluator:
         to_merge = {*changed, *self.replicated_loss.update(undo, changed, self.tiles, self.tilings)}
         regrouped = self.composites.update(undo, changed, ops, self.tiles, self.tilings)
         for i in (*changed, *regrouped):
-            self._compute(undo, i)
+            self._update_compute(undo, i)
         values: set[int] = set()
         for i in changed:
             saved = self.compute_rows.saved_bytes_rows(store, ops[i], self.tiles[i])
@@ -139,7 +139,7 @@ class Evaluator:
                     to_merge.add(index.producer[index.value_number[source]][0])
             values.update(index.value_number[out] for out in ops[i].outputs)
         for i in to_merge:
-            if self._merge(undo, i):
+            if self._update_merge(undo, i):
                 values.update(index.value_number[out] for out in ops[i].outputs)
         for v in values:
             forward, backward = self.value_rows.transfer_rows(store, *self._source_and_readers(v))
@@ -147,7 +147,7 @@ class Evaluator:
             plan_rows.set_slot(undo, store, plan_rows.slots.gradient, v, backward, store.messages)
         self.parameter_sync.update(undo, store, changed, self.tiles)
 
-    def _compute(self, undo: Undo, i: int) -> None:
+    def _update_compute(self, undo: Undo, i: int) -> None:
         """Updates the forward and backward slots of an operator."""
         op, tiled, plan_rows, store = (
             self.index.graph.ops[i],
@@ -162,7 +162,7 @@ class Evaluator:
             slot = self.compute_rows.run_rows(store, op, tiled, "B", fused)
             plan_rows.set_slot(undo, store, plan_rows.slots.backward, i, slot, store.computes)
 
-    def _merge(self, undo: Undo, i: int) -> bool:
+    def _update_merge(self, undo: Undo, i: int) -> bool:
         """Updates the merge of an operator's partial results; returns whether it changed."""
         index, plan_rows, store, op = (
             self.index,
@@ -210,7 +210,10 @@ class Evaluator:
         """The current producer and readers of a value."""
         i, output = self.index.producer[v]
         ops, tiles, (key, merged) = self.index.graph.ops, self.tiles, self.merges[i]
-        readers = [Reader(ops[j], k, graded, tiles[j]) for j, k, graded in self.index.readers[v]]
+        readers = [
+            Reader(ops[j], k, sends_gradient, tiles[j])
+            for j, k, sends_gradient in self.index.readers[v]
+        ]
         return ValueSource(ops[i], output, tiles[i], key, merged.cells), readers
 
     # -- time ------------------------------------------------------------------------------------

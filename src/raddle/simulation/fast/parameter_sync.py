@@ -43,15 +43,15 @@ class ParameterSync:
         """Updates the slots of all parameters that the operators `changed` read."""
         index, ops = self.index, self.index.graph.ops
         changed = list(changed)
-        again = {
+        affected = {
             index.parameter_number[n]
             for i in changed
             for n in ops[i].inputs
             if n in index.parameter_number
         }
-        for p in again:
+        for p in affected:
             self._update_holders(undo, store, p, tiles)
-        if not self.sync.sliced or not again:
+        if not self.sync.sliced or not affected:
             return
         pulls = {n for i in changed for n in self.pulls_of.get(ops[i].name, ())}
         moved = self._update_slices(undo, store)

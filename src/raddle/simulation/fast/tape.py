@@ -154,8 +154,8 @@ def _build_tape(
     """Turns the recorded instructions into arrays; see arrays.Tape."""
     rows, producer = recorder.rows, recorder.variant.producer
     partial = (MessageKind.PARTIAL, MessageKind.PARTIAL_GRADIENT)
-    kind, slot, since, arrival = (np.full(len(rows), -1) for _ in range(4))
-    since[:] = AFTER_ALL
+    kind, slot, send_after, arrival = (np.full(len(rows), -1) for _ in range(4))
+    send_after[:] = AFTER_ALL
     urgency = np.zeros(len(rows), np.int64)
     pull_slots = {r: len(slot_of) + at for at, r in enumerate(recorder.pulls)}
     waits: list[list[int]] = [[] for _ in rows]
@@ -177,13 +177,13 @@ def _build_tape(
             kind[r], arrival[r] = MESSAGES, arrivals
             arrivals += 1
             if r in pull_slots:
-                slot[r], since[r] = pull_slots[r], AFTER_LAST_COMPUTE
+                slot[r], send_after[r] = pull_slots[r], AFTER_LAST_COMPUTE
                 urgency[r] = urgencies[recorder.parameter_number[row.value]]
                 continue
             name = producer[row.value].name if row.kind in partial else row.value
             slot[r] = slot_of[row.kind, name]
             if row.deps != (last_compute,):  # not just the instruction before: it needs a mark
-                since[r] = mark_count
+                send_after[r] = mark_count
                 for dep in row.deps:
                     marks[dep].append((mark_count, int(slot[r])))
                 mark_count += 1
@@ -192,13 +192,13 @@ def _build_tape(
     event_kinds, parameters, runs = (
         np.array(column, np.int64) for column in zip(*events, strict=True)
     )
-    graded = np.array(
+    has_gradient = np.array(
         [name in recorder.missing_contributions for name in recorder.parameter_number], np.int64
     )
     columns = (
         kind, slot, wait_at, slot[wait], arrival[wait], mark_at, mark,
-        pack([[s for _, s in mark_list] for mark_list in marks])[1], since, arrival,
-        urgency, graded, event_kinds, parameters, runs,
+        pack([[s for _, s in mark_list] for mark_list in marks])[1], send_after, arrival,
+        urgency, has_gradient, event_kinds, parameters, runs,
     )  # fmt: skip
     return Tape(
         *(column.astype(np.int32) for column in columns)
