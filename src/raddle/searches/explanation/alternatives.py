@@ -58,9 +58,7 @@ class Alternatives:
         self.anchor = self.group.members[0].op
         self.without_details, self.stop = without_details, stop
         self.untimed = 0  # how many alternatives were not timed
-        self.refused: dict[
-            str, list[Configuration]
-        ] = {}  # impossible ones, by the sentence that says why
+        self.refused: dict[str, list[Configuration]] = {}  # impossible ones, by the reason
         self.too_large: list[TimedAlternative] = []  # those that do not fit in memory
 
     def explain(self) -> dict[str, Any]:
