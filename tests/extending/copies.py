@@ -1,4 +1,4 @@
-"""A copy of the sources that patches are applied to, and what mypy and its command line say of it."""
+"""A copy of the sources to which a patch is applied, with mypy and the command line run on it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from timeouts import LONG_HANG
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"
 CALL = "from raddle.cli.main import main; main()"
-# Every module that a kind of something is declared in or drawn from.
+# Imports every module that declares or collects schedules, sync kinds, searches, messages and so on.
 EVERYTHING = "import raddle, raddle.api.planning, raddle.program.lower, raddle.searches.registry"
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A folder with the package `raddle`, and the cache of mypy beside it."""
+    """A folder with a copy of the package `raddle`, and the cache of mypy."""
 
     folder: Path
 
@@ -50,20 +50,20 @@ class Copy:
         )  # fmt: skip
 
     def raddle(self, *arguments: object) -> str:
-        """What a verb prints; it must succeed."""
+        """What `raddle VERB ...` prints. It must succeed."""
         done = self.python("-c", CALL, *arguments)
         assert done.returncode == 0, f"raddle {arguments}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def wrong_types(self) -> str:
-        """What mypy finds; nothing if all is well."""
+        """The errors of mypy; "" if there are none."""
         done = self.python(
             "-m", "mypy", "--strict", "--cache-dir", self.folder / ".mypy", "-p", "raddle"
         )
         return "" if done.returncode == 0 else done.stdout + done.stderr
 
     def wrong_imports(self) -> str:
-        """What importing says; nothing if all is well."""
+        """The error when all modules are imported; "" if there is none."""
         return self.python("-c", EVERYTHING).stderr
 
 
@@ -73,7 +73,7 @@ def files_of(patch: str) -> list[str]:
 
 
 def without_each(patch: str) -> list[str]:
-    """The patch without one of its hunks, for each of them."""
+    """For each hunk of a patch, the patch without this hunk."""
     hunks: list[tuple[str, str]] = []  # the file's two lines, and the hunk
     for file_patch in re.split(r"^(?=--- )", patch, flags=re.MULTILINE)[1:]:
         head, *changes = re.split(r"^(?=@@ )", file_patch, flags=re.MULTILINE)

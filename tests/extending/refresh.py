@@ -1,4 +1,4 @@
-"""Writes the patches of this folder anew against the sources as they are, or one from an edited copy.
+"""Rewrites the patches of this folder for the present sources, or writes one from an edited copy.
 
 python tests/extending/refresh.py                    every patch, where its lines have moved
 python tests/extending/refresh.py operator FOLDER    operator.patch: how FOLDER/raddle differs
@@ -19,7 +19,7 @@ CONTEXT = 2  # lines
 
 
 def difference(edited: Path) -> str:
-    """How a copy of the package differs from the sources, as a patch."""
+    """The patch from the sources to an edited copy of the package."""
     lines: list[str] = []
     for path in sorted((edited / "raddle").rglob("*.py")):
         name = path.relative_to(edited)

@@ -1,7 +1,8 @@
-"""What it takes to add something: a toy of each, as a patch that is applied to a copy of the sources.
+"""Adding a schedule, a sync kind and so on touches few files: a toy of each is a patch to the sources.
 
-The copy passes mypy; its command line plans, simulates, verifies and reports with the toy. The files of the
-patch are those of the table in CONTRIBUTING.md, and a patch without one of its hunks fails mypy or import.
+The patch is applied to a copy. The copy passes mypy; its command line plans, simulates, verifies and
+reports with the toy. The patch touches the files that CONTRIBUTING.md lists, and without one of its hunks,
+mypy or an import fails.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ STAGES = ("--method", "pipeline", "--stages", 2, "--microbatches", 4)
 
 @dataclass(frozen=True)
 class Toy:
-    """What is asked of the command line, and a word that only the toy can have brought about."""
+    """How the command line is called, and a word in its output that only the toy can cause."""
 
     word: str
     model: str = "lenet-tiny"
@@ -50,7 +51,7 @@ TOYS = {
     "preset": Toy("b200", cluster="b200:1x2"),
     "message": Toy("release", options=(*STAGES, "--schedule", "gems-basic")),
 }
-# The quickest is run with all other tests, the rest with `pytest -m slow tests/extending`.
+# The fastest is run with all other tests, the others with `pytest -m slow tests/extending`.
 EACH = [
     pytest.param(name, marks=() if name == "sync" else pytest.mark.slow, id=name) for name in TOYS
 ]
@@ -58,7 +59,7 @@ EACH = [
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
-    """Made once; mypy and what is compiled are quick from the second time on."""
+    """Made once for all tests: mypy and the JIT compiler use their caches from the second time on."""
     return Copy.make(tmp_path_factory.mktemp("extending"))
 
 

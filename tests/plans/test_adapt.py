@@ -1,4 +1,4 @@
-"""A training plan for the evaluation graph: legal, with all parameters in place, and moving no more."""
+"""A training plan adapted to the evaluation graph: legal, with parameters in place, and few bytes sent."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sent_bytes(program: Program, *kinds: str) -> int:
 
 
 def assert_parameters_held(program: Program, training: Program) -> None:
-    """Box by box: what a device reads of a parameter is among its shares in training."""
+    """Every device holds in training what it reads of a parameter in evaluation."""
     held: dict[tuple[str, int], list[Box]] = {}
     for name, regions_of_parameter in training.regions.items():
         for parameter_region in regions_of_parameter:
@@ -70,7 +70,10 @@ def assert_parameters_held(program: Program, training: Program) -> None:
 def adapt_and_check(
     plan: Plan, graph: Graph, other: Graph, *, scale: float = 1.0, extra: int = 0
 ) -> Plan:
-    """The plan for `other`, which runs, finds its parameters, and sends little more than training does."""
+    """The plan adapted to `other`; checks that it can run, has its parameters, and sends few bytes.
+
+    It may send `scale` times the bytes of training, and `extra` bytes.
+    """
     training = lower(graph, plan)
     result = adapt(plan, graph, other)
     program = lower(other, result)
@@ -105,7 +108,7 @@ def test_other_batches_move_in_proportion(name: str, batch: int) -> None:
 
 @pytest.mark.parametrize("name", ["alexnet-tiny", "gpt-tiny", "nmt-tiny", "resnet50-tiny"])
 def test_random_plans(name: str) -> None:
-    """Without a search's sense, still legal; what moves is bounded by what moved in training."""
+    """Random plans stay legal, and what they send is bounded by what training sends."""
     graph = training_graph(name)
     for seed in range(4):
         plan = random_plan(graph, 2 + seed % 3, seed, microbatches=1 + seed % 2)
@@ -140,7 +143,7 @@ def capture_both(
 
 
 class Shifting(nn.Module):
-    """Numbers of operators differ: one of training alone, one of evaluation alone."""
+    """The numbers in operator names differ: training has one operator more, evaluation another."""
 
     def __init__(self) -> None:
         super().__init__()

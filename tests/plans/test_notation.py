@@ -1,4 +1,4 @@
-"""Plans as text: what is written is read back, and what cannot be read is named."""
+"""Tilings as text: what is written is read back, and the error names what cannot be read."""
 
 from __future__ import annotations
 

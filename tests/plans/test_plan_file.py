@@ -1,4 +1,4 @@
-"""Plan files: what is saved is read back, and a damaged or foreign file gets one clear sentence."""
+"""Plan files: a saved plan is read back, and a damaged or foreign file gives one clear error."""
 
 from __future__ import annotations
 

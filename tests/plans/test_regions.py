@@ -1,4 +1,4 @@
-"""What devices read of a value: as the regions of their tiles say, each box once."""
+"""The boxes that devices read are the regions of their tiles, each once."""
 
 import pytest
 from small_models import mlp

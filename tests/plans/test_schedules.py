@@ -1,4 +1,4 @@
-"""The named schedules: their pictures, and the formulas of their papers."""
+"""The named schedules: their pictures, and the formulas of their papers (bubbles, memory, versions)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a text of `sync` says, slices of rows, and which device is the home of which."""
+"""Sync kinds: parsing of `plan.sync`, their properties, slices of rows, and servers of slices."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_kind_reads_its_name_alone_and_its_examples(kind: SyncKind) -> None:
 
 
 def test_traits() -> None:
-    """What the rest of the program asks for, by way."""
+    """The properties of each sync kind."""
     traits = (
         "bucketed",
         "in_order_server",

@@ -1,4 +1,4 @@
-"""Transfers are minimal: counted element by element, without box arithmetic."""
+"""The messages of a program are minimal: checked element by element, without box arithmetic."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_boxes(counts: np.ndarray, boxes: Iterable[Box]) -> None:
 
 
 class Elements:
-    """By device, how often each element of a value is somewhere."""
+    """Counts, by device, for each element of a value."""
 
     def __init__(self, program: Program, value: str) -> None:
         shape = program.graph.values[value].shape
@@ -57,14 +57,14 @@ def elements_held(program: Program, op: Op, output: int) -> Elements:
 
 
 def reads(graph: Graph, value: str) -> Iterator[tuple[Op, int]]:
-    """Who reads a value, or the buffer that holds it in the next step."""
+    """The operators that read a value, or the buffer that it is written to."""
     names = {value, *(b for b, v in graph.updates.items() if v == value)}
     for op in graph.ops:
         yield from ((op, i) for i, name in enumerate(op.inputs) if name in names)
 
 
 def elements_read(program: Program, value: str, *, with_gradient: bool) -> Elements:
-    """What operators read: all of them, or only those that give a gradient."""
+    """The elements that operators read: all of them, or only those that contribute to the gradient."""
     elements = Elements(program, value)
     for op, operand in reads(program.graph, value):
         gives = op.inputs[operand] in program.active & {value} and any(
@@ -79,7 +79,7 @@ def elements_read(program: Program, value: str, *, with_gradient: bool) -> Eleme
 
 
 class Messages:
-    """All that a program of one micro-batch sends."""
+    """All messages of a program with one micro-batch."""
 
     def __init__(self, program: Program) -> None:
         self.moves: dict[tuple[str, str], tuple[Message, ...]] = {}

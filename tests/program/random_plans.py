@@ -1,4 +1,4 @@
-"""Random legal plans, and the plain module as the oracle of a run."""
+"""Random legal plans for tests, and training with plain PyTorch to compare a run with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raddle.plans.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven
 from raddle.program.lower import lower
 from raddle.program.parameter_slices import numbered_slices
 
-# One of each kind of synchronisation that computes what the plain module does.
+# Sync kinds that compute the same as the plain module, one of each.
 SYNCS = [
     "allreduce", "server", "sharded", "sharded:parameters", "ps:one", "ps:sliced", "p3:slice=5",
     "p3:collective",
@@ -32,7 +32,7 @@ SYNCS = [
 
 
 def cluster_named(name: str) -> Cluster:
-    """`host_overhead:4`: devices that have to communicate themselves, each in its own time."""
+    """A cluster by name; `host_overhead:4` has four CPUs with different host overheads."""
     if name != "host_overhead:4":
         return cluster(name)
     plain = cluster("local:4")
@@ -50,7 +50,7 @@ def cluster_named(name: str) -> Cluster:
 
 
 def random_tiling(op: Op, devices: int, rng: random.Random) -> Tiling:
-    """Whole, copies, an even or uneven grid, or irregular boxes, on any devices."""
+    """A random tiling: not split, copies, an even or uneven grid, or irregular boxes."""
     kind = rng.choice(["whole", "copies", "even", "even", "uneven", "irregular"])
     shape = [d.size for d in op.space.dims]
     full = tuple((0, s) for s in shape)
@@ -94,7 +94,7 @@ def _random_boxes(op: Op, rng: random.Random) -> list[Box]:
 
 
 def random_sync(devices: int, rng: random.Random) -> str:
-    """A way to synchronise that computes the same; all-reduce, which is common, more often."""
+    """A random sync kind that computes the same as the plain module; all-reduce more often."""
     device = rng.randrange(devices)
     return rng.choice(
         ["allreduce", "allreduce", "server", f"server:{device}", "sharded", "sharded:parameters",
@@ -103,7 +103,7 @@ def random_sync(devices: int, rng: random.Random) -> str:
 
 
 def every_sync() -> list[str]:
-    """Every kind alone and with each of its words."""
+    """Every sync kind, without options and with each of its options."""
     words = [
         (kind, word.replace(NUMBER, "1"))
         for kind, sync_kind in KINDS.items()
@@ -113,7 +113,7 @@ def every_sync() -> list[str]:
 
 
 def sync_texts(devices: int) -> st.SearchStrategy[str]:
-    """Any way to synchronise that can be written: every kind, with any of its words."""
+    """Any valid `plan.sync`: every kind, with up to two of its options."""
     return st.sampled_from(sorted(KINDS)).flatmap(
         lambda kind: st.lists(_options(kind, devices), max_size=2).map(
             lambda words: f"{kind}:{','.join(words)}".removesuffix(":")
@@ -132,7 +132,7 @@ def _options(kind: str, devices: int) -> st.SearchStrategy[str]:
 def _is_sync(text: str) -> bool:
     try:
         read_sync(text)
-    except InputError:  # words that do not go together
+    except InputError:  # options that contradict each other
         return False
     return True
 
@@ -153,7 +153,7 @@ def random_plan(graph: Graph, devices: int, seed: int, **settings: Any) -> Plan:
 
 
 def with_random_order(graph: Graph, plan: Plan, rng: random.Random) -> Plan:
-    """Where sums have an order: any, or as gradients become complete."""
+    """With `p3:collective`: the plan with a random order of sums, or without one."""
     plan = replace(plan, order=())
     if not plan.parsed_sync.collective or rng.random() < 0.3:
         return plan
@@ -164,7 +164,7 @@ def with_random_order(graph: Graph, plan: Plan, rng: random.Random) -> Plan:
 def random_sums(
     graph: Graph, tiles: dict[str, Tiling], devices: int, rng: random.Random
 ) -> dict[str, Tiling]:
-    """For some operators with partial results, any devices that sum them."""
+    """For some operators with partial results, random devices that sum them."""
     sums: dict[str, Tiling] = {}
     for op in graph.ops:
         partial = op.space.combine and any(op.space.is_partial(b) for b in tiles[op.name].boxes)
@@ -184,7 +184,7 @@ def random_sums(
 
 
 def random_blocks(graph: Graph, rng: random.Random) -> tuple[tuple[str, ...], ...]:
-    """Runs of operators to recompute, with gaps."""
+    """Random blocks of consecutive operators to recompute, with gaps."""
     blocks, at = [], 0
     while at < len(graph.ops):
         size = rng.randint(1, max(1, len(graph.ops) // 3))
@@ -200,7 +200,10 @@ def train_plain(
     batches: Sequence[Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]],
     optimizer: Callable[[Any], torch.optim.Optimizer],
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Steps of micro-batches on the unmodified module: losses, and parameters and buffers after."""
+    """Trains the unmodified module with PyTorch: losses, and the parameters and buffers at the end.
+
+    batches: by step and micro-batch, inputs and targets.
+    """
     model = copy.deepcopy(model)
     opt = optimizer(list(model.parameters()))
     losses = []

@@ -20,7 +20,7 @@ MODELS = ("lenet-tiny", "mlp-tiny", "gpt-tiny", "resnet110-tiny")
 
 @cache
 def small(name: str, dtype: torch.dtype = torch.float64) -> tuple[Workload, Graph]:
-    """A model of the zoo without dropout, and its graph."""
+    """A model of the zoo with dropout switched off, and its graph."""
     work = zoo.load(name, device="cpu", dtype=dtype)
     model = work.model.train()
     for module in model.modules():
@@ -43,12 +43,12 @@ class Mlp(nn.Module):
 
 @cache
 def mlp() -> Graph:
-    """Operators fc1, relu, fc2, sum."""
+    """The graph of Mlp, with operators fc1, relu, fc2 and sum."""
     return capture(Mlp(), [torch.zeros(2, 4)], loss=lambda y: y.sum())
 
 
 def make_plan(graph: Graph, tiles: Mapping[str, str], devices: int, **more: object) -> Plan:
-    """A plan from text; operators that are not named are whole, on device 0. One bucket a parameter."""
+    """A plan from tilings as text. Other operators are not split, on device 0. One bucket a parameter."""
     tilings = {op.name: read_tiling(op, tiles.get(op.name, "@0")) for op in graph.ops}
     assert tiles.keys() <= tilings.keys(), f"operators are {list(tilings)}"
     bn = "microbatch" if more.get("microbatches", 1) != 1 else "global"

@@ -28,7 +28,7 @@ def captured(name: str, batch: int) -> Graph:
 
 
 def data_parallel_plan(graph: Graph, count: int) -> Plan:
-    """Samples divided; what follows the loss's sums is on device 0."""
+    """Data parallelism by samples; operators after the sums of the loss are on device 0."""
     devices, tiles = tuple(range(count)), {}
     for op in graph.ops:
         names = [dim.name for dim in op.space.dims]
@@ -76,7 +76,7 @@ def forward_elements(program: Program) -> int:
 
 
 def layerwise_plan(graph: Graph, first: list[str]) -> Plan:
-    """Whole operators; a new device begins at each of the given ones."""
+    """Operators are not split; the next device begins at each operator in `first`."""
     device, tiles = 0, {}
     for op in graph.ops:
         if op.name in first:

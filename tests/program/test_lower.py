@@ -1,4 +1,4 @@
-"""Cases of lowering that once gave wrong numbers, lost something or sent too much."""
+"""Cases that lowering once got wrong: wrong numbers, lost gradients, or too many bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 
 
 def lowered(graph: Graph, devices: int, tiles: dict[str, str], **more: Any) -> Program:
-    """Operators without tiles of their own are whole on device 0."""
+    """Lowers a plan from tilings as text; other operators are not split, on device 0."""
     text = "".join(f"{op.name}: {tiles.get(op.name, '@0')}\n" for op in graph.ops)
     return lower(graph, Plan(read_tiles(graph, text), devices, **more))
 
@@ -56,6 +56,8 @@ def trains_like_the_module(
 
 
 def module_of(forward: Callable[..., Tensor], **children: Any) -> nn.Module:
+    """A module with this forward, and with these submodules, parameters and buffers."""
+
     class Given(nn.Module):
         def __init__(self) -> None:
             super().__init__()

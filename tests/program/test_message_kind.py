@@ -1,4 +1,4 @@
-"""Kinds of messages: what each is, as everybody that tells them apart sees it."""
+"""The properties of every kind of message."""
 
 from __future__ import annotations
 

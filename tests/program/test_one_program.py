@@ -1,6 +1,6 @@
-"""What is costed is what is executed: one and the same program is checked, simulated and run.
+"""One and the same program is checked, simulated and run, so predictions are about what is executed.
 
-The plain module is the oracle for the numbers, the transport for the bytes.
+Losses and parameters are compared with plain PyTorch, bytes with what the transport has sent.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def case(name: str) -> Case:
 
 
 def sent(program: Program) -> dict[tuple[int, int], int]:
-    """Bytes by pair of devices, as the program says."""
+    """By pair of devices, the bytes that the program sends."""
     total: dict[tuple[int, int], int] = {}
     for i in program.instructions:
         for m in i.messages if isinstance(i, Move) else ():
@@ -148,7 +148,7 @@ def test_one_program_is_checked_simulated_and_run() -> None:
 
 
 def test_it_fails_when_the_program_is_another() -> None:
-    """The guard can fail: with local batch statistics it is not the same computation."""
+    """The comparison can fail: with local batch statistics, the computation is another."""
     net = case("net")
     local = {"norm": "h/(4,3,2) @0-2", "norm.running": "@0"}  # with the statistics
     tiles = {op.name: "@2" for op in net.graph.ops} | TILES | local

@@ -1,4 +1,4 @@
-"""The parts of lowering, each alone: variants, parameters, the writer, and gradients on their way."""
+"""The parts of lowering, one by one: variants, parameter layout, instruction writer, gradient sync."""
 
 from __future__ import annotations
 

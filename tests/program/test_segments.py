@@ -1,4 +1,4 @@
-"""Segments: nothing communicates inside, no border is needless, and every operator is in one."""
+"""Segments: no communication inside, no unnecessary border, and every operator in one of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_data_parallel_is_one_segment() -> None:
 
 
 def test_a_bucket_ends_a_segment() -> None:
-    """So that it is summed while the rest of the backward is computed."""
+    """So the bucket is summed while the rest of the backward is computed."""
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1", "sum": "n/2 @0,1"}
     program = lower(mlp(), make_plan(mlp(), tiles, 2, bucket=16))
     assert names(program, 0) == ["fc1 relu", "fc2 sum"]
@@ -78,9 +78,9 @@ def test_random_plans(model: str, devices: int, seed: int) -> None:
 
 
 def communicates_between(program: Program, device: int) -> set[tuple[str, str]]:
-    """Neighbours of a device's order that a message, a merge or a sum keeps apart, in either direction.
+    """Pairs of consecutive operators of a device with communication between them, in either direction.
 
-    Gradients are handed in only where a composite has ended.
+    Gradients are sent or summed only after the end of a composite.
     """
     device_ops = [
         op.name for op in program.graph.ops if device in program.plan.tiles[op.name].devices

@@ -1,4 +1,4 @@
-"""The script alone, on lists: when gradients leave, and in which order parameters are updated."""
+"""The step script on lists: when gradients are sent or summed, and when parameters are updated."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from raddle.program.step_script import (
     SyncFacts,
 )
 
-Event = tuple[int, int, int]
+Event = tuple[int, int, int]  # event, subject, run
 
 
 def facts(rule: int, count: int, **more: Any) -> SyncFacts:
-    """So many parameters of one group and 10 bytes, each with one slice that travels."""
+    """`count` parameters of 10 bytes in one group, each with one slice that needs synchronisation."""
     plain = SyncFacts(
         rule, 25, False, True, False, [0] * count, [10] * count, list(range(count)), [1] * count,
         [1] * count, list(range(count)),
@@ -38,7 +38,10 @@ def facts(rule: int, count: int, **more: Any) -> SyncFacts:
 
 
 def picture(sync_facts: SyncFacts, events: Sequence[Event]) -> str:
-    """Rows of each event: S sum (with its parameters), > push, U update, < pull; * waits for a gradient."""
+    """Draws the rows of each event: S sum (with its parameters), > push, U update, < pull.
+
+    * marks a row that waits for a gradient; | separates events.
+    """
     count, rows = len(sync_facts.group_of), [0] * 1000
     left = [sum(sync_facts.group_of[p] == g for p in range(count)) for g in range(count)]
     state = ScriptState(
@@ -80,7 +83,7 @@ def test_groups_have_buckets_of_their_own() -> None:
 
 
 def test_updates_are_in_the_order_in_which_gradients_are_complete() -> None:
-    """Parameter 1 is not shared: it is complete before the others are summed."""
+    """One device holds parameter 1, so it is ready before the others are summed."""
     drawn = picture(facts(BUCKETS, 3, group_of=[0, -1, 0]), [*complete(2, 1, 0), *ENDS])
     assert drawn == " |  |  | S2+0 | U1* U0* U2*"
 

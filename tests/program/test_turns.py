@@ -1,4 +1,4 @@
-"""Sums of slices leave in the plan's order, each as soon as it may."""
+"""Sums of slices start in the order of the plan, each as early as possible."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_without_an_order_they_leave_as_they_come() -> None:
 
 
 def data_parallel(**more: Any) -> Program:
-    """Slices 0 and 1 are fc1's weight, 2 its bias, 3 fc2's weight, 4 its bias."""
+    """Slices 0 and 1 are the weight of fc1, 2 its bias, 3 the weight of fc2, 4 its bias."""
     tiles = dict.fromkeys(("fc1", "relu", "fc2", "sum"), "n/2 @0,1")
     return lower(mlp(), make_plan(mlp(), tiles, 2, sync="p3:collective,slice=16", **more))
 
 
 def picture(program: Program) -> str:
-    """B2 is the backward of fc2; numbers are slices whose sums leave."""
+    """Draws the program: B2 is the backward of fc2, numbers are the slices whose sums start."""
     number = {numbered_slice: n for n, numbered_slice in enumerate(numbered_slices(program.slices))}
     words = []
     for i in program.instructions:

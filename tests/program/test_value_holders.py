@@ -1,4 +1,4 @@
-"""In which order devices send, and whose copy they take."""
+"""In which order devices send, and which copy of a box they fetch."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Divided parameters in the program: blocks, pulls that leave a block ahead, and what is refused."""
+"""ZeRO-3 in the program: blocks, pulls that start one block ahead, and what is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ZERO3 = "sharded:parameters"
 
 @cache
 def deep(layers: int = 16) -> Graph:
-    """fc0, fc1 … of one size, so that two of 16 are a block."""
+    """Linear layers of one size, so that two of 16 are a block."""
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers)))
     return capture(model, [torch.zeros(4, 8)], loss=lambda y: y.sum())
 
@@ -40,7 +40,7 @@ def data_parallel(graph: Graph, devices: int = 2, **more: Any) -> Program:
 
 
 def picture(program: Program, phase: str) -> str:
-    """In the program's order: p0 where a block's rows are sent off, 0 where its operators run."""
+    """Draws one phase of the program: p0 where block 0 is pulled, 0 where its operators run."""
     graph, words = program.graph, list[str]()
     cut = op_blocks(graph.ops, graph, program.plan, program.slices)
     block = {op.name: k for k, ops in enumerate(cut) for op in ops}
@@ -107,7 +107,7 @@ def test_data_parallel_is_several_segments() -> None:
 
 @pytest.mark.parametrize(("devices", "microbatches"), [(2, 1), (4, 1), (3, 2)])
 def test_bytes(devices: int, microbatches: int) -> None:
-    """Each rank sends an n-th to all others for a forward and a backward, and all gradients but its own."""
+    """Each device sends its shard to all others for forward and backward, and gradients to all shards."""
     graph = deep()
     program = data_parallel(graph, devices, microbatches=microbatches)
     total = sum(p.nbytes for p in graph.parameters)

@@ -1,4 +1,4 @@
-"""The checker accepts every program that was lowered, and refuses damaged ones with the reason."""
+"""The checks of programs: every lowered program is accepted, every damaged one refused with the reason."""
 
 from __future__ import annotations
 
@@ -62,15 +62,16 @@ def test_accepts_what_fits() -> None:
 
 
 def sample(**more: Any) -> Program:
-    """Two steps on three devices: messages, partial results, shared parameters.
+    """Two steps on three devices, with messages, partial results and parameters on two devices.
 
-    fc1 by samples, relu by channels (so boxes cross), fc2 by its sum (so results are partial).
+    fc1 is split by samples, relu by channels (so boxes are sent), fc2 by k (so results are partial).
     """
     tiles = {"fc1": "n/2 @0,1", "relu": "c/2 @0,1", "fc2": "k/2 @0,1", "sum": "@2"}
     return lower(mlp(), make_plan(mlp(), tiles, 3, **{"steps": 2, **more}))
 
 
 def with_variant(program: Program, **more: Any) -> Program:
+    """The program with other fields in its only variant."""
     (variant,) = program.variants
     return dataclasses.replace(program, variants=(dataclasses.replace(variant, **more),))
 
@@ -92,16 +93,17 @@ def slice_total() -> int:
 
 
 def ordered_sums() -> Program:
-    """The last slice first."""
+    """Sums of slices in reverse order."""
     return collective_sums(order=tuple(reversed(range(slice_total()))))
 
 
 def replicated_loss() -> Program:
-    """Data parallel on two devices: each merges the loss, and starts the gradient of its own part."""
+    """Data parallel on two devices: each merges the loss, and starts the gradient of its part."""
     tiles = dict.fromkeys(("fc1", "relu", "fc2", "sum"), "n/2 @0,1")
     return lower(mlp(), make_plan(mlp(), tiles, 2, steps=2))
 
 
+# Chooses the instruction that is damaged. The functions below make one for each kind of instruction.
 Pick = Callable[[Instruction], bool]
 
 
@@ -126,11 +128,12 @@ def updates(parameter: str, step: int = 0) -> Pick:
 
 
 def find(program: Program, pick: Pick) -> int:
+    """The number of the first instruction that is picked."""
     return next(n for n, i in enumerate(program.instructions) if pick(i))
 
 
 def with_changed(program: Program, pick: Pick, **more: Any) -> Program:
-    """With other fields in one instruction; a function of the instruction gives each of them."""
+    """The program with other fields in one instruction. more: functions of the old instruction."""
     instructions = list(program.instructions)
     at = find(program, pick)
     new = {name: value(instructions[at]) for name, value in more.items()}
@@ -139,7 +142,7 @@ def with_changed(program: Program, pick: Pick, **more: Any) -> Program:
 
 
 def reordered(program: Program, order: Sequence[int]) -> Program:
-    """The instructions in another order, or not all of them; nobody waits for one that comes later."""
+    """The program in another order, or without some instructions; waits for later ones are dropped."""
     place = {number: at for at, number in enumerate(order)}
     instructions = []
     for at, number in enumerate(order):
@@ -155,6 +158,7 @@ def without_instruction(program: Program, pick: Pick) -> Program:
 
 
 def with_moved_behind(program: Program, pick: Pick, after: Pick) -> Program:
+    """The program with one instruction moved to just after another."""
     at, then = find(program, pick), find(program, after)
     order = [n for n in range(len(program.instructions)) if n != at]
     order.insert(order.index(then) + 1, at)
@@ -162,19 +166,19 @@ def with_moved_behind(program: Program, pick: Pick, after: Pick) -> Program:
 
 
 def with_swapped(program: Program, a: int, b: int) -> Program:
-    """Two instructions change places, and nobody is told."""
+    """The program with two instructions exchanged; dependencies keep the old numbers."""
     instructions = list(program.instructions)
     instructions[a], instructions[b] = instructions[b], instructions[a]
     return dataclasses.replace(program, instructions=tuple(instructions))
 
 
 def first_message(**fields: Any) -> Callable[[Move], Any]:
-    """The messages of a move, with other fields in the first."""
+    """For `with_changed`: the messages of a move, with other fields in the first."""
     return lambda i: (i.messages[0]._replace(**fields), *i.messages[1:])
 
 
 def cells(**fields: Callable[[Any], Any]) -> Callable[[Merge], Any]:
-    """The cells of a merge, with other fields in the first."""
+    """For `with_changed`: the cells of a merge, with other fields in the first."""
     return lambda i: (
         i.cells[0]._replace(**{k: f(i.cells[0]) for k, f in fields.items()}),
         *i.cells[1:],
@@ -182,6 +186,8 @@ def cells(**fields: Callable[[Any], Any]) -> Callable[[Merge], Any]:
 
 
 def regions_on(*devices: int) -> Callable[[Any], Any]:
+    """For `with_changed`: the regions of a Reduce or Update, held by other devices."""
+
     def other(i: Reduce | Update) -> Any:
         if isinstance(i, Update):
             return tuple(s._replace(devices=devices) for s in i.regions)
@@ -190,6 +196,7 @@ def regions_on(*devices: int) -> Callable[[Any], Any]:
     return other
 
 
+# By name of a damage: how to make the damaged program, and what the error says.
 DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
     "order": (
         lambda: with_swapped(sample(), 0, 1),
@@ -388,7 +395,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: with_changed(sample(split_backward=True), runs("fc2", "W"), op=lambda i: "relu"),
         "the plan has no such part",
     ),
-    # -- the end of the forward
+    # -- replicated loss
     "starts twice": (
         lambda: with_variant(replicated_loss(), replicated_loss_ops=frozenset()),
         "some would count twice, or not at all",
@@ -430,7 +437,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: with_changed(sample(), updates("fc1.weight", 1), regions=regions_on(0)),
         "the holders of parameter 'fc1.weight' disagree in step 1",
     ),
-    "share missing": (
+    "region missing": (
         lambda: with_changed(
             sample(), updates("fc2.weight"), regions=lambda i: i.regions[:1], devices=lambda i: (0,)
         ),

@@ -1,4 +1,4 @@
-"""The parts of the checks, alone: what is done, who waits, and boxes that are held and sent."""
+"""The helpers of the checks: progress of a replay, dependencies, and boxes that are held and sent."""
 
 import pytest
 from small_models import make_plan, mlp
