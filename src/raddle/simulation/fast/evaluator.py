@@ -42,13 +42,12 @@ from raddle.simulation.fast.timer import NO_LIMIT, Timer
 from raddle.simulation.fast.value_rows import MergeKey, MergeRows, ValueRows, ValueSource
 
 Array = np.ndarray
-MAX_STORE_BYTES = (
-    512 * 2**20
-)  # when the rows take more bytes, only those of the current plan are kept
+# When the rows take more bytes than this, all but those of the current plan are dropped.
+MAX_STORE_BYTES = 512 * 2**20
 
 
 class Evaluator:
-    """The step time of a plan whose tiles change."""
+    """The step time of a plan whose tiles change; see the top of the file."""
 
     def __init__(
         self, graph: Graph, cluster: Cluster, plan: Plan, profile: Profile | None = None

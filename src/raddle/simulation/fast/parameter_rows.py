@@ -1,6 +1,7 @@
 """Builds the rows of a parameter: the memory that it takes on each device, and how it is synchronised.
 
 A parameter is synchronised as one sync unit, or as several slices (arrays.py: columns of a sync unit).
+Rows go into the store (store.py); the methods return their slots (first row, number of rows).
 """
 
 # p: parameter, d: device

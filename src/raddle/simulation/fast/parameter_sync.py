@@ -1,4 +1,4 @@
-"""Keeps the parameters up to date while tiles change: their holders, their slices, and their slots."""
+"""Updates the parameters when tiles change: their holders, their slices, their slots (store.py)."""
 
 # p: parameter
 
@@ -30,6 +30,7 @@ class ParameterSync:
         self.index, self.plan_rows, self.sync = index, plan_rows, plan.parsed_sync
         self.parameter_rows = ParameterRows(cluster, plan)
         self.names = list(index.parameter_number)
+        # By parameter: the regions that devices hold, and its slices.
         self.regions: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
         self.slices: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
         self.pulls_of: dict[str, list[int]] = {}  # by operator: the pulls that it may need
@@ -65,6 +66,7 @@ class ParameterSync:
     def _update_holders(
         self, undo: Undo, store: RowStore, p: int, tiles: Sequence[NumberedTiling]
     ) -> None:
+        """Updates which devices hold a parameter, its memory and, if it has no slices, its sync unit."""
         index, plan_rows = self.index, self.plan_rows
         users = [Reader(op, k, True, tiles[index.op_number[op.name]]) for op, k in index.users[p]]
         placement = self.parameter_rows.placement(store, self._value(p), users)
@@ -105,6 +107,7 @@ class ParameterSync:
     def _update_pull(
         self, undo: Undo, store: RowStore, number: int, tiles: Sequence[NumberedTiling]
     ) -> None:
+        """Updates the messages of a pull, which gathers a sharded parameter (ZeRO-3)."""
         index, plan_rows = self.index, self.plan_rows
         name, ops = index.pulls[number]
         p, op_names = index.parameter_number[name], {op.name for op in ops}

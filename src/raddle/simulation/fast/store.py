@@ -1,4 +1,9 @@
-"""The store: growing tables of rows, and a cache of where rows are, so that a move adds only new rows."""
+"""The store: tables of rows that only grow, and a cache, so that a move adds only rows that are new.
+
+A row is, for example, (device, nanoseconds) of a computation, or source, target and nanoseconds of a
+message; arrays.Arena lists the columns. A slot says which rows belong together: (first row, number of
+rows).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from raddle.simulation.fast.arrays import SYNC_COLUMNS, Arena
 
 Array = np.ndarray
 Slot = tuple[int, int]  # first row, number of rows
-NOTHING: Slot = (0, 0)
+NOTHING: Slot = (0, 0)  # the empty slot
 Result = TypeVar("Result")
 
 
@@ -48,10 +53,8 @@ class RowStore:
 
     def __init__(self) -> None:
         self.computes, self.messages, self.amounts = RowArray(2), RowArray(7), RowArray(2)
-        self.sync_units, self.sizes = (
-            RowArray(SYNC_COLUMNS),
-            RowArray(2),
-        )  # sizes: [row, (device, bytes)]
+        # The rows of `sizes` are (device, bytes).
+        self.sync_units, self.sizes = RowArray(SYNC_COLUMNS), RowArray(2)
         self._cache: dict[Any, Any] = {}
 
     def cached(self, key: Any, build: Callable[[], Result]) -> Result:

@@ -1,4 +1,7 @@
-"""Builds the rows of a value: its messages, those of its gradient, and the merge of partial results."""
+"""Builds the rows of a value: its messages, those of its gradient, and the merge of partial results.
+
+Rows go into the store (store.py); the methods return their slots (first row, number of rows).
+"""
 
 from __future__ import annotations
 
@@ -62,6 +65,7 @@ class ValueRows:
     def merge_rows(
         self, store: RowStore, op: Op, tiled: NumberedTiling, key: MergeKey
     ) -> MergeRows:
+        """The merge of an operator's partial results."""
         return store.cached(key, lambda: self._build_merge(store, op, tiled, key))
 
     def _build_merge(
@@ -118,6 +122,7 @@ class ValueRows:
     def _build_transfers(
         self, store: RowStore, source: ValueSource, readers: Sequence[Reader], element_bytes: int
     ) -> tuple[Slot, Slot]:
+        """Slots of messages to readers that may need boxes of other devices, and of their gradients."""
         boxes, targets, sends_gradient = [], [], []
         for r in sorted(readers, key=lambda r: not r.sends_gradient):
             regions = r.tiling.regions[r.operand]
@@ -179,6 +184,7 @@ def _boxes_are_tiles(grid: Grid, dims: Sequence[int]) -> bool:
 
 
 def _pack_pieces(pieces: Sequence[tuple[Box, tuple[int, ...]]], rank: int) -> Pieces:
+    """Boxes and the devices that hold each of them, as arrays."""
     boxes = np.zeros((len(pieces), rank, 2), np.int64)
     for k, (box, _) in enumerate(pieces):
         boxes[k, :, 0], boxes[k, :, 1] = box.lo, box.hi
