@@ -10,33 +10,33 @@ from raddle.costs.compute import family
 from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Op
 from raddle.program.message_kind import MessageKind, Subject
-from raddle.simulation.memory.layout import Layout
 from raddle.simulation.memory.ledger import NEVER, Array, Flight, Ledger
 from raddle.simulation.memory.micro_batch_times import MicroBatchTimes, value_uses
+from raddle.simulation.memory.value_sizes import ValueSizes
 
 
-def record_micro_batch(ledger: Ledger, numbers: Sequence[int], layout: Layout) -> None:
+def record_micro_batch(ledger: Ledger, numbers: Sequence[int], sizes: ValueSizes) -> None:
     """Adds the entries of a micro-batch to the ledger; numbers: those of its instructions."""
-    _MicroBatchMemory(ledger, MicroBatchTimes(ledger, numbers), layout).record()
+    _MicroBatchMemory(ledger, MicroBatchTimes(ledger, numbers), sizes).record()
 
 
 class _MicroBatchMemory:
     """Adds the entries of one micro-batch to the ledger."""
 
-    def __init__(self, ledger: Ledger, times: MicroBatchTimes, layout: Layout) -> None:
-        self.ledger, self.times, self.layout, self.program = ledger, times, layout, ledger.program
-        self.uses = value_uses(times, layout)
-        devices = ledger.timeline.cluster.devices[: layout.count]
+    def __init__(self, ledger: Ledger, times: MicroBatchTimes, sizes: ValueSizes) -> None:
+        self.ledger, self.times, self.sizes, self.program = ledger, times, sizes, ledger.program
+        self.uses = value_uses(times, sizes)
+        devices = ledger.timeline.cluster.devices[: sizes.count]
         self.workspace = np.array([d.workspace["conv"] for d in devices])
 
     def record(self) -> None:
-        for op in self.layout.graph.ops:
+        for op in self.sizes.graph.ops:
             self._record_output(op)
             if has_backward(op, self.program.active):
                 self._record_gradients(op)
             if family(op) == "conv" and self.workspace.any():
                 self._record_workspace(op)
-        for name, nbytes in self.layout.input_bytes.items():
+        for name, nbytes in self.sizes.input_bytes.items():
             if name in self.uses.last_use:
                 self.ledger.add_by_device(nbytes, self._first_read(name), self.uses.last_use[name])
         for (value, kind), flight in self.times.flights.items():
@@ -44,8 +44,8 @@ class _MicroBatchMemory:
 
     def _first_read(self, value: str) -> Array:
         """By device, when a forward reads a value for the first time."""
-        begin = np.full(self.layout.count, NEVER)
-        for op in self.layout.graph.ops:
+        begin = np.full(self.sizes.count, NEVER)
+        for op in self.sizes.graph.ops:
             if value in op.inputs:
                 begin = np.minimum(begin, self.times.span(op.name, "F").start)
         return begin
@@ -53,12 +53,10 @@ class _MicroBatchMemory:
     def _record_workspace(self, op: Op) -> None:
         """Adds the workspace of a convolution: a multiple of its input and output, in every phase."""
         source = op.inputs[0]
-        read = self.layout.output_bytes.get(
-            source, self.layout.input_bytes.get(source, self.layout.zeros())
+        read = self.sizes.output_bytes.get(
+            source, self.sizes.input_bytes.get(source, self.sizes.zeros())
         )
-        nbytes = (self.workspace * (read + self.layout.output_bytes[op.outputs[0]])).astype(
-            np.int64
-        )
+        nbytes = (self.workspace * (read + self.sizes.output_bytes[op.outputs[0]])).astype(np.int64)
         for phase in ("F", "R", "B", "W"):
             self.ledger.add_by_device(nbytes, *self.times.span(op.name, phase))
 
@@ -66,22 +64,22 @@ class _MicroBatchMemory:
         """Adds an operator's partial results, its outputs, and the extra bytes saved for backward."""
         times, add = self.times, self.ledger.add_by_device
         forward, recomputation = times.span(op.name, "F"), times.span(op.name, "R")
-        if op.name in self.layout.partial_bytes:
+        if op.name in self.sizes.partial_bytes:
             end = np.maximum(forward.end, self._last_use_of_partials(op))
             end = np.maximum(end, times.last_departure(op.outputs[0], MessageKind.PARTIAL))
-            add(self.layout.partial_bytes[op.name], forward.start, end)
+            add(self.sizes.partial_bytes[op.name], forward.start, end)
             forward = times.span(op.name, "Fm")
         for o in op.outputs:
-            owned = self.layout.output_bytes[o]
-            if op.name in self.layout.free_views:
-                owned = np.where(self.layout.free_views[op.name], 0, owned)
+            owned = self.sizes.output_bytes[o]
+            if op.name in self.sizes.free_views:
+                owned = np.where(self.sizes.free_views[op.name], 0, owned)
             add(owned, forward.start, self.uses.last_use[o])
-            if times.is_recomputed(op.name) and op.name not in self.layout.partial_bytes:
+            if times.is_recomputed(op.name) and op.name not in self.sizes.partial_bytes:
                 add(owned, recomputation.start, self.uses.last_use_recomputed[o])
-        extra = self.layout.saved[op.name].extra
+        extra = self.sizes.saved[op.name].extra
         if extra:
             nbytes = extra * (
-                self.layout.output_bytes[op.outputs[0]] // self.program.element_bytes(op.outputs[0])
+                self.sizes.output_bytes[op.outputs[0]] // self.program.element_bytes(op.outputs[0])
             )
             made = forward
             if times.is_recomputed(op.name):
@@ -104,7 +102,7 @@ class _MicroBatchMemory:
         times = self.times
         backward = times.backward(op.name)
         end = backward.end
-        if op.name in self.layout.partial_bytes:
+        if op.name in self.sizes.partial_bytes:
             begin, end = times.span(op.name, "Bm")
             flight = times.flights.get((op.outputs[0], MessageKind.PARTIAL_GRADIENT))
             if flight is not None:
@@ -113,7 +111,7 @@ class _MicroBatchMemory:
                 end = np.maximum(
                     end, times.last_departure(op.outputs[0], MessageKind.PARTIAL_GRADIENT)
                 )
-            self.ledger.add_by_device(self.layout.partial_bytes[op.name], begin, backward.end)
+            self.ledger.add_by_device(self.sizes.partial_bytes[op.name], begin, backward.end)
         for o in op.outputs:
             first = self.uses.first_gradient.get(o)
             flight = times.flights.get((o, MessageKind.GRADIENT))
@@ -128,11 +126,11 @@ class _MicroBatchMemory:
                     until = end.copy()
                     for d in np.unique(flight.target):
                         until[d] = max(until[d], self._segment_backward_end(op, int(d)))
-            self.ledger.add_by_device(self.layout.output_bytes[o], first, until)
+            self.ledger.add_by_device(self.sizes.output_bytes[o], first, until)
 
     def _segment_backward_end(self, op: Op, device: int) -> int:
         """When the backward of an operator's segment ends; it holds its input gradients until then."""
-        segment = self.layout.segment_of(op.name, device)
+        segment = self.sizes.segment_of(op.name, device)
         return max((int(self.times.backward(name).end[device]) for name in segment), default=-1)
 
     def _record_messages(self, value: str, kind: MessageKind, flight: Flight) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from raddle.graph.gradients import inputs_with_gradient
 from raddle.program.message_kind import MessageKind
 from raddle.program.program import Merge, Move, Run
-from raddle.simulation.memory.layout import Layout
 from raddle.simulation.memory.ledger import NEVER, Array, Flight, Ledger, Span
+from raddle.simulation.memory.value_sizes import ValueSizes
 
 
 class MicroBatchTimes:
@@ -63,12 +63,14 @@ class ValueUses(NamedTuple):
     first_gradient: Mapping[str, Array]  # when the first contribution to its gradient begins
 
 
-def value_uses(times: MicroBatchTimes, layout: Layout) -> ValueUses:
+def value_uses(times: MicroBatchTimes, sizes: ValueSizes) -> ValueUses:
     """When the values of a micro-batch are used."""
-    return ValueUses(*_last_uses(times, layout), _first_contributions(times, layout))
+    return ValueUses(*_last_uses(times, sizes), _first_contributions(times, sizes))
 
 
-def _last_uses(times: MicroBatchTimes, layout: Layout) -> tuple[dict[str, Array], dict[str, Array]]:
+def _last_uses(
+    times: MicroBatchTimes, sizes: ValueSizes
+) -> tuple[dict[str, Array], dict[str, Array]]:
     """`last_use` and `last_use_recomputed` of ValueUses.
 
     Goes from the last operator to the first, so that a view passes its last use on to the value that it
@@ -78,47 +80,47 @@ def _last_uses(times: MicroBatchTimes, layout: Layout) -> tuple[dict[str, Array]
     last: dict[str, Array] = {}
     last_recomputed: dict[str, Array] = {}
 
-    def use(name: str, end: Array, into: dict[str, Array] = last) -> None:
+    def add_use(name: str, end: Array, into: dict[str, Array] = last) -> None:
         earlier = into.get(name)
         into[name] = end if earlier is None else np.maximum(earlier, end)
 
-    for op in reversed(layout.graph.ops):
-        keeps, backward = layout.saved[op.name], times.backward(op.name).end
+    for op in reversed(sizes.graph.ops):
+        saved, backward = sizes.saved[op.name], times.backward(op.name).end
         recomputed = times.is_recomputed(op.name)
         recomputation = times.span(op.name, "R").end
         for o in op.outputs:
-            use(o, times.span(op.name, "Fm" if op.name in layout.partial_bytes else "F").end)
+            add_use(o, times.span(op.name, "Fm" if op.name in sizes.partial_bytes else "F").end)
             if (o, MessageKind.ACTIVATION) in times.flights:
-                use(o, times.last_departure(o, MessageKind.ACTIVATION))
+                add_use(o, times.last_departure(o, MessageKind.ACTIVATION))
             if recomputed:
-                use(o, recomputation, last_recomputed)
-            if keeps.output:
-                use(o, backward, last_recomputed if recomputed else last)
+                add_use(o, recomputation, last_recomputed)
+            if saved.output:
+                add_use(o, backward, last_recomputed if recomputed else last)
         for name in set(op.inputs):
-            use(name, times.span(op.name, "F").end)
-            needed = np.maximum(recomputation, backward) if name in keeps.inputs else recomputation
-            inside = layout.recomputed_together(name, op.name)
-            use(name, np.where(inside, -1, needed))
-            use(name, np.where(inside, needed, -1), last_recomputed)
-        if op.name in layout.free_views:
-            (base, seen), free = (op.inputs[0], op.outputs[0]), layout.free_views[op.name]
-            use(base, np.where(free, last[seen], -1))
+            add_use(name, times.span(op.name, "F").end)
+            needed = np.maximum(recomputation, backward) if name in saved.inputs else recomputation
+            in_segment = sizes.recomputed_together(name, op.name)
+            add_use(name, np.where(in_segment, -1, needed))
+            add_use(name, np.where(in_segment, needed, -1), last_recomputed)
+        if op.name in sizes.free_views:
+            (base, view), free = (op.inputs[0], op.outputs[0]), sizes.free_views[op.name]
+            add_use(base, np.where(free, last[view], -1))
             if recomputed:
-                inside = free & layout.recomputed_together(base, op.name)
-                use(base, np.where(inside, last_recomputed[seen], -1), last_recomputed)
-                use(base, np.where(free & ~inside, last_recomputed[seen], -1))
+                in_segment = free & sizes.recomputed_together(base, op.name)
+                add_use(base, np.where(in_segment, last_recomputed[view], -1), last_recomputed)
+                add_use(base, np.where(free & ~in_segment, last_recomputed[view], -1))
     return last, last_recomputed
 
 
-def _first_contributions(times: MicroBatchTimes, layout: Layout) -> dict[str, Array]:
+def _first_contributions(times: MicroBatchTimes, sizes: ValueSizes) -> dict[str, Array]:
     first: dict[str, Array] = {}
-    for op in layout.graph.ops:
+    for op in sizes.graph.ops:
         begin, end = times.span(op.name, "B")
         if op.kind in ("reshape", "permute"):
             # The gradient of such a view is the same tensor as that of its result: nothing is allocated.
             done = np.where(end < 0, NEVER, end)
-            begin = np.where(layout.free_views[op.name], done, begin)
-        for name in inputs_with_gradient(op, layout.program.active):
+            begin = np.where(sizes.free_views[op.name], done, begin)
+        for name in inputs_with_gradient(op, sizes.program.active):
             earlier = first.get(name)
             first[name] = begin if earlier is None else np.minimum(earlier, begin)
     return first

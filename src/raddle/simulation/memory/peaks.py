@@ -32,10 +32,10 @@ import numpy as np
 
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.program import Key, Merge, Move, Run
-from raddle.simulation.memory.layout import Layout
 from raddle.simulation.memory.ledger import Ledger
 from raddle.simulation.memory.micro_batch import record_micro_batch
 from raddle.simulation.memory.persistent import persistent_bytes
+from raddle.simulation.memory.value_sizes import ValueSizes
 from raddle.simulation.memory.weights import record_contributions, record_versions
 from raddle.simulation.memory.zero3 import record_zero3
 from raddle.simulation.timeline import Timeline
@@ -95,9 +95,9 @@ def _record_all(timeline: Timeline, *, through_host: bool) -> Ledger:
             continue  # gathers a parameter: record_zero3 adds it
         if isinstance(i, Run | Merge | Move):
             groups.setdefault(i.key, []).append(number)
-    layouts = [Layout(program, v) for v in range(len(program.variants))]
+    sizes = [ValueSizes(program, v) for v in range(len(program.variants))]
     for key, numbers in groups.items():
-        record_micro_batch(ledger, numbers, layouts[key.variant])
+        record_micro_batch(ledger, numbers, sizes[key.variant])
     if plan.microbatches > 1:
         record_contributions(ledger)
     if is_asynchronous(plan):

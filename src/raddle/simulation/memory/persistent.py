@@ -8,7 +8,7 @@ from raddle.clusters import Cluster
 from raddle.costs.compute import family
 from raddle.plans.optimizers import optimizer_info
 from raddle.program.program import Program, Update
-from raddle.simulation.memory.layout import read_bytes
+from raddle.simulation.memory.value_sizes import read_bytes
 
 Array = np.ndarray
 

@@ -26,7 +26,7 @@ from raddle.simulation.memory.ledger import Array, Ledger
 def record_zero3(ledger: Ledger) -> None:
     """Adds the entries of gathered parameters and of their gradients to the ledger."""
     _record_gathered(ledger)
-    for (name, _), numbers in _gradients(ledger.program).items():
+    for (name, _), numbers in _gradient_instructions(ledger.program).items():
         _record_gradient(ledger, name, numbers)
 
 
@@ -73,7 +73,7 @@ class _GradientInstructions(NamedTuple):
     updates: list[int]
 
 
-def _gradients(program: Program) -> dict[tuple[str, int], _GradientInstructions]:
+def _gradient_instructions(program: Program) -> dict[tuple[str, int], _GradientInstructions]:
     """By (sharded parameter, step)."""
     by_parameter: dict[tuple[str, int], _GradientInstructions] = {}
     read = parameters_by_op(program.graph)

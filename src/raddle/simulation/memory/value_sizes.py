@@ -19,7 +19,7 @@ from raddle.program.value_holders import always_local
 Array = np.ndarray
 
 
-class Layout:
+class ValueSizes:
     """Bytes of values in a variant of a program. All arrays are by device."""
 
     def __init__(self, program: Program, variant: int = 0) -> None:
@@ -97,12 +97,12 @@ class Layout:
         tiling = self.variant.tiles[op.name]
         devices = np.array(tiling.devices)
         if op.name in self.variant.merges:
-            part = self.zeros()
+            elements = self.zeros()
             for tile, volume in zip(
                 tiling.tiles, _volumes(tiling, op.space.outputs[0]), strict=True
             ):
-                part[tile.device] += volume * tensors_per_part(op, tile.box)
-            self.partial_bytes[op.name] = part * self.program.element_bytes(op.outputs[0])
+                elements[tile.device] += volume * tensors_per_part(op, tile.box)
+            self.partial_bytes[op.name] = elements * self.program.element_bytes(op.outputs[0])
         for name, dims in zip(op.outputs, op.space.outputs, strict=True):
             size = self.zeros()
             for cell in self.variant.merges.get(op.name, ()):
