@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 WIDTH = 6
 ALL_TYPES = {d for d in vars(torch).values() if isinstance(d, torch.dtype)}
-TYPES = sorted((d for d in ALL_TYPES if d.is_floating_point or d.is_complex), key=str)
+DTYPES = sorted((d for d in ALL_TYPES if d.is_floating_point or d.is_complex), key=str)
 
 
 class Casting(nn.Module):
@@ -20,15 +20,15 @@ class Casting(nn.Module):
 
     def __init__(self, blocks: Sequence[tuple[str, str]]) -> None:
         super().__init__()
-        self.blocks = [(way, getattr(torch, name)) for way, name in blocks]
+        self.blocks = [(cast, getattr(torch, name)) for cast, name in blocks]
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in blocks)
         self.register_buffer("fine", torch.linspace(0.1, 1.7, WIDTH, dtype=torch.float64))
         self.register_buffer("mask", torch.arange(WIDTH) % 3 > 0)
         self.attribute = torch.linspace(0.3, 1.1, WIDTH)  # no buffer: `double()` leaves it alone
 
     def forward(self, x: Tensor) -> Tensor:
-        for (way, dtype), layer in zip(self.blocks, self.layers, strict=True):
-            x = WAYS[way](self, layer(x), dtype).to(x.dtype)
+        for (cast, dtype), layer in zip(self.blocks, self.layers, strict=True):
+            x = CASTS[cast](self, layer(x), dtype).to(x.dtype)
         return x.square().mean()
 
 
@@ -69,7 +69,7 @@ def _method(module: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
     return named[dtype](x).type(x.dtype)
 
 
-WAYS: dict[str, Callable[[Casting, Tensor, torch.dtype], Tensor]] = {
+CASTS: dict[str, Callable[[Casting, Tensor, torch.dtype], Tensor]] = {
     "round": _round,
     "twice": lambda module, x, dtype: x * _round(module, x, dtype),
     "together": lambda module, x, dtype: torch.cat([x[:, :3], _round(module, x, dtype)[:, 3:]], 1),
@@ -85,16 +85,16 @@ WAYS: dict[str, Callable[[Casting, Tensor, torch.dtype], Tensor]] = {
 def usable_blocks() -> list[tuple[str, str]]:
     """Every way with every type that torch itself can compute it in."""
     blocks = []
-    for way in WAYS:
-        for dtype in TYPES:
+    for cast in CASTS:
+        for dtype in DTYPES:
             name = str(dtype).removeprefix("torch.")
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    Casting([(way, name)])(torch.ones(2, WIDTH)).backward()
+                    Casting([(cast, name)])(torch.ones(2, WIDTH)).backward()
             except (RuntimeError, NotImplementedError, KeyError, TypeError):
                 continue
-            blocks.append((way, name))
+            blocks.append((cast, name))
     return blocks
 
 

@@ -29,11 +29,11 @@ CLOSE = 1e-9  # relative: losses to themselves, gradients to the norm of all of 
 Batch = Sequence[Tensor]  # inputs, then targets
 
 
-class Different(AssertionError):
+class Mismatch(AssertionError):
     """Numbers that are not the plain module's."""
 
 
-class Trained(NamedTuple):
+class TrainingResult(NamedTuple):
     """What steps of training leave."""
 
     losses: list[float]
@@ -60,31 +60,31 @@ class Task:
         self.model, self.loss, self.inputs, self.lr = model.train(), loss, len(inputs), lr
         self.graph: Graph = capture(self.model, inputs, targets=targets, loss=loss)
         self.batches = _batches([*inputs, *targets], steps, microbatches)
-        self._plain: dict[tuple[int, int], Trained] = {}
+        self._plain: dict[tuple[int, int], TrainingResult] = {}
 
     def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=self.lr, momentum=0.9, weight_decay=0.01)
 
-    def plain(self, steps: int, microbatches: int) -> Trained:
+    def plain(self, steps: int, microbatches: int) -> TrainingResult:
         """What the unmodified module does, computed once."""
         if (steps, microbatches) not in self._plain:
             self._plain[steps, microbatches] = self._train(steps, microbatches)
         return self._plain[steps, microbatches]
 
-    def _train(self, steps: int, microbatches: int) -> Trained:
+    def _train(self, steps: int, microbatches: int) -> TrainingResult:
         model = copy.deepcopy(self.model)
         optimizer = self.optimizer(model.parameters())
         losses, norms = [], []
-        for micros in self.batches[:steps]:
+        for microbatch_inputs in self.batches[:steps]:
             optimizer.zero_grad()
-            micros = micros[:microbatches]
+            microbatch_inputs = microbatch_inputs[:microbatches]
             total = 0.0
-            for batch in micros:
+            for batch in microbatch_inputs:
                 value = model(*batch[: self.inputs])
                 if self.loss is not None:
                     value = self.loss(value, *batch[self.inputs :])
-                (value / len(micros)).backward()
-                total += value.item() / len(micros)
+                (value / len(microbatch_inputs)).backward()
+                total += value.item() / len(microbatch_inputs)
             losses.append(total)
             gradients = {
                 n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
@@ -93,7 +93,7 @@ class Task:
             optimizer.step()
         before, state = ({**m.state_dict(), **dict(m.named_buffers())} for m in (self.model, model))
         changed = frozenset(k for k, v in state.items() if not torch.equal(v, before[k]))
-        return Trained(losses, state, gradients, changed, max(*norms, 1e-6))
+        return TrainingResult(losses, state, gradients, changed, max(*norms, 1e-6))
 
     def is_fragile(self, steps: int, microbatches: int) -> bool:
         """Whether rounding alone changes the result: a kink exactly at zero, a constant normalised."""
@@ -103,7 +103,7 @@ class Task:
         try:
             compare(self.graph, plain, rounded.losses, rounded.state)
             compare_gradients(plain, rounded.gradients)
-        except Different:
+        except Mismatch:
             return True
         return False
 
@@ -123,10 +123,14 @@ class Task:
         plain = self.plain(plan.steps, plan.microbatches)
         compare(self.graph, plain, result.losses, result.state)
         compare_gradients(plain, result.gradients)
-        said = sent(program)
-        assert result.sent == said, f"sent {result.sent}, the program says {said}"
+        expected_bytes = program_bytes(program)
+        assert result.sent == expected_bytes, (
+            f"sent {result.sent}, the program says {expected_bytes}"
+        )
         simulated = timeline.bytes_by_pair()
-        assert simulated == said, f"simulated {simulated}, the program says {said}"
+        assert simulated == expected_bytes, (
+            f"simulated {simulated}, the program says {expected_bytes}"
+        )
         return program
 
 
@@ -159,30 +163,30 @@ def _batches(example: Batch, steps: int, microbatches: int) -> list[list[list[Te
     return [[[another(x) for x in example] for _ in range(microbatches)] for _ in range(steps)]
 
 
-def sent(program: Program) -> dict[tuple[int, int], int]:
+def program_bytes(program: Program) -> dict[tuple[int, int], int]:
     """Bytes by pair of devices, as the program says."""
     total: dict[tuple[int, int], int] = {}
     for i in program.instructions:
         for m in i.messages if isinstance(i, Move) else ():
-            way = (m.source, m.target)
-            total[way] = total.get(way, 0) + message_bytes(program, i, m)
+            pair = (m.source, m.target)
+            total[pair] = total.get(pair, 0) + message_bytes(program, i, m)
     return total
 
 
 def compare(
-    graph: Graph, plain: Trained, losses: Sequence[float], state: Mapping[str, Tensor]
+    graph: Graph, plain: TrainingResult, losses: Sequence[float], state: Mapping[str, Tensor]
 ) -> None:
     """Losses, parameters and buffers are the plain module's."""
     for step, (ours, theirs) in enumerate(zip(losses, plain.losses, strict=True)):
         if not abs(ours - theirs) <= CLOSE * max(1e-2, abs(theirs)):
-            raise Different(f"the loss of step {step} is {ours}, not {theirs}")
+            raise Mismatch(f"the loss of step {step} is {ours}, not {theirs}")
     missing = plain.changed - graph.aliases.keys() - state.keys()
     assert not missing, f"{sorted(missing)} are missing"
     for name, tensor in state.items():
         _compare(f"'{name}'", tensor, plain.state[name], CLOSE * max(1.0, plain.scale))
 
 
-def compare_gradients(plain: Trained, gradients: Mapping[str, Tensor]) -> None:
+def compare_gradients(plain: TrainingResult, gradients: Mapping[str, Tensor]) -> None:
     assert gradients.keys() == plain.gradients.keys(), (
         f"gradients of {sorted(gradients)}, not of {sorted(plain.gradients)}"
     )
@@ -194,7 +198,7 @@ def _compare(what: str, ours: Tensor, theirs: Tensor, limit: float) -> None:
     assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype), f"{what} is another kind"
     error = float((in_double(ours) - in_double(theirs)).norm())
     if not error <= limit:  # or it is no number
-        raise Different(f"{what} is off by {error:.2e}, more than {limit:.2e}")
+        raise Mismatch(f"{what} is off by {error:.2e}, more than {limit:.2e}")
 
 
 # -- the zoo -----------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from equality import (
     Batch,
-    Different,
-    Trained,
+    Mismatch,
+    TrainingResult,
     _Rounding,
     compare,
     compare_gradients,
-    sent,
+    program_bytes,
     without_dropout,
 )
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ from raddle.simulation.timeline import simulate
 Updates = tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]
 
 
-class Piped:
+class PipelineTask:
     """A module with its loss, captured for a micro-batch."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Piped:
         self.model, self.loss, self.lr, self.steps = model.train(), loss, lr, steps
         self.inputs, self.example = len(inputs), [*inputs, *targets]
         self.graph: Graph = capture(self.model, inputs, targets=targets, loss=loss)
-        self._plain: dict[tuple[tuple[int, ...], Updates], Trained] = {}
+        self._plain: dict[tuple[tuple[int, ...], Updates], TrainingResult] = {}
         self._batches: dict[tuple[int, ...], list[list[list[Tensor]]]] = {}
 
     def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
@@ -87,13 +87,13 @@ class Piped:
             ]
         return self._batches[sizes]
 
-    def plain(self, sizes: tuple[int, ...], updates: Updates = ()) -> Trained:
+    def plain(self, sizes: tuple[int, ...], updates: Updates = ()) -> TrainingResult:
         """What the unmodified module does, computed once."""
         if (sizes, updates) not in self._plain:
             self._plain[sizes, updates] = self._train(sizes, updates)
         return self._plain[sizes, updates]
 
-    def _train(self, sizes: tuple[int, ...], updates: Updates) -> Trained:
+    def _train(self, sizes: tuple[int, ...], updates: Updates) -> TrainingResult:
         model = copy.deepcopy(self.model)
         optimizer = self.optimizer(model.parameters())
         losses, norms = [], []
@@ -118,7 +118,7 @@ class Piped:
                 model.get_buffer(name).copy_(buffer)
         before, state = self.model.state_dict(), model.state_dict()
         changed = frozenset(k for k, v in state.items() if not torch.equal(v, before[k]))
-        return Trained(losses, state, gradients, changed, max(*norms, 1e-6))
+        return TrainingResult(losses, state, gradients, changed, max(*norms, 1e-6))
 
     def _buffers(
         self, model: nn.Module, micros: Sequence[Batch], updates: Updates
@@ -142,11 +142,11 @@ class Piped:
         try:
             compare(self.graph, plain, rounded.losses, rounded.state)
             compare_gradients(plain, rounded.gradients)
-        except Different:
+        except Mismatch:
             return True
         return False
 
-    def _expected(self, program: Program) -> tuple[Trained, Any]:
+    def _expected(self, program: Program) -> tuple[TrainingResult, Any]:
         plan = program.plan
         key = tuple(program.micro_batch_sizes), updates_of(plan, self.graph)
         return self.plain(*key), key
@@ -168,7 +168,7 @@ class Piped:
         plain, _ = self._expected(program)
         compare(self.graph, plain, result.losses, result.state)
         compare_gradients(plain, result.gradients)
-        said = sent(program)
+        said = program_bytes(program)
         assert result.sent == said, f"sent {result.sent}, the program says {said}"
         simulated = timeline.bytes_by_pair()
         assert simulated == said, f"simulated {simulated}, the program says {said}"
@@ -217,7 +217,7 @@ def split(op: Op, letters: Mapping[str, int], devices: Sequence[int]) -> Tiling:
     return Grid(tuple(cuts), tuple(devices), len(devices) // count)
 
 
-def staged(
+def stage_tiles(
     graph: Graph,
     stages: Sequence[Sequence[str]],
     devices: Sequence[Sequence[int]],
@@ -239,7 +239,7 @@ def staged(
 
 
 def pipeline(
-    piped: Piped,
+    piped: PipelineTask,
     workers: int,
     microbatches: int,
     schedule: str,
@@ -251,12 +251,12 @@ def pipeline(
     """One device a worker; stage s is on worker s mod P."""
     graph = piped.graph
     stages = tuple(map(tuple, stages)) or cut_evenly(graph, workers * chunks)
-    tiles = staged(graph, stages, [[s % workers] for s in range(len(stages))])
+    tiles = stage_tiles(graph, stages, [[s % workers] for s in range(len(stages))])
     return planned(piped, tiles, workers, microbatches, stages, schedule, **more)
 
 
 def planned(
-    piped: Piped,
+    piped: PipelineTask,
     tiles: Mapping[str, Tiling],
     devices: int,
     microbatches: int,
@@ -281,8 +281,8 @@ def planned(
 
 
 @cache
-def tiny(name: str, size: int) -> Piped:
+def tiny(name: str, size: int) -> PipelineTask:
     """A model of the zoo in float64, without dropout, for micro-batches of so many samples."""
     work = zoo.load(name, device="cpu", dtype=torch.float64, batch=size)
     model = without_dropout(work.model)
-    return Piped(model, list(work.inputs), list(work.targets), work.loss)
+    return PipelineTask(model, list(work.inputs), list(work.targets), work.loss)

@@ -50,28 +50,31 @@ def slot_table_of(program: Program, device: int) -> SlotTable:
 
 
 def test_a_slot_for_every_piece() -> None:
-    pieces = slot_table_of(program(), 0)
-    made = pieces.add_computed(KEY, "fc1", FIRST)
-    came = pieces.add_received(KEY, "fc1", Box((1, 0), (2, 8)))
-    assert pieces.box_slots(KEY, "fc1") == [(FIRST, made), (Box((1, 0), (2, 8)), came)]
-    assert pieces.box_slots(Key(micro_batch=1), "fc1") == []  # another micro-batch has its own
-    assert pieces.slot_of(KEY, Piece("fc1", FIRST)) == made
-    (name,) = pieces.graph.inputs
-    source = pieces.input_source(KEY, name)
+    slot_table = slot_table_of(program(), 0)
+    computed_slot = slot_table.add_computed(KEY, "fc1", FIRST)
+    received_slot = slot_table.add_received(KEY, "fc1", Box((1, 0), (2, 8)))
+    assert slot_table.box_slots(KEY, "fc1") == [
+        (FIRST, computed_slot),
+        (Box((1, 0), (2, 8)), received_slot),
+    ]
+    assert slot_table.box_slots(Key(micro_batch=1), "fc1") == []  # another micro-batch has its own
+    assert slot_table.slot_of(KEY, Piece("fc1", FIRST)) == computed_slot
+    (name,) = slot_table.graph.inputs
+    source = slot_table.input_source(KEY, name)
     assert source.box == Box((0, 0), (1, 4))  # what fc1 reads of the batch here
-    assert pieces.input_source(KEY, name) is source
-    assert pieces.sources == [source]
+    assert slot_table.input_source(KEY, name) is source
+    assert slot_table.sources == [source]
 
 
 def test_parameters_are_kept_where_they_are_used() -> None:
     lowered = program()
-    on = [slot_table_of(lowered, device) for device in (0, 1)]
+    tables = [slot_table_of(lowered, device) for device in (0, 1)]
     updated = [
         add_persistent_slots(lowered, device, table).updated_slots
-        for device, table in enumerate(on)
+        for device, table in enumerate(tables)
     ]
-    assert sorted(on[0].persistent) == ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]
-    assert sorted(on[1].persistent) == ["fc1.bias", "fc1.weight"]
+    assert sorted(tables[0].persistent) == ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]
+    assert sorted(tables[1].persistent) == ["fc1.bias", "fc1.weight"]
     assert [len(slots) for slots in updated] == [4, 2]
 
 
@@ -125,10 +128,10 @@ def test_messages_are_sent_posted_and_awaited_once() -> None:
     )
     ends = {}
     for device in (0, 1):
-        pieces = slot_table_of(lowered, device)
+        slot_table = slot_table_of(lowered, device)
         if device == 1:
-            pieces.add_computed(KEY, move.value, move.messages[0].boxes[0])
-        messages = MessageBuilder(lowered, device, pieces)
+            slot_table.add_computed(KEY, move.value, move.messages[0].boxes[0])
+        messages = MessageBuilder(lowered, device, slot_table)
         (ends[device],) = messages.build_transfers(number, move, range(1))
         assert messages.not_awaited() == ([number] if device == 0 else [])
         assert len(messages.build_awaits(number)) == (device == 0)
@@ -142,11 +145,11 @@ def test_messages_are_sent_posted_and_awaited_once() -> None:
 
 @pytest.mark.parametrize("kind", MessageKind)
 def test_every_kind_of_message_lands_somewhere(kind: MessageKind) -> None:
-    pieces = slot_table_of(program(), 0)
+    slot_table = slot_table_of(program(), 0)
     box = Box((0, 0), (8, 4))
-    pieces.add_computed(KEY, "fc1.weight", box)  # whatever it is: each kind finds its own
-    pieces.add_persistent("fc1.weight", "parameter", box)
-    part = delivery_of(kind).destination(pieces, KEY, "fc1.weight", Box((2, 0), (4, 4)))
+    slot_table.add_computed(KEY, "fc1.weight", box)  # whatever it is: each kind finds its own
+    slot_table.add_persistent("fc1.weight", "parameter", box)
+    part = delivery_of(kind).destination(slot_table, KEY, "fc1.weight", Box((2, 0), (4, 4)))
     slots = {"activation": (2,), "partial": (2,), "push": (1,), "pull": (1,), "signal": ()}
     assert part.slots == slots.get(kind.value, (0,))
     within = () if kind.value not in ("push", "pull", "gradient", "partial gradient") else (2, 4)
@@ -174,11 +177,13 @@ def test_slices_are_submitted_once_and_summed_one_by_one() -> None:
     slot_table = slot_table_of(lowered, 1)
     add_persistent_slots(lowered, 1, slot_table)
     slices = SliceBuilder(lowered, 1, slot_table)
-    given = [a for i in lowered.instructions if slices.handles(i) for a in slices.build(i)]
-    assert sum(isinstance(a, SubmitGradients) for a in given) == 2  # the weight and the bias of fc1
-    left = [a.number for a in given if isinstance(a, StartSliceAllReduce)]
+    actions = [a for i in lowered.instructions if slices.handles(i) for a in slices.build(i)]
+    assert (
+        sum(isinstance(a, SubmitGradients) for a in actions) == 2
+    )  # the weight and the bias of fc1
+    summed = [a.number for a in actions if isinstance(a, StartSliceAllReduce)]
     held = {n for n, s in enumerate(slices.all_slices()) if 1 in s.region.devices}
-    assert set(left) == held
+    assert set(summed) == held
     assert len(slices.sum_order) == len(slices.all_slices())
 
 
@@ -204,8 +209,8 @@ def test_buffers_take_what_is_there() -> None:
     assert not buffers.build([value], KEY)  # nothing of it is here yet
     half = slot_table.add_computed(KEY, value, Box((0,), (2,)))
     ((_, slot),) = slot_table.persistent["running_mean"]
-    (keep,) = buffers.build([value], KEY)
-    assert keep.partial_updates == [(slot, [(Box((0,), (2,)), half)])]
+    (update,) = buffers.build([value], KEY)
+    assert update.partial_updates == [(slot, [(Box((0,), (2,)), half)])]
     assert buffers.current_boxes == {"running_mean": [Box((0,), (2,))]}
 
 
@@ -219,8 +224,10 @@ def test_versions_are_the_programs() -> None:
     run = Run("fc1", "F", KEY, (0,), (), versions=(3, 3))
     versions = VersionBuilder(lowered, 0, [run, replace(run, devices=(1,), versions=(4, 4))])
     pieces = (Piece("fc1.bias", FIRST), Piece("fc1.weight", FIRST))
-    made = Call(0, "", GeneratedCode(make_kernel, (), pieces, (), (), ""), KEY)
-    assert versions.versions_for(made, [op for op in lowered.graph.ops if op.name == "fc1"]) == (
+    fc1_call = Call(0, "", GeneratedCode(make_kernel, (), pieces, (), (), ""), KEY)
+    assert versions.versions_for(
+        fc1_call, [op for op in lowered.graph.ops if op.name == "fc1"]
+    ) == (
         3,
         3,
     )
@@ -244,13 +251,13 @@ def test_a_slot_is_emptied_after_its_last_use() -> None:
 def test_gathered_parameters_are_released_before_they_come_again() -> None:
     uses = [Forward(call(n, weights=[4], results=[], differentiable=[])) for n in range(3)]
     kind, box = MessageKind.PULL, Box((0, 0), (8, 4))
-    pieces = SlotTable(mlp())
+    slot_table = SlotTable(mlp())
     for _ in range(5):
-        pieces.add_persistent("fc1.weight", "gathered", box)  # the last in slot 4
-    pieces.persistent["fc1.weight"] = pieces.persistent["fc1.weight"][-1:]
-    rows = delivery_of(kind, zero3=True)
-    part = rows.destination(pieces, KEY, "fc1.weight", box)
-    pull = Receive(0, 0, kind, "", [part], torch.float32, 32, "fc1.weight", KEY, rows)
+        slot_table.add_persistent("fc1.weight", "gathered", box)  # the last in slot 4
+    slot_table.persistent["fc1.weight"] = slot_table.persistent["fc1.weight"][-1:]
+    delivery = delivery_of(kind, zero3=True)
+    part = delivery.destination(slot_table, KEY, "fc1.weight", box)
+    pull = Receive(0, 0, kind, "", [part], torch.float32, 32, "fc1.weight", KEY, delivery)
     mark_releases([uses[0], uses[1], AwaitMessage(pull), uses[2]], [4])
     assert [use.release for use in uses] == [[], [4], [4]]
 

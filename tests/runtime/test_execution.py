@@ -227,7 +227,7 @@ def test_an_update_leaves_the_weights_of_those_under_way() -> None:
     assert [(line.phase, line.version) for line in parameters.weight_uses()] == [("F", 0), ("U", 1)]
 
 
-class RecordedCalls:
+class CallLog:
     """Stands for what keeps slices equal, and writes down what it is asked for."""
 
     def __init__(self) -> None:
@@ -238,11 +238,11 @@ class RecordedCalls:
 
 
 def test_slices_are_submitted_and_waited_for() -> None:
-    slot_store, noted = filled(), RecordedCalls()
-    parameters = SlicedParameterUpdater(slot_store, single_rank(), lambda: noted)  # type: ignore[arg-type, return-value]
+    slot_store, call_log = filled(), CallLog()
+    parameters = SlicedParameterUpdater(slot_store, single_rank(), lambda: call_log)  # type: ignore[arg-type, return-value]
     parameters.load()
     parameters.begin(updating=False)
-    assert noted.calls == []
+    assert call_log.calls == []
     parameters.begin(updating=True)
     parameters.weights_for(Forward(product()))
     slot_store.add_gradient(1, ones(2))
@@ -250,7 +250,7 @@ def test_slices_are_submitted_and_waited_for() -> None:
     parameters.submit_gradients(SubmitGradients(KEY, (1,)))
     parameters.start_slice_all_reduce(StartSliceAllReduce(KEY, 5, ""))
     parameters.update_parameters(UpdateParameters(KEY))
-    assert [name for name, *_ in noted.calls] == [
+    assert [name for name, *_ in call_log.calls] == [
         "begin_step",
         "wait",
         "submit",

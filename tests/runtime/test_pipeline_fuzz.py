@@ -12,10 +12,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from equality import Different
+from equality import Mismatch
 from hypothesis import Phase, event, given, note, reject, settings
 from hypothesis import strategies as st
-from pipeline_plans import Piped, updates_of
+from pipeline_plans import PipelineTask, updates_of
 from random_modules import random_case
 from random_plans import random_blocks, random_sums, random_sync, random_tiling
 from test_random_graphs import scattered_blocks, written
@@ -175,7 +175,7 @@ def verify(seed: int) -> str:
     rng = random.Random(seed)
     case = random_case(rng.randrange(10**9))
     note(repr(case))
-    piped = Piped(case.model, case.inputs, case.targets, case.loss, steps=STEPS, lr=0.01)
+    piped = PipelineTask(case.model, case.inputs, case.targets, case.loss, steps=STEPS, lr=0.01)
     plan = some_plan(piped.graph, rng)
     note(written(piped.graph, plan))
     names = ("stages", "workers", "batch", "schedule")
@@ -193,7 +193,7 @@ def verify(seed: int) -> str:
         return "the module refuses"
     try:
         piped.verify(plan)
-    except Different:
+    except Mismatch:
         if piped.is_fragile(plan):
             reject()
         raise

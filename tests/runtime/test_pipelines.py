@@ -17,7 +17,15 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_plans import Piped, cut_evenly, pipeline, planned, staged, tiny, updates_of
+from pipeline_plans import (
+    PipelineTask,
+    cut_evenly,
+    pipeline,
+    planned,
+    stage_tiles,
+    tiny,
+    updates_of,
+)
 from ranks import on_threads
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -100,7 +108,7 @@ def test_the_whole_matrix(schedule: str, model: str) -> None:
 # -- values that later stages read ---------------------------------------------------------------------
 
 
-def readers(plan: Plan, piped: Piped) -> dict[str, set[int]]:
+def readers(plan: Plan, piped: PipelineTask) -> dict[str, set[int]]:
     """By value that stage 0 makes, the other stages that read it."""
     of = stage_of(plan)
     reading_stages: dict[str, set[int]] = {}
@@ -141,10 +149,10 @@ class Skips(nn.Module):
 
 
 @cache
-def skips() -> Piped:
+def skips() -> PipelineTask:
     torch.manual_seed(2)
     x, y = torch.randn(3, 6).double(), torch.tensor([0, 3, 5])
-    return Piped(Skips().double(), [x], [y], F.cross_entropy)
+    return PipelineTask(Skips().double(), [x], [y], F.cross_entropy)
 
 
 def stages_of_skips() -> tuple[tuple[str, ...], ...]:
@@ -173,7 +181,7 @@ def test_skips_between_chunks_of_one_worker(microbatches: int) -> None:
     """Stage 4 is on the worker of stages 0 and 2: `u` stays there, and is sent to the other once."""
     piped = skips()
     stages = stages_of_skips()
-    tiles = staged(piped.graph, stages, [[0], [1], [0], [1], [0]])
+    tiles = stage_tiles(piped.graph, stages, [[0], [1], [0], [1], [0]])
     rows = ("F{m}.0 F{m}.2 F{m}.4 B{m}.4 B{m}.2 B{m}.0", "F{m}.1 F{m}.3 B{m}.3 B{m}.1")
     text = "\n".join(" ".join(row.format(m=m) for m in range(microbatches)) for row in rows)
     piped.verify(planned(piped, tiles, 2, microbatches, stages, text))
@@ -181,7 +189,7 @@ def test_skips_between_chunks_of_one_worker(microbatches: int) -> None:
 
 def test_a_tied_embedding_is_summed_over_both_ends() -> None:
     torch.manual_seed(7)
-    piped = Piped(
+    piped = PipelineTask(
         Tied().double(), [torch.randint(9, (2, 5))], [torch.randint(9, (2, 5))], per_token
     )
     for schedule, workers in (("1f1b", 3), ("zb-h1", 3), ("gems", 3), ("chimera", 4)):
@@ -224,10 +232,10 @@ class Net(nn.Module):
 
 
 @cache
-def net() -> Piped:
+def net() -> PipelineTask:
     torch.manual_seed(4)
     x, y = torch.randn(3, 2, 8, 8).double(), torch.tensor([0, 3, 2])
-    piped = Piped(Net().double(), [x], [y], F.cross_entropy)
+    piped = PipelineTask(Net().double(), [x], [y], F.cross_entropy)
     for size in (
         1,
         2,
@@ -250,7 +258,7 @@ def hybrid(
     stages = cut_evenly(piped.graph, len(widths))
     starts = [sum(widths[:s]) for s in range(len(widths))]
     devices = [tuple(range(a, a + k)) for a, k in zip(starts, widths, strict=True)]
-    tiles = staged(piped.graph, stages, devices, splits)
+    tiles = stage_tiles(piped.graph, stages, devices, splits)
     workers = tuple(devices) if named else ()
     return planned(
         piped, tiles, sum(widths), microbatches, stages, schedule, workers=workers, **more
@@ -346,7 +354,7 @@ def test_a_replicated_stage_takes_turns(width: int, batch: int) -> None:
     piped = net()
     stages = cut_evenly(piped.graph, 2)
     workers = tuple(tuple(range(w * width, (w + 1) * width)) for w in range(3))
-    tiles = staged(piped.graph, stages, [workers[0], workers[2]], [DATA, FILTERS])
+    tiles = stage_tiles(piped.graph, stages, [workers[0], workers[2]], [DATA, FILTERS])
     for recompute in ((), stages[:1]):
         plan = planned(
             piped, tiles, 3 * width, 5, stages, REPLICATED,
@@ -359,7 +367,7 @@ def test_a_replicated_stage_takes_turns(width: int, batch: int) -> None:
 def test_a_worker_may_have_devices_that_a_stage_leaves_idle() -> None:
     piped = net()
     stages = cut_evenly(piped.graph, 2)
-    tiles = staged(piped.graph, stages, [[0], [2, 3]], [{}, DATA])
+    tiles = stage_tiles(piped.graph, stages, [[0], [2, 3]], [{}, DATA])
     for schedule in ("1f1b", "gems"):
         plan = planned(piped, tiles, 4, 3, stages, schedule, workers=((0, 1), (2, 3)))
         piped.verify(plan)
@@ -393,9 +401,11 @@ class Keeps(nn.Module):
 
 
 @cache
-def keeps() -> Piped:
+def keeps() -> PipelineTask:
     torch.manual_seed(6)
-    return Piped(Keeps().double(), [torch.randn(2, 4).double()], loss=lambda y: y.square().mean())
+    return PipelineTask(
+        Keeps().double(), [torch.randn(2, 4).double()], loss=lambda y: y.square().mean()
+    )
 
 
 @pytest.mark.parametrize(
@@ -432,7 +442,7 @@ def test_a_batch_norm_in_two_stages_is_refused_or_keeps_all_statistics(
 ) -> None:
     torch.manual_seed(6)
     x = torch.randn(3, 4).double()
-    piped = Piped(Twice().double(), [x], loss=lambda y: (y * y[:, :1]).mean())
+    piped = PipelineTask(Twice().double(), [x], loss=lambda y: (y * y[:, :1]).mean())
     names = [op.name for op in piped.graph.ops]
     middle = names.index("fc2")
     plan = pipeline(
@@ -554,7 +564,7 @@ def test_a_trainer_takes_any_batch_and_evaluates(name: str) -> None:
 def data() -> Plan:
     """Without stages: samples 0 and 1 on one rank, sample 2 on the other."""
     names = [op.name for op in net().graph.ops]
-    return Plan(staged(net().graph, [names], [[0, 1]], [DATA]), 2, batch=3)
+    return Plan(stage_tiles(net().graph, [names], [[0, 1]], [DATA]), 2, batch=3)
 
 
 PARTS_ALONE = pytest.mark.xfail(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from equality import TINY
 from timeouts import LONG_HANG
-from verify_all import ALL, RANKS, SOME, SOME_FOUND
+from verify_all import ALL, RANKS, SOME, SOME_SEARCHED
 
 from raddle.searches.baselines import BASELINES
 from raddle.searches.registry import SEARCHES
@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).with_name("verify_all.py")
 
 @pytest.mark.parametrize(
     ("which", "count"),
-    [("some", len(SOME)), pytest.param("found", len(SOME_FOUND), marks=pytest.mark.slow)],
+    [("some", len(SOME)), pytest.param("found", len(SOME_SEARCHED), marks=pytest.mark.slow)],
 )
 def test_trains_as_the_plain_module_does(which: str, count: int, record_property: Any) -> None:
     """In a process of its own: it forks ranks, which after a backward here would be forbidden."""
@@ -45,6 +45,6 @@ def test_the_selection_covers_pairs() -> None:
     assert {(case.model, case.ranks) for case in SOME} == set(product(TINY, RANKS))
     assert {(case.method, case.ranks) for case in SOME} == set(product(BASELINES, RANKS))
     assert len(SOME) == 60
-    assert {case.model for case in SOME_FOUND} == set(TINY)
-    assert {case.method for case in SOME_FOUND} == {*SEARCHES, "wild"}
+    assert {case.model for case in SOME_SEARCHED} == set(TINY)
+    assert {case.method for case in SOME_SEARCHED} == {*SEARCHES, "wild"}
     assert len(ALL) == 570

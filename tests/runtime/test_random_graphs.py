@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from equality import Different, Task
+from equality import Mismatch, Task
 from hypothesis import Phase, given, note, reject, settings
 from hypothesis import strategies as st
 from random_modules import random_case
@@ -85,7 +85,7 @@ def verify(seed: int) -> None:
     note(written(task.graph, plan))
     try:
         task.verify(plan)
-    except Different:
+    except Mismatch:
         if task.is_fragile(plan.steps, plan.microbatches):
             reject()
         raise

@@ -18,7 +18,7 @@ from raddle.transport.thread_transport import Hub
 CPU = torch.device("cpu")
 
 
-def sliced(*, servers: tuple[int, ...] = (0, 1), shard_slot: int = -1) -> list[ParameterSlice]:
+def make_slices(*, servers: tuple[int, ...] = (0, 1), shard_slot: int = -1) -> list[ParameterSlice]:
     """A parameter of four rows in two slices, in slot 0; whoever divides it has its rows in slot `own`."""
     slices = []
     for at, server in enumerate(servers):
@@ -38,7 +38,7 @@ def slots() -> list[torch.nn.Parameter]:
 
 def test_a_rank_gives_all_and_updates_its_own() -> None:
     held = slots()
-    rows = RankSlices(sliced(), held, read_sync("ps:sliced"), 1)
+    rows = RankSlices(make_slices(), held, read_sync("ps:sliced"), 1)
     assert rows.slices_by_slot == {0: [0, 1]}
     assert list(rows.updated) == [1]
     with torch.no_grad():
@@ -50,13 +50,13 @@ def test_a_rank_gives_all_and_updates_its_own() -> None:
 
 
 def test_without_servers_every_holder_updates_all() -> None:
-    rows = RankSlices(sliced(servers=(-1, -1)), slots(), read_sync("p3:collective"), 1)
+    rows = RankSlices(make_slices(servers=(-1, -1)), slots(), read_sync("p3:collective"), 1)
     assert list(rows.updated) == [0, 1]
 
 
 def test_where_others_do_not_wait_a_copy_is_updated() -> None:
     held = slots()
-    rows = RankSlices(sliced(), held, read_sync("ps:async"), 1)
+    rows = RankSlices(make_slices(), held, read_sync("ps:async"), 1)
     with torch.no_grad():
         rows.updated[1].fill_(7)
     assert held[0].sum() == 0
@@ -70,7 +70,7 @@ def test_where_others_do_not_wait_a_copy_is_updated() -> None:
 
 def test_zero3_shards_stay_on_their_servers() -> None:
     held = slots()
-    rows = RankSlices(sliced(shard_slot=1), held, read_sync("sharded:parameters"), 1)
+    rows = RankSlices(make_slices(shard_slot=1), held, read_sync("sharded:parameters"), 1)
     assert rows.updated[1] is held[1]
     assert rows.bindings()[0] == (None, None)
     assert not any(item.returned for item in rows.items())

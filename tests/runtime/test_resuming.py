@@ -128,7 +128,7 @@ def assert_same(actual: Any, expected: Any, where: str = "") -> None:
         assert actual == expected, (where, actual, expected)
 
 
-def resumed(case: Case, before: int, after: int) -> None:
+def assert_resumes(case: Case, before: int, after: int) -> None:
     whole = case.run(lambda t: (train(t, 0, before + after)[before:], state(t)))
     saved = case.run(lambda t: (train(t, 0, before), state(t))[1])
 
@@ -152,14 +152,14 @@ def resumed(case: Case, before: int, after: int) -> None:
 def test_a_resumed_run_is_the_undisturbed_one(
     rates: list[float], optimizer: str, sync: str, before: int, after: int
 ) -> None:
-    resumed(case(rates, optimizer, sync), before, after)
+    assert_resumes(case(rates, optimizer, sync), before, after)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", SAME)
 @pytest.mark.parametrize("optimizer", ELEMENTWISE)
 def test_every_optimizer_with_every_way_to_synchronise(optimizer: str, sync: str) -> None:
-    resumed(case([0.5], optimizer, sync), 2, 2)
+    assert_resumes(case([0.5], optimizer, sync), 2, 2)
 
 
 @pytest.mark.parametrize("schedule", [*ASYNCHRONOUS, "1f1b"])

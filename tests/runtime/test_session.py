@@ -46,7 +46,7 @@ def captured(model: str) -> Graph:
     return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name)
 
 
-class Ended(NamedTuple):
+class ExitedRank(NamedTuple):
     code: int
     out: str
     error: str
@@ -63,12 +63,12 @@ def rank(number: int, size: int, port: int, folder: pathlib.Path, argv: list[str
 
 
 @pytest.fixture
-def launch(tmp_path: pathlib.Path) -> Callable[..., list[Ended]]:
+def launch(tmp_path: pathlib.Path) -> Callable[..., list[ExitedRank]]:
     """Runs ranks to their end; `argv` is a list, or a function of the rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["raddle.runtime.session", "torch._export.non_strict_utils"])
 
-    def run(size: int, argv: Any) -> list[Ended]:
+    def run(size: int, argv: Any) -> list[ExitedRank]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -89,7 +89,7 @@ def launch(tmp_path: pathlib.Path) -> Callable[..., list[Ended]]:
         texts = [
             [(tmp_path / f"{n}{r}").read_text() for n in ("out", "error")] for r in range(size)
         ]
-        return [Ended(p.exitcode, *text) for p, text in zip(processes, texts, strict=True)]
+        return [ExitedRank(p.exitcode, *text) for p, text in zip(processes, texts, strict=True)]
 
     return run
 

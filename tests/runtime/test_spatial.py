@@ -11,7 +11,7 @@ from math import prod
 
 import pytest
 import torch
-from pipeline_plans import Piped, cut_evenly, planned, staged
+from pipeline_plans import PipelineTask, cut_evenly, planned, stage_tiles
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -38,10 +38,12 @@ class Stack(nn.Module):
 
 
 @cache
-def stack(kernel: int, stride: int) -> Piped:
+def stack(kernel: int, stride: int) -> PipelineTask:
     torch.manual_seed(5)
     x = torch.randn(2, 2, 17 if stride == 1 else 32, 18 if stride == 1 else 34).double()
-    return Piped(Stack(kernel, stride).double(), [x], [torch.tensor([1, 3])], F.cross_entropy)
+    return PipelineTask(
+        Stack(kernel, stride).double(), [x], [torch.tensor([1, 3])], F.cross_entropy
+    )
 
 
 SPLITS = (
@@ -50,7 +52,7 @@ SPLITS = (
 )  # fmt: skip
 
 
-def halos(piped: Piped, plan: Plan) -> set[str]:
+def halos(piped: PipelineTask, plan: Plan) -> set[str]:
     """The values whose borders are sent."""
     program = piped.verify(plan)
     moves = (i for i in program.instructions if isinstance(i, Move) and i.kind == "activation")
@@ -66,7 +68,7 @@ def test_halos_through_stacked_convolutions(
     piped = stack(kernel, stride)
     names = tuple(op.name for op in piped.graph.ops)
     devices = list(range(prod(letters.values())))
-    tiles = staged(piped.graph, [names], [devices], [letters])
+    tiles = stage_tiles(piped.graph, [names], [devices], [letters])
     sent = halos(piped, Plan(tiles, len(devices), bn="global", steps=piped.steps))
     read = {piped.graph.op(name).inputs[0] for name in ("conv2", "pool", "conv3")}
     assert read <= sent  # a convolution and a pool read over the edges of their tiles
@@ -82,8 +84,8 @@ def test_the_same_inside_a_pipeline(letters: Mapping[str, int], stride: int, sch
     count = prod(letters.values())
     turned = {{"h": "w", "w": "h"}[letter]: k for letter, k in letters.items()}
     devices = [range(count), range(count, 2 * count)]
-    tiles = staged(piped.graph, stages, devices, [letters, turned])
+    tiles = stage_tiles(piped.graph, stages, devices, [letters, turned])
     piped.verify(planned(piped, tiles, 2 * count, 3, stages, schedule, batch=5))
-    one = staged(piped.graph, stages, [range(count), [count]], [letters, {}])
+    one = stage_tiles(piped.graph, stages, [range(count), [count]], [letters, {}])
     if schedule == "1f1b":
         piped.verify(planned(piped, one, count + 1, 3, stages, schedule))

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import Phase, event, given, note, settings
 from hypothesis import strategies as st
-from pipeline_plans import Piped, cut_evenly, pipeline, staged
+from pipeline_plans import PipelineTask, cut_evenly, pipeline, stage_tiles
 from test_pipeline_fuzz import some_plan
 from test_random_graphs import written
 from torch import Tensor, nn
@@ -54,10 +54,10 @@ class Net(nn.Module):
 
 
 @cache
-def net(frozen: int) -> Piped:
+def net(frozen: int) -> PipelineTask:
     torch.manual_seed(0)
     x, y = torch.randn(4, 6, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
-    return Piped(Net(frozen).double(), [x], [y], nn.functional.mse_loss)
+    return PipelineTask(Net(frozen).double(), [x], [y], nn.functional.mse_loss)
 
 
 def simulated(program: Program) -> list[Span]:
@@ -78,7 +78,7 @@ def simulated(program: Program) -> list[Span]:
     return spans
 
 
-def recorded(piped: Piped, program: Program) -> list[Span]:
+def recorded(piped: PipelineTask, program: Program) -> list[Span]:
     batches = piped.batches(tuple(program.micro_batch_sizes))
 
     def feed(key: Key) -> dict[str, Tensor]:
@@ -90,7 +90,9 @@ def recorded(piped: Piped, program: Program) -> list[Span]:
     return spans
 
 
-def hold(program: Program, spans: list[Span], schedule: Schedule | None = None) -> None:
+def assert_waits_hold(
+    program: Program, spans: list[Span], schedule: Schedule | None = None
+) -> None:
     """Every wait holds in a timeline, and nothing that waits or is awaited is missing in it."""
     schedule = schedule or schedule_of(program.plan)
     named = {str(action) for wait in schedule.waits for action in wait}
@@ -109,7 +111,7 @@ def phase_of(i: Run | Merge, split: bool) -> str:
     return i.phase if i.phase == "F" or (i.phase == "W" and split) else "B"
 
 
-def waiting_plan(seed: int) -> tuple[Piped, Plan]:
+def waiting_plan(seed: int) -> tuple[PipelineTask, Plan]:
     """A plan whose schedule has a wait."""
     rng = random.Random(seed)
     piped = net(rng.choice([0, 0, 1, 2, 4]))
@@ -148,9 +150,9 @@ def test_every_after_of_a_written_schedule_holds(seed: int) -> None:
         event(f"refused: {str(error)[:40]}")
         return
     check(program)
-    hold(program, simulated(program))
+    assert_waits_hold(program, simulated(program))
     if seed % 3 == 0:  # to run takes longer than all the rest
-        hold(program, recorded(piped, program))
+        assert_waits_hold(program, recorded(piped, program))
     lost = with_lost_waits(program, random.Random(seed))
     try:
         check(lost)
@@ -158,10 +160,10 @@ def test_every_after_of_a_written_schedule_holds(seed: int) -> None:
         event("a lost wait is refused")
     else:
         event("what was lost was not needed")
-        hold(lost, simulated(lost))
+        assert_waits_hold(lost, simulated(lost))
 
 
-def lost_by_the_issue(**more: object) -> tuple[Piped, Program]:
+def lost_by_the_issue(**more: object) -> tuple[PipelineTask, Program]:
     piped = net(0)
     plan = pipeline(piped, 2, 2, LOST, **more)
     return piped, lower(piped.graph, plan)
@@ -169,8 +171,8 @@ def lost_by_the_issue(**more: object) -> tuple[Piped, Program]:
 
 def test_a_forward_waits_for_a_backward_on_the_next_worker() -> None:
     piped, program = lost_by_the_issue()
-    hold(program, simulated(program))
-    hold(program, recorded(piped, program))
+    assert_waits_hold(program, simulated(program))
+    assert_waits_hold(program, recorded(piped, program))
 
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if name not in ASYNCHRONOUS])
@@ -180,16 +182,16 @@ def test_every_after_of_a_named_schedule_holds(name: str) -> None:
     schedule = schedule_of(plan)
     assert bool(schedule.waits) == (name == "gems-basic")
     program = lower(piped.graph, plan)
-    hold(program, simulated(program))
+    assert_waits_hold(program, simulated(program))
     if schedule.waits:
-        hold(program, recorded(piped, program))
+        assert_waits_hold(program, recorded(piped, program))
 
 
 def test_every_device_of_the_awaited_action_signals_every_device_of_the_waiting_one() -> None:
     """Of two stages on two devices each."""
     piped = net(0)
     stages = cut_evenly(piped.graph, 2)
-    tiles = staged(piped.graph, stages, [[0, 1], [2, 3]], [{"n": 2}, {"n": 2}])
+    tiles = stage_tiles(piped.graph, stages, [[0, 1], [2, 3]], [{"n": 2}, {"n": 2}])
     plan = replace(
         pipeline(piped, 2, 2, LOST), tiles=tiles, devices=4, workers=((0, 1), (2, 3)), steps=1
     )
@@ -212,7 +214,7 @@ def test_an_awaited_backward_without_gradients_ends_with_what_comes_before_it() 
     assert not any(i.phase == "B" and i.op in first for i in runs), "it is frozen"
     check(program)
     last = schedule_from_text("F0.0\nF0.1\nF1.0 after B0.1\nF2.0 after B1.1")
-    hold(program, simulated(program), last)
+    assert_waits_hold(program, simulated(program), last)
 
 
 def test_a_program_that_loses_a_wait_is_refused_by_name() -> None:

@@ -1,7 +1,7 @@
 """Models of the zoo, by all methods, on real processes (gloo): is it the plain module's training?
 
     python tests/runtime/verify_all.py [--ranks 2,3,4] [--models a,b] [--methods c,d] [--sync kind]
-                                   [--some|--found] [--json]
+                                   [--some|--searched] [--json]
 
 Losses, gradients, parameters, buffers and bytes by pair of ranks are compared, two steps of each. Models
 are captured once; then the ranks of all cases with the same number of ranks are forked, once.
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from equality import TINY, Task, compare, compare_gradients, sent, tiny
+from equality import TINY, Task, compare, compare_gradients, program_bytes, tiny
 from torch import Tensor
 
 from raddle.clusters import cluster
@@ -44,7 +44,7 @@ from raddle.searches.starts import random_start
 PARTITIONS = tuple(name for name in SEARCHES if name.startswith("hypergraph"))
 RANKS = (2, 3, 4)
 STEPS = 2
-PATIENCE = 300.0  # seconds for which a rank waits for another: it only ends a hang
+TIMEOUT = 300.0  # seconds for which a rank waits for another: it only ends a hang
 
 
 class Case(NamedTuple):
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 class Outcome(NamedTuple):
     case: Case
-    word: str  # ok, skipped, failed
+    status: str  # ok, skipped, failed
     reason: str = ""
 
 
@@ -67,20 +67,22 @@ SOME = [
     if (i + k) % 2 == 0
 ]
 # What searches find: those with names, and FlexFlow's from a random start with sums split, which is wild.
-FOUND = [
+SEARCHED = [
     Case(model, method, RANKS[(i + k) % len(RANKS)])
     for i, model in enumerate(TINY)
     for k, method in enumerate((*SEARCHES, "wild"))
 ]
 # Half of them, every model and every method: the rest is for `make verify-all`.
-SOME_FOUND = [case for case in FOUND if TINY.index(case.model) % 2 == FOUND.index(case) % 2]
+SOME_SEARCHED = [
+    case for case in SEARCHED if TINY.index(case.model) % 2 == SEARCHED.index(case) % 2
+]
 ALL = [
     Case(model, method, ranks)
     for model in TINY
     for ranks in RANKS
     for method in (*BASELINES, *PARTITIONS)
 ]
-ALL += [case for case in FOUND if case not in ALL]
+ALL += [case for case in SEARCHED if case not in ALL]
 
 
 def run(cases: Sequence[Case], sync: str = "") -> Iterator[Outcome]:
@@ -103,20 +105,24 @@ def plan_of(case: Case) -> Plan:
     if case.method in BASELINES:
         return plan_for(graph, cluster(f"local:{case.ranks}"), case.method, bn="global")
     on = cluster(f"p100:1x{case.ranks}")
-    asked = Settings(
+    search_settings = Settings(
         bn="global", proposals=150, reduction=case.method == "wild", powers_of_two=False,
         budget=0.4 if case.method in PARTITIONS else 20,  # these always take all of it
         microbatches=1 if case.method == "pipeline" else None,  # exact batch statistics
     )  # fmt: skip
     if case.method != "wild":
         return planning.build_plan(
-            graph, on, case.method, run_method(graph, on, case.method, asked), asked
+            graph,
+            on,
+            case.method,
+            run_method(graph, on, case.method, search_settings),
+            search_settings,
         )
-    space = PlanSpace(graph, on, asked)
+    space = PlanSpace(graph, on, search_settings)
     result = flexflow(
-        graph, on, asked, {"random": random_start(space, case.ranks)}, random_too=False
+        graph, on, search_settings, {"random": random_start(space, case.ranks)}, random_too=False
     )
-    return planning.build_plan(graph, on, "flexflow", result, asked)
+    return planning.build_plan(graph, on, "flexflow", result, search_settings)
 
 
 def _start(size: int, planned: Sequence[tuple[Case, Plan]]) -> Iterator[Outcome]:
@@ -158,7 +164,7 @@ def _rank(
     number: int, size: int, store: str, planned: Sequence[tuple[Case, Plan]], pipe: Connection
 ) -> None:
     torch.set_num_threads(1)
-    limit = timedelta(seconds=PATIENCE)
+    limit = timedelta(seconds=TIMEOUT)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=number, world_size=size, timeout=limit
     )
@@ -176,7 +182,7 @@ def verify(task: Task, plan: Plan) -> None:
     """Trains as this rank; rank 0 raises where it is not the plain module's training."""
     trainer = parallelize(
         task.model, plan, task.optimizer, loss=task.loss, graph=task.graph, device="cpu",
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )  # fmt: skip
     try:
         gradients = _record_gradients(trainer)
@@ -199,8 +205,10 @@ def verify(task: Task, plan: Plan) -> None:
             for t, n in sent_bytes.items()
             if n
         }
-        said = {way: STEPS * nbytes for way, nbytes in sent(trainer.program).items()}
-        assert total == said, f"sent {total}, the program says {said}"
+        expected_bytes = {
+            pair: STEPS * nbytes for pair, nbytes in program_bytes(trainer.program).items()
+        }
+        assert total == expected_bytes, f"sent {total}, the program says {expected_bytes}"
 
 
 def _record_gradients(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
@@ -233,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     cases = [
         case
-        for case in (SOME_FOUND if options.found else SOME if options.some else ALL)
+        for case in (SOME_SEARCHED if options.searched else SOME if options.some else ALL)
         if case.ranks in options.ranks
         and case.model in options.models
         and case.method in options.methods
@@ -245,9 +253,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.json:
             continue
         model, method, ranks = outcome.case
-        print(f"{model:18} {method:20} {ranks} ranks  {outcome.word}  {outcome.reason}", flush=True)
-    words = [outcome.word for outcome in outcomes]
-    counts = {word: words.count(word) for word in ("ok", "skipped", "failed")}
+        print(
+            f"{model:18} {method:20} {ranks} ranks  {outcome.status}  {outcome.reason}", flush=True
+        )
+    statuses = [outcome.word for outcome in outcomes]
+    counts = {status: statuses.count(status) for status in ("ok", "skipped", "failed")}
     if options.json:
         print(json.dumps({**counts, "failures": [o for o in outcomes if o.word == "failed"]}))
     else:
@@ -266,7 +276,7 @@ def _options(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--methods", type=names, default=(*BASELINES, *SEARCHES, "wild"))
     parser.add_argument("--sync", default="", help="how copies of a parameter agree")
     parser.add_argument("--some", action="store_true", help="a covering selection")
-    parser.add_argument("--found", action="store_true", help="what the searches find")
+    parser.add_argument("--searched", action="store_true", help="what the searches find")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
 

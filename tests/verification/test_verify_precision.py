@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from casting_modules import TYPES, usable_blocks
+from casting_modules import DTYPES, usable_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,7 +74,7 @@ def test_every_type_and_every_way_to_cast_in_one_module(tmp_path: pathlib.Path) 
     # Each type with the last way to cast to it, and each way with its first type.
     some = {name: (way, name) for way, name in USABLE}
     some |= {way: (way, name) for way, name in reversed(USABLE)}
-    assert len({name for _, name in USABLE}) > len(TYPES) / 2
+    assert len({name for _, name in USABLE}) > len(DTYPES) / 2
     result = verify(planned(tmp_path, casting([*some.values()])), threads=True, steps=1)
     assert wrong(result) == []
     assert result["casts"]["bfloat16"] > 1

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_plans import Piped, pipeline
+from pipeline_plans import PipelineTask, pipeline
 from pipeline_reference import ideals
 from torch import Tensor, nn
 
@@ -157,7 +157,7 @@ def test_every_convex_cut_of_a_random_graph_trains_as_the_module(
     model = Random(recipe)
     if not any(True for _ in model.parameters()):
         return
-    piped = Piped(model, INPUTS, steps=2)
+    piped = PipelineTask(model, INPUTS, steps=2)
     layer_graph = build_layer_graph(piped.graph)
     assert is_acyclic(layer_graph)
     every = ideals(layer_graph.successors)[1:-1][:24]
