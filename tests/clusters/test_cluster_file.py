@@ -20,14 +20,14 @@ network: {bandwidth: 12.5e9, latency: 5e-6}
 """
 
 
-def written(folder: Path, text: str | bytes) -> str:
+def write_file(folder: Path, text: str | bytes) -> str:
     file = folder / "mine.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     return str(file)
 
 
 def test_the_form_in_full(tmp_path: Path) -> None:
-    c = cluster(written(tmp_path, GOOD))
+    c = cluster(write_file(tmp_path, GOOD))
     assert (c.name, c.nodes, len(c.devices)) == ("mine", 2, 4)
     assert (c.devices[0].memory, c.devices[0].peak("float32")) == (16 * 2**30, 15e12)
     assert c.node_links == (Link(25e9, 5e-6),) * 2
@@ -43,7 +43,7 @@ def documented() -> list[str]:
 
 
 def test_the_documented_examples(tmp_path: Path) -> None:
-    least, full = (cluster(written(tmp_path, text)) for text in documented())
+    least, full = (cluster(write_file(tmp_path, text)) for text in documented())
     assert (least.name, len(least.devices), least.nodes) == ("mine", 4, 2)
     assert [device.kind for device in full.devices] == ["gpu", "gpu", "cpu"] * 2 + ["cpu"]
     assert full.route(0, 6).bandwidth == 1.25e9  # the last node's own network
@@ -61,9 +61,9 @@ def test_round_trip(spec: str, tmp_path: Path) -> None:
     assert cluster(file) == c
 
 
-def test_what_communication_takes_from_a_device(tmp_path: Path) -> None:
+def test_host_overhead(tmp_path: Path) -> None:
     text = GOOD.replace("900e9}", "900e9, host_overhead: {sum: 1 ms, byte: 0.2 ns}}")
-    c = cluster(written(tmp_path, text))
+    c = cluster(write_file(tmp_path, text))
     assert c.devices[0].host_overhead == {"message": 0, "slice": 0, "byte": 2e-10, "sum": 1e-3}
     assert Cluster.from_dict(c.to_dict()) == c
     assert Cluster.from_dict(c.to_dict()).devices[0].host_overhead == c.devices[0].host_overhead
@@ -78,7 +78,7 @@ def test_anchors_and_merge_keys(tmp_path: Path) -> None:
     text = text.replace(
         "network:", "  - {devices: [gpu, gpu], link: {<<: *wire, latency: 1 ms}}\nnetwork:"
     )
-    c = cluster(written(tmp_path, text))
+    c = cluster(write_file(tmp_path, text))
     assert c.node_links[2] == Link(25e9, 1e-3)
 
 
@@ -159,7 +159,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("old", "new", "sentence"), MISTAKES)
 def test_mistakes(old: str, new: str, sentence: str, tmp_path: Path) -> None:
     assert old in GOOD
-    file = written(tmp_path, GOOD.replace(old, new))
+    file = write_file(tmp_path, GOOD.replace(old, new))
     with pytest.raises(InputError) as caught:
         cluster(file)
     text = str(caught.value)
@@ -172,7 +172,7 @@ def test_mistakes(old: str, new: str, sentence: str, tmp_path: Path) -> None:
 def test_nodes_that_are_no_list(tmp_path: Path) -> None:
     text = GOOD.replace("nodes:\n  - {", "nodes: {").replace("shared: false}}", "shared: false}}")
     with pytest.raises(InputError, match=r"nodes is .*: list at least one node"):
-        cluster(written(tmp_path, text))
+        cluster(write_file(tmp_path, text))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Is a directory"):
         cluster(str(tmp_path))
     with pytest.raises(InputError, match="it is no text in UTF-8"):
-        cluster(written(tmp_path, b"\xff\xfe\xfa"))
+        cluster(write_file(tmp_path, b"\xff\xfe\xfa"))
     with pytest.raises(InputError, match=r"cannot be read \(embedded null byte\)"):
         cluster("no\0where.yaml")
     with pytest.raises(InputError, match="cannot be written"):

@@ -28,11 +28,11 @@ nodes = st.tuples(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4), link
 clusters = st.builds(build_cluster, st.just("drawn"), st.lists(nodes, min_size=1, max_size=4))
 
 
-def held(c: Cluster, source: int, target: int) -> set[str]:
+def held_links(c: Cluster, source: int, target: int) -> set[str]:
     return {c.links[resource] for resource in c.route(source, target).resources}
 
 
-def expected(c: Cluster, source: int, target: int) -> set[str]:
+def expected_links(c: Cluster, source: int, target: int) -> set[str]:
     """The names that the module's table promises, written out case by case."""
     a, b = c.devices[source].node, c.devices[target].node
     i, j = source - c.members(a)[0], target - c.members(b)[0]
@@ -61,7 +61,7 @@ def test_routes(c: Cluster) -> None:
     used = set()
     for source, target in permutations(range(len(c.devices)), 2):
         there, back = c.route(source, target), c.route(target, source)
-        assert held(c, source, target) == expected(c, source, target)
+        assert held_links(c, source, target) == expected_links(c, source, target)
         assert len(there.resources) == len(set(there.resources)) <= 2
         assert (there.latency, there.bandwidth) == (back.latency, back.bandwidth)
         used |= set(there.resources)
@@ -73,7 +73,7 @@ def test_routes(c: Cluster) -> None:
 def test_disjoint_pairs_share_a_link_only_where_it_is_shared(c: Cluster) -> None:
     devices = range(min(6, len(c.devices)))
     for s, t, u, v in permutations(devices, 4):
-        common = held(c, s, t) & held(c, u, v)
+        common = held_links(c, s, t) & held_links(c, u, v)
         assert all("bus" in name or ("nic" in name and "device" not in name) for name in common)
 
 
@@ -83,7 +83,7 @@ def test_duplex_links_carry_both_ways_at_once(c: Cluster) -> None:
     duplex &= all(network is None or network.duplex for network in c.node_networks)
     for s, t in permutations(range(len(c.devices)), 2):
         if duplex:
-            assert not held(c, s, t) & held(c, t, s)
+            assert not held_links(c, s, t) & held_links(c, t, s)
 
 
 @given(clusters)

@@ -28,14 +28,14 @@ from raddle.searches.starts import random_start
 DEVICE: Device = cluster("p100:1x1").devices[0]
 
 
-def compute(graph: Graph, profile: Profile | None = None, bn: str = "global") -> ComputeCosts:
+def make_costs(graph: Graph, profile: Profile | None = None, bn: str = "global") -> ComputeCosts:
     return ComputeCosts(graph, active_values(graph), profile, bn=bn)
 
 
-def measured(graph: Graph, boxes: list[tuple[Op, Box]]) -> Profile:
-    plain = compute(graph)
-    wanted = {op.name: plain.grad_operands[op.name, "B"] for op in graph.ops}
-    return measure(graph, boxes, wanted, DEVICE.kind, repeats=1)
+def measure_boxes(graph: Graph, boxes: list[tuple[Op, Box]]) -> Profile:
+    costs = make_costs(graph)
+    grad_operands = {op.name: costs.grad_operands[op.name, "B"] for op in graph.ops}
+    return measure(graph, boxes, grad_operands, DEVICE.kind, repeats=1)
 
 
 def half(op: Op, letter: str) -> Box:
@@ -45,16 +45,18 @@ def half(op: Op, letter: str) -> Box:
 @pytest.mark.parametrize(
     ("model", "kind"), [("resnet110-tiny", "batch_norm"), ("gpt-tiny", "layer_norm")]
 )
-def test_the_call_counts_in_place_of_what_it_stands_for(model: str, kind: str) -> None:
+def test_the_native_call_counts_in_place_of_its_operators(model: str, kind: str) -> None:
     graph = small(model)[1]
     native = next(n for n in find_native_calls(graph).values() if n.fused.kind == kind)
     ops = [native.ops[0], native.main]
-    profile = measured(graph, [(op, op.space.full) for op in ops])
+    profile = measure_boxes(graph, [(op, op.space.full) for op in ops])
     assert sum(NATIVE_CALL in key for key in profile.seconds) == 2  # forward and backward
-    costs = compute(graph, profile)
+    costs = make_costs(graph, profile)
     for phase in "FB":
-        wanted = costs.grad_operands.get((native.main.name, phase))
-        call = profile.find_native_call(native, native.main.space.full, phase, wanted, DEVICE.kind)
+        grad_operands = costs.grad_operands.get((native.main.name, phase))
+        call = profile.find_native_call(
+            native, native.main.space.full, phase, grad_operands, DEVICE.kind
+        )
         assert call is not None
         assert call > 0
         assert [costs.seconds(op, op.space.full, phase, DEVICE) for op in ops] == [0.0, call]
@@ -66,11 +68,11 @@ def test_a_backward_in_two_parts_takes_as_long_as_one() -> None:
     convolution = next(
         op
         for op in graph.ops
-        if op.kind == "conv2d" and len(compute(graph).all_grad_operands[op.name]) == 2
+        if op.kind == "conv2d" and len(make_costs(graph).all_grad_operands[op.name]) == 2
     )
     ops = [convolution, native.ops[0], native.main]
-    profile = measured(graph, [(op, op.space.full) for op in ops])
-    one = compute(graph, profile)
+    profile = measure_boxes(graph, [(op, op.space.full) for op in ops])
+    one = make_costs(graph, profile)
     two = ComputeCosts(graph, active_values(graph), profile, split_backward=True)
     for op in ops:
         parts = [
@@ -86,8 +88,8 @@ def test_a_part_of_the_samples_is_whole_where_statistics_are_local() -> None:
     graph = small("resnet110-tiny")[1]
     native = next(n for n in find_native_calls(graph).values() if n.fused.kind == "batch_norm")
     moments, main = native.ops[0], native.main
-    profile = measured(graph, [(op, half(op, "n")) for op in (moments, main)])
-    apart, local = compute(graph, profile), compute(graph, profile, bn="local")
+    profile = measure_boxes(graph, [(op, half(op, "n")) for op in (moments, main)])
+    apart, local = make_costs(graph, profile), make_costs(graph, profile, bn="local")
     assert apart.seconds(moments, half(moments, "n"), "F", DEVICE) > 0
     assert local.seconds(moments, half(moments, "n"), "F", DEVICE) == 0
     assert local.seconds(main, half(main, "n"), "F", DEVICE) > 0
@@ -98,7 +100,7 @@ def test_statistics_of_one_number_are_not_measured() -> None:
     native = next(n for n in find_native_calls(graph).values() if n.fused.kind == "batch_norm")
     main = native.main
     one = Box.full([d.size if d.name == "c" else 1 for d in main.space.dims])
-    assert not any(NATIVE_CALL in key for key in measured(graph, [(main, one)]).seconds)
+    assert not any(NATIVE_CALL in key for key in measure_boxes(graph, [(main, one)]).seconds)
 
 
 def test_channels_may_be_split() -> None:
@@ -120,11 +122,11 @@ def test_a_recurrent_layer_counts_as_one_call_and_its_operators_have_parts_of_it
     graph = small("rnnlm-tiny")[1]
     native = next(n for n in find_native_calls(graph).values() if n.fused.kind == "lstm")
     for tile in (native.main.space.full, half(native.main, "n")):
-        profile = measured(graph, [(native.main, tile)])
-        costs = compute(graph, profile)
+        profile = measure_boxes(graph, [(native.main, tile)])
+        costs = make_costs(graph, profile)
         for phase in "FB":
-            wanted = costs.grad_operands.get((native.main.name, phase))
-            call = profile.find_native_call(native, tile, phase, wanted, DEVICE.kind)
+            grad_operands = costs.grad_operands.get((native.main.name, phase))
+            call = profile.find_native_call(native, tile, phase, grad_operands, DEVICE.kind)
             parts = [
                 costs.seconds(op, native.op_tile(op, tile), phase, DEVICE) for op in native.ops
             ]
@@ -133,16 +135,16 @@ def test_a_recurrent_layer_counts_as_one_call_and_its_operators_have_parts_of_it
 
 
 def test_recurrences_of_other_lengths_are_other_calls() -> None:
-    def content(steps: int) -> str:
+    def fingerprint(steps: int) -> str:
         x = torch.zeros(2, steps, 4)
         lstm = torch.nn.LSTM(4, 4, batch_first=True)
         graph = capture(lstm, (x,), loss=lambda out: out[0].sum())
         return next(iter(find_native_calls(graph).values())).fingerprint
 
-    assert content(3) == content(3) != content(4)
+    assert fingerprint(3) == fingerprint(3) != fingerprint(4)
 
 
-def planned(graph: Graph, method: str, bn: str) -> Plan:
+def make_plan(graph: Graph, method: str, bn: str) -> Plan:
     """`random`: groups of operators are split in ways of their own, as FlexFlow's search does."""
     on = cluster("local:4")
     if method == "split backward":
@@ -159,24 +161,24 @@ def planned(graph: Graph, method: str, bn: str) -> Plan:
 @pytest.mark.parametrize("model", ["resnet110-tiny", "gpt-tiny", "unet-tiny", "rnnlm-tiny"])
 def test_what_is_counted_as_one_call_runs_as_one(model: str, method: str, bn: str) -> None:
     graph = small(model)[1]
-    plan = planned(graph, method, bn)
+    plan = make_plan(graph, method, bn)
     program = lower(graph, plan)
     variant = program.variants[0]
-    natives = find_native_calls(graph)
-    alike = ComputeCosts(
+    native_calls = find_native_calls(graph)
+    applicable = ComputeCosts(
         graph, active_values(graph), Profile(), split_backward=plan.split_backward, bn=bn,
         native_calls=applicable_native_calls(graph, plan.tiles),
     ).native_calls  # fmt: skip
     for device in range(4):
         ops = [op for op in graph.ops if device in variant.tiles[op.name].devices]
         device_segments = segments(program, device)
-        natives_here = [
+        calls_by_segment = [
             native_calls_in_segment(variant, device, segment) for segment in device_segments
         ]
-        together = {name for calls in natives_here for name in calls.replaced}
+        together = {name for calls in calls_by_segment for name in calls.replaced}
         for op in ops:
-            if op.name in natives:
+            if op.name in native_calls:
                 boxes = [t.box for t in variant.tiles[op.name].tiles if t.device == device]
-                whole = all(natives[op.name].is_whole(op, box, bn) for box in boxes)
-                counted = op.name in alike and whole
+                whole = all(native_calls[op.name].is_whole(op, box, bn) for box in boxes)
+                counted = op.name in applicable and whole
                 assert counted == (op.name in together), (device, op.name, boxes)

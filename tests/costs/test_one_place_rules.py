@@ -10,14 +10,14 @@ import pytest
 
 HERE = Path(__file__).parent
 FOLDERS = [str(HERE.parent / "program"), str(HERE.parents[1] / "src")]
-ALSO = {  # what else a rule changes
+SEARCH_RESULTS = {  # what else a rule changes
     "roofline": "optcnn compute",
     "all-reduce": "optcnn sync",
 }
 
 
 @pytest.fixture(scope="module")
-def figures() -> dict[str, dict[str, float]]:
+def results() -> dict[str, dict[str, float]]:
     env = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(FOLDERS)}
     command = [sys.executable, str(HERE / "mutating.py")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -38,5 +38,5 @@ def test_changed_in_one_place_a_rule_changes_everywhere(
     before, after = figures[""], figures[rule]
     assert before["simulation"] == before["fast"]
     assert after["simulation"] == after["fast"]
-    for what in ("simulation", *([ALSO[rule]] if rule in ALSO else [])):
+    for what in ("simulation", *([SEARCH_RESULTS[rule]] if rule in SEARCH_RESULTS else [])):
         assert after[what] != before[what], what

@@ -22,7 +22,7 @@ def tiny() -> Graph:
     return capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
 
 
-def test_measured_and_kept(tmp_path: pathlib.Path) -> None:
+def test_measured_and_saved(tmp_path: pathlib.Path) -> None:
     graph, pair = tiny(), cluster("local:2")
     profile = profile_methods(graph, pair, methods=["data", "model"])
     assert profile.seconds

@@ -69,14 +69,14 @@ def runs(timeline: Timeline, op: str, phase: str = "F") -> dict[int, tuple[int, 
     return spans(timeline, lambda i: isinstance(i, Run) and (i.op, i.phase) == (op, phase))
 
 
-def message(timeline: Timeline, value: str, what: str = "activation") -> tuple[int, int]:
-    times = spans(timeline, lambda i: isinstance(i, Move) and (i.value, i.kind) == (value, what))
+def message(timeline: Timeline, value: str, kind: str = "activation") -> tuple[int, int]:
+    times = spans(timeline, lambda i: isinstance(i, Move) and (i.value, i.kind) == (value, kind))
     assert len(times) == 1
     return next(iter(times.values()))
 
 
-def spans(timeline: Timeline, pick: Callable[[Any], bool]) -> dict[int, tuple[int, int]]:
-    number = next(n for n, i in enumerate(timeline.program.instructions) if pick(i))
+def spans(timeline: Timeline, is_chosen: Callable[[Any], bool]) -> dict[int, tuple[int, int]]:
+    number = next(n for n, i in enumerate(timeline.program.instructions) if is_chosen(i))
     chosen = (timeline.tasks.instruction == number) & (timeline.tasks.first_resource >= 0)
     return {
         int(timeline.tasks.device[t]): (int(timeline.start[t]), int(timeline.end[t]))
@@ -146,7 +146,7 @@ def test_computing_overlaps_communication() -> None:
     assert runs(timeline, "relu") == {1: (11064, 12064)}
 
 
-def test_a_device_that_handles_messages_sends_between_what_it_computes() -> None:
+def test_a_device_with_host_overhead_sends_between_its_computations() -> None:
     graph = pair(lambda a, b: a + b)
     program = lower(graph, make_plan(graph, {"add": "@1"}, 2))
     timeline = simulate(program, toy(1000, 1000, host_overhead={"message": 200, "byte": 0.5}))
@@ -164,7 +164,7 @@ def test_a_device_that_handles_messages_sends_between_what_it_computes() -> None
     assert runs(timeline, "add") == {1: (21360, 22360 + 2 * 232)}
 
 
-def test_a_sum_takes_time_from_those_that_take_part() -> None:
+def test_an_all_reduce_takes_host_overhead_from_its_members() -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
     program = lower(mlp(), make_plan(mlp(), tiles, 2, bucket=10**9))
     plain, taking = (
@@ -181,7 +181,7 @@ def test_a_sum_takes_time_from_those_that_take_part() -> None:
 
 
 @pytest.mark.parametrize("sync", ["ps:slice=4", "p3:slice=4"])
-def test_slices_are_handled_beside_what_is_computed(sync: str) -> None:
+def test_host_overhead_of_slices_takes_device_time(sync: str) -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
     program = lower(mlp(), make_plan(mlp(), tiles, 2, sync=sync))
     moves = [i for i in program.instructions if isinstance(i, Move) and i.kind == "push"]

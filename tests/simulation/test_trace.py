@@ -23,7 +23,9 @@ from raddle.simulation.trace import write_trace
 Event = dict[str, Any]
 
 
-def traced(path: Path, machine: str = "p100:2x2", **more: Any) -> tuple[Timeline, list[Event]]:
+def write_and_read_trace(
+    path: Path, machine: str = "p100:2x2", **more: Any
+) -> tuple[Timeline, list[Event]]:
     graph = small("lenet-tiny")[1]
     plan = random_plan(graph, 4, 3, steps=2, microbatches=2, **more)
     timeline = simulate(lower(graph, plan), cluster(machine))
@@ -32,21 +34,21 @@ def traced(path: Path, machine: str = "p100:2x2", **more: Any) -> tuple[Timeline
     return timeline, json.loads(text)["traceEvents"]
 
 
-def of(events: list[Event], ph: str) -> list[Event]:
+def with_phase(events: list[Event], ph: str) -> list[Event]:
     return [e for e in events if e["ph"] == ph]
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
 def test_is_written_as_the_path_says(name: str, tmp_path: Path) -> None:
-    _, events = traced(tmp_path / name)
+    _, events = write_and_read_trace(tmp_path / name)
     assert {e["ph"] for e in events} == set("MXsfC")
 
 
 @pytest.mark.parametrize("sync", SYNCS)
 @pytest.mark.parametrize("machine", ["p100:2x2", "k80:1x4"])  # ports and NICs; one bus
-def test_slices(sync: str, machine: str, tmp_path: Path) -> None:
-    timeline, events = traced(tmp_path / "t.json", machine, sync=sync)
-    tasks, slices = timeline.tasks, of(events, "X")
+def test_task_events(sync: str, machine: str, tmp_path: Path) -> None:
+    timeline, events = write_and_read_trace(tmp_path / "t.json", machine, sync=sync)
+    tasks, slices = timeline.tasks, with_phase(events, "X")
     assert len(slices) == np.sum(tasks.first_resource >= 0) + np.sum(tasks.second_resource >= 0)
     assert sum(e["pid"] < 4 for e in slices) == np.sum(
         (tasks.first_resource >= 0) & (tasks.first_resource < 4)
@@ -57,7 +59,7 @@ def test_slices(sync: str, machine: str, tmp_path: Path) -> None:
         lanes.setdefault((e["pid"], e["tid"]), []).append(e)
         assert e["dur"] > 0
         assert e["args"].keys() == {"phase", "step", "micro-batch", "bytes"}
-    named = {(e["pid"], e["tid"]) for e in of(events, "M") if e["name"] == "thread_name"}
+    named = {(e["pid"], e["tid"]) for e in with_phase(events, "M") if e["name"] == "thread_name"}
     assert lanes.keys() <= named
     for lane in lanes.values():
         lane.sort(key=lambda e: e["ts"])
@@ -66,21 +68,25 @@ def test_slices(sync: str, machine: str, tmp_path: Path) -> None:
 
 
 def test_names(tmp_path: Path) -> None:
-    timeline, events = traced(tmp_path / "t.json")
-    processes = [e["args"]["name"] for e in of(events, "M") if e["name"] == "process_name"]
+    timeline, events = write_and_read_trace(tmp_path / "t.json")
+    processes = [e["args"]["name"] for e in with_phase(events, "M") if e["name"] == "process_name"]
     assert processes == [*(f"device {d} (p100)" for d in range(4)), "links"]
-    lanes = [e["args"]["name"] for e in of(events, "M") if e["pid"] == 4][1:]
+    lanes = [e["args"]["name"] for e in with_phase(events, "M") if e["pid"] == 4][1:]
     assert tuple(lanes) == timeline.cluster.links
 
 
 def test_arrows(tmp_path: Path) -> None:
-    timeline, events = traced(tmp_path / "t.json")
+    timeline, events = write_and_read_trace(tmp_path / "t.json")
     moves = [i for i in timeline.program.instructions if isinstance(i, Move)]
-    tails = {e["id"]: e for e in of(events, "s")}
-    heads = {e["id"]: e for e in of(events, "f")}
-    assert len(of(events, "s")) == len(of(events, "f")) == sum(len(i.messages) for i in moves)
+    tails = {e["id"]: e for e in with_phase(events, "s")}
+    heads = {e["id"]: e for e in with_phase(events, "f")}
+    assert (
+        len(with_phase(events, "s"))
+        == len(with_phase(events, "f"))
+        == sum(len(i.messages) for i in moves)
+    )
     assert tails.keys() == heads.keys()
-    slices = of(events, "X")
+    slices = with_phase(events, "X")
     for number, tail in tails.items():
         head = heads[number]
         assert tail["ts"] <= head["ts"]
@@ -95,9 +101,9 @@ def test_arrows(tmp_path: Path) -> None:
 
 
 def test_memory(tmp_path: Path) -> None:
-    timeline, events = traced(tmp_path / "t.json")
+    timeline, events = write_and_read_trace(tmp_path / "t.json")
     for d in range(4):
-        counters = [e for e in of(events, "C") if e["pid"] == d]
+        counters = [e for e in with_phase(events, "C") if e["pid"] == d]
         times, nbytes = memory_curve(timeline, d)
         assert [e["args"]["bytes"] for e in counters] == nbytes.tolist()
         assert [e["ts"] for e in counters] == pytest.approx(times / 1000)

@@ -47,11 +47,11 @@ plans = given(
 )
 
 
-def simulated(graph: Graph, plan: Plan, machine: str) -> int:
+def simulated_nanoseconds(graph: Graph, plan: Plan, machine: str) -> int:
     return int(simulate(lower(graph, plan), cluster_named(machine)).end.max())
 
 
-def drawn(graph: Graph, seed: int, **more: Any) -> Plan:
+def draw_plan(graph: Graph, seed: int, **more: Any) -> Plan:
     """A random plan with nothing that is an option, unless it is given."""
     nothing: dict[str, Any] = {"split_backward": False, "recompute": (), "sums": {}}
     return random_plan(graph, 4, seed, **(nothing | more))
@@ -70,11 +70,11 @@ def test_a_step_takes_as_long_as_in_the_simulation(
     of: tuple[str, str], machine: str, seed: int, sync: str, bn: str, optimizer: str, batch: int
 ) -> None:
     graph = small(of[0], getattr(torch, of[1]))[1]
-    plan = drawn(graph, seed, bn="global", sync=sync, optimizer=optimizer, batch=batch)
+    plan = draw_plan(graph, seed, bn="global", sync=sync, optimizer=optimizer, batch=batch)
     plan = replace(plan, bn=bn, order=())
     assert unsupported(plan) is None
     try:
-        expected = simulated(graph, plan, machine)
+        expected = simulated_nanoseconds(graph, plan, machine)
     except InputError:
         with pytest.raises(InputError):
             Evaluator(graph, cluster_named(machine), plan)
@@ -101,7 +101,7 @@ def test_options_are_timed_or_refused(
     stages = cut_stages(graph, cuts) if cuts else ()
     plan = replace(plan, stages=stages, schedule=schedule)
     if unsupported(plan) is None:
-        assert Evaluator(graph, cluster_named("local:4"), plan).time() == simulated(
+        assert Evaluator(graph, cluster_named("local:4"), plan).time() == simulated_nanoseconds(
             graph, plan, "local:4"
         )
         return
@@ -148,26 +148,28 @@ def made_up_profile(
 ) -> Profile:
     """Seconds of some tiles, of operators and of native calls."""
     rng = random.Random(seed)
-    compute = ComputeCosts(graph, active_values(graph))
-    natives = find_native_calls(graph)
+    costs = ComputeCosts(graph, active_values(graph))
+    native_calls = find_native_calls(graph)
     seconds: dict[str, float] = {}
     for op in graph.ops:
         for box in plan.tiles[op.name].boxes:
-            for phase, wanted in (("F", None), ("B", compute.grad_operands[op.name, "B"])):
-                names = [profile_key(op, box, phase, wanted, kind)]
-                if op.name in natives and op is natives[op.name].main:
-                    names.append(native_call_key(natives[op.name], box, phase, wanted, kind))
+            for phase, grad_operands in (("F", None), ("B", costs.grad_operands[op.name, "B"])):
+                names = [profile_key(op, box, phase, grad_operands, kind)]
+                if op.name in native_calls and op is native_calls[op.name].main:
+                    names.append(
+                        native_call_key(native_calls[op.name], box, phase, grad_operands, kind)
+                    )
                 seconds |= {name: rng.random() * 1e-3 for name in names if rng.random() < fraction}
     return Profile(seconds)
 
 
 @settings(max_examples=10)
 @plans
-def test_it_does_with_measured_operators_and_native_calls(
+def test_a_step_takes_as_long_with_measured_operators_and_native_calls(
     model: str, machine: str, seed: int, bn: str, sync: str
 ) -> None:
     graph = small(model)[1]
-    plan, on = drawn(graph, seed, bn="global", sync=sync), cluster_named(machine)
+    plan, on = draw_plan(graph, seed, bn="global", sync=sync), cluster_named(machine)
     plan = replace(plan, bn=bn, order=())
     profile = made_up_profile(graph, plan, on.devices[0].kind, seed)
     try:
@@ -183,7 +185,7 @@ def test_moves_and_limits_change_no_time_and_no_decision(
     model: str, machine: str, seed: int, bn: str, sync: str
 ) -> None:
     graph = small(model)[1]
-    plan = drawn(graph, seed, bn="global", sync=sync)
+    plan = draw_plan(graph, seed, bn="global", sync=sync)
     plan = replace(plan, order=())
     evaluator = Evaluator(graph, cluster_named(machine), plan)
     rng = random.Random(seed)
@@ -205,7 +207,7 @@ def test_moves_and_limits_change_no_time_and_no_decision(
             evaluator.restore(undo)
             assert evaluator.time() == now
     fresh = Plan(tiles, 4, bn="global", sync=sync, bucket=plan.bucket)
-    assert evaluator.time() == simulated(graph, fresh, machine)
+    assert evaluator.time() == simulated_nanoseconds(graph, fresh, machine)
 
 
 @pytest.mark.parametrize("model", ["nmt-tiny", "rnnlm-tiny", "resnet110-tiny", "gpt-tiny"])
@@ -216,11 +218,11 @@ def test_composites_fall_apart_and_come_together(model: str) -> None:
     start: dict[str, Tiling] = dict(plan.tiles)
     profile = made_up_profile(graph, plan, on.devices[0].kind, 1, fraction=1.0)
     evaluator = Evaluator(graph, on, plan, profile)
-    natives, rng = find_native_calls(graph), random.Random(2)
+    native_calls, rng = find_native_calls(graph), random.Random(2)
     first = evaluator.time()
     assert all(evaluator.composites.fused)
-    for name in rng.sample(sorted(natives), 5):
-        ops = {name, *natives[name].neighbours[:1]}
+    for name in rng.sample(sorted(native_calls), 5):
+        ops = {name, *native_calls[name].neighbours[:1]}
         moved = {i: whole_tiling(graph.op(i).space.full.shape, [rng.randrange(4)]) for i in ops}
         undo = evaluator.move(moved)
         assert not all(evaluator.composites.fused)
@@ -236,7 +238,7 @@ def test_composites_fall_apart_and_come_together(model: str) -> None:
 @pytest.mark.slow
 def test_forgetting_what_is_old_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = small(MODELS[0])[1]
-    evaluator = Evaluator(graph, cluster_named(MACHINES[0]), drawn(graph, 3, bn="global"))
+    evaluator = Evaluator(graph, cluster_named(MACHINES[0]), draw_plan(graph, 3, bn="global"))
     before = evaluator.time()
     monkeypatch.setattr("raddle.simulation.fast.evaluator.MAX_STORE_BYTES", 0)
     evaluator.move({})

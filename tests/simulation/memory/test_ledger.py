@@ -45,7 +45,7 @@ def test_spans_and_flights_are_those_of_the_tasks() -> None:
     assert times.last_departure(move.value, move.kind)[0] == flight.end[0]
 
 
-def test_a_library_is_there_beside_the_states() -> None:
+def test_a_library_workspace_adds_to_the_states() -> None:
     result = timeline()
     states, persistent = (
         state_bytes(result.program), persistent_bytes(result.program, result.cluster)

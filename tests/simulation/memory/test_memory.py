@@ -108,9 +108,9 @@ def test_parameters_by_hand(optimizer: str, state: int, sync: str) -> None:
     if sync == "sharded:parameters":  # rows that are not one's own, and gradients, come and go
         assert last == [116 * (1 + state)] * 2
         return
-    kept = first.get(sync, 120)  # bytes of what is updated on device 0
-    other = 232 if sync in everywhere else 232 - kept
-    assert last == [2 * 232 + state * kept, 2 * 232 + state * other]
+    updated_bytes = first.get(sync, 120)  # bytes of what is updated on device 0
+    other = 232 if sync in everywhere else 232 - updated_bytes
+    assert last == [2 * 232 + state * updated_bytes, 2 * 232 + state * other]
 
 
 class Convolved(nn.Module):
@@ -144,7 +144,7 @@ def test_workspaces_by_hand() -> None:
     }  # fmt: skip
 
 
-def test_a_stage_keeps_what_its_backward_starts_with() -> None:
+def test_a_stage_holds_the_gradient_that_it_receives_until_its_backward_ends() -> None:
     """The gradient that a stage receives stays until the stage is done, not only its last operator."""
     tiles = {"fc2": "@1", "sum": "@1"}
     plan = make_plan(mlp(), tiles, 2)
@@ -205,10 +205,10 @@ class Replay:
 
     def _times(self) -> None:
         tasks = self.timeline.tasks
-        self.of: dict[int, list[int]] = {}  # by instruction, its tasks
+        self.tasks_of: dict[int, list[int]] = {}  # by instruction, its tasks
         for task, number in enumerate(tasks.instruction):
-            self.of.setdefault(int(number), []).append(task)
-        of = self.of
+            self.tasks_of.setdefault(int(number), []).append(task)
+        of = self.tasks_of
         self.waiting: dict[int, list[tuple[int, Run]]] = {}  # by instruction, runs that wait for it
         for number, i in enumerate(self.program.instructions):
             for dep in i.deps if isinstance(i, Run) else ():
@@ -252,7 +252,7 @@ class Replay:
     def backward_end(self, key: Any, op: str, device: int) -> int:
         return max(self.runs.get((key, op, phase, device), (-1, -1))[1] for phase in "BW")
 
-    def inside(self, value: str, reader: Op, device: int) -> bool:
+    def recomputed_together(self, value: str, reader: Op, device: int) -> bool:
         """Whether a value and what reads it are computed again in one segment of the device."""
         again = {name for block in self.plan.recompute for name in block}
         if self.graph.values[value].role != "op":
@@ -290,7 +290,7 @@ class Replay:
                 continue
             if copy == 1:
                 ends.append(self.runs[key, op.name, "F", device][1])
-            if self.inside(value, op, device) == (copy == 2):
+            if self.recomputed_together(value, op, device) == (copy == 2):
                 ends.append(self.runs.get((key, op.name, "R", device), (-1, -1))[1])
                 if value in saved_for_backward(self.program.graph, self.program.active, op).inputs:
                     ends.append(self.backward_end(key, op.name, device))
@@ -298,7 +298,7 @@ class Replay:
                 if copy == 1:
                     ends.append(self.last_use(key, op.outputs[0], device))
                 again = (key, op.name, "R", device) in self.runs
-                if again and self.inside(value, op, device) == (copy == 2):
+                if again and self.recomputed_together(value, op, device) == (copy == 2):
                     ends.append(self.last_use(key, op.outputs[0], device, 2))
         return max(ends)
 
@@ -485,7 +485,7 @@ class Replay:
         return [
             (m.source, m.target, message_bytes(self.program, move, m),
              int(self.timeline.start[t]), int(self.timeline.end[t]))
-            for m, t in zip(move.messages, self.of[number], strict=False)
+            for m, t in zip(move.messages, self.tasks_of[number], strict=False)
         ]  # fmt: skip
 
     def always(self, device: int) -> int:
@@ -583,7 +583,7 @@ RULES: dict[str, tuple[Callable[..., Tensor], int]] = {  # and how many operands
 
 
 @pytest.mark.parametrize("label", RULES)
-def test_keeps_what_pytorch_keeps(label: str) -> None:
+def test_saves_what_pytorch_saves(label: str) -> None:
     function, count = RULES[label]
 
     class Model(nn.Module):
@@ -613,7 +613,7 @@ def test_keeps_what_pytorch_keeps(label: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lenet-tiny", "vgg16-tiny", "resnet50-tiny", "gpt-tiny"])
-def test_activations_are_what_pytorch_keeps(name: str) -> None:
+def test_activations_are_what_pytorch_saves(name: str) -> None:
     """Between forward and backward, all that is alive is what autograd has saved."""
     work = zoo.load(name, batch=16, device="cpu")
     model = work.model.train()
