@@ -1,4 +1,7 @@
-"""OptCNN: cost tables against a slow recount, choices against enumeration, and plans against the checks."""
+"""OptCNN: cost tables against a slow recount, choices against enumeration, and plans against the checks.
+
+t_C, t_S and t_X are the times of compute, synchronisation and transfers (searches/optcnn/tables.py).
+"""
 
 from __future__ import annotations
 
@@ -100,6 +103,7 @@ class Recount:
         self.made_by = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
 
     def width(self, name: str) -> int:
+        """Bytes of an element of a value."""
         return self.graph.values[name].dtype.itemsize
 
     def receive_seconds(self, inside: Messages, outside: Messages, *, each: bool) -> float:
@@ -144,6 +148,7 @@ class Recount:
         return slices
 
     def partial(self, op: Op, tiling: Tiling) -> bool:
+        """Whether tiles of an operator are partial sums."""
         return bool(op.space.combine) and any(
             op.space.is_partial(tile.box) for tile in tiling.tiles
         )
@@ -151,7 +156,7 @@ class Recount:
     def transfer_seconds(
         self, producer: Op, output: int, source: Tiling, op: Op, operand: int, target: Tiling
     ) -> float:
-        """t_X of one reader."""
+        """t_X of one operand: `source` tiles the operator that makes it, `target` the one that reads it."""
         held = self.held(producer, output, source)
         name = producer.outputs[output]
         inside: Messages = {}
@@ -203,7 +208,7 @@ class Recount:
         return times * self.receive_seconds(inside, outside, each=True)
 
     def compute_seconds(self, group: Group, configuration: Configuration) -> float:
-        """t_C."""
+        """t_C of a group: compute, merges and transfers inside of the group."""
         tilings = tiles(group, configuration)
         busy = dict.fromkeys(configuration.devices, 0.0)
         communication = 0.0
@@ -245,6 +250,7 @@ class Recount:
         return held
 
     def users(self, name: str, groups: tuple[Group, ...]) -> int:
+        """The number of groups that read a parameter."""
         return sum(any(name in m.op.inputs for m in group.members) for group in groups)
 
     def server_seconds(

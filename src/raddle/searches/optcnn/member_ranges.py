@@ -34,10 +34,12 @@ class MemberRanges:
     """Computes ranges of members; equal inputs give the same object again."""
 
     def __init__(self) -> None:
-        self.whole_ranges: dict[int, Ranges] = {}
-        self.split_ranges: dict[tuple[int, int, int], Ranges] = {}
-        self.operand_cache: dict[Any, Any] = {}
-        self.cache: dict[Hashable, Any] = {}
+        self.whole_ranges: dict[int, Ranges] = {}  # by size
+        self.split_ranges: dict[
+            tuple[int, int, int], Ranges
+        ] = {}  # by id of lattice, axis and size
+        self.operand_cache: dict[Any, Any] = {}  # of ranges.ranges_read
+        self.cache: dict[Hashable, Any] = {}  # of all other results
 
     def cached(self, key: Hashable, make: Callable[..., Any], *inputs: Any) -> Any:
         """make(*inputs), computed once for each key.
