@@ -282,7 +282,9 @@ def build(batch=8):
 """
 
 
-def damaged(folder: pathlib.Path, attribute: str, function: str, *, hurried: bool = False) -> str:
+def write_damaged_plan(
+    folder: pathlib.Path, attribute: str, function: str, *, hurried: bool = False
+) -> str:
     """Write a plan whose model file replaces a function in rank 1 only; return the path of the plan.
 
     hurried: rank 0 waits only one second for others.
@@ -310,7 +312,7 @@ def test_processes_hold(write_plan: Any, monkeypatch: pytest.MonkeyPatch, capsys
 def test_a_process_that_is_wrong(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    path = damaged(tmp_path, "ParameterUpdater.accumulate", "off")
+    path = write_damaged_plan(tmp_path, "ParameterUpdater.accumulate", "off")
     code, out, _ = run(capsys, monkeypatch, path, "--json", "--steps", "1")
     assert code == 1
     wrong = [check["what"] for check in json.loads(out)["checks"] if not check["holds"]]
@@ -323,7 +325,7 @@ def test_a_process_that_is_wrong(
 def test_nothing_is_left_when_it_is_interrupted(
     tmp_path: pathlib.Path, how: signal.Signals
 ) -> None:
-    path = damaged(tmp_path, "Executor.run", "wait")
+    path = write_damaged_plan(tmp_path, "Executor.run", "wait")
     process = subprocess.Popen([sys.executable, "-m", "raddle", "verify", path])
     try:
         wait_until(lambda: len(ranks_of(process.pid)) == 2)
@@ -336,7 +338,7 @@ def test_nothing_is_left_when_it_is_interrupted(
 
 
 def test_ranks_that_wait_for_ever_are_ended(tmp_path: pathlib.Path) -> None:
-    path = damaged(tmp_path, "Executor.run", "wait", hurried=True)
+    path = write_damaged_plan(tmp_path, "Executor.run", "wait", hurried=True)
     result = verify(path, steps=1)
     assert not result["holds"]
     assert "rank 0 has waited" in result["failure"]

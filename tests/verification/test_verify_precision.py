@@ -35,7 +35,7 @@ def off_by_little(self: Any, weights: Any, gradients: Any) -> None:
     accumulate(self, weights, [None if g is None else g * (1 + 1e-6) for g in gradients])
 
 
-def planned(folder: pathlib.Path, text: str, method: str = "data", **more: Any) -> str:
+def write_plan(folder: pathlib.Path, text: str, method: str = "data", **more: Any) -> str:
     """Write a model file with this text, and a plan for it; return the path of the plan."""
     (folder / "mine.py").write_text(text)
     name = f"{folder}/mine.py:build"
@@ -50,7 +50,7 @@ def casting(blocks: list[tuple[str, str]]) -> str:
     return f"import casting_modules\n\ndef build():\n    return casting_modules.build({blocks!r})\n"
 
 
-def wrong(result: dict[str, Any]) -> Any:
+def failed_checks(result: dict[str, Any]) -> Any:
     return result["failure"] or [check for check in result["checks"] if not check["holds"]]
 
 
@@ -61,9 +61,9 @@ def wrong(result: dict[str, Any]) -> Any:
 def test_it_holds_and_can_fail_whatever_the_module_casts_to(
     tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple[str, str]], method: str
 ) -> None:
-    path = planned(tmp_path_factory.mktemp("casts"), casting(blocks), method)
+    path = write_plan(tmp_path_factory.mktemp("casts"), casting(blocks), method)
     result = verify(path, threads=True, steps=1)
-    assert wrong(result) == []
+    assert failed_checks(result) == []
     assert result["tolerance"] == TOLERANCE == 1e-9
     with mock.patch.object(ParameterUpdater, "accumulate", off_by_little):
         result = verify(path, threads=True, steps=1)
@@ -75,8 +75,8 @@ def test_every_type_and_every_way_to_cast_in_one_module(tmp_path: pathlib.Path) 
     some = {name: (way, name) for way, name in USABLE}
     some |= {way: (way, name) for way, name in reversed(USABLE)}
     assert len({name for _, name in USABLE}) > len(DTYPES) / 2
-    result = verify(planned(tmp_path, casting([*some.values()])), threads=True, steps=1)
-    assert wrong(result) == []
+    result = verify(write_plan(tmp_path, casting([*some.values()])), threads=True, steps=1)
+    assert failed_checks(result) == []
     assert result["casts"]["bfloat16"] > 1
     explanation = result["precision"]
     assert explanation.startswith("compared in float64: casts inside the model are neutralised (")
@@ -112,7 +112,7 @@ def test_llama_by_command(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     pytest.importorskip("transformers")
-    path = planned(tmp_path, LLAMA, "model")
+    path = write_plan(tmp_path, LLAMA, "model")
     monkeypatch.setattr(
         sys, "argv", ["raddle", "verify", path, "--threads", "--steps", "1", "--json"]
     )
@@ -120,7 +120,7 @@ def test_llama_by_command(
     with pytest.raises(SystemExit, match="0"):
         cli.main()
     result = json.loads(capsys.readouterr().out)
-    assert wrong(result) == []
+    assert failed_checks(result) == []
     assert result["dtype"] == "float64"
 
 
@@ -143,7 +143,7 @@ def build():
 
 
 def test_code_that_depends_on_the_precision_is_refused_by_name(tmp_path: pathlib.Path) -> None:
-    path = planned(tmp_path, DEPENDS)
+    path = write_plan(tmp_path, DEPENDS)
     with pytest.raises(InputError, match="has other operators in float64 than in float32"):
         load_job(path, dtype="float64", device="meta")  # as `raddle run --dtype float64` does
     with pytest.raises(InputError, match=r"computes 'sin' \(sin\) where it computes 'cos' \(cos\)"):

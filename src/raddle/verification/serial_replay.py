@@ -67,11 +67,12 @@ class _Replayer:
                 step_by_version.setdefault(record.piece, {})
             else:
                 step_by_version.setdefault(record.piece, {})[record.version] = record.step
-        # By piece: the steps in the order of their updates, and the versions so far.
+        # By piece: the steps in the order of their updates.
         self.update_order = {
             piece: [steps_of_piece[v] for v in sorted(steps_of_piece)]
             for piece, steps_of_piece in step_by_version.items()
         }
+        # By piece: all versions so far.
         self.history = {p: [self._initial_value(p)] for p in self.update_order}
         make = optimizer_for(job.plan.optimizer)
         self.weights = {

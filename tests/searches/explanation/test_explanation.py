@@ -67,7 +67,7 @@ def one_step(graph: Graph, plan: Plan, target: Cluster) -> float:
 # -- a whole plan ----------------------------------------------------------------------------------
 
 
-def test_the_numbers_are_those_of_figures_and_details(
+def test_the_numbers_are_those_of_the_prediction_and_its_details(
     graph: Graph, target: Cluster, owt: Plan
 ) -> None:
     explanation = explain_plan(graph, owt, target)

@@ -55,10 +55,12 @@ def test_layers_are_a_graph_without_cycles(name: str) -> None:
     assert sorted(n for names in layer_graph.op_names for n in names) == sorted(
         op.name for op in graph.ops
     )
-    place = {op.name: at for at, op in enumerate(graph.ops)}
-    heads = [min(place[n] for n in layer_ops) for layer_ops in layer_graph.op_names]
+    position = {op.name: at for at, op in enumerate(graph.ops)}
+    first_positions = [min(position[n] for n in layer_ops) for layer_ops in layer_graph.op_names]
     for v, readers in enumerate(layer_graph.successors):
-        assert all(heads[v] < max(place[n] for n in layer_graph.op_names[u]) for u in readers)
+        assert all(
+            first_positions[v] < max(position[n] for n in layer_graph.op_names[u]) for u in readers
+        )
 
 
 def test_it_has_stages_and_says_so() -> None:
@@ -67,9 +69,8 @@ def test_it_has_stages_and_says_so() -> None:
     assert row["schedule"]
     assert plan.batch == 16
     assert timeline.program.graph.batch * plan.microbatches >= 16
-    assert (
-        plan_and_simulate("vgg16-tiny", 16, cluster("p100:1x4")).plan.tiles == plan.tiles
-    )  # deterministic
+    # The search is deterministic.
+    assert plan_and_simulate("vgg16-tiny", 16, cluster("p100:1x4")).plan.tiles == plan.tiles
 
 
 @pytest.mark.parametrize(

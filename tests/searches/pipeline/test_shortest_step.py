@@ -22,7 +22,7 @@ rules = st.fixed_dictionaries(
 )
 
 
-def estimated(
+def estimated_step(
     costs: LayerCosts, device_chain: DeviceChain, partition: StepPartition, rules
 ) -> float:
     chain = [frozenset[int]()]
@@ -42,7 +42,9 @@ def test_no_pipeline_that_fits_has_a_shorter_step(costs, device_chain, rules) ->
         return
     assert partition.exact
     assert partition.seconds == pytest.approx(expected, rel=1e-11)
-    assert estimated(costs, device_chain, partition, rules) == pytest.approx(expected, rel=1e-11)
+    assert estimated_step(costs, device_chain, partition, rules) == pytest.approx(
+        expected, rel=1e-11
+    )
     assert partition_for_step(costs, device_chain, **rules) == partition
 
 
@@ -76,7 +78,7 @@ def test_fewer_ideals_are_no_better_and_it_says_so(
     for partition in filter(None, (some, one_order)):
         assert all_of_them
         assert partition.seconds >= all_of_them.seconds * (1 - 1e-11)
-        assert estimated(costs, device_chain, partition, rules) == pytest.approx(
+        assert estimated_step(costs, device_chain, partition, rules) == pytest.approx(
             partition.seconds, rel=1e-11
         )
         if partition.exact:
@@ -128,7 +130,7 @@ def test_first_stages_recompute_where_memory_is_short() -> None:
     assert all(stage.recompute for stage in always.stages)
 
 
-def test_gpipe_keeps_every_microbatch() -> None:
+def test_gpipe_saves_every_microbatch() -> None:
     costs = chain_of(4, forward=1, backward=2, activation=0, saved=1, parameters=0)
     device_chain = DeviceChain.uniform(2, bandwidth=1.0, capacity=7.0)
     recomputes = {}

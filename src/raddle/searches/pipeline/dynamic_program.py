@@ -212,6 +212,7 @@ def _try_stage(
     """Try the stage from ideal i to ideal j on all its possible devices; updates `least` and `choice`."""
     parameters = sums.parameters[j] - sums.parameters[i]
     state_bytes = rules.state_factor * parameters
+    # The next stage has q - 1 stages left; if there is only q = 0, it stays 0.
     q_step, devices = 1 if len(rules.alive) > 1 else 0, len(placements.kind)
     first_device, last_device = _device_range(sums.work, i, devices, cap)
     next_first, next_last = _device_range(sums.work, j, devices, cap)
