@@ -33,9 +33,9 @@ def results() -> dict[str, dict[str, float]]:
     ],
 )  # fmt: skip
 def test_changed_in_one_place_a_rule_changes_everywhere(
-    rule: str, figures: dict[str, dict[str, float]]
+    rule: str, results: dict[str, dict[str, float]]
 ) -> None:
-    before, after = figures[""], figures[rule]
+    before, after = results[""], results[rule]
     assert before["simulation"] == before["fast"]
     assert after["simulation"] == after["fast"]
     for what in ("simulation", *([SEARCH_RESULTS[rule]] if rule in SEARCH_RESULTS else [])):

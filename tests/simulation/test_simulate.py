@@ -301,7 +301,7 @@ def test_scales_exactly(factor: int, seed: int) -> None:
     assert (cause == timeline.cause).all()
 
 
-class Fixed(NamedTuple):
+class FixedOrder(NamedTuple):
     """A timeline as a graph: what each task waits for, the order on every resource included."""
 
     before: list[list[int]]
@@ -314,7 +314,7 @@ class Fixed(NamedTuple):
         return end
 
 
-def fixed(timeline: Timeline) -> Fixed:
+def fix_order(timeline: Timeline) -> FixedOrder:
     tasks, count = timeline.tasks, len(timeline.start)
     before: list[list[int]] = [[] for _ in range(count)]
     for task in range(count):
@@ -329,7 +329,7 @@ def fixed(timeline: Timeline) -> Fixed:
             before[b].append(int(a))
     # Tasks are numbered so that all that they wait for has smaller numbers; ties in time are of no length.
     order = sorted(range(count), key=lambda t: (timeline.start[t], timeline.end[t], t))
-    return Fixed(before, order)
+    return FixedOrder(before, order)
 
 
 @settings(max_examples=15)
@@ -338,7 +338,7 @@ def test_a_longer_task_never_ends_the_run_earlier(**plan: Any) -> None:
     """With the order on every resource held fixed; with another order it may (Graham's anomalies)."""
     plan["model"] = "lenet-tiny"
     timeline = simulated(**plan)
-    order, duration = fixed(timeline), timeline.tasks.duration
+    order, duration = fix_order(timeline), timeline.tasks.duration
     assert (order.replay(duration) == timeline.end).all()
     rng = np.random.default_rng(plan["seed"])
     for task in rng.integers(0, len(duration), 5):

@@ -190,34 +190,36 @@ class Replay:
         self.alive: list[tuple[int, int, int, int]] = []  # device, bytes, from, until
         self.runs: dict[Any, tuple[int, int]] = {}  # key, operator, phase, device
         self.flights: dict[Any, list[tuple[int, int, int, int, int, Any]]] = {}  # key, value, what
-        self.divided = self.plan.sync == "sharded:parameters"
+        self.is_zero3 = self.plan.sync == "sharded:parameters"
         self._times()
         for key in {i.key for i in self.program.instructions if isinstance(i, Run)}:
             for device in range(self.plan.devices):
                 self._replay(key, device)
-        for (_, _, what), flights in self.flights.items():
-            if what == "pull" and self.divided:
+        for (_, _, kind), flights in self.flights.items():
+            if kind == "pull" and self.is_zero3:
                 continue
-            if what in ("gradient", "partial gradient", "push", "pull"):
+            if kind in ("gradient", "partial gradient", "push", "pull"):
                 self.alive += [(t, n, a, b) for _, t, n, a, b, _ in flights]
-        for name in self.program.slices if self.divided else ():
-            self._divided(name)
+        for name in self.program.slices if self.is_zero3 else ():
+            self._zero3(name)
 
     def _times(self) -> None:
         tasks = self.timeline.tasks
         self.tasks_of: dict[int, list[int]] = {}  # by instruction, its tasks
         for task, number in enumerate(tasks.instruction):
             self.tasks_of.setdefault(int(number), []).append(task)
-        of = self.tasks_of
+        tasks_of = self.tasks_of
         self.waiting: dict[int, list[tuple[int, Run]]] = {}  # by instruction, runs that wait for it
         for number, i in enumerate(self.program.instructions):
             for dep in i.deps if isinstance(i, Run) else ():
                 self.waiting.setdefault(dep, []).append((number, i))
         for number, i in enumerate(self.program.instructions):
-            spans = [(int(self.timeline.start[t]), int(self.timeline.end[t])) for t in of[number]]
+            spans = [
+                (int(self.timeline.start[t]), int(self.timeline.end[t])) for t in tasks_of[number]
+            ]
             if isinstance(i, Run | Merge):
                 phase = i.phase if isinstance(i, Run) else f"merge {i.phase}"
-                for t, span in zip(of[number], spans, strict=True):
+                for t, span in zip(tasks_of[number], spans, strict=True):
                     self.runs[i.key, i.op, phase, int(tasks.device[t])] = span
             elif isinstance(i, Move):
                 self.flights.setdefault((i.key, i.value, i.kind), []).extend(
@@ -430,41 +432,43 @@ class Replay:
                 begin = self.first_gradient(key, value, device, True)
                 self.alive.append((device, self.output_bytes(op, value, device), begin, end))
 
-    def _divided(self, name: str) -> None:
+    def _zero3(self, name: str) -> None:
         """Rows of a parameter that are not at home, and its gradients, device by device."""
-        tasks, width = self.timeline.tasks, self.program.element_bytes(name)
+        tasks, element_bytes = self.timeline.tasks, self.program.element_bytes(name)
         read = {op.name for op in self.graph.ops if name in op.inputs}
         spans: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by instruction and device
         for t, number in enumerate(tasks.instruction):
             span = (int(self.timeline.start[t]), int(self.timeline.end[t]))
             spans.setdefault((int(number), int(tasks.device[t])), []).append(span)
-        of = [
+        related = [
             (n, i) for n, i in enumerate(self.program.instructions)
             if name in (getattr(i, "value", ""), getattr(i, "parameter", ""))
             or getattr(i, "op", "") in read
         ]  # fmt: skip
-        for device, (number, pull) in itertools.product(range(self.plan.devices), of):
+        for device, (number, pull) in itertools.product(range(self.plan.devices), related):
             if not isinstance(pull, Move) or pull.kind != "pull":
                 continue
-            came = [m for m in pull.messages if m.target == device]
+            received = [m for m in pull.messages if m.target == device]
             waiting = [(n, i) for n, i in self.waiting[number] if device in i.devices]
-            if not came:
+            if not received:
                 continue
             ends = [spans[n, device][0][1] for n, i in waiting if i.op in read]
-            for _, _, nbytes, a, b in (f for f in self._flown(number, pull) if f[1] == device):
+            for _, _, nbytes, a, b in (
+                f for f in self._message_times(number, pull) if f[1] == device
+            ):
                 self.alive.append((device, nbytes, a, max(b, *ends)))
-            boxes = [box for m in came for box in m.boxes]
-            mine = sum(
+            boxes = [box for m in received for box in m.boxes]
+            own_elements = sum(
                 s.box.volume
-                for share in self.program.regions[name]
+                for region in self.program.regions[name]
                 for s in self.program.slices[name]
-                if s.server == device and share.box.contains(s.box)
-                and any(not (box & share.box).empty for box in boxes)
+                if s.server == device and region.box.contains(s.box)
+                and any(not (box & region.box).empty for box in boxes)
             )  # fmt: skip
             begin = min(spans[n, device][0][0] for n, _ in waiting)
-            self.alive.append((device, mine * width, begin, max(ends)))
+            self.alive.append((device, own_elements * element_bytes, begin, max(ends)))
         for step, device in itertools.product(range(self.plan.steps), range(self.plan.devices)):
-            now = [(n, i) for n, i in of if i.key.step == step]
+            now = [(n, i) for n, i in related if i.key.step == step]
             begins = [
                 spans[n, device][0][0] for n, i in now
                 if isinstance(i, Run) and i.phase == "B" and device in i.devices
@@ -475,12 +479,14 @@ class Replay:
             ]  # fmt: skip
             for n, i in now:
                 if isinstance(i, Move) and i.kind == "push":
-                    gone += [end for source, *_, end in self._flown(n, i) if source == device]
+                    gone += [
+                        end for source, *_, end in self._message_times(n, i) if source == device
+                    ]
             held = sum(s.box.volume for s in self.program.regions[name] if device in s.devices)
             if begins and held:
-                self.alive.append((device, held * width, min(begins), max(gone)))
+                self.alive.append((device, held * element_bytes, min(begins), max(gone)))
 
-    def _flown(self, number: int, move: Move) -> list[tuple[int, int, int, int, int]]:
+    def _message_times(self, number: int, move: Move) -> list[tuple[int, int, int, int, int]]:
         """Source, target, bytes, start and end of each message."""
         return [
             (m.source, m.target, message_bytes(self.program, move, m),
@@ -488,19 +494,24 @@ class Replay:
             for m, t in zip(move.messages, self.tasks_of[number], strict=False)
         ]  # fmt: skip
 
-    def always(self, device: int) -> int:
-        keeps = {"sgd": 0, "momentum": 1, "adam": 2}[self.plan.optimizer]
+    def persistent_bytes(self, device: int) -> int:
+        optimizer_copies = {"sgd": 0, "momentum": 1, "adam": 2}[self.plan.optimizer]
         seen, total = set(), 0
         for i in self.program.instructions:
             if isinstance(i, Update) and i.parameter not in seen:
                 seen.add(i.parameter)
-                width = self.program.element_bytes(i.parameter)
+                element_bytes = self.program.element_bytes(i.parameter)
                 for s in self.program.slices.get(i.parameter, i.regions):
-                    if self.divided:
-                        total += s.box.volume * width * (1 + keeps) * (s.server == device)
+                    if self.is_zero3:
+                        total += (
+                            s.box.volume
+                            * element_bytes
+                            * (1 + optimizer_copies)
+                            * (s.server == device)
+                        )
                     elif device in (*s.devices, s.server):
-                        state = keeps if s.server in (-1, device) else 0
-                        total += s.box.volume * width * (2 + state)
+                        state = optimizer_copies if s.server in (-1, device) else 0
+                        total += s.box.volume * element_bytes * (2 + state)
         for v in self.graph.values.values():
             if v.role in ("buffer", "constant", "frozen", "parameter") and v.name not in seen:
                 total += self.read(v.name, device)
@@ -513,7 +524,7 @@ def check_against_replay(program: Program, machine: str) -> None:
     peaks = peak_bytes(timeline)
     for device in range(program.plan.devices):
         entries = [e[1:] for e in replay.alive if e[0] == device and e[2] < e[3]]
-        always = replay.always(device)
+        always = replay.persistent_bytes(device)
         change: dict[int, int] = {0: 0}
         for nbytes, begin, end in entries:
             change[begin] = change.get(begin, 0) + nbytes
