@@ -1,4 +1,4 @@
-"""YAML files: the documented forms, the round trip, and a sentence for each mistake."""
+"""Cluster files: the documented examples, the round trip, and an error for each mistake."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ def test_the_documented_examples(tmp_path: Path) -> None:
     least, full = (cluster(write_file(tmp_path, text)) for text in documented())
     assert (least.name, len(least.devices), least.nodes) == ("mine", 4, 2)
     assert [device.kind for device in full.devices] == ["gpu", "gpu", "cpu"] * 2 + ["cpu"]
-    assert full.route(0, 6).bandwidth == 1.25e9  # the last node's own network
+    assert full.route(0, 6).bandwidth == 1.25e9  # the network of the last node
     assert full.route(0, 3).bandwidth == 12.5e9
-    assert full.devices[0].efficiency == least.devices[0].efficiency  # it spells the defaults out
+    assert (
+        full.devices[0].efficiency == least.devices[0].efficiency
+    )  # the long example writes the defaults
     assert full.devices[0].overhead == least.devices[0].overhead
 
 
@@ -82,7 +84,7 @@ def test_anchors_and_merge_keys(tmp_path: Path) -> None:
     assert c.node_links[2] == Link(25e9, 1e-3)
 
 
-# what is replaced in GOOD, by what, and what the sentence has to hold besides the file
+# (text in GOOD, its replacement, what the error has to contain besides the file's name)
 MISTAKES = [
     ("25e9", "0", "nodes[0].link.bandwidth is 0: write a positive number of bytes/s, as 25 GB/s"),
     ("25e9", "-3 GB/s", "nodes[0].link.bandwidth is '-3 GB/s': write a positive number"),

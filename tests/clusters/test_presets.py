@@ -1,4 +1,4 @@
-"""Presets and the ways to ask for them."""
+"""Presets, and the texts that select them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_local_ranks_share_the_cores() -> None:
     one, two, four = (cluster(f"local:{n}").devices[0] for n in (1, 2, 4))
     assert one.peak("float32") == 2 * two.peak("float32") == 4 * four.peak("float32")
     assert one.memory // 2 == two.memory
-    assert len({one.kind, two.kind, four.kind}) == 3  # measured costs are kept by kind
+    assert len({one.kind, two.kind, four.kind}) == 3  # profiles store measurements by kind
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Routes hold what the model of links says, for every pair of devices of any cluster."""
+"""The links that routes hold, for every pair of devices of many clusters; other properties of clusters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def held_links(c: Cluster, source: int, target: int) -> set[str]:
 
 
 def expected_links(c: Cluster, source: int, target: int) -> set[str]:
-    """The names that the module's table promises, written out case by case."""
+    """The links by the table in topology.py, case by case."""
     a, b = c.devices[source].node, c.devices[target].node
     i, j = source - c.members(a)[0], target - c.members(b)[0]
     link = c.node_links[a]
@@ -65,7 +65,7 @@ def test_routes(c: Cluster) -> None:
         assert len(there.resources) == len(set(there.resources)) <= 2
         assert (there.latency, there.bandwidth) == (back.latency, back.bandwidth)
         used |= set(there.resources)
-    assert used == set(range(len(c.links)))  # no link that nothing can hold
+    assert used == set(range(len(c.links)))  # every link belongs to some route
     assert len(set(c.links)) == len(c.links)
 
 
@@ -93,7 +93,9 @@ def test_plain_data_round_trip(c: Cluster) -> None:
     assert again == c
     assert again.fingerprint() == c.fingerprint()
     assert pickle.loads(pickle.dumps(c)) == c
-    assert len({*c.devices, *again.devices}) <= len(c.devices)  # hashable, and equal when they are
+    assert len({*c.devices, *again.devices}) <= len(
+        c.devices
+    )  # devices are hashable, and equal ones are one
 
 
 def test_the_slower_end_counts_between_nodes() -> None:
@@ -113,7 +115,7 @@ def test_the_name_does_not_enter_the_fingerprint_but_figures_do() -> None:
 def test_a_thousand_devices_have_the_routes_that_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All pairs would be a million routes, and seconds; `bench/start` has what this takes."""
+    """Routes of all pairs would be a million, and take seconds; `bench/start` measures the time of this."""
     made: list[Route] = []
 
     def count(*fields: Any) -> Route:

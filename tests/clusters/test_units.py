@@ -1,4 +1,4 @@
-"""Numbers with units."""
+"""Quantities with units, as in cluster files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Changes one rule at a time, in the one place where it stands, and says what a plan's step takes then.
+"""Changes one cost rule at a time in its source, and prints the resulting step times of a plan as JSON.
 
-Run by test_one_place_rules.py without compiling (NUMBA_DISABLE_JIT), so that compiled code changes too.
+test_one_place_rules.py runs it without JIT compilation (NUMBA_DISABLE_JIT), so that all callers see the
+change.
 """
 
 import inspect
@@ -26,11 +27,12 @@ from raddle.searches.optcnn.tables import build_tables
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.timeline import simulate
 
-# Boxes cross (fc1, relu), a copy is asked for (relu), sums are partial (fc2), parameters are shared (fc1).
+# The plan uses all rules: boxes are sent (fc1, relu), one of two copies is chosen (relu), partial results
+# are merged (fc2), and parameters are synchronised (fc1).
 TILES = {"fc1": "n/2 @0,1", "relu": "x2 @0,1", "fc2": "k/2 @2,3", "sum": "@2"}
 
 Rule = tuple[Callable[..., Any], str, str]
-RULES: dict[str, Rule] = {  # what stands there, and what takes its place
+RULES: dict[str, Rule] = {  # function, text in its source, replacement
     "roofline": (roofline, "+ speed.overhead", "+ 3 * speed.overhead"),
     "memory": (memory_pass_seconds, "+ overhead", "+ 3 * overhead"),
     "link": (transfer_seconds, "latency +", "3 * latency +"),

@@ -1,4 +1,4 @@
-"""Composites that run as one native call cost what that call takes, where a tile has them whole."""
+"""Native calls: a composite whose tile is whole costs what its native call takes."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_recurrences_of_other_lengths_are_other_calls() -> None:
 
 
 def make_plan(graph: Graph, method: str, bn: str) -> Plan:
-    """`random`: groups of operators are split in ways of their own, as FlexFlow's search does."""
+    """A plan by a method; "random": groups of operators get random splits, as in FlexFlow's search."""
     on = cluster("local:4")
     if method == "split backward":
         return replace(plan_for(graph, on, method="data"), bn=bn, split_backward=True)

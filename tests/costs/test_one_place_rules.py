@@ -1,4 +1,4 @@
-"""Each rule stands once: changed there, it changes the simulation, the fast path and the searches alike."""
+"""Each cost rule is written once: a change of it changes the simulation, the fast path and the searches."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 HERE = Path(__file__).parent
 FOLDERS = [str(HERE.parent / "program"), str(HERE.parents[1] / "src")]
-SEARCH_RESULTS = {  # what else a rule changes
+SEARCH_RESULTS = {  # the result of a search that a rule also changes
     "roofline": "optcnn compute",
     "all-reduce": "optcnn sync",
 }

@@ -1,4 +1,4 @@
-"""Measured operators: used where there are any, kept in a file that says what it holds."""
+"""Profiles: measured times are used in place of the roofline, and saved in a file with a version."""
 
 from __future__ import annotations
 

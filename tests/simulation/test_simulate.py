@@ -1,4 +1,4 @@
-"""The simulator: each rule by hand, its invariants on random plans, and the engine against plain Python."""
+"""The simulator: rules on small examples, invariants on random plans, the engine against plain Python."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from raddle.simulation.timeline import Timeline, simulate
 
 # -- rules, by hand -------------------------------------------------------------------------------
 
-# A device takes 1000 ns for every operator and gradient, whatever its size; a message takes 10,000 ns and
-# 1 ns a byte. Times below are nanoseconds.
+# A device of the toy cluster takes 1000 ns for every operator and gradient of any size; a message takes
+# 10,000 ns plus 1 ns per byte. All times below are in nanoseconds.
 
 
 def toy(
@@ -160,7 +160,8 @@ def test_a_device_with_host_overhead_sends_between_its_computations() -> None:
     )
     assert sending == (1000, 1232)
     assert sent == (1232, 11296)
-    # b: ready at 2464, the link is free at 11296; both are taken in by whoever needs them first.
+    # b is ready at 2464, its link is free at 11296. "add" is the first to need both, and pays to receive
+    # them.
     assert runs(timeline, "add") == {1: (21360, 22360 + 2 * 232)}
 
 
@@ -170,7 +171,7 @@ def test_an_all_reduce_takes_host_overhead_from_its_members() -> None:
     plain, taking = (
         simulate(program, toy(1000, 1000, host_overhead={"sum": ns})) for ns in (0, 5000)
     )
-    # Only the updates come after it, and they wait for the sum, which is longer.
+    # Only the updates follow, and they wait for the all-reduce, which takes longer than the overhead.
     assert taking.end.max() == plain.end.max()
     program = lower(mlp(), make_plan(mlp(), tiles, 2, bucket=0))
     plain, taking = (
@@ -269,7 +270,7 @@ def test_lasts_as_long_as_its_critical_path_and_any_device(**plan: Any) -> None:
     path, total = timeline.critical_path(), int(timeline.end.max())
     assert timeline.start[path[0]] == 0
     assert timeline.end[path[-1]] == total
-    # Every task of the path starts when the one before it ends, so there is no gap in it.
+    # Every task of the path starts when the one before it ends: the path has no gaps.
     assert (timeline.start[path[1:]] == timeline.end[path[:-1]]).all()
     assert timeline.tasks.duration[path].sum() == total
     for resource in range(timeline.tasks.resources):
@@ -302,10 +303,10 @@ def test_scales_exactly(factor: int, seed: int) -> None:
 
 
 class FixedOrder(NamedTuple):
-    """A timeline as a graph: what each task waits for, the order on every resource included."""
+    """A timeline as a graph: what each task waits for, including the task before it on each resource."""
 
     before: list[list[int]]
-    order: list[int]  # in which all that a task waits for comes before it
+    order: list[int]  # tasks, each after all that it waits for
 
     def replay(self, duration: np.ndarray) -> np.ndarray:
         end = np.zeros(len(duration), np.int64)
@@ -327,7 +328,8 @@ def fix_order(timeline: Timeline) -> FixedOrder:
         held = held[np.argsort(timeline.start[held], kind="stable")]
         for a, b in itertools.pairwise(held):
             before[b].append(int(a))
-    # Tasks are numbered so that all that they wait for has smaller numbers; ties in time are of no length.
+    # A task has a larger number than all that it waits for. Only tasks without duration start and end
+    # together.
     order = sorted(range(count), key=lambda t: (timeline.start[t], timeline.end[t], t))
     return FixedOrder(before, order)
 
@@ -335,7 +337,7 @@ def fix_order(timeline: Timeline) -> FixedOrder:
 @settings(max_examples=15)
 @plans
 def test_a_longer_task_never_ends_the_run_earlier(**plan: Any) -> None:
-    """With the order on every resource held fixed; with another order it may (Graham's anomalies)."""
+    """If the order on every resource is fixed. With another order it may (Graham's anomalies)."""
     plan["model"] = "lenet-tiny"
     timeline = simulated(**plan)
     order, duration = fix_order(timeline), timeline.tasks.duration
@@ -353,7 +355,7 @@ def test_a_longer_task_never_ends_the_run_earlier(**plan: Any) -> None:
 def reference(
     duration: list[int], held: list[list[int]], before: list[list[int]]
 ) -> tuple[list[int], list[int]]:
-    """First come, first served, ties by number; what holds nothing comes before all that does."""
+    """First come, first served, ties by number. Tasks without resources go before all others."""
     count = len(duration)
     start, end, ready = [0] * count, [0] * count, [0] * count
     left = [len(b) for b in before]
@@ -427,7 +429,7 @@ def run_graph(
 def test_the_most_urgent_goes_first(
     graph: tuple[list[int], list[list[int]], list[list[int]]], rng: random.Random
 ) -> None:
-    """Nothing starts while something more urgent waits for the same, unless for something else too."""
+    """No task starts while a more urgent one waits for the same resource only."""
     duration, held, before = [d + 1 for d in graph[0]], graph[1], graph[2]
     count = len(duration)
     urgency = [rng.randint(1, 9) for _ in range(count)]

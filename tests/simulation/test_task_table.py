@@ -1,4 +1,4 @@
-"""Tasks as they are collected: what waits for what, and where an instruction ends."""
+"""The task table: which task waits for which, and with which task an instruction ends."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from raddle.simulation.task_table import Tasks, TaskTable
 
 
 def edges(tasks: Tasks) -> set[tuple[int, int]]:
-    """Pairs of tasks, the earlier first."""
+    """Pairs (task, a task that waits for it)."""
     earlier = np.repeat(np.arange(len(tasks.duration)), np.diff(tasks.pointer))
     return set(zip(earlier.tolist(), tasks.successor.tolist(), strict=True))
 

@@ -1,4 +1,4 @@
-"""A trace has a slice for everything that holds a resource, and an arrow for every message."""
+"""A trace has an event for every task that holds a resource, and an arrow for every message."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_arrows(tmp_path: Path) -> None:
         assert tail["ts"] <= head["ts"]
         assert tail["pid"] == timeline.tasks.source[number]
         assert head["pid"] == timeline.tasks.device[number]
-        for end in (tail, head):  # or the arrow would hold on to nothing
+        for end in (tail, head):  # viewers attach an arrow to the event at its time
             assert any(
                 (e["pid"], e["tid"]) == (end["pid"], end["tid"])
                 and e["ts"] - 1e-6 <= end["ts"] <= e["ts"] + e["dur"] + 1e-6

@@ -1,4 +1,4 @@
-"""The tables of docs/searching.md say what coverage.py says, of every kind of synchronisation and field."""
+"""The tables of docs/searching.md agree with coverage.py for every sync kind and every field of a plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "searching.md"
 
 
 def documented() -> dict[str, str]:
-    """By what the rows of the tables name, whether it is timed or refused."""
+    """By name in the tables of the docs: "timed" or "refused"."""
     verdicts: dict[str, str] = {}
     for line in DOCS.read_text().splitlines():
         *cells, last = [cell.strip() for cell in line.strip("|").split("|")]
@@ -29,7 +29,7 @@ def documented() -> dict[str, str]:
 
 
 def sync_texts() -> dict[str, str]:
-    """Every kind alone and with each of its words, as the docs write it and as a plan does."""
+    """Every sync kind, alone and with each of its options: as the docs write it -> as a plan writes it."""
     words = [
         (kind, word) for kind, sync_kind in KINDS.items() for word in sync_kind.option_patterns
     ]

@@ -1,4 +1,4 @@
-"""The array evaluator says what simulating says, or refuses: on random plans, clusters and moves."""
+"""The evaluator gives the time of the simulation, or refuses: on random plans, clusters and moves."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def simulated_nanoseconds(graph: Graph, plan: Plan, machine: str) -> int:
 
 
 def draw_plan(graph: Graph, seed: int, **more: Any) -> Plan:
-    """A random plan with nothing that is an option, unless it is given."""
+    """A random plan; all options have their defaults, except those in `more`."""
     nothing: dict[str, Any] = {"split_backward": False, "recompute": (), "sums": {}}
     return random_plan(graph, 4, seed, **(nothing | more))
 
@@ -95,7 +95,7 @@ def test_a_step_takes_as_long_as_in_the_simulation(
 def test_options_are_timed_or_refused(
     seed: int, sync: str, microbatches: int, steps: int, schedule: str, cuts: list[str]
 ) -> None:
-    """Sums, recomputation and a split backward are as the seed has them."""
+    """Named devices of sums, recomputation and a split backward are random too."""
     graph = small("lenet-tiny")[1]
     plan = random_plan(graph, 4, seed, sync=sync, microbatches=microbatches, steps=steps)
     stages = cut_stages(graph, cuts) if cuts else ()
@@ -146,7 +146,7 @@ def test_settings_that_cannot_be() -> None:
 def made_up_profile(
     graph: Graph, plan: Plan, kind: str, seed: int, fraction: float = 0.8
 ) -> Profile:
-    """Seconds of some tiles, of operators and of native calls."""
+    """A profile with random seconds for a fraction of the tiles of operators and native calls."""
     rng = random.Random(seed)
     costs = ComputeCosts(graph, active_values(graph))
     native_calls = find_native_calls(graph)
@@ -212,7 +212,7 @@ def test_moves_and_limits_change_no_time_and_no_decision(
 
 @pytest.mark.parametrize("model", ["nmt-tiny", "rnnlm-tiny", "resnet110-tiny", "gpt-tiny"])
 def test_composites_fall_apart_and_come_together(model: str) -> None:
-    """From data parallelism, where all are native calls, and back again."""
+    """Starts from data parallelism, where all composites are native calls, and returns to it."""
     graph, on = small(model)[1], cluster_named("local:4")
     plan = replace(plan_for(graph, on, method="data"), bn="global")
     start: dict[str, Tiling] = dict(plan.tiles)

@@ -1,7 +1,7 @@
-"""A rule that is changed in its one place changes lowering, simulation and fast path alike.
+"""A change of a rule in program/step_script.py changes lowering, simulation and fast path alike.
 
-Without compilation the fast path is plain Python, so a function of program/step_script.py can be replaced before
-its compiled form is made: in a process of its own.
+Without compilation the fast path is plain Python, so a function of program/step_script.py can be replaced
+before its compiled form is made: in a process of its own.
 """
 
 from __future__ import annotations

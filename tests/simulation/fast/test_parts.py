@@ -1,4 +1,4 @@
-"""Parts of the fast path, each alone: the store, pointers that are taken back, the tape, the machine."""
+"""Unit tests of the fast path: the store, slots and undo, the tape, cluster arrays, tilings, slices."""
 
 from __future__ import annotations
 

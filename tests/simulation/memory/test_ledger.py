@@ -1,4 +1,4 @@
-"""Entries of a ledger, and when a timeline's instructions run and its messages travel."""
+"""The ledger: its entries, and the times of instructions and messages that it looks up."""
 
 import numpy as np
 from small_models import make_plan, mlp

@@ -1,4 +1,4 @@
-"""Memory over time: by hand, against a replay with dictionaries, and against what PyTorch keeps."""
+"""Simulated memory: by hand, against a replay with dictionaries, and against what PyTorch saves."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_one_device_by_hand() -> None:
     always = 464
     forward = [(op, "F") for op in ("fc1", "relu", "fc2", "sum")]
     runs = [*forward, *((op, "B") for op, _ in reversed(forward))]
-    #  x is there until fc1's weight has its gradient; relu's output until relu's backward, fc1's no longer
+    # x lives until the gradient of fc1's weight; relu's output until relu's backward; fc1's output only
+    # until relu has read it.
     assert [level(timeline, 0, *run) - always for run in runs] == [
         32 + 64,  # x, fc1
         32 + 64 + 64,  # x, fc1, relu
@@ -82,7 +83,7 @@ def test_two_devices_by_hand() -> None:
     tiles = {"fc2": "@1", "sum": "@1"}
     timeline = simulate(lower(mlp(), make_plan(mlp(), tiles, 2)), cluster("p100:1x2"))
     assert level(timeline, 0, "relu", "F") == 320 + 32 + 64 + 64
-    assert level(timeline, 1, "fc2", "F") == 144 + 64 + 16  # relu's output as it was received
+    assert level(timeline, 1, "fc2", "F") == 144 + 64 + 16  # relu's output, received
     assert level(timeline, 1, "fc2", "B") == 144 + 64 + 16 + 64  # and its gradient, to be sent
     assert level(timeline, 0, "relu", "B") == 320 + 32 + 64 + 64 + 64
     ways = list(zip(timeline.tasks.source.tolist(), timeline.tasks.device.tolist(), strict=True))
@@ -105,10 +106,10 @@ def test_parameters_by_hand(optimizer: str, state: int, sync: str) -> None:
     everywhere = ("allreduce", "p3:collective")
     first = {"server": 232, "ps:one": 232, "sharded": 116, "ps:sliced": 192}
     first.update(dict.fromkeys(everywhere, 232))
-    if sync == "sharded:parameters":  # rows that are not one's own, and gradients, come and go
+    if sync == "sharded:parameters":  # gathered parameters and gradients are not persistent
         assert last == [116 * (1 + state)] * 2
         return
-    updated_bytes = first.get(sync, 120)  # bytes of what is updated on device 0
+    updated_bytes = first.get(sync, 120)  # of parameters that device 0 updates
     other = 232 if sync in everywhere else 232 - updated_bytes
     assert last == [2 * 232 + state * updated_bytes, 2 * 232 + state * other]
 
@@ -126,7 +127,7 @@ class Convolved(nn.Module):
 
 
 def test_workspaces_by_hand() -> None:
-    """A library lays a convolution's input and output out anew, and keeps some memory for products."""
+    """A library copies a convolution's input and output, and keeps some memory for matmuls."""
     graph = capture(Convolved(), [torch.zeros(2, 3, 4, 4)])
     program = lower(graph, make_plan(graph, {}, 1))
     plain = cluster("p100:1x1")
@@ -145,7 +146,7 @@ def test_workspaces_by_hand() -> None:
 
 
 def test_a_stage_holds_the_gradient_that_it_receives_until_its_backward_ends() -> None:
-    """The gradient that a stage receives stays until the stage is done, not only its last operator."""
+    """The gradient that a stage receives lives until the stage is done, not only its last operator."""
     tiles = {"fc2": "@1", "sum": "@1"}
     plan = make_plan(mlp(), tiles, 2)
     staged = dataclasses.replace(plan, stages=(("fc1", "relu"), ("fc2", "sum")), schedule="gpipe")
@@ -157,7 +158,7 @@ def test_a_stage_holds_the_gradient_that_it_receives_until_its_backward_ends() -
 
 
 class Early(nn.Module):
-    """What is sent early is used late: after x has gone through a chain elsewhere."""
+    """A value that is sent early and used late: after a chain of operators on another device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,15 +174,15 @@ def test_messages_through_the_host_take_no_room_before_they_are_used() -> None:
     late = {op.name: "@1" for op in graph.ops if op.name != "here"}
     timeline = simulate(lower(graph, make_plan(graph, late, 2)), cluster("p100:1x2"))
     direct, hosted = peak_bytes(timeline), peak_bytes(timeline, through_host=True)
-    assert direct[1] - hosted[1] == 2 * 8 * 4  # what `here` gives, beside the chain
-    assert direct[0] - hosted[0] == 2 * 8 * 4  # its gradient, which is not there twice
+    assert direct[1] - hosted[1] == 2 * 8 * 4  # the output of `here`, while the chain runs
+    assert direct[0] - hosted[0] == 2 * 8 * 4  # its gradient, which exists once only
 
 
 # -- against a replay with dictionaries -----------------------------------------------------------
 
 
 class Replay:
-    """Every device and micro-batch on its own, every rule in its own words, element by element."""
+    """The same memory, computed simply: every device and micro-batch separately, element by element."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline, self.program = timeline, timeline.program
@@ -189,7 +190,7 @@ class Replay:
         self.ops = {op.name: op for op in self.graph.ops}
         self.alive: list[tuple[int, int, int, int]] = []  # device, bytes, from, until
         self.runs: dict[Any, tuple[int, int]] = {}  # key, operator, phase, device
-        self.flights: dict[Any, list[tuple[int, int, int, int, int, Any]]] = {}  # key, value, what
+        self.flights: dict[Any, list[tuple[int, int, int, int, int, Any]]] = {}  # key, value, kind
         self.is_zero3 = self.plan.sync == "sharded:parameters"
         self._times()
         for key in {i.key for i in self.program.instructions if isinstance(i, Run)}:
@@ -230,7 +231,7 @@ class Replay:
                 )
 
     def boxes(self, op: Op, value: str, device: int) -> list[Any]:
-        """What a device holds of a value because it computed it."""
+        """The boxes of a value that a device computes."""
         if op.name in self.program.variants[0].merges:
             return [c.box for c in self.program.variants[0].merges[op.name] if device in c.devices]
         k = op.outputs.index(value)
@@ -255,7 +256,7 @@ class Replay:
         return max(self.runs.get((key, op, phase, device), (-1, -1))[1] for phase in "BW")
 
     def recomputed_together(self, value: str, reader: Op, device: int) -> bool:
-        """Whether a value and what reads it are computed again in one segment of the device."""
+        """Whether a value and its reader are recomputed in the same segment of the device."""
         again = {name for block in self.plan.recompute for name in block}
         if self.graph.values[value].role != "op":
             return False
@@ -266,7 +267,7 @@ class Replay:
         )
 
     def last_use(self, key: Any, value: str, device: int, copy: int = 1) -> int:
-        """Of a value as it was computed first, or (copy 2) again."""
+        """When a value is used last: its first copy, or its recomputed copy (2)."""
         ends = [-1]
         rerun = None
         if self.graph.values[value].role == "op":
@@ -331,7 +332,7 @@ class Replay:
                 self.alive.append((device, self.read(value, device), min(starts), end))
 
     def _contribution(self, key: Any, op: Op, device: int) -> None:
-        """From the second micro-batch on, a gradient of a weight is there beside the sum it is added to."""
+        """From the second micro-batch on, a weight gradient exists next to the sum that it is added to."""
         phase = "W" if self.plan.split_backward else "B"
         span = self.runs.get((key, op.name, phase, device))
         weights = [i for i in op.inputs if self.graph.values[i].role == "parameter"]
@@ -433,7 +434,7 @@ class Replay:
                 self.alive.append((device, self.output_bytes(op, value, device), begin, end))
 
     def _zero3(self, name: str) -> None:
-        """Rows of a parameter that are not at home, and its gradients, device by device."""
+        """ZeRO-3: gathered shards of a parameter, and its gradients, device by device."""
         tasks, element_bytes = self.timeline.tasks, self.program.element_bytes(name)
         read = {op.name for op in self.graph.ops if name in op.inputs}
         spans: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by instruction and device
@@ -563,9 +564,11 @@ def test_equals_a_replay(model: str, devices: int, seed: int, **more: Any) -> No
     check_against_replay(lower(graph, random_plan(graph, devices, seed, **more)), "p100:1x4")
 
 
-# -- against what PyTorch keeps -------------------------------------------------------------------
+# -- against what PyTorch saves -------------------------------------------------------------------
 
-RULES: dict[str, tuple[Callable[..., Tensor], int]] = {  # and how many operands of [2 4 6 6] it has
+RULES: dict[
+    str, tuple[Callable[..., Tensor], int]
+] = {  # a function, and how many operands of shape [2 4 6 6] it has
     "conv2d": (lambda x: F.conv2d(x, torch.ones(4, 4, 3, 3)), 1),
     "linear": (lambda x: F.linear(x, torch.ones(3, 6)), 1),
     "relu": (torch.relu, 1),
@@ -625,7 +628,7 @@ def test_saves_what_pytorch_saves(label: str) -> None:
 
 @pytest.mark.parametrize("name", ["lenet-tiny", "vgg16-tiny", "resnet50-tiny", "gpt-tiny"])
 def test_activations_are_what_pytorch_saves(name: str) -> None:
-    """Between forward and backward, all that is alive is what autograd has saved."""
+    """Between forward and backward, only what autograd has saved is alive."""
     work = zoo.load(name, batch=16, device="cpu")
     model = work.model.train()
     graph = capture(model, work.inputs, targets=work.targets, loss=work.loss)
@@ -637,7 +640,9 @@ def test_activations_are_what_pytorch_saves(name: str) -> None:
     saved: dict[int, Tensor] = {}
 
     def pack(t: Tensor) -> Tensor:
-        saved[t.untyped_storage().data_ptr()] = t  # kept, or its address would be used again
+        saved[t.untyped_storage().data_ptr()] = (
+            t  # the reference keeps its address from being reused
+        )
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
