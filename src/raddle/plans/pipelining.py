@@ -2,8 +2,8 @@
 
 A *worker* is a row of the schedule, with its devices. The tiles of a plan place each stage on the devices
 of one worker. If the schedule runs the stage on another worker too, that worker has a replica of the stage:
-the same tiles, with the first device replaced by its first device, and so on. In this way a plan describes
-mirrored pairs (GEMS, Chimera), replicated stages, and several pipelines next to each other.
+its first device has the same tiles as the first device of the planned worker, and so on. In this way a plan
+describes mirrored pairs (GEMS, Chimera), replicated stages, and several pipelines next to each other.
 
 A `threaded` plan has no stages: several steps run at once (program/threaded_order.py).
 """

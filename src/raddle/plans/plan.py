@@ -27,7 +27,7 @@ class Plan:
     sums: for an operator with partial results, the devices that sum them, as tiles of its output. If an
     operator is not there, its output is divided among the devices that have partial results.
 
-    A pipeline has `stages` and a `schedule`: a name of plans/schedules/, or rows of actions as text; ""
+    A pipeline has `stages` and a `schedule`: a name from plans/schedules/, or rows of actions as text; ""
     runs one micro-batch after the other. Each row is a worker. A stage that several rows run has a replica
     on each (plans/pipelining.py). Without stages, the schedule "threaded:4" runs four steps at once.
     """

@@ -1,6 +1,7 @@
 """Which devices hold which boxes of a value, and from which of them another device fetches its input.
 
-Some functions here are also JIT-compiled for the fast simulation: `chosen_copy` and `target_at_turn`.
+A box is a range of indices in each dimension of the value. `chosen_copy` and `target_at_turn` are also
+JIT-compiled, for the fast simulation.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class ValueHolders:
     def __init__(
         self, pieces: Sequence[tuple[Box, tuple[int, ...]]], grid: _GridLookup | None = None
     ) -> None:
-        self.pieces = pieces
+        self.pieces = pieces  # boxes with their holders
         self.grid = grid
         self._local: dict[int, list[Box]] | None = None  # by device, made on first use
 
@@ -104,7 +105,7 @@ def in_sending_order(messages: Iterable[Message], devices: int) -> tuple[Message
 def sending_turn(source: int, target: int, devices: int) -> int:
     """The turn in which a device sends to another: first to the next device, then to the one after it.
 
-    So all devices do not send to the same device at the same time. devices: their number.
+    In this order, no two devices send to the same device in the same turn. devices: their number.
     """
     return (target - source) % devices
 

@@ -34,7 +34,7 @@ class Zero3Block(NamedTuple):
     """Operators whose parameters are gathered together."""
 
     ops: list[Op]
-    ops_to_run: list[Op]  # those that run in a phase: backward, not all do
+    ops_to_run: list[Op]  # those that run in the phase: not all operators have a backward
 
 
 def cut_blocks(

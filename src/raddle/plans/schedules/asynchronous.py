@@ -15,7 +15,8 @@ from raddle.plans.named_schedule import NamedSchedule
 from raddle.plans.schedule import Schedule
 from raddle.plans.schedules.unidirectional import one_f_one_b
 
-# s: stage, m: micro-batch, w: worker, k: step, v: version
+# s: stage, m: micro-batch, w: worker, k: step, v: version, P: stages and workers. In the picture, a line is
+# a worker and time goes to the right; F1 is the forward of micro-batch 1.
 
 
 def pipedream(stages: int, microbatches: int) -> Schedule:

@@ -1,4 +1,7 @@
-"""Schedules with two replicas of the model: stage s is on worker s for one, on P-1-s for the other."""
+"""Bidirectional schedules: two replicas of the model pass the workers in opposite directions.
+
+With P workers, stage s of the first replica is on worker s ("down"), of the second on worker P-1-s ("up").
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from raddle.errors import InputError
 from raddle.plans.named_schedule import NamedSchedule
 from raddle.plans.schedule import Action, Schedule
 
-# s: stage, m: micro-batch, w: worker; P stages
+# s: stage, m: micro-batch, w: worker; P stages and workers. In the pictures, a line is a worker and time
+# goes to the right; F1.2 is the forward of micro-batch 1 on stage 2.
 
 
 def gems(stages: int, microbatches: int) -> Schedule:
@@ -23,8 +27,8 @@ def gems(stages: int, microbatches: int) -> Schedule:
     """
     rows = []
     for w in range(stages):
-        places = [(w if m % 2 == 0 else stages - 1 - w, m) for m in range(microbatches)]
-        rows.append(tuple(Action(phase, s, m) for s, m in places for phase in "FB"))
+        pairs = [(w if m % 2 == 0 else stages - 1 - w, m) for m in range(microbatches)]
+        rows.append(tuple(Action(phase, s, m) for s, m in pairs for phase in "FB"))
     return Schedule(tuple(rows))
 
 
@@ -51,9 +55,9 @@ def chimera(stages: int, microbatches: int) -> Schedule:
     .... F2.1 F0.2 F3.1 F1.2 B0.2 B2.1 B1.2 B3.1 ....
     F2.0 F3.0 .... F0.3 B0.3 F1.3 B1.3 B2.0 .... B3.0
 
-    P is even. With durations 1, the i-th micro-batch of either direction runs stage s forward at time s +
-    2i and backward at 2P-1-s + 2i; a group of P starts 2P after the one before. The four kinds of actions
-    of a worker w never collide: down F and up B are at times of w's parity, up F and down B at the others.
+    P is even. With durations 1, the i-th micro-batch of either direction runs stage s forward at time s+2i
+    and backward at 2P-1-s+2i; a group of P starts 2P after the one before. The four kinds of actions of a
+    worker w never collide: down F and up B are at times of w's parity, up F and down B at the others.
 
     Differs from the paper: the last group may have fewer than P micro-batches; if odd, one more goes down.
     """

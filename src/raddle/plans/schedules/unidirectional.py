@@ -5,7 +5,9 @@ from __future__ import annotations
 from raddle.plans.named_schedule import NamedSchedule
 from raddle.plans.schedule import Action, Schedule
 
-# s: stage, m: micro-batch, w: worker; P workers, M micro-batches, v stages (chunks) a worker
+# s: stage, m: micro-batch, w: worker; P workers, M micro-batches, v stages (chunks) on each worker. In the
+# pictures, a line is a worker and time goes to the right; F1 (F1.2) is the forward of micro-batch 1 (on
+# stage 2).
 
 
 def sequential(stages: int, microbatches: int) -> Schedule:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from raddle.plans.named_schedule import NamedSchedule
 from raddle.plans.schedule import Action, Schedule
 
-# s: stage, m: micro-batch; P stages
+# s: stage, m: micro-batch; P stages and workers, M micro-batches. In the pictures, a line is a worker and
+# time goes to the right; F1 is the forward of micro-batch 1.
 
 
 def zb_h1(stages: int, microbatches: int) -> Schedule:
@@ -46,6 +47,7 @@ def zb_h2(stages: int, microbatches: int) -> Schedule:
 
 
 def _row(s: int, microbatches: int, *, ahead: int, lag: int) -> tuple[Action, ...]:
+    """A row that starts with `ahead` forwards; W lags `lag` micro-batches behind B."""
     row = [Action("F", s, m) for m in range(min(ahead, microbatches))]
     for m in range(microbatches):
         row.append(Action("B", s, m))

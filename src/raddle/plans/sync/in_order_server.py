@@ -1,7 +1,7 @@
 """`server`, `server:D`: whole parameters are updated on their first holder, or on device D.
 
-Pushes, updates and pulls are instructions in the order of the program, like any other: nothing runs
-concurrently in the background, as with `ps`. A parameter is updated once, at the end of a step.
+Pushes, updates and pulls are instructions in the order of the program, like all others. With `ps`, in
+contrast, they run concurrently, in the background. A parameter is updated once, at the end of a step.
 """
 
 from __future__ import annotations
