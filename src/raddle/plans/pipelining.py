@@ -32,8 +32,8 @@ OVERLAPPED_STEPS = 32  # if steps overlap, a run repeats a program of so many st
 
 def micro_batch_sizes(plan: Plan, graph: Graph) -> list[int]:
     """Samples of each micro-batch. graph: that of the largest. The last micro-batches may have one less."""
-    lacking = graph.batch * plan.microbatches - plan.batch
-    short = lacking if 0 < lacking < plan.microbatches else 0
+    missing_samples = graph.batch * plan.microbatches - plan.batch
+    short = missing_samples if 0 < missing_samples < plan.microbatches else 0
     full = plan.microbatches - short
     return [graph.batch] * full + [graph.batch - 1] * short
 
@@ -45,8 +45,10 @@ def micro_batch_graph(graph: Graph, plan: Plan | Mapping[str, Any]) -> Graph:
     """
     fields = plan if isinstance(plan, Mapping) else vars(plan)
     batch, count = fields["batch"], fields["microbatches"]
-    whole = count > 1 and graph.batch == batch and fields["fingerprint"] != graph.fingerprint()
-    return graph.for_batch(-(-batch // count)) if whole else graph
+    is_whole_batch = (
+        count > 1 and graph.batch == batch and fields["fingerprint"] != graph.fingerprint()
+    )
+    return graph.for_batch(-(-batch // count)) if is_whole_batch else graph
 
 
 def is_asynchronous(plan: Plan) -> bool:

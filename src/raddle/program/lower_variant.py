@@ -182,13 +182,13 @@ class LoweredVariant:
             readers += self.consumers.get(buffer, [])
         stages: dict[int, set[int]] = {}  # by device, the stages that contribute to the gradient
         for consumer, operand in readers:
-            gives_back = contributes_gradient(consumer, name, self.active)
-            if gives_back:
+            contributes = contributes_gradient(consumer, name, self.active)
+            if contributes:
                 for d in self.devices[consumer.name]:
                     stages.setdefault(d, set()).add(self.stage_of[consumer.name])
             if not self._is_always_local(op, output, consumer, operand):
-                needs = gradient_reads if gives_back else other_reads
-                _add_regions(needs, consumer, operand, self.plan.tiles[consumer.name])
+                reads = gradient_reads if contributes else other_reads
+                _add_regions(reads, consumer, operand, self.plan.tiles[consumer.name])
         if not gradient_reads and not other_reads:
             return (), ()
         holders, received = self._holders(op, output), dict[int, list[Box]]()
@@ -231,12 +231,12 @@ class LoweredVariant:
         return always_local(tiling, op.space, output, target, access)
 
     def _fetch_messages(
-        self, holders: ValueHolders, needs: dict[int, list[Box]], received: dict[int, list[Box]]
+        self, holders: ValueHolders, reads: dict[int, list[Box]], received: dict[int, list[Box]]
     ) -> list[Message]:
         """Messages that bring each device the boxes it needs, less what it has `received` before."""
         messages = []
-        for device in sorted(needs):
-            regions = list(dict.fromkeys(needs[device]))
+        for device in sorted(reads):
+            regions = list(dict.fromkeys(reads[device]))
             boxes_by_source = boxes_to_fetch(
                 holders, device, regions, received.setdefault(device, [])
             )
@@ -246,10 +246,10 @@ class LoweredVariant:
         return messages
 
 
-def _add_regions(needs: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:
+def _add_regions(reads: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:
     for device, region in operand_regions(op, operand, tiling):
         if region is not None:
-            needs.setdefault(device, []).append(region)
+            reads.setdefault(device, []).append(region)
 
 
 def join_messages(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -36,8 +36,8 @@ def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
     # Local batch statistics are not merged: those of each tile count as a copy of the result.
     if len(set(tiling.devices)) == len(tiling.devices):
         return False
-    places = [(op.space.output_boxes(t.box)[0], t.device) for t in tiling.tiles]
-    if len(set(places)) < len(places):
+    outputs_and_devices = [(op.space.output_boxes(t.box)[0], t.device) for t in tiling.tiles]
+    if len(set(outputs_and_devices)) < len(outputs_and_devices):
         raise InputError(
             f"with bn: local, '{op.name}' may have one tile of the samples a device: "
             "use bn: global, or fewer tiles."
@@ -60,10 +60,10 @@ def place_merge(
     the loss (replicated_loss.py). sums: where the plan says that cells are merged, unless replicated.
     """
     tiles = tiling.tiles
-    first_of: dict[Box, int] = {}  # if a tile has copies, only the first contributes
+    first_copy: dict[Box, int] = {}  # if a tile has copies, only the first contributes
     for number, tile in enumerate(tiles):
-        first_of.setdefault(tile.box, number)
-    counted_tiles = list(first_of.values())
+        first_copy.setdefault(tile.box, number)
+    counted_tiles = list(first_copy.values())
     outs = [op.space.output_boxes(tiles[i].box)[0] for i in counted_tiles]
     placed: list[Cell] = []
     messages: dict[tuple[int, int, int], list[Box]] = {}

@@ -67,36 +67,36 @@ def _cuts_of_device(
     device_ops: list[Op],
 ) -> set[int]:
     """The cuts that a device's own communication makes in a micro-batch."""
-    place = {op.name: at for at, op in enumerate(device_ops)}
+    position = {op.name: at for at, op in enumerate(device_ops)}
     composite = {name: n for n, f in enumerate(program.graph.fused_calls) for name in f.ops}
-    inside = [composite.get(op.name, -1 - at) for at, op in enumerate(device_ops)]
+    composite_of = [composite.get(op.name, -1 - at) for at, op in enumerate(device_ops)]
     zero3 = program.plan.parsed_sync.zero3
     cuts: set[int] = set()
     received: set[int] = set()  # moves to this device for which no run has waited yet
     # The last operator and its direction; cut before the next run; cut at the end of the composite.
-    last, direction, cut_next, hands_in = 0, "F", False, False
+    last, direction, cut_next, syncs_gradients = 0, "F", False, False
     for number, i in instructions:
         if device not in i.devices:
             continue
         if isinstance(i, Run) and i.phase != "R":
-            at, phase = place[i.op], "F" if i.phase == "F" else "B"
+            at, phase = position[i.op], "F" if i.phase == "F" else "B"
             waits = not received.isdisjoint(i.deps)
             received.difference_update(i.deps)
-            leaves_composite = phase != direction or inside[at] != inside[last]
+            leaves_composite = phase != direction or composite_of[at] != composite_of[last]
             if (
-                (cut_next or waits or (hands_in and leaves_composite))
+                (cut_next or waits or (syncs_gradients and leaves_composite))
                 and phase == direction
                 and at != last
             ):
                 cuts.add(at if phase == "F" else last)
-            last, direction, cut_next, hands_in = (
+            last, direction, cut_next, syncs_gradients = (
                 at,
                 phase,
                 False,
-                hands_in and not leaves_composite,
+                syncs_gradients and not leaves_composite,
             )
         elif isinstance(i, Reduce) or _pushes_slice(program, i):
-            hands_in = True
+            syncs_gradients = True
         elif program.slices and isinstance(i, Move) and i.kind.is_pull and not zero3:
             continue  # received concurrently with what the device computes
         elif isinstance(i, Move) and all(m.source != device for m in i.messages):
@@ -117,7 +117,7 @@ def _cuts_of_all_devices(
 ) -> set[int]:
     """The cuts that the communication of all devices makes: after its sender, before its receiver."""
     number = {op.name: at for at, op in enumerate(program.graph.ops)}
-    places = [number[op.name] for op in device_ops]
+    positions = [number[op.name] for op in device_ops]
     moves = {n for n, i in instructions if not isinstance(i, Run)}
     borders: set[int] = set()  # a border at k lies before operator k of the graph
     for _, i in instructions:
@@ -128,7 +128,7 @@ def _cuts_of_all_devices(
         for dep in (program.instructions[d] for d in i.deps):
             if isinstance(dep, Run) and dep.key == i.key:
                 borders.add(number[dep.op] + (dep.phase == "F"))
-    return {sum(p < border for p in places) for border in borders}
+    return {sum(p < border for p in positions) for border in borders}
 
 
 def _cuts_of_plan(program: Program, device_ops: list[Op]) -> set[int]:

@@ -69,13 +69,15 @@ def output_holders(space: Space, tiling: Tiling, output: int) -> ValueHolders:
     if isinstance(tiling, Grid) and list(dims) == sorted(dims):
         # Dimensions that the output lacks are not split here, so the boxes stay in row-major order.
         cuts = [tiling.cuts[d] for d in dims]
-        k = tiling.copies
-        others = 1
+        copies = tiling.copies
+        other_parts = 1
         for d, c in enumerate(tiling.cuts):
-            others *= 1 if d in dims else len(c) - 1
-        if others == 1:
+            other_parts *= 1 if d in dims else len(c) - 1
+        if other_parts == 1:
             boxes = Grid(tuple(cuts), (0,) * box_count(cuts)).boxes
-            pieces = [(box, tiling.devices[i * k : (i + 1) * k]) for i, box in enumerate(boxes)]
+            pieces = [
+                (box, tiling.devices[i * copies : (i + 1) * copies]) for i, box in enumerate(boxes)
+            ]
             return ValueHolders(pieces, _GridLookup(cuts))
     devices_by_box: dict[Box, list[int]] = {}
     for tile in tiling.tiles:
@@ -110,9 +112,9 @@ def sending_turn(source: int, target: int, devices: int) -> int:
     return (target - source) % devices
 
 
-def target_at_turn(source: int, sending_turn: int, devices: int) -> int:
+def target_at_turn(source: int, turn: int, devices: int) -> int:
     """The device to which `source` sends in a turn: the inverse of `sending_turn`."""
-    return (source + sending_turn) % devices
+    return (source + turn) % devices
 
 
 def boxes_to_fetch(

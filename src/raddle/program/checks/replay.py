@@ -16,19 +16,19 @@ from raddle.program.program import Instruction, Key, Merge, Move, Program, Run
 
 def check_micro_batches(program: Program, all_facts: Sequence[VariantFacts]) -> None:
     """Checks every micro-batch of every step. Those with the same instructions are replayed once."""
-    groups: dict[Key, list[int]] = {}
+    numbers_by_key: dict[Key, list[int]] = {}
     for number, i in enumerate(program.instructions):
         if isinstance(i, Run | Merge) or (isinstance(i, Move) and not i.kind.is_of_parameter):
-            groups.setdefault(i.key, []).append(number)
+            numbers_by_key.setdefault(i.key, []).append(number)
     steps, count = program.plan.steps, program.plan.microbatches
-    micro_batches = {(key.step, key.micro_batch) for key in groups}
+    micro_batches = {(key.step, key.micro_batch) for key in numbers_by_key}
     for step, micro_batch in ((s, m) for s in range(steps) for m in range(count)):
         if (step, micro_batch) not in micro_batches:
             raise InputError(f"nothing is run in step {step}, micro-batch {micro_batch}.")
-    if len(micro_batches) < len(groups):
+    if len(micro_batches) < len(numbers_by_key):
         raise InputError("a micro-batch runs in two variants: its instructions disagree.")
     checked: list[list[tuple[object, ...]]] = []
-    for key, numbers in groups.items():
+    for key, numbers in numbers_by_key.items():
         position = {number: at for at, number in enumerate(numbers)}
         waits = [
             frozenset(position[d] for d in program.instructions[n].deps if d in position)
