@@ -1,4 +1,4 @@
-"""Modules that cast inside of their forward, as many Hugging Face models do: cases for `verify`."""
+"""Modules that cast to other dtypes inside their forward, as many Hugging Face models do: for `verify`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = sorted((d for d in ALL_TYPES if d.is_floating_point or d.is_complex), k
 
 
 class Casting(nn.Module):
-    """Linear layers, each followed by a way to cast: `blocks` are names of ways and types."""
+    """Linear layers, each followed by a cast. blocks: names of casts (keys of CASTS) and dtypes."""
 
     def __init__(self, blocks: Sequence[tuple[str, str]]) -> None:
         super().__init__()
@@ -24,7 +24,9 @@ class Casting(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in blocks)
         self.register_buffer("fine", torch.linspace(0.1, 1.7, WIDTH, dtype=torch.float64))
         self.register_buffer("mask", torch.arange(WIDTH) % 3 > 0)
-        self.attribute = torch.linspace(0.3, 1.1, WIDTH)  # no buffer: `double()` leaves it alone
+        self.attribute = torch.linspace(
+            0.3, 1.1, WIDTH
+        )  # not a buffer: `double()` does not convert it
 
     def forward(self, x: Tensor) -> Tensor:
         for (cast, dtype), layer in zip(self.blocks, self.layers, strict=True):
@@ -33,7 +35,7 @@ class Casting(nn.Module):
 
 
 def _round(module: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
-    if dtype.is_complex:  # of a buffer, so that no gradient goes through complex values
+    if dtype.is_complex:  # cast a buffer instead, so that gradients stay real
         return x * module.fine.to(dtype).abs().to(x.dtype)
     return x.to(dtype)
 
@@ -52,7 +54,7 @@ def _norm(module: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _positions(module: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
-    angles = torch.arange(0, WIDTH) / WIDTH  # of the default type
+    angles = torch.arange(0, WIDTH) / WIDTH  # in torch's default dtype
     return (
         x
         * angles.cos().to(dtype).to(x.dtype)
@@ -83,7 +85,7 @@ CASTS: dict[str, Callable[[Casting, Tensor, torch.dtype], Tensor]] = {
 
 
 def usable_blocks() -> list[tuple[str, str]]:
-    """Every way with every type that torch itself can compute it in."""
+    """All pairs of a cast and a dtype that torch itself can run forward and backward."""
     blocks = []
     for cast in CASTS:
         for dtype in DTYPES:

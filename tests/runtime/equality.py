@@ -1,4 +1,4 @@
-"""Invariants 1 and 2 for one plan: it trains as the plain module does, and sends what was simulated."""
+"""Checks that a plan trains as the plain module does, and sends the bytes of program and simulation."""
 
 from __future__ import annotations
 
@@ -24,27 +24,29 @@ from raddle.program.program import Key, Move, Program, message_bytes
 from raddle.runtime.threads import run_threads
 from raddle.simulation.timeline import simulate
 
-CLOSE = 1e-9  # relative: losses to themselves, gradients to the norm of all of them
+CLOSE = (
+    1e-9  # relative tolerance: of losses, and of gradients compared with the norm of all gradients
+)
 
 Batch = Sequence[Tensor]  # inputs, then targets
 
 
 class Mismatch(AssertionError):
-    """Numbers that are not the plain module's."""
+    """Raised if a result differs from the plain module's."""
 
 
 class TrainingResult(NamedTuple):
-    """What steps of training leave."""
+    """The result of some training steps."""
 
     losses: list[float]
     state: Mapping[str, Tensor]  # parameters and buffers
     gradients: Mapping[str, Tensor]  # of the last step
     changed: frozenset[str]  # parameters and buffers that training changes
-    scale: float  # the largest norm of all gradients in a step
+    scale: float  # norm of all gradients, in the step where it is largest
 
 
 class Task:
-    """A module, its loss and its batches by step and micro-batch, captured once."""
+    """A module with its loss, its captured graph, and batches for each step and micro-batch."""
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Task:
         return torch.optim.SGD(parameters, lr=self.lr, momentum=0.9, weight_decay=0.01)
 
     def plain(self, steps: int, microbatches: int) -> TrainingResult:
-        """What the unmodified module does, computed once."""
+        """The result of training the unmodified module; computed once."""
         if (steps, microbatches) not in self._plain:
             self._plain[steps, microbatches] = self._train(steps, microbatches)
         return self._plain[steps, microbatches]
@@ -96,7 +98,7 @@ class Task:
         return TrainingResult(losses, state, gradients, changed, max(*norms, 1e-6))
 
     def is_fragile(self, steps: int, microbatches: int) -> bool:
-        """Whether rounding alone changes the result: a kink exactly at zero, a constant normalised."""
+        """Whether rounding errors alone change the result, for example at a kink of relu at zero."""
         plain = self.plain(steps, microbatches)
         with _Rounding():
             rounded = self._train(steps, microbatches)
@@ -108,7 +110,7 @@ class Task:
         return False
 
     def verify(self, plan: Plan) -> Program:
-        """Lowers, checks, simulates and runs a plan; raises where anything is not as it must be."""
+        """Lowers, checks, simulates and runs a plan; raises if a result or a byte count is wrong."""
         program = lower(self.graph, plan)
         check(program)
         timeline = simulate(program, cluster(f"local:{plan.devices}"))
@@ -135,12 +137,12 @@ class Task:
 
 
 class _Rounding(TorchDispatchMode):
-    """Every operator's result is off by a few units in the last place."""
+    """Perturbs the result of every operator by a few units in the last place."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         views = any(r.alias_info is not None for r in func._schema.returns)
-        if views or "amax" in str(func):  # whose backward looks for the very same number
+        if views or "amax" in str(func):  # amax: its backward searches for exactly this value
             return result
         return tree_map_only(Tensor, _rounded, result)
 
@@ -152,7 +154,7 @@ def _rounded(x: Tensor) -> Tensor:
 
 
 def _batches(example: Batch, steps: int, microbatches: int) -> list[list[list[Tensor]]]:
-    """Batches like an example: floating-point tensors vary, integers are rearranged among samples."""
+    """Batches like the example: floating-point tensors get noise, integer tensors are permuted."""
     generator = torch.Generator().manual_seed(7)
 
     def another(x: Tensor) -> Tensor:
@@ -164,7 +166,7 @@ def _batches(example: Batch, steps: int, microbatches: int) -> list[list[list[Te
 
 
 def program_bytes(program: Program) -> dict[tuple[int, int], int]:
-    """Bytes by pair of devices, as the program says."""
+    """(source, target) -> bytes that the program's messages have."""
     total: dict[tuple[int, int], int] = {}
     for i in program.instructions:
         for m in i.messages if isinstance(i, Move) else ():
@@ -176,7 +178,7 @@ def program_bytes(program: Program) -> dict[tuple[int, int], int]:
 def compare(
     graph: Graph, plain: TrainingResult, losses: Sequence[float], state: Mapping[str, Tensor]
 ) -> None:
-    """Losses, parameters and buffers are the plain module's."""
+    """Raises Mismatch unless losses, parameters and buffers equal the plain module's."""
     for step, (ours, theirs) in enumerate(zip(losses, plain.losses, strict=True)):
         if not abs(ours - theirs) <= CLOSE * max(1e-2, abs(theirs)):
             raise Mismatch(f"the loss of step {step} is {ours}, not {theirs}")
@@ -197,7 +199,7 @@ def compare_gradients(plain: TrainingResult, gradients: Mapping[str, Tensor]) ->
 def _compare(what: str, ours: Tensor, theirs: Tensor, limit: float) -> None:
     assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype), f"{what} is another kind"
     error = float((in_double(ours) - in_double(theirs)).norm())
-    if not error <= limit:  # or it is no number
+    if not error <= limit:  # also catches NaN
         raise Mismatch(f"{what} is off by {error:.2e}, more than {limit:.2e}")
 
 

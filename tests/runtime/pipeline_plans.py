@@ -1,7 +1,7 @@
-"""Pipeline plans written by hand, and the plain module run micro-batch by micro-batch to compare with.
+"""Makes pipeline plans by hand, and compares them with the plain module, micro-batch by micro-batch.
 
-A micro-batch's loss counts by its share of the samples. Where replicas of a stage keep running statistics
-each, those of the worker that runs micro-batch 0 count.
+The loss of a micro-batch is weighted by its samples. If replicas of a stage have separate running
+statistics, those of the worker that runs micro-batch 0 are compared.
 """
 
 # s: stage, m: micro-batch, w: worker; P stages (workers), M micro-batches
@@ -41,12 +41,12 @@ from raddle.runtime.threads import run_threads
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import simulate
 
-# Micro-batches in the order in which they update running statistics, with the buffers that they update.
+# Pairs: micro-batches in the order in which they update buffers, and the names of these buffers.
 Updates = tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]
 
 
 class PipelineTask:
-    """A module with its loss, captured for a micro-batch."""
+    """A module with its loss, captured for one micro-batch."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class PipelineTask:
         return torch.optim.SGD(parameters, lr=self.lr, momentum=0.9, weight_decay=0.01)
 
     def batches(self, sizes: tuple[int, ...]) -> list[list[list[Tensor]]]:
-        """By step and micro-batch, of these sizes: numbers vary, integers are rearranged among samples."""
+        """Batches of these sizes for each step and micro-batch: floats get noise, integers are permuted."""
         if sizes not in self._batches:
             generator = torch.Generator().manual_seed(len(sizes))
 
@@ -88,7 +88,7 @@ class PipelineTask:
         return self._batches[sizes]
 
     def plain(self, sizes: tuple[int, ...], updates: Updates = ()) -> TrainingResult:
-        """What the unmodified module does, computed once."""
+        """The result of training the unmodified module; computed once."""
         if (sizes, updates) not in self._plain:
             self._plain[sizes, updates] = self._train(sizes, updates)
         return self._plain[sizes, updates]
@@ -123,7 +123,7 @@ class PipelineTask:
     def _buffers(
         self, model: nn.Module, micros: Sequence[Batch], updates: Updates
     ) -> dict[str, Tensor]:
-        """Buffers after a step in which others than all micro-batches in their order update them."""
+        """New values of buffers that are not updated by all micro-batches in their order."""
         buffers: dict[str, Tensor] = {}
         for sequence, names in updates:
             if sequence != tuple(range(len(micros))):
@@ -135,7 +135,7 @@ class PipelineTask:
         return buffers
 
     def is_fragile(self, plan: Plan) -> bool:
-        """Whether rounding alone changes the result: a kink exactly at zero, a constant normalised."""
+        """Whether rounding errors alone change the result, for example at a kink of relu at zero."""
         plain, key = self._expected(lower(self.graph, plan))
         with _Rounding():
             rounded = self._train(*key)
@@ -152,7 +152,7 @@ class PipelineTask:
         return self.plain(*key), key
 
     def verify(self, plan: Plan) -> Program:
-        """Lowers, checks, simulates and runs a plan; raises where anything is not as it must be."""
+        """Lowers, checks, simulates and runs a plan; raises if a result or a byte count is wrong."""
         assert plan.steps == self.steps
         program = lower(self.graph, plan)
         check(program)
@@ -179,7 +179,7 @@ class PipelineTask:
 
 
 def updates_of(plan: Plan, graph: Graph) -> Updates:
-    """A stage's forwards on the worker that runs micro-batch 0 of it: others' are in no checkpoint."""
+    """The buffer updates that checkpoints contain: of the worker that runs micro-batch 0 of a stage."""
     if not plan.stages:
         return ()
     schedule, of = schedule_of(plan), stage_of(plan)
@@ -198,14 +198,14 @@ def updates_of(plan: Plan, graph: Graph) -> Updates:
 
 
 def cut_evenly(graph: Graph, count: int) -> tuple[tuple[str, ...], ...]:
-    """Stages of as many operators each."""
+    """Stages with equal numbers of operators."""
     names = [op.name for op in graph.ops]
     cuts = even_cuts(len(names), count)
     return tuple(tuple(names[a:b]) for a, b in pairwise(cuts))
 
 
 def split(op: Op, letters: Mapping[str, int], devices: Sequence[int]) -> Tiling:
-    """An operator split along those of the letters that it has; a copy on each device if it has none."""
+    """Splits an operator along the letters that it has; if it has none, copies it to each device."""
     cuts, count = [], 1
     for dim in op.space.dims:
         parts = letters.get(dim.name, 1)
@@ -223,7 +223,7 @@ def stage_tiles(
     devices: Sequence[Sequence[int]],
     splits: Sequence[Mapping[str, int]] = (),
 ) -> dict[str, Tiling]:
-    """Tiles of stages, each on its devices and split along its letters."""
+    """Tiles of all stages, each stage on its devices and split along its letters."""
     tiles: dict[str, Tiling] = {}
     for s, (names, stage_devices) in enumerate(zip(stages, devices, strict=True)):
         letters = splits[s] if splits else {}
@@ -248,7 +248,7 @@ def pipeline(
     stages: Sequence[Sequence[str]] = (),
     **more: Any,
 ) -> Plan:
-    """One device a worker; stage s is on worker s mod P."""
+    """A pipeline with one device per worker; stage s is on worker s mod P."""
     graph = piped.graph
     stages = tuple(map(tuple, stages)) or cut_evenly(graph, workers * chunks)
     tiles = stage_tiles(graph, stages, [[s % workers] for s in range(len(stages))])
@@ -282,7 +282,7 @@ def planned(
 
 @cache
 def tiny(name: str, size: int) -> PipelineTask:
-    """A model of the zoo in float64, without dropout, for micro-batches of so many samples."""
+    """A model of the zoo in float64, without dropout, for micro-batches of `size` samples."""
     work = zoo.load(name, device="cpu", dtype=torch.float64, batch=size)
     model = without_dropout(work.model)
     return PipelineTask(model, list(work.inputs), list(work.targets), work.loss)

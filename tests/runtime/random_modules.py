@@ -1,8 +1,8 @@
-"""Random small modules, written as Python source: a failing one is its own reproduction.
+"""Generates random small modules as Python source, so that a failing module is its own reproduction.
 
-A line is kept if it runs, so shapes need no arithmetic here: `v3 = self.m3(v1)` is tried on an example,
-and what it gives is there to go on with. Lines may begin anywhere, so there are branches; whatever no line
-reads in the end is given to the loss (or, sometimes, to nobody).
+A line such as `v3 = self.m3(v1)` is tried on an example and kept if it runs, so no shapes are computed
+here. A line may read any earlier value, so there are branches. Values that no line reads go to the loss,
+or sometimes stay unused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Names = dict[str, Any]
 
 
 class Case:
-    """A module with its loss and an example batch; its text is what made it."""
+    """A module with its loss and an example batch, made from source code."""
 
     def __init__(self, source: str, seed: int, inputs: list[Tensor], targets: list[Tensor]) -> None:
         names: Names = {"torch": torch, "nn": nn, "F": F}
@@ -67,7 +67,7 @@ class _ModuleWriter:
             self._line()
         terms = [self._term(v) for v in list(self.unread)[-3:]]
         if not any(p.requires_grad for p in self.net.parameters()) or not self._learns(terms):
-            self.seed += 10**9  # nothing to train: another one
+            self.seed += 10**9  # nothing to train: try another seed
             return _ModuleWriter(self.seed).case()
         return Case(self._source(terms), self.seed, self.inputs, self.targets)
 
@@ -149,7 +149,7 @@ class _ModuleWriter:
             self._try(init, expression, x)
 
     def _try(self, init: list[str], expression: str, *read: str) -> None:
-        """Keeps lines that run; a module that stays unused would not be harmful."""
+        """Adds lines if they run. A layer may stay unused; this does no harm."""
         names = {"torch": torch, "nn": nn, "F": F, "self": self.net, **self.values}
         before = set(self.net._modules) | set(self.net._parameters) | set(self.net._buffers)
         try:
@@ -188,7 +188,7 @@ class _ModuleWriter:
         return self.count
 
     def _pair(self, x: str) -> tuple[str, ...] | None:
-        """Two values that are there."""
+        """An operator on two existing values."""
         shape = self.values[x].shape
         others = [v for v, t in self.values.items() if t.shape == shape and v != x]
         others = [v for v in others if self.values[v].is_floating_point()]
@@ -207,7 +207,7 @@ class _ModuleWriter:
         return (f"torch.cat([{x}, {y}], 1)",)
 
     def _layer(self, text: str) -> tuple[str, str]:
-        """A new layer, or one that is there if it has the same text: then parameters are shared."""
+        """A new layer or, sometimes, an existing one with the same text: then parameters are shared."""
         same_layers = [line for line in self.init if line.endswith(f"= {text}")]
         if same_layers and self.rng.random() < 0.7:
             return "", same_layers[0].split(" ")[0]
@@ -330,7 +330,7 @@ def linear(w: _ModuleWriter, x: str, *shape: int) -> tuple[str, ...]:
         name = w.rng.choice(same_shape).split(" ")[0]
         if name.endswith(".bias.requires_grad_(False)"):
             return (f"{x} + 1",)
-        if w.rng.random() < 0.3:  # tied: a second name of one parameter
+        if w.rng.random() < 0.3:  # tied parameter: one parameter with two names
             line = next(m for m in same_shape if m.startswith(name + " "))
             other = f"self.m{w._number()}"
             tie = f"{other}.weight = {name}.weight"

@@ -1,4 +1,4 @@
-"""Trainers as threads of this process, for tests."""
+"""Runs the trainers of all ranks as threads of this process, for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from raddle.transport.thread_transport import Hub
 
 
 def on_threads(size: int, work: Callable[[Trainer], Any], *args: Any, **more: Any) -> list[Any]:
-    """What `work(trainer)` gives on each rank; a failure of one is raised here."""
+    """Calls `work(trainer)` on each rank; returns the results by rank. args, more: as for parallelize.
+
+    If ranks fail, the first failure is raised.
+    """
     hub = Hub(size, timeout=HANG)
     results: list[Any] = [None] * size
     trainers: list[Trainer] = []

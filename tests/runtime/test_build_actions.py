@@ -1,4 +1,4 @@
-"""Each part of `settle`, made alone."""
+"""Tests of each part of `build_actions` on its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from raddle.runtime.delivery import delivery_of
 from raddle.runtime.function_writer import GeneratedCode, Piece
 
 CPU, KEY = torch.device("cpu"), Key()
-FIRST = Box((0, 0), (1, 8))  # of two samples with eight features
+FIRST = Box((0, 0), (1, 8))  # the first of two samples, with eight features
 SPLIT = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1"}  # fc2 and the sum are on device 0
 
 
@@ -57,11 +57,13 @@ def test_a_slot_for_every_piece() -> None:
         (FIRST, computed_slot),
         (Box((1, 0), (2, 8)), received_slot),
     ]
-    assert slot_table.box_slots(Key(micro_batch=1), "fc1") == []  # another micro-batch has its own
+    assert (
+        slot_table.box_slots(Key(micro_batch=1), "fc1") == []
+    )  # other micro-batches have other slots
     assert slot_table.slot_of(KEY, Piece("fc1", FIRST)) == computed_slot
     (name,) = slot_table.graph.inputs
     source = slot_table.input_source(KEY, name)
-    assert source.box == Box((0, 0), (1, 4))  # what fc1 reads of the batch here
+    assert source.box == Box((0, 0), (1, 4))  # the sample that fc1 reads on device 0
     assert slot_table.input_source(KEY, name) is source
     assert slot_table.sources == [source]
 
@@ -86,7 +88,7 @@ def test_zero3_parameters_keep_a_shard_and_gather_the_others() -> None:
     assert rows == Box((4, 0), (8, 4))
     weight = next(w for w in persistent.gathered if w.shape == (8, 4))
     assert (weight.shard_slot, weight.shard_index[0]) == (slot, slice(4, 8))
-    assert not persistent.updated_slots  # slices are
+    assert not persistent.updated_slots  # its slices are updated instead
 
 
 def test_a_segment_is_a_call_on_slots() -> None:
@@ -147,7 +149,7 @@ def test_messages_are_sent_posted_and_awaited_once() -> None:
 def test_every_kind_of_message_lands_somewhere(kind: MessageKind) -> None:
     slot_table = slot_table_of(program(), 0)
     box = Box((0, 0), (8, 4))
-    slot_table.add_computed(KEY, "fc1.weight", box)  # whatever it is: each kind finds its own
+    slot_table.add_computed(KEY, "fc1.weight", box)  # slot 0, and slot 1 below
     slot_table.add_persistent("fc1.weight", "parameter", box)
     part = delivery_of(kind).destination(slot_table, KEY, "fc1.weight", Box((2, 0), (4, 4)))
     slots = {"activation": (2,), "partial": (2,), "push": (1,), "pull": (1,), "signal": ()}
@@ -178,9 +180,8 @@ def test_slices_are_submitted_once_and_summed_one_by_one() -> None:
     add_persistent_slots(lowered, 1, slot_table)
     slices = SliceBuilder(lowered, 1, slot_table)
     actions = [a for i in lowered.instructions if slices.handles(i) for a in slices.build(i)]
-    assert (
-        sum(isinstance(a, SubmitGradients) for a in actions) == 2
-    )  # the weight and the bias of fc1
+    # The weight and the bias of fc1
+    assert sum(isinstance(a, SubmitGradients) for a in actions) == 2
     summed = [a.number for a in actions if isinstance(a, StartSliceAllReduce)]
     held = {n for n, s in enumerate(slices.all_slices()) if 1 in s.region.devices}
     assert set(summed) == held
@@ -206,7 +207,7 @@ def test_buffers_take_what_is_there() -> None:
     add_persistent_slots(lowered, 0, slot_table)
     buffers = BufferUpdateBuilder(lowered, 0, slot_table)
     value = graph.updates["running_mean"]
-    assert not buffers.build([value], KEY)  # nothing of it is here yet
+    assert not buffers.build([value], KEY)  # the device has no part of the value yet
     half = slot_table.add_computed(KEY, value, Box((0,), (2,)))
     ((_, slot),) = slot_table.persistent["running_mean"]
     (update,) = buffers.build([value], KEY)

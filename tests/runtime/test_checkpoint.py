@@ -1,4 +1,4 @@
-"""What ranks hold, put together, is what the plain module has; and it comes apart for any other layout."""
+"""Boxes of all ranks are assembled to the plain module's state, which can be cut for any other layout."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ seeds = st.integers(0, 10_000)
 
 
 def random_cuts(shape: tuple[int, ...], rng: random.Random) -> list[Box]:
-    """A partition by up to three random cuts, each of a random box of those there are."""
+    """Boxes from up to three random cuts; each cut divides a random box."""
     boxes = [Box.full(shape)]
     for _ in range(rng.randint(0, 3)):
         box = boxes.pop(rng.randrange(len(boxes)))
@@ -62,7 +62,7 @@ def random_cuts(shape: tuple[int, ...], rng: random.Random) -> list[Box]:
 
 
 def random_layout(shapes: Shapes, ranks: int, seed: int) -> Layout:
-    """Every box on one rank, or on two."""
+    """A random layout: every box is on one rank or on two."""
     rng = random.Random(seed)
     layout: Layout = [{} for _ in range(ranks)]
     for name, shape in shapes.items():
@@ -73,7 +73,7 @@ def random_layout(shapes: Shapes, ranks: int, seed: int) -> Layout:
 
 
 def on_threads(ranks: int, work: Callable[[int, Exchange], Any]) -> list[Any]:
-    """What each rank returns; `exchange` gathers an object of each."""
+    """Calls work(rank, exchange) on threads; returns the results. exchange: all-gather of objects."""
     results: list[Any] = [None] * ranks
     posted: list[Any] = [None] * ranks
     barrier = threading.Barrier(ranks, timeout=HANG)
@@ -83,7 +83,7 @@ def on_threads(ranks: int, work: Callable[[int, Exchange], Any]) -> list[Any]:
             posted[rank] = mine
             barrier.wait()
             everyone = list(posted)
-            barrier.wait()  # nobody posts again before all have read
+            barrier.wait()  # all ranks have read before the next exchange
             return everyone
 
         return exchange
@@ -102,7 +102,7 @@ def on_threads(ranks: int, work: Callable[[int, Exchange], Any]) -> list[Any]:
         thread.join()
     failures = [r for r in results if isinstance(r, BaseException)]
     for failure in failures:
-        if not isinstance(failure, threading.BrokenBarrierError):  # it waited for one that failed
+        if not isinstance(failure, threading.BrokenBarrierError):  # that rank only waited
             raise failure
     assert not failures
     return results
@@ -113,7 +113,7 @@ def held(layout: dict[str, list[Box]], tensors: dict[str, list[Tensor]]) -> dict
 
 
 def gathered(layout: Layout, state: dict[str, Tensor], shapes: Shapes, aliases: Any) -> list[Any]:
-    """On each rank of a layout, what it gets after cutting its boxes out of a state."""
+    """Cuts a state into a layout's boxes and gathers it again; returns the result of each rank."""
 
     def work(rank: int, exchange: Exchange) -> dict[str, Tensor]:
         pieces = held(layout[rank], cut_state(state, layout[rank], shapes, aliases))
@@ -124,7 +124,7 @@ def gathered(layout: Layout, state: dict[str, Tensor], shapes: Shapes, aliases: 
 
 @cache
 def saved(name: str) -> tuple[dict[str, Tensor], Shapes, dict[str, str]]:
-    """The state of a plain model, the shapes of its tensors, and its aliases as the graph has them."""
+    """The state of a plain model, the shapes of its tensors, and the graph's aliases of tied tensors."""
     work = zoo.load(name, device="cpu")
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
     shapes = {v.name: v.shape for v in [*graph.parameters, *graph.buffers]}
@@ -183,7 +183,7 @@ def test_a_tied_weight_has_all_its_names_and_is_one_tensor() -> None:
     (full,) = gathered(random_layout(shapes, 1, 0), state, shapes, aliases)
     assert full["lm_head.weight"] is full["wte.weight"]
     work = zoo.load("gpt-tiny", device="cpu", seed=1)
-    work.model.load_state_dict(full)  # strict
+    work.model.load_state_dict(full)  # strict: checks all names
     assert_same(work.model.lm_head.weight.detach(), state["wte.weight"])
 
 
@@ -224,7 +224,7 @@ def gradient(name: str, step: int) -> Tensor:
 def update(
     make: Any, held: dict[str, Pieces], entries: dict[str, list[dict[str, Any]]], steps: range
 ) -> dict[str, list[tuple[Box, dict[str, Any]]]]:
-    """Some steps of an optimizer on a rank's boxes, and what it keeps afterwards."""
+    """Runs some steps of an optimizer on a rank's boxes; returns its state."""
     optimizer = make([t for pieces in held.values() for _, t in pieces])
     for name, kept in entries.items():
         for (_, tensor), entry in zip(held[name], kept, strict=True):
@@ -240,7 +240,7 @@ def update(
 
 
 def trained(make: Any, layout: Layout, state: Any, entries: Any, steps: range) -> tuple[Any, Any]:
-    """State and optimizer state after some steps on a layout, starting from those of another."""
+    """State and optimizer state after some steps on a layout, starting from given ones."""
 
     def work(rank: int, exchange: Exchange) -> tuple[Any, Any]:
         if not layout[rank]:
@@ -360,7 +360,7 @@ def test_an_optimizer_that_keeps_other_shapes_is_refused_by_all_ranks() -> None:
 
 
 def process(rank: int, store: str, out: str) -> None:
-    """Two ranks exchange with each other over a transport."""
+    """One of two ranks that exchange objects over a process transport."""
     os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     place = torch.device("cpu")
@@ -378,7 +378,7 @@ def loopback() -> str:
 def exchanged(me: int, exchange: Exchange) -> Any:
     shapes = {"w": (4, 3), "flag": (), "half": (2,)}
     state = {
-        "w": torch.arange(12.0).view(4, 3).t().contiguous().t(),  # columns first
+        "w": torch.arange(12.0).view(4, 3).t().contiguous().t(),  # column-major
         "flag": torch.tensor(True),
         "half": torch.tensor([0.5, 2.0], dtype=torch.bfloat16),
     }

@@ -1,4 +1,4 @@
-"""Gradients flow through values of every type that autograd knows, also through those on the wire."""
+"""Gradients flow through values of every dtype that autograd supports, also between ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)},
 
 
 def gets_gradient(dtype: torch.dtype) -> bool:
-    """Whether autograd takes leaves of a type."""
+    """Whether autograd accepts leaves of a dtype."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -55,7 +55,7 @@ def test_autograd_and_the_graph_agree_on_what_carries_a_gradient(dtype: torch.dt
 
 # -- random chains of operators --------------------------------------------------------------------
 
-# `v` is the value so far, `w` a parameter of its type (features x features).
+# v: the value so far; w: a parameter of its dtype, features x features.
 STEPS = [
     *(f"v.to({dtype})" for dtype in GRADED),
     *(f"torch.fft.{name}(in_double(v))" for name in ("fft", "rfft", "irfft", "ihfft")),
@@ -75,7 +75,7 @@ def doubled_silently(v: Tensor) -> Tensor:
 
 
 class Chain(nn.Module):
-    """Steps one after the other; whatever comes out, its absolute squares are the loss."""
+    """Applies operations one after the other; the loss is the sum of squares of the result."""
 
     def __init__(self, steps: list[str], parameters: dict[str, Tensor]) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Chain(nn.Module):
 
 
 def chain(wanted: list[str], dtype: torch.dtype) -> tuple[Chain, Tensor]:
-    """A chain of those steps that run, forward and backward, and give finite numbers."""
+    """A chain of those operations that run forward and backward and give finite values."""
     torch.manual_seed(0)
     x, steps = torch.rand(4, 8).add(0.5).to(dtype), []
     weights = {"first": torch.rand(8).add(0.5).to(dtype)}
@@ -114,7 +114,7 @@ def chain(wanted: list[str], dtype: torch.dtype) -> tuple[Chain, Tensor]:
 
 
 def computes(dtype: torch.dtype) -> bool:
-    """Whether this torch multiplies numbers of a type; of some it only stores them."""
+    """Whether this torch version can compute with a dtype, not only store it."""
     try:
         return runs(*chain([], dtype))
     except RuntimeError:
@@ -124,7 +124,7 @@ def computes(dtype: torch.dtype) -> bool:
 def runs(model: Chain, x: Tensor) -> bool:
     narrow = any(torch.finfo(p.dtype).bits < 64 for p in model.parameters())
     if narrow and "fft" in "".join(model.steps):
-        return False  # its last bits depend on where in memory a tensor lies
+        return False  # its last bits depend on the memory address of a tensor
     try:
         model(x).backward()
         torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9).step()
@@ -141,7 +141,7 @@ STARTS = [dtype for dtype in GRADED if computes(dtype)]
 
 
 def on_two(graph: Graph, devices: list[int], **more: Any) -> Plan:
-    """Every operator whole, on one of two devices."""
+    """A plan with every operator whole, on one of two devices."""
     tiles = {
         op.name: Grid(tuple((0, d.size) for d in op.space.dims), (device,))
         for op, device in zip(graph.ops, devices * len(graph.ops), strict=False)
@@ -160,13 +160,14 @@ def on_two(graph: Graph, devices: list[int], **more: Any) -> Plan:
 def test_gradients_through_any_type_equal_the_modules(
     steps: list[str], dtype: torch.dtype, devices: list[int], sync: str, microbatches: int
 ) -> None:
-    """Operators are whole, so that no rounding differs, and values of all types cross devices."""
+    """Operators are not split, so that rounding is equal; values of all dtypes are sent between devices."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on half complex numbers
+        warnings.simplefilter("ignore")  # warnings about complex numbers of half precision
         model, x = chain(steps, dtype)
         task = Task(model, [x], steps=2, microbatches=microbatches, lr=0.01)
         if any(torch.finfo(p.dtype).bits < 32 for p in model.parameters()):
-            sync = "allreduce"  # torch rounds updates of few elements otherwise than of many
+            # torch rounds updates of few elements differently, so slices would give other bits.
+            sync = "allreduce"
         task.verify(on_two(task.graph, devices, sync=sync, steps=2, microbatches=microbatches))
 
 
@@ -198,9 +199,7 @@ SPECTRA = {
     "fft": lambda v: torch.fft.fft(v).real,
     "rfft": lambda v: torch.fft.irfft(torch.fft.rfft(v) * 2),
     "rotary": ring,
-    "ihfft": lambda v: torch.fft.ihfft(
-        v
-    ).abs(),  # torch gives a tensor that is marked as conjugated
+    "ihfft": lambda v: torch.fft.ihfft(v).abs(),  # ihfft returns a lazily conjugated tensor
 }
 
 
@@ -257,7 +256,7 @@ def test_the_norm_that_clips_counts_imaginary_parts() -> None:
 
 
 class Loss(nn.Module):
-    """A Hugging Face model that returns its loss."""
+    """Wraps a Hugging Face model; returns its loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -284,7 +283,7 @@ def test_fnet_trains_as_the_module_does() -> None:
 def test_a_plan_of_a_complex_model_can_be_read_back() -> None:
     graph = capture(Complex(), [torch.randn(4, 3, dtype=torch.complex64)], loss=output_loss)
     plan = plan_for(graph, cluster("local:2"), "data")
-    assert plan.dtype == "float32"  # with which the model is built again
+    assert plan.dtype == "float32"  # the dtype in which the model is built again
     assert from_dict(json.loads(json.dumps(to_dict(plan, graph))), graph).tiles == plan.tiles
 
 

@@ -1,4 +1,4 @@
-"""Each part of the executor, made alone."""
+"""Tests of each part of the executor on its own."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_gradient_that_others_see_is_copied_before_it_is_changed() -> None:
     assert torch.equal(first, ones(2))
     assert torch.equal(gradients.gradient_or_zeros(0, DOUBLE), 3 * ones(2))
     assert gradients.take_gradient(0) is not None
-    assert torch.equal(gradients.gradient_or_zeros(0, DOUBLE), 0 * ones(2))  # nobody gave one
+    assert torch.equal(gradients.gradient_or_zeros(0, DOUBLE), 0 * ones(2))  # there is no gradient
 
 
 def test_boxes_of_gradients_add_up() -> None:
@@ -85,7 +85,7 @@ def test_boxes_of_gradients_add_up() -> None:
 
 
 def message(kind: MessageKind, part: MessagePart, **more: Any) -> tuple[Send, Receive]:
-    """The two ends of a message of rank 0 to rank 1, of the same slots on both."""
+    """Send and receive of one message from rank 0 to rank 1, with the same slots on both."""
     delivery = delivery_of(kind, **more)
     send = Send(1, 0, kind, "", [part._replace(index_pairs=())], DOUBLE, KEY, delivery)
     receive = Receive(0, 0, kind, "", [part], DOUBLE, 2, "v", KEY, delivery)
@@ -120,7 +120,7 @@ def test_what_is_sent_lands(kind: MessageKind) -> None:
     deliver(*message(kind, WHOLE), source, target)
     landed = target.grads[0] if kind.content == "gradient" else target.slots[0]
     assert torch.equal(landed, 3 * ones(2))
-    assert source.grads == [None]  # gradients are handed on
+    assert source.grads == [None]  # the sender clears the gradient
     assert target.with_gradient == ({0} if kind.is_push else set())
 
 
@@ -144,7 +144,7 @@ def test_a_signal_carries_nothing_and_arrives() -> None:
 
 
 def product(*, split: bool = False, recompute: bool = False) -> Call:
-    """Slot 2 is slot 0 (graded) times slot 1 (a weight)."""
+    """A call: slot 2 = slot 0 (differentiable) * slot 1 (a weight)."""
     box = Box((0,), (2,))
     code = GeneratedCode(
         lambda x, w: (x * w,), (Piece("x", box),), (Piece("w", box),), (), (Piece("y", box),), ""
@@ -191,7 +191,7 @@ def test_gradients_are_summed_in_a_bucket_and_the_optimizer_sees_them() -> None:
     parameters = ParameterUpdater(slot_store, single_rank(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
     parameters.optimizer_step = lambda: seen.append(slot_store.slots[1].grad.clone())
     parameters.load()
-    for _ in range(2):  # steps, of two micro-batches
+    for _ in range(2):  # two steps with two micro-batches each
         parameters.accumulate(product(), [ones(2)])
         parameters.accumulate(product(), [ones(2)])
         parameters.start_all_reduce(StartAllReduce(0, 0, "", KEY))
@@ -205,7 +205,7 @@ def test_autograd_adds_to_what_is_there_so_far() -> None:
     slot_store = filled()
     parameters = ParameterUpdater(slot_store, single_rank(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
     parameters.load()
-    parameters.bucket_buffers[0].fill_(7)  # of a step before
+    parameters.bucket_buffers[0].fill_(7)  # left from an earlier step
     place = parameters.accumulated_gradient(product(), 1)
     assert place is not None
     assert place.tolist() == [0, 0]
@@ -228,7 +228,7 @@ def test_an_update_leaves_the_weights_of_those_under_way() -> None:
 
 
 class CallLog:
-    """Stands for what keeps slices equal, and writes down what it is asked for."""
+    """Takes the place of a ParameterSync; records the calls of its methods."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -291,7 +291,7 @@ def test_a_buffer_is_replaced_and_never_written() -> None:
 
 
 def test_a_rank_that_has_the_loss_broadcasts_it() -> None:
-    program = lower(mlp(), make_plan(mlp(), {}, 2))  # all of it is on device 0
+    program = lower(mlp(), make_plan(mlp(), {}, 2))  # all operators are on device 0
     hub, results = Hub(2), []
     for rank in (1, 0):
         slot_store = store(())

@@ -1,4 +1,4 @@
-"""A function is written without a program, and composites are told without a writer."""
+"""Tests of the function writer and of native calls, without a program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def halves(of: TensorId) -> list[Box]:
 def test_pieces_are_put_together_and_what_nobody_needs_is_released() -> None:
     function = FunctionWriter(halves)
     both = function.region_variable("x", ALL)
-    assert function.region_variable("x", ALL) == both  # once
+    assert function.region_variable("x", ALL) == both  # the same variable again
     function.add_call(lambda x: (x + 1, x - 1), both, [("y", ALL), None])
     assert function.boxes("y") == [ALL]
     ((box, variable),) = function.computed["y"]

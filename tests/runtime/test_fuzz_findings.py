@@ -1,4 +1,4 @@
-"""What random modules and plans have found, each as small as it gets."""
+"""Bugs that random modules and plans have found, each as a minimal test."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def task(function: Callable[[Tensor], Tensor], *shape: int, steps: int = 2) -> T
 
 
 def test_a_server_that_reads_nothing() -> None:
-    """The checker refused a named server that holds no tile of the parameter."""
+    """The bug: the checker refused a server that holds no tile of the parameter."""
     plain = task(torch.tanh, 2, 4)
     for tiles in ({}, {"mul": "n/2 @0-1"}):
         plain.verify(make_plan(plain.graph, tiles, 3, sync="server:2", steps=2))
 
 
 def test_a_variance_whose_mean_nobody_reads() -> None:
-    """No gradient went back through the merge of its parts: only the first output was looked at."""
+    """The bug: no gradient went through the merge, as only the first output was considered."""
     plain = task(lambda x: x.std(1), 2, 5)
     plain.verify(make_plan(plain.graph, {"moments": "c/2 @0-1"}, 2, steps=2))
 
 
 def test_the_deviation_of_equal_numbers_has_no_gradient() -> None:
-    """It was not a number: the square root's at zero, where torch's own has none."""
+    """The bug: the gradient of the square root at zero was NaN; torch's std has no gradient there."""
     plain = task(lambda x: 0 * x[:, :1] + (0 * x + 1).std(1, keepdim=True) + x, 2, 4)
     plain.verify(make_plan(plain.graph, {}, 2, steps=2))
     plain.verify(make_plan(plain.graph, {"moments": "n/2 @0-1"}, 2, steps=2))
 
 
 def test_a_window_that_is_padded_and_takes_a_whole_piece() -> None:
-    """Rows that a stride leaves unread, and padding above, each fit; together they made a row more."""
+    """The bug: unread rows and high-side padding each fit into a stride, but together added a row."""
     torch.manual_seed(0)
     x = torch.randn(1, 1, 2, 3).double()
     conv = nn.Sequential(nn.Conv2d(1, 1, (2, 1), stride=2, padding=(1, 0)).double())
@@ -61,7 +61,7 @@ def test_a_window_that_is_padded_and_takes_a_whole_piece() -> None:
 
 
 def test_what_is_recomputed_reads_buffers_as_they_were() -> None:
-    """The second forward of a block read a buffer that the first one had written."""
+    """The bug: the second forward of a block read a buffer that the first one had changed."""
 
     class Fading(nn.Module):
         def __init__(self) -> None:
@@ -81,7 +81,7 @@ def test_what_is_recomputed_reads_buffers_as_they_were() -> None:
 
 
 class Partly(nn.Module):
-    """Trains `fc`; the rest is there all the same."""
+    """Only `fc` is trained; the other parts are unused."""
 
     def __init__(self, *more: str) -> None:
         super().__init__()

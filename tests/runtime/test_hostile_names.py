@@ -1,4 +1,4 @@
-"""Names of modules, parameters and buffers are a user's text: whatever they hold, it is not run."""
+"""Names of modules, parameters and buffers come from the user and are never executed as code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from random_plans import random_plan
 from torch import Tensor, nn
 
-# Every character at which a line ends for Python or for str.splitlines; what begins or ends tokens.
+# All characters that end a line for Python or for str.splitlines, and those that begin or end tokens.
 BREAKS = [c for c in map(chr, range(0x3000)) if len(f"a{c}a".splitlines()) > 1] + ["\r\n"]
 STRANGE = [*"'\"\\#;: \té", "", '"""', "\\n", "{}", "%s", "\ud800", "v1"]
 RUN = "setattr(__import__('builtins'), 'canary', True)"
 
 
 class Named(nn.Module):
-    """A layer, a parameter and a buffer with names of one's choice."""
+    """A layer, a parameter and a buffer with the given names."""
 
     def __init__(self, names: list[str]) -> None:
         super().__init__()

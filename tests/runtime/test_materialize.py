@@ -1,4 +1,4 @@
-"""Boxes of a meta model are boxes of the one model that `materialize` makes, whoever asks for which."""
+"""materialize_boxes gives boxes of exactly the values that `materialize` gives, for any choice of boxes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 @cache
 def pair(name: str) -> tuple[nn.Module, nn.Module]:
-    """A model on meta, and the same model with numbers."""
+    """A model on meta, and the same model with values."""
     model = zoo.load(name).model
     return model, materialize(copy.deepcopy(model), seed=3)
 
@@ -101,7 +101,7 @@ def test_seeds_and_modules_differ() -> None:
 class Slow(nn.Linear):
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        time.sleep(0.005)  # others get their turn while this one has its numbers
+        time.sleep(0.005)  # lets other threads run while this module has memory
 
 
 def test_threads_take_the_same() -> None:
@@ -203,12 +203,12 @@ def test_a_tied_weight_is_initialised_once_by_its_first_owner() -> None:
 def test_attention_initialises_its_projection_as_construction_does() -> None:
     real = materialize(on_meta(lambda: nn.Sequential(nn.MultiheadAttention(6, 2))))[0]
     assert real.in_proj_bias.eq(0).all()
-    assert real.out_proj.bias.eq(0).all()  # set by the module around it
+    assert real.out_proj.bias.eq(0).all()  # set by the outer module
     assert real.out_proj.weight.ne(0).all()
 
 
 class Outer(nn.Module):
-    """Gives its children their numbers: by another name than their owner's, and in a list."""
+    """Initialises the parameters of its children, through another name and through a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ def test_a_module_may_replace_its_parameters() -> None:
 
 
 class Watched(nn.Linear):
-    """Notes, whenever one initialises itself, how many of these have memory."""
+    """Counts, at each initialisation, how many of these modules have memory."""
 
     alive: list[weakref.ref[Tensor]]
     counts: list[int]
@@ -276,7 +276,7 @@ def test_never_more_than_one_module_has_memory(watched: type[Watched]) -> None:
     model = on_meta(lambda: nn.Sequential(*(watched(32, 32) for _ in range(8))))
     materialize_boxes(model, {f"{i}.weight": [Box((i, 0), (i + 1, 32))] for i in range(8)})
     assert watched.counts == [1] * 8
-    materialize(model)  # the count is able to grow
+    materialize(model)  # here all modules have memory, so the count grows
     assert watched.counts[8:] == list(range(1, 9))
 
 
@@ -329,7 +329,7 @@ class Broken(nn.Module):
 
 
 class Rotary(nn.Linear):
-    """Its frequencies are set in `__init__` alone."""
+    """Only `__init__` sets its frequencies."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(4, 4)

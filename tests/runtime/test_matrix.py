@@ -1,8 +1,8 @@
-"""Every model of the zoo, by every baseline, on 2, 3 and 4 ranks: the plain module's training.
+"""Every model of the zoo, with every baseline on 2, 3 and 4 ranks, trains as the plain module does.
 
-Ranks are threads; two steps (of large models one) in float64 with global batch statistics. Losses,
-gradients, parameters and buffers are compared, and bytes by pair of ranks: at the transport, in the program
-and in the simulation.
+Ranks are threads. Models train two steps (large ones one step) in float64 with global batch statistics.
+Losses, gradients, parameters, buffers and the bytes between each pair of ranks are compared: at the
+transport, in the program and in the simulation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SKIPPED: dict[tuple[str, str, int], str] = {}  # (model, method, ranks): why it 
 
 
 def planned(model: str, method: str, ranks: int) -> Plan | None:
-    """The plan, or None where the method has none and the list above says why."""
+    """The plan; None if the method has none and SKIPPED says why."""
     key = model, method, ranks
     try:
         plan = plan_for(tiny(model).graph, cluster(f"local:{ranks}"), method, bn="global")
@@ -48,7 +48,7 @@ def test_trains_as_the_plain_module_does(model: str, ranks: int, record_property
             skipped += 1
             continue
         if any(plan.tiles == other.tiles for other in done):
-            same += 1  # some methods agree: on a model without convolutions, `owt` and `model`
+            same += 1  # some methods give the same plan, as `owt` and `model` without convolutions
             continue
         try:
             tiny(model).verify(plan)

@@ -1,4 +1,4 @@
-"""Steps that overlap: losses and parameters equal a serial replay with the weights that were used."""
+"""Overlapping steps: losses and parameters equal those of a serial replay with the same weight versions."""
 
 from __future__ import annotations
 

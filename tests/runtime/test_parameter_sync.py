@@ -1,4 +1,4 @@
-"""Plans whose parameters have homes train as the plain module does, whatever is asked of the trainer."""
+"""Plans with sliced parameters train as the plain module does, with all options of a trainer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_trains_as_plain_pytorch_does(method: str, sync: str) -> None:
     "sync", ["sharded", "sharded:parameters", "ps:sliced", "p3:slice=7", "p3:collective,slice=7"]
 )
 def test_adam_with_pipelines_and_microbatches(sync: str) -> None:
-    """Gradients of several micro-batches add up before they are handed in."""
+    """Gradients of several micro-batches are added before they are submitted."""
 
     def adam(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.Adam(parameters, lr=0.01)
@@ -221,7 +221,7 @@ def test_any_plan_goes_on_from_any_plans_state(first: str, then: str) -> None:
     "sync", ["sharded:parameters", "ps:sliced", "p3:slice=7", "p3:collective,slice=7"]
 )
 def test_a_smaller_batch_and_an_evaluation_in_between(sync: str) -> None:
-    """While parameters may still be under way."""
+    """Both happen while updated parameters may still be in transit."""
     model = copy.deepcopy(net())
     optimizer = sgd(model.parameters())
     given = [(x[:n], y[:n]) for (x, y), n in zip(batches(4), (8, 6, 8, 8), strict=True)]
@@ -251,7 +251,7 @@ def test_a_smaller_batch_and_an_evaluation_in_between(sync: str) -> None:
 
 
 def test_a_forward_waits_for_its_own_parameters_alone() -> None:
-    """In the program: with p3 the first layer's forward does not wait for the last one's update."""
+    """In the program with p3, the first layer's forward does not depend on the last layer's update."""
     for sync, waits in (
         ("p3:slice=7", False),
         ("p3:collective,slice=7", False),
@@ -273,7 +273,7 @@ def test_a_forward_waits_for_its_own_parameters_alone() -> None:
 
 @pytest.mark.parametrize("clip", [None, 1e9])
 def test_all_sums_are_under_way_at_the_end_of_a_step(clip: float | None) -> None:
-    """Without a barrier none has been waited for; the first forward waits for its own parameters alone."""
+    """Without a barrier, a step waits for no all-reduce; the next forward waits for its own parameters."""
 
     def work(trainer: Trainer) -> tuple[int, list[list[str]]]:
         agreeing = trainer.executor.parameter_sync
@@ -304,14 +304,14 @@ def test_all_sums_are_under_way_at_the_end_of_a_step(clip: float | None) -> None
 
 
 def ordered(made: Plan, by: int = 1) -> Plan:
-    """By the numbers of slices, or with -1 the last one first."""
+    """The plan with slices ordered by number; by=-1: in reverse."""
     count = len(numbered_slices(lower(graph(), made).slices))
     return dataclasses.replace(made, order=tuple(range(count))[::by])
 
 
 @pytest.mark.parametrize("debug", ["", "1"])
 def test_sums_leave_in_the_plans_order(debug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On all ranks, one of which is slow: and any order trains as plain PyTorch does."""
+    """All ranks, also a slow one, use this order; any order trains as plain PyTorch does."""
     monkeypatch.setenv("RADDLE_SYNC_DEBUG", debug)
     losses, model, _ = plainly(3)
     made = ordered(plan("owt", 3, sync="p3:collective,slice=30"), -1)
@@ -369,7 +369,7 @@ def test_ranks_with_other_orders_are_refused_before_the_first_step() -> None:
     ("sync", "bound"), [("ps:ssp=2", 2), ("ps:ssp=1,sliced", 1), ("ps:one,ssp=3", 3)]
 )
 def test_no_worker_is_more_than_s_steps_ahead(sync: str, bound: int) -> None:
-    """Workers of a plan meet in their common loss, so they run apart by a step at most."""
+    """All workers need the common loss of a step, so they are at most one step apart."""
     begun: list[list[float]] = [[], []]  # by rank, when each step began
 
     def work(trainer: Trainer) -> list[Any]:
@@ -388,7 +388,7 @@ def test_no_worker_is_more_than_s_steps_ahead(sync: str, bound: int) -> None:
     logs = on_threads(2, work, net(), made, sgd, graph=graph())
     slow = begun[1]
     ahead = [sum(b <= at for b in begun[0]) - sum(b <= at for b in slow) for at in begun[0]]
-    # A step that has begun counts, one that is not yet pushed does not
+    # A step counts once it has begun, even if its gradients are not yet sent.
     assert max(ahead) <= bound + 1
     applied = [(e.item, e.worker, e.clock) for log in logs for e in log]
     items = {item for item, *_ in applied}

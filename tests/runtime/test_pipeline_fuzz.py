@@ -1,7 +1,7 @@
-"""Random modules in random stages by random schedules are refused, or train as the plain module does.
+"""Random modules with random stages and random schedules train as the plain module does, or are refused.
 
-Stages are any that follow the graph, not only runs of operators; workers have one to three devices, with
-random tiles on them; schedules are named, or written action by action, with replicas and waits.
+Stages follow the order of the graph, but need not be contiguous. Workers have one to three devices with
+random tiles. Schedules are named ones, or written action by action, with replicas and waits.
 """
 
 # s: stage, m: micro-batch, w: worker
@@ -36,7 +36,7 @@ Stages = tuple[tuple[str, ...], ...]
 
 
 def random_stages(graph: Graph, count: int, rng: random.Random) -> Stages:
-    """At most so many; an operator is in no earlier stage than what it reads."""
+    """At most `count` stages; no operator is in an earlier stage than the values that it reads."""
     made: dict[str, int] = {}
     stages: list[list[str]] = [[] for _ in range(count)]
     contiguous = rng.random() < 0.5
@@ -56,7 +56,7 @@ def random_stages(graph: Graph, count: int, rng: random.Random) -> Stages:
 def random_schedule(
     stages: int, microbatches: int, able: Sequence[Sequence[int]], rng: random.Random
 ) -> Schedule:
-    """Actions one after the other, each as soon as its turn comes; `able` are the workers of a stage."""
+    """A random schedule in a valid order. able: for each stage, the workers that can run it."""
     phases = "FBW" if rng.random() < 0.3 else "FB"
     fixed = rng.random() < 0.5
     worker = {
@@ -155,7 +155,7 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
 
 
 def depends_on_the_order(graph: Graph, plan: Plan) -> bool:
-    """Whether micro-batches see each other: by a buffer that the loss sees, or that stages share."""
+    """Whether micro-batches depend on each other: through a buffer that the loss reads, or stages share."""
     of, every = stage_of(plan), tuple(range(plan.microbatches))
     moved = any(sequence != every for sequence, _ in updates_of(plan, graph))
     made = {o: of[op.name] for op in graph.ops for o in op.outputs}
@@ -189,7 +189,7 @@ def verify(seed: int) -> str:
     try:
         sizes = tuple(program.micro_batch_sizes)
         piped.plain(sizes)
-    except (ValueError, RuntimeError, IndexError):  # a module that wants more samples
+    except (ValueError, RuntimeError, IndexError):  # the module needs more samples
         return "the module refuses"
     try:
         piped.verify(plan)
@@ -200,7 +200,9 @@ def verify(seed: int) -> str:
     return "equal"
 
 
-@settings(phases=[Phase.explicit, Phase.generate])  # a smaller seed is not a smaller module
+@settings(
+    phases=[Phase.explicit, Phase.generate]
+)  # no shrinking: a smaller seed is not a smaller module
 @given(seed=st.integers(0, 2**40))
 def test_is_refused_or_trains_as_the_plain_module_does(seed: int) -> None:
     event(verify(seed))

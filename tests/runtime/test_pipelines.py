@@ -1,7 +1,8 @@
-"""Every schedule trains as the plain module does, micro-batch by micro-batch, and sends what was simulated.
+"""Every schedule trains as the plain module does, and sends the bytes that were simulated.
 
-Ranks are threads; two steps in float64. Losses, the gradients of the last step, parameters and buffers are
-compared, and bytes by pair of ranks: at the transport, in the program and in the simulation.
+Ranks are threads and train two steps in float64. Losses, gradients of the last step, parameters, buffers
+and the bytes between each pair of ranks are compared: at the transport, in the program and in the
+simulation.
 """
 
 # s: stage, m: micro-batch; P workers, M micro-batches
@@ -48,20 +49,20 @@ MICROBATCHES = range(1, 9)
 
 
 def cases(schedule: str) -> list[tuple[int, int]]:
-    """Workers and micro-batches."""
+    """All pairs (workers, micro-batches) for a schedule or model."""
     workers = (2, 4) if schedule == "chimera" else WORKERS
     return list(product(workers, MICROBATCHES))
 
 
 def chosen(schedule: str, model: str) -> list[tuple[int, int]]:
-    """Of all cases, so many that every count of workers and of micro-batches comes up with each."""
+    """A selection of the cases in which every number of workers and of micro-batches occurs."""
     i, j = SCHEDULES.index(schedule), MODELS.index(model)
     workers = (2, 4) if schedule == "chimera" else WORKERS
     return [(workers[(i + j) % len(workers)], 1 + (i + 2 * j + k) % 8) for k in range(2)]
 
 
 def run(schedule: str, model: str, workers: int, microbatches: int, uneven: int) -> None:
-    """With `uneven`, so many micro-batches have three samples and the others two."""
+    """uneven: the number of micro-batches with three samples; the others have two."""
     piped = tiny(model, 3 if uneven else 2)
     chunks = 2 if schedule == "interleaved" else 1
     batch = 2 * microbatches + uneven if uneven else 0
@@ -109,7 +110,7 @@ def test_the_whole_matrix(schedule: str, model: str) -> None:
 
 
 def readers(plan: Plan, piped: PipelineTask) -> dict[str, set[int]]:
-    """By value that stage 0 makes, the other stages that read it."""
+    """Value computed by stage 0 -> the other stages that read it."""
     of = stage_of(plan)
     reading_stages: dict[str, set[int]] = {}
     for op in piped.graph.ops:
@@ -124,15 +125,18 @@ def readers(plan: Plan, piped: PipelineTask) -> dict[str, set[int]]:
 def test_a_unets_skips_pass_stages_by(workers: int, microbatches: int) -> None:
     piped = tiny("unet-tiny", 2)
     plan = pipeline(piped, workers, microbatches, "1f1b")
-    assert {workers - 1} in readers(plan, piped).values()  # what the last stage alone reads
+    assert {workers - 1} in readers(plan, piped).values()  # a value that only the last stage reads
     program = piped.verify(plan)
     moves = [i for i in program.instructions if isinstance(i, Move) and not i.key.step]
     ways = {(m.source, m.target) for i in moves for m in i.messages}
-    assert {(0, workers - 1), (workers - 1, 0)} <= ways  # not through the stages between
+    assert {
+        (0, workers - 1),
+        (workers - 1, 0),
+    } <= ways  # sent directly, not through the stages between
 
 
 class Skips(nn.Module):
-    """Five stages: 1, 3 and 4 read `u` of stage 0, stage 1 gives two values; the ends share a weight."""
+    """Five stages: 1, 3 and 4 read `u` of stage 0; stage 1 has two outputs; 0 and 4 share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +182,7 @@ def test_skips_fan_out_and_tied_weights(schedule: str, microbatches: int) -> Non
 
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_skips_between_chunks_of_one_worker(microbatches: int) -> None:
-    """Stage 4 is on the worker of stages 0 and 2: `u` stays there, and is sent to the other once."""
+    """Stage 4 is on the worker of stages 0 and 2: `u` stays there, and is sent to the other worker once."""
     piped = skips()
     stages = stages_of_skips()
     tiles = stage_tiles(piped.graph, stages, [[0], [1], [0], [1], [0]])
@@ -198,7 +202,7 @@ def test_a_tied_embedding_is_summed_over_both_ends() -> None:
 
 
 class Tied(nn.Module):
-    """As a language model has it: the table of the first stage is the last stage's weight."""
+    """As in a language model: the embedding table of the first stage is the weight of the last stage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,10 +240,8 @@ def net() -> PipelineTask:
     torch.manual_seed(4)
     x, y = torch.randn(3, 2, 8, 8).double(), torch.tensor([0, 3, 2])
     piped = PipelineTask(Net().double(), [x], [y], F.cross_entropy)
-    for size in (
-        1,
-        2,
-    ):  # now: a rank's capture disturbs another rank that still takes its parameters
+    # Captured now, as a rank's capture would disturb other ranks that still copy their parameters.
+    for size in (1, 2):
         piped.graph.for_batch(size)
     return piped
 
@@ -253,7 +255,7 @@ def hybrid(
     named: bool = False,
     **more: Any,
 ) -> Plan:
-    """Stages on so many devices each, split along letters; with `named`, the plan says the workers."""
+    """Stages on several devices each, split along letters. named: whether the plan names the workers."""
     piped = net()
     stages = cut_evenly(piped.graph, len(widths))
     starts = [sum(widths[:s]) for s in range(len(widths))]
@@ -350,7 +352,7 @@ F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1 F4.1 B4.1
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("batch", [0, 12])
 def test_a_replicated_stage_takes_turns(width: int, batch: int) -> None:
-    """PipeDream's: micro-batches alternate between workers 0 and 1 of stage 0; stage 1 is on worker 2."""
+    """As in PipeDream: micro-batches alternate between workers 0 and 1 in stage 0; worker 2 has stage 1."""
     piped = net()
     stages = cut_evenly(piped.graph, 2)
     workers = tuple(tuple(range(w * width, (w + 1) * width)) for w in range(3))
@@ -374,7 +376,7 @@ def test_a_worker_may_have_devices_that_a_stage_leaves_idle() -> None:
 
 
 def test_partial_results_are_summed_by_the_stages_own_worker() -> None:
-    """Replicas move tiles device by device, so a sum on a device of another worker has nowhere to go."""
+    """Replicas map devices of a worker one to one, so a sum on another worker's device is refused."""
     piped = net()
     plan = hybrid([2, 2], [{"k": 2}, DATA], 2, "gems")
     op = piped.graph.op("conv2")
@@ -387,7 +389,7 @@ def test_partial_results_are_summed_by_the_stages_own_worker() -> None:
 
 
 class Keeps(nn.Module):
-    """Adds the mean of what it gave before: micro-batches depend on each other."""
+    """Adds the mean of its previous output: micro-batches depend on each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -423,7 +425,7 @@ def test_what_a_later_micro_batch_reads_is_refused_or_there(schedule: str) -> No
 
 
 class Twice(nn.Module):
-    """One batch norm in two stages: its statistics go through both."""
+    """One batch norm used in two stages: both update its statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -474,14 +476,14 @@ def batches(*sizes: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def plainly(plan: Plan, given: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[float], nn.Module]:
-    """Losses and the module after steps on batches, each cut into at most the plan's micro-batches."""
+    """Losses and module after plain training on batches, cut into at most the plan's micro-batches."""
     model = copy.deepcopy(net().model)
     optimizer = sgd(model.parameters())
     losses = []
     for x, y in given:
         count = min(plan.microbatches, len(x))
         micros = list(zip(x.tensor_split(count), y.tensor_split(count), strict=True))
-        batch_plan = replace(plan, microbatches=count)  # of so few samples
+        batch_plan = replace(plan, microbatches=count)  # a small batch has fewer micro-batches
         buffers = net()._buffers(model, micros, updates_of(batch_plan, net().graph))
         optimizer.zero_grad()
         parts = [F.cross_entropy(model(a), b) * len(a) / len(x) for a, b in micros]
@@ -500,7 +502,7 @@ def assert_equal(state: Mapping[str, Tensor], model: nn.Module) -> None:
         torch.testing.assert_close(tensor, plain[name], rtol=1e-9, atol=1e-9, msg=name)
 
 
-TRAINED = {  # of batches of 6 (5) samples
+TRAINED = {  # plans for batches of 6 (5) samples
     "1f1b, fewer micro-batches than stages": lambda: pipeline(net(), 3, 2, "1f1b", batch=6),
     "1f1b, uneven": lambda: pipeline(net(), 3, 2, "1f1b", batch=5),
     "one micro-batch": lambda: pipeline(net(), 3, 1, "1f1b", batch=3),
@@ -562,7 +564,7 @@ def test_a_trainer_takes_any_batch_and_evaluates(name: str) -> None:
 
 
 def data() -> Plan:
-    """Without stages: samples 0 and 1 on one rank, sample 2 on the other."""
+    """A plan without stages: samples 0 and 1 on one rank, sample 2 on the other."""
     names = [op.name for op in net().graph.ops]
     return Plan(stage_tiles(net().graph, [names], [[0, 1]], [DATA]), 2, batch=3)
 
@@ -598,7 +600,7 @@ def test_a_batch_as_large_as_a_ranks_part_is_refused_or_trained_on(name: str, sa
 
 @pytest.mark.parametrize("name", ["chimera", "hybrid", "1f1b, uneven"])
 def test_a_trainer_goes_on_from_a_state(name: str) -> None:
-    """Where replicas keep statistics, all start from those that were saved."""
+    """If replicas have separate running statistics, all start from the saved ones."""
     plan = replace(TRAINED[name](), steps=1, inputs=describe_inputs(net().graph))
     given = batches(plan.batch, plan.batch, plan.batch)
 
@@ -624,7 +626,7 @@ def test_a_trainer_goes_on_from_a_state(name: str) -> None:
 
 
 def test_a_plan_in_microbatches_takes_the_graph_of_the_whole_batch() -> None:
-    """That is what it was searched with."""
+    """The search captured the graph at the size of the whole batch."""
     plan = replace(TRAINED["1f1b, uneven"](), steps=1, fingerprint=net().graph.fingerprint())
     assert plan.microbatches > 1
     given = batches(plan.batch)

@@ -1,6 +1,6 @@
-"""Ranks that are processes, on gloo, train as the plain module does: a covering selection of the matrix.
+"""Ranks that are processes (gloo) train as the plain module does: a selection of models, methods and ranks.
 
-`make verify-all` runs all of it.
+`make verify-all` runs all combinations.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SCRIPT = Path(__file__).with_name("verify_all.py")
 
 @pytest.mark.parametrize(
     ("which", "count"),
-    [("some", len(SOME)), pytest.param("found", len(SOME_SEARCHED), marks=pytest.mark.slow)],
+    [("some", len(SOME)), pytest.param("searched", len(SOME_SEARCHED), marks=pytest.mark.slow)],
 )
 def test_trains_as_the_plain_module_does(which: str, count: int, record_property: Any) -> None:
-    """In a process of its own: it forks ranks, which after a backward here would be forbidden."""
+    """The script runs in a separate process, as it forks ranks: torch forbids forks after a backward."""
     done = subprocess.run(
         [sys.executable, str(SCRIPT), f"--{which}", "--json"],
         capture_output=True, text=True, timeout=LONG_HANG, check=False,

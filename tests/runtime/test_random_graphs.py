@@ -1,7 +1,8 @@
-"""Random modules under random legal plans train as they do plainly, and send what was simulated.
+"""Random modules with random valid plans train as the plain module does, and send the simulated bytes.
 
-Plans are random through and through (uneven cuts, reductions, irregular boxes, copies, any device map), or
-a baseline's with some operators tiled anew: those leave long segments and native composites in between.
+Plans are either random in everything (uneven cuts, split reductions, irregular boxes, copies, devices), or
+a baseline's plan with some operators tiled differently: these have long segments and native calls in
+between.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from raddle.searches.baselines import BASELINES
 from raddle.searches.planning import plan_for
 
 STEPS = 3
-SHARDS = 5  # of as many examples as the profile says; processes of pytest-xdist share them
+SHARDS = 5  # the examples are divided among this many tests, so that pytest-xdist can run them in parallel
 
 
 def some_plan(graph: Graph, rng: random.Random) -> Plan:
@@ -63,7 +64,7 @@ def scattered_blocks(graph: Graph, rng: random.Random) -> tuple[tuple[str, ...],
 
 
 def with_copies(tiling: Tiling, devices: int, rng: random.Random) -> Irregular:
-    """The same boxes, some of them on several devices."""
+    """The same boxes, some of them copied to several devices."""
     more = [Tile(t.box, d) for t in tiling.tiles for d in range(devices) if rng.random() < 0.3]
     return Irregular(tuple(dict.fromkeys([*tiling.tiles, *more])))
 
@@ -92,7 +93,9 @@ def verify(seed: int) -> None:
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
-@settings(phases=[Phase.explicit, Phase.generate])  # a smaller seed is not a smaller module
+@settings(
+    phases=[Phase.explicit, Phase.generate]
+)  # no shrinking: a smaller seed is not a smaller module
 @given(seed=st.integers(0, 2**40))
 def test_trains_as_the_plain_module_does(shard: int, seed: int) -> None:
     verify(seed * SHARDS + shard)

@@ -1,4 +1,4 @@
-"""Where slices are on a rank, without anybody that synchronises them."""
+"""Tests of RankSlices: where slices are on a rank, without a synchroniser."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def make_slices(*, servers: tuple[int, ...] = (0, 1), shard_slot: int = -1) -> list[ParameterSlice]:
-    """A parameter of four rows in two slices, in slot 0; whoever divides it has its rows in slot `own`."""
+    """Two slices of a parameter with four rows in slot 0. shard_slot: slot of rank 1's shard (ZeRO-3)."""
     slices = []
     for at, server in enumerate(servers):
         region = ParameterRegion(Box((2 * at, 0), (2 * at + 2, 3)), (0, 1), server)
@@ -43,7 +43,7 @@ def test_a_rank_gives_all_and_updates_its_own() -> None:
     assert list(rows.updated) == [1]
     with torch.no_grad():
         rows.updated[1].fill_(7)
-    assert held[0][:, 0].tolist() == [0, 0, 7, 7]  # the same memory
+    assert held[0][:, 0].tolist() == [0, 0, 7, 7]  # a view of the parameter
     assert rows.source_of(1).box == Box((2, 0), (4, 3))
     assert [item.name for item in rows.items()] == ["w[0:2]", "w[2:4]"]
     assert all(into is not None and copied is None for into, copied in rows.bindings().values())
@@ -78,7 +78,7 @@ def test_zero3_shards_stay_on_their_servers() -> None:
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
 def test_schedulers_see_that_steps_are_taken(make: type[torch.optim.Optimizer]) -> None:
-    """The optimizer's own `step` is called, and leaves parameters alone."""
+    """The optimizer's own `step` is called, but does not change parameters."""
     held = [torch.nn.Parameter(torch.zeros(2, 3))]
     region = ParameterRegion(Box((0, 0), (2, 3)), (0,), 0)
     slices = [ParameterSlice("w", region, torch.float32, 0, 0, slice(0, 2))]

@@ -1,4 +1,4 @@
-"""Recurrent layers run as one native call where a device has all of one, and as operators elsewhere."""
+"""Recurrent layers run as one native call if a device has a whole layer, else operator by operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = [nn.LSTM, nn.GRU, nn.RNN]
 
 
 class Net(nn.Module):
-    """Two layers, with states given or zero; the last states count as well."""
+    """Two layers, with given or zero initial states; the last states are part of the loss."""
 
     def __init__(self, kind: type[nn.RNNBase], both_ways: bool, states: bool) -> None:
         super().__init__()
@@ -50,9 +50,10 @@ def sgd(parameters: object) -> torch.optim.Optimizer:
 
 
 def planned(graph: Graph, how: str) -> Plan:
-    """`samples`: two devices have half of them each; `layers`: a device each; `steps`: the second one.
+    """A plan for two devices.
 
-    Layers on devices of their own talk step by step, so that both compute at the same time.
+    how: "samples": half of the samples each; "layers": one layer each; "steps": device 1 has time step 1.
+    With one layer each, devices exchange values at every time step, so that both compute at the same time.
     """
     tiles = {}
     for op in graph.ops:
@@ -89,7 +90,8 @@ def test_they_compute_what_the_module_does(
     x = torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     graph = capture(model, [x], loss=loss)
     program = lower(graph, planned(graph, how))
-    if not (both_ways and how == "layers"):  # then the first layer may be whole, but for its zeros
+    # In the excluded case, the first layer may be whole except for its zero states.
+    if not (both_ways and how == "layers"):
         each = {"one": 2, "samples": 4, "layers": 0, "steps": 0}[how]
         assert native_calls(program) == each * (1 + both_ways)
     losses, state = train_plain(copy.deepcopy(model), loss, [[([x], [])]] * 2, sgd)
@@ -101,7 +103,7 @@ def test_they_compute_what_the_module_does(
 
 
 def test_dropout_between_layers_leaves_them_whole() -> None:
-    """Its masks are not torch's, so that values are compared elsewhere (random graphs)."""
+    """Dropout masks differ from torch's, so values are compared elsewhere (test_random_graphs)."""
     rnn = nn.LSTM(3, 4, num_layers=2, dropout=0.5, batch_first=True)
     graph = capture(rnn, [torch.zeros(4, 3, 3)], loss=lambda out: out[0].sum())
     assert native_calls(lower(graph, planned(graph, "one"))) == 2

@@ -1,4 +1,4 @@
-"""A run that was stopped goes on as if it had not been: equal to the last bit, under the same plan."""
+"""A resumed run equals an uninterrupted one, bit for bit under the same plan."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from raddle.searches.settings import Settings
 from raddle.sync.slice_updater import ELEMENTWISE
 
 SYNCS = list(dict.fromkeys([*KINDS, *EXAMPLES.split(", ")]))
-SAME = [sync for sync in SYNCS if read_sync(sync).synchronous]  # others depend on who comes first
+# Results of asynchronous kinds depend on timing.
+SAME = [sync for sync in SYNCS if read_sync(sync).synchronous]
 BATCH, WIDTH = 4, 6
 
 
 class Dropping(nn.Module):
-    """Layers with dropout and a batch norm, which counts batches."""
+    """Layers with dropout, and a batch norm, which has a counter of batches."""
 
     def __init__(self, rates: list[float]) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class Case:
     optimizer: str
 
     def make(self, rate: float) -> Any:
-        """An optimizer with two groups, as those that do not decay biases have."""
+        """An optimizer with two parameter groups: weights and biases."""
         kind = getattr(torch.optim, self.optimizer)
         more = {"momentum": 0.9} if self.optimizer in ("SGD", "RMSprop") else {}
 
@@ -95,7 +96,7 @@ def batch(step: int) -> Tensor:
 
 
 def train(trainer: Trainer, start: int, end: int) -> list[Tensor]:
-    """Steps whose learning rates fall, as a scheduler lets them."""
+    """Steps with a falling learning rate, as with a scheduler."""
     losses = []
     for step in range(start, end):
         losses.append(trainer.step(batch(step)))
@@ -134,7 +135,7 @@ def assert_resumes(case: Case, before: int, after: int) -> None:
 
     def go_on(trainer: Trainer) -> Any:
         load(trainer, saved)
-        assert_same(state(trainer), saved)  # whoever loads it saves the same
+        assert_same(state(trainer), saved)  # what is loaded is what is saved
         return train(trainer, before, before + after), state(trainer)
 
     assert_same(case.run(go_on, rate=7.0, seed=8), whole)
@@ -164,7 +165,7 @@ def test_every_optimizer_with_every_way_to_synchronise(optimizer: str, sync: str
 
 @pytest.mark.parametrize("schedule", [*ASYNCHRONOUS, "1f1b"])
 def test_a_resumed_pipeline_is_the_undisturbed_one(schedule: str) -> None:
-    """With the same calls of `train`: where steps overlap, each call ends with a flush."""
+    """Both runs call `train` with the same batches: with overlapping steps, each call ends with a flush."""
     model, graph = captured((0.5, 0.2))
     chosen = Settings(schedule=schedule, stages=2, microbatches=2, budget=0.1, bn="global")
     on = cluster("local:2")

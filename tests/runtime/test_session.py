@@ -1,6 +1,6 @@
-"""What ranks do behind `python -m raddle.runtime`: they train and measure; or all end and one says why.
+"""Tests of `python -m raddle.runtime`: ranks train and measure; or all exit, and one prints why.
 
-Ranks are processes that join each other as torchrun's do, forked from one that has imported torch.
+Ranks are processes that join as with torchrun; they are forked from a process that has imported torch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ExitedRank(NamedTuple):
 
 
 def rank(number: int, size: int, port: int, folder: pathlib.Path, argv: list[str]) -> None:
-    """One process, as torchrun would start it."""
+    """The main function of one rank's process, with the environment of torchrun."""
     variables = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     os.environ.update({k: str(v) for k, v in variables.items()}, MASTER_PORT=str(port))
     os.environ["MASTER_ADDR"] = "localhost"
@@ -64,7 +64,7 @@ def rank(number: int, size: int, port: int, folder: pathlib.Path, argv: list[str
 
 @pytest.fixture
 def launch(tmp_path: pathlib.Path) -> Callable[..., list[ExitedRank]]:
-    """Runs ranks to their end; `argv` is a list, or a function of the rank."""
+    """A function that runs ranks until they exit. argv: a list, or a function of the rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["raddle.runtime.session", "torch._export.non_strict_utils"])
 
@@ -96,7 +96,7 @@ def launch(tmp_path: pathlib.Path) -> Callable[..., list[ExitedRank]]:
 
 @pytest.fixture
 def plan(tmp_path: pathlib.Path) -> Callable[..., str]:
-    """Writes a plan file for as many local devices."""
+    """A function that writes a plan file for some local devices and returns its path."""
 
     def write(model: str, method: str, devices: int, **more: Any) -> str:
         graph = captured(model)
@@ -171,7 +171,7 @@ def test_a_trace_has_the_lanes_of_a_simulated_one(
     assert lanes - {"sum of 0, 1, 2"} == pairs
     slices = [e for e in events if e["ph"] == "X"]
     assert {e["pid"] for e in slices} == {0, 1, 2, 3}
-    assert {e["args"]["step"] for e in slices} == {3, 4}  # those that are measured
+    assert {e["args"]["step"] for e in slices} == {3, 4}  # the steps after the warm-up
     tails, heads = ({e["id"]: e for e in events if e["ph"] == ph} for ph in "sf")
     assert tails.keys() == heads.keys()
     messages = [e for e in slices if e["pid"] == 3 and e["cat"] == "move"]
@@ -188,7 +188,7 @@ def test_all_ranks_refuse_a_wrong_number_of_ranks(launch: Any, plan: Any) -> Non
     assert ended[0].error == (
         "raddle: the plan needs 3 ranks, this job has 2: re-plan with --cluster local:2, or launch 3.\n"
     )
-    assert [e.error for e in ended[1:]] == [""]  # it has nothing to add
+    assert [e.error for e in ended[1:]] == [""]  # rank 0 has printed the same sentence
 
 
 def test_a_rank_that_refuses_alone_says_so(launch: Any, plan: Any) -> None:
@@ -215,7 +215,7 @@ def test_a_rank_that_refuses_alone_says_so(launch: Any, plan: Any) -> None:
 def test_bad_requests(
     plan: Any, words: list[str], sentence: str, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In this process, which is then a job of one rank."""
+    """The session runs in this process, as a job of one rank."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
         monkeypatch.delenv(name)
@@ -238,7 +238,7 @@ from raddle.transport.failure_channel import FailureChannel
 
 whole, report = Executor.run, FailureChannel.report
 
-def late(self, rank, reason):  # others meet a line that is closed before they hear why
+def late(self, rank, reason):  # others see a closed connection before they get the reason
     if os.environ.get("RANK") == "0" and rank != 0:
         time.sleep(0.5)
     report(self, rank, reason)
@@ -250,7 +250,7 @@ def run(self, feed, step, **more):
 
 def build(batch=8):
     Executor.run, FailureChannel.report = run, late
-    failures.GRACE = 300.0  # seconds for which the reason is waited for, however busy the machine
+    failures.GRACE = 300.0  # seconds to wait for the reason: long, as the machine may be busy
     return zoo.load("mlp-tiny", batch=batch, device="cpu")
 """
 
@@ -400,7 +400,7 @@ def test_raddle_run_becomes_torchrun(plan: Any) -> None:
     command = [sys.executable, "-m", "raddle", *words]
     result = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["devices"] == 2  # JSON stands alone
+    assert json.loads(result.stdout)["devices"] == 2  # stdout has nothing but the JSON
     assert result.stderr.splitlines()[0] == (
         f"torchrun --standalone --nproc-per-node 2 -m raddle.runtime {path} --steps 3 --device cpu --json"
     )

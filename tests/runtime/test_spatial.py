@@ -1,6 +1,7 @@
 """Images split in height and width: halos through convolutions, strides, pools and batch norms.
 
-Three stacked convolutions with batch norm, a max pool and a stride; every gradient is the plain module's.
+Three stacked convolutions with batch norm, a max pool and a stride; every gradient equals the plain
+module's.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ SPLITS = (
 
 
 def halos(piped: PipelineTask, plan: Plan) -> set[str]:
-    """The values whose borders are sent."""
+    """The values whose halos (borders of tiles) are sent."""
     program = piped.verify(plan)
     moves = (i for i in program.instructions if isinstance(i, Move) and i.kind == "activation")
     return {i.value for i in moves}
@@ -71,7 +72,7 @@ def test_halos_through_stacked_convolutions(
     tiles = stage_tiles(piped.graph, [names], [devices], [letters])
     sent = halos(piped, Plan(tiles, len(devices), bn="global", steps=piped.steps))
     read = {piped.graph.op(name).inputs[0] for name in ("conv2", "pool", "conv3")}
-    assert read <= sent  # a convolution and a pool read over the edges of their tiles
+    assert read <= sent  # convolutions and pools read across the borders of their tiles
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "chimera"])

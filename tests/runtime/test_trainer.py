@@ -1,4 +1,4 @@
-"""A trainer does what a plain training loop does, whatever the plan."""
+"""A trainer gives the results of a plain training loop, for any plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from raddle.transport.thread_transport import Hub
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        # No bias: before batch norm its true gradient is zero, and optimizers that divide by it see noise.
+        # No bias: before a batch norm its gradient is zero; optimizers that divide by it amplify noise.
         self.conv = nn.Conv2d(2, 8, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(8)
         self.drop = nn.Dropout(0.0)
@@ -145,7 +145,7 @@ def test_clips_by_the_global_norm(method: str, limit: float) -> None:
 
 
 def test_accumulates_gradients() -> None:
-    """Two batches an update: the mean of their gradients, as of a batch of both without batch norm."""
+    """Two batches per update give the mean of their gradients, as one batch of both (no batch norm)."""
     model, optimizer = copy.deepcopy(net()), None
     optimizer = sgd(model.parameters())
     for number, (x, y) in enumerate(batches(4)):
@@ -195,7 +195,7 @@ def test_evaluates_as_the_module_does(method: str) -> None:
         before = trainer.evaluate(x, y)
         small = trainer.evaluate(x[:4], y[:4])
         loss, (output,) = trainer.evaluate(x, y, outputs=True)
-        again = trainer.step(x, y)  # training goes on
+        again = trainer.step(x, y)  # training continues
         return float(before), float(small), float(loss), output, float(again)
 
     for before, small, loss, output, again in on_threads(
@@ -226,7 +226,7 @@ def test_any_plan_loads_any_plans_state() -> None:
         for loaded_state in on_threads(3, then, net(), plan(method, 3), sgd, graph=graph()):
             assert_equal(loaded_state, plainly(3)[1])
     plain = net().__class__().double()
-    plain.load_state_dict(state)  # and so does the module itself
+    plain.load_state_dict(state)  # the plain module can load it too
 
 
 def test_a_rank_reads_its_own_part_of_the_batch() -> None:
@@ -350,7 +350,7 @@ def test_what_is_not_trained_is_kept(method: str) -> None:
     ],
 )
 def test_local_statistics_are_those_of_a_rank(sync: str) -> None:
-    """As DistributedDataParallel has them: the state has those of rank 0, of its own samples alone."""
+    """As in DistributedDataParallel: the state contains rank 0's statistics, of its own samples only."""
     x, y = batches(1)[0]
     made = plan_for(graph(), cluster("local:2"), "data", bn="local", sync=sync)
 
@@ -366,7 +366,7 @@ def test_local_statistics_are_those_of_a_rank(sync: str) -> None:
 
 
 def test_nothing_stays_alive_that_nobody_keeps() -> None:
-    """Of conv → relu → conv the generated code drops the first result, which no backward needs."""
+    """The code generated for conv → relu → conv deletes the first result, as no backward needs it."""
     alive = []
 
     class Watched(nn.Module):

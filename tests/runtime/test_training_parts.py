@@ -1,4 +1,4 @@
-"""The parts of a trainer, each made alone on one rank."""
+"""Tests of each part of a trainer on its own, with one rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mean(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def setup() -> Setup:
-    """A layer with batch statistics and dropout; all of it on the one rank."""
+    """The setup of one rank: a model with batch norm and dropout."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
     graph = capture(model, [X], targets=[Y], loss=mean)
@@ -148,7 +148,7 @@ def test_an_update_refuses_and_clips() -> None:
         rank_setup, executor, optimizer, lambda: 5, stepping.current_loss, check_finite=True
     )
     stepping.run_step([X, Y], 0)
-    for size in (4, 2):  # the planned one, and another
+    for size in (4, 2):  # the planned size, and another one
         with pytest.raises(FloatingPointError, match="is nan in step 5: nothing was updated"):
             stepping.run_step([X[:size] * float("nan"), Y[:size]], 1)
     assert all(p.isfinite().all() for p in parameters)

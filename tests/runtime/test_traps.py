@@ -1,6 +1,6 @@
-"""Things that give wrong numbers without an error in an executor that does not know of them.
+"""Traps: cases in which a careless executor gives wrong results without an error.
 
-Each trap is a small module and a plan that falls into it; the plain module is the oracle.
+Each trap is a small module with a plan; the result must equal the plain module's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def assert_trains(
     model: nn.Module, loss: Loss, inputs: list[Tensor], targets: list[Tensor], tiles: dict[str, str],
     devices: int = 2, microbatches: int = 1, **more: Any,
 ) -> None:  # fmt: skip
-    """Two steps by a plan equal two steps of the plain module; operators not named are on device 0."""
+    """Two steps with a plan equal two steps of the plain module. Operators not in `tiles`: on device 0."""
     model = model.double().train()
     graph = capture(model, inputs, targets=targets, loss=loss)
     program = lower(
@@ -67,7 +67,7 @@ def total(y: Tensor) -> Tensor:
 
 
 class Twins(nn.Module):
-    """The gradients of a and b are one and the same tensor, and c's has stride 0."""
+    """The gradients of a and b are the same tensor, and the gradient of c has stride 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_shared_parameters_and_micro_batches(split: bool, bucket: int) -> None:
 
 
 def test_copies_count_once() -> None:
-    """Copies are values of their own: each gets the gradient of who reads it, and the loss counts once."""
+    """Each copy of a value gets the gradient from its own readers, and the loss counts only once."""
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh())
     tiles = {"0": "x2 @0,1", "1": "x2 @1,0", "2": "c/2 @0,1", "3": "x2 @0,1"}
     assert_trains(model, total, [numbers(4, 6)], [], tiles)
@@ -126,7 +126,7 @@ def test_copies_count_once() -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_mean_divides_by_all_valid_targets(smoothing: float) -> None:
-    """Most of the ignored ones are on one device."""
+    """Most of the ignored targets are on one device."""
     targets = torch.tensor([-100, -100, -100, 1, 2, 0, 1, 2])
 
     def loss(y: Tensor, target: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def test_a_split_sum_adds_its_bias_once() -> None:
 
 
 class Normed(nn.Module):
-    """The bias of the convolution has no true gradient: what it gets is rounding."""
+    """The exact gradient of the convolution's bias is zero; only rounding errors remain."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def test_global_batch_statistics() -> None:
 )
 @pytest.mark.parametrize("parts", ["h/2 @0,1", "h/2 w/3 @0,1,0,1,0,1", "h/(1,3) @1,0"])
 def test_pools_on_tiles(pool: nn.Module, parts: str) -> None:
-    """All inputs are negative, so that a border of zeros would win a maximum."""
+    """All inputs are negative, so that padding with zeros would change a maximum."""
     model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), pool)
     x = -numbers(2, 1, 7, 7).abs() - 5
     graph = capture(model.double(), [x], loss=total)
@@ -224,7 +224,7 @@ def test_flatten_of_a_height_split_is_no_box() -> None:
 
 
 class InPlace(nn.Module):
-    """A segment may start with an operator that writes in place, on what another segment keeps."""
+    """A segment may start with an in-place operator on a value that another segment saved for backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class InPlace(nn.Module):
         self.fc = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.sigmoid(self.conv(x))  # its output is kept for its backward
+        y = torch.sigmoid(self.conv(x))  # sigmoid saves its output for the backward
         z = y - 0.5
         z += 0.1
         return self.fc(self.relu(z).mean((2, 3)))
@@ -244,7 +244,7 @@ def test_writes_in_place_across_segments() -> None:
 
 
 class Recurrent(nn.Module):
-    """The zero states of an LSTM are literals of the whole batch's size."""
+    """The zero states of an LSTM are constants with the size of the whole batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class Recurrent(nn.Module):
 
 
 class Heads(nn.Module):
-    """chunk and getitem, views with literal sizes, attention with a causal mask."""
+    """chunk and getitem, views with constant sizes, attention with a causal mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ programs = settings(max_examples=25)(
 
 @programs
 def test_both_ends_of_a_message_agree(model: str, devices: int, seed: int) -> None:
-    """gloo aborts on a longer send, fills a part on a shorter one and takes any type for any other."""
+    """gloo aborts if a message is too long, fills only a part if it is short, and ignores dtypes."""
     graph = small(model)[1]
     program = lower(graph, random_plan(graph, devices, seed, microbatches=2))
     sent, awaited = set(), set()
@@ -310,7 +310,7 @@ def test_both_ends_of_a_message_agree(model: str, devices: int, seed: int) -> No
         ]
         sums.append(order)
     assert sent == awaited
-    for a in range(devices):  # equal sums in different orders would be silently wrong
+    for a in range(devices):  # all-reduces in different orders would be wrong without an error
         for b in range(devices):
             both = [
                 [(t, k.devices, k.elements) for t, k in sums[d] if {a, b} <= set(k.devices)]
@@ -320,7 +320,7 @@ def test_both_ends_of_a_message_agree(model: str, devices: int, seed: int) -> No
 
 
 def test_messages_arrive_in_buffers_of_their_own() -> None:
-    """A transport writes without telling autograd, so never into what a segment may have kept."""
+    """A transport writes behind autograd's back, so it must not write into tensors saved for backward."""
     _, graph = small("lenet-tiny")
     program = lower(graph, random_plan(graph, 2, 11, recompute=(), split_backward=False))
     hub = Hub(2)

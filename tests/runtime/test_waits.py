@@ -1,7 +1,7 @@
-"""What a schedule has `after` something else starts after its end, in every timeline.
+"""If a schedule says that an action is `after` another, it starts after the other's end, in every timeline.
 
-Timelines are those of the simulator and those that a run on threads has recorded. Which instructions an
-action consists of is worked out here once more: its operators' runs, merges and runs for recomputation.
+Timelines come from the simulator and from runs on threads. Which instructions an action consists of is
+computed here independently: the runs, merges and recomputation runs of its operators.
 """
 
 # s: stage, m: micro-batch
@@ -39,7 +39,7 @@ LOST = "F0.0 F1.0 B0.0 B1.0\nF0.1 B0.1 F1.1 B1.1\nF1.0 after B0.1"
 
 
 class Net(nn.Module):
-    """Four layers, of which the first may be frozen: its stage then has no backward."""
+    """Four layers. If the first one is frozen, its stage has no backward."""
 
     def __init__(self, frozen: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def net(frozen: int) -> PipelineTask:
 
 
 def simulated(program: Program) -> list[Span]:
-    """What each task of a simulation computes for which action."""
+    """The spans of a simulation: when each action of the schedule was computed."""
     timeline, of = (
         simulate(program, cluster(f"local:{program.plan.devices}")),
         stage_of(program.plan),
@@ -93,7 +93,7 @@ def recorded(piped: PipelineTask, program: Program) -> list[Span]:
 def assert_waits_hold(
     program: Program, spans: list[Span], schedule: Schedule | None = None
 ) -> None:
-    """Every wait holds in a timeline, and nothing that waits or is awaited is missing in it."""
+    """Asserts that all waits hold in a timeline, and that all actions in waits occur in it."""
     schedule = schedule or schedule_of(program.plan)
     named = {str(action) for wait in schedule.waits for action in wait}
     of, split = stage_of(program.plan), schedule.split
@@ -112,7 +112,7 @@ def phase_of(i: Run | Merge, split: bool) -> str:
 
 
 def waiting_plan(seed: int) -> tuple[PipelineTask, Plan]:
-    """A plan whose schedule has a wait."""
+    """A random plan whose schedule has a wait."""
     rng = random.Random(seed)
     piped = net(rng.choice([0, 0, 1, 2, 4]))
     while True:
@@ -125,7 +125,7 @@ def waiting_plan(seed: int) -> tuple[PipelineTask, Plan]:
 
 
 def with_lost_waits(program: Program, rng: random.Random) -> Program:
-    """The same, but some instructions do not wait for some of their signals."""
+    """The same program, but some instructions do not wait for some of their signals."""
     signals = {
         n
         for n, i in enumerate(program.instructions)
@@ -138,7 +138,9 @@ def with_lost_waits(program: Program, rng: random.Random) -> Program:
     return replace(program, instructions=tuple(kept))
 
 
-@settings(phases=[Phase.explicit, Phase.generate])  # a smaller seed is not a smaller plan
+@settings(
+    phases=[Phase.explicit, Phase.generate]
+)  # no shrinking: a smaller seed is not a smaller plan
 @given(seed=st.integers(0, 2**40))
 def test_every_after_of_a_written_schedule_holds(seed: int) -> None:
     piped, plan = waiting_plan(seed)
@@ -151,7 +153,7 @@ def test_every_after_of_a_written_schedule_holds(seed: int) -> None:
         return
     check(program)
     assert_waits_hold(program, simulated(program))
-    if seed % 3 == 0:  # to run takes longer than all the rest
+    if seed % 3 == 0:  # runs are slow, so only some plans are run
         assert_waits_hold(program, recorded(piped, program))
     lost = with_lost_waits(program, random.Random(seed))
     try:
@@ -188,7 +190,7 @@ def test_every_after_of_a_named_schedule_holds(name: str) -> None:
 
 
 def test_every_device_of_the_awaited_action_signals_every_device_of_the_waiting_one() -> None:
-    """Of two stages on two devices each."""
+    """The wait is between two stages on two devices each."""
     piped = net(0)
     stages = cut_evenly(piped.graph, 2)
     tiles = stage_tiles(piped.graph, stages, [[0, 1], [2, 3]], [{"n": 2}, {"n": 2}])
@@ -203,7 +205,7 @@ def test_every_device_of_the_awaited_action_signals_every_device_of_the_waiting_
 
 
 def test_an_awaited_backward_without_gradients_ends_with_what_comes_before_it() -> None:
-    """gems-basic has one micro-batch under way, though the first stage is frozen and has no backward."""
+    """gems-basic has one micro-batch in flight, even if the first stage is frozen and has no backward."""
     piped = net(3)
     graph = piped.graph
     stages = (tuple(op.name for op in graph.ops[:3]), tuple(op.name for op in graph.ops[3:]))
@@ -228,7 +230,7 @@ def test_what_starts_too_early_is_found_in_a_recorded_timeline() -> None:
     spans = [
         Span(0, "F1.0", 5.0, 6.0),
         Span(0, "B0.1", 4.0, 4.5),
-        Span(0, "B0.1", 4.5, 5.0),  # as it ends, the other begins
+        Span(0, "B0.1", 4.5, 5.0),  # the other action begins when this one ends
         Span(1, "F1.0", 15.0, 16.0),
         Span(1, "B0.1", 14.0, 15.25),
     ]

@@ -1,4 +1,4 @@
-"""Divided parameters (`sharded:parameters`): the same numbers, and a rank keeps its own rows alone."""
+"""ZeRO-3 (`sharded:parameters`): same results, and a rank keeps only its own shard of each parameter."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def planned(task: Task, ranks: int, sync: str) -> Plan:
 
 @pytest.mark.parametrize("model", ["vgg16-tiny", "resnet50-tiny", "gpt-tiny", "lenet-tiny"])
 def test_gives_the_same_bits_as_whole_parameters(model: str) -> None:
-    """And the plain module's numbers, and the bytes that were simulated."""
+    """Results also equal the plain module's, and the bytes sent equal the simulated ones."""
     task = tiny(model)
-    for ranks in (2, 3):  # together: to capture takes longer than to train
+    for ranks in (2, 3):  # in one test, as capturing takes longer than training
         plans = [planned(task, ranks, kind) for kind in KINDS]
         task.verify(replace(plans[1], steps=2))
         (losses, state), (others, other) = (trained(task, plan) for plan in plans)
@@ -72,7 +72,7 @@ def test_ranks_that_are_processes() -> None:
 
 
 def wide() -> nn.Module:
-    """Parameters take more than all else."""
+    """A model whose parameters take most of the memory."""
     torch.manual_seed(0)
     layers = [module for _ in range(8) for module in (nn.Linear(64, 64), nn.ReLU())]
     return nn.Sequential(*layers)
@@ -87,7 +87,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 def held(trainer: Trainer, *more: Any) -> int:
-    """Bytes of all tensors of a rank: slots, gradients, optimizer, and what calls keep."""
+    """Bytes of all tensors of a rank: slots, gradients, optimizer state, and tensors saved for backward."""
     executor = trainer.executor
     state = [t for kept in trainer.optimizer.state.values() for t in kept.values()]
     saved = [
@@ -132,14 +132,14 @@ def test_a_rank_keeps_its_shard_and_gathers_two_blocks(ranks: int) -> None:
     assert sum(rows["sharded:parameters"]) == total
     assert max(rows["sharded:parameters"]) <= 1.05 * total / ranks
     state = 2 * total / ranks
-    # All rows but one's own go, and two blocks of eight come, with a block's gradients.
+    # Instead of all parameters: this rank's shards, two gathered blocks of eight, a block's gradients.
     assert peaks["sharded:parameters"] < peaks["sharded"] - total / 4
     assert peaks["sharded:parameters"] < state + total / ranks + total / 2
     assert predicted["sharded:parameters"] < predicted["sharded"] - total / 4
 
 
 class Positions(nn.Module):
-    """A view of a parameter is a value that another block reads, when the parameter has no memory."""
+    """A view of a parameter is read by another block after the parameter is released."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,10 +1,11 @@
-"""Models of the zoo, by all methods, on real processes (gloo): is it the plain module's training?
+"""Checks that plans of all methods, run by real processes (gloo), train as the plain module does.
 
     python tests/runtime/verify_all.py [--ranks 2,3,4] [--models a,b] [--methods c,d] [--sync kind]
                                    [--some|--searched] [--json]
 
-Losses, gradients, parameters, buffers and bytes by pair of ranks are compared, two steps of each. Models
-are captured once; then the ranks of all cases with the same number of ranks are forked, once.
+Each case trains two steps; losses, gradients, parameters, buffers and the bytes between each pair of ranks
+are compared. Models are captured once. Ranks are forked once for each number of ranks, and run all its
+cases.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from raddle.searches.starts import random_start
 PARTITIONS = tuple(name for name in SEARCHES if name.startswith("hypergraph"))
 RANKS = (2, 3, 4)
 STEPS = 2
-TIMEOUT = 300.0  # seconds for which a rank waits for another: it only ends a hang
+TIMEOUT = 300.0  # seconds that a rank waits for another; only to end a hang
 
 
 class Case(NamedTuple):
@@ -55,24 +56,24 @@ class Case(NamedTuple):
 
 class Outcome(NamedTuple):
     case: Case
-    status: str  # ok, skipped, failed
+    status: str  # "ok", "skipped" or "failed"
     reason: str = ""
 
 
-# Every model and every method with 2, 3 and 4 ranks, and half of their pairs.
+# Half of the pairs of a model and a baseline; every model and every baseline with 2, 3 and 4 ranks.
 SOME = [
     Case(model, method, RANKS[(i + k) % len(RANKS)])
     for i, model in enumerate(TINY)
     for k, method in enumerate(BASELINES)
     if (i + k) % 2 == 0
 ]
-# What searches find: those with names, and FlexFlow's from a random start with sums split, which is wild.
+# Plans that searches find; "wild": FlexFlow from a random start, with split reductions.
 SEARCHED = [
     Case(model, method, RANKS[(i + k) % len(RANKS)])
     for i, model in enumerate(TINY)
     for k, method in enumerate((*SEARCHES, "wild"))
 ]
-# Half of them, every model and every method: the rest is for `make verify-all`.
+# Half of them, with every model and every method; `make verify-all` runs the others too.
 SOME_SEARCHED = [
     case for case in SEARCHED if TINY.index(case.model) % 2 == SEARCHED.index(case) % 2
 ]
@@ -100,15 +101,15 @@ def run(cases: Sequence[Case], sync: str = "") -> Iterator[Outcome]:
 
 
 def plan_of(case: Case) -> Plan:
-    """Searched plans are for fast links: on local ones everything would be on one device."""
+    """The plan of a case. Searches plan for fast links: with local ones they would use one device only."""
     graph = tiny(case.model).graph
     if case.method in BASELINES:
         return plan_for(graph, cluster(f"local:{case.ranks}"), case.method, bn="global")
     on = cluster(f"p100:1x{case.ranks}")
     search_settings = Settings(
         bn="global", proposals=150, reduction=case.method == "wild", powers_of_two=False,
-        budget=0.4 if case.method in PARTITIONS else 20,  # these always take all of it
-        microbatches=1 if case.method == "pipeline" else None,  # exact batch statistics
+        budget=0.4 if case.method in PARTITIONS else 20,  # hypergraph searches always use the whole budget
+        microbatches=1 if case.method == "pipeline" else None,  # so that batch statistics are exact
     )  # fmt: skip
     if case.method != "wild":
         return planning.build_plan(
@@ -126,7 +127,7 @@ def plan_of(case: Case) -> Plan:
 
 
 def _start(size: int, planned: Sequence[tuple[Case, Plan]]) -> Iterator[Outcome]:
-    """Forks ranks, which run all plans; a rank that dies fails what is left."""
+    """Forks `size` ranks, which run all plans; if a rank dies, the remaining cases fail."""
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
@@ -179,7 +180,7 @@ def _rank(
 
 
 def verify(task: Task, plan: Plan) -> None:
-    """Trains as this rank; rank 0 raises where it is not the plain module's training."""
+    """Trains as one rank; rank 0 raises if the result differs from the plain module's."""
     trainer = parallelize(
         task.model, plan, task.optimizer, loss=task.loss, graph=task.graph, device="cpu",
         timeout=TIMEOUT,
@@ -212,7 +213,7 @@ def verify(task: Task, plan: Plan) -> None:
 
 
 def _record_gradients(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
-    """Takes a copy of this rank's gradients before every update."""
+    """A dict that gets copies of this rank's gradients before every update."""
     gradients: dict[str, list[tuple[Box, Tensor]]] = {}
     optimizer_step = trainer.executor.optimizer_step
 
@@ -274,9 +275,9 @@ def _options(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--ranks", type=lambda t: [int(r) for r in names(t)], default=RANKS)
     parser.add_argument("--models", type=names, default=TINY)
     parser.add_argument("--methods", type=names, default=(*BASELINES, *SEARCHES, "wild"))
-    parser.add_argument("--sync", default="", help="how copies of a parameter agree")
+    parser.add_argument("--sync", default="", help="kind of parameter synchronisation")
     parser.add_argument("--some", action="store_true", help="a covering selection")
-    parser.add_argument("--searched", action="store_true", help="what the searches find")
+    parser.add_argument("--searched", action="store_true", help="plans that searches find")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
 
