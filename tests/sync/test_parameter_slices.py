@@ -136,7 +136,7 @@ class Alone:
 
 class Patient:
     @contextlib.contextmanager
-    def waits_for(self, what: str) -> Iterator[None]:
+    def waiting_for(self, what: str) -> Iterator[None]:
         yield
 
 

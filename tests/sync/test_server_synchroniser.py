@@ -296,7 +296,7 @@ def test_stale_updates_replay(job: tuple[int, list[Item]], s: int | None, seed: 
     run.job.close()
 
 
-@pytest.mark.parametrize("home", [0, 1, 3])  # the slow worker, a fast one, none
+@pytest.mark.parametrize("server", [0, 1, 3])  # the slow worker, a fast one, none
 @pytest.mark.parametrize("s", [1, 3, None])
 def test_a_slow_worker_holds_others_back_by_the_bound(s: int | None, server: int) -> None:
     run = Stale([item(0, (0, 1, 2), server)], 4, s, steps=8, seed=1, slow=True)
@@ -305,7 +305,7 @@ def test_a_slow_worker_holds_others_back_by_the_bound(s: int | None, server: int
     assert max(run.lead.values()) == (8 if s is None else s)
 
 
-@pytest.mark.parametrize("home", [0, 1, 3])
+@pytest.mark.parametrize("server", [0, 1, 3])
 def test_without_staleness_nobody_is_ahead(server: int) -> None:
     i = item(0, (0, 1, 2), server)
     ranks = Job([i], 4, staleness=0)
@@ -543,7 +543,7 @@ WRONG = [
     (1, Frame(PUSH, 0, 1), 12, r"rank 0 got 12 bytes of 'w0\[0:5\]' from rank 1 and 20 are needed"),
     (2, Frame(PUSH, 0, 1), 20, r"rank 0 got a gradient of 'w0\[0:5\]' from rank 2: its workers are"),
     (1, Frame(PULL, 0, 1), 20, r"rank 0 got rows of 'w0\[0:5\]' from rank 1"),
-    (1, Frame(PUSH, 1, 1), 20, r"rank 0 got a gradient of 'w1\[0:5\]' from rank 1: .* its home is 1"),
+    (1, Frame(PUSH, 1, 1), 20, r"rank 0 got a gradient of 'w1\[0:5\]' from rank 1: .* its server is 1"),
     (1, Frame(PULL, 1, 1), 20, r"rank 0 got back 'w1\[0:5\]' with clock 1 and has handed in clock 0"),
 ]  # fmt: skip
 
@@ -680,7 +680,7 @@ def all_raise(raised: list[Exception | None], words: str) -> None:
 
 
 @pytest.mark.parametrize("s", [0, 1, None])
-@pytest.mark.parametrize("home", [0, 1, 2])
+@pytest.mark.parametrize("server", [0, 1, 2])
 def test_an_exception_in_apply_reaches_all(server: int, s: int | None) -> None:
     def apply(number: int, clock: int, g: Tensor) -> None:
         if clock == 2:
@@ -790,7 +790,7 @@ def test_a_stall_with_staleness_names_the_slowest(
     assert re.search(r"for ranks 1, 2 to hand in 'w0\[0:5\]': see what they do\.", said[0])
 
 
-@pytest.mark.parametrize("home", [0, 1, 2, 3])  # 2 is the missing one, 3 is not a worker
+@pytest.mark.parametrize("server", [0, 1, 2, 3])  # 2 is the missing one, 3 is not a worker
 @pytest.mark.parametrize("s", [0, 1])
 def test_a_rank_that_never_comes_ends_in_a_time_out_everywhere(
     server: int, s: int, monkeypatch: pytest.MonkeyPatch

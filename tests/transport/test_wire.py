@@ -362,7 +362,9 @@ def test_a_rank_may_leave_while_others_go_on(join: Join) -> None:
         RuntimeError, match="rank 1 cannot send the push of item 4 at clock 1 to ra"
     ):
         b.wire.send(0, Frame(PUSH, 4, 1), torch.ones(1), 0)
-    with pytest.raises(RuntimeError, match=r"rank 0 cannot send .* it has itself closed the line"):
+    with pytest.raises(
+        RuntimeError, match=r"rank 0 cannot send .* it has itself closed the connection"
+    ):
         a.wire.send(2, Frame(PUSH, 4, 1), torch.ones(1), 0)
     b.wire.send(2, Frame(PUSH, 4, 1), torch.ones(1), 0)
     c.wait(got=1)

@@ -1,9 +1,11 @@
-"""Copies of parameters agree, for plans and for any training script: five lines in Horovod's manner.
+"""Data-parallel training: keeps the copies of the parameters on all ranks the same.
+
+Plans use it, and so can any training script, with five lines as in Horovod:
 
 from raddle import sync
 
 sync.init()                         # joins torchrun's job, or the process group that exists
-sync.broadcast(model)               # all begin with the parameters and buffers of rank 0
+sync.broadcast(model)               # all ranks start with the parameters and buffers of rank 0
 optimizer = sync.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, sync="p3")
 ...                                 # loss.backward(); optimizer.step(); optimizer.zero_grad()
 sync.close()
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Optimizer", "broadcast", "close", "init", "rank", "report", "size"]
 
-# Imported on first use: the transports of plans import this package, and sessions import the transports.
+# Public name -> the module that defines it. Modules are imported on first use, because the transports
+# import this package and session.py imports the transports.
 _PUBLIC = dict.fromkeys(("broadcast", "close", "init", "rank", "report", "size"), "session")
 _PUBLIC["Optimizer"] = "wrapped_optimizer"
 
@@ -27,7 +30,7 @@ def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
-    globals()[name] = value  # the next access does not come here
+    globals()[name] = value  # the next access does not call __getattr__
     return value
 
 

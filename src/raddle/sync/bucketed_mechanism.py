@@ -1,4 +1,4 @@
-"""Gradients are summed in buckets into p.grad by the end of the backward, and every rank updates all."""
+"""The bucketed mechanism: all-reduces gradients in buckets; every rank updates all parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from raddle.sync.trained_parameters import TrainedParameters
 
 
 class BucketedMechanism(Mechanism):
-    """`arrived`: parameters whose gradients are in p.grad and not summed yet. All ranks make it."""
+    """All ranks make it. The sums are complete at the end of the backward.
+
+    barrier_reason: why this mechanism is used although another sync kind was requested; else empty.
+    unsummed: indices of parameters whose gradients are in p.grad already and not summed yet.
+    """
 
     def __init__(
         self, trained: TrainedParameters, channels: Channels, settings: SyncSettings, barrier_reason: str,
@@ -31,8 +35,8 @@ class BucketedMechanism(Mechanism):
             channels,
             settings.backward_passes,
         )
-        self._unsummed = dict.fromkeys(unsummed)  # since the last sums, in their order
-        self._passes_done = 0  # backward calls that have ended since then
+        self._unsummed = dict.fromkeys(unsummed)  # as a set, in the order of completion
+        self._passes_done = 0  # backward calls since the last sums
         self._backward_end = BackwardEnd(self._on_backward_end)
         stall_inspector, dtype_name = channels.open_sum_transport(), settings.sync.wire_dtype
         self.buckets = Buckets(
@@ -66,14 +70,14 @@ class BucketedMechanism(Mechanism):
         }
 
     def _on_backward_end(self) -> None:
-        """A backward has ended."""
+        """Called at the end of each backward."""
         self._passes_done += 1
         if self._passes_done >= self._backward_passes:
             with self._channels.reporting_failures():
                 self._sum()
 
     def _sum(self) -> None:
-        """All that has come since the last time is summed, if anything has."""
+        """Sums the gradients that are complete and not summed yet, if there are any."""
         if self._unsummed:
             self.buckets.finish(list(self._unsummed))
             self.on_zero_grad()

@@ -1,4 +1,4 @@
-"""What one optimizer uses to reach the other ranks: for words, for slices, and for sums."""
+"""The channels between ranks that one wrapped optimizer uses: for objects, slices and all-reduces."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ RecordSpan = Callable[[str, str, float, float], None]  # name, lane, start, end
 
 
 class Channels:
-    """All ranks make it at the same time. `words` carries objects and slices; `sums` adds tensors up."""
+    """All ranks make it at the same time.
+
+    cpu_transport: sends objects and slices. sum_transport: all-reduces tensors; on CPUs it is the same one.
+    """
 
     def __init__(self, session: Session, device: torch.device, stall: float) -> None:
         self.rank, self.size = session.rank, session.size
         self.cpu_transport = session.open_transport(CPU)
-        self.sum_transport = (
-            self.cpu_transport
-        )  # on GPUs another one, once there is something to sum
+        self.sum_transport = self.cpu_transport  # open_sum_transport replaces it on GPUs
         self.stall_inspector: StallInspector | None = None
         self.closed = False
         self._session, self._device, self._stall = session, device, stall
 
     @property
     def record_span(self) -> RecordSpan | None:
-        """Where the timeline is told what took time."""
+        """The callback that records a span in the Chrome trace; None: there is no trace."""
         timeline = self._session.trace
         return timeline.record if timeline is not None else None
 
     def exchange(self, value: Any) -> list[Any]:
-        """Objects of all ranks, which all call it."""
+        """Gathers an object from every rank, in rank order. All ranks call it."""
         return exchange_objects(self.cpu_transport, CPU, value)
 
     def open_sum_transport(self) -> StallInspector:
-        """Makes ready for sums, on all ranks; gives what says who keeps them waiting."""
+        """Opens the transport for all-reduces and returns its stall inspector. All ranks call it."""
         if self._device.type == "cuda":
             self.sum_transport = self._session.open_transport(self._device)
         key_prefix = f"sums {self._session.opened_transports}"
@@ -51,7 +52,7 @@ class Channels:
 
     @contextlib.contextmanager
     def reporting_failures(self) -> Iterator[None]:
-        """What goes wrong here is told to the others, who would wait for this rank."""
+        """Reports an exception of this context to the other ranks, which would wait for this one."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""A Chrome trace of what is handed in, waited for, summed and updated, on all ranks."""
+"""Writes a Chrome trace of the synchronisation on all ranks: waits, pushes, pulls, sums and updates."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 
 from raddle.program.chrome_trace import Event, name_event, write_events
 
-LANES = ("wait", "push", "pull", "sum", "update")  # of a rank; what overlaps in a lane is shown so
-MAX_SPANS = 500_000  # slices that are kept: a long run shows its beginning
+LANES = ("wait", "push", "pull", "sum", "update")  # rows of a rank in the trace
+MAX_SPANS = 500_000  # spans that a rank keeps; later ones are dropped
 
 
 class TraceSpan(NamedTuple):
-    """Something that took time."""
+    """One bar of the trace."""
 
     lane: str
     name: str
-    start: float  # seconds since the epoch: processes and machines agree on it, more or less
+    start: float  # seconds since the epoch, on which machines agree approximately
     end: float
 
 
 class ChromeTrace:
-    """One rank's slices; rank 0 writes those of all."""
+    """The spans of one rank; rank 0 writes those of all ranks into one file."""
 
     def __init__(self, path: str, rank: int) -> None:
         self._path, self._rank = Path(path), rank
@@ -31,12 +31,15 @@ class ChromeTrace:
         self._offset = time.time() - time.perf_counter()
 
     def record(self, name: str, lane: str, start: float, end: float) -> None:
-        """Times are of time.perf_counter. Any thread may call it."""
+        """Adds a span. start and end are times of time.perf_counter. Any thread may call it."""
         if len(self._spans) < MAX_SPANS:
             self._spans.append(TraceSpan(lane, name, start + self._offset, end + self._offset))
 
     def write(self, exchange: Callable[[Any], list[Any]] | None) -> None:
-        """None: others cannot be asked, so each rank writes a file with its rank in the name."""
+        """Writes the trace. exchange: gathers an object from every rank.
+
+        None: ranks cannot communicate any more, so each writes its own file, with the rank in its name.
+        """
         spans = list(self._spans)
         if exchange is not None:
             spans_by_rank = exchange(spans)

@@ -1,15 +1,16 @@
-"""Copies of rows agree without homes: every holder sums all gradients and updates its own copy.
+"""Synchronises slices of parameters without servers: all ranks all-reduce each slice and update it.
 
-On every rank:
+This is P3 (arXiv 1905.03960) over collectives. An item is a slice of a parameter; its workers are the
+ranks that have a copy. On every rank:
 
-    ready(i, gradient)   keeps it; all whose turn it is leave, in the one order of all ranks
-    finish()             the end of a step: all sums have left
-    wait(i)              the sum is there and the rows are updated: the next forward may use them
+    submit(i, gradient)  stores the gradient of item i; issues the all-reduces whose turn it is
+    finish()             ends a step: all its all-reduces are issued
+    wait(i)              waits for the sum of item i and updates its rows: the next forward may use them
 
-P3 (arXiv 1905.03960) over collectives. Ranks match sums by the order in which they issue them, so who goes
-before whom is settled beforehand: a gradient that is ready early waits here for those before it. Nobody
-waits for a sum before all that stand before it have left, and a step ends with all of them under way, so
-ranks cannot wait for each other in a circle. There is no barrier: each item is waited for where it is used.
+Ranks match all-reduces by the order in which they issue them, so the order is fixed beforehand: a
+gradient that is ready early waits for those before it. No rank waits for a sum before it has issued all
+sums of the step, so there is no deadlock. There is no barrier between steps: each item is waited for
+where it is used.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ from raddle.sync.sum_issuer import SumIssuer, SummedItem
 from raddle.transport.base import Transport
 from raddle.transport.wire import name_ranks
 
-WaitingFor = Callable[
-    [str, int], AbstractContextManager[None]
-]  # what is waited for, and its number
+WaitingFor = Callable[[str, int], AbstractContextManager[None]]  # text, number of the wait
 
 
 class SumWaiter:
-    """Waits for sums, and notes what took time. `count` is of all items: it numbers what is late."""
+    """Waits for all-reduces, and records how long they took.
+
+    count: the number of items. waiting_for: tells the stall inspector what this rank waits for.
+    """
 
     def __init__(
         self, count: int, waiting_for: WaitingFor | None, record: RecordItemSpan | None
@@ -46,7 +48,7 @@ class SumWaiter:
         self._count, self._waiting_for, self._record = count, waiting_for, record
 
     def wait_for(self, entry: SummedItem) -> Tensor:
-        """An item's sum, once it is there."""
+        """Waits for an item's all-reduce and returns the sum."""
         assert entry.pending is not None
         assert entry.gradient is not None
         begin, number = time.perf_counter(), entry.item.number
@@ -65,11 +67,12 @@ class SumWaiter:
 
 
 class CollectiveSynchroniser:
-    """One rank's part. `start`, then `ready` and `wait` in every step, which `finish` ends.
+    """One rank's end. `start`, then in every step `submit` all items and `finish`; `wait` before a use.
 
-    `apply(number, clock, gradient)` updates the rows of an item on this rank, on the thread that waits for
-    it. `order` are the numbers of all items, whoever holds them. `exchange` gives what all ranks have.
-    `debug`: sums leave at the end of a step, after all ranks have compared what is about to leave.
+    order: numbers of all items of all ranks, in the order of their all-reduces. apply(number, clock,
+    gradient): updates the rows of an item on this rank, on the thread that waits for it. exchange:
+    gathers an object from every rank. debug: all-reduces are issued at the end of a step, after all ranks
+    have compared their lists of them.
     """
 
     def __init__(
@@ -91,16 +94,16 @@ class CollectiveSynchroniser:
         self._entries = {i.number: SummedItem(i) for i in items if self.rank in i.workers}
         self.issuer = SumIssuer(self._entries, order, transport, hold_back=debug)
         self._waiter = SumWaiter(len(items), waiting_for, record)
-        self._finished = 0  # steps
+        self._finished = 0  # steps that have ended
         self._stopped = self._closed = False
 
     @property
     def log(self) -> list[UpdateEvent]:
-        """Updates at homes, of which there are none here."""
+        """Updates made by a server. There are no servers here."""
         return []
 
     def start(self) -> None:
-        """All ranks call it: they have the same order, or an error names the first difference."""
+        """Checks that all ranks have the same order; the error names the first difference. All call it."""
         entries = [_entry(at, self._items[number]) for at, number in enumerate(self._order)]
         if len(set(self._exchange(zlib.crc32(repr(entries).encode())))) > 1:
             check_same(self._exchange(entries), PLAN_ADVICE)
@@ -108,15 +111,15 @@ class CollectiveSynchroniser:
     # -- a step ------------------------------------------------------------------------------------
 
     def admit(self, clock: int) -> None:
-        """Homes ask for it: here nothing is updated before it is waited for."""
+        """Does nothing: only servers need it. Here an item is updated when it is waited for."""
 
     def submit(self, number: int, gradient: Tensor) -> None:
-        """Hands in this rank's part of a sum, in memory that is ours from now on."""
+        """Submits this rank's gradient of an item. It is summed in place: the caller gives it away."""
         entry = self._entries.get(number)
         if entry is None:
             raise ValueError(
                 f"rank {self.rank} hands in '{self._items[number].name}', whose workers are "
-                f"{self._items[number].workers}: hand in what is of this rank"
+                f"{self._items[number].workers}: submit only items of this rank"
             )
         check_rows(self.rank, entry.item, gradient, "a gradient")
         if self._closed:
@@ -131,7 +134,7 @@ class CollectiveSynchroniser:
         self.issuer.add(number)
 
     def finish(self) -> None:
-        """A step ends: whatever has not left, leaves."""
+        """Ends a step, in which all items of this rank must have been submitted."""
         if self._debug:
             entries = [self._entries[number] for number in self.issuer.order]
             check_orders(
@@ -147,7 +150,7 @@ class CollectiveSynchroniser:
         self.issuer.next_step()
 
     def wait(self, number: int) -> None:
-        """Returns when an item's rows have what the steps that have ended give them."""
+        """Returns when an item's rows are up to date with all steps that have ended."""
         entry = self._entries.get(number)
         if entry is None or entry.pending is None or entry.clock > self._finished:
             return
@@ -159,12 +162,12 @@ class CollectiveSynchroniser:
             self._waiter.record(number, "update", begin)
 
     def synchronize(self) -> None:
-        """All that has been handed in, in steps that have ended, is applied."""
+        """Waits for all items of this rank."""
         for number in self._entries:
             self.wait(number)
 
     def sums(self) -> dict[int, Tensor]:
-        """With a barrier, after `finish`: the sums of a step, which the caller may change and applies."""
+        """With a barrier, after `finish`: returns the sums of a step; the caller applies them itself."""
         totals = {}
         for number, entry in self._entries.items():
             if entry.pending is not None:
@@ -173,27 +176,27 @@ class CollectiveSynchroniser:
         return totals
 
     def publish(self) -> None:
-        """Homes are asked for it: here, whoever holds rows has updated them."""
+        """Does nothing: only servers need it. Here every rank has updated its own rows."""
 
     # -- the end -----------------------------------------------------------------------------------
 
     @property
     def unapplied(self) -> int:
-        """How many items have been handed in and are not applied yet."""
+        """How many items were submitted and are not applied yet."""
         return sum(entry.gradient is not None for entry in self._entries.values())
 
     def stop(self, reason: str) -> None:
-        """Another rank has failed: whatever waits is told by the transport."""
+        """Takes note that another rank has failed. The transport makes pending waits raise."""
         self._stopped = True
 
     def drain(self, seconds: float, clock: int = 0) -> None:
-        """Waits, but not long, until others have got what they need of this rank."""
+        """Waits at most `seconds` for the all-reduces that other ranks still need from this one."""
         pending = [h for h in self._entries.values() if h.pending is not None]
         if self._stopped or not pending:
             return
 
         def wait() -> None:
-            with contextlib.suppress(Exception):  # nobody asks for these sums any more
+            with contextlib.suppress(Exception):  # nobody uses these sums any more
                 for entry in pending:
                     self._waiter.wait_for(entry)
                 if (last := pending[-1].gradient) is not None and last.is_cuda:
@@ -204,7 +207,7 @@ class CollectiveSynchroniser:
         thread.join(seconds)
 
     def close(self) -> None:
-        """More calls do nothing."""
+        """Refuses further items; more calls do nothing."""
         self._closed = True
 
 
@@ -221,7 +224,7 @@ def _describe_sum(entry: SummedItem) -> tuple[tuple[int, ...], str]:
 
 @contextlib.contextmanager
 def without_forward_modes(tensor: Tensor | None) -> Iterator[None]:
-    """Without the modes of the forward that an update comes in the midst of: they are not meant for it."""
+    """Switches inference mode and autocast off: an update may run inside a forward that uses them."""
     place = "cpu" if tensor is None else tensor.device.type
     with torch.inference_mode(False), torch.autocast(place, enabled=False):
         yield

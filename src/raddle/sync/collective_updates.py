@@ -1,7 +1,8 @@
-"""The slices of a model's parameters without homes: each is summed over all ranks, which all update it.
+"""Sliced updates without servers: each slice is summed over all ranks, and every rank updates it.
 
-Unused parameters. A rank without a gradient gives negative zeros, as with homes (sliced_optimizer.py). Only
-such a rank looks at the sum to see whether anybody had one: a look at a GPU would hold up the host.
+Unused parameters. A rank without a gradient submits negative zeros, as with servers
+(sliced_optimizer.py). Only such a rank looks at the sum to see whether another rank had a gradient,
+because reading from a GPU makes the host wait.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from raddle.transport.base import Transport
 
 
 class CollectiveUpdates(SlicedUpdates):
-    """One rank's slices; `turns` are their numbers as their sums leave, the same on all ranks."""
+    """The slices of one rank. order: item numbers in the order of their sums, the same on all ranks."""
 
     def __init__(
         self,
@@ -37,8 +38,8 @@ class CollectiveUpdates(SlicedUpdates):
         debug: bool = False,
         record_span: RecordSpan | None = None,
     ) -> None:
-        self._without_gradient: set[int] = set()  # parameters without a gradient on this rank
-        self._submitted: set[int] = set()  # those that were given in the step that has not ended
+        self._without_gradient: set[int] = set()  # indices of parameters, on this rank
+        self._submitted: set[int] = set()  # parameters, in the current step
         rows = {item.number: slices.rows(item.number) for item in slices.items}
         sliced_optimizer = SlicedOptimizer(
             slices,
@@ -53,7 +54,7 @@ class CollectiveUpdates(SlicedUpdates):
         super().__init__(slices, sliced_optimizer, self.collective, transport, exchange)
 
     def submit(self, index: int, gradient: Tensor | None) -> None:
-        self.wait(index)  # of the step before, whose update looks at what was lacking then
+        self.wait(index)  # the last step's update still reads _without_gradient
         (self._without_gradient.discard if gradient is not None else self._without_gradient.add)(
             index
         )
@@ -62,7 +63,7 @@ class CollectiveUpdates(SlicedUpdates):
         self._submitted.add(index)
 
     def finish_step(self) -> None:
-        """From now on what was given is waited for: before, a forward reads what the last step left."""
+        """Ends a step. `wait` waits for its updates only from now on; earlier forwards read old values."""
         self.collective.finish()
         self._pending |= self._submitted
         self._submitted.clear()
@@ -79,7 +80,7 @@ class CollectiveUpdates(SlicedUpdates):
 def order_slices(
     slices: ParameterSlices, ready_seconds: Sequence[float], cost: AllReduceCost
 ) -> list[int]:
-    """The order in which slices leave; `ready` are moments, by parameter."""
+    """Returns the item numbers in the order of their sums. ready_seconds: by parameter."""
     return order_sums(
         [ready_seconds[index] for index, _ in slices.locations],
         [cost.seconds(item.elements) for item in slices.items],

@@ -1,4 +1,7 @@
-"""All ranks have wrapped the same: else the first difference is named."""
+"""Checks that all ranks have the same model, optimizer and order of sums; the error names the difference.
+
+Each rank describes what it has as a list of entries, such as ("lr of parameter group 0", "0.1").
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-Entry = tuple[str, str]  # what it is about, and what this rank has
+Entry = tuple[str, str]  # name, value on this rank
 
 
 def describe(
@@ -18,7 +21,7 @@ def describe(
     optimizer: Optimizer,
     settings: dict[str, Any],
 ) -> list[Entry]:
-    """What must be the same on all ranks."""
+    """Returns entries for all that must be the same on all ranks."""
     entries = [(name, str(value)) for name, value in settings.items()]
     entries.append(("the optimizer", type(optimizer).__name__))
     for number, group in enumerate(optimizer.param_groups):
@@ -36,7 +39,7 @@ PLAN_ADVICE = "give all ranks the same model, plan and order"
 
 
 def check_same(entries_by_rank: Sequence[Sequence[Entry]], advice: str = WRAP_ADVICE) -> None:
-    """Raises ValueError where a rank's lines are not those of rank 0."""
+    """Raises ValueError if a rank's entries differ from those of rank 0. advice: ends the message."""
     first = entries_by_rank[0]
     for rank, entries in enumerate(entries_by_rank):
         for number in range(max(len(first), len(entries))):
@@ -50,9 +53,9 @@ def check_same(entries_by_rank: Sequence[Sequence[Entry]], advice: str = WRAP_AD
 
 
 def check_orders(sums_by_rank: Sequence[Sequence[tuple[tuple[int, ...], str]]]) -> None:
-    """Raises ValueError where two ranks are about to sum in different orders what they sum together.
+    """Raises ValueError if two ranks are about to sum in different orders.
 
-    By rank, its sums in their order: the ranks that take part, and what is summed.
+    sums_by_rank: for each rank its sums in order, each as (the ranks that take part, a description).
     """
     for a, b in combinations(range(len(sums_by_rank)), 2):
         here = [what for ranks, what in sums_by_rank[a] if b in ranks]

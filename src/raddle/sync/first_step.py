@@ -1,4 +1,9 @@
-"""The first step: gradients stay in p.grad, until all ranks choose how they synchronise."""
+"""The first step of a wrapped optimizer: gradients stay in p.grad until all ranks choose a mechanism.
+
+A barrier (all gradients are summed before any update) leads to the bucketed mechanism, else to the sliced
+one. Some reasons for a barrier show only in the first step: a script that clips gradients, or a
+GradScaler. A barrier reason is a sentence that says why; empty: no barrier.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ def make_first_handler(
     settings: SyncSettings,
     barrier_reason: str,
 ) -> GradientHandler:
-    """What an optimizer begins with: where a barrier is sure, gradients are summed from the start."""
+    """Returns the first gradient handler: BucketedMechanism if that is certain now, else FirstStep."""
     if barrier_reason or settings.sync.bucketed:
         return BucketedMechanism(trained, channels, settings, barrier_reason)
     guards = ForwardGuards(model, trained.index_by_id) if settings.sync.by_priority else None
@@ -33,7 +38,11 @@ def make_first_handler(
 
 
 class FirstStep(GradientHandler):
-    """Learns what an order of slices is made from, and sees whether somebody changes gradients."""
+    """Handles the first step.
+
+    It learns the order in which the forward uses parameters (through the guards) and the times at which
+    their gradients are complete. It raises if the script changes gradients between backward and step.
+    """
 
     def __init__(
         self,
@@ -48,7 +57,7 @@ class FirstStep(GradientHandler):
             channels.rank, trained.names, settings.backward_passes
         )
         self._completion_times = CompletionTimes(trained.device)
-        self._checksums: dict[int, int] = {}  # by parameter, of its gradient
+        self._checksums: dict[int, int] = {}  # by parameter: checksum of its gradient
 
     def on_gradient(self, index: int) -> None:
         self._gradient_counts.add(index)
@@ -68,7 +77,10 @@ class FirstStep(GradientHandler):
             self._guards.close()
 
     def choose_mechanism(self, reason: str) -> Mechanism:
-        """The last moment to find out that something needs a barrier: `reason`, or another rank's."""
+        """Chooses the mechanism together with all ranks, and returns it.
+
+        reason: why this rank needs a barrier; empty: it needs none. One rank's reason holds for all.
+        """
         self._check_unchanged()
         order = list(self._guards.use_order) if self._guards is not None else []
         replies = self._channels.exchange((reason, order))
@@ -102,21 +114,24 @@ class FirstStep(GradientHandler):
             gradient = self.trained.parameters[index].grad
             if gradient is not None and _checksum(gradient) != checksum:
                 raise RuntimeError(
-                    f"rank {self._channels.rank} finds the gradient of '{self.trained.names[index]}' changed "
-                    "after backward, before it was summed (unscale_, clip_grad_norm_?): wrap with "
+                    f"rank {self._channels.rank} finds the gradient of '{self.trained.names[index]}' "
+                    "changed after backward, before it was summed (unscale_, clip_grad_norm_?): wrap with "
                     "barrier=True, or use optimizer.clip_grad_norm"
                 )
 
     def _make_updates(self, use_order: list[int]) -> SlicedUpdates:
-        """With homes, or with sums in an order that rank 0 makes of its first backward."""
+        """Returns updates by servers, or by all ranks in an order made from rank 0's first backward.
+
+        use_order: all parameters, in the order of their first use in the forward.
+        """
         trained, channels, settings = self.trained, self._channels, self._settings
         slices = ParameterSlices(
             trained.names, trained.parameters, settings.sync, channels.size, use_order
         )
         if settings.sync.has_servers:
             return make_server_updates(
-                slices, trained.optimizer, settings.sync.staleness, channels.cpu_transport, channels.exchange,
-                stall=settings.stall, record_span=channels.record_span,
+                slices, trained.optimizer, settings.sync.staleness, channels.cpu_transport,
+                channels.exchange, stall=settings.stall, record_span=channels.record_span,
             )  # fmt: skip
         stall_inspector = channels.open_sum_transport()
         cost = measure_all_reduce(
@@ -125,13 +140,13 @@ class FirstStep(GradientHandler):
         ready_seconds = self._completion_times.since_first(len(trained.parameters))
         order = channels.exchange(order_slices(slices, ready_seconds, cost))[0]
         return CollectiveUpdates(
-            slices, trained.optimizer, channels.sum_transport, channels.exchange,
-            order=order, stall_inspector=stall_inspector, debug=settings.debug, record_span=channels.record_span,
+            slices, trained.optimizer, channels.sum_transport, channels.exchange, order=order,
+            stall_inspector=stall_inspector, debug=settings.debug, record_span=channels.record_span,
         )  # fmt: skip
 
 
 def _checksum(gradient: Tensor) -> int:
-    """A sum over the bits of a gradient: it changes when somebody scales it, whatever is in it."""
+    """Returns the sum of a gradient's bytes. It changes if the gradient is scaled."""
     if gradient.layout != torch.strided or not gradient.numel():
         return 0
     flat = gradient.detach().contiguous().view(-1)

@@ -1,8 +1,9 @@
-"""Modules wait for their parameters before they compute: that is what lets a step end without a barrier.
+"""Guards: forward pre-hooks that make each module wait for its own parameters before it computes.
 
-A parameter that its own module has not waited for is read unguarded: by a parent that uses it directly,
-in a compiled graph, or outside of the model. The first step, in which nothing is under way yet, shows
-which ones are; they are waited for at the end of a step instead.
+With guards a step can end while updates are still on their way (P3). A parameter is unguarded if it is
+read before a guard has waited for it: by a parent module that uses it directly, in a compiled graph, or
+outside of the model. The first step, in which no update is pending yet, finds these parameters. `step()`
+waits for them instead.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ from torch.utils.hooks import RemovableHandle
 
 
 class ForwardGuards:
-    """`numbers` are, by id of a parameter, what `wait` is called with, once somebody has set it."""
+    """The guards of all modules of a model.
+
+    index_by_id: id(parameter) -> its index. wait(index): set later by the mechanism; until then no guard
+    waits.
+    """
 
     def __init__(self, model: nn.Module, index_by_id: Mapping[int, int]) -> None:
         self.wait: Callable[[int], None] | None = None
-        self.use_order: dict[int, None] = {}  # of first use in the forward
+        self.use_order: dict[int, None] = {}  # indices, in the order of first use in the forward
         self.unguarded: set[int] = set()
         self._index_by_id = index_by_id
         self._read_tracker: _ReadTracker | None = None
         self._module_hooks: list[RemovableHandle] = []
-        # The model's own comes first, and before a user's hooks, which may read parameters.
+        # Prepended, because a user's hooks may read parameters.
         self._root_hooks = (
             model.register_forward_pre_hook(self._enter, prepend=True),
             model.register_forward_hook(self._leave, always_call=True),
@@ -40,7 +45,7 @@ class ForwardGuards:
                 self._module_hooks.append(module.register_forward_pre_hook(hook, prepend=True))
 
     def finish_first_step(self, used: Mapping[int, Any]) -> set[int]:
-        """Ends the first step: of what was `used`, what nobody has waited for, or not early enough."""
+        """Ends the first step. Returns the unguarded parameters among those `used` (indices)."""
         for handle in self._root_hooks:
             handle.remove()
         self.unguarded |= {index for index in used if index not in self.use_order}
@@ -57,7 +62,7 @@ class ForwardGuards:
                 self.wait(index)
 
     def note_read(self, tensor: Tensor) -> None:
-        """In the first step: something computes with a tensor."""
+        """In the first step: takes note that an operation reads a tensor."""
         index = self._index_by_id.get(id(tensor))
         if index is not None and index not in self.use_order:
             self.unguarded.add(index)
@@ -74,20 +79,18 @@ class ForwardGuards:
 
 
 class _ModuleGuard:
-    """A hook of one module."""
+    """The forward pre-hook of one module."""
 
     def __init__(self, guards: ForwardGuards, indices: list[int]) -> None:
         self._guards, self._indices = guards, indices
 
     def __call__(self, *_: Any) -> None:
-        if (
-            not torch.compiler.is_compiling()
-        ):  # else it would become a part of the graph, or break it
+        if not torch.compiler.is_compiling():  # a compiled graph would contain it, or break at it
             self._guards.wait_for(self._indices)
 
 
 class _ReadTracker(TorchFunctionMode):
-    """Sees what is computed with."""
+    """Sees the parameters that operations read."""
 
     def __init__(self, guards: ForwardGuards) -> None:
         super().__init__()

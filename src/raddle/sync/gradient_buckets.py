@@ -1,13 +1,14 @@
-"""Gradients are averaged in buckets, as soon as a bucket is full, and stay in p.grad.
+"""Buckets: many gradients are averaged by one all-reduce, as soon as all of them are complete (as in DDP).
 
-Buckets are filled in the order in which gradients were complete in the first backward, of rank 0, and leave
-in one static order on a group of their own: two ranks that sum in different orders would get wrong sums
-without an error.
+Buckets are filled in the order in which the gradients of rank 0 were complete in the first backward. All
+ranks issue the all-reduces in this one order, on a process group of their own: ranks with different
+orders would get wrong sums without an error. The averages are written back into p.grad.
 
-Unused parameters. Every parameter has one more element in its bucket: how many ranks have a gradient of it.
-A rank without one gives zeros. Where no rank has one, p.grad is left as it was, so that an optimizer does
-not move the parameter. It is what DistributedDataParallel does with find_unused_parameters=True, without a
-collective of its own; the count is read only where this rank has no gradient itself.
+Unused parameters. A bucket has one more element for every parameter: the number of ranks that have a
+gradient of it. A rank without a gradient contributes zeros. If no rank has one, p.grad is left as it was,
+so the optimizer does not move the parameter. DistributedDataParallel does the same with
+find_unused_parameters=True, but with a separate collective. A rank reads the number only for parameters
+without a gradient.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ RecordSpan = Callable[[str, str, float, float], None]  # name, lane, start, end
 
 
 class Bucket:
-    """Gradients of some parameters in one tensor, and after them how many ranks have each."""
+    """Some parameters whose gradients are in one flat tensor, followed by the number of ranks for each.
+
+    members: indices of parameters. views, counts: by index, the parts of `flat`.
+    """
 
     def __init__(
         self, members: Sequence[int], names: Sequence[str], parameters: Sequence[Tensor],
@@ -48,10 +52,10 @@ class Bucket:
         self.name = f"the gradients of '{names[members[0]]}'{last}"
         self.filled: set[int] = set()
         self.pending: Pending | None = None
-        self.start_time = 0.0  # when
+        self.start_time = 0.0  # of the all-reduce (time.perf_counter)
 
     def fill(self, index: int, size: int) -> None:
-        """Takes this rank's share of an average over `size` ranks from p.grad, if there is one."""
+        """Copies p.grad / size into the bucket, if this rank has a gradient. size: number of ranks."""
         gradient = self.members[index].grad
         if index in self.filled or gradient is None:
             return
@@ -59,12 +63,12 @@ class Bucket:
         if view.dtype == gradient.dtype:
             torch.div(gradient, size, out=view)
         else:
-            view.copy_(gradient).div_(size)  # in this order torch's own bf16 and fp16 hooks do it
+            view.copy_(gradient).div_(size)  # the order of torch's bf16 and fp16 hooks
         self.counts[index].fill_(1)
         self.filled.add(index)
 
     def start(self, transport: Transport, number: int) -> None:
-        """What was not filled is zeros, and counted so."""
+        """Starts the all-reduce. Parameters without a gradient contribute zeros."""
         for i in self.members:
             if i not in self.filled:
                 self.views[i].zero_()
@@ -75,7 +79,7 @@ class Bucket:
         self.pending = transport.all_reduce(everyone, number, flat, self.name)
 
     def write_averages(self) -> None:
-        """Puts the averages into p.grad, but for what no rank has a gradient of."""
+        """Copies the averages into p.grad, except for parameters of which no rank has a gradient."""
         for index, p in self.members.items():
             if index not in self.filled and not bool(self.counts[index].abs() > 0):
                 continue
@@ -93,7 +97,10 @@ def cut_buckets(
     nbytes: int,
     compressed_dtype: torch.dtype | None,
 ) -> list[Bucket]:
-    """Buckets of at most so many bytes, of one type each, in an order; what it lacks comes last."""
+    """Makes buckets of one dtype each, with at most `nbytes` (or one parameter).
+
+    order: indices of parameters; those that it lacks come last.
+    """
     buckets: list[Bucket] = []
     open_members: dict[torch.dtype, list[int]] = {}
     open_bytes: dict[torch.dtype, int] = {}  # bytes
@@ -112,7 +119,11 @@ def cut_buckets(
 
 
 class Buckets:
-    """`give` when a parameter's gradient is complete, `finish` at the end of the backward."""
+    """All buckets of an optimizer. Call `submit` when a gradient is complete, `finish` after the backward.
+
+    nbytes: the largest size of a bucket. compressed_dtype: the dtype of the all-reduce, if it is another
+    one.
+    """
 
     def __init__(
         self,
@@ -128,7 +139,7 @@ class Buckets:
         record_span: RecordSpan | None = None,
     ) -> None:
         self.buckets: list[Bucket] = []
-        self.sum_count = 0  # that have left
+        self.sum_count = 0  # all-reduces issued
         self.waited = 0.0  # seconds
         self._names, self._transport, self._exchange = names, transport, exchange
         self._stall_inspector, self._record_span, self._debug = stall_inspector, record_span, debug
@@ -139,12 +150,12 @@ class Buckets:
             nbytes=nbytes,
             compressed_dtype=compressed_dtype,
         )
-        self._first_order: list[int] = []  # the order of the first backward
-        self._next_bucket = 0  # bucket to leave
+        self._first_order: list[int] = []  # parameters, as completed in the first backward
+        self._next_bucket = 0  # the next bucket to start
 
     @torch.no_grad()
     def submit(self, index: int) -> None:
-        """The gradient in p.grad is complete."""
+        """Takes the gradient in p.grad, which is complete. Starts all buckets that are full, in order."""
         if not self.buckets:
             self._first_order.append(index)
             return
@@ -157,7 +168,7 @@ class Buckets:
 
     @torch.no_grad()
     def finish(self, with_gradient: Sequence[int]) -> None:
-        """Puts averages into p.grad; `given` are all parameters that have a gradient on this rank."""
+        """Puts the averages into p.grad. with_gradient: all parameters with a gradient on this rank."""
         if not self.buckets:  # rank 0's order
             self.buckets = self._make_buckets(self._exchange(self._first_order or with_gradient)[0])
         for index in with_gradient:

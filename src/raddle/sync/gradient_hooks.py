@@ -1,4 +1,4 @@
-"""Hooks on parameters and on the model: they tell a wrapped optimizer's mechanism what has happened."""
+"""Hooks on parameters and on the model: they call a wrapped optimizer's gradient handler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raddle.sync.mechanism import GradientHandler, Mechanism
 
 
 class GradientHooks:
-    """Gradients that arrive go to `phase`, which is another one from the first step on."""
+    """Registers the hooks. `handler` is a FirstStep or a mechanism; the first step replaces a FirstStep."""
 
     def __init__(self, handler: GradientHandler, model: nn.Module, channels: Channels) -> None:
         self.handler, self._channels = handler, channels
@@ -28,19 +28,19 @@ class GradientHooks:
             self._handles.append(register(self.synchronize))  # type: ignore[no-untyped-call]
 
     def choose_mechanism(self, reason: str = "") -> Mechanism:
-        """The mechanism, chosen now if it has not been; `reason`: why there has to be a barrier."""
+        """Returns the mechanism; the first call chooses it. reason: why a barrier is needed, or empty."""
         if isinstance(self.handler, FirstStep):
             self.handler = self.handler.choose_mechanism(reason)
         assert isinstance(self.handler, Mechanism)
         return self.handler
 
     def average(self, reason: str) -> None:
-        """Puts averages into p.grad, or raises: somebody wants to look at them there."""
+        """Puts the averages into p.grad, or raises if it is too late. reason: why they are needed there."""
         with self._channels.reporting_failures():
             self.choose_mechanism(reason).average(reason)
 
     def synchronize(self, *_: Any) -> None:
-        """Parameters are up to date: somebody reads or writes them."""
+        """Waits until parameters are up to date, because the caller reads or writes them."""
         with self._channels.reporting_failures():
             self.handler.synchronize()
 

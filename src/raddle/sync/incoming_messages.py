@@ -1,4 +1,4 @@
-"""What a rank does with the messages of its wire: gradients go to its home, rows to its worker."""
+"""Passes the messages that arrive on: gradients to this rank's parameter server, rows to its worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raddle.transport.wire import PULL, PUSH, Frame
 
 
 class IncomingMessages:
-    """Called on threads of the wire, which are not to see exceptions: who waits raises them."""
+    """Called by the wire, on its threads. It stores exceptions in `failure`; waits raise them."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class IncomingMessages:
                 if item.server != self._rank or source not in item.workers:
                     raise ValueError(
                         f"rank {self._rank} got a gradient of '{item.name}' from rank {source}: its "
-                        f"workers are {item.workers} and its home is {item.server}"
+                        f"workers are {item.workers} and its server is {item.server}"
                     )
                 self._server.push(source, frame.item, frame.clock, values)
             elif frame.kind == PULL:
@@ -49,12 +49,12 @@ class IncomingMessages:
             self._failure.set_exception(error)
 
     def on_lost_peer(self, reason: str) -> None:
-        """The wire has lost a peer."""
+        """Called by the wire when it has lost the connection to a rank."""
         if not self.closed:
             self._failure.set_reason(reason)
 
     def close(self) -> bool:
-        """Nothing is taken in any more; False if it was closed before."""
+        """Ignores all messages from now on. Returns False if it was closed before."""
         with self._lock:
             first, self.closed = not self.closed, True
             return first

@@ -1,4 +1,7 @@
-"""What is synchronised at once: a slice of a parameter."""
+"""An item: a slice of a parameter, which is the unit of synchronisation; and checks of items.
+
+A parameter is cut along its first dimension, so an item is some rows of it, such as weight[0:10].
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from torch import Tensor
 
 
 class Item(NamedTuple):
-    """Rows of one parameter, in contiguous memory."""
+    """Some rows of one parameter, contiguous in memory."""
 
-    number: int  # the same on all ranks; the index in the list
+    number: int  # the index in the list of items, which is the same on all ranks
     name: str  # "features.0.weight[0:10]"
-    workers: tuple[int, ...]  # ranks that hold it and give a gradient
+    workers: tuple[int, ...]  # ranks that have a copy and submit a gradient
     server: int  # the rank that sums gradients, updates the rows and sends them back; -1: all workers do
     elements: int
     dtype: torch.dtype
     priority: int  # smaller is more urgent: order of first use in the forward
-    returned: bool = True  # whether the home sends updated rows to its workers
+    returned: bool = True  # whether the server sends the updated rows back to the workers
 
     @property
     def nbytes(self) -> int:
@@ -27,26 +30,26 @@ class Item(NamedTuple):
 
 
 def slice_name(parameter: str, rows: slice | None) -> str:
-    """The name of some rows of a parameter; None: of one that has no rows, as it is a number."""
+    """Returns the name of some rows of a parameter. rows is None for a parameter without dimensions."""
     return parameter if rows is None else f"{parameter}[{rows.start}:{rows.stop}]"
 
 
 def select_rows(tensor: Tensor, rows: slice | None) -> Tensor:
-    """Some rows of what has a parameter's shape."""
+    """Returns some rows of a tensor that has a parameter's shape; None: all of it."""
     return tensor if rows is None else tensor[rows]
 
 
 class UpdateEvent(NamedTuple):
-    """An update at the home."""
+    """An update of an item at its server."""
 
     item: int
-    worker: int  # whose gradient it was; -1: the sum over all workers
-    clock: int
-    version: int  # how many updates the item has had with this one
+    worker: int  # the rank whose gradient was applied; -1: the sum over all workers
+    clock: int  # how many gradients of the item that worker had submitted
+    version: int  # how many updates the item has had, including this one
 
 
 def check_items(items: Sequence[Item], size: int, *, servers: bool = True) -> None:
-    """Raises ValueError for a list that no rank could follow; without `homes`, all workers update."""
+    """Raises ValueError for invalid items. servers: whether each item needs a server among the ranks."""
     for index, item in enumerate(items):
         if item.number != index:
             raise ValueError(
@@ -67,7 +70,7 @@ def check_items(items: Sequence[Item], size: int, *, servers: bool = True) -> No
 
 
 def check_rows(rank: int, item: Item, rows: Tensor, what: str) -> None:
-    """Raises ValueError for a tensor that is not an item's rows, or a gradient of them."""
+    """Raises ValueError if a tensor does not fit an item. what: "rows" or "a gradient", for the message."""
     if rows.numel() != item.elements or rows.dtype != item.dtype or not rows.is_contiguous():
         raise ValueError(
             f"rank {rank} has {what} of '{item.name}' with {rows.numel()} elements of {rows.dtype}, "
@@ -76,7 +79,7 @@ def check_rows(rank: int, item: Item, rows: Tensor, what: str) -> None:
 
 
 def read_payload(rank: int, source: int, item: Item, payload: Tensor) -> Tensor:
-    """The values in a flat uint8 tensor; raises ValueError for a wrong length."""
+    """Views a flat uint8 tensor as the item's dtype; raises ValueError for a wrong length."""
     if payload.numel() != item.nbytes:
         raise ValueError(
             f"rank {rank} got {payload.numel()} bytes of '{item.name}' from rank {source} and "
@@ -86,6 +89,6 @@ def read_payload(rank: int, source: int, item: Item, payload: Tensor) -> Tensor:
 
 
 def describe_items(items: Sequence[Item]) -> str:
-    """The first by name, and how many more."""
+    """Returns the first item's name, and how many more there are."""
     more = f" (and {len(items) - 1} more)" if len(items) > 1 else ""
     return f"'{items[0].name}'{more}"

@@ -1,8 +1,10 @@
-"""What a wrapped optimizer asks of the way to synchronise that it uses: one class for each way.
+"""The interface between a wrapped optimizer and the way in which it synchronises gradients.
 
-Undecided   the first step: gradients stay in p.grad until it is known what is possible
-Bucketed    gradients are all-reduced into p.grad, and every rank updates all parameters
-Sliced      gradients leave p.grad slice by slice, and are updated at homes or by all ranks
+FirstStep            the first step: gradients stay in p.grad until all ranks have chosen a mechanism
+BucketedMechanism    gradients are all-reduced into p.grad, and every rank updates all parameters
+SlicedMechanism      gradients leave p.grad slice by slice; servers or all ranks update the slices
+
+A wrapped optimizer has one GradientHandler at a time: FirstStep, then one of the two mechanisms.
 """
 
 from __future__ import annotations
@@ -16,74 +18,80 @@ from raddle.sync.trained_parameters import TrainedParameters
 
 
 class GradientHandler(ABC):
-    """What becomes of gradients and of the optimizer's state; by itself, both stay as they are."""
+    """Decides what happens to gradients and to the optimizer's state. This base class changes neither."""
 
-    barrier_reason = ""  # why all gradients are summed before any update
+    barrier_reason = (
+        ""  # why all gradients must be summed before any update; empty: they need not be
+    )
 
     def __init__(self, trained: TrainedParameters) -> None:
         self.trained = trained
 
     @abstractmethod
     def on_gradient(self, index: int) -> None:
-        """A backward has completed a gradient, in p.grad; called on autograd's thread."""
+        """Called on autograd's thread when the gradient in p.grad of parameter `index` is complete."""
 
     @abstractmethod
     def on_zero_grad(self) -> None:
-        """Gradients in p.grad have been dropped."""
+        """Called after the gradients in p.grad were set to zero or to None."""
 
     def synchronize(self) -> None:  # noqa: B027, most have nothing to do
-        """Parameters are up to date, and nothing of this rank is under way."""
+        """Waits until this rank's parameters are up to date and all its messages are sent."""
 
     def synchronize_ranks(self) -> None:  # noqa: B027, most have nothing to do
-        """Nothing is under way anywhere. All ranks call it."""
+        """Waits until all messages of all ranks have arrived. All ranks call it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """As the plain optimizer has it. All ranks call it."""
+        """Returns the state in the format of the plain optimizer. All ranks call it."""
         return self.trained.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what a plain optimizer has. All ranks call it."""
+        """Loads a state in the format of the plain optimizer. All ranks call it."""
         self.trained.optimizer.load_state_dict(state_dict)
 
     def report(self) -> dict[str, Any]:
-        """What has been sent and waited for."""
+        """Returns counters: bytes and messages sent, seconds waited."""
         return {}
 
     @property
     def log(self) -> list[UpdateEvent]:
-        """Updates at this rank's homes, in their order."""
+        """The updates that this rank has made as a server, in their order."""
         return []
 
     def close(self) -> None:  # noqa: B027, most have nothing to do
-        """Ends hooks and threads."""
+        """Removes hooks and ends threads."""
 
 
 class Mechanism(GradientHandler):
-    """A way that has been chosen."""
+    """A gradient handler for the steps after the choice: it can average gradients and update parameters."""
 
     @abstractmethod
     def step(self) -> None:
-        """Updates, by the averages over all ranks."""
+        """Updates the parameters with the gradients averaged over all ranks."""
 
     @abstractmethod
     def average(self, reason: str) -> None:
-        """Puts the averages into p.grad, or raises where `reason` asks for them too late."""
+        """Puts the averages into p.grad, or raises if they have left p.grad already.
+
+        reason: why the caller needs them there; it begins the error message.
+        """
 
 
 class GradientCounter:
-    """How many gradients of each parameter a step has seen: `passes` at most."""
+    """Counts the gradients of each parameter in a step: at most `backward_passes`."""
 
     def __init__(self, rank: int, names: list[str], backward_passes: int) -> None:
         self.counts: Counter[int] = Counter()
         self._rank, self._names, self._backward_passes = rank, names, backward_passes
 
     def add(self, index: int) -> bool:
-        """Whether it was the last one of this parameter; raises for one too many."""
+        """Counts a gradient. Returns whether it is the step's last one; raises if it is one too many."""
         self.counts[index] += 1
         if self.counts[index] > self._backward_passes:
             raise RuntimeError(
                 f"rank {self._rank} got another gradient of '{self._names[index]}' before "
-                f"step(), and backward_passes is {self._backward_passes}: set it to the number of backward calls "
-                "in a step, and call step() after each; with checkpoints, use_reentrant=False"
+                f"step(), and backward_passes is {self._backward_passes}: set it to the number of "
+                "backward calls in a step, and call step() after that many; with checkpoints, "
+                "use_reentrant=False"
             )
         return self.counts[index] == self._backward_passes

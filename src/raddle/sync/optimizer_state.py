@@ -1,4 +1,4 @@
-"""An optimizer's state, whole and in slices: what stands at homes, and what a checkpoint has."""
+"""Cuts an optimizer's state into slices, as servers hold it, and joins it again for a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OptimizerState = dict[str, Any]  # of one parameter, or of a slice
-RowRange = slice | None  # None: all
+OptimizerState = dict[str, Any]  # of one parameter or slice: "exp_avg", "step", ...
+RowRange = slice | None  # None: all rows
 
 
 def cut_state(whole: OptimizerState, shape: Sequence[int], rows: RowRange) -> OptimizerState:
-    """The state of some rows: what has the parameter's shape is cut, the rest copied."""
+    """Returns the state of some rows of a parameter.
+
+    Tensors of the parameter's shape are cut; all other values are copied.
+    """
 
     def part(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -27,7 +30,7 @@ def cut_state(whole: OptimizerState, shape: Sequence[int], rows: RowRange) -> Op
 def join_states(
     parts: Sequence[OptimizerState], shapes: Sequence[Sequence[int]], device: torch.device
 ) -> OptimizerState:
-    """The state of a parameter from those of its slices, in their order; `shapes` are the slices'."""
+    """Returns the state of a parameter from the states of its slices, in order; shapes: of the slices."""
     first = next((part for part in parts if part), {})
 
     def whole(name: str) -> Any:
@@ -44,5 +47,5 @@ def join_states(
 def merge_states(
     states_by_rank: Sequence[Mapping[int, OptimizerState]],
 ) -> dict[int, OptimizerState]:
-    """By item, from all ranks."""
+    """Merges the states of all ranks, by item number."""
     return {number: state for states in states_by_rank for number, state in states.items()}

@@ -1,4 +1,4 @@
-"""What a rank has handed to its wire, and whether all of it has left."""
+"""Hands messages to the wire of this rank, and can wait until all of them are sent."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from raddle.sync.rank_failure import RankFailure
 from raddle.transport.wire import Frame, Wire
 
-POLL = 0.0002  # seconds between two looks at what has left
+POLL = 0.0002  # seconds between two looks at the wire's counter
 
 
 class OutgoingMessages:
-    """Counts messages: the wire has to have sent as many."""
+    """Counts the messages that it hands over and compares with those that the wire has sent."""
 
     def __init__(self, wire: Wire, failure: RankFailure, timeout: float) -> None:
         self._wire, self._failure, self._timeout = wire, failure, timeout
-        self._handed_over = wire.counters.messages  # those of before this was made included
+        self._handed_over = wire.counters.messages  # starts with the messages sent before
         self._lock = threading.Lock()
 
     def send(self, target: int, frame: Frame, payload: Tensor, priority: int) -> None:
@@ -27,7 +27,7 @@ class OutgoingMessages:
         self._wire.send(target, frame, payload, priority)
 
     def wait_until_sent(self) -> None:
-        """Returns when all has left; a failure, of time too, is raised."""
+        """Returns when all messages are sent; raises after a failure or a time-out."""
         begin, timeout, failure = time.perf_counter(), self._timeout, self._failure
         while (queued := self._handed_over - self._wire.counters.messages) > 0:
             failure.check()

@@ -1,7 +1,9 @@
-"""The server's side of synchronising: what homes of both kinds have in common.
+"""The server's side of a ServerSynchroniser: what both kinds of parameter servers have in common.
 
-A home that sums (`home_sums.py`) updates once for the gradients of all workers; a home with staleness
-(`home_stale.py`) updates with each gradient as it comes.
+A synchronous server (`synchronous_server.py`) makes one update from the gradients of all workers. A
+server with staleness (`stale_server.py`) makes an update from each gradient as it arrives. Both run on
+the ranks themselves: a rank is the server of some items (slices of parameters) and a worker of all items
+that it has a copy of.
 """
 
 from __future__ import annotations
@@ -18,29 +20,31 @@ from raddle.sync.item import Item, UpdateEvent
 from raddle.sync.server_stalls import StalledItem
 from raddle.transport.wire import Frame
 
-Apply = Callable[[int, int, Tensor], None]  # item, clock, gradient (read only): updates the rows
-RecordItemSpan = Callable[
-    [int, str, float, float], None
-]  # item, what, start, end (time.perf_counter)
-Send = Callable[[int, Frame, Tensor, int], None]
-MarkReturned = Callable[[int, int], None]  # item, clock: one of the rank's own has been updated
-MIN_LOGGED = 100_000  # events at least that are kept: a log does not fill the memory
+Apply = Callable[[int, int, Tensor], None]  # item, clock, gradient (only read): updates rows
+RecordItemSpan = Callable[[int, str, float, float], None]  # item, lane, start, end (perf_counter)
+Send = Callable[[int, Frame, Tensor, int], None]  # target, frame, payload, priority
+MarkReturned = Callable[[int, int], None]  # item, clock: the rows of this rank's worker are updated
+MIN_LOGGED = 100_000  # the log keeps at least so many events; older ones are dropped to save memory
 
 
 class ServerItem:
-    """One item at its home."""
+    """The state of one item at its server.
+
+    rows: the bound rows, which the worker on this rank uses. master: the rows that are updated; without
+    staleness they are the same tensor.
+    """
 
     __slots__ = (
         "clocks",
         "flat",
+        "gradients",
         "item",
         "master",
-        "sorted_workers",
         "pending_pulls",
-        "gradients",
         "rows",
-        "waiting_since",
+        "sorted_workers",
         "version",
+        "waiting_since",
     )
 
     def __init__(self, item: Item, rows: Tensor, master: Tensor) -> None:
@@ -48,15 +52,15 @@ class ServerItem:
         self.flat = master.view(-1)
         self.sorted_workers = tuple(
             sorted(item.workers)
-        )  # of the sum: the same bits whoever comes first
-        self.clocks = dict.fromkeys(self.sorted_workers, 0)
-        self.gradients: dict[int, Tensor] = {}  # of the clock that is being summed
-        self.pending_pulls: list[tuple[float, int, int]] = []  # since when, worker, clock: pulls
-        self.waiting_since: float | None = None  # when the first part came
-        self.version = 0
+        )  # the order of the sum: always the same bits
+        self.clocks = dict.fromkeys(self.sorted_workers, 0)  # by worker: its last clock
+        self.gradients: dict[int, Tensor] = {}  # by worker, of the clock that is being summed
+        self.pending_pulls: list[tuple[float, int, int]] = []  # time of the push, worker, clock
+        self.waiting_since: float | None = None  # when the first gradient arrived
+        self.version = 0  # updates so far
 
     def check_clock(self, rank: int, worker: int, clock: int) -> None:
-        """Raises for a gradient that is not the worker's next one; `rank` is the home's."""
+        """Raises ValueError for a gradient that is not the worker's next one; `rank` is the server's."""
         last = self.clocks[worker]
         if clock != last + 1:
             raise ValueError(
@@ -66,16 +70,16 @@ class ServerItem:
 
 
 class RowUpdater:
-    """Applies gradients to rows, one at a time: an optimizer's state is not made for two threads."""
+    """Applies gradients to rows, one at a time, because an optimizer is not safe for two threads."""
 
     def __init__(self, rank: int, apply: Apply, record: RecordItemSpan | None) -> None:
         self.log: list[UpdateEvent] = []
-        self.lock = threading.Lock()  # to be held by whoever updates
+        self.lock = threading.Lock()  # the caller of `update` and `log_update` holds it
         self.record = record
         self._rank, self._apply = rank, apply
 
     def update(self, entry: ServerItem, worker: int, clock: int, gradient: Tensor) -> None:
-        """By one worker's gradient, or by the sum over all (-1)."""
+        """Applies the gradient of one worker, or the sum over all workers (worker is -1)."""
         number, begin = entry.item.number, time.perf_counter() if self.record else 0.0
         gradient = gradient.to(entry.master.device).view_as(entry.master)
         try:
@@ -90,7 +94,7 @@ class RowUpdater:
             self.record(number, "update", begin, time.perf_counter())
 
     def log_update(self, entry: ServerItem, worker: int, clock: int) -> None:
-        """Notes an update."""
+        """Counts an update and adds it to the log."""
         entry.version += 1
         self.log.append(UpdateEvent(entry.item.number, worker, clock, entry.version))
         if len(self.log) > 2 * MIN_LOGGED:
@@ -98,7 +102,7 @@ class RowUpdater:
 
 
 class ParameterServer(ABC):
-    """The items whose home this rank is."""
+    """The items that this rank serves: it collects their gradients and updates them."""
 
     def __init__(
         self, rank: int, updater: RowUpdater, send: Send, mark_returned: MarkReturned
@@ -109,25 +113,25 @@ class ParameterServer(ABC):
 
     @abstractmethod
     def bind(self, item: Item, rows: Tensor, master: Tensor | None) -> None:
-        """Says where an item's rows are; `master`: what is updated, if it is something else."""
+        """Sets where an item's rows are. master: the tensor that is updated, if it is another one."""
 
     @abstractmethod
     def push(self, worker: int, number: int, clock: int, gradient: Tensor) -> None:
-        """Takes a worker's gradient, flat."""
+        """Takes a worker's gradient, as a flat tensor."""
 
     def admit(self, clock: int) -> None:  # noqa: B027, most updates wait for nothing
-        """Lets updates up to a clock happen."""
+        """Allows updates up to a clock."""
 
     @abstractmethod
     def is_updated_to(self, clock: int) -> bool:
-        """Whether all items have had all their updates up to a clock."""
+        """Returns whether all items have had all their updates up to a clock."""
 
     @abstractmethod
     def stalled_items(self) -> list[StalledItem]:
-        """What cannot be answered yet. No lock: a snapshot that is a moment old is as good."""
+        """Returns the items that wait for gradients. It takes no lock: slightly old values will do."""
 
 
 def wait_for_stream(rows: Tensor) -> None:
-    """What was queued for rows on a GPU by this thread is done: others use streams of their own."""
+    """Waits for the GPU work of this thread's stream, because other threads use other streams."""
     if rows.device.type == "cuda":
         torch.cuda.current_stream(rows.device).synchronize()

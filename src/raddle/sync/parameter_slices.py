@@ -1,4 +1,8 @@
-"""Slices of a model's parameters: which rows each one has, and the item that stands for it."""
+"""Cuts the parameters of a wrapped optimizer into slices, and makes an `Item` for each slice.
+
+Item `number` is rows `locations[number]` of one parameter. Parameters are known by their index in
+`TrainedParameters.parameters`; items by their number.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,14 @@ from raddle.plans.sync import Sync
 from raddle.sync.item import Item, select_rows, slice_name
 from raddle.sync.parameter_server import RecordItemSpan
 
-RecordSpan = Callable[[str, str, float, float], None]  # name, what, start, end
+RecordSpan = Callable[[str, str, float, float], None]  # name, lane, start, end
 
 
 class ParameterSlices:
-    """`order` are numbers of parameters, the most urgent first; `size` is the number of ranks."""
+    """The slices, which every rank holds.
+
+    size: the number of ranks. order: indices of parameters, the most urgent first.
+    """
 
     def __init__(
         self,
@@ -26,9 +33,7 @@ class ParameterSlices:
         order: Sequence[int],
     ) -> None:
         self.names, self.parameters = names, parameters
-        self.locations: list[
-            tuple[int, slice | None]
-        ] = []  # by item: its parameter, and rows of it
+        self.locations: list[tuple[int, slice | None]] = []  # by item: parameter, rows
         self.item_numbers: dict[int, list[int]] = defaultdict(list)  # by parameter, its items
         elements = []
         for index, p in enumerate(parameters):
@@ -48,15 +53,15 @@ class ParameterSlices:
         ]  # fmt: skip
 
     def select_rows(self, whole: Tensor, number: int) -> Tensor:
-        """An item's rows of a tensor that has its parameter's shape."""
+        """Returns an item's rows of a tensor that has the parameter's shape."""
         return select_rows(whole, self.locations[number][1])
 
     def rows(self, number: int) -> Tensor:
-        """An item's rows of its parameter."""
+        """Returns an item's rows of its parameter, as a view."""
         return self.select_rows(self.parameters[self.locations[number][0]].detach(), number)
 
     def record_by_item(self, record_span: RecordSpan | None) -> RecordItemSpan | None:
-        """Notes by the names of items."""
+        """Wraps a trace callback that takes an item's name into one that takes its number."""
         if record_span is None:
             return None
         return lambda number, what, start, end: record_span(

@@ -1,4 +1,4 @@
-"""The first thing that goes wrong on a rank: it wakes all who wait there, and they raise it."""
+"""The first failure on a rank: it wakes all threads that wait there, and each of them raises it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 
 class RankFailure:
-    """`tell` is called once, outside of all locks, so that the caller can warn other ranks."""
+    """Stores the first failure.
+
+    notify(reason): called once, without any lock held, so that the caller can inform other ranks.
+    """
 
     def __init__(self, notify: Callable[[str], None] | None) -> None:
         self._notify = notify
@@ -18,7 +21,7 @@ class RankFailure:
         self.reason = ""  # empty: all is well
 
     def register(self, event: threading.Event) -> threading.Event:
-        """An event that is set by a failure too: who waits for it asks `check` afterwards."""
+        """Makes a failure set this event, too. Whoever waits for the event calls `check` afterwards."""
         self._events.append(event)
         return event
 
@@ -30,23 +33,30 @@ class RankFailure:
         cause: BaseException | None = None,
         notify: bool = True,
     ) -> None:
-        """Only the first counts."""
+        """Sets the failure, unless there is one already.
+
+        error_type: the exception that `check` raises. notify: whether other ranks are informed.
+        """
         with self._lock:
             if self.reason:
                 return
             self._error_type, self._cause = error_type, cause
-            self.reason = reason  # last: others read it without the lock
+            self.reason = reason  # set last: other threads read it without the lock
         for event in self._events:
             event.set()
         if notify and self._notify is not None:
             self._notify(reason)
 
     def set_exception(self, error: Exception) -> None:
-        """What was raised here; of a kind that may not take one sentence, it becomes a RuntimeError."""
+        """Sets the failure from an exception.
+
+        Its class is kept if it is ValueError or TimeoutError, which can be made from a message alone. Any
+        other class becomes a RuntimeError.
+        """
         error_type = type(error) if type(error) in (ValueError, TimeoutError) else RuntimeError
         self.set_reason(str(error), error_type, cause=error)
 
     def check(self) -> None:
-        """Raises what went wrong, a new exception for each caller: they are on several threads."""
+        """Raises the failure if there is one: a new exception each time, because threads share it."""
         if self.reason:
             raise self._error_type(self.reason) from self._cause

@@ -1,4 +1,7 @@
-"""A thread at a home that says who keeps the others waiting, before the time is up and when it is."""
+"""Detects stalls at a parameter server: a thread warns which ranks' gradients are missing.
+
+First it logs a warning (after `stall` seconds), then it fails the run (after `timeout` seconds).
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ logger = logging.getLogger("raddle.sync")
 
 
 class StalledItem(NamedTuple):
-    """An item that cannot be answered yet."""
+    """An item that cannot be updated or sent back, because gradients of some ranks are missing."""
 
     name: str
-    seconds: float  # since the first worker handed it in
-    missing: tuple[int, ...]  # ranks
+    seconds: float  # since the first gradient arrived
+    missing: tuple[int, ...]  # ranks whose gradients are missing
 
 
 def describe_stall(rank: int, stalled: Sequence[StalledItem]) -> str:
-    """Who waits for whom, and for what: of the item that has waited longest."""
+    """Returns a sentence on the item that has waited longest: who waits for whom."""
     name, seconds, missing = max(stalled, key=lambda w: w.seconds)
     whom = ", ".join(map(str, missing))
     ranks, they = ("rank", "it does") if len(missing) == 1 else ("ranks", "they do")
@@ -33,7 +36,7 @@ def describe_stall(rank: int, stalled: Sequence[StalledItem]) -> str:
 
 
 def describe_unanswered(rank: int, server: int, name: str, seconds: float) -> str:
-    """The worker's side: it knows only whom it has asked."""
+    """Returns a worker's sentence: it knows only that the server has not sent the item back."""
     return (
         f"rank {rank} has waited {seconds:.1f} s for rank {server} to send back '{name}': "
         "see what it does."
@@ -41,7 +44,10 @@ def describe_unanswered(rank: int, server: int, name: str, seconds: float) -> st
 
 
 class StallWatcher:
-    """Looks a few times in every `stall` seconds; one warning for each time that things stand still."""
+    """A thread that looks a few times in every `stall` seconds, and warns once for each stall.
+
+    stalled_items: returns the items that wait now.
+    """
 
     def __init__(
         self,
@@ -78,5 +84,5 @@ class StallWatcher:
 
 
 def poll_interval(stall: float, timeout: float) -> float:
-    """Seconds between two looks."""
+    """Returns the seconds between two looks."""
     return min(1.0, stall / 4, timeout / 4)

@@ -1,13 +1,14 @@
-"""Copies of rows agree: workers hand gradients in, homes update, and updated rows come back.
+"""Synchronises slices of parameters through servers (parameter server, sharded updates, P3).
 
-On every rank:
+An item is a slice of a parameter: some of its rows. The workers of an item are the ranks that have a copy
+of it; its server is the rank that updates it. On every rank:
 
-    ready(i, gradient)      a worker's gradient goes to the item's home
-    ...                     the home sums, updates and sends back, on the threads that receive
-    wait(i)                 the rows are up to date: the next forward may use them
+    submit(i, gradient)     a worker sends its gradient of item i to the item's server (a push)
+    ...                     the server sums, updates and sends the rows back (a pull), on receiving threads
+    wait(i)                 returns when the rows of item i are up to date: the next forward may use them
 
-There is no barrier between steps: each item is waited for where it is used, and the most urgent
-travels first.
+There is no barrier between steps: each item is waited for where it is used, and the most urgent item is
+sent first. A clock counts the gradients that a worker has submitted of an item: 1 in the first step.
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ from raddle.transport.wire import PUSH, Frame, Wire
 
 
 class ServerSynchroniser:
-    """One rank's part. `bind` all items, `start`, then `ready` and `wait` in every step.
+    """One rank's end, as a worker and as a server. `bind` all items, `start`, then `submit` and `wait`.
 
-    `apply(number, clock, gradient)` updates `rows_at_home(number)`; it only reads the gradient. It runs
-    on whichever thread brings the last gradient, never on two at once. `staleness`: 0 is synchronous, s
-    lets a worker be s steps ahead of the slowest, None any number. `admitted`: the clock up to which
-    updates may happen, raised by `admit`; None: no such limit. It is for homes that are no workers
-    themselves, where an update may come before the settings of its step are known.
+    apply(number, clock, gradient): updates `rows_at_server(number)` and only reads the gradient. It runs on
+        the thread that receives the last gradient, never on two threads at once.
+    staleness: 0 is synchronous; s lets a worker be s steps ahead of the slowest one; None any number.
+    barrier: the caller updates the rows itself, between `sums` and `publish`.
+    timeout, stall: seconds after which a wait fails, and after which it logs a warning.
+    admitted: the clock up to which updates may happen, raised by `admit`; None: no limit. It is for servers
+        that are not workers: there the gradients may arrive before the learning rate of their step is
+        known.
+    fail(reason): called once if something goes wrong here, to stop the other ranks.
     """
 
     def __init__(
@@ -64,7 +69,8 @@ class ServerSynchroniser:
         self._items, self._wire = items, wire
         self._failure = failure = RankFailure(fail)
         self._outgoing = OutgoingMessages(wire, failure, timeout)
-        # The home knows who is missing: others wait a little longer, so that it speaks first.
+        # A server knows which ranks are missing. Workers wait a little longer, so that its message comes
+        # first.
         fail_after = timeout + 4 * poll_interval(stall, timeout)
         self._worker = Worker(
             self.rank, failure, lambda: self._server.stalled_items(),
@@ -97,14 +103,14 @@ class ServerSynchroniser:
 
     @property
     def log(self) -> list[UpdateEvent]:
-        """Updates at this home, in their order; of a long run the latest 100 000 or more."""
+        """The updates made on this rank as a server, in their order: at least the latest 100 000."""
         return self._server.updater.log
 
     def bind(self, number: int, rows: Tensor | None, master: Tensor | None = None) -> None:
-        """Says where an item's rows are on this rank, worker or home: a contiguous view from p.detach().
+        """Sets where the rows of an item are on this rank: a contiguous view of p.detach().
 
-        A worker has none (None) of an item that is not returned.
-        `master`: with staleness, what the home updates, if it has a copy of its own already.
+        rows: None on a worker to which the updated rows are not sent back (`item.returned` is False).
+        master: with staleness, the copy of the rows that the server updates, if there is one already.
         """
         item = self._items[number]
         check_binding(self.rank, item, rows)
@@ -118,11 +124,11 @@ class ServerSynchroniser:
             self._server.bind(item, rows, master)
 
     def rows_at_server(self, number: int) -> Tensor:
-        """What `apply` updates: the bound rows, or, with staleness, the home's own copy of them."""
+        """Returns the rows that `apply` updates: the bound rows or, with staleness, the server's copy."""
         return self._server.items[number].master
 
     def start(self) -> None:
-        """Lets messages in, once all items are bound: what arrives needs rows. `ready` does it too."""
+        """Starts to receive messages. All items must be bound before. `submit` calls it too."""
         if self._started:
             return
         local_items = [i for i in self._items if self.rank == i.server or self.rank in i.workers]
@@ -139,13 +145,13 @@ class ServerSynchroniser:
         self._wire.start(self._incoming, self._incoming.on_lost_peer)
 
     def submit(self, number: int, gradient: Tensor) -> None:
-        """Hands in this rank's share of the sum; it is only read, until the item has come back."""
+        """Submits this rank's gradient of an item. The gradient must not change until `wait` returns."""
         self.start()
         item = self._items[number]
         if number not in self._worker.items:
             raise ValueError(
                 f"rank {self.rank} hands in '{item.name}', whose workers are {item.workers}: "
-                "hand in what is of this rank"
+                "submit only items of this rank"
             )
         check_rows(self.rank, item, gradient, "a gradient")
         if self._incoming.closed:
@@ -167,17 +173,17 @@ class ServerSynchroniser:
             self._failure.check()
 
     def wait(self, number: int) -> None:
-        """Returns when what this rank last handed in has come back; at once if nothing is under way."""
+        """Returns when the item is up to date with the gradient that this rank submitted last."""
         self._worker.wait(number)
 
     def synchronize(self) -> None:
-        """All items are back, and all that this rank had to send has left."""
+        """Returns when all items are up to date and all messages of this rank are sent."""
         for number in self._worker.items:
             self._worker.wait(number)
         self._outgoing.wait_until_sent()
 
     def finish(self) -> None:
-        """A step ends: homes go on by themselves."""
+        """Ends a step. There is nothing to do: servers update when gradients arrive."""
 
     def admit(self, clock: int) -> None:
         """Raises the clock up to which updates may happen."""
@@ -188,7 +194,7 @@ class ServerSynchroniser:
         self._failure.check()
 
     def sums(self) -> dict[int, Tensor]:
-        """With a barrier: the sums of all items whose home is here, which the caller may change."""
+        """With a barrier: returns the summed gradients of this server's items, for the caller to apply."""
         server, step_sums = require_barrier(self._server, "sums")
         self.start()
         self._failure.check()
@@ -200,7 +206,7 @@ class ServerSynchroniser:
         return step_sums.sums()
 
     def publish(self) -> None:
-        """With a barrier: sends back the rows that the caller has updated after `sums`."""
+        """With a barrier: sends the rows to the workers, after the caller has updated them with `sums`."""
         server, step_sums = require_barrier(self._server, "publish")
         self._failure.check()
         if len(step_sums.sums()) < len(server.items):
@@ -210,7 +216,7 @@ class ServerSynchroniser:
         server.publish()
 
     def drain(self, seconds: float, clock: int) -> None:
-        """Waits, but not long, until all is back and homes have updated all up to a clock."""
+        """Waits at most `seconds` until all items are up to date and served up to `clock`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._failure.reason:
             if not self._worker.outstanding() and self._server.is_updated_to(clock):
@@ -218,13 +224,13 @@ class ServerSynchroniser:
             time.sleep(0.001)
 
     def stop(self, reason: str) -> None:
-        """A rank has failed: every wait here raises the reason. `fail` is not called: they know."""
+        """Makes every wait here raise `reason`: another rank has failed. Does not call `fail`."""
         self._failure.set_reason(reason, notify=False)
 
     def close(self) -> None:
-        """Sends what is queued and ends; more calls do nothing.
+        """Sends the queued messages and ends; more calls do nothing.
 
-        A home that closes answers nobody: `synchronize` on all ranks, then a barrier of theirs, come first.
+        A closed server sends nothing back, so all ranks call `synchronize` and then a barrier before.
         """
         if not self._incoming.close():
             return
@@ -233,18 +239,18 @@ class ServerSynchroniser:
         self._wire.close()
         if outstanding := self._worker.outstanding():
             self._failure.set_reason(
-                f"rank {self.rank} was closed before rank {outstanding[0].server} had sent back {describe_items(outstanding)}: "
-                "synchronize first",
+                f"rank {self.rank} was closed before rank {outstanding[0].server} had sent back "
+                f"{describe_items(outstanding)}: synchronize first",
                 notify=False,
             )
 
 
 def check_binding(rank: int, item: Item, rows: Tensor | None) -> None:
-    """Raises for rows that an item cannot have on a rank."""
+    """Raises ValueError if these rows cannot be bound to the item on this rank."""
     if rank != item.server and rank not in item.workers:
         raise ValueError(
             f"rank {rank} binds '{item.name}', whose workers are {item.workers} and whose "
-            f"home is {item.server}: bind what is of this rank"
+            f"server is {item.server}: bind items of this rank"
         )
     if rows is None:
         if item.returned or rank == item.server:
@@ -260,5 +266,5 @@ def check_binding(rank: int, item: Item, rows: Tensor | None) -> None:
 
 def require_barrier(server: ParameterServer, name: str) -> tuple[SynchronousServer, StepSums]:
     if not isinstance(server, SynchronousServer) or server.step_sums is None:
-        raise RuntimeError(f"{name}() is for barrier=True: homes update as gradients arrive")
+        raise RuntimeError(f"{name}() is for barrier=True: servers update as gradients arrive")
     return server, server.step_sums

@@ -1,4 +1,7 @@
-"""This process's part in a job: it gives every optimizer lines of its own and ends them in order."""
+"""The session of this process: `init` opens it, `close` ends it, and every wrapped optimizer belongs to it.
+
+A session joins the process group, opens transports for the optimizers, and closes all of them in order.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class SessionOptimizer(Protocol):
-    """An optimizer of the session."""
+    """What a session needs of its wrapped optimizers (raddle.sync.Optimizer)."""
 
     def close(self, failed: str = "") -> None: ...
 
@@ -28,33 +31,39 @@ class SessionOptimizer(Protocol):
 
 
 class Session:
-    """What `init` makes."""
+    """Made by `init`. rank and size are those of the whole job; timeout is in seconds."""
 
     def __init__(self, backend: str | None, timeout: float, timeline: str) -> None:
         self.timeout = timeout
         self.optimizers: list[SessionOptimizer] = []
-        self.opened_transports = 0  # lines that were made: the same on all ranks
+        self.opened_transports = 0  # a count, the same on all ranks
         self._backend = backend
-        self.transport = ProcessTransport(CPU, "gloo", timeout)  # joins, if nobody has
+        self.transport = ProcessTransport(
+            CPU, "gloo", timeout
+        )  # joins the process group, or makes it
         self.rank, self.size = self.transport.rank, self.transport.size
         self.trace = ChromeTrace(timeline, self.rank) if timeline else None
 
     def open_transport(self, device: torch.device) -> ProcessTransport:
-        """Groups, an alarm and, when asked for, a wire that nobody else uses; all ranks call it."""
+        """Opens a transport for one optimizer alone, with its own process groups. All ranks call it."""
         backend = "gloo"
         if device.type == "cuda":
             backend = self._backend or "nccl"
         transport = ProcessTransport(device, backend, self.timeout)
-        atexit.unregister(transport.close)  # at the end of the process, `close` comes first
+        atexit.unregister(transport.close)  # Session.close closes it, in the right order
         self.opened_transports += 1
         return transport
 
     def exchange(self, value: Any) -> list[Any]:
-        """Objects of all ranks, which all call it."""
+        """Gathers an object from every rank, in rank order. All ranks call it."""
         return exchange_objects(self.transport, CPU, value)
 
     def close(self, failed: str) -> None:
-        """`failed`: why this rank ends before its time; others are told, and not waited for."""
+        """Closes all optimizers, then the transport.
+
+        failed: why this rank ends early, or empty. If it is set, this rank sends the reason to the others
+        and does not wait for them.
+        """
         try:
             for optimizer in list(self.optimizers):
                 optimizer.close(failed)
@@ -81,8 +90,9 @@ def init(
 ) -> None:
     """Joins the process group that exists, or else torchrun's job. All ranks call it.
 
-    `timeout`: seconds that anything is waited for. `timeline`: a file for a Chrome trace, also by
-    RADDLE_TIMELINE. `backend`: what sums gradients that are on GPUs: nccl (which it is by itself) or gloo.
+    `timeout`: seconds after which any wait fails. `timeline`: path of a Chrome trace to write; the
+    environment variable RADDLE_TIMELINE may name it too. `backend`: sums gradients on GPUs: nccl (the
+    default) or gloo.
     """
     global _session
     if _session is not None:
@@ -99,15 +109,16 @@ def session() -> Session:
 
 
 def close() -> None:
-    """Ends the session: all that is under way arrives first, on all ranks, which all call it.
+    """Ends the session after all messages have arrived on all ranks. All ranks call it.
 
-    Where an exception is being handled it is told to the others, who stop. More calls do nothing.
+    If an exception is being handled, this rank reports it to the other ranks, which then stop.
+    More calls do nothing.
     """
     _close(sys.exc_info()[1])
 
 
 def _close_at_exit() -> None:
-    """At the end of the process: an exception that nobody has caught is told to the others."""
+    """Runs at the end of the process, and reports an uncaught exception to the other ranks."""
     _close(getattr(sys, "last_value", None))
 
 
@@ -130,12 +141,12 @@ def size() -> int:
 
 
 def broadcast(what: nn.Module | Iterable[Tensor], source: int = 0) -> None:
-    """Copies parameters and buffers of a module, or tensors, from one rank to all. All ranks call it."""
+    """Copies parameters and buffers, or tensors, from rank `source` to all ranks. All ranks call it."""
     transport = session().transport
     with torch.no_grad():
         for tensor in _tensors(what):
             cpu_copy = tensor.detach().to(CPU).contiguous().clone()
-            if cpu_copy.numel():  # as bytes: gloo does not know all types
+            if cpu_copy.numel():  # as bytes: gloo does not support all dtypes
                 transport.broadcast(source, cpu_copy.view(-1).view(torch.uint8)).wait()
                 if transport.rank != source:
                     tensor.detach().copy_(cpu_copy)
@@ -150,7 +161,7 @@ def _tensors(what: nn.Module | Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def report() -> dict[str, Any]:
-    """Counters of this rank: one entry for each optimizer."""
+    """Returns this rank's counters, with one entry for each wrapped optimizer."""
     current = session()
     return {
         "rank": current.rank,

@@ -1,4 +1,7 @@
-"""A stock optimizer of torch.optim updates one slice at a time, with the settings of that slice's step."""
+"""Makes a stock optimizer of torch.optim update one slice of a parameter at a time.
+
+Each update uses the settings (lr, momentum...) of its step, even if the next step has begun already.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from torch.optim import Optimizer
 
 from raddle.sync.private_torch import has_step_hooks
 
-# Every element is updated by itself, and what is kept for a whole tensor (a step's count) is the same for
-# its slices: so slices give the same bits.
+# These update every element independently, and their state for a whole tensor (a step count) is the same
+# for all its slices. So updating slices gives the same bits as updating whole parameters.
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD",
 )  # fmt: skip
@@ -30,7 +33,7 @@ ADVICE = "update whole parameters after a barrier"
 
 
 def why_barrier(optimizer: Optimizer) -> str | None:
-    """Why an optimizer cannot update slice by slice; None if it can."""
+    """Returns why an optimizer cannot update slice by slice and needs a barrier; None if it can."""
     optimizer_class = type(optimizer)
     reason = next(
         (
@@ -44,7 +47,7 @@ def why_barrier(optimizer: Optimizer) -> str | None:
         getattr(torch.optim, name, None) for name in ELEMENTWISE
     ):
         reason = "it is not known to update every element by itself"
-    # A copy of an optimizer has no hooks, and a hook is meant for all parameters at once.
+    # A hook is meant for all parameters at once, and a copied optimizer has no hooks.
     if not reason and has_step_hooks(optimizer):
         reason = "it has hooks of its step"
     return (
@@ -53,12 +56,15 @@ def why_barrier(optimizer: Optimizer) -> str | None:
 
 
 class SliceUpdater:
-    """An `apply` for the homes of one rank: `rows` are, by item, parameters of the optimizer.
+    """The `apply` callback of a synchroniser: updates the items that are updated on this rank.
 
-    Their state stays in `optimizer.state`. `snapshot(clock)` keeps the settings (lr, momentum...) that
-    hold from a clock on, so that a scheduler does not reach updates of the step before which are still
-    under way. `times`: how often an item is updated at each clock: once, or with staleness once for
-    each of its workers; settings that no update can ask for any more are forgotten.
+    rows: by item number, the parameter of `optimizer` that holds the item's rows. Its state stays in
+        `optimizer.state`.
+    times: by item number, the updates at each clock (step): 1, or with staleness one for each worker.
+
+    `snapshot(clock)` stores the settings (lr, momentum...) for this and later clocks, so that a scheduler
+    does not change updates of an earlier step that are still to come. Settings that no update needs are
+    dropped.
     """
 
     def __init__(
@@ -78,26 +84,26 @@ class SliceUpdater:
         if unknown:
             raise ValueError(
                 f"item {unknown[0]} is no parameter of the {type(optimizer).__name__}: make the "
-                "optimizer of the rows at home"
+                "optimizer of the rows that are updated on this rank"
             )
         self._optimizer, self._rows = optimizer, dict(rows)
         self._stepper = copy.copy(optimizer)
         self._group_of_item = {number: groups[id(p)] for number, p in rows.items()}
         self._updates_per_clock = sum(times[n] for n in rows) if times is not None else len(rows)
-        self._settings: dict[int, list[dict[str, Any]]] = {}  # by the clock from which they hold
-        self._updates_left: dict[int, int] = {}  # by clock, the updates that are still to come
-        self._oldest_clock = 1  # clock of which updates are still to come
+        self._settings: dict[int, list[dict[str, Any]]] = {}  # by the first clock
+        self._updates_left: dict[int, int] = {}  # by clock: updates still to come
+        self._oldest_clock = 1  # the first clock with updates still to come
         self._lock = threading.Lock()
 
     def snapshot(self, clock: int) -> None:
-        """Keeps the optimizer's settings for this clock and later ones, until the next snapshot."""
+        """Stores the optimizer's settings for this clock and later ones, until the next snapshot."""
         settings = [_copy_settings(group) for group in self._optimizer.param_groups]
         with self._lock:
             self._settings[clock] = settings
             self._drop_old_settings()
 
     def __call__(self, number: int, clock: int, gradient: Tensor) -> None:
-        """Updates one item's rows. Not from two threads at once: the synchroniser takes care of it."""
+        """Updates one item's rows. The synchroniser never calls it from two threads at once."""
         rows, stepper = self._rows[number], self._stepper
         with self._lock:
             since = max((c for c in self._settings if c <= clock), default=None)
@@ -107,7 +113,7 @@ class SliceUpdater:
                     f"{sorted(self._settings)} on: call snapshot({clock}) before"
                 )
             settings = self._settings[since][self._group_of_item[number]]
-        stepper.state = self._optimizer.state  # `load_state_dict` puts another one in its place
+        stepper.state = self._optimizer.state  # `load_state_dict` replaces the dictionary
         stepper.param_groups = [{**settings, "params": [rows]}]
         rows.grad = gradient.view_as(rows)
         try:
@@ -117,12 +123,12 @@ class SliceUpdater:
         self._count_update(clock)
 
     def skip(self, clock: int) -> None:
-        """Counts an update that does not come, or the settings of its clock would be kept for ever."""
+        """Counts an update that is left out, so that the settings of its clock can be dropped."""
         self._count_update(clock)
 
     @property
     def kept_clocks(self) -> list[int]:
-        """The clocks whose settings are kept."""
+        """The clocks whose settings are stored."""
         return sorted(self._settings)
 
     def _count_update(self, clock: int) -> None:
@@ -140,7 +146,7 @@ class SliceUpdater:
 
 
 def _copy_settings(group: dict[str, Any]) -> dict[str, Any]:
-    """Without the parameters; a learning rate may be a tensor, which a scheduler changes in place."""
+    """Copies a group's settings. A learning rate may be a tensor, which a scheduler changes in place."""
     return {
         name: value.clone() if isinstance(value, Tensor) else value
         for name, value in group.items()

@@ -1,4 +1,8 @@
-"""Gradients leave p.grad as soon as they are complete, slice by slice, and come back as updated rows."""
+"""The sliced mechanism: gradients leave p.grad slice by slice as soon as they are complete.
+
+Servers or all ranks update the slices (SlicedUpdates), during the backward and, with guards, the next
+forward.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,22 @@ from raddle.sync.sliced_updates import SlicedUpdates
 from raddle.sync.sync_settings import SyncSettings
 from raddle.sync.trained_parameters import TrainedParameters
 
-MAX_REPORTED = 5  # parameters that a report names
+MAX_REPORTED = 5  # parameters in a report: those with the longest waits
 
 
 class SlicedMechanism(Mechanism):
-    """`guards`: modules wait for their parameters before they compute; None: `step` waits for all."""
+    """guards: make modules wait for their parameters before they compute; None: `step` waits for all."""
 
     def __init__(
-        self, trained: TrainedParameters, channels: Channels, settings: SyncSettings, updates: SlicedUpdates, guards: ForwardGuards | None
+        self, trained: TrainedParameters, channels: Channels, settings: SyncSettings,
+        updates: SlicedUpdates, guards: ForwardGuards | None,
     ) -> None:  # fmt: skip
         super().__init__(trained)
         self.updates, self._channels, self._sync_text = updates, channels, settings.sync_text
         self._gradient_counts = GradientCounter(
             channels.rank, trained.names, settings.backward_passes
         )
-        self._submitted: set[int] = set()
+        self._submitted: set[int] = set()  # parameters, in this step
         self._unguarded: set[int] = set()  # parameters that no module waits for
         self._guards = guards
         if guards is not None:
@@ -37,12 +42,14 @@ class SlicedMechanism(Mechanism):
     def on_gradient(self, index: int) -> None:
         if self._gradient_counts.add(index):
             guarded = self._guards is not None and index not in self._unguarded
-            if guarded and self.updates.is_pending(index):  # read by the forward without waiting
+            if guarded and self.updates.is_pending(
+                index
+            ):  # the forward has read it without waiting
                 self.unguard({index})
             self._submit(index)
 
     def on_zero_grad(self) -> None:
-        """What has been handed in is not touched: it is not in p.grad any more."""
+        """Gradients that were submitted have left p.grad and are not affected."""
         if not self._submitted:
             self._gradient_counts.counts.clear()
 
@@ -50,8 +57,8 @@ class SlicedMechanism(Mechanism):
         name = self.updates.sliced_optimizer.changed_setting() if self._submitted else ""
         if name:
             raise RuntimeError(
-                f"'{name}' was changed between backward and step, and sync '{self._sync_text}' updates during "
-                "the backward: change it before, or wrap with barrier=True"
+                f"'{name}' was changed between backward and step, and sync '{self._sync_text}' updates "
+                "during the backward: change it before, or wrap with barrier=True"
             )
         everything = range(len(self.trained.parameters))
         for index in everything:
@@ -87,7 +94,7 @@ class SlicedMechanism(Mechanism):
         self.updates.synchronize_ranks()
         super().load_state_dict(state_dict)
         self.updates.sliced_optimizer.scatter_state()
-        self._channels.cpu_transport.barrier()  # nobody pushes before all homes have it
+        self._channels.cpu_transport.barrier()  # no rank pushes before all servers have the state
 
     def report(self) -> dict[str, Any]:
         worst = sorted(self.updates.waited.items(), key=lambda w: -w[1])[:MAX_REPORTED]
@@ -107,7 +114,7 @@ class SlicedMechanism(Mechanism):
         self.updates.close()
 
     def unguard(self, indices: set[int]) -> None:
-        """From now on `step` waits for these, as no module does."""
+        """Makes `step` wait for these parameters from now on, because no module does."""
         self._unguarded |= indices
         name = self.trained.names[min(indices)]
         more = f" (and {len(indices) - 1} more)" if len(indices) > 1 else ""
@@ -117,7 +124,7 @@ class SlicedMechanism(Mechanism):
         )  # fmt: skip
 
     def _submit(self, index: int) -> None:
-        """The gradient is ours from now on: zero_grad cannot reach what is still to be sent."""
+        """Moves the gradient out of p.grad, where zero_grad could change it, and submits it."""
         if not self._submitted:
             self.updates.begin_step()
         p = self.trained.parameters[index]

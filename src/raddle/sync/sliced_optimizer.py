@@ -1,9 +1,9 @@
-"""A stock optimizer that updates slices of parameters: those whose home is this rank.
+"""Applies a stock optimizer to the slices of parameters that this rank updates.
 
-Unused parameters. A rank without a gradient hands in negative zeros: the one number that changes no bit of
-what it is added to. So a sum whose first element is a negative zero was handed in by nobody, if whoever has
-a gradient never begins it with one: the slice is left as it is and comes back. That needs no message more,
-and nobody has to know beforehand what the others lack.
+Unused parameters. A rank without a gradient submits negative zeros, because -0.0 changes no bit of a
+number to which it is added. A rank with a gradient never submits -0.0 as the first element of a slice. So
+if the first element of a sum is -0.0, no rank had a gradient: the slice is sent back unchanged. This
+needs no extra message, and no rank has to know beforehand which gradients the others lack.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from raddle.sync.slice_updater import SliceUpdater
 
 
 class SlicedOptimizer:
-    """An `apply` for synchronisers: `own` are, by item, the rows that are updated on this rank.
+    """The `apply` callback of a synchroniser.
 
-    `times`: how often an item is updated at each clock. `looks` says of an item whether a sum may be one
-    that nobody has handed in: to look at it takes time.
+    rows_by_item: by item number, the rows that are updated on this rank.
+    times: updates of an item at each clock (step).
+    may_be_absent(number): whether it is possible that no rank had a gradient; to find out takes time.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class SlicedOptimizer:
             self._updater = SliceUpdater(
                 self._slice_optimizer, self.parameters, times=dict.fromkeys(rows_by_item, times)
             )
-        self._step_settings: list[dict[str, Any]] = []  # settings of the step that has begun
+        self._step_settings: list[dict[str, Any]] = []  # by group, of the current step
 
     def __call__(self, number: int, clock: int, gradient: Tensor) -> None:
         assert self._updater is not None
@@ -51,7 +52,7 @@ class SlicedOptimizer:
             self._updater(number, clock, gradient)
 
     def snapshot_settings(self, clock: int) -> None:
-        """Updates from a clock on have the settings (lr, momentum...) that the optimizer has now."""
+        """Stores the optimizer's present settings (lr, momentum...) for updates from `clock` on."""
         groups = self._model_optimizer.param_groups
         self._step_settings = [copy.deepcopy(settings_of(group)) for group in groups]
         for target, group in zip(self._slice_optimizer.param_groups, groups, strict=True):
@@ -60,7 +61,7 @@ class SlicedOptimizer:
             self._updater.snapshot(clock)
 
     def changed_setting(self) -> str:
-        """The name of a setting that is not what was taken last; empty if none."""
+        """Returns the name of a setting that has changed since the last snapshot; empty if none."""
         for now, then in zip(self._model_optimizer.param_groups, self._step_settings, strict=True):
             for name, value in settings_of(now).items():
                 if name not in then or value != then[name]:
@@ -68,7 +69,7 @@ class SlicedOptimizer:
         return ""
 
     def scatter_state(self) -> None:
-        """What the whole optimizer holds goes to the slices, and is forgotten there."""
+        """Moves the state of the model's optimizer to the slices. Refreshes copied rows from the model."""
         model_state = self._model_optimizer.state
         self._slice_optimizer.state.clear()
         for number, rows in self.parameters.items():
@@ -79,13 +80,13 @@ class SlicedOptimizer:
             model_rows = self._slices.rows(number)
             if (
                 rows.data_ptr() != model_rows.data_ptr()
-            ):  # a copy: the model may have been loaded too
+            ):  # a copy, and the model may have been loaded
                 with torch.no_grad():
                     rows.copy_(model_rows)
         model_state.clear()
 
     def states(self) -> dict[int, OptimizerState]:
-        """By item, its state: a copy, as training may go on."""
+        """Returns a copy of the state of each item, by number."""
         return {
             number: cut_state(self._slice_optimizer.state[rows], rows.shape, None)
             for number, rows in self.parameters.items()
@@ -93,7 +94,7 @@ class SlicedOptimizer:
         }
 
     def join_states(self, states: Mapping[int, OptimizerState]) -> dict[Tensor, OptimizerState]:
-        """The state as the whole optimizer would have it, from those of all items."""
+        """Builds the state of whole parameters from the states of all items."""
         whole: dict[Tensor, OptimizerState] = {}
         for index, p in enumerate(self._slices.parameters):
             numbers = self._slices.item_numbers[index]
@@ -107,10 +108,10 @@ class SlicedOptimizer:
 def _copy_for_slices(
     optimizer: Optimizer, slices: ParameterSlices, parameters: Mapping[int, nn.Parameter]
 ) -> Optimizer:
-    """An optimizer of the same kind and settings, for some slices."""
+    """Returns a copy of the optimizer that trains slices instead of whole parameters."""
     copied = copy.copy(optimizer)
     copied.state = defaultdict(dict)
-    rows_by_parameter: dict[int, list[nn.Parameter]] = defaultdict(list)  # by id of the parameter
+    rows_by_parameter: dict[int, list[nn.Parameter]] = defaultdict(list)  # key: id(parameter)
     for number, rows in parameters.items():
         rows_by_parameter[id(slices.parameters[slices.locations[number][0]])].append(rows)
     copied.param_groups = [
@@ -124,12 +125,12 @@ def _copy_for_slices(
 
 
 def absent_like(p: Tensor) -> Tensor:
-    """What a rank without a gradient hands in."""
+    """Returns the negative zeros that a rank without a gradient submits."""
     return torch.full(p.shape, -0.0, dtype=p.dtype, device=p.device)
 
 
 def is_absent(gradient: Tensor) -> bool:
-    """Whether a sum is of negative zeros."""
+    """Returns whether no rank had a gradient: the first element of the sum is -0.0."""
     first = gradient.reshape(-1)[:1]
     return bool(((first == 0) & torch.signbit(first)).all())
 

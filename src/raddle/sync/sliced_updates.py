@@ -1,4 +1,8 @@
-"""The slices of a model's parameters at their homes: gradients are handed in, updated rows come back."""
+"""Updates a wrapped optimizer's parameters slice by slice: gradients are submitted, updated rows come back.
+
+SlicedUpdates works with parameters (by index) and translates to items (slices, by number) for a
+synchroniser: ServerSynchroniser here, CollectiveSynchroniser in collective_updates.py.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ def make_server_updates(
     stall: float = 10.0,
     record_span: RecordSpan | None = None,
 ) -> SlicedUpdates:
-    """Slices go to their homes; with staleness these update copies. All ranks call it."""
+    """Makes SlicedUpdates with servers. With staleness, servers update copies. All ranks call it."""
     served = [item.number for item in slices.items if item.server == transport.rank]
     rows_by_item = {n: slices.rows(n) if staleness == 0 else slices.rows(n).clone() for n in served}
     times = 1 if staleness == 0 else transport.size
@@ -48,9 +52,9 @@ def make_server_updates(
 
 
 class SlicedUpdates:
-    """One rank's slices. All ranks make it, with a synchroniser whose items are bound.
+    """The slices of one rank. All ranks make it, with a synchroniser whose items are bound.
 
-    `copied`: homes update copies, so that parameters may differ between ranks.
+    server_copies: servers update copies of the rows, so parameters may differ between ranks.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class SlicedUpdates:
             synchroniser,
         )
         self._transport, self._exchange, self._server_copies = transport, exchange, server_copies
-        self._pending: set[int] = set()  # parameters that are under way
+        self._pending: set[int] = set()  # parameters whose updates are not back yet
         transport.on_failure(synchroniser.stop)
         sliced_optimizer.scatter_state()
         sliced_optimizer.snapshot_settings(1)
@@ -81,33 +85,33 @@ class SlicedUpdates:
     # -- a step ------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """A step's first gradient is handed in: its updates have the settings of now."""
+        """Begins a step, with the optimizer's present settings. Called before its first gradient."""
         self.clock += 1
         self.sliced_optimizer.snapshot_settings(self.clock)
 
     def submit(self, index: int, gradient: Tensor | None) -> None:
-        """Hands in this rank's share of the average, which is not written any more; None: it has none."""
+        """Submits this rank's gradient, divided by the number of ranks; None: it has no gradient."""
         with torch.no_grad():
             if gradient is None:
                 part = absent_like(self.slices.parameters[index])
             else:
-                # In new memory: gradients of two parameters may be views of the same.
+                # In new memory: gradients of two parameters may be views of one tensor.
                 part = torch.div(gradient, self._transport.size).contiguous()
             for number in self.slices.item_numbers[index]:
                 rows = self.slices.select_rows(part, number)
                 if gradient is not None:
-                    rows.view(-1)[:1].add_(0.0)  # never a negative zero
+                    rows.view(-1)[:1].add_(0.0)  # -0.0 becomes 0.0: see sliced_optimizer.py
                 self.synchroniser.submit(number, rows)
         self._pending.add(index)
 
     def finish_step(self) -> None:
-        """A step ends, all that belongs to it was given."""
+        """Ends a step, after all gradients were submitted."""
 
     def is_pending(self, index: int) -> bool:
         return index in self._pending
 
     def wait(self, index: int) -> None:
-        """Until a parameter is up to date."""
+        """Waits until a parameter is up to date."""
         if index not in self._pending:
             return
         begin = time.perf_counter()
@@ -124,7 +128,7 @@ class SlicedUpdates:
     # -- between steps -----------------------------------------------------------------------------
 
     def synchronize_ranks(self) -> None:
-        """Nothing is under way anywhere, and all ranks hold what the homes hold. All ranks call it."""
+        """Waits until all ranks have the same, updated parameters as the servers. All ranks call it."""
         self.synchronize()
         self._transport.barrier()
         with torch.no_grad():
@@ -142,12 +146,12 @@ class SlicedUpdates:
                     rows.copy_(flat.view(item.dtype).view(rows.shape))
 
     def gather_state(self) -> dict[Tensor, OptimizerState]:
-        """The state as the whole optimizer would have it. All ranks call it."""
+        """Returns the state of whole parameters, as the plain optimizer has it. All ranks call it."""
         self.synchronize_ranks()
         return self.sliced_optimizer.join_states(self._gather_states())
 
     def _gather_states(self) -> dict[int, OptimizerState]:
-        """By item, from its home."""
+        """Returns the state of every item, from its server."""
         return merge_states(self._exchange(self.sliced_optimizer.states()))
 
     def close(self) -> None:
@@ -155,12 +159,12 @@ class SlicedUpdates:
 
     @property
     def log(self) -> list[UpdateEvent]:
-        """Updates at this rank's homes, in their order."""
+        """The updates that this rank has made as a server, in their order."""
         return self.synchroniser.log
 
     @property
     def counters(self) -> dict[str, float]:
-        """What has left this rank."""
+        """What this rank has sent; see transport.wire.Counters."""
         wire = self._transport.wire()
         c = wire.counters
         return {

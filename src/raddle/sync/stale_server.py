@@ -1,8 +1,10 @@
-"""A home with staleness (SSP, Ho et al., NIPS 2013): each gradient is an update of its own.
+"""A parameter server with staleness (SSP, Ho et al., NIPS 2013): it makes an update from each gradient.
 
-A worker's pull at clock c is answered when the slowest worker's clock is at least c - s. Others' updates
-come while the home's own worker computes, so they go to a copy (the master), from which the bound rows are
-copied when the home's own pull is due. And they come at any time, so a pull carries a copy.
+A push is a worker's gradient, a pull the updated rows that the server sends back. The clock c of a worker
+counts its pushes of an item. Its pull is sent when the slowest worker's clock is at least c - s; s is the
+bound. Gradients of other ranks arrive while the worker on this rank computes, so updates go to a copy of
+the rows, the master. The bound rows are set from the master when this rank's own pull is due. The master
+may change before a pull is sent, so a pull contains a copy of it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from raddle.transport.wire import PULL, Frame
 
 
 class StaleServer(ParameterServer):
-    """`bound`: steps that a worker may be ahead of the slowest; None: any number."""
+    """bound: how many steps a worker may be ahead of the slowest worker; None: any number."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class StaleServer(ParameterServer):
         return stalled
 
     def _send_due_pulls(self, entry: ServerItem) -> None:
-        """Those whose pull is due. Under the lock of updates."""
+        """Sends the pulls that are due. The caller holds the updater's lock."""
         slowest = min(entry.clocks.values())
         due = [
             pull

@@ -1,7 +1,9 @@
-"""Says who keeps a sum waiting. It costs nothing unless somebody waits long.
+"""Warns which ranks are missing in an all-reduce, like Horovod's stall inspector.
 
-A sum does not tell who is missing. So a rank that has waited long says in the job's store what for, as
-do all others who wait for the same; those who have said nothing a little later are the missing ones.
+An all-reduce does not say which rank is missing. So a rank that has waited long writes into the job's
+store (the TCPStore of torch.distributed) what it waits for, and so do all others that wait for the same.
+Ranks that have not written a little later are missing. It costs nothing as long as no rank waits for
+long.
 """
 
 from __future__ import annotations
@@ -18,20 +20,26 @@ from raddle.transport.wire import name_ranks
 
 
 class StallInspector:
-    """One rank's; `place` is a word for its keys in the store, the same on all ranks."""
+    """One rank's inspector: a thread that looks at what this rank waits for.
+
+    key_prefix: for the keys in the store; the same on all ranks. stall: seconds until the warning.
+    """
 
     def __init__(self, rank: int, size: int, store: Store, key_prefix: str, stall: float) -> None:
         self._rank, self._size, self._store, self._key_prefix = rank, size, store, key_prefix
         self._stall = stall
-        self._wait_count = 0  # of what was waited for, if nobody numbers it: the same on all ranks
-        self._current_wait: tuple[int, str, float] | None = None  # count, what, since when
+        self._wait_count = 0  # numbers the waits; the same on all ranks
+        self._current_wait: tuple[int, str, float] | None = None  # number, text, start
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="raddle lateness", daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager
     def waiting_for(self, what: str, number: int | None = None) -> Iterator[None]:
-        """`number`: the same on all ranks, for what they wait for in different orders."""
+        """Marks a wait of this rank, such as "to sum the gradients of 'fc.weight'".
+
+        number: identifies the wait on all ranks; needed if ranks wait in different orders.
+        """
         self._wait_count += 1
         count = self._wait_count if number is None else number
         self._current_wait = count, what, time.perf_counter()
@@ -54,7 +62,7 @@ class StallInspector:
             if time.perf_counter() - since < self._stall:
                 continue
             reported = count
-            with contextlib.suppress(RuntimeError):  # the store may have ended with rank 0
+            with contextlib.suppress(RuntimeError):  # rank 0, which has the store, may have ended
                 self._store.set(f"{self._key(count)}/{self._rank}", "waits")
                 self._end.wait(min(1.0, self._stall / 2))
                 missing = [r for r in range(self._size) if not self._is_waiting(count, r)]

@@ -1,4 +1,8 @@
-"""Sums leave a rank in the one order of all ranks, whenever their gradients are ready."""
+"""Issues the all-reduces of items in one order that is the same on all ranks.
+
+Ranks match all-reduces by the order in which they issue them. So a gradient that is ready early waits
+here until all those before it in the order have been issued.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,24 @@ from raddle.transport.base import DONE, Pending, Transport
 
 
 class SummedItem:
-    """One item at a holder."""
+    """The state of one item that this rank sums with others."""
 
     __slots__ = ("clock", "gradient", "item", "pending", "start_time")
 
     def __init__(self, item: Item) -> None:
-        self.item, self.clock = item, 0
-        self.gradient: Tensor | None = None  # of a step, until it is applied; then its sum
-        self.pending: Pending | None = None
-        self.start_time = 0.0  # when
+        self.item, self.clock = item, 0  # clock: how many gradients were submitted
+        self.gradient: Tensor | None = (
+            None  # of this step; summed in place; None once it is applied
+        )
+        self.pending: Pending | None = None  # the all-reduce
+        self.start_time = 0.0  # when the all-reduce was issued (time.perf_counter)
 
 
 class SumIssuer:
-    """`order` are the items that this rank sums with others. `hold`: nothing leaves before `all`."""
+    """order: numbers of all items, in the order of their all-reduces.
+
+    hold_back: nothing is issued before `release`.
+    """
 
     def __init__(
         self,
@@ -35,16 +44,17 @@ class SumIssuer:
         *,
         hold_back: bool,
     ) -> None:
-        self.count = self.nbytes = self.overtaken = 0  # sums, and those that passed others
+        # All-reduces issued, their bytes, and those issued before one that was ready earlier.
+        self.count = self.nbytes = self.overtaken = 0
         self.order = [n for n in order if n in entries and len(entries[n].item.workers) > 1]
         self._entries, self._transport, self._hold_back = entries, transport, hold_back
         self._waiting: dict[
             int, None
-        ] = {}  # with `hold` all, else what waits for its turn, as it came
+        ] = {}  # numbers of gradients that are not issued, as they came
         self._turns = Turns(self.order)
 
     def add(self, number: int) -> None:
-        """An item's gradient is there: it leaves with all that have waited for it."""
+        """Takes note that an item's gradient is ready, and issues all sums whose turn it is now."""
         entry = self._entries[number]
         if len(entry.item.workers) == 1:
             entry.pending = DONE
@@ -54,11 +64,11 @@ class SumIssuer:
             self._issue(self._turns.complete([number]))
 
     def release(self) -> None:
-        """What was held back leaves."""
+        """Issues the sums that were held back."""
         self._issue(self._turns.complete(list(self._waiting)))
 
     def next_step(self) -> None:
-        """All sums of a step have left: the order begins again."""
+        """Starts the order again, after all sums of a step were issued."""
         self._turns = Turns(self.order)
 
     def _issue(self, numbers: Sequence[int]) -> None:

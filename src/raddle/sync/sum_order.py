@@ -1,8 +1,8 @@
-"""The static order of sums for a script of anybody's: a schedule of one channel, made once.
+"""The static order in which a wrapped optimizer sums its slices: a schedule for one channel, made once.
 
-P3 (arXiv 1905.03960): whenever the channel is free, the most urgent of what is ready goes. Differs from
-the paper: the moments are those of the first backward, so that all ranks can follow the same list. It is no
-simulation (simulation/engine.py): there is one channel, and nothing waits for anything else.
+P3 (arXiv 1905.03960): whenever the channel is free, it takes the most urgent slice that is ready. Differs
+from the paper: the ready times are measured once, in the first backward, so that all ranks follow the
+same list. The simulator is not needed for this, as there is one channel and no dependency.
 
     ready at   0 1 2     urgency   2 1 0     each takes 3     ->  0 2 1
     ready at   0 1 2     urgency   2 1 0     each takes 0     ->  0 1 2
@@ -17,7 +17,11 @@ from heapq import heapify, heappop, heappush
 def order_sums(
     ready_times: Sequence[float], seconds: Sequence[float], urgency: Sequence[int]
 ) -> list[int]:
-    """Numbers in the order in which they go; `ready` are moments, the smaller urgency goes first."""
+    """Returns the indices of the slices in the order of their sums.
+
+    ready_times, seconds: when each gradient is complete, and how long its sum takes. urgency: smaller
+    first.
+    """
     upcoming = [(moment, urgency[i], i) for i, moment in enumerate(ready_times)]
     heapify(upcoming)
     ready_heap: list[tuple[int, int]] = []  # urgency, number

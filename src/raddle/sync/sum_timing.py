@@ -1,4 +1,4 @@
-"""When gradients become complete, and how long a sum takes: what an order of sums is made from."""
+"""Measures when gradients become complete and how long an all-reduce takes; sum_order.py uses both."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from raddle.transport.base import Transport
 
 TRIES = 3
-SMALL, LARGE = 1, 250_000  # elements: a latency, and a slice
+SMALL, LARGE = 1, 250_000  # elements: one measures the latency, the other has the size of a slice
 
 
 class CompletionTimes:
-    """By parameter, when its gradient was complete last."""
+    """The time at which each parameter's gradient was complete, in the last backward."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -24,29 +24,32 @@ class CompletionTimes:
         self._excluded_seconds = 0.0  # seconds
 
     def record(self, index: int) -> None:
-        """Waits for a GPU: it is for one step, whose gradients are looked at anyway."""
+        """Records that a gradient is complete now. It waits for the GPU, which is fine in a single step."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         self._times[index] = time.perf_counter() - self._excluded_seconds
 
     @contextlib.contextmanager
     def excluded(self) -> Iterator[None]:
-        """What only the first backward does takes no time."""
+        """Does not count the time of this context: only the first backward does such work."""
         begin = time.perf_counter()
         yield
         self._excluded_seconds += time.perf_counter() - begin
 
     def since_first(self, count: int) -> list[float]:
-        """Since the first; what has no gradient is there with the last."""
+        """Returns, for `count` parameters, the seconds since the first gradient.
+
+        A parameter without a gradient counts as complete with the last one.
+        """
         first, last = min(self._times.values(), default=0.0), max(self._times.values(), default=0.0)
         return [self._times.get(index, last) - first for index in range(count)]
 
 
 class AllReduceCost(NamedTuple):
-    """Of the channel that sums."""
+    """The time that an all-reduce takes: latency + per_element * elements."""
 
     latency: float  # seconds
-    per_element: float  # seconds of an element
+    per_element: float  # seconds
 
     def seconds(self, elements: int) -> float:
         return self.latency + self.per_element * elements
@@ -55,7 +58,10 @@ class AllReduceCost(NamedTuple):
 def measure_all_reduce(
     transport: Transport, device: torch.device, dtype: torch.dtype
 ) -> AllReduceCost:
-    """All ranks measure together; the fastest of some tries, so that no rank's lateness counts."""
+    """Measures all-reduces over all ranks, which all call it.
+
+    It takes the fastest of some tries, because in the others a rank may have come late.
+    """
     small = _fastest(transport, torch.zeros(SMALL, dtype=dtype, device=device))
     large = _fastest(transport, torch.zeros(LARGE, dtype=dtype, device=device))
     return AllReduceCost(small, max(0.0, large - small) / LARGE)

@@ -1,4 +1,7 @@
-"""How an optimizer is wrapped: what the caller of `sync.Optimizer` has said, checked."""
+"""Reads and checks the arguments of `sync.Optimizer`, and finds out whether it needs a barrier.
+
+A barrier here: all gradients of a step are summed before any parameter is updated.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from raddle.sync.trained_parameters import TrainedParameters
 
 @dataclass(frozen=True)
 class SyncSettings:
-    """What `sync.Optimizer` documents."""
+    """The checked arguments. `sync.Optimizer` documents them."""
 
-    sync_text: str  # of the way to synchronise
+    sync_text: str  # the sync kind as the user wrote it
     sync: Sync
     backward_passes: int
     bucket: int  # bytes
@@ -24,7 +27,7 @@ class SyncSettings:
     stall: float  # seconds
 
     def to_compare(self, barrier_reason: str) -> dict[str, Any]:
-        """What all ranks must have alike."""
+        """Returns the settings that must be the same on all ranks."""
         return {"sync": self.sync_text, "barrier": barrier_reason, "backward_passes": self.backward_passes,
                 "bucket": self.bucket, "debug": self.debug}  # fmt: skip
 
@@ -38,7 +41,7 @@ def read_settings(
     debug: bool | None,
     stall: float,
 ) -> SyncSettings:
-    """Raises for what nobody can do; without `debug`, the environment says it."""
+    """Checks the arguments for a job of `size` ranks. If `debug` is None, RADDLE_SYNC_DEBUG decides."""
     sync = check_sync(read_sync(sync_text), size)
     if backward_passes < 1:
         raise ValueError(f"backward_passes is {backward_passes}: a step needs 1 or more")
@@ -48,7 +51,7 @@ def read_settings(
 
 
 def check_sync(sync: Sync, size: int) -> Sync:
-    """Raises InputError for a way that a script cannot use on so many ranks."""
+    """Raises InputError for a sync kind that a wrapped optimizer cannot use on `size` ranks."""
     if sync.zero3:
         raise InputError(
             "sync is 'sharded:parameters', and a module needs its parameters whole: use sharded, or a "
@@ -64,7 +67,10 @@ def check_sync(sync: Sync, size: int) -> Sync:
 def find_barrier_reason(
     trained: TrainedParameters, settings: SyncSettings, *, requested: bool
 ) -> str:
-    """Why all gradients are needed before anything is updated; empty if nobody knows a reason yet."""
+    """Returns why a barrier is needed; empty if there is no reason so far.
+
+    requested: whether the user passed barrier=True.
+    """
     named = dict(zip(trained.names, trained.parameters, strict=True))
     check_wire_dtype(settings.sync_text, {name: p.dtype for name, p in named.items()})
     reason = "barrier=True" if requested else why_barrier(trained.optimizer) or ""

@@ -1,10 +1,10 @@
-"""A synchronous home: one gradient of each worker, summed in the order of ranks, is one update.
+"""A synchronous parameter server: it sums one gradient of each worker, in rank order, and makes one update.
 
-What is sent. A payload is read by the wire at some later time. Rows go out as they are, without a copy: the
-next update needs a push of every worker, a worker pushes again only when its last pull has arrived, and
-what has arrived has been sent. The one who could still change rows that wait in a queue is the user of the
-parameter at home; whoever does so by hand calls `synchronize` before, which waits until all that was handed
-to the wire has left. Updates happen in the bound rows, as nobody uses them between `ready` and `wait`.
+A push is a worker's gradient, a pull the updated rows that the server sends back. A pull is sent without
+a copy, although the wire reads the rows later. This is safe: the next update needs a push of every
+worker, and a worker pushes again only after its last pull has arrived. A script that changes parameters
+by hand calls `synchronize` before, which waits until all queued rows are sent. Updates are made in the
+bound rows in place, because no forward uses them between `submit` and `wait`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,26 @@ from raddle.transport.wire import PULL, Frame
 
 
 class StepSums:
-    """The sums of a step, kept until the caller has updated all rows by them. Under the home's lock."""
+    """With a barrier: keeps the sums of a step until the caller has updated all rows.
+
+    The methods are called with the server's lock held.
+    """
 
     def __init__(self, failure: RankFailure) -> None:
         self._sums: dict[int, tuple[int, Tensor]] = {}  # by item: clock and sum
-        self._complete = failure.register(threading.Event())  # all items are summed
+        self._complete = failure.register(threading.Event())  # set when all items are summed
 
     def add(self, entry: ServerItem, clock: int, total: Tensor, item_count: int) -> None:
         self._sums[entry.item.number] = clock, total
-        entry.waiting_since = None  # `expect` may have looked while the sum was made
+        entry.waiting_since = None  # completion_event may have set it during the sum
         if len(self._sums) == item_count:
             self._complete.set()
 
     def completion_event(self, items: Collection[ServerItem]) -> threading.Event:
-        """Whoever has not begun is missing from now on; what is set when all items are summed."""
+        """Returns an event that is set when all items are summed.
+
+        From now on, an item of which no gradient has arrived counts as waiting, too.
+        """
         now = time.perf_counter()
         for entry in items:
             if entry.item.number not in self._sums and entry.waiting_since is None:
@@ -50,14 +56,17 @@ class StepSums:
         return {number: total for number, (_, total) in self._sums.items()}
 
     def take_clocks(self) -> dict[int, int]:
-        """By item its clock; the next step begins."""
+        """Returns the clock of each item, and clears the sums for the next step."""
         sums, self._sums = self._sums, {}
         self._complete.clear()
         return {number: clock for number, (clock, _) in sums.items()}
 
 
 class SynchronousServer(ParameterServer):
-    """`barrier`: sums are kept for the caller. `admitted`: see the synchroniser."""
+    """step_sums: where sums are kept for the caller, who updates; None: the server updates by itself.
+
+    admitted: the highest clock that may be updated; see ServerSynchroniser.
+    """
 
     def __init__(
         self, rank: int, updater: RowUpdater, send: Send, mark_returned: MarkReturned, *,
@@ -66,10 +75,8 @@ class SynchronousServer(ParameterServer):
         super().__init__(rank, updater, send, mark_returned)
         self.step_sums = step_sums
         self._admitted = admitted
-        self._unadmitted: list[
-            tuple[ServerItem, int, Tensor]
-        ] = []  # sums of clocks not admitted yet
-        self._lock = threading.Lock()  # short: who has pushed what
+        self._unadmitted: list[tuple[ServerItem, int, Tensor]] = []  # item, clock, sum
+        self._lock = threading.Lock()  # held for short times: protects the collected gradients
 
     def bind(self, item: Item, rows: Tensor, master: Tensor | None) -> None:
         self.items[item.number] = ServerItem(item, rows, rows if master is None else master)
@@ -95,7 +102,7 @@ class SynchronousServer(ParameterServer):
         return all(entry.version >= clock for entry in self.items.values())
 
     def admit(self, clock: int) -> None:
-        """Lets updates up to a clock happen, and does those that have waited for it."""
+        """Allows updates up to a clock, and makes those that were waiting for it."""
         with self._lock:
             if self._admitted is None:
                 return
@@ -106,13 +113,13 @@ class SynchronousServer(ParameterServer):
             self._finish(entry, due_clock, total)
 
     def completion_event(self) -> threading.Event:
-        """Set when all items are summed. From now on a worker that has not begun is missing too."""
+        """Returns an event that is set when all items are summed; see StepSums.completion_event."""
         assert self.step_sums is not None
         with self._lock:
             return self.step_sums.completion_event(self.items.values())
 
     def publish(self) -> None:
-        """Sends back the rows that the caller has updated by the sums."""
+        """Sends the rows to the workers, after the caller has updated them."""
         assert self.step_sums is not None
         with self._lock:
             clocks = self.step_sums.take_clocks()
@@ -134,7 +141,7 @@ class SynchronousServer(ParameterServer):
     def _collect(
         self, entry: ServerItem, worker: int, clock: int, gradient: Tensor
     ) -> dict[int, Tensor] | None:
-        """The parts of all workers, where this was the last. Under the lock."""
+        """Stores a gradient. Returns those of all workers if it was the last one. Needs the lock."""
         entry.check_clock(self.rank, worker, clock)
         if clock != entry.version + 1:
             raise ValueError(
@@ -152,7 +159,10 @@ class SynchronousServer(ParameterServer):
         return gradients
 
     def _sum(self, entry: ServerItem, gradients: dict[int, Tensor]) -> Tensor:
-        """In place where a part came from the wire; a worker's own gradient is only read."""
+        """Sums gradients, in place if the first one came over the wire.
+
+        This rank's own gradient belongs to the caller (`borrowed`) and is only read.
+        """
         record = self.updater.record
         begin = time.perf_counter() if record else 0.0
         first, *others = entry.sorted_workers
@@ -175,7 +185,10 @@ class SynchronousServer(ParameterServer):
             self._send_back(entry, clock)
 
     def _send_back(self, entry: ServerItem, clock: int) -> None:
-        """To all. The own one last: whoever has it may count on the others being queued."""
+        """Sends updated rows to all workers; the worker on this rank is the last.
+
+        So when that worker goes on, the rows for all others are in the queue already.
+        """
         item = entry.item
         frame = Frame(PULL, item.number, clock, entry.version)
         payload = entry.flat if entry.flat.device.type == "cpu" else entry.flat.cpu()

@@ -11,7 +11,10 @@ from torch.optim import Optimizer
 
 
 class TrainedParameters:
-    """Parameters of `optimizer` that need gradients, numbered in its order; all are on one device."""
+    """The parameters of `optimizer` that need gradients, in its order. All are on one device.
+
+    `names` and `parameters` are parallel lists; the position in them is a parameter's index.
+    """
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
         self.optimizer = optimizer
@@ -20,11 +23,11 @@ class TrainedParameters:
 
     @cached_property
     def index_by_id(self) -> dict[int, int]:
-        """By id of a parameter, its number."""
+        """id(parameter) -> its index."""
         return {id(p): index for index, p in enumerate(self.parameters)}
 
     def check_frozen(self) -> None:
-        """Raises where a parameter has a gradient that was frozen when the optimizer was wrapped."""
+        """Raises if a parameter has a gradient but was frozen when the optimizer was wrapped."""
         for group in self.optimizer.param_groups:
             for p in group["params"]:
                 if p.grad is not None and id(p) not in self.index_by_id:

@@ -1,4 +1,7 @@
-"""The worker's side of synchronising: gradients are handed in, and updated rows are waited for."""
+"""The worker's side of a ServerSynchroniser: which gradients this rank has submitted and waits for.
+
+A worker pushes a gradient of an item to the item's server, and the server sends the updated rows back.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,22 @@ from raddle.sync.server_stalls import StalledItem, describe_stall, describe_unan
 
 
 class WorkerItem:
-    """One item at a worker."""
+    """The state of one item at a worker."""
 
     __slots__ = ("clock", "flat", "item", "up_to_date")
 
     def __init__(self, item: Item, rows: Tensor | None, up_to_date: threading.Event) -> None:
         self.item, self.up_to_date = item, up_to_date
         self.flat = None if rows is None else rows.view(-1)
-        self.clock = 0  # clock
-        up_to_date.set()  # whether what was handed in has come back
+        self.clock = 0  # gradients submitted so far
+        up_to_date.set()  # cleared while a gradient is at the server
 
 
 class Worker:
-    """The items that this rank hands in. `overdue`: what its own home cannot answer yet.
+    """The items of which this rank submits gradients.
 
-    A wait warns after `stall` seconds and fails after `patience`.
+    stalled_items: lists the items for which the server on this rank lacks gradients.
+    A wait logs a warning after `stall` seconds and fails after `fail_after` seconds.
     """
 
     def __init__(
@@ -47,7 +51,7 @@ class Worker:
         self.items[item.number] = WorkerItem(item, rows, up_to_date)
 
     def begin_push(self, number: int) -> int:
-        """The clock with which an item is handed in now."""
+        """Marks an item as submitted, and returns the clock to send with its gradient."""
         entry = self.items[number]
         if entry.item.returned or entry.item.server == self._rank:
             entry.up_to_date.clear()
@@ -55,15 +59,15 @@ class Worker:
         return entry.clock
 
     def wait(self, number: int) -> None:
-        """Returns when what was last handed in has come back; at once if nothing is under way."""
+        """Returns when the rows of the last submitted gradient are back; at once if none is missing."""
         self._failure.check()
         entry = self.items.get(number)
         if entry is None or entry.up_to_date.is_set():
-            self._failure.check()  # a failure sets it as well
+            self._failure.check()  # a failure sets `up_to_date` as well
             return
         begin, server, name = time.perf_counter(), entry.item.server, entry.item.name
         if not entry.up_to_date.wait(self._warn_after):
-            if server != self._rank or not self._stalled_items():  # else the watcher says it
+            if server != self._rank or not self._stalled_items():  # else the StallWatcher warns
                 logger.warning("%s", self.describe_wait(server, name, time.perf_counter() - begin))
             if not entry.up_to_date.wait(self.fail_after - self._warn_after):
                 message = self.describe_wait(server, name, time.perf_counter() - begin)
@@ -73,19 +77,22 @@ class Worker:
             self.record(number, "wait", begin, time.perf_counter())
 
     def describe_wait(self, server: int, name: str, seconds: float) -> str:
-        """Who waits for whom: a home knows whose gradients are missing, others whom they have asked."""
+        """Returns a sentence: who waits for whom.
+
+        The server's own rank knows which gradients are missing. Other ranks know only the server.
+        """
         stalled = self._stalled_items() if server == self._rank else []
         if stalled:
             return describe_stall(self._rank, stalled)
         return describe_unanswered(self._rank, server, name, seconds)
 
     def receive(self, source: int, item: Item, clock: int, values: Tensor) -> None:
-        """Updated rows have come from the home."""
+        """Takes updated rows that rank `source` has sent."""
         entry = self.items.get(item.number)
         if entry is None or entry.flat is None or source != item.server:
             raise ValueError(
                 f"rank {self._rank} got rows of '{item.name}' from rank {source}: its workers are "
-                f"{item.workers} and its home is {item.server}"
+                f"{item.workers} and its server is {item.server}"
             )
         begin = time.perf_counter()
         if clock == entry.clock and not entry.up_to_date.is_set():
@@ -96,7 +103,7 @@ class Worker:
             self.record(item.number, "pull", begin, time.perf_counter())
 
     def mark_returned(self, number: int, clock: int) -> None:
-        """An item's rows are up to date."""
+        """Marks an item's rows as up to date with the gradient of `clock`."""
         entry = self.items[number]
         if clock != entry.clock or entry.up_to_date.is_set():
             raise ValueError(
@@ -106,5 +113,5 @@ class Worker:
         entry.up_to_date.set()
 
     def outstanding(self) -> list[Item]:
-        """What has been handed in and is not back."""
+        """Returns the items whose updated rows are not back yet."""
         return [entry.item for entry in self.items.values() if not entry.up_to_date.is_set()]

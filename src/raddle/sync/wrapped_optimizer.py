@@ -1,14 +1,19 @@
-"""An optimizer of torch.optim whose gradients are averaged over all ranks.
+"""raddle.sync.Optimizer: wraps an optimizer of torch.optim and averages its gradients over all ranks.
 
-Two ways. Sums: gradients are all-reduced into p.grad by the end of the backward, and every rank updates all
-parameters (`allreduce`, and whatever needs a barrier). Homes: a gradient leaves as soon as it is complete,
-is updated at its home, and comes back (`sharded`, `ps`, `p3`); with `p3:collective` every rank is a home of
-everything. Which of them is used is known at the first
-step at the latest: until then gradients stay in p.grad, and whoever looks at them there (a GradScaler, a
-norm) gets sums.
+There are two mechanisms:
 
-    backward     hooks  ->  give each gradient                   ->  sums: at its end, wait for all
-    step         homes: hand in what is missing; wait for all, or with p3 for nothing
+- bucketed (`allreduce`, and everything that needs a barrier): gradients are all-reduced into p.grad by the
+  end of the backward, and every rank updates all parameters.
+- sliced (`sharded`, `ps`, `p3`): a gradient leaves p.grad in slices as soon as it is complete. The server
+of a
+  slice, which is one of the ranks, updates it and sends it back. With `p3:collective` all ranks sum and
+  update all slices.
+
+The mechanism is chosen at the first step at the latest. Until then gradients stay in p.grad; if something
+reads them there before the step (a GradScaler, a norm), the bucketed mechanism is chosen.
+
+    backward     hooks submit each gradient          bucketed: waits for all sums at its end
+    step         sliced: submits the gradients that are missing; waits for all slices, with p3 for none
     forward      p3: each module waits for its own parameters
 """
 
@@ -33,16 +38,16 @@ from raddle.sync.trained_parameters import TrainedParameters
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Wraps `optimizer`, whose parameters are of `model`. All ranks do it alike.
+    """Wraps `optimizer`, which trains parameters of `model`. All ranks make it with the same arguments.
 
-    `sync` says how, as plans do: allreduce, allreduce:bf16, sharded, ps, ps:sliced,greedy, ps:ssp=2, p3...
-    `barrier=True`: gradients are summed into p.grad before anybody looks at them, whatever `sync` says.
-    `backward_passes`: calls of backward for each step. `bucket`: bytes that are summed at once.
-    `debug=True` (or RADDLE_SYNC_DEBUG=1): all ranks compare what they are about to sum, in every step.
-    `stall`: seconds after which a warning says who keeps the others waiting.
+    `sync`: the sync kind, as in plans: allreduce, allreduce:bf16, sharded, ps, ps:sliced,greedy,
+    ps:ssp=2, p3... `barrier=True`: gradients are summed into p.grad by the end of the backward, whatever
+    `sync` says. `backward_passes`: calls of backward for each step. `bucket`: bytes of gradients in one
+    all-reduce. `debug=True` (or RADDLE_SYNC_DEBUG=1): in every step all ranks compare what they are about
+    to sum. `stall`: seconds of waiting after which a warning names the ranks that are missing.
     """
 
-    _wrapped = False  # whether all parameters are there
+    _wrapped = False  # True from the end of super().__init__, which adds the parameter groups
 
     def __init__(
         self,
@@ -65,7 +70,7 @@ class Optimizer(torch.optim.Optimizer):
         barrier_reason = find_barrier_reason(trained, settings, requested=barrier)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._wrapped = True
-        # The dictionaries of the wrapped one: a scheduler that changes ours changes both.
+        # The same objects as the wrapped optimizer's: a scheduler that changes one changes both.
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self._sync_text, self._steps = sync, 0
         self._channels = channels = Channels(self._session, trained.device, stall)
@@ -81,10 +86,10 @@ class Optimizer(torch.optim.Optimizer):
         self._hooks = GradientHooks(handler, model, channels)
         self._session.optimizers.append(self)
 
-    # -- as every optimizer ------------------------------------------------------------------------
+    # -- methods of every optimizer ----------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates, by the average over all ranks. All ranks take the same number of steps."""
+        """Updates with the gradients averaged over all ranks. All ranks take the same number of steps."""
         with self._channels.reporting_failures():
             self._steps += 1
             inner, loss = self._trained.optimizer, None
@@ -98,7 +103,7 @@ class Optimizer(torch.optim.Optimizer):
             return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """What has been handed in is not touched: it is not in p.grad any more."""
+        """Clears p.grad. Gradients that were submitted already have left p.grad and are not affected."""
         self._trained.optimizer.zero_grad(set_to_none)
         self._hooks.handler.on_zero_grad()
 
@@ -110,31 +115,34 @@ class Optimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As the plain optimizer would have it, gathered from the homes: all ranks call it."""
+        """Returns the plain optimizer's state, gathered from the servers. All ranks call it."""
         with self._channels.reporting_failures():
             return self._hooks.handler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what `state_dict` of this or of a plain optimizer gave. All ranks call it."""
+        """Loads a `state_dict` of this class or of the plain optimizer. All ranks call it."""
         with self._channels.reporting_failures():
             self._hooks.handler.load_state_dict(state_dict)
             inner = self._trained.optimizer
             self.param_groups, self.state = inner.param_groups, inner.state
 
-    # -- what others have not ----------------------------------------------------------------------
+    # -- methods of this class alone ---------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Parameters are up to date, and nothing of this rank is under way: they may be read or written."""
+        """Waits until this rank's parameters are up to date and its messages are sent.
+
+        After it the script may read or write parameters.
+        """
         self._hooks.synchronize()
 
     def synchronize_gradients(self) -> None:
-        """Averages over all ranks are in p.grad: call it between backward and step, on all ranks."""
+        """Puts the averages over all ranks into p.grad. All ranks call it, between backward and step."""
         self._hooks.average("somebody looks at gradients between backward and step")
 
     def clip_grad_norm(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
     ) -> Tensor:
-        """torch.nn.utils.clip_grad_norm_ of the averages; gives the norm. All ranks call it."""
+        """Clips the averages with torch.nn.utils.clip_grad_norm_; returns the norm. All ranks call it."""
         self._hooks.average("clipping needs the norm of all gradients")
         return nn.utils.clip_grad_norm_(
             self._trained.parameters, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite
@@ -142,16 +150,16 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def barrier(self) -> str:
-        """Why gradients are summed before the update; empty if they need not be."""
+        """Why all gradients are summed before any update; empty if they need not be."""
         return self._hooks.handler.barrier_reason
 
     @property
     def log(self) -> list[UpdateEvent]:
-        """Updates at this rank's homes, in their order."""
+        """The updates that this rank has made as a server, in their order."""
         return self._hooks.handler.log
 
     def report(self) -> dict[str, Any]:
-        """What has been sent and waited for on this rank, and why there is a barrier."""
+        """Returns this rank's counters, and why there is a barrier. "waited" is in seconds."""
         return {
             "sync": self._sync_text, "barrier": self.barrier, "steps": self._steps,
             "bytes": 0, "messages": 0, "overtaken": 0, "waited": {}, "unguarded": [],
@@ -159,14 +167,17 @@ class Optimizer(torch.optim.Optimizer):
         }  # fmt: skip
 
     def close(self, failed: str = "") -> None:
-        """Ends when nothing is under way on any rank. All ranks call it, unless one has `failed`."""
+        """Waits until all messages have arrived on all ranks, then ends. All ranks call it.
+
+        failed: why this rank ends early. Then it reports the reason to the others and does not wait.
+        """
         if self._channels.closed:
             return
         self._channels.closed = True
         try:
             if not failed:
                 self._hooks.handler.synchronize_ranks()
-                self._channels.cpu_transport.barrier()  # homes stay while others need them
+                self._channels.cpu_transport.barrier()  # servers stay until all ranks are done
         except Exception as error:
             failed = str(error)
             raise
@@ -179,13 +190,16 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """A GradScaler asks this before it looks at all gradients: it shows that there is one."""
+        """A GradScaler reads this property before it reads gradients, so they are averaged here."""
         self._hooks.average("a GradScaler looks at gradients between backward and step")
         return False
 
 
 def _average_loss(closure: Callable[[], Any], channels: Channels) -> Any:
-    """LBFGS compares losses: ranks that saw different ones would go different ways."""
+    """Returns the closure's loss averaged over all ranks.
+
+    LBFGS makes decisions from losses, so all ranks must see the same one.
+    """
     with torch.enable_grad():
         loss = closure()
     losses = channels.exchange(float(torch.as_tensor(loss).detach()))

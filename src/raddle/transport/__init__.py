@@ -1,1 +1,1 @@
-"""How tensors get from rank to rank: threads of one process, or processes on torch.distributed."""
+"""Transports: send tensors between ranks, which are threads of one process or processes of a job."""

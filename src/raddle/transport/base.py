@@ -1,6 +1,7 @@
-"""What the executor asks of a transport, and the sentences with which transports fail.
+"""The interface `Transport`, through which ranks send, receive and sum tensors, and its error messages.
 
-Bytes are counted from the tensors handed over, never from the program.
+ThreadTransport (ranks are threads) and ProcessTransport (ranks are processes) implement it. The counters
+of bytes count the tensors that were really passed to a transport, not what the program predicts.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from torch import Tensor
 
 from raddle.transport.wire import Wire
 
-LAST_TAG = 2**31 - 2  # the tag after it is the transports' own
+LAST_TAG = 2**31 - 2  # the next tag is used by the transports themselves
 
 
 class Pending(Protocol):
-    """A transfer under way."""
+    """A transfer, sum or broadcast that has started."""
 
     def wait(self) -> None:
         """Returns when the buffer may be read (receive, sum, broadcast) or reused (send).
 
-        Once done, it returns at once. It raises where a rank has failed or the time is up.
+        A second call returns at once. It raises if a rank has failed or the time is up.
         """
 
 
 class Done:
-    """What has left already."""
+    """A transfer that is complete already."""
 
     def wait(self) -> None:
         pass
@@ -36,14 +37,14 @@ DONE = Done()
 
 
 class PendingMessage(Protocol):
-    """A message on its way here."""
+    """A message that this rank expects."""
 
     def wait(self) -> Tensor:
-        """The message, once it is there."""
+        """Waits for the message and returns it."""
 
 
 class BufferedMessage:
-    """Waits for a message, and then says where it is."""
+    """A message that is received into a buffer; `get_message` returns it after the receive."""
 
     __slots__ = ("_get_message", "_pending")
 
@@ -56,7 +57,7 @@ class BufferedMessage:
 
 
 class WidenedSum:
-    """A sum in a narrower type, put back where it came from."""
+    """A sum in a narrower dtype (bf16), which `wait` copies back into the original tensor."""
 
     def __init__(self, pending: Pending, narrow: Tensor, wide: Tensor) -> None:
         self._pending, self._narrow, self._wide = pending, narrow, wide
@@ -67,90 +68,96 @@ class WidenedSum:
 
 
 class FailureStatus(Protocol):
-    """Whether a rank has failed."""
+    """Tells whether a rank has failed."""
 
     @property
     def first_failure(self) -> tuple[int, str] | None:
-        """The rank that failed first, and why; None: all is well."""
+        """The rank that failed first, and the reason; None: no rank has failed."""
 
 
 class Transport(Protocol):
-    """One rank's end. Buffers are contiguous, the executor's own, and left alone until `wait`.
+    """One rank's access to the other ranks.
 
-    A link's messages of one tag arrive in the order in which they were sent.
+    Buffers are contiguous. The caller does not change a buffer before `wait` returns. Messages from one
+    rank to another with the same tag arrive in the order in which they were sent.
     """
 
     rank: int
     size: int
-    early_receives: bool  # whether a receive may be posted long before its send: tags match them
-    sent: dict[int, int]  # bytes handed to `send`, by target
-    reduced: dict[tuple[int, ...], int]  # bytes handed to `all_reduce`, by group
-    timeout: float  # seconds that anything is waited for
+    early_receives: bool  # whether a receive may be posted long before its send (tags match them)
+    sent: dict[int, int]  # bytes passed to `send` and `post`, by target rank
+    reduced: dict[tuple[int, ...], int]  # bytes passed to `all_reduce`, by ranks of the group
+    timeout: float  # seconds after which any wait fails
 
     @property
     def failures(self) -> FailureStatus:
-        """What is known of ranks that have failed."""
+        """Tells which rank has failed, if one has."""
 
     def wire(self) -> Wire:
-        """What carries slices of parameters, urgent ones first; one, made by all ranks together."""
+        """Returns the wire, which sends slices of parameters by priority. All ranks make it together."""
 
     def on_failure(self, stop: Callable[[str], None]) -> None:
-        """Calls `stop` with this rank's sentence when a rank has failed, or has already; on any thread."""
+        """Calls `stop(message)` on any thread when a rank fails, or now if one has failed already."""
 
     def total_sent(self) -> dict[int, int]:
-        """Bytes handed to `send`, and to the wire, by target."""
+        """Returns the bytes passed to `send`, `post` and the wire, by target rank."""
 
     def prepare(
         self,
         groups: Sequence[tuple[int, ...]],
         links: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """Makes the groups that sum, and the (source, target) links; None: all links.
+        """Makes process groups for sums, and the (source, target) links; None: all links.
 
-        Called by all ranks with the same lists, once for each program.
-        The group of all ranks is there already.
+        All ranks call it with the same lists, once for each program. The group of all ranks exists already.
         """
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
-        """Starts to send; 0 <= tag <= LAST_TAG; `what` is for error messages."""
+        """Starts to send; 0 <= tag <= LAST_TAG. what: describes the message in errors."""
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
-        """Posts a receive of as many elements of the same type as are sent."""
+        """Posts a receive. The buffer has the size and dtype of the message that is sent."""
 
     def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
-        """Starts to send by the fastest way that there is; the other side expects it."""
+        """Starts to send by the fastest way that there is. The other rank calls `expect`, not `receive`."""
 
     def expect(
         self, source: int, tag: int, like: Tensor, elements: int, what: str = ""
     ) -> PendingMessage:
-        """Makes ready for what is posted; the transport gives it memory: `like` has its type and place."""
+        """Prepares for a message that is sent with `post`. The transport allocates its memory.
+
+        like: a tensor with the dtype and device of the message.
+        """
 
     def all_reduce(
         self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str = ""
     ) -> Pending:
-        """Starts to sum in place. All ranks of a group issue its sums in the same order."""
+        """Starts to sum in place. All ranks of a group must start its sums in the same order."""
 
     def broadcast(self, source: int, buffer: Tensor) -> Pending:
         """Starts to copy the source's buffer to all ranks; not counted in `sent`.
 
-        All ranks issue their broadcasts and barriers in the same order.
+        All ranks start their broadcasts and barriers in the same order.
         """
 
     def barrier(self) -> None:
-        """Returns when all ranks are here."""
+        """Returns when all ranks have called it."""
 
     def check(self) -> None:
-        """Raises if a rank has failed: to be asked before a step's results are believed."""
+        """Raises if a rank has failed. Call it before a step's results are used."""
 
     def fail(self, reason: str) -> None:
-        """Tells all others that this rank has failed; only the first failure is told."""
+        """Reports to all other ranks that this one has failed. Only the first failure is reported."""
 
     def close(self) -> None:
-        """Ends connections and threads; more calls do nothing."""
+        """Closes connections and ends threads; more calls do nothing."""
 
 
 class WaitLabel(NamedTuple):
-    """What a rank waits for; put into words only where it fails."""
+    """Describes what a rank waits for, as in "receive halo (tag 5) from rank 1".
+
+    The text is made only for an error message.
+    """
 
     verb: str  # "send to", "receive from", "sum over", "broadcast from", "barrier of"
     peer: int | tuple[int, ...]
@@ -169,7 +176,7 @@ class WaitLabel(NamedTuple):
 
 
 def stop_error(rank: int, failed: int, reason: str) -> RuntimeError:
-    """Why a rank stops: for another's failure, or for its own, which one of its threads has told."""
+    """Returns the error that `rank` raises because rank `failed` (another one or itself) has failed."""
     why = f"rank {failed} failed: {reason}"
     return RuntimeError(why if rank == failed else f"rank {rank} stops: {why}")
 

@@ -1,4 +1,4 @@
-"""Every rank gives an object and gets those of all ranks: for checkpoints, and for what is said once."""
+"""All-gathers Python objects over any transport: for checkpoints, and for values that ranks compare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from raddle.transport.base import Transport
 
 
 def exchange_objects(transport: Transport, device: torch.device, value: Any) -> list[Any]:
-    """All ranks call it in the same order; tensors arrive on the CPU."""
+    """Returns the objects of all ranks, in rank order; all ranks call it.
+
+    device: on which the bytes are broadcast. Tensors in received objects are on the CPU.
+    """
     stream = io.BytesIO()
     torch.save(value, stream)
     encoded = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8).to(device)
@@ -27,7 +30,7 @@ def exchange_objects(transport: Transport, device: torch.device, value: Any) -> 
 
 
 def _decode(data: torch.Tensor) -> Any:
-    # Without numpy, which the runtime does not need: a buffer of ours, that torch fills.
+    # torch copies into a bytearray, because numpy may not be installed.
     buffer = bytearray(data.numel())
     torch.frombuffer(buffer, dtype=torch.uint8).copy_(data)
     return torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)

@@ -1,9 +1,9 @@
-"""An alarm between processes: when a rank fails or dies, all others know within milliseconds.
+"""The failure channel between processes: if a rank fails or dies, all others know within milliseconds.
 
-Every rank keeps a TCP line to rank 0 and a thread that listens on it. One message at most goes each
-way: a failure, which rank 0 passes on, or a goodbye. A line that ends without either means that the
-process at its other end has died: torch.distributed itself tells only those that wait for that very
-process, and on NCCL nobody.
+Every rank has a TCP connection to rank 0 and a thread that listens on it. At most one message goes in
+each direction: a failure, which rank 0 forwards to all, or a goodbye. If a connection closes without a
+message, the process at its other end has died. torch.distributed itself informs only ranks that wait for
+the dead process, and with NCCL none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ MAX_REASON = 10_000  # characters of a reason
 
 
 class FailureChannel:
-    """One rank's end. `ring(rank, reason)` is called once, on any thread, perhaps before this returns."""
+    """One rank's end of the failure channel.
+
+    on_failure(rank, reason): called once, on any thread, perhaps before __init__ returns.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class FailureChannel:
         on_failure: Callable[[int, str], None],
         timeout: float,
     ) -> None:
-        self.first_failure: tuple[int, str] | None = None  # the rank that failed first, and why
+        self.first_failure: tuple[int, str] | None = None  # rank and reason
         self._on_failure = on_failure
         self._failed = threading.Event()
         self._lock = threading.Lock()
@@ -47,16 +50,16 @@ class FailureChannel:
             thread.start()
 
     def wait_for_failure(self, seconds: float) -> tuple[int, str] | None:
-        """The news; waits a little for them, as a broken connection is often quicker."""
+        """Waits at most `seconds` for the report of a failure, and returns it; None: there is none."""
         self._failed.wait(seconds)
         return self.first_failure
 
     def report(self, rank: int, reason: str) -> None:
-        """Passes on that a rank has failed, if it is the first."""
+        """Reports to the other ranks that a rank has failed, if it is the first failure."""
         with self._lock:
             if self.first_failure is not None or self._closed:
                 return
-            # Before others of this process can see it: who does may close, and a goodbye is the last word.
+            # Sent before other threads can see the failure: they may call close, which sends the goodbye.
             self._write(json.dumps([rank, reason[:MAX_REASON]]) + "\n")
             self.first_failure = rank, reason
         self._failed.set()
@@ -79,7 +82,7 @@ class FailureChannel:
     def _write(self, text: str) -> None:
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # that rank is gone
-                connection.sendall(text.encode())  # too short to block
+                connection.sendall(text.encode())  # so short that it does not block
 
     def _listen(self, peer: int) -> None:
         text = ""

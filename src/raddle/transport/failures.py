@@ -1,4 +1,4 @@
-"""What a process knows of ranks that have failed, and the words in which its own waits fail."""
+"""Failures of ranks, as one process knows them, and the exceptions that its failed waits raise."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from raddle.transport.base import WaitLabel, stop_error, timeout_error
 from raddle.transport.failure_channel import FailureChannel
 from raddle.transport.rendezvous import AllGather
 
-GRACE = 3.0  # seconds for which a broken connection waits for the news that explain it
+GRACE = 3.0  # seconds to wait, after a connection breaks, for the report that explains it
 
 
 class Failures:
-    """One rank's; `limited`: whether torch is told how long to wait, which NCCL does not do well."""
+    """The failures that one rank knows of.
+
+    limited: whether torch.distributed gets a time limit for each wait; NCCL does not support that well.
+    """
 
     def __init__(self, rank: int, timeout: float, *, limited: bool) -> None:
         self.rank = rank
@@ -25,15 +28,15 @@ class Failures:
         self.set_timeout(timeout)
 
     def set_timeout(self, seconds: float) -> None:
-        """From now on anything is waited for so long."""
+        """Sets the seconds after which any wait fails."""
         self.timeout = seconds
-        # With one, NCCL would hold up the host.
+        # The arguments of torch's Work.wait. With a limit, NCCL would block the host.
         self.wait_args = (timedelta(seconds=seconds),) if self._limited else ()
 
     def start_listening(
         self, size: int, all_gather: AllGather, abort_waits: Sequence[Callable[[], None]]
     ) -> None:
-        """From now on a failure is heard, at any time: `breaks` make whatever waits raise."""
+        """Opens the failure channel. abort_waits: functions that make waits of this rank raise."""
 
         def on_failure(failed: int, reason: str) -> None:
             with self._lock:
@@ -47,11 +50,11 @@ class Failures:
 
     @property
     def first_failure(self) -> tuple[int, str] | None:
-        """The rank that failed first, and why; None: all is well."""
+        """The rank that failed first, and the reason; None: no rank has failed."""
         return None if self._channel is None else self._channel.first_failure
 
     def wait_for_failure(self, seconds: float) -> tuple[int, str] | None:
-        """The news; waits a little for them."""
+        """Waits at most `seconds` for the report of a failure, and returns it; None: there is none."""
         return None if self._channel is None else self._channel.wait_for_failure(seconds)
 
     def check(self) -> None:
@@ -60,20 +63,23 @@ class Failures:
             raise stop_error(self.rank, *failure)
 
     def report(self, reason: str) -> None:
-        """Tells all others that this rank has failed."""
+        """Reports to all other ranks that this one has failed."""
         if self._channel is not None:
             self._channel.report(self.rank, reason)
 
     def on_failure(self, stop: Callable[[str], None]) -> None:
-        """Calls `stop` when a rank has failed, or has already."""
+        """Calls `stop(message)` when a rank fails, or now if one has failed already."""
         with self._lock:
             self._callbacks.append(stop)
             failed = self.first_failure
-        if failed is not None:  # perhaps for the second time: the first counts
+        if failed is not None:  # perhaps the second call; `stop` ignores it
             stop(str(stop_error(self.rank, *failed)))
 
     def explain(self, label: WaitLabel, seconds: float, error: RuntimeError) -> Exception:
-        """Why torch raised: another rank's failure if there is one, else what was waited for."""
+        """Returns the exception to raise after torch raised `error`, `seconds` after the wait began.
+
+        It names the rank that has failed, or else what this rank waited for.
+        """
         slow = "timed out" in str(error).lower() or seconds >= self.timeout
         if (failure := self.wait_for_failure(0 if slow else GRACE)) is not None:
             return stop_error(self.rank, *failure)
@@ -87,7 +93,7 @@ class Failures:
     def explain_broken_connection(
         self, label: WaitLabel, seconds: float, error: OSError
     ) -> Exception:
-        """Why a line of our own has ended, or been silent for too long."""
+        """Returns the exception to raise after one of raddle's own connections closed or timed out."""
         text = "timed out" if isinstance(error, TimeoutError) else str(error)
         return self.explain(label, seconds, RuntimeError(text))
 

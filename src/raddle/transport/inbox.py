@@ -1,4 +1,4 @@
-"""What both kinds of wire do with frames that arrive, and with the first thing that goes wrong."""
+"""What both kinds of wires share on the receiving side: checks of frames, and the first failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raddle.transport.wire import Frame, OnFailure, OnMessage, refusal_reason
 
 
 class Inbox:
-    """Where frames go; until `open`, nobody is there to take them."""
+    """Passes frames that arrive to a callback, which `open` sets."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
@@ -19,7 +19,7 @@ class Inbox:
         self._on_message: OnMessage | None = None
 
     def expect(self, limits: Mapping[int, int]) -> None:
-        """How many bytes a frame of each item has at most."""
+        """Sets the largest payload of each item, in bytes."""
         self._limits = dict(limits)
 
     def open(self, on_message: OnMessage) -> None:
@@ -27,7 +27,7 @@ class Inbox:
         self.opened.set()
 
     def refusal(self, frame: Frame, nbytes: int) -> str:
-        """What is wrong with a frame; empty where nothing is."""
+        """Returns what is wrong with a frame; empty if nothing is."""
         return refusal_reason(frame, nbytes, self._limits)
 
     def deliver(self, source: int, frame: Frame, payload: Tensor) -> None:
@@ -36,24 +36,24 @@ class Inbox:
 
 
 class WireFailure:
-    """Tells of the first failure of an end; others only follow from it."""
+    """Reports the first failure of a wire; later ones are consequences of it and are ignored."""
 
     def __init__(self) -> None:
-        self.reason = ""  # empty: all is well
+        self.reason = ""  # empty: no failure
         self._on_failure: OnFailure | None = None
         self._ignoring = False
         self._lock = threading.Lock()
 
     def set_callback(self, on_failure: OnFailure) -> None:
-        """Whom to tell."""
+        """Sets the callback for the failure."""
         self._on_failure = on_failure
 
     def ignore_further(self) -> None:
-        """What goes wrong from now on, this end has done itself."""
+        """Ignores failures from now on: this rank closes the wire itself."""
         self._ignoring = True
 
     def record(self, reason: str) -> bool:
-        """Whether it is the first, and somebody is to be told."""
+        """Stores a failure. Returns whether it is the first one, for which `notify` is to be called."""
         with self._lock:
             if self.reason or self._ignoring:
                 return False
@@ -61,11 +61,11 @@ class WireFailure:
             return True
 
     def notify(self, reason: str) -> None:
-        """Outside of all locks."""
+        """Calls the callback. The caller holds no lock."""
         assert self._on_failure is not None
         self._on_failure(reason)
 
     def report(self, reason: str) -> None:
-        """Notes it, and tells if it is the first."""
+        """Stores a failure, and calls the callback if it is the first one."""
         if self.record(reason):
             self.notify(reason)

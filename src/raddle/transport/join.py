@@ -1,4 +1,4 @@
-"""Which ranks this process belongs to: the user's process group, torchrun's job, or itself alone."""
+"""Joins this process's ranks: those of the user's process group or of torchrun's job, or only itself."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from raddle.transport.thread_transport import Hub
 
 
 def join(device: torch.device, backend: str | None = None, timeout: float = 300.0) -> Transport:
-    """This process's end. One that is alone needs no torch.distributed, no port and no thread."""
+    """Returns this process's transport. A single process needs no torch.distributed, port or thread."""
     if is_single_process():
         return Hub(1, timeout).transport(0)
     return ProcessTransport(device, backend, timeout)
 
 
 def is_single_process() -> bool:
-    """Whether there is no process group, and nobody has said, as torchrun does, which rank this is."""
+    """Returns whether there is neither a process group nor an environment as torchrun sets it."""
     started = "RANK" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1"
     return not (started or dist.is_initialized())

@@ -1,4 +1,7 @@
-"""Where a rank listens while others call it for the first time."""
+"""Listening sockets, to which other ranks connect: over the network, or local ones on this machine.
+
+rendezvous.py uses them to connect all ranks.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from typing import NamedTuple
 
 
 class Listener(NamedTuple):
-    """A socket that listens, and where others find it; of a local one the host is a name, the port 0."""
+    """A listening socket and its address. A local (Unix) socket has its name in `hosts`, and port 0."""
 
     server: socket.socket
-    hosts: list[str]  # to try one after the other
+    hosts: list[str]  # addresses, to be tried in this order
     port: int
 
     def __enter__(self) -> Listener:
@@ -29,7 +32,7 @@ def listen_on_network(backlog: int, host: str | None = None) -> Listener:
 
 
 def listen_locally(backlog: int) -> Listener:
-    """For processes of this machine: by a name that nobody else has, and no file."""
+    """Listens for processes of this machine, on an abstract Unix socket with a random name."""
     name = f"\0raddle {secrets.token_hex()}"
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.bind(name)
@@ -38,7 +41,7 @@ def listen_locally(backlog: int) -> Listener:
 
 
 def connect_to(host: str, port: int, seconds: float) -> socket.socket:
-    """A line to whoever listens there; an OSError if nobody does."""
+    """Connects to a listener; raises OSError if there is none. Port 0: host names a local socket."""
     if port:
         return socket.create_connection((host, port), max(0.001, seconds))
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -52,10 +55,10 @@ def connect_to(host: str, port: int, seconds: float) -> socket.socket:
 
 
 def open_server_socket(backlog: int) -> socket.socket:
-    """At a port of its own: of loopback alone where all ranks are known to be on this machine.
+    """Listens at a free port: only on the loopback interface if all ranks are certainly on this machine.
 
-    They are if MASTER_ADDR says so. A name other than localhost does not, even if it leads to loopback
-    here: to other machines it may be this one's address in the network.
+    That is so if MASTER_ADDR is localhost or a loopback address. Another name is not enough, even if it
+    leads to loopback here: for other machines it may be this machine's address in the network.
     """
     master = os.environ.get("MASTER_ADDR", "")
     if master == "::1":
@@ -68,10 +71,11 @@ def open_server_socket(backlog: int) -> socket.socket:
 
 
 def reachable_hosts() -> list[str]:
-    """Where others reach this rank: its address towards MASTER_ADDR.
+    """Returns addresses under which other ranks may reach this one.
 
-    Where that name leads to this very machine, the name itself as well: others know it by that. Without
-    such a name ranks may be on several machines all the same: then the machine's own name is tried last.
+    The first is the address of the interface that leads to MASTER_ADDR. If that is loopback, MASTER_ADDR
+    itself is the second. Without MASTER_ADDR ranks may still be on several machines, so the host name is
+    the second.
     """
     master = os.environ.get("MASTER_ADDR", "")
     with contextlib.suppress(OSError):
@@ -79,7 +83,7 @@ def reachable_hosts() -> list[str]:
             master or "127.0.0.1", 9, type=socket.SOCK_DGRAM
         )[0]
         with socket.socket(family, socket_kind) as probe:
-            probe.connect(address)  # sends nothing, but the kernel chooses an address of ours
+            probe.connect(address)  # sends nothing; the kernel chooses this side's address
             address_of_this = str(probe.getsockname()[0])
         if not master:
             return [address_of_this, socket.gethostname()]

@@ -1,4 +1,8 @@
-"""Messages between ranks of one machine: through shared memory, or in the word that tells of them."""
+"""Messages between ranks of one machine, through shared memory.
+
+The sender copies the message into shared memory and sends a packet with its place over a local socket. A
+short message is inside the packet.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,14 @@ from raddle.transport.local_sockets import LocalSockets
 from raddle.transport.rendezvous import AllGather
 from raddle.transport.shared_memory import SharedAreas, can_access, locate_process
 
-MAX_INLINE = 4096  # bytes of a message that its word brings along
+MAX_INLINE = 4096  # the largest message, in bytes, that is sent inside its packet
 
 
 class LocalPeers:
-    """One rank's; `ranks` are those that see our memory, and we theirs. All ranks make it."""
+    """One rank's local peers. All ranks make it together.
+
+    ranks: those that can map this process's memory, and whose memory this process can map.
+    """
 
     def __init__(self, all_gather: AllGather, failures: Failures) -> None:
         self.ranks = _find_local_peers(failures.rank, all_gather)
@@ -28,7 +35,7 @@ class LocalPeers:
         self._sockets = LocalSockets(failures.rank, self.ranks, all_gather, failures.timeout)
 
     def send(self, target: int, tag: int, buffer: Tensor, label: WaitLabel) -> None:
-        """Returns when the message may be read there."""
+        """Sends a message; it is copied when the call returns."""
         packet = _bytes(buffer) if buffer.nbytes <= MAX_INLINE else self._areas.put(buffer)
         began = time.perf_counter()
         try:
@@ -39,7 +46,7 @@ class LocalPeers:
             ) from error
 
     def receive(self, label: WaitLabel, elements: int, dtype: torch.dtype) -> Tensor:
-        """A neighbour's message, once it is there."""
+        """Waits for the message that `label` describes, and returns it."""
         assert isinstance(label.peer, int)
         assert label.tag is not None
         failures, began = self._failures, time.perf_counter()
@@ -64,7 +71,7 @@ class LocalPeers:
         return torch.frombuffer(bytearray(packet), dtype=dtype)
 
     def shut_down(self) -> None:
-        """Whoever waits for a word raises."""
+        """Makes all waits for messages raise."""
         self._sockets.shut_down()
 
     def close(self) -> None:
@@ -73,7 +80,7 @@ class LocalPeers:
 
 
 def _find_local_peers(rank: int, all_gather: AllGather) -> set[int]:
-    """Ranks on this machine that may look at each other's memory."""
+    """Returns the ranks on this machine that can map this rank's memory, and the other way round."""
     location = locate_process()
     locations: list[Any] = list(all_gather(location))
     accessible = [
@@ -86,5 +93,5 @@ def _find_local_peers(rank: int, all_gather: AllGather) -> set[int]:
 
 
 def _bytes(buffer: Tensor) -> bytes:
-    """Of a short message, whatever its type."""
+    """Returns the bytes of a tensor of any dtype."""
     return ctypes.string_at(buffer.data_ptr(), buffer.nbytes)

@@ -1,8 +1,8 @@
-"""Words between processes of one machine: a local socket for each pair, read by whoever waits.
+"""Small packets between processes of one machine: a Unix socket for each pair of ranks.
 
-No thread stands between: the one that waits for a message reads what there is, for itself and for others
-of its process, so that a message costs one waking up. A word says where in shared memory its message lies,
-or brings it along if it is short.
+There is no receiving thread. A thread that waits for a packet reads all packets that arrive, for itself
+and for other threads of its process, so a message wakes only one thread. A packet has a tag and a
+content; local_peers.py puts the message into it, or the place of the message in shared memory.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Collection
 from raddle.transport.listener import listen_locally
 from raddle.transport.rendezvous import AllGather, connect_ranks
 
-TAG = struct.Struct("<q")  # tag
-MAX_PACKET = 64 * 1024  # bytes of a word
+TAG = struct.Struct("<q")  # the tag, at the start of a packet
+MAX_PACKET = 64 * 1024  # bytes
 
 
 class LocalSockets:
-    """One rank's lines to its neighbours. All ranks make theirs at the same time."""
+    """One rank's connections to its local peers. All ranks make theirs at the same time."""
 
     def __init__(
         self, rank: int, peers: Collection[int], all_gather: AllGather, timeout: float
@@ -34,13 +34,13 @@ class LocalSockets:
         self._poll = select.poll()
         for descriptor in self._peer_of_descriptor:
             self._poll.register(descriptor, select.POLLIN)
-        self._received: dict[tuple[int, int], deque[bytes]] = {}  # by source and tag
+        self._received: dict[tuple[int, int], deque[bytes]] = {}  # contents, by (source rank, tag)
         self._closed_peers: set[int] = set()
         self._changed = threading.Condition()
-        self._is_read = False  # whether a thread reads for all
+        self._is_read = False  # whether a thread of this process reads now
 
     def send(self, target: int, tag: int, content: bytes | bytearray, timeout: float) -> None:
-        """Returns when it is on its way. While the line is full, what others send here is read."""
+        """Sends a packet. While the socket is full, it reads what others send here, to avoid a deadlock."""
         connection, deadline = self._connections[target], time.monotonic() + timeout
         while True:
             try:
@@ -53,7 +53,10 @@ class LocalSockets:
                 return
 
     def receive(self, source: int, tag: int, timeout: float) -> bytes:
-        """The next word of a tag; ConnectionError where its sender is gone, or TimeoutError."""
+        """Returns the content of the next packet with a tag.
+
+        Raises ConnectionError if the sender has closed its connection, or TimeoutError.
+        """
         deadline = time.monotonic() + timeout
         while (content := self._read_once(deadline - time.monotonic(), (source, tag))) is None:
             if time.monotonic() > deadline:
@@ -61,13 +64,16 @@ class LocalSockets:
         return content
 
     def _read_once(self, seconds: float, wanted: tuple[int, int] | None) -> bytes | None:
-        """What is wanted, if it is here; else waits for one thread of the process to read something."""
+        """Returns the wanted content if it is here; else reads once, or waits for the thread that reads.
+
+        wanted: (source rank, tag), or None to read only. seconds: the longest wait.
+        """
         with self._changed:
             queue = self._received.get(wanted) if wanted else None
             if queue:
                 return queue.popleft()
             if wanted and wanted[0] in self._closed_peers:
-                raise ConnectionError(f"rank {wanted[0]} has closed its line")
+                raise ConnectionError(f"rank {wanted[0]} has closed its connection")
             if self._is_read:
                 self._changed.wait(max(0.0, seconds))
                 return None
@@ -107,7 +113,7 @@ class LocalSockets:
         self._received.setdefault((peer, tag), deque()).append(packet[TAG.size :])
 
     def shut_down(self) -> None:
-        """Whoever waits here, or for this rank, hears of it; on any thread."""
+        """Makes all waits raise, on this rank and on peers that wait for it. Any thread may call it."""
         for connection in self._connections.values():
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""A wire between ranks that are threads of one process."""
+"""A wire (see wire.py) between ranks that are threads of one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raddle.transport.wire import (
 
 
 def memory_wires(size: int, *, timeout: float = 300.0) -> list[Wire]:
-    """One end for each rank."""
+    """Returns one end of the wire for each rank."""
     wires: list[MemoryWire] = []
     for rank in range(size):
         wires.append(MemoryWire(rank, size, wires, timeout))
@@ -32,7 +32,7 @@ def memory_wires(size: int, *, timeout: float = 300.0) -> list[Wire]:
 
 
 class MemoryWire:
-    """One rank's end. A thread for each peer copies what leaves and hands it to that peer's `arrive`."""
+    """One rank's end. A thread for each peer copies queued messages and delivers them to that peer."""
 
     def __init__(
         self, rank: int, size: int, wires: Sequence[MemoryWire], timeout: float = 300.0
@@ -42,7 +42,7 @@ class MemoryWire:
         self._wires, self._timeout = wires, timeout
         self._inbox, self._failure = Inbox(), WireFailure()
         self._boxes = {peer: Outbox() for peer in self.sent}
-        self._threads: dict[threading.Thread, int] = {}  # each with its peer
+        self._threads: dict[threading.Thread, int] = {}  # thread -> its peer
         self._lock = threading.Lock()
         self._closed = False
 
@@ -70,7 +70,7 @@ class MemoryWire:
         if peer_closed or not self._boxes[target].put(priority, frame, payload):
             who = f"rank {target} has" if peer_closed else "it has itself"
             raise RuntimeError(
-                f"rank {self.rank} cannot send the {frame} to rank {target}: {who} closed the line: "
+                f"rank {self.rank} cannot send the {frame} to rank {target}: {who} closed the connection: "
                 "close after all have synchronised"
             )
         with self._lock:
@@ -111,7 +111,7 @@ class MemoryWire:
             payload = flat_copy(message.payload)
             box.count_sent(message, time.perf_counter() - begin)
             other._receive(self.rank, message, payload)
-            del payload, message  # not kept while the next is waited for
+            del payload, message  # do not keep them alive while waiting for the next
 
     def _receive(self, source: int, message: QueuedMessage, payload: Tensor) -> None:
         frame = message.frame
@@ -131,7 +131,7 @@ class MemoryWire:
 
 
 def flat_copy(payload: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor, in memory of their own."""
+    """Returns a copy of a contiguous tensor as flat bytes."""
     if not payload.numel():
         return torch.empty(0, dtype=torch.uint8)
     return payload.detach().reshape(-1).view(torch.uint8).clone()

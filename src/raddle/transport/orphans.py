@@ -1,8 +1,8 @@
-"""A process that torchrun or raddle has started ends when the one that started it does, however that ends.
+"""Ends a rank when the process that started it has ended, so that no orphaned ranks train on.
 
-A starter that is killed cannot end its children, and ranks would train on. So every rank that raddle
-starts, and every rank of a torchrun job, looks once a second whether its parent is still the same. A script
-that a user starts from a shell is nobody's rank and is left alone.
+A starter that is killed cannot end its children. So every process that raddle or torchrun has started
+looks once a second whether its parent is still the same. A script that a user starts from a shell is not
+watched.
 """
 
 from __future__ import annotations
@@ -15,46 +15,47 @@ import sys
 import threading
 import time
 
-STARTED_BY = "RADDLE_STARTED_BY"  # in the environment: the process whose end is this one's, too
+STARTED_BY = "RADDLE_STARTED_BY"  # environment variable: pid of the process that starts this one
 INTERVAL = 1.0  # seconds
-GRACE = 5.0  # seconds between asking this process to end and ending it
+GRACE = 5.0  # seconds between SIGTERM and the forced exit
 
-_watching = threading.Lock()
+_watching = threading.Lock()  # held once the parent is watched
 
 
 def starter_env() -> dict[str, str]:
-    """What the environment of a process says that this one starts (or becomes the starter of)."""
+    """Returns environment variables to set for a child process, which name this process as its starter."""
     return {STARTED_BY: str(os.getpid())}
 
 
 def end_with_parent() -> None:
-    """Watches the parent from now on, if this process was started by torchrun or by raddle.
+    """Starts to watch the parent, if torchrun or raddle has started this process.
 
-    To be called as early as possible; more calls do nothing.
+    Call it as early as possible; more calls do nothing.
     """
-    starter = os.environ.pop(STARTED_BY, "")  # it is not the starter of this process's own children
+    starter = os.environ.pop(
+        STARTED_BY, ""
+    )  # removed, as this process's children have another starter
     if not (starter or "TORCHELASTIC_RUN_ID" in os.environ):
         return
     if not _watching.acquire(blocking=False):
         return
     parent = os.getppid()
-    # Another parent, while the starter runs, is a process between the two, as a shell.
+    # If the parent is not the starter but the starter runs, there is a process between them, such as a
+    # shell.
     gone = starter.isdigit() and int(starter) != parent and not _is_running(int(starter))
     name = "raddle watches its parent"
     threading.Thread(target=_watch, args=(parent, gone), name=name, daemon=True).start()
 
 
 def _is_running(pid: int) -> bool:
-    with contextlib.suppress(
-        OSError
-    ):  # one that nobody has waited for yet has a number, but has ended
+    with contextlib.suppress(OSError):  # a zombie still has a pid, but has ended
         state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state not in "ZX"
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's
+    except OSError:  # it runs, and belongs to another user
         pass
     return True
 
@@ -64,8 +65,8 @@ def _watch(parent: int, gone: bool) -> None:
         time.sleep(INTERVAL)
     rank = os.environ.get("RANK")
     who = "this process" if rank is None else f"rank {rank}"
-    with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed
         print(f"raddle: {who} ends: the process that started it has ended.", file=sys.stderr)
-    os.kill(os.getpid(), signal.SIGTERM)  # a handler may put things in order
+    os.kill(os.getpid(), signal.SIGTERM)  # a signal handler may clean up
     time.sleep(GRACE)
     os._exit(1)

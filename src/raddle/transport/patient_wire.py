@@ -1,4 +1,7 @@
-"""A closed connection does not say why: before it is reported, the failing rank's message is awaited."""
+"""A wire that waits for the failing rank's own message before it reports a closed connection.
+
+A closed connection does not say why. The message over the failure channel does, but it may arrive later.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ GRACE = 3.0  # seconds
 
 
 class PatientWire:
-    """A wire whose failure is not told if `hear` knows soon which rank has failed."""
+    """Wraps a wire.
+
+    wait_for_failure(seconds): waits for a failure report. If one comes in time, the wire's own is not
+    reported.
+    """
 
     def __init__(self, wire: Wire, wait_for_failure: Callable[[float], object | None]) -> None:
         self.rank, self.size, self.sent = wire.rank, wire.size, wire.sent
@@ -38,9 +45,7 @@ class PatientWire:
             self._wire.send(target, frame, payload, priority)
         except RuntimeError as error:
             if str(error).endswith(DIED):
-                self._wait_for_failure(
-                    GRACE
-                )  # the news, if there are any, come before what is raised here
+                self._wait_for_failure(GRACE)  # so that a failure report comes before this error
             raise
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Transfers that torch.distributed has begun: waiting for them, and what becomes of their buffers."""
+"""Starts operations of torch.distributed and waits for them; on GPUs with gloo, through host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Start = Callable[[Tensor], "dist.Work | None"]
 
 
 class PendingWork:
-    """A transfer under way; `kept`: what must stay in memory until it is done."""
+    """A started operation. keep_alive: a tensor that must stay in memory until it is complete."""
 
     __slots__ = ("_failures", "_keep_alive", "_label", "_work")
 
@@ -32,7 +32,7 @@ class PendingWork:
 
     def wait(self) -> None:
         work = self._work
-        if work is None:  # waited for before: gloo would block
+        if work is None:  # a second wait: gloo would block
             return
         failures = self._failures
         began = time.perf_counter()
@@ -42,12 +42,12 @@ class PendingWork:
             except RuntimeError as error:
                 seconds = time.perf_counter() - began
                 raise failures.explain(self._label, seconds, error) from error
-        failures.check()  # NCCL returns from what was aborted as if it had come
+        failures.check()  # NCCL returns from an aborted operation as if it were complete
         self._work = None
 
 
 class StagedWork(PendingWork):
-    """Goes through the host's memory: gloo sends from and receives into nothing else."""
+    """An operation on host memory, whose result is copied to the GPU: gloo works on host memory only."""
 
     __slots__ = ("_buffer", "_host")
 
@@ -77,8 +77,12 @@ def start_work(
     staged: bool,
     has_input: bool,
 ) -> Pending:
-    """Starts what fills a buffer. `staged`: through the host; `filled`: what is in the buffer counts."""
-    assert buffer.is_contiguous()  # gloo would take any other and get it wrong
+    """Starts an operation that writes into a buffer.
+
+    start: starts it, on the tensor that it is given. staged: use host memory in between. has_input: the
+    operation reads the buffer, too, as a sum does.
+    """
+    assert buffer.is_contiguous()  # gloo would accept another one and give wrong results
     host = buffer
     if staged:
         host = pinned_like(buffer)
@@ -94,5 +98,5 @@ def start_work(
 
 
 def pinned_like(buffer: Tensor) -> Tensor:
-    """Memory on the host, as much as a buffer takes."""
+    """Returns an empty tensor in pinned host memory, with a buffer's shape and dtype."""
     return torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)

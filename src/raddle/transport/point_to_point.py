@@ -1,4 +1,7 @@
-"""Messages from rank to rank: by torch.distributed, or between neighbours through shared memory."""
+"""Sends and receives messages between processes: with torch.distributed, or through shared memory.
+
+Local peers are ranks on this machine whose memory this process can map; messages to them use shared memory.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,14 @@ from raddle.transport.shared_memory import LARGE_BYTES, ReceivePool
 
 
 class PointToPoint:
-    """One rank's. `post` and `expect` take the fastest way; between CPUs, large sends have a thread."""
+    """The messages of one rank.
+
+    `send` and `receive` use torch.distributed. `post` and `expect` use the fastest way; on CPUs a thread
+    sends large messages.
+    """
 
     def __init__(self, groups: ProcessGroups, failures: Failures, all_gather: AllGather) -> None:
-        self.sent: dict[int, int] = defaultdict(int)  # bytes, by target
+        self.sent: dict[int, int] = defaultdict(int)  # bytes, by target rank
         self._groups, self._failures, self._pool = groups, failures, ReceivePool()
         self._sender: Sender | None = None
         self._local_peers: LocalPeers | None = None
@@ -41,7 +48,7 @@ class PointToPoint:
             )
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str) -> Pending:
-        """Starts to send."""
+        """Starts to send with torch.distributed."""
         assert buffer.is_contiguous()
         self.sent[target] += buffer.nbytes
         label = WaitLabel("send to", target, tag, what)
@@ -50,7 +57,7 @@ class PointToPoint:
         return self._start(target, tag, buffer, label)
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str) -> Pending:
-        """Posts a receive."""
+        """Posts a receive with torch.distributed."""
         group, peer = self._groups.sources[source]
         return start_work(
             self._failures, WaitLabel("receive from", source, tag, what), buffer,
@@ -75,13 +82,13 @@ class PointToPoint:
             local_peers.send(target, tag, buffer, label)
             return DONE
 
-        # A copy takes long; and what comes after one must not overtake it.
+        # The thread makes the copy, which takes long; later messages must not overtake it.
         return self._sender.start(send, label)
 
     def expect(
         self, source: int, tag: int, like: Tensor, elements: int, what: str
     ) -> PendingMessage:
-        """Makes ready for what is posted, in memory of the transport's."""
+        """Prepares for a message that is sent with `post`; allocates its memory."""
         dtype, early = like.dtype, self._groups.early_receives
         if (local_peers := self._local_peers_with(source)) is not None:
             return _LocalMessage(
@@ -90,7 +97,7 @@ class PointToPoint:
         if self._sender is not None and elements * dtype.itemsize >= LARGE_BYTES:
             buffer = self._pool.take(elements, dtype)
         else:
-            # gloo receives into the host's memory: the device's is not needed before it has arrived.
+            # gloo receives into host memory; GPU memory is allocated after the message has arrived.
             pinned = like.is_cuda and early
             place = torch.device("cpu") if pinned else like.device
             buffer = torch.empty(elements, dtype=dtype, device=place, pin_memory=pinned)
@@ -98,7 +105,7 @@ class PointToPoint:
         return BufferedMessage(pending, lambda: buffer.to(like.device, non_blocking=True))
 
     def shut_down(self) -> None:
-        """A rank has failed: whoever waits for a neighbour raises."""
+        """Makes all waits for local peers raise, because a rank has failed."""
         if self._local_peers is not None:
             self._local_peers.shut_down()
 
@@ -122,7 +129,7 @@ class PointToPoint:
 
 
 class _LocalMessage:
-    """A message from a neighbour, who says where it lies."""
+    """A message from a local peer, through shared memory."""
 
     __slots__ = ("_dtype", "_elements", "_label", "_local_peers")
 

@@ -1,4 +1,4 @@
-"""What all ranks of a group do together: sums, broadcasts, barriers, and objects of all ranks."""
+"""Collectives between processes, with torch.distributed: sums, broadcasts, barriers, gathered objects."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from raddle.transport.process_groups import ProcessGroups
 
 
 class ProcessCollectives:
-    """One rank's."""
+    """The collectives of one rank."""
 
     def __init__(self, groups: ProcessGroups, failures: Failures) -> None:
-        self.reduced: dict[tuple[int, ...], int] = defaultdict(int)  # bytes, by group
+        self.reduced: dict[tuple[int, ...], int] = defaultdict(int)  # bytes, by ranks of the group
         self._groups, self._failures = groups, failures
 
     def all_reduce(self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str) -> Pending:
@@ -44,7 +44,7 @@ class ProcessCollectives:
         )  # fmt: skip
 
     def barrier(self) -> None:
-        """Returns when all ranks are here."""
+        """Returns when all ranks have called it."""
         groups, label = self._groups, WaitLabel("barrier of", self._groups.everyone)
         devices = None if groups.early_receives else [groups.device.index]
         try:
@@ -54,12 +54,12 @@ class ProcessCollectives:
         PendingWork(self._failures, work, label).wait()
 
     def all_gather_objects(self, value: Any) -> list[Any]:
-        """What every rank has, in their order."""
+        """Returns the objects of all ranks, in rank order."""
         groups = self._groups
         values: list[Any] = [None] * groups.size
         began = time.perf_counter()
         try:
-            on_gpu = groups.device.type == "cuda"  # NCCL would take the current one
+            on_gpu = groups.device.type == "cuda"  # else NCCL would use the current device
             with torch.cuda.device(groups.device) if on_gpu else contextlib.nullcontext():
                 dist.all_gather_object(values, value, group=groups.service)
         except RuntimeError as error:

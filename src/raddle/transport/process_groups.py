@@ -1,9 +1,9 @@
-"""Process groups of raddle's own, on top of the user's job or torchrun's.
+"""The process groups of torch.distributed that raddle makes for itself, in the user's job or in torchrun's.
 
-They keep us apart from the user's collectives, and from each other what should not queue: a gloo group
-runs two collectives at a time, so messages, sums and the small broadcasts get a group each. gloo matches
-messages by tags. NCCL has none and runs what a communicator is given one after the other, so there every
-link, of one direction, is a group, and a link's two ends must issue their messages in the same order.
+They separate raddle's operations from the user's collectives. Messages, sums and small broadcasts have a
+group each, because a gloo group runs only two operations at a time. gloo matches messages by tags. NCCL
+has no tags and runs the operations of a communicator one after the other; so with NCCL every link
+(source, target) has its own group, and both ranks of a link must issue its messages in the same order.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ import torch.distributed as dist
 from raddle.errors import InputError
 from raddle.transport.base import LAST_TAG
 
-LinkEnd = tuple[dist.ProcessGroup, int]  # of a link: its group, and the peer's rank in it
+LinkEnd = tuple[dist.ProcessGroup, int]  # the group of a link, and the peer's rank in it
 
 
 class ProcessGroups:
-    """This rank's groups. All ranks make the same ones, in the same order."""
+    """The groups of this rank. All ranks make the same groups in the same order.
+
+    sums: by ranks, the group that sums. targets, sources: by peer, the link to it and from it.
+    service: the group for broadcasts and barriers. early_receives: see Transport.
+    """
 
     def __init__(self, device: torch.device, backend: str, timeout: float) -> None:
         limit = timedelta(seconds=timeout)
@@ -34,13 +38,11 @@ class ProcessGroups:
         if self._owner:
             _join(backend, limit)
         self.device = device
-        self.early_receives = (
-            backend != "nccl"
-        )  # whether a receive may be posted long before its send
+        self.early_receives = backend != "nccl"  # gloo matches messages by tags
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._new_group = partial(dist.new_group, timeout=limit, backend=backend)
-        self._joined_groups: list[dist.ProcessGroup] = []  # those that this rank is in
-        self._links: set[tuple[int, int]] = set()  # with a group of their own, known to all ranks
+        self._joined_groups: list[dist.ProcessGroup] = []  # groups that have this rank
+        self._links: set[tuple[int, int]] = set()  # links of all ranks that have a group (NCCL)
         self.sums: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self.targets: dict[int, LinkEnd] = {}
         self.sources: dict[int, LinkEnd] = {}
@@ -51,7 +53,7 @@ class ProcessGroups:
         return tuple(range(self.size))
 
     def connect(self) -> None:
-        """Makes the groups of messages, if they have one, and of sums over all ranks."""
+        """Makes the group for sums over all ranks and, with gloo, the group for messages."""
         self.sums[self.everyone] = self._make_group(self.everyone)
         if self.early_receives:
             messages = self._make_group(self.everyone)
@@ -60,7 +62,7 @@ class ProcessGroups:
     def prepare(
         self, groups: Sequence[tuple[int, ...]], links: Sequence[tuple[int, int]] | None
     ) -> None:
-        """Makes what is missing of the groups that sum and of the links; None: all links."""
+        """Makes the groups for sums and for links that do not exist yet. links is None: all links."""
         for ranks in groups:
             if ranks not in self.sums:
                 self.sums[ranks] = self._make_group(ranks)
@@ -79,12 +81,12 @@ class ProcessGroups:
         self._create_communicators(new_links)
 
     def abort(self) -> None:
-        """Makes whatever waits on our groups raise, here and, by the closed connections, elsewhere."""
+        """Makes all waits on these groups raise, on this rank and, as connections close, on others."""
         if self.early_receives:
             for group in self._joined_groups:
                 _close_connections(group)
             return
-        # All at once: a group that is idle aborts only after the kernels of the others.
+        # All at the same time, because an idle group aborts only after the kernels of the others.
         aborts = [
             threading.Thread(target=_abort, args=(g,), daemon=True) for g in self._joined_groups
         ]
@@ -94,7 +96,7 @@ class ProcessGroups:
             thread.join(5)
 
     def close(self, *, failed: bool) -> None:
-        """Ends the groups, unless after a failure that would wait for ever."""
+        """Destroys the groups, except after a failure if that would wait for ever."""
         assert self.service is not None
         stuck = failed and not (self.early_receives or _can_abort(self.service))
         if dist.is_initialized() and not stuck:  # the user may have destroyed all groups
@@ -112,10 +114,10 @@ class ProcessGroups:
         return group
 
     def _create_communicators(self, links: Sequence[tuple[int, int]]) -> None:
-        """Makes NCCL's communicators in one order on all ranks.
+        """Makes NCCL create its communicators now, in the same order on all ranks.
 
-        A communicator is made by its first operation, which holds up the host until all its ranks
-        are there: in the midst of a program, that could be never.
+        The first operation of a group creates its communicator, and blocks the host until all its ranks
+        take part. In the middle of a program this could be a deadlock.
         """
         one = torch.zeros(1, device=self.device)
         for ranks, group in self.sums.items():
@@ -141,7 +143,7 @@ def _join(backend: str, limit: timedelta) -> None:
 
 
 def _close_connections(group: dist.ProcessGroup) -> None:
-    """gloo cannot abort, but a receive that runs out of time closes its group's connections."""
+    """Closes a gloo group's connections. gloo cannot abort, but a receive that times out closes them."""
     if group.size() == 1:
         return
     peer = 1 if group.rank() == 0 else 0

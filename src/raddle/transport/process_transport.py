@@ -1,8 +1,9 @@
-"""Ranks are processes on torch.distributed: gloo between CPUs (or GPUs, through the host), or NCCL.
+"""A transport whose ranks are processes on torch.distributed, with NCCL or gloo (GPU tensors via the host).
 
-Failures reach all ranks through an `Alarm`, which then breaks the groups: whatever waits, raises.
-What is not checked here: gloo aborts the process if more is sent than is expected, fills a part of
-the buffer if less, and takes any type for any other. The program is checked instead.
+A `FailureChannel` informs all ranks of a failure; then the groups are aborted and all waits raise. Sizes
+and dtypes of messages are not checked here: gloo aborts the process if a message is longer than its
+buffer, fills only a part of the buffer if it is shorter, and ignores dtypes. The program is checked
+instead, before it runs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from raddle.transport.wire import Wire
 
 
 class ProcessTransport:
-    """This process's rank. Joins the user's process group, or torchrun's environment if there is none."""
+    """The transport of this process. It joins the user's process group, or torchrun's job if there is none.
+
+    timeout: seconds after which any wait fails.
+    """
 
     def __init__(
         self, device: torch.device, backend: str | None = None, timeout: float = 300.0
@@ -44,18 +48,18 @@ class ProcessTransport:
         self._wire: Wire | None = None
         self._closed = False
         all_gather = self._collectives.all_gather_objects
-        with ExitStack() as undo:  # where a rank does not come
+        with ExitStack() as undo:  # if another rank does not come
             undo.callback(groups.close, failed=False)
             groups.connect()
             self._point_to_point = point_to_point = PointToPoint(groups, self.failures, all_gather)
             undo.callback(point_to_point.close)
-            # Last: from here on a failure may be heard at any time, and finds all that there is.
+            # Last: from here on a failure may be reported at any time, and aborts all of the above.
             self.failures.start_listening(
                 self.size, all_gather, [point_to_point.shut_down, groups.abort]
             )
             undo.pop_all()
         self.sent, self.reduced = point_to_point.sent, self._collectives.reduced
-        atexit.register(self.close)  # a thread in torch while Python ends would crash
+        atexit.register(self.close)  # threads inside torch would crash at the end of Python
 
     def prepare(
         self,
@@ -117,7 +121,7 @@ class ProcessTransport:
         if self._wire is not None:
             self._wire.close()
         self._point_to_point.close()
-        # A group of torch 2.6 that ends holds the GIL and waits for threads which may need it to
+        # In torch 2.6, destroying a group holds the GIL and waits for threads, which may need the GIL to
         # free the last tensors.
         time.sleep(0.05)
         self._groups.close(failed=self.failures.first_failure is not None)

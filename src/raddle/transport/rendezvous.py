@@ -1,14 +1,16 @@
-"""How ranks meet: the higher of a pair calls the lower; tokens, known to ranks only, keep strangers out.
+"""Connects ranks by sockets: of two ranks, the higher one connects to the lower one, which listens.
 
-    caller                         listener
-    HELLO: listener's token, who ──▶
-                                   ◀── ANSWER: the caller's token
-    AGREED ────────────────────────▶
+Secret tokens, which only the ranks know, keep other processes out. A handshake on each connection:
 
-The listener keeps a line only after the last word: a caller that was kept waiting has given its line up
-and calls again, and what it left behind must not be taken for it. Anybody on this machine may connect and
-send nothing, half a word, or megabytes: callers are served side by side, and nobody waits for a stranger.
-All lines of raddle's own begin so: those of the alarm, of the wire, and those between neighbours.
+    caller (higher rank)                      listener (lower rank)
+    HELLO: listener's token, own rank  ──▶
+                                       ◀──    the caller's token
+    CONFIRM                            ──▶
+
+The listener keeps a connection only after CONFIRM: a caller that had to wait too long has given up this
+connection and connects again. Any process of this machine may connect and send nothing, half a message,
+or megabytes; so the listener reads from all callers at the same time and waits for none of them. All of
+raddle's own connections begin so: failure channel, wire and local sockets.
 """
 
 from __future__ import annotations
@@ -28,18 +30,16 @@ from raddle.transport.listener import Listener, connect_to
 from raddle.transport.wire import name_ranks
 
 MAGIC = b"rdl1"
-HELLO = struct.Struct("<4s32sI")  # magic, the token of the rank that listens, who calls
-TOKEN_BYTES = 32  # bytes: the token of the rank that calls
-CONFIRM = b"!"  # the caller's last word: it has not given this line up
-HANDSHAKE_SECONDS = 5.0  # seconds for a stranger to say who it is, or for a listener to answer
-MAX_UNIDENTIFIED = 64  # that may stand at the door at the same time
-RETRY_SECONDS = 0.05  # seconds between two calls
+HELLO = struct.Struct("<4s32sI")  # magic, the listener's token, the caller's rank
+TOKEN_BYTES = 32
+CONFIRM = b"!"  # the caller still uses this connection
+HANDSHAKE_SECONDS = 5.0  # for a caller to identify itself, and for a listener to reply
+MAX_UNIDENTIFIED = 64  # callers that have not sent a token yet
+RETRY_SECONDS = 0.05  # between two attempts to connect
 
-Address = Sequence[Any]  # hosts to try, port, token: made of what JSON knows
-AllGather = Callable[
-    [Address], Sequence[Address]
-]  # gives every rank's address to all, in their order
-OpenListener = Callable[[int], Listener]  # opens a door with room for so many callers
+Address = Sequence[Any]  # hosts to try, port, token in hexadecimal
+AllGather = Callable[[Address], Sequence[Address]]  # gathers all ranks' addresses
+OpenListener = Callable[[int], Listener]  # its argument: how many callers may queue
 
 
 def connect_ranks(
@@ -49,7 +49,10 @@ def connect_ranks(
     timeout: float,
     open_listener: OpenListener,
 ) -> dict[int, socket.socket]:
-    """A line to each of the peers, who count this rank among theirs. All ranks call it together."""
+    """Returns a connection to each of the peers, by rank. All ranks call it together.
+
+    If rank b is among the peers of rank a, then a is among those of b.
+    """
     token = secrets.token_bytes(TOKEN_BYTES)
     last = max([rank, *peers])
     higher = [peer for peer in peers if peer > rank]
@@ -95,7 +98,7 @@ def _describe_address(hosts: Sequence[str], port: int) -> str:
 
 
 class _Connector(threading.Thread):
-    """Calls a lower rank until it answers or the time is up."""
+    """A thread that tries to connect to a lower rank until it replies or the time is up."""
 
     def __init__(
         self, rank: int, peer: int, address: Address, token: bytes, deadline: float
@@ -121,7 +124,7 @@ class _Connector(threading.Thread):
             time.sleep(max(0.0, min(RETRY_SECONDS, self._deadline - time.monotonic())))
 
     def _try(self, host: str, until: float) -> socket.socket | None:
-        """The line, if the right rank answers there in time."""
+        """Returns the connection if the right rank replies in time, else None."""
         connection = connect_to(host, self._port, until - time.monotonic())
         try:
             connection.sendall(self._hello)
@@ -142,16 +145,19 @@ class _Connector(threading.Thread):
 
 
 class _Caller:
-    """Somebody at the door."""
+    """A process that has connected. It may be a rank or something else."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.received = b""
-        self.rank: int | None = None  # once the token was right
-        self.until = time.monotonic() + HANDSHAKE_SECONDS  # to say so
+        self.rank: int | None = None  # set once its token was right
+        self.until = time.monotonic() + HANDSHAKE_SECONDS  # its deadline for the token
 
     def read(self, token: bytes, tokens: Mapping[int, bytes]) -> bool:
-        """Reads on; False where it is a stranger, or has gone. Its last word makes it `agreed`."""
+        """Reads what the caller has sent; returns False if it is no rank, or has closed the connection.
+
+        token: of this rank. tokens: of the ranks that may connect. CONFIRM makes the caller `confirmed`.
+        """
         try:
             piece = self.connection.recv(HELLO.size + len(CONFIRM) - len(self.received))
         except BlockingIOError:
@@ -166,7 +172,7 @@ class _Caller:
         if len(self.received) < HELLO.size:
             return MAGIC.startswith(self.received[: len(MAGIC)])
         if len(self.received) > HELLO.size:
-            return False  # a rank waits for the answer
+            return False  # a rank would wait for the reply
         magic, claimed_token, rank = HELLO.unpack(self.received)
         if magic != MAGIC or not secrets.compare_digest(claimed_token, token) or rank not in tokens:
             return False
@@ -182,16 +188,16 @@ class _Caller:
 
 
 class _Callers:
-    """All who stand at a door, each listened to when it says something."""
+    """All callers of a listening socket."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server
-        self._callers: dict[socket.socket, _Caller] = {}  # the oldest first
+        self._callers: dict[socket.socket, _Caller] = {}  # by connection, the oldest first
         self._selector = selectors.DefaultSelector()
         self._selector.register(server, selectors.EVENT_READ)
 
     def wait(self, deadline: float) -> list[_Caller]:
-        """Those who have said something; whoever calls is let in."""
+        """Waits; accepts new callers, and returns the callers that have sent something."""
         until = min([deadline, *(g.until for g in self._unidentified()[:1])])
         readable = []
         for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
@@ -199,7 +205,7 @@ class _Callers:
             assert isinstance(connection, socket.socket)
             if connection is self._server:
                 self._accept()
-            elif connection in self._callers:  # not sent away a moment ago
+            elif connection in self._callers:  # not dropped a moment ago
                 readable.append(self._callers[connection])
         return readable
 
@@ -208,7 +214,7 @@ class _Callers:
             connection = self._server.accept()[0]
         except BlockingIOError:
             return
-        except OSError:  # it has gone, or this process has no file left
+        except OSError:  # the caller has gone, or this process has too many open files
             self.drop(self._unidentified()[:1])
             time.sleep(0.001)
             return
@@ -217,11 +223,11 @@ class _Callers:
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _unidentified(self) -> list[_Caller]:
-        """Those who have not said yet who they are; a rank that has is never sent away for others."""
+        """Returns the callers without a token so far. Identified ranks are never dropped for others."""
         return [caller for caller in self._callers.values() if caller.rank is None]
 
     def drop_idle(self) -> None:
-        """A rank among them would call again."""
+        """Drops unidentified callers that are too many or too slow. A rank among them would try again."""
         unidentified, now = self._unidentified(), time.monotonic()
         excess = max(0, len(unidentified) - MAX_UNIDENTIFIED)
         self.drop([g for n, g in enumerate(unidentified) if n < excess or g.until <= now])
@@ -231,7 +237,7 @@ class _Callers:
             self.detach(caller).close()
 
     def detach(self, caller: _Caller) -> socket.socket:
-        """Its line, which is no longer listened to."""
+        """Returns a caller's connection, and forgets the caller."""
         self._selector.unregister(caller.connection)
         del self._callers[caller.connection]
         return caller.connection
@@ -244,7 +250,10 @@ class _Callers:
 def _accept_ranks(
     server: socket.socket, token: bytes, tokens: Mapping[int, bytes], deadline: float
 ) -> dict[int, socket.socket]:
-    """The lines of the ranks that have called. Nobody who is silent holds up others."""
+    """Returns the connections of the ranks that connected until the deadline, by rank.
+
+    token: of this rank. tokens: of the ranks that are to connect.
+    """
     connections: dict[int, socket.socket] = {}
     server.setblocking(False)
     with contextlib.closing(_Callers(server)) as callers:

@@ -1,4 +1,4 @@
-"""A thread that starts large sends: copying them takes the caller's time otherwise."""
+"""A thread that starts large sends, because their copies would take the caller's time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from raddle.transport.base import Pending, WaitLabel
 
 
 class Sender:
-    """Does what it is given, in that order, on a thread of its own."""
+    """Starts sends in the order of the calls of `start`, on its own thread.
+
+    limit: seconds in which a send must start. timeout_error: makes the exception if it does not.
+    """
 
     def __init__(self, limit: float, timeout_error: Callable[[WaitLabel], Exception]) -> None:
         self._limit, self._timeout_error = (
             limit,
             timeout_error,
-        )  # what to raise where a send has not begun in time
+        )
         self._queue: queue.SimpleQueue[tuple[_QueuedSend, Callable[[], Pending]] | None] = (
             queue.SimpleQueue()
         )
-        self.pending_count = 0  # sends that have not begun
+        self.pending_count = 0  # sends that have not started
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="raddle sender", daemon=True)
         self._thread.start()
@@ -41,16 +44,16 @@ class Sender:
             queued, send = item
             try:
                 queued.pending = send()
-            except BaseException as error:  # raised where it is waited for
+            except BaseException as error:  # _QueuedSend.wait raises it
                 queued.error = error
             with self._lock:
                 self.pending_count -= 1
             queued.started.set()
-            del item, queued, send  # the buffer is the executor's
+            del item, queued, send  # do not keep the caller's buffer alive
 
 
 class _QueuedSend:
-    """A send that begins as soon as those before it have."""
+    """A send that waits for its turn."""
 
     def __init__(self, limit: float, timeout_error: Callable[[], Exception]) -> None:
         self._limit, self._timeout_error = limit, timeout_error

@@ -1,10 +1,11 @@
-"""Messages between processes of one machine: through memory that both see.
+"""Shared memory for messages between processes of one machine.
 
-A rank that sends copies into an area of its own (in an anonymous file) and sends a word that says which.
-The other maps the file, once, and hands out tensors that lie in the area: nothing is copied again. The
-area's first byte says whether somebody looks at it; when the last tensor is gone, it is free for the next
-message of its size. Over TCP the same takes two copies, a kernel's buffers and, if the target is fresh
-memory, a page fault every 4 kB.
+An area is a piece of an anonymous file (memfd) of the sender: one header page, then the content. The
+sender copies a message into a free area and sends the area's address (pid, file descriptor, offset) in a
+packet. The receiver maps the file, once, and returns a tensor inside the area, without another copy. The
+first byte of the header says whether the area is in use; when the receiver's tensor is freed, the area is
+free for the next message of its size. TCP would need two copies, kernel buffers and, for new memory, a
+page fault for every 4 kB.
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LARGE_BYTES = 2**18  # bytes that take long enough to copy for a thread of its own
-MIN_FILE_BYTES = 2**22  # bytes: smaller areas share a file, as a process may have few of them open
-HEADER_BYTES = mmap.PAGESIZE  # before the content, which is aligned
-AREA_ADDRESS = struct.Struct("<3q")  # process, file, place in it
+LARGE_BYTES = 2**18  # larger messages are copied by a thread
+MIN_FILE_BYTES = 2**22  # small areas share a file, as the number of open files is limited
+HEADER_BYTES = mmap.PAGESIZE  # one page, so that the content is aligned
+AREA_ADDRESS = struct.Struct("<3q")  # pid, file descriptor, offset
 FREE, TAKEN = 0, 1
 
 
 class ProcessLocation(NamedTuple):
-    """Where a process is: the same `host` for those that no network is meant to part, and a file of its."""
+    """Tells other processes whether they may share memory with this one.
+
+    host: equal for processes of the same machine, namespaces and user. file: a descriptor that they can
+    try to open; -1: shared memory is not supported.
+    """
 
     host: str
     pid: int
@@ -38,7 +43,7 @@ class ProcessLocation(NamedTuple):
 
 
 def locate_process() -> ProcessLocation:
-    """This process's; without such files it is alone."""
+    """Returns this process's location. Without memfd or /proc it shares memory with no other process."""
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
     if not boot.exists() or not hasattr(os, "memfd_create"):
         return ProcessLocation(f"{os.uname().nodename} {os.getpid()}", os.getpid(), -1)
@@ -50,7 +55,7 @@ def locate_process() -> ProcessLocation:
 
 
 def can_access(location: ProcessLocation, other: ProcessLocation) -> bool:
-    """Whether this process may look at another's memory: tried on the file that it opened for that."""
+    """Returns whether this process can open the other's files; it tries with the file of its location."""
     if location.host != other.host or other.file < 0:
         return False
     with contextlib.suppress(OSError):
@@ -60,17 +65,17 @@ def can_access(location: ProcessLocation, other: ProcessLocation) -> bool:
 
 
 class SharedAreas:
-    """The areas of one rank, and the files of others that it has seen."""
+    """The areas of one rank, and the files of other ranks that it has mapped."""
 
     def __init__(self) -> None:
         self._areas: dict[
             int, list[tuple[int, mmap.mmap, int]]
-        ] = {}  # by size: file, memory, place
-        self._mapped_files: dict[tuple[int, int], mmap.mmap] = {}  # by process and file
+        ] = {}  # by size: file, memory, offset
+        self._mapped_files: dict[tuple[int, int], mmap.mmap] = {}  # by pid, file
         self._lock = threading.Lock()
 
     def put(self, buffer: Tensor) -> bytes:
-        """Copies a buffer; the word that tells another process where it is."""
+        """Copies a buffer into an area. Returns the area's address, for another process."""
         with self._lock:
             file, memory, place = self._take_free_area(_size(buffer.nbytes))
             memory[place] = TAKEN
@@ -81,7 +86,7 @@ class SharedAreas:
         return AREA_ADDRESS.pack(os.getpid(), file, place)
 
     def get(self, packet: bytes, elements: int, dtype: torch.dtype) -> Tensor:
-        """What a word tells of; the area is free again when nobody looks at the tensor any more."""
+        """Returns the message at an address as a tensor. The area is free again when the tensor is."""
         pid, file, place = AREA_ADDRESS.unpack(packet)
         nbytes = elements * dtype.itemsize
         with self._lock:
@@ -108,7 +113,7 @@ class SharedAreas:
         return areas[-count]
 
     def close(self) -> None:
-        """Files go; what is mapped stays as long as a tensor lies in it."""
+        """Closes the files. Mapped memory stays as long as a tensor uses it."""
         for file in {file for areas in self._areas.values() for file, *_ in areas}:
             with contextlib.suppress(OSError):
                 os.close(file)
@@ -116,7 +121,7 @@ class SharedAreas:
 
 
 def _size(nbytes: int) -> int:
-    """Of the area for a message: in whole pages, a power of two of them while it is small."""
+    """Returns the size of the area for a message: whole pages; for small ones a power of two of pages."""
     pages = max(1, -(-nbytes // mmap.PAGESIZE))
     return mmap.PAGESIZE * (pages if nbytes >= LARGE_BYTES else 1 << (pages - 1).bit_length())
 
@@ -127,10 +132,10 @@ def _map(file: int, nbytes: int) -> mmap.mmap:
 
 
 class ReceivePool:
-    """Memory of messages that come over a network, used again when nobody looks at it any more."""
+    """Memory for messages that arrive over the network; it is reused when the tensor is freed."""
 
     def __init__(self) -> None:
-        self._free: dict[int, list[mmap.mmap]] = {}  # by bytes
+        self._free: dict[int, list[mmap.mmap]] = {}  # by size in bytes
 
     def take(self, elements: int, dtype: torch.dtype) -> Tensor:
         nbytes = elements * dtype.itemsize

@@ -1,8 +1,8 @@
-"""A wire of TCP lines, one for each pair of ranks.
+"""A wire (see wire.py) of TCP connections, one for each pair of ranks.
 
-On the wire a message is a header (`HEADER`) and its payload; a header of kind BYE ends a line in one
-direction, and a line that ends without it means that the process at its other end has died. The kernel
-is given little room (`credit`): what it holds, nothing more urgent can overtake.
+A message is a header (`HEADER`) and its payload. The header BYE ends one direction of a connection; a
+connection that closes without it means that the process at its other end has died. The kernel's send
+buffer is small (`send_buffer`), because a more urgent message cannot overtake what is in it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ from raddle.transport.wire import (
 SEND_BUFFER_BYTES = 128 * 1024  # bytes
 HEADER = struct.Struct("<4sB3xIQQQ")  # magic, kind, item, clock, version, bytes of the payload
 BYE = HEADER.pack(MAGIC, 0, 0, 0, 0, 0)
-GOODBYE_SECONDS = 5.0  # seconds that a rank which has failed gives others to take what is queued
+GOODBYE_SECONDS = 5.0  # after a failure: seconds for others to receive what is queued
 
 
 class SocketWire:
-    """One rank's end: a thread for each peer sends, another receives."""
+    """One rank's end. For each peer, one thread sends and another one receives.
+
+    all_gather: gathers an object from every rank, to exchange addresses. host: the address to listen at.
+    """
 
     def __init__(
         self,
@@ -57,11 +60,11 @@ class SocketWire:
         self._timeout = timeout
         self._inbox, self._failure = Inbox(), WireFailure()
         self._boxes = {peer: Outbox() for peer in self.sent}
-        self._threads: dict[threading.Thread, int] = {}  # each with its peer
+        self._threads: dict[threading.Thread, int] = {}  # thread -> its peer
         self._lock = threading.Lock()
-        self._closed_peers: set[int] = set()  # peers that have said goodbye
+        self._closed_peers: set[int] = set()  # peers that have sent BYE
         self._closed = False
-        # Lines that block take one system call a message: the kernel waits, not Python.
+        # Blocking sockets need one system call for a message: the kernel waits, not Python.
         self._connections = connect_ranks(
             rank, list(self.sent), all_gather, timeout, partial(listen_on_network, host=host)
         )
@@ -95,7 +98,7 @@ class SocketWire:
                 self._failure.reason
                 or f"rank {self.rank} cannot send the {frame} to rank {target}: "
                 + ("it has itself" if self._closed else f"rank {target} has")
-                + " closed the line: close after all have synchronised"
+                + " closed the connection: close after all have synchronised"
             )
         with self._lock:
             self.sent[target] += payload.nbytes
@@ -107,14 +110,14 @@ class SocketWire:
             self._closed = True
         for box in self._boxes.values():
             box.close()
-        if not self._threads:  # never started: only the goodbye, which is too short to block
+        if not self._threads:  # never started: sends only BYE, which is too short to block
             for connection in self._connections.values():
                 with contextlib.suppress(OSError):
                     connection.sendall(BYE)
         self._wait_for_peers()
-        self._failure.ignore_further()  # lines that end from now on, this end has closed
+        self._failure.ignore_further()  # from now on this rank itself closes connections
         for connection in self._connections.values():
-            shut_down(connection)  # wakes its threads
+            shut_down(connection)  # wakes the threads that wait on it
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(GOODBYE_SECONDS)
@@ -122,9 +125,9 @@ class SocketWire:
             connection.close()
 
     def _wait_for_peers(self) -> None:
-        """Waits until all is sent and all peers have said goodbye, which they do when they hear ours.
+        """Waits until all messages are sent and all peers have sent BYE, as they do when they get ours.
 
-        A line closed before that would lose, at the peer, what it has not read yet.
+        If the connection were closed before, the peer would lose what it has not read yet.
         """
         seconds = min(self._timeout, GOODBYE_SECONDS) if self._failure.reason else self._timeout
         deadline = time.monotonic() + seconds
@@ -146,10 +149,10 @@ class SocketWire:
                 begin = time.perf_counter()
                 _write(connection, message.frame, message.payload)
                 box.count_sent(message, time.perf_counter() - begin)
-                del message  # not kept while the next is waited for
+                del message  # do not keep it alive while waiting for the next
         except OSError:
             self._lose_peer(peer)
-        with contextlib.suppress(OSError):  # if the peer has died, the other thread hears of it
+        with contextlib.suppress(OSError):  # if the peer has died, the receiving thread reports it
             connection.sendall(BYE)
             connection.shutdown(socket.SHUT_WR)
 
@@ -163,16 +166,16 @@ class SocketWire:
                 peer,
                 f"rank {self.rank} got {error.nbytes} bytes from rank {peer} that are no frame: "
                 f"{error}: see whether both run the same plan and version, and what else "
-                "writes to their line",
+                "writes to their connection",
             )
         except OSError:
             self._lose_peer(peer)
         else:
             self._closed_peers.add(peer)
-            self._boxes[peer].close()  # what is queued still leaves, then our goodbye
+            self._boxes[peer].close()  # what is queued is still sent, then BYE
 
     def _receive_one(self, peer: int, header: bytearray) -> bool:
-        """Takes one message; False where it was a goodbye."""
+        """Receives one message; returns False if it was BYE."""
         connection = self._connections[peer]
         _read_header(connection, header)
         if header == BYE:
@@ -185,7 +188,7 @@ class SocketWire:
         payload = torch.empty(nbytes, dtype=torch.uint8)
         _read(connection, payload)
         if self._failure.reason:
-            return True  # still read, lest the peer's goodbye is never heard; but of no use
+            return True  # read but ignored, so that the peer's BYE can arrive
         try:
             self._inbox.deliver(peer, frame, payload)
         except Exception as error:
@@ -199,13 +202,13 @@ class SocketWire:
             reason = f"rank {self.rank} has lost rank {peer}: {DIED}"
             if peer in self._closed_peers:
                 reason = (
-                    f"rank {self.rank} has lost rank {peer}: it closed its line before it had taken "
+                    f"rank {self.rank} has lost rank {peer}: it closed its connection before it had taken "
                     "all: close after all have synchronised"
                 )
         first = self._failure.record(reason)
         shut_down(
             self._connections[peer]
-        )  # first, or the sending thread says goodbye as if all was well
+        )  # before the outbox closes: the sending thread must not send BYE
         self._boxes[peer].close(drop=True)
         if first:
             self._failure.notify(reason)
@@ -218,14 +221,14 @@ class _InvalidFrame(Exception):
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """A machine that vanishes sends no end: its kernel is asked, and has a minute to answer."""
+    """Switches TCP keep-alive on, which notices within a minute that a machine has vanished."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-# Bytes
+# Bytes of tensors and sockets
 
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
 _view.restype = ctypes.py_object
@@ -234,7 +237,7 @@ _WRITE = 0x200  # PyBUF_WRITE
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """A contiguous CPU tensor's memory, whatever its type: no copy, no numpy."""
+    """Returns the memory of a contiguous CPU tensor of any dtype, without a copy and without numpy."""
     if not tensor.nbytes:
         return memoryview(b"")
     view: memoryview = _view(tensor.data_ptr(), tensor.nbytes, _WRITE)
@@ -262,7 +265,7 @@ def _read(connection: socket.socket, payload: Tensor) -> None:
 
 
 def _read_header(connection: socket.socket, header: bytearray) -> None:
-    """Fills it; looks at what there is at once, as a few wrong bytes may be all that ever comes."""
+    """Reads a header. It checks the first bytes at once: invalid data may be shorter than a header."""
     filled = 0
     with memoryview(header) as view:
         while filled < len(view):

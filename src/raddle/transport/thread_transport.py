@@ -1,6 +1,6 @@
-"""All ranks are threads of this process: for tests, and for trying out.
+"""A transport whose ranks are threads of this process: for tests, and for small experiments.
 
-Stricter than torch.distributed: sizes, types and orders that do not match raise.
+It is stricter than torch.distributed: sizes, dtypes and orders that do not match raise an error.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ from raddle.transport.wire import Wire
 
 
 class Hub:
-    """What the ranks of a run share."""
+    """The state that the ranks of a run share. `transport(rank)` gives each rank its transport.
+
+    conditions: one for each rank; a rank waits on its own, and others notify it.
+    collectives: the sums, broadcasts and barriers that not all ranks have joined, by (kind, ranks, count).
+    """
 
     def __init__(self, size: int, timeout: float = 60.0) -> None:
         self.size = size
         self.timeout = timeout  # seconds
-        self.first_failure: tuple[int, str] | None = None  # the rank that failed first, and why
+        self.first_failure: tuple[int, str] | None = None  # rank and reason
         self.conditions = [threading.Condition(threading.Lock()) for _ in range(size)]
-        self.mailboxes = [_Mailbox() for _ in range(size)]  # each under its rank's bell
+        self.mailboxes = [_Mailbox() for _ in range(size)]  # protected by the rank's condition
         self.collectives: dict[tuple[str, tuple[int, ...], int], _Collective] = {}
         self.counts: dict[tuple[int, str, tuple[int, ...]], int] = defaultdict(
             int
-        )  # by rank and kind
-        self.lock = threading.Lock()  # of news and meetings
+        )  # collectives that each rank has joined, by (rank, kind, ranks)
+        self.lock = threading.Lock()  # of first_failure, collectives and failure_callbacks
         self.wires: list[Wire] = []
-        self.failure_callbacks: list[
-            tuple[int, Callable[[str], None]]
-        ] = []  # called when a rank has failed
+        self.failure_callbacks: list[tuple[int, Callable[[str], None]]] = []  # rank, callback
 
     def transport(self, rank: int) -> ThreadTransport:
         return ThreadTransport(self, rank)
 
     def wait_until(self, rank: int, ready: Callable[[], bool], label: WaitLabel) -> None:
-        """Blocks the thread of a rank until ready; whoever makes it so rings the rank's bell."""
+        """Blocks the thread of a rank until `ready()`; the thread that makes it true notifies the rank."""
         deadline = time.monotonic() + self.timeout
         condition = self.conditions[rank]
         with condition:
@@ -76,7 +78,10 @@ class Hub:
         buffer: Tensor,
         label: WaitLabel,
     ) -> Pending:
-        """Joins the group's collective whose turn it is, and finishes it where nobody else is needed."""
+        """Joins the next collective of this kind and these ranks; the last rank to join makes the result.
+
+        kind: "sum", "broadcast" or "barrier". tag: of a broadcast, the source rank.
+        """
         assert rank in ranks
         _wait_for_stream(buffer)
         self.counts[rank, kind, ranks] += 1
@@ -98,7 +103,7 @@ class Hub:
 
 
 class ThreadTransport:
-    """One rank's end; made by `Hub.transport`."""
+    """The transport of one rank; made by `Hub.transport`."""
 
     early_receives = True
 
@@ -117,7 +122,7 @@ class ThreadTransport:
         groups: Sequence[tuple[int, ...]],
         links: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        pass  # threads reach each other as they are
+        pass  # threads need no groups and no links
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         assert buffer.is_contiguous()
@@ -245,7 +250,7 @@ class _PendingReceive:
 
 
 class _Mailbox:
-    """A rank's mail by (source, tag): receives that wait for a message, or messages for a receive."""
+    """The messages to one rank, by (source, tag): posted receives, or messages without a receive."""
 
     def __init__(self) -> None:
         self.posted: dict[tuple[int, int], deque[_PendingReceive]] = defaultdict(deque)
@@ -253,13 +258,11 @@ class _Mailbox:
 
 
 class _Collective:
-    """A collective: what each rank of the group brings, and what all take away."""
+    """A collective: what each rank of the group contributes, and the result for all."""
 
     def __init__(self, kind: str, ranks: tuple[int, ...]) -> None:
         self.kind, self.ranks = kind, ranks
-        self.contributions: dict[
-            int, tuple[int, Tensor]
-        ] = {}  # tag (of a broadcast: source) and buffer
+        self.contributions: dict[int, tuple[int, Tensor]] = {}  # by rank: tag, buffer
         self.result: Tensor | None = None
         self.error = ""
 
@@ -271,11 +274,11 @@ class _Collective:
                     f"rank {other} brings {_describe(its_buffer)} with {name} {its_tag}, "
                     f"rank {rank} {_describe(buffer)} with {name} {tag}"
                 )
-            break  # all that are here are alike
+            break  # the earlier contributions match each other
         self.contributions[rank] = tag, buffer
 
     def sum(self) -> None:
-        """In the order of ranks, so that all get the same bits whoever comes last."""
+        """Sums in rank order, so the bits do not depend on the order of arrival."""
         if self.error:
             return
         first, *others = [self.contributions[rank][1].detach() for rank in self.ranks]
@@ -324,6 +327,6 @@ def _copy(buffer: Tensor, result: Tensor) -> None:
 
 
 def _wait_for_stream(tensor: Tensor) -> None:
-    """Another thread may use another stream."""
+    """Waits for this thread's GPU work, because another thread may use another stream."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()

@@ -1,8 +1,8 @@
-"""torchrun that ends with the process that started it, and its ranks with it.
+"""Runs torchrun so that it and its ranks end when the process that started it has ended.
 
     python -m raddle.transport.torchrun --standalone --nproc-per-node 2 script.py
 
-It is torchrun in everything else; the words are the same.
+In everything else it is torchrun, with the same arguments.
 """
 
 from __future__ import annotations

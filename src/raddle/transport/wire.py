@@ -1,4 +1,8 @@
-"""What carries gradients and updated rows between ranks, the most urgent first."""
+"""The interface `Wire`, which sends gradients and updated rows between ranks by priority, and its queues.
+
+A frame is the header of a message, followed by its payload. An item is a slice of a parameter. MemoryWire
+(between threads) and SocketWire (between processes) implement it.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +15,37 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-PUSH = 1  # a worker's gradient goes to the home
-PULL = 2  # updated rows go from the home to a worker
+PUSH = 1  # a worker's gradient, sent to the server of its item
+PULL = 2  # updated rows, sent from the server to a worker
 KIND_NAMES = {PUSH: "push", PULL: "pull"}
-MAX_BYTES = 2**32  # bytes of a frame where nobody has said what to expect
+MAX_BYTES = 2**32  # the largest payload if `expect` was not called
 
 
 class Frame(NamedTuple):
-    """What a message is about."""
+    """The header of a message."""
 
     kind: int  # PUSH or PULL
-    item: int  # its number
-    clock: int  # of the worker that pushes; of the worker that a pull answers
+    item: int  # number of the item
+    clock: int  # how many gradients of the item the worker has pushed
     version: int = 0  # of a pull: how many updates the item has had
 
     def __str__(self) -> str:
         return f"{KIND_NAMES.get(self.kind, self.kind)} of item {self.item} at clock {self.clock}"
 
 
-OnMessage = Callable[[int, Frame, Tensor], None]  # source, what it is, a flat uint8 tensor to keep
-OnFailure = Callable[[str], None]
+OnMessage = Callable[[int, Frame, Tensor], None]  # source rank, frame, payload (flat uint8)
+OnFailure = Callable[[str], None]  # reason
 
 
 @dataclass
 class Counters:
-    """What has left so far."""
+    """What has been sent so far."""
 
     messages: int = 0
     bytes: int = 0  # of payloads
     overtaken: int = 0  # messages that left before one that was queued earlier for the same peer
-    busy: float = 0.0  # seconds in which a line took bytes, summed over peers
-    longest: int = 0  # messages that a queue has held
+    busy: float = 0.0  # seconds spent in sending, summed over peers
+    longest: int = 0  # the most messages that were in a queue
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(
@@ -54,37 +58,37 @@ class Counters:
 
 
 class Wire(Protocol):
-    """One rank's end."""
+    """One rank's end of the wire."""
 
     rank: int
     size: int
-    sent: dict[int, int]  # payload bytes handed to `send`, by peer
+    sent: dict[int, int]  # payload bytes passed to `send`, by peer
 
     @property
     def counters(self) -> Counters: ...
 
     def expect(self, limits: Mapping[int, int]) -> None:
-        """Says, before `start`, how many bytes a frame of each item has at most: others are refused."""
+        """Sets, before `start`, the largest payload of each item in bytes. All other frames are refused."""
 
     def start(self, on_message: OnMessage, on_failure: OnFailure) -> None:
-        """Lets messages in and out.
+        """Starts to send and to receive.
 
-        `arrive` runs on a receiving thread: one for each peer, different peers at the same time.
-        `fail` is called once, with a reason that names ranks, where a peer is lost or talks nonsense.
+        on_message: runs on a receiving thread; there is one for each peer, and they run at the same time.
+        on_failure: called once, with a reason that names ranks, if a peer is lost or sends invalid data.
         """
 
     def send(self, target: int, frame: Frame, payload: Tensor, priority: int) -> None:
         """Queues a contiguous CPU tensor, which is read later; never blocks.
 
-        For each peer the smallest (priority, order of arrival) leaves first.
+        For each peer, the message with the smallest (priority, order of `send`) is sent first.
         """
 
     def close(self) -> None:
-        """Sends what is queued, says goodbye and ends threads; more calls do nothing."""
+        """Sends what is queued, then a goodbye, and ends threads; more calls do nothing."""
 
 
 class QueuedMessage(NamedTuple):
-    """A message that waits to leave; compared by priority, then by order."""
+    """A message in a queue; compared by priority, then by sequence number."""
 
     priority: int
     sequence: int
@@ -93,12 +97,14 @@ class QueuedMessage(NamedTuple):
 
 
 class Outbox:
-    """What waits for one peer, the most urgent first."""
+    """The queue of messages to one peer, the most urgent first."""
 
     def __init__(self) -> None:
         self.counters = Counters()
         self._heap: list[QueuedMessage] = []
-        self._sequences: OrderedDict[int, None] = OrderedDict()  # of what waits: the oldest first
+        self._sequences: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # sequence numbers in the queue, the oldest first
         self._next_sequence = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -107,7 +113,7 @@ class Outbox:
         return len(self._heap)
 
     def put(self, priority: int, frame: Frame, payload: Tensor) -> bool:
-        """False, and nothing is queued, where the box is closed."""
+        """Queues a message. Returns False, without queueing it, if the outbox is closed."""
         with self._changed:
             if self._closed:
                 return False
@@ -119,7 +125,7 @@ class Outbox:
             return True
 
     def take(self) -> QueuedMessage | None:
-        """Waits for the most urgent letter; None once the box is closed and empty."""
+        """Waits for a message and returns the most urgent one; None once the outbox is closed and empty."""
         with self._changed:
             while not self._heap:
                 if self._closed:
@@ -132,13 +138,13 @@ class Outbox:
             return message
 
     def count_sent(self, message: QueuedMessage, seconds: float) -> None:
-        """Counts a letter that has gone."""
+        """Counts a message that was sent, in so many seconds."""
         self.counters.messages += 1
         self.counters.bytes += message.payload.nbytes
         self.counters.busy += seconds
 
     def close(self, *, drop: bool = False) -> None:
-        """Takes no more letters; what is queued still leaves, unless it is dropped."""
+        """Accepts no more messages. Those in the queue are still sent, or dropped if `drop`."""
         with self._changed:
             self._closed = True
             if drop:
@@ -148,7 +154,10 @@ class Outbox:
 
 
 def refusal_reason(frame: Frame, nbytes: int, limits: Mapping[int, int] | None) -> str:
-    """What is wrong with a frame that has arrived; empty where nothing is."""
+    """Returns what is wrong with a frame that has arrived; empty if nothing is.
+
+    limits: the largest payload of each item in bytes; None: unknown.
+    """
     if frame.kind not in KIND_NAMES:
         return f"it is of kind {frame.kind}"
     if limits is not None and frame.item not in limits:
@@ -160,7 +169,7 @@ def refusal_reason(frame: Frame, nbytes: int, limits: Mapping[int, int] | None) 
 
 
 def check_payload(rank: int, size: int, target: int, payload: Tensor) -> None:
-    """Raises for what cannot be sent."""
+    """Raises ValueError for a target or a payload to which nothing can be sent."""
     if target == rank or not 0 <= target < size:
         raise ValueError(
             f"rank {rank} cannot send to rank {target}: choose another of {size} ranks"
@@ -173,6 +182,6 @@ def check_payload(rank: int, size: int, target: int, payload: Tensor) -> None:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """rank 3, or ranks 1, 3"""
+    """Returns "rank 3" or "ranks 1, 3"."""
     names = [str(rank) for rank in sorted(ranks)]
     return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"
