@@ -56,12 +56,9 @@ class ComputeCosts:
             name: call for name, call in (candidates or {}).items()
             if profile and not (split_backward and call.has_parameters)
         }  # fmt: skip
-        self.grad_operands: dict[
-            tuple[str, str], tuple[int, ...]
-        ] = {}  # operator, phase -> operands
-        self.all_grad_operands: dict[
-            str, tuple[int, ...]
-        ] = {}  # operator -> operands of "B" and "W"
+        # (operator, phase "B" or "W") -> numbers of the operands whose gradients the phase computes
+        self.grad_operands: dict[tuple[str, str], tuple[int, ...]] = {}
+        self.all_grad_operands: dict[str, tuple[int, ...]] = {}  # operator -> those of "B" and "W"
         for op in graph.ops:
             with_gradient = operands_with_gradient(op, active)
             weights = [i for i in with_gradient if graph.values[op.inputs[i]].role == "parameter"]
@@ -98,8 +95,7 @@ class ComputeCosts:
 
     def cost_key(self, op: Op, phase: str) -> tuple[object, ...]:
         """A key that is equal for operators whose tiles of the same shape take equally long."""
-        # Operators with the same notation and sizes share one Space object, so its id identifies the
-        # content.
+        # Operators with the same notation and sizes share one Space object: its id stands for both.
         content = (
             id(op.space),
             op.kind,

@@ -34,10 +34,8 @@ class NativeCall(NamedTuple):
     """A composite of a graph that one native call can compute."""
 
     fused: FusedCall
-    main: (
-        Op  # the last operator among those with most dimensions; tiles of the call are tiles of it
-    )
-    ops: tuple[Op, ...]
+    main: Op  # the last of the operators with most dimensions; a tile of it stands for the call
+    ops: tuple[Op, ...]  # all operators of the composite
     shared_dims: frozenset[str]  # names of dimensions that the operators have in common
     splittable_dims: frozenset[str]  # the shared dimensions that a tile may split
     fingerprint: str  # distinguishes calls with equal main operators
@@ -69,7 +67,7 @@ class NativeCall(NamedTuple):
         return all(size == dim.size for dim, size in pairs if dim.name not in self.splittable_dims)
 
     def accepts(self, box: Box) -> bool:
-        """Whether PyTorch accepts a tile of the main operator: it refuses statistics of a single number."""
+        """Whether PyTorch accepts a tile of the main operator; it refuses statistics over one element."""
         pairs = zip(self.main.space.dims, box.shape, strict=True)
         return any(size > 1 for dim, size in pairs if dim.name not in self.splittable_dims)
 
@@ -148,12 +146,14 @@ def _dim_names(op: Op) -> set[str]:
 
 
 def _work_fractions(ops: Sequence[Op]) -> Mapping[str, float]:
+    """By operator, its fraction of the total work (FLOP plus elements)."""
     amounts = [work(op, op.space.full) for op in ops]
     totals = [float(amount.flops + sum(amount.elements)) for amount in amounts]
     return {op.name: total / sum(totals) for op, total in zip(ops, totals, strict=True)}
 
 
 def _neighbours(graph: Graph, fused: FusedCall) -> tuple[str, ...]:
+    """The operators that produce an input of a composite or read an output of it."""
     inside, outputs = set(fused.ops), {name for name in fused.outputs if name is not None}
     return tuple(
         op.name for op in graph.ops

@@ -29,9 +29,7 @@ class Tasks:
     device: Array  # the device that computes or receives
     source: Array  # the device that sends a message; else equal to `device`
     nbytes: Array  # bytes sent to another device
-    urgency: (
-        Array  # 0: resources serve it in order; else it may overtake, the smallest number first
-    )
+    urgency: Array  # 0: resources serve it in order; else it may overtake, the smallest first
     wait_count: Array  # number of tasks that it waits for
     pointer: Array  # the tasks that wait for task i are successor[pointer[i]:pointer[i + 1]]
     successor: Array
@@ -61,9 +59,7 @@ class TaskTable:
         self.columns: dict[str, list[Array]] = {name: [] for name in COLUMNS}
         self.edges: list[tuple[Array, Array]] = []  # (tasks, the tasks that they wait for)
         self.ends: list[Array] = []  # by instruction: the task that ends it on each device, or -1
-        self.last_task = np.full(
-            devices, NONE, np.int64
-        )  # by device, the last task in its order, or -1
+        self.last_task = np.full(devices, NONE, np.int64)  # by device: the last one in its order
         # By instruction, then by device: nanoseconds to receive its messages, not yet paid.
         self.receive_overhead: dict[int, Array] = {}
 

@@ -1,9 +1,9 @@
 """The arrays of the fast simulation of one training step.
 
     Tape      the instructions of a graph in their order, recorded once, the same for all plans (tape.py)
-    Slots     of the current plan: which rows of the Arena belong to each instruction (plan_rows.py) Arena
-    tables of rows: what is computed, sent and synchronised; one table serves all plans (store.py) StepDag
-    the nodes and edges of one step, which kernel.py writes and simulates
+    Slots     of the current plan: which rows of the Arena belong to each instruction (plan_rows.py)
+    Arena     tables of rows: what is computed, sent and synchronised, by all plans so far (store.py)
+    StepDag   the nodes and edges of one step, which kernel.py writes and simulates
 
 A slot is a pair (first row, number of rows) of a table. Example: the forward slot of operator i points to
 rows (device, nanoseconds), one for each device with a tile of i. An instruction with an empty slot does
@@ -68,9 +68,7 @@ class Tape(NamedTuple):
     mark_at: Array  # the marks that a row sets:
     mark: Array
     mark_slot: Array  # the slot of the messages that need the mark; -1: it is always needed
-    send_after: (
-        Array  # of messages: the mark that they wait for, or AFTER_ALL, or AFTER_LAST_COMPUTE
-    )
+    send_after: Array  # of messages: the mark that they wait for, AFTER_ALL or AFTER_LAST_COMPUTE
     arrival: Array  # of messages: the row of StepDag.arrival that they fill
     urgency: Array  # of messages: 0, or their urgency (smallest first)
     has_gradient: Array  # by parameter: 1 if it has a gradient
@@ -154,9 +152,8 @@ class StepDag(NamedTuple):
     # [mark, device]: the stretch in which a row ended on a device; the first marks are the parameters
     mark_stretch: Array
     mark_offset: Array  # [mark, device]: nanoseconds from the start of that stretch
-    sync_arrival: (
-        Array  # [row of the step script, device]: the node with which it has arrived, or -1
-    )
+    # [row of the step script, device]: the node with which its result has arrived, or -1
+    sync_arrival: Array
 
 
 class DeviceProgress(NamedTuple):

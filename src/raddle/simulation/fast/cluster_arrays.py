@@ -48,9 +48,8 @@ class ClusterArrays:
         """
         used, inverse = np.unique(devices, return_inverse=True)
         total = np.zeros(len(used))
-        np.add.at(
-            total, inverse, seconds
-        )  # sums in the order of the tiles, as the full simulation does
+        # It adds in the order of the tiles, so that rounding is the same as in the full simulation.
+        np.add.at(total, inverse, seconds)
         return np.stack([used, nanoseconds(total)], axis=1)  # type: ignore[arg-type]
 
     def memory_pass_rows(self, devices: Sequence[Sequence[int]], nbytes: Sequence[int]) -> Array:

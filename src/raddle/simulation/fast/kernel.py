@@ -1,9 +1,8 @@
 """The time of one training step of a plan, from arrays (arrays.py), JIT-compiled.
 
-1. `_script_rows` runs the step script (program/step_script.py): when gradients are sent, summed and
-updated. 2. `_write_dag` follows the tape and writes nodes and edges (nodes.py), folding consecutive tasks
-of a device
-   into one node. At the tape's events it inserts the rows of the step script.
+1. `_script_rows` runs the step script (program/step_script.py): when gradients are sent, summed, updated.
+2. `_write_dag` follows the tape and writes nodes and edges (nodes.py), folding consecutive tasks of a
+   device into one node. At the tape's events it inserts the rows of the step script.
 3. `run_dag` simulates the nodes (loop.py).
 
 The result equals that of the full simulation (simulation/engine.py) to the nanosecond.

@@ -13,9 +13,9 @@ parameters. Alive for some time:
                       the target. Gradients with which a stage's backward starts: until that has ended
     workspace         while a convolution runs, if the device's library needs one
 
-A use is a forward run that reads the value, a message that sends it, or a backward run that needs it:
-costs/saved_for_backward.py says what PyTorch keeps for which operator. Views own no memory, but keep
-alive what they look at. A device's pieces of a value are used together.
+A use is a forward run that reads the value, a message that sends it, or a backward run that needs it
+(costs/saved_for_backward.py). A view has no memory of its own, but keeps the viewed value alive. All boxes
+of a value on a device are freed together.
 
 through_host: messages wait in the host's memory, as with gloo between GPUs. Then they free the source's
 memory when they start, and take the target's memory when they are used.

@@ -1,8 +1,7 @@
 """ZeRO-3: memory of gathered parameters and of gradients; the shards themselves are in persistent.py.
 
-received shards   from the start of the message that brings them (its buffer is allocated before) to the
-end
-                  of the last run that waits for the message and reads them
+received shards   from the start of the message that brings them (its buffer is allocated before) to
+                  the end of the last run that waits for the message and reads them
 copy of own shard in the gathered parameter: from the start of the first such run to the same end
 gradient          from the first backward that adds to it until it has been pushed to its servers; on a
                   server, until the update has ended
