@@ -254,7 +254,7 @@ class OtherInEvaluation(nn.Module):
 @pytest.mark.parametrize(
     ("a", "b", "after"),
     [
-        # Copies of all that depends on no sample, for whoever reads it.
+        # What depends on no sample has a copy on every device that reads it.
         ("n/2 @0-1", "n/2 @0-1", {"permute": "x2 @0-1", "matmul": "n/2 @0-1", "add": "n/2 @0-1"}),
         # Device 1 holds nothing of a: its part of the sum starts where the weight is.
         ("@0", "n/2 @0-1", {"permute": "@0", "matmul": "@0", "add": "@0"}),

@@ -88,8 +88,8 @@ class Messages:
                 assert (i.value, i.kind) not in self.moves
                 self.moves[i.value, i.kind] = i.messages
 
-    def messages_of(self, value: str, what: str) -> tuple[Message, ...]:
-        return self.moves.get((value, what), ())
+    def messages_of(self, value: str, kind: str) -> tuple[Message, ...]:
+        return self.moves.get((value, kind), ())
 
 
 @settings(max_examples=40)
@@ -120,24 +120,24 @@ def test_gradients_come_back_from_where_they_are_given(**plan: Any) -> None:
     messages = Messages(program)
     for op in program.graph.ops:
         for k, value in enumerate(op.outputs):
-            there, wanted = (
+            held, wanted = (
                 elements_held(program, op, k),
                 elements_read(program, value, with_gradient=True),
             )
             if value not in program.active:
                 assert not messages.messages_of(value, "gradient")
                 continue
-            came = {
+            activations = {
                 (m.source, m.target): m.boxes for m in messages.messages_of(value, "activation")
             }
-            back = Elements(program, value)
+            returned = Elements(program, value)
             for m in messages.messages_of(value, "gradient"):
-                back.add(m.source, m.boxes)
-                there_and_back = np.zeros((2, *there.count.shape[1:]), int)
-                add_boxes(there_and_back[0, ...], came[m.target, m.source])
-                add_boxes(there_and_back[1, ...], m.boxes)
-                assert (there_and_back[1] <= there_and_back[0]).all()
-            assert (back.count == ((wanted.count > 0) & (there.count == 0))).all(), value
+                returned.add(m.source, m.boxes)
+                sent_and_returned = np.zeros((2, *held.count.shape[1:]), int)
+                add_boxes(sent_and_returned[0, ...], activations[m.target, m.source])
+                add_boxes(sent_and_returned[1, ...], m.boxes)
+                assert (sent_and_returned[1] <= sent_and_returned[0]).all()
+            assert (returned.count == ((wanted.count > 0) & (held.count == 0))).all(), value
 
 
 @settings(max_examples=40)
@@ -149,8 +149,8 @@ def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
         op = program.graph.op(name)
         value, tiles = op.outputs[0], program.plan.tiles[name].tiles
         arrived = [Elements(program, value) for _ in tiles]
-        there = messages.messages_of(value, "partial")
-        for m in there:
+        parts = messages.messages_of(value, "partial")
+        for m in parts:
             assert tiles[m.part].device == m.source
             arrived[m.part].add(m.target, m.boxes)
         wanted = [Elements(program, value) for _ in tiles]
@@ -160,7 +160,7 @@ def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
                     wanted[part].add(device, [cell.box])
         for a, b in zip(arrived, wanted, strict=True):
             assert (a.count == b.count).all()
-        # Every box of the iteration space counts once in every element of the output.
+        # Every point of the iteration space contributes once to every element of the output.
         counts = np.zeros(program.graph.values[value].shape, int)
         for cell in cells:
             add_boxes(counts, [cell.box])
@@ -171,12 +171,12 @@ def test_every_part_arrives_once_where_it_is_merged(**plan: Any) -> None:
             assert points == op.space.full.volume // op.space.output_boxes(op.space.full)[0].volume
         assert (counts == 1).all()
         if value in program.active:
-            back = messages.messages_of(value, "partial gradient")
+            gradients = messages.messages_of(value, "partial gradient")
             if (
                 name in program.variants[0].replicated_loss_ops
             ):  # every device starts the gradient of its own part
-                assert not back
+                assert not gradients
                 continue
-            assert sorted(back) == sorted(
-                Message(m.target, m.source, m.boxes, m.part) for m in there
+            assert sorted(gradients) == sorted(
+                Message(m.target, m.source, m.boxes, m.part) for m in parts
             )

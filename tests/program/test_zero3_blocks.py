@@ -71,9 +71,9 @@ def test_pulls_leave_when_the_block_before_begins() -> None:
     forward, _ = (i for i in pulls if i.kind == "pull" and i.key.step == 0)
     other = [i for i in program.instructions if isinstance(i, Move) and i.value == "1.weight"]
     _, backward = (i for i in other if i.kind == "pull" and i.key.step == 0)
-    ops = [op.name for op in program.graph.ops]  # of fc0 … fc3, then the sum
-    assert forward.deps == (at[ops[0], "F", 0],)  # fc1 begins then
-    assert backward.deps == (at[ops[3], "B", 0],)  # and here fc2
+    ops = [op.name for op in program.graph.ops]  # the four layers, then the sum
+    assert forward.deps == (at[ops[0], "F", 0],)  # when layer 1 begins
+    assert backward.deps == (at[ops[3], "B", 0],)  # when layer 2 begins backward
     again = [i for i in pulls if i.kind == "pull" and i.key.step == 1]
     updates = {
         n for n, i in enumerate(program.instructions)

@@ -69,11 +69,13 @@ def _cuts_of_device(
     """The cuts that a device's own communication makes in a micro-batch."""
     position = {op.name: at for at, op in enumerate(device_ops)}
     composite = {name: n for n, f in enumerate(program.graph.fused_calls) for name in f.ops}
+    # By operator of the device, its composite; an operator outside of composites has its own number.
     composite_of = [composite.get(op.name, -1 - at) for at, op in enumerate(device_ops)]
     zero3 = program.plan.parsed_sync.zero3
     cuts: set[int] = set()
     received: set[int] = set()  # moves to this device for which no run has waited yet
-    # The last operator and its direction; cut before the next run; cut at the end of the composite.
+    # The last operator, and its direction. Whether to cut before the next operator; and whether gradients
+    # are sent or summed, so that a cut is needed at the end of the present composite.
     last, direction, cut_next, syncs_gradients = 0, "F", False, False
     for number, i in instructions:
         if device not in i.devices:
