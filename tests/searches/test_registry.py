@@ -13,7 +13,7 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.searches import baselines, registry
 from raddle.searches.grids import Tiles
-from raddle.searches.hypergraph.jit_warmup import PARTITIONERS
+from raddle.searches.hypergraph.partitioner_warmup import PARTITIONERS
 from raddle.searches.jit_warmup import EVALUATOR, JitFunctions
 from raddle.searches.method import Method, Search
 from raddle.searches.registry import METHODS, SEARCHES, jit_functions_of, method_named

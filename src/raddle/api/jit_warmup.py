@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raddle.searches.hypergraph.jit_warmup import PARTITIONERS
 from raddle.searches.hypergraph.partitioner import SOLVERS
+from raddle.searches.hypergraph.partitioner_warmup import PARTITIONERS
 from raddle.searches.jit_warmup import EVALUATOR, JitFunctions
 from raddle.searches.registry import jit_functions_of
 

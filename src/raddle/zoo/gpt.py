@@ -21,7 +21,7 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(vocabulary, width)
         self.wpe = nn.Embedding(context, width)
         self.drop = nn.Dropout(dropout)
-        self.h = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.h = nn.ModuleList(TransformerBlock(width, heads, dropout) for _ in range(layers))
         self.ln_f = nn.LayerNorm(width)
         self.lm_head = nn.Linear(width, vocabulary, bias=False)
         self._initialise(layers)
@@ -46,7 +46,7 @@ class GPT(nn.Module):
                 nn.init.zeros_(weight)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(width)

@@ -66,7 +66,7 @@ class Inception3(nn.Module):
         logits: Tensor = self.fc(x)
         return logits if auxiliary is None else (logits, auxiliary)
 
-    def _append(self, name: str, block: "Block") -> int:
+    def _append(self, name: str, block: "InceptionBlock") -> int:
         """Registers a block; returns the number of its output channels."""
         self.add_module(name, block)
         return block.channels
@@ -99,13 +99,13 @@ class Convolution(nn.Module):
         return F.relu(self.bn(self.conv(x)))
 
 
-class Block(nn.Module):
+class InceptionBlock(nn.Module):
     """Parallel branches whose outputs are concatenated; `channels` is the number of output channels."""
 
     channels: int
 
 
-class BlockA(Block):
+class BlockA(InceptionBlock):
     """Branches with one 5x5 and with two 3x3 convolutions, at 35 x 35 pixels."""
 
     def __init__(self, channels: int, pool: int, shrink: int) -> None:
@@ -128,7 +128,7 @@ class BlockA(Block):
         return torch.cat((one, five, double, pool), dim=1)
 
 
-class BlockB(Block):
+class BlockB(InceptionBlock):
     """Reduces 35 x 35 to 17 x 17 pixels."""
 
     def __init__(self, channels: int, shrink: int) -> None:
@@ -147,7 +147,7 @@ class BlockB(Block):
         return torch.cat((three, double, pool), dim=1)
 
 
-class BlockC(Block):
+class BlockC(InceptionBlock):
     """7x7 convolutions, factorised into rows (1x7) and columns (7x1), at 17 x 17 pixels."""
 
     def __init__(self, channels: int, inner: int, shrink: int) -> None:
@@ -174,7 +174,7 @@ class BlockC(Block):
         return torch.cat((one, seven, double, pool), dim=1)
 
 
-class BlockD(Block):
+class BlockD(InceptionBlock):
     """Reduces 17 x 17 to 8 x 8 pixels."""
 
     def __init__(self, channels: int, shrink: int) -> None:
@@ -196,7 +196,7 @@ class BlockD(Block):
         return torch.cat((three, seven, pool), dim=1)
 
 
-class BlockE(Block):
+class BlockE(InceptionBlock):
     """3x3 convolutions, split into parallel row (1x3) and column (3x1) convolutions, at 8 x 8 pixels."""
 
     def __init__(self, channels: int, shrink: int) -> None:

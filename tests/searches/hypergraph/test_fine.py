@@ -28,6 +28,7 @@ from raddle.searches.hypergraph import fine
 from raddle.searches.hypergraph.cells import Cells, cell_tiles, count_traffic
 from raddle.searches.hypergraph.counts import CountModel, build_count_model, volume
 from raddle.searches.hypergraph.explicit import channel_count
+from raddle.searches.hypergraph.filter_layouts import layout_of_owners
 from raddle.searches.hypergraph.fine_annealing import anneal
 from raddle.searches.hypergraph.fine_chains import chain_rows
 from raddle.searches.hypergraph.fine_partition import (
@@ -52,7 +53,6 @@ from raddle.searches.hypergraph.fine_walk import (
     count_volume,
     start_walk,
 )
-from raddle.searches.hypergraph.layouts import layout_of_owners
 from raddle.searches.hypergraph.network import (
     ChannelPiece,
     FeatureMap,

@@ -22,7 +22,7 @@ from raddle.program.lower import lower
 from raddle.program.program import Move, message_bytes
 from raddle.searches.hypergraph import explicit
 from raddle.searches.hypergraph.counts import CountModel, build_count_model, volume
-from raddle.searches.hypergraph.layouts import layouts_of_counts, place_operators
+from raddle.searches.hypergraph.filter_layouts import layouts_of_counts, place_operators
 from raddle.searches.hypergraph.network import LayerNetwork, build_network
 
 # Chains, residual adds, concatenations, skip connections, recurrent layers.

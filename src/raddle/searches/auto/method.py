@@ -28,7 +28,7 @@ from raddle.searches.bounds import lower_bound
 from raddle.searches.flexflow.multi_chain import MultiChain
 from raddle.searches.grids import Tiles
 from raddle.searches.optcnn.optima import optima, staged_optima
-from raddle.searches.pipeline.method import Candidate as PipelineCandidate
+from raddle.searches.pipeline.method import PipelineCandidate as PipelineCandidate
 from raddle.searches.pipeline.method import pipeline_candidates
 from raddle.searches.plan_space import PlanSpace
 from raddle.searches.ranking import MAX_EVALUATED_DEVICES

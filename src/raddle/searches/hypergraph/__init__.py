@@ -22,7 +22,7 @@ from typing import Literal
 from raddle.clusters import Cluster
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.searches.hypergraph.jit_warmup import PARTITIONERS
+from raddle.searches.hypergraph.partitioner_warmup import PARTITIONERS
 from raddle.searches.jit_warmup import EVALUATOR
 from raddle.searches.method import Search
 from raddle.searches.settings import SearchResult, Settings

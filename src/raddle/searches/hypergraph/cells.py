@@ -19,7 +19,11 @@ from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Irregular, Tile, Tiling
 from raddle.searches.grids import Tiles, dim_of, size_of
 from raddle.searches.hypergraph.explicit import channel_count, channel_start
-from raddle.searches.hypergraph.layouts import channel_tiles, layout_of_owners, place_operators
+from raddle.searches.hypergraph.filter_layouts import (
+    channel_tiles,
+    layout_of_owners,
+    place_operators,
+)
 from raddle.searches.hypergraph.network import FeatureMap, LayerNetwork
 
 Array = np.ndarray

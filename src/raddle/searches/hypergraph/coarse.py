@@ -64,7 +64,7 @@ def solve(
         return CoarseSolution(m.units[:, None].copy(), 0, 0.0, True, 0.0, "whole", True)
     given = [np.asarray(x, np.int64) for x in starts]
     problem = build_coarse_problem(m, parts, epsilon, seed, shares)
-    _jit_compile(problem)
+    _warm_up(problem)
     record = SearchRecord(problem, on_progress)
     started_at = record.started_at
     for name, x in (("balanced", problem.balanced), ("chain", problem.chain)):
@@ -255,7 +255,7 @@ class AnnealingRuns:
         return np.concatenate(cut, axis=1)
 
 
-def _jit_compile(problem: CoarseProblem) -> None:
+def _warm_up(problem: CoarseProblem) -> None:
     """Runs one step of each JIT-compiled function, so that compilation does not count as search time."""
     walk = coarse_annealing.start_walk(problem.m, problem.chain, problem.capacity, 0)
     next(

@@ -89,7 +89,7 @@ def solve(
     pb = build_fine_problem(network, m)
     share = np.full(parts, 1 / parts) if shares is None else np.asarray(shares) / sum(shares)
     capacity = m.total_work * share * (1 + epsilon)
-    _jit_compile(pb, rows_of_counts(network, _even_counts(m, parts)), capacity)
+    _warm_up(pb, rows_of_counts(network, _even_counts(m, parts)), capacity)
     started_at = time.perf_counter()
     given_starts = [(f"coarse {i}", rows_of_counts(network, x)) for i, x in enumerate(starts)]
     chain_starts = [
@@ -126,7 +126,7 @@ def solve(
     return best._replace(seconds=time.perf_counter() - started_at)
 
 
-def _jit_compile(pb: FineProblem, rows: FineRows, capacity: Array) -> None:
+def _warm_up(pb: FineProblem, rows: FineRows, capacity: Array) -> None:
     """Runs one move, so that JIT compilation does not count as search time."""
     anneal(pb, start_walk(pb, rows, capacity, 0), capacity, 1, 1.0, 1.0, 1.0)
 

@@ -24,6 +24,7 @@ import numpy as np
 from numba import njit
 
 from raddle.searches.hypergraph.explicit import channel_count
+from raddle.searches.hypergraph.filter_layouts import elementwise_partners, layout_of_owners
 from raddle.searches.hypergraph.fine_partition import (
     ComputeBlock,
     FineLayer,
@@ -31,7 +32,6 @@ from raddle.searches.hypergraph.fine_partition import (
     ranges,
     single_input_map,
 )
-from raddle.searches.hypergraph.layouts import elementwise_partners, layout_of_owners
 from raddle.searches.hypergraph.network import FeatureMap, LayerNetwork
 
 Array = np.ndarray

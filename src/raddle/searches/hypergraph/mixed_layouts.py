@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from raddle.searches.hypergraph.layouts import keep_owners
+from raddle.searches.hypergraph.filter_layouts import keep_owners
 from raddle.searches.hypergraph.mixed_blocks import MixedBlocks, UnitRun, UnitRuns
 from raddle.searches.hypergraph.mixed_model import PROPORTIONAL, Array, MixedModel
 

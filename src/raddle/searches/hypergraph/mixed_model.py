@@ -76,10 +76,10 @@ class MixedModel(NamedTuple):
 
 def build_mixed_model(blocks: MixedBlocks) -> MixedModel:
     """Builds the arrays of a graph's blocks."""
-    return _Builder(blocks).build()
+    return _MixedModelBuilder(blocks).build()
 
 
-class _Builder:
+class _MixedModelBuilder:
     """Finds how operators and values are divided along every axis of their block."""
 
     def __init__(self, blocks: MixedBlocks) -> None:

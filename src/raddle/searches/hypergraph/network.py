@@ -83,10 +83,10 @@ class LayerNetwork:
 
 def build_network(graph: Graph) -> LayerNetwork:
     """Returns the layers and maps of a graph; operators without channels are left out."""
-    return _Builder(graph).build()
+    return _NetworkBuilder(graph).build()
 
 
-class _Builder:
+class _NetworkBuilder:
     """Visits the operators in order and finds the pieces of every value."""
 
     def __init__(self, graph: Graph) -> None:

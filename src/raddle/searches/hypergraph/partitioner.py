@@ -29,7 +29,11 @@ from raddle.searches.hypergraph.counts import (
     part_work,
     units_received,
 )
-from raddle.searches.hypergraph.layouts import layout_of_owners, layouts_of_counts, place_operators
+from raddle.searches.hypergraph.filter_layouts import (
+    layout_of_owners,
+    layouts_of_counts,
+    place_operators,
+)
 from raddle.searches.hypergraph.network import LayerNetwork, build_network, merge_layers
 from raddle.searches.purposes import bytes_by_purpose
 from raddle.searches.settings import OnProgress

@@ -61,7 +61,7 @@ SIMULATED_STEPS = 2  # training steps in one simulation
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PipelineCandidate:
     """A pipeline plan with its simulated metrics."""
 
     name: str  # for people: "4 stages, 8 micro-batches, 1f1b"
@@ -89,7 +89,7 @@ def pipeline_candidates(
     *,
     one_microbatch: bool = False,
     max_simulated: int = MAX_SIMULATED,
-) -> list[Candidate]:
+) -> list[PipelineCandidate]:
     """Return simulated candidates, the best first.
 
     one_microbatch: consider only plans with a single micro-batch, the whole batch.
@@ -130,12 +130,12 @@ class _PipelineSearch:
         )
         self.device_chain = build_device_chain(cluster)
         self.state_factor = float(optimizer_info(settings.optimizer).memory_elements)
-        self.simulated: list[Candidate] = []
+        self.simulated: list[PipelineCandidate] = []
         # Whether no partition fits in memory for some number of micro-batches.
         self.memory_is_short = False
         self.refusals: list[str] = []  # why other partitions could not be simulated
 
-    def requested_candidates(self) -> list[Candidate]:
+    def requested_candidates(self) -> list[PipelineCandidate]:
         """Simulate what the user requests, and search what the request leaves open; the best first."""
         request = PipelineRequest(
             self.settings.schedule, self.settings.stages, self.settings.microbatches
@@ -157,7 +157,7 @@ class _PipelineSearch:
             self.simulated, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.peak_bytes)
         )
 
-    def candidates(self, *, one_microbatch: bool, max_simulated: int) -> list[Candidate]:
+    def candidates(self, *, one_microbatch: bool, max_simulated: int) -> list[PipelineCandidate]:
         """Search without a request of the user; see `pipeline_candidates`."""
         partitions = sorted(
             self._partitions(one_microbatch=one_microbatch),
@@ -342,7 +342,7 @@ class _PipelineSearch:
             )
         return tiles
 
-    def _simulate(self, name: str, result: SearchResult) -> Candidate:
+    def _simulate(self, name: str, result: SearchResult) -> PipelineCandidate:
         """Simulate the plan and return it with its step time and peak memory."""
         assert result.pipeline is not None
         plan = replace(
@@ -354,7 +354,9 @@ class _PipelineSearch:
         plan = replace(plan, steps=steps_to_simulate(plan, SIMULATED_STEPS))
         timeline = simulate(lower(result.pipeline.graph, plan), self.cluster, self.settings.profile)
         peaks = peak_bytes(timeline)
-        return Candidate(name, result, timeline.step_seconds, max(peaks), fits(peaks, self.cluster))
+        return PipelineCandidate(
+            name, result, timeline.step_seconds, max(peaks), fits(peaks, self.cluster)
+        )
 
 
 def _move_to_devices(tiling: Tiling, devices: tuple[int, ...]) -> Tiling:
