@@ -48,9 +48,8 @@ def test_the_documented_examples(tmp_path: Path) -> None:
     assert [device.kind for device in full.devices] == ["gpu", "gpu", "cpu"] * 2 + ["cpu"]
     assert full.route(0, 6).bandwidth == 1.25e9  # the network of the last node
     assert full.route(0, 3).bandwidth == 12.5e9
-    assert (
-        full.devices[0].efficiency == least.devices[0].efficiency
-    )  # the long example writes the defaults
+    # The long example writes the defaults.
+    assert full.devices[0].efficiency == least.devices[0].efficiency
     assert full.devices[0].overhead == least.devices[0].overhead
 
 

@@ -93,9 +93,8 @@ def test_plain_data_round_trip(c: Cluster) -> None:
     assert again == c
     assert again.fingerprint() == c.fingerprint()
     assert pickle.loads(pickle.dumps(c)) == c
-    assert len({*c.devices, *again.devices}) <= len(
-        c.devices
-    )  # devices are hashable, and equal ones are one
+    # Devices are hashable, and the two copies of a device are equal.
+    assert len({*c.devices, *again.devices}) <= len(c.devices)
 
 
 def test_the_slower_end_counts_between_nodes() -> None:

@@ -79,9 +79,8 @@ def test_a_backward_in_two_parts_takes_as_long_as_one() -> None:
             two.seconds(op, op.space.full, p, DEVICE) for p in "BW" if two.grad_operands[op.name, p]
         ]
         whole = profile.find(op, op.space.full, "B", one.all_grad_operands[op.name], DEVICE.kind)
-        assert sum(parts) == pytest.approx(
-            whole
-        )  # norms as operators: segments are cut between them
+        # Batch norm counts as single operators here: segments are cut between them.
+        assert sum(parts) == pytest.approx(whole)
 
 
 def test_a_part_of_the_samples_is_whole_where_statistics_are_local() -> None:

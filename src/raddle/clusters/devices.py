@@ -30,13 +30,10 @@ class Device:
     memory: int  # bytes
     bandwidth: float  # of its memory, in bytes/s
     overhead: float = 5e-6  # fixed seconds per operator, as a kernel launch takes
-    efficiency: Mapping[str, float] = field(
-        default_factory=dict, hash=False
-    )  # defaults: EFFICIENCY
-    workspace: Mapping[str, float] = field(default_factory=dict, hash=False)  # defaults: WORKSPACE
-    host_overhead: Mapping[str, float] = field(
-        default_factory=dict, hash=False
-    )  # defaults: HOST_OVERHEAD
+    # Keys that are left out have the values of EFFICIENCY, WORKSPACE and HOST_OVERHEAD.
+    efficiency: Mapping[str, float] = field(default_factory=dict, hash=False)
+    workspace: Mapping[str, float] = field(default_factory=dict, hash=False)
+    host_overhead: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", dict(self.flops))

@@ -44,9 +44,7 @@ class Cluster:
 
     name: str
     devices: tuple[Device, ...]
-    node_links: tuple[
-        Link | None, ...
-    ]  # by node, what joins its devices; None only if it has one device
+    node_links: tuple[Link | None, ...]  # by node; None only if it has one device
     node_networks: tuple[Network | None, ...]  # by node, its NIC; None only if there is one node
 
     def __post_init__(self) -> None:
@@ -208,9 +206,7 @@ def build_cluster(name: str, nodes: Sequence[Node]) -> Cluster:
 
 def _devices_with_nodes(nodes: Sequence[Node]) -> Iterator[Device]:
     for a, (devices, _, _) in enumerate(nodes):
-        by_kind: dict[
-            str, Device
-        ] = {}  # one Device object per kind and node, which saves memory on large clusters
+        by_kind: dict[str, Device] = {}  # one object per kind and node, which saves memory
         for device in devices:
             if device.kind not in by_kind:
                 by_kind[device.kind] = replace(device, node=a)

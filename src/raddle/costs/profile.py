@@ -101,9 +101,8 @@ def distinct_tiles(
         call = calls.get(op.name)
         for box in tiles[op.name].boxes:
             key = profile_key(op, box, "F", None, device_kind)
-            if (
-                call is not None and call.main is op
-            ):  # the same operator also exists outside of native calls
+            # An equal operator may exist outside of native calls, so this one gets another key.
+            if call is not None and call.main is op:
                 key = native_call_key(call, box, "F", None, device_kind)
             tile_by_key.setdefault(key, (op, box))
     return tile_by_key

@@ -28,9 +28,7 @@ class GraphIndex:
     producer: list[tuple[int, int]]  # by value: operator and number of the output
     # By value: its readers as (operator, number of the operand, whether a gradient comes back).
     readers: list[list[tuple[int, int, bool]]]
-    parameter_number: dict[
-        str, int
-    ]  # by name; in the order of the first contributions to gradients
+    parameter_number: dict[str, int]  # by name; in the order in which gradients begin
     users: list[list[tuple[Op, int]]]  # by parameter: (operator, number of the operand)
     trained: list[str]  # parameters with a gradient, in the order in which slices are numbered
     tape: Tape

@@ -35,10 +35,8 @@ def pair_volumes(
     """Adds up the volumes; returns False if a device holds more than MAX_BOXES boxes."""
     rank = pieces.shape[1]
     held_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)  # held by the device so far
-    missing_boxes = np.empty(
-        (MAX_BOXES, rank, 2), np.int64
-    )  # the part of a need that the device does not hold
-    remaining_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)
+    missing_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)  # of a need: not held by the device
+    remaining_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)  # swapped with missing_boxes
     order = np.argsort(target, kind="mergesort")  # by device; stable
     i = 0
     while i < len(order):

@@ -200,9 +200,7 @@ def _build_tape(
         pack([[s for _, s in mark_list] for mark_list in marks])[1], send_after, arrival,
         urgency, has_gradient, event_kinds, parameters, runs,
     )  # fmt: skip
-    return Tape(
-        *(column.astype(np.int32) for column in columns)
-    )  # small integers: the kernel reads them for every plan
+    return Tape(*(column.astype(np.int32) for column in columns))  # compact: read for every plan
 
 
 def pack(lists: Iterable[Sequence[int]]) -> tuple[Array, Array]:

@@ -40,9 +40,8 @@ def state_bytes(program: Program) -> Array:
             seen.add(i.parameter)
             for region in program.slices.get(i.parameter, i.regions):
                 nbytes = region.box.volume * program.element_bytes(i.parameter)
-                if (
-                    program.plan.parsed_sync.zero3
-                ):  # gathered parameters and gradients are not persistent
+                # With ZeRO-3, gathered parameters and gradients are not persistent.
+                if program.plan.parsed_sync.zero3:
                     total[region.server] += (1 + optimizer_copies) * nbytes
                     continue
                 total[list({*region.devices, *region.updaters})] += 2 * nbytes

@@ -29,9 +29,7 @@ class ValueSizes:
         self.saved = {
             op.name: saved_for_backward(self.graph, program.active, op) for op in self.graph.ops
         }
-        self.output_bytes: dict[
-            str, Array
-        ] = {}  # by value that an operator computes, after merging
+        self.output_bytes: dict[str, Array] = {}  # by value that an operator computes; merged
         self.partial_bytes: dict[str, Array] = {}  # by operator: of its partial results
         # By device, then by operator: the operators of its segment.
         self._segment_ops: dict[int, dict[str, tuple[str, ...]]] = {}
