@@ -86,6 +86,7 @@ class BatchCutter:
         return dict(zip(self.inputs, batch, strict=True))
 
     def _check(self, spec: Input, tensor: Tensor, rank: int) -> None:
+        """Raises InputError if a tensor has the wrong type, shape or dtype."""
         if not isinstance(tensor, Tensor):
             raise InputError(f"'{spec.name}' is a {type(tensor).__name__}: give a tensor.")
         whole, part = spec.full_shape, spec.part_shape
@@ -166,6 +167,7 @@ class BatchCutter:
 
 
 def _cut(spec: Input, tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor: its boxes of all micro-batches, concatenated."""
     microbatches = [tensor] * len(spec.shapes)
     if spec.sample_dim is not None:
         sizes = [shape[spec.sample_dim] for shape in spec.shapes]
@@ -190,6 +192,7 @@ def _box_read_by(program: Program, device: int, name: str, micro: int) -> Box | 
 
 
 def _shape(program: Program, name: str, m: int) -> tuple[int, ...]:
+    """The shape of an input in micro-batch m."""
     value = program.graph.values[name]
     dim = _sample_dim(value.letters)
     return tuple(program.micro_batch_sizes[m] if d == dim else s for d, s in enumerate(value.shape))

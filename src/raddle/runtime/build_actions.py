@@ -146,6 +146,7 @@ class _ActionBuilder:
             self._after_forward([op for op in ops if op.name not in merges], run.key)
 
     def _merge(self, merge: Merge) -> None:
+        """Adds the call of a merge, forward or backward."""
         self._await_messages(merge.deps)
         call = self.calls.merge(merge)
         if merge.phase == "B":
@@ -168,6 +169,7 @@ class _ActionBuilder:
             )
 
     def _update(self, update: Update) -> None:
+        """Adds the update of a parameter: one action for all or, where steps overlap, for this one."""
         if self.versions is None:
             if not any(isinstance(action, UpdateParameters) for action in self.actions):
                 # One optimizer step updates all parameters, after all gradients are complete. Ranks

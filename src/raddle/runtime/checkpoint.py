@@ -204,6 +204,7 @@ def cut_optimizer(
 
 
 def _cut_entry(key: str, entry: Any, box: Box, device: str | torch.device) -> Any:
+    """A box's part of one optimizer entry; scalars are copied."""
     if not isinstance(entry, Tensor):
         return entry
     if entry.ndim:

@@ -94,6 +94,7 @@ class CodeGenerator:
         )
 
     def _write_tiles(self, op: Op) -> None:
+        """Writes one kernel call for each tile of an operator on this device."""
         writer = self.writer
         for number, tile in enumerate(self.variant.tiles[op.name].tiles):
             if tile.device != self.device:
@@ -130,6 +131,7 @@ class CodeGenerator:
         return dataclasses.replace(op, attrs={**op.attrs, "unbias": count / max(1, count - 1)})
 
     def _write_fused(self, fused: FusedCall, *, in_place: bool) -> None:
+        """Writes one native call in place of the operators of a composite."""
         boxes = native_call_boxes(self.variant, self.device, fused)
         arguments = ["None" if i is None else self.writer.region_variable(*i) for i in boxes.inputs]
         run = FUSED_KERNELS[fused.kind]({**fused.attrs, "in_place": in_place})

@@ -86,6 +86,7 @@ class Evaluation:
         return find
 
     def _outputs(self) -> list[Tensor]:
+        """The outputs of the module, assembled from the boxes of all ranks."""
         results = []
         for name in self.graph.outputs:
             box_slots = self.executor.rank_actions.outputs.get(name, [])

@@ -127,6 +127,7 @@ def _messages(transport: Transport, nbytes: int, work: Work) -> None:
 
 
 def _sums(transport: Transport, work: Work) -> None:
+    """Starts one small all-reduce before each piece of work."""
     all_ranks = tuple(range(transport.size))
     summing: list[Pending] = []
     for number in range(REPEATS):

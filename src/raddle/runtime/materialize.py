@@ -280,6 +280,7 @@ def _restored_afterwards(model: nn.Module) -> Iterator[None]:
 
 
 def _meta_copy(value: Tensor) -> Tensor:
+    """A tensor of the same shape and dtype on meta; a Parameter stays a Parameter."""
     if value.is_meta:
         return value
     empty = torch.empty_like(value, device="meta", requires_grad=False)

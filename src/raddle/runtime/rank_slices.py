@@ -34,6 +34,7 @@ class RankSlices:
                 self.updated[number] = self._updated_rows(s)
 
     def _updated_rows(self, s: ParameterSlice) -> nn.Parameter:
+        """The tensor that this rank updates: its shard, a view of the weights, or a copy of them."""
         if self.sync.zero3:
             parameter: nn.Parameter = self._slots[s.shard_slot]  # type: ignore[assignment]
             return parameter

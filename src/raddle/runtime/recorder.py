@@ -54,6 +54,7 @@ class Recorder:
         self.intervals: list[RecordedInterval] = []
 
     def start(self) -> None:
+        """Starts recording: sets the executor's hooks."""
         executor = self.trainer.executor
         optimizer_step = executor.optimizer_step
 
@@ -72,6 +73,7 @@ class Recorder:
         return time.perf_counter()
 
     def _record(self, action: Action, start: float, end: float) -> None:
+        """Notes an action that the executor has carried out."""
         traffic: tuple[int, tuple[int, ...], int]  # bytes, peers, tag
         if isinstance(action, Forward | Backward):
             phase = (

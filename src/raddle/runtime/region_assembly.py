@@ -58,6 +58,7 @@ def _concat_dim(overlaps: Sequence[Box], region: Box) -> int | None:
 
 
 def _concatenator(overlaps: Sequence[Box], parts: Sequence[Index], dim: int) -> AssembleRegion:
+    """A function that concatenates the overlaps along one dimension."""
     order = sorted(range(len(overlaps)), key=lambda i: overlaps[i].lo[dim])
 
     def join(*tensors: Tensor) -> Tensor:
@@ -69,6 +70,8 @@ def _concatenator(overlaps: Sequence[Box], parts: Sequence[Index], dim: int) -> 
 def _copier(
     shape: tuple[int, ...], piece_indices: Sequence[Index], region_indices: Sequence[Index]
 ) -> AssembleRegion:
+    """A function that copies the overlaps into a new tensor."""
+
     def copy_pieces(*tensors: Tensor) -> Tensor:
         result = tensors[0].new_zeros(shape)
         for tensor, piece_index, region_index in zip(

@@ -51,6 +51,7 @@ class SpanRecorder:
         self.spans: list[Span] = []
 
     def record(self, action: Action, start: float, end: float) -> None:
+        """Notes an action of the executor, if a wait of the schedule mentions it."""
         if not self._recorded_actions or not isinstance(action, Forward | Backward):
             return
         phase = "R" if isinstance(action, Forward) and action.recomputation else "F"

@@ -59,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_rank(options: Options, place: torch.device, out: TextIO) -> int:
+    """Joins the other ranks, loads the job and trains; returns the exit code."""
     try:
         transport = join(place, options.backend, options.timeout)
     except (InputError, RuntimeError, TimeoutError) as error:
@@ -136,6 +137,7 @@ def _load_on_all_ranks(options: Options, transport: Transport, place: torch.devi
 
 
 def _load(options: Options, transport: Transport) -> Job:
+    """Loads the job; raises InputError if this rank cannot run it."""
     job = load_job(
         options.plan, model=options.model or "", dtype=options.dtype or "", seed=options.seed
     )
@@ -158,6 +160,7 @@ def _load(options: Options, transport: Transport) -> Job:
 def _train(
     job: Job, options: Options, transport: Transport, place: torch.device, out: TextIO
 ) -> None:
+    """Trains, gathers the reports of all ranks, and prints the summary on rank 0."""
     trainer = Trainer(
         job.workload.model,
         job.program,
@@ -223,6 +226,7 @@ def _timed_overlapping_steps(
 
 
 def _gather_reports(trainer: Trainer) -> list[RankReport]:
+    """The reports of all ranks."""
     transport, place = trainer.transport, trainer.place
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
     counts = (transport.total_sent(), dict(transport.reduced))
@@ -234,6 +238,7 @@ def _gather_reports(trainer: Trainer) -> list[RankReport]:
 
 
 def _write_trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], path: str) -> None:
+    """Gathers the recorded intervals of all ranks; rank 0 writes the trace file."""
     seconds = clock_offset(trainer.transport, trainer.setup.exchange)
     slices = trainer.setup.exchange([s.shift(seconds) for s in recorder.intervals])
     if trainer.rank == 0:

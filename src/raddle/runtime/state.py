@@ -137,6 +137,7 @@ class TrainingState:
         return self.setup.rank == self._owners[source.name, source.box]
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all parameters and buffers that a saved state contains."""
         # state_dict leaves out buffers that are registered with persistent=False.
         saved_names = self.setup.model.state_dict().keys()
         values = self.setup.graph.values.values()
@@ -183,6 +184,7 @@ class TrainingState:
         self.executor.synchronize()
 
     def _trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters that are trained."""
         values = self.setup.graph.values
         return {name: values[name].shape for name in self.setup.program.regions}
 

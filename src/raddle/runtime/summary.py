@@ -78,6 +78,7 @@ def summarise(
 
 
 def show(result: Mapping[str, Any], out: TextIO, *, as_json: bool) -> None:
+    """Prints the summary."""
     text = json.dumps(_finite(result), indent=2) if as_json else "\n".join(_lines(result))
     print(text, file=out, flush=True)
 
@@ -91,6 +92,7 @@ def _finite(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lines(r: Mapping[str, Any]) -> Iterator[str]:
+    """The summary as lines of text."""
     method = f", {r['method']}" if r["method"] else ""
     ranks = f"{r['devices']} rank{'s' if r['devices'] > 1 else ''}"
     yield f"{r['model']}, batch {r['batch']}{method} on {ranks} ({r['device']}, {r['dtype']})"

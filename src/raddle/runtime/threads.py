@@ -117,6 +117,7 @@ class _Rank:
             self.optimizer.step()
 
     def run(self) -> None:
+        """Runs all steps."""
         if is_asynchronous(self.program.plan):
             self.losses = self.executor.run_steps(partial(self._feed, 0), 0).tolist()
             return
@@ -128,6 +129,7 @@ class _Rank:
         self.executor.synchronize()
 
     def _feed(self, step: int, source: SlotSource) -> Tensor:
+        """The inputs of a slot, cut from the full micro-batch."""
         key = source.key
         tensor = self.batches(Key(step + key.step, key.micro_batch))[source.name]
         return tensor[_index_of(self.program, source)]

@@ -87,6 +87,7 @@ def _trainer(
     model: nn.Module, plan: Any, optimizer: Optimizer, transport: Transport, place: torch.device,
     *, loss: Any, graph: Graph | None, **settings: Any,
 ) -> Trainer:  # fmt: skip
+    """Checks the plan against ranks and module, lowers it, and makes the trainer."""
     data = plan if isinstance(plan, Plan | Mapping) else plan_file.read(plan)
     devices = data.devices if isinstance(data, Plan) else data["devices"]
     if devices != transport.size:
@@ -107,6 +108,7 @@ def _trainer(
 
 
 def _place(device: torch.device | str | None) -> torch.device:
+    """The torch device of this rank: the given one, else its GPU, else the CPU."""
     if device is not None:
         return torch.device(device)
     if not torch.cuda.is_available():
@@ -115,6 +117,7 @@ def _place(device: torch.device | str | None) -> torch.device:
 
 
 def _capture(model: nn.Module, plan: Plan | Mapping[str, Any], loss: Any) -> Graph:
+    """Captures the module for the inputs that the plan describes."""
     inputs = plan.inputs if isinstance(plan, Plan) else plan["inputs"]
     if not inputs:
         raise InputError("the plan does not say what a step takes: give graph=raddle.capture(...).")

@@ -1,8 +1,8 @@
 """Builds the calls of a device: each segment and each merge becomes a generated function with its slots.
 
-A segment is a run of operators of one device without communication inside. A merge combines partial
-results. A variant is a way in which some micro-batches run (their size, their devices); all micro-batches
-of a variant share the generated code.
+A segment is a run of operators of one device without communication inside. A merge combines the partial
+results of an operator that is split along a reduced dimension. A variant is a way in which some
+micro-batches run (their size, their devices); all micro-batches of a variant share the generated code.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from raddle.runtime.function_writer import GeneratedCode, Piece, TensorId
 
 
 class CallBuilder:
-    """Builds the calls of one device. instructions: all that will run; their Runs make up the segments."""
+    """Builds the calls of one device. instructions: those that will run; each Run belongs to a segment."""
 
     def __init__(
         self, program: Program, device: int, place: torch.device, slot_table: SlotTable,
         instructions: Iterable[Instruction] = (),
     ) -> None:  # fmt: skip
         self.program, self.device, self.place, self.slot_table = program, device, place, slot_table
-        self.stages = stage_of(program.plan)
+        self.stages = stage_of(program.plan)  # operator -> pipeline stage
+        # For each variant: its segments as tuples of operators, and operator -> number of its segment.
         self.segments = [segments(program, device, v) for v in range(len(program.variants))]
         self.segment_of = [
-            {op.name: n for n, ops in enumerate(segment_ops) for op in ops}
-            for segment_ops in self.segments
+            {op.name: n for n, ops in enumerate(variant_segments) for op in ops}
+            for variant_segments in self.segments
         ]
         self._sent = _sent(program, device)
         # A code key is (variant, segment) or ("merge", operator, variant).
@@ -52,6 +53,7 @@ class CallBuilder:
         return self._waits.pop(self._segment_run(run), None)
 
     def _segment_run(self, run: Run) -> tuple[Key, str, int]:
+        """Key, phase ("F", "R", "B" or "W", as in Run) and segment of a Run."""
         return run.key, run.phase, self.segment_of[run.key.variant][run.op]
 
     def segment(self, number: int, key: Key) -> Call:
@@ -93,6 +95,7 @@ class CallBuilder:
         return feeds
 
     def _call(self, code_key: object, key: Key, label: str) -> Call:
+        """Makes the call of a generated function in a micro-batch, with new slots for its results."""
         code, slot_table = self._codes[code_key], self.slot_table
         call = Call(len(self._calls), label, code, key)
         call.differentiable = [slot_table.slot_of(key, piece) for piece in code.differentiable]
@@ -109,6 +112,8 @@ class CallBuilder:
         return call
 
     def _generator(self, key: Key) -> CodeGenerator:
+        """A code generator that knows the boxes that the device holds in this micro-batch."""
+
         def boxes(tensor_id: TensorId) -> list[Box]:
             return [box for box, _ in self.slot_table.box_slots(key, tensor_id)]
 
@@ -146,7 +151,8 @@ class CallBuilder:
         computed_here = any(
             box == piece.box for box, _ in self.slot_table.computed.get((key, tensor_id), [])
         )
-        # With a replicated loss, every device starts the gradient of the partial results that it computed.
+        # With a replicated loss, every device starts the gradient of the partial results that it computed
+        # itself. So results that came from other devices get no gradient here.
         starts_own_gradient = tensor_id[0] in self.program.variant(key).replicated_loss_ops
         return "differentiable" if computed_here or not starts_own_gradient else "nondifferentiable"
 

@@ -67,6 +67,7 @@ class MessageBuilder:
         ]
 
     def _send(self, move: Move, message: Message, tag: int) -> Send:
+        """The send of one message: each box is assembled from the slots that overlap it."""
         delivery, parts = delivery_of(move.kind, zero3=self._zero3), []
         for box in message.boxes:
             for tensor_id in self._tensor_ids(move, message):
@@ -92,6 +93,7 @@ class MessageBuilder:
         )
 
     def _receive(self, move: Move, message: Message, tag: int) -> Receive:
+        """The receive of one message: each box has a destination."""
         delivery = delivery_of(move.kind, zero3=self._zero3)
         parts = [
             delivery.destination(self.slot_table, move.key, tensor_id, box)

@@ -51,9 +51,9 @@ class SliceBuilder:
         name, actions = _parameter_of(i), list[SubmitGradients | StartSliceAllReduce]()
         if name not in self._submitted:
             self._submitted.add(name)
-            boxes_here = {s.box for s in self.program.regions[name] if self.device in s.devices}
+            boxes_here = {r.box for r in self.program.regions[name] if self.device in r.devices}
             slots = tuple(
-                s for box, s in self.slot_table.persistent.get(name, []) if box in boxes_here
+                slot for box, slot in self.slot_table.persistent.get(name, []) if box in boxes_here
             )
             if slots:
                 actions.append(SubmitGradients(i.key, slots))

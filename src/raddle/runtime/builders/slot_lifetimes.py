@@ -17,7 +17,7 @@ from raddle.runtime.actions import (
 
 def mark_dead_slots(actions: Sequence[Action], live: Collection[int]) -> None:
     """Fills `dead_slots` of each action: the slots whose last use it is, except the `live` ones."""
-    read_later = set(live)  # slots that actions further on use, or that stay for ever
+    read_later = set(live)  # slots that later actions use, or that always stay
     for action in reversed(actions):
         if isinstance(action, Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss):
             for slot in _slots_of(action):

@@ -95,6 +95,7 @@ class SlotTable:
         return next(slot for box, slot in self.box_slots(key, piece.tensor_id) if box == piece.box)
 
     def _add(self, box_slots: BoxSlots, box: Box) -> int:
+        """Adds a slot for a box to a list; returns the slot."""
         slot = self.new_slot(box)
         box_slots.append((box, slot))
         return slot

@@ -39,6 +39,7 @@ class InputFeeder:
             self._fill(action)
 
     def _fill(self, action: Feed) -> None:
+        """Fills a slot with a part of the batch, or with a seed that depends on step and micro-batch."""
         source, key = action.source, action.key
         if source.role == "input":
             tensor = self._read_input(source)

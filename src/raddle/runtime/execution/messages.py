@@ -52,6 +52,7 @@ class Messages:
             self._receives_of(step).post_early()
 
     def send(self, action: Send) -> None:
+        """Packs and sends a message."""
         delivery = action.delivery
         if delivery.only_with_update and not self._updating:
             return
@@ -80,6 +81,7 @@ class Messages:
             self.post(receive)
 
     def await_message(self, action: AwaitMessage) -> None:
+        """Waits for a message and puts its boxes where they belong."""
         receive = action.receive
         message = self.incoming.pop(receive.number, None)
         if message is None:  # not sent in this run, as it has no update

@@ -57,6 +57,7 @@ class OverlappingParameterUpdater(ParameterUpdater):
         self.stash.grads[call.key.step, slot] = gradient
 
     def start_all_reduce(self, action: StartAllReduce) -> None:
+        """Starts the all-reduce of a bucket of one step's gradients."""
         step, slots = action.key.step, self.buckets[action.bucket].slots
         gradients = [self.stash.take_gradient(step, s, self.store.slots[s]) for s in slots]
         flat = torch.cat([t.reshape(-1) for t in gradients])

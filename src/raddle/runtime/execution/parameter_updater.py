@@ -126,6 +126,7 @@ class ParameterUpdater:
         self._pending_sums.append(self._start_sum(action, self.bucket_buffers[action.bucket]))
 
     def _start_sum(self, action: StartAllReduce, flat: Tensor) -> Pending:
+        """Starts the all-reduce of a flat buffer, in `sum_dtype` if it is set."""
         devices = self.buckets[action.bucket].devices
         if not self.sum_dtype:
             return self.transport.all_reduce(devices, action.tag, flat, action.label)

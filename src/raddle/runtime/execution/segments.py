@@ -48,6 +48,7 @@ class Segments:
         return torch.autocast(self.store.place.type, dtype=self.autocast, cache_enabled=use_cache)
 
     def forward(self, action: Forward) -> None:
+        """Runs a call forward; saves what its backward needs, unless the call is recomputed later."""
         call, slots = action.call, self.store.slots
         builds_graph = call.backward and (action.recomputation or not call.recompute)
         inputs: list[Any] = [slots[s] for s in call.differentiable]
@@ -93,6 +94,7 @@ class Segments:
         self.store.gathered.release(action.release)
 
     def backward(self, action: Backward) -> None:
+        """Runs the backward of a call, or one phase of it."""
         if action.call.backward:
             if action.phase == "W":
                 self._weight_gradients(action.call)
