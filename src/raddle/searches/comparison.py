@@ -62,7 +62,7 @@ def plan_and_predict(
     """
     settings = settings or Settings()
     started_at, attempts = settings.stopwatch.seconds, Attempts()
-    with settings.stopwatch.paused_while_compiling():
+    with settings.stopwatch.paused_for_jit():
         result = result or run_method(graph, cluster, method, settings)
         plan = build_plan(
             graph, cluster, method, result, settings, model=model, recompute=recompute,

@@ -43,7 +43,7 @@ class Search(Method):
     def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         if settings.reduction is None:
             settings = replace(settings, reduction=self.splits_sums)
-        with settings.stopwatch.paused_while_compiling():
+        with settings.stopwatch.paused_for_jit():
             return self.search(graph, cluster, settings)
 
     @abstractmethod

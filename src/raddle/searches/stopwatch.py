@@ -48,7 +48,7 @@ class Stopwatch:
             self.paused_since = None
 
     @contextmanager
-    def paused_while_compiling(self) -> Iterator[None]:
+    def paused_for_jit(self) -> Iterator[None]:
         """In this block, the stopwatch is paused whenever numba compiles a function."""
         if self.listening:
             yield

@@ -93,7 +93,7 @@ def solve(
     if len(part_shares) != parts or not (part_shares > 0).all():
         raise InputError(f"shares are {list(part_shares)}: give {parts} numbers above 0.")
     problem = MixedProblem(graph, part_shares / part_shares.sum(), epsilon)
-    problem.jit_compile()
+    problem.warm_up()
     clock = Clock(budget)
     best: MixedCandidate | None = None
     for candidate in problem.candidates(clock, seed, starts or {}, on_progress):
@@ -185,7 +185,7 @@ class MixedProblem:
         rank = (excess, sum(purpose_bytes.values()))
         yield MixedCandidate(rank, name, tiles, purpose_bytes, work, imbalance, state)
 
-    def jit_compile(self) -> None:
+    def warm_up(self) -> None:
         """Anneals one step, so that JIT compilation does not count as search time."""
         start = basic_starts(self.blocks, self.model, self.shares)["sample"]
         all_axes = np.ones(self.model.letter.shape, np.bool_)
