@@ -45,8 +45,10 @@ def _literal(module: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _limits(module: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:
-    kept = torch.where(module.mask, x, torch.finfo(x.dtype).min).softmax(-1)
-    return kept + x / (x.norm() + torch.finfo(x.dtype).eps) * module.attribute.to(dtype).to(x.dtype)
+    masked = torch.where(module.mask, x, torch.finfo(x.dtype).min).softmax(-1)
+    return masked + x / (x.norm() + torch.finfo(x.dtype).eps) * module.attribute.to(dtype).to(
+        x.dtype
+    )
 
 
 def _norm(module: Casting, x: Tensor, dtype: torch.dtype) -> Tensor:

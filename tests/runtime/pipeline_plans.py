@@ -168,10 +168,14 @@ class PipelineTask:
         plain, _ = self._expected(program)
         compare(self.graph, plain, result.losses, result.state)
         compare_gradients(plain, result.gradients)
-        said = program_bytes(program)
-        assert result.sent == said, f"sent {result.sent}, the program says {said}"
+        expected_bytes = program_bytes(program)
+        assert result.sent == expected_bytes, (
+            f"sent {result.sent}, the program says {expected_bytes}"
+        )
         simulated = timeline.bytes_by_pair()
-        assert simulated == said, f"simulated {simulated}, the program says {said}"
+        assert simulated == expected_bytes, (
+            f"simulated {simulated}, the program says {expected_bytes}"
+        )
         return program
 
 
@@ -182,12 +186,12 @@ def updates_of(plan: Plan, graph: Graph) -> Updates:
     """The buffer updates that checkpoints contain: of the worker that runs micro-batch 0 of a stage."""
     if not plan.stages:
         return ()
-    schedule, of = schedule_of(plan), stage_of(plan)
+    schedule, stage_by_op = schedule_of(plan), stage_of(plan)
     at = [workers_of_micro_batch(plan, schedule, m) for m in range(plan.microbatches)]
-    made = {o: of[op.name] for op in graph.ops for o in op.outputs}
+    stage_by_value = {o: stage_by_op[op.name] for op in graph.ops for o in op.outputs}
     updates: dict[tuple[int, ...], list[str]] = {}
     for buffer, value in graph.updates.items():
-        s = made[value]
+        s = stage_by_value[value]
         row = schedule.rows[at[0][s]]
         sequence = tuple(a.micro_batch for a in row if (a.phase, a.stage) == ("F", s))
         updates.setdefault(sequence, []).append(buffer)

@@ -105,8 +105,8 @@ class _ModuleWriter:
         )
         if kind == "tokens":
             rows, s = pick(4, 11), pick(2, 6)
-            made = torch.randint(rows, (self.n, s), generator=self.generator)
-            self._given(name, made)
+            tensor = torch.randint(rows, (self.n, s), generator=self.generator)
+            self._given(name, tensor)
             more = self.rng.choice(["", "", f", padding_idx={pick(0, rows - 1)}"])
             table = f"self.m{self._number()}"
             lines = [f"{table} = nn.Embedding({rows}, {pick(2, 6)}{more})"]
@@ -117,8 +117,8 @@ class _ModuleWriter:
             "series": (self.n, pick(2, 6), pick(2, 7)),
             "flat": (self.n, pick(2, 9)),
         }[kind]  # fmt: skip
-        made = torch.randn(shape, generator=self.generator, dtype=torch.float64)
-        self._given(name, made)
+        tensor = torch.randn(shape, generator=self.generator, dtype=torch.float64)
+        self._given(name, tensor)
 
     def _given(self, name: str, tensor: Tensor) -> None:
         self.inputs.append(tensor)
@@ -141,11 +141,11 @@ class _ModuleWriter:
             return
         makers = table + ANY
         if self.rng.random() < 0.2:
-            made = self._pair(x)
+            lines = self._pair(x)
         else:
-            made = self.rng.choice(makers)(self, x, *value.shape[1:])
-        if made is not None:
-            *init, expression = made
+            lines = self.rng.choice(makers)(self, x, *value.shape[1:])
+        if lines is not None:
+            *init, expression = lines
             self._try(init, expression, x)
 
     def _try(self, init: list[str], expression: str, *read: str) -> None:
@@ -200,10 +200,10 @@ class _ModuleWriter:
                  "{x} - 0.5 * {y}.detach()", "torch.cat([{x}, {y}], 0)[: len({x})]"]
             )  # fmt: skip
             return (form.format(x=x, y=y),)
-        alike = [
+        same_rank = [
             v for v, t in self.values.items() if t.shape[:1] == shape[:1] and t.ndim == len(shape)
         ]
-        y = self.rng.choice([v for v in alike if self.values[v].is_floating_point()])
+        y = self.rng.choice([v for v in same_rank if self.values[v].is_floating_point()])
         return (f"torch.cat([{x}, {y}], 1)",)
 
     def _layer(self, text: str) -> tuple[str, str]:

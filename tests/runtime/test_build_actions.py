@@ -183,8 +183,8 @@ def test_slices_are_submitted_once_and_summed_one_by_one() -> None:
     # The weight and the bias of fc1
     assert sum(isinstance(a, SubmitGradients) for a in actions) == 2
     summed = [a.number for a in actions if isinstance(a, StartSliceAllReduce)]
-    held = {n for n, s in enumerate(slices.all_slices()) if 1 in s.region.devices}
-    assert set(summed) == held
+    slices_here = {n for n, s in enumerate(slices.all_slices()) if 1 in s.region.devices}
+    assert set(summed) == slices_here
     assert len(slices.sum_order) == len(slices.all_slices())
 
 

@@ -222,21 +222,21 @@ def gradient(name: str, step: int) -> Tensor:
 
 
 def update(
-    make: Any, held: dict[str, Pieces], entries: dict[str, list[dict[str, Any]]], steps: range
+    make: Any, boxes: dict[str, Pieces], entries: dict[str, list[dict[str, Any]]], steps: range
 ) -> dict[str, list[tuple[Box, dict[str, Any]]]]:
     """Runs some steps of an optimizer on a rank's boxes; returns its state."""
-    optimizer = make([t for pieces in held.values() for _, t in pieces])
-    for name, kept in entries.items():
-        for (_, tensor), entry in zip(held[name], kept, strict=True):
+    optimizer = make([t for pieces in boxes.values() for _, t in pieces])
+    for name, saved in entries.items():
+        for (_, tensor), entry in zip(boxes[name], saved, strict=True):
             optimizer.state[tensor] = entry
     for step in steps:
-        for name, pieces in held.items():
+        for name, pieces in boxes.items():
             for box, tensor in pieces:
                 tensor.grad = gradient(name, step)[
                     box.slices_within(Box.full(SHAPES[name]))
                 ].clone()
         optimizer.step()
-    return {n: [(box, optimizer.state[t]) for box, t in pieces] for n, pieces in held.items()}
+    return {n: [(box, optimizer.state[t]) for box, t in pieces] for n, pieces in boxes.items()}
 
 
 def trained(make: Any, layout: Layout, state: Any, entries: Any, steps: range) -> tuple[Any, Any]:
@@ -246,8 +246,8 @@ def trained(make: Any, layout: Layout, state: Any, entries: Any, steps: range) -
         if not layout[rank]:
             return gather_state(exchange, {}, SHAPES, {}), gather_optimizer(exchange, {}, SHAPES)
         pieces = held(layout[rank], cut_state(state, layout[rank], SHAPES, {}))
-        kept = cut_optimizer(entries, layout[rank], SHAPES) if entries else {}
-        after = update(make, pieces, kept, steps)
+        saved = cut_optimizer(entries, layout[rank], SHAPES) if entries else {}
+        after = update(make, pieces, saved, steps)
         return gather_state(exchange, pieces, SHAPES, {}), gather_optimizer(exchange, after, SHAPES)
 
     results = on_threads(len(layout), work)

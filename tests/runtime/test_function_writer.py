@@ -67,5 +67,7 @@ def test_a_composite_whose_tiles_are_one_box_is_one_call() -> None:
     for name, fused in natives.by_last_op.items():
         assert name in natives.replaced
         boxes = native_call_boxes(variant, 0, fused)
-        made = [o for o in fused.outputs if o is not None]
-        assert {o: boxes.outputs[o].shape for o in made} == {o: graph.values[o].shape for o in made}
+        outputs = [o for o in fused.outputs if o is not None]
+        assert {o: boxes.outputs[o].shape for o in outputs} == {
+            o: graph.values[o].shape for o in outputs
+        }

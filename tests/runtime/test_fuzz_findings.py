@@ -100,12 +100,12 @@ class Partly(nn.Module):
 def test_a_trainers_state_has_the_modules_names(more: str) -> None:
     model, x = Partly(more).double(), torch.randn(2, 4).double()
     plain = Task(model, [x], loss=lambda y: y.square().sum())
-    made = make_plan(plain.graph, {"fc": "c/2 @0-1"}, 2)
+    chosen_plan = make_plan(plain.graph, {"fc": "c/2 @0-1"}, 2)
     for state in on_threads(
         2,
         lambda t: t.state_dict(),
         model,
-        made,
+        chosen_plan,
         plain.optimizer,
         loss=plain.loss,
         graph=plain.graph,

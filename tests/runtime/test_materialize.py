@@ -180,14 +180,14 @@ class Tied(nn.Module):
 
 def test_a_tied_weight_is_initialised_once_by_its_first_owner() -> None:
     model = on_meta(Tied)
-    alone = materialize_boxes(
+    single_layer = materialize_boxes(
         on_meta(lambda: nn.Sequential(nn.Embedding(5, 3))), {"0.weight": [Box.full((5, 3))]}
     )
     boxes = {n: [Box.full((5, 3))] for n in ("output.weight", "embedding.weight")}
     taken = materialize_boxes(model, boxes)
     assert list(taken) == list(boxes)
     assert same(taken["output.weight"][0], taken["embedding.weight"][0])
-    assert same(taken["output.weight"][0], alone["0.weight"][0])
+    assert same(taken["output.weight"][0], single_layer["0.weight"][0])
     real = materialize(copy.deepcopy(model))
     assert real.output.weight is real.embedding.weight
     assert same(real.output.weight, taken["output.weight"][0])

@@ -24,12 +24,12 @@ def save_plan(
 ) -> str:
     work = zoo.load(name, batch=batch)
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
-    on = cluster(f"local:{devices}")
+    target_cluster = cluster(f"local:{devices}")
     settings = Settings(schedule=schedule, budget=0.4)
     if method == "pipeline":
         settings = replace(settings, stages=devices, microbatches=micro)
-    result = run_method(graph, on, method, settings)
-    plan = build_plan(graph, on, method, result, settings, model=name)
+    result = run_method(graph, target_cluster, method, settings)
+    plan = build_plan(graph, target_cluster, method, result, settings, model=name)
     plan_file.save(
         plan, result.pipeline.graph if result.pipeline is not None else graph, path / "plan.json"
     )

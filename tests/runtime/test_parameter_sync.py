@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import on_threads
-from test_trainer import Net, assert_equal, batches, graph, net, plainly, plan, sgd, train
+from test_trainer import Net, assert_equal, batches, graph, net, plan, sgd, train, train_plain
 from timeouts import HANG
 from torch import Tensor
 from torch.nn import functional as F
@@ -41,7 +41,7 @@ SYNCS = (
 @pytest.mark.parametrize("sync", SYNCS)
 @pytest.mark.parametrize("method", ["data", "owt", "layerwise", "filter-horizontal"])
 def test_trains_as_plain_pytorch_does(method: str, sync: str) -> None:
-    losses, model, _ = plainly(4)
+    losses, model, _ = train_plain(4)
     for rank_losses, state in on_threads(
         3, lambda t: train(t, 4), net(), plan(method, 3, sync=sync), sgd, graph=graph()
     ):
@@ -64,23 +64,23 @@ def test_adam_with_pipelines_and_microbatches(sync: str) -> None:
         torch.nn.Linear(12, 9), torch.nn.ReLU(), torch.nn.Linear(9, 4)
     ).double()
     model_graph = capture_of(model, inputs)
-    made = plan_for(model_graph, cluster("local:2"), "data", sync=sync)
-    made = type(made)(**{**vars(made), "microbatches": 2, "batch": 8})
+    chosen_plan = plan_for(model_graph, cluster("local:2"), "data", sync=sync)
+    chosen_plan = type(chosen_plan)(**{**vars(chosen_plan), "microbatches": 2, "batch": 8})
     generator = torch.Generator().manual_seed(1)
-    given = [torch.randn(8, 12, generator=generator).double() for _ in range(5)]
+    batch_list = [torch.randn(8, 12, generator=generator).double() for _ in range(5)]
     plain = copy.deepcopy(model)
     optimizer = adam(plain.parameters())
-    for x in given:
+    for x in batch_list:
         optimizer.zero_grad()
         plain(x).square().mean().backward()
         optimizer.step()
 
     def work(trainer: Trainer) -> dict[str, Tensor]:
-        for x in given:
+        for x in batch_list:
             trainer.step(x)
         return trainer.state_dict()
 
-    for state in on_threads(2, work, model, made, adam, loss=square, graph=model_graph):
+    for state in on_threads(2, work, model, chosen_plan, adam, loss=square, graph=model_graph):
         for name, tensor in state.items():
             torch.testing.assert_close(tensor, plain.state_dict()[name], rtol=1e-9, atol=1e-9)
 
@@ -101,7 +101,7 @@ def capture_of(model: Any, inputs: list[Tensor]) -> Any:
 def test_clipping_waits_for_all_gradients_and_says_so(
     sync: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    losses, model, _ = plainly(3, clip=0.1)
+    losses, model, _ = train_plain(3, clip=0.1)
     caplog.set_level(logging.INFO, logger="raddle.sync")
     for rank_losses, state in on_threads(
         2,
@@ -195,18 +195,20 @@ def test_a_scheduler_reaches_no_update_of_the_step_before(sync: str) -> None:
     ],
 )  # fmt: skip
 def test_any_plan_goes_on_from_any_plans_state(first: str, then: str) -> None:
-    _, model, _ = plainly(4)
+    _, model, _ = train_plain(4)
 
     def start(trainer: Trainer) -> Any:
         for batch in batches(4)[:2]:
             trainer.step(*batch)
         return trainer.optimizer_state_dict(), trainer.state_dict()
 
-    kept, state = on_threads(3, start, net(), plan("data", 3, sync=first), sgd, graph=graph())[0]
+    optimizer_state, state = on_threads(
+        3, start, net(), plan("data", 3, sync=first), sgd, graph=graph()
+    )[0]
 
     def go_on(trainer: Trainer) -> dict[str, Tensor]:
         trainer.load_state_dict(state)
-        trainer.load_optimizer_state_dict(kept)
+        trainer.load_optimizer_state_dict(optimizer_state)
         for batch in batches(4)[2:]:
             trainer.step(*batch)
         return trainer.state_dict()
@@ -224,9 +226,9 @@ def test_a_smaller_batch_and_an_evaluation_in_between(sync: str) -> None:
     """Both happen while updated parameters may still be in transit."""
     model = copy.deepcopy(net())
     optimizer = sgd(model.parameters())
-    given = [(x[:n], y[:n]) for (x, y), n in zip(batches(4), (8, 6, 8, 8), strict=True)]
+    batch_list = [(x[:n], y[:n]) for (x, y), n in zip(batches(4), (8, 6, 8, 8), strict=True)]
     losses, between = [], []
-    for x, y in given:
+    for x, y in batch_list:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
         loss.backward()
@@ -238,7 +240,7 @@ def test_a_smaller_batch_and_an_evaluation_in_between(sync: str) -> None:
 
     def work(trainer: Trainer) -> tuple[list[float], list[float]]:
         step_losses, seen = [], []
-        for x, y in given:
+        for x, y in batch_list:
             step_losses.append(float(trainer.step(x, y)))
             seen.append(float(trainer.evaluate(*batches(1)[0])))
         return step_losses, seen
@@ -294,27 +296,27 @@ def test_all_sums_are_under_way_at_the_end_of_a_step(clip: float | None) -> None
         trainer.step(*batches(1)[0])
         return left, waited
 
-    made = ordered(plan("data", 2, sync="p3:collective,slice=7"))
-    for left, waited in on_threads(2, work, net(), made, sgd, graph=graph(), clip_norm=clip):
-        assert left == (len(made.order) if clip is None else 0)
+    chosen_plan = ordered(plan("data", 2, sync="p3:collective,slice=7"))
+    for left, waited in on_threads(2, work, net(), chosen_plan, sgd, graph=graph(), clip_norm=clip):
+        assert left == (len(chosen_plan.order) if clip is None else 0)
         awaited = [names for names in waited if names]
         assert (len(awaited) > 1) == (clip is None)
         assert clip is not None or awaited[0][0].startswith("conv")
         assert clip is not None or not any("fc" in name for name in awaited[0])
 
 
-def ordered(made: Plan, by: int = 1) -> Plan:
+def ordered(plan: Plan, by: int = 1) -> Plan:
     """The plan with slices ordered by number; by=-1: in reverse."""
-    count = len(numbered_slices(lower(graph(), made).slices))
-    return dataclasses.replace(made, order=tuple(range(count))[::by])
+    count = len(numbered_slices(lower(graph(), plan).slices))
+    return dataclasses.replace(plan, order=tuple(range(count))[::by])
 
 
 @pytest.mark.parametrize("debug", ["", "1"])
 def test_sums_leave_in_the_plans_order(debug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks, also a slow one, use this order; any order trains as plain PyTorch does."""
     monkeypatch.setenv("RADDLE_SYNC_DEBUG", debug)
-    losses, model, _ = plainly(3)
-    made = ordered(plan("owt", 3, sync="p3:collective,slice=30"), -1)
+    losses, model, _ = train_plain(3)
+    chosen_plan = ordered(plan("owt", 3, sync="p3:collective,slice=30"), -1)
     summed: list[list[int]] = [[], [], []]
 
     def work(trainer: Trainer) -> tuple[list[float], dict[str, Tensor]]:
@@ -330,23 +332,23 @@ def test_sums_leave_in_the_plans_order(debug: str, monkeypatch: pytest.MonkeyPat
             labels.append(float(trainer.step(*batch)))
         return labels, trainer.state_dict()
 
-    for rank_losses, state in on_threads(3, work, net(), made, sgd, graph=graph()):
+    for rank_losses, state in on_threads(3, work, net(), chosen_plan, sgd, graph=graph()):
         assert rank_losses == pytest.approx(losses, rel=1e-9)
         assert_equal(state, model)
-    slices = numbered_slices(lower(graph(), made).slices)
+    slices = numbered_slices(lower(graph(), chosen_plan).slices)
     for rank, tags in enumerate(summed):
-        mine = [n for n in made.order if rank in slices[n][1].devices]
+        mine = [n for n in chosen_plan.order if rank in slices[n][1].devices]
         assert tags == 3 * [n for n in mine if len(slices[n][1].devices) > 1]
         assert tags
 
 
 def test_ranks_with_other_orders_are_refused_before_the_first_step() -> None:
-    made = plan("data", 2, sync="p3:collective,slice=30")
+    chosen_plan = plan("data", 2, sync="p3:collective,slice=30")
     hub = Hub(2, timeout=HANG)
     errors: list[BaseException] = []
 
     def rank(number: int) -> None:
-        rank_plan = ordered(made, 1 - 2 * number)
+        rank_plan = ordered(chosen_plan, 1 - 2 * number)
         try:
             parallelize(
                 net(), rank_plan, sgd, graph=graph(), transport=hub.transport(number), device="cpu"
@@ -384,8 +386,8 @@ def test_no_worker_is_more_than_s_steps_ahead(sync: str, bound: int) -> None:
         assert agreeing.synchroniser is not None
         return agreeing.synchroniser.log
 
-    made = plan_for(graph(), cluster("local:2"), "data", bn="local", sync=sync)
-    logs = on_threads(2, work, net(), made, sgd, graph=graph())
+    chosen_plan = plan_for(graph(), cluster("local:2"), "data", bn="local", sync=sync)
+    logs = on_threads(2, work, net(), chosen_plan, sgd, graph=graph())
     slow = begun[1]
     ahead = [sum(b <= at for b in begun[0]) - sum(b <= at for b in slow) for at in begun[0]]
     # A step counts once it has begun, even if its gradients are not yet sent.

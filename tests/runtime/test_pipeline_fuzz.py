@@ -156,16 +156,16 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
 
 def depends_on_the_order(graph: Graph, plan: Plan) -> bool:
     """Whether micro-batches depend on each other: through a buffer that the loss reads, or stages share."""
-    of, every = stage_of(plan), tuple(range(plan.microbatches))
+    stage_by_op, every = stage_of(plan), tuple(range(plan.microbatches))
     moved = any(sequence != every for sequence, _ in updates_of(plan, graph))
-    made = {o: of[op.name] for op in graph.ops for o in op.outputs}
+    stage_by_value = {o: stage_by_op[op.name] for op in graph.ops for o in op.outputs}
     for buffer, value in graph.updates.items():
-        reached, stages = {buffer}, {made[value]}
+        reached, stages = {buffer}, {stage_by_value[value]}
         for op in graph.ops:
             if not reached.isdisjoint(op.inputs):
                 reached.update(op.outputs)
             if buffer in op.inputs:
-                stages.add(of[op.name])
+                stages.add(stage_by_op[op.name])
         if (graph.loss in reached and moved) or len(stages) > 1:
             return plan.microbatches > 1
     return False

@@ -111,12 +111,14 @@ def test_the_whole_matrix(schedule: str, model: str) -> None:
 
 def readers(plan: Plan, piped: PipelineTask) -> dict[str, set[int]]:
     """Value computed by stage 0 -> the other stages that read it."""
-    of = stage_of(plan)
+    stage_by_op = stage_of(plan)
     reading_stages: dict[str, set[int]] = {}
     for op in piped.graph.ops:
         for name in op.inputs:
-            if any(name in other.outputs and not of[other.name] for other in piped.graph.ops):
-                reading_stages.setdefault(name, set()).add(of[op.name])
+            if any(
+                name in other.outputs and not stage_by_op[other.name] for other in piped.graph.ops
+            ):
+                reading_stages.setdefault(name, set()).add(stage_by_op[op.name])
     return {name: stages - {0} for name, stages in reading_stages.items()}
 
 
@@ -475,12 +477,14 @@ def batches(*sizes: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def plainly(plan: Plan, given: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[float], nn.Module]:
+def train_plain(
+    plan: Plan, batch_list: Sequence[tuple[Tensor, Tensor]]
+) -> tuple[list[float], nn.Module]:
     """Losses and module after plain training on batches, cut into at most the plan's micro-batches."""
     model = copy.deepcopy(net().model)
     optimizer = sgd(model.parameters())
     losses = []
-    for x, y in given:
+    for x, y in batch_list:
         count = min(plan.microbatches, len(x))
         micros = list(zip(x.tensor_split(count), y.tensor_split(count), strict=True))
         batch_plan = replace(plan, microbatches=count)  # a small batch has fewer micro-batches
@@ -538,18 +542,18 @@ def test_a_trainer_takes_any_batch_and_evaluates(name: str) -> None:
     plan = replace(TRAINED[name](), steps=1, inputs=describe_inputs(net().graph))
     full = plan.batch
     small = SMALL.get(name, [3, 2, 1])
-    given = batches(full, full - 1, full, full + 2, *small, full)
+    batch_list = batches(full, full - 1, full, full + 2, *small, full)
     x, y = batches(full + 1)[0]
 
     def work(trainer: Trainer) -> Any:
-        losses = [float(trainer.step(*batch)) for batch in given[:2]]
+        losses = [float(trainer.step(*batch)) for batch in batch_list[:2]]
         between = [float(trainer.evaluate(x[:n], y[:n])) for n in (full, 1, full + 1)]
-        losses += [float(trainer.step(*batch)) for batch in given[2:]]
+        losses += [float(trainer.step(*batch)) for batch in batch_list[2:]]
         loss, (output,) = trainer.evaluate(x, y, outputs=True)
         return losses, between, float(loss), output, trainer.state_dict()
 
-    wanted, model = plainly(plan, given)
-    _, early = plainly(plan, given[:2])
+    wanted, model = train_plain(plan, batch_list)
+    _, early = train_plain(plan, batch_list[:2])
     for losses, between, loss, output, state in on_threads(
         plan.devices, work, net().model, plan, sgd, loss=F.cross_entropy, graph=net().graph
     ):
@@ -581,10 +585,10 @@ PARTS_ALONE = pytest.mark.xfail(
 )
 def test_a_batch_as_large_as_a_ranks_part_is_refused_or_trained_on(name: str, samples: int) -> None:
     plan = replace(TRAINED[name]() if name in TRAINED else data(), steps=1)
-    given = batches(samples)
+    batch_list = batches(samples)
 
     def work(trainer: Trainer) -> tuple[float, dict[str, Tensor]]:
-        return float(trainer.step(*given[0])), trainer.state_dict()
+        return float(trainer.step(*batch_list[0])), trainer.state_dict()
 
     try:
         results = on_threads(
@@ -592,7 +596,7 @@ def test_a_batch_as_large_as_a_ranks_part_is_refused_or_trained_on(name: str, sa
         )
     except InputError:  # "is as large as rank 0's part of a planned one"
         return
-    (wanted,), model = plainly(plan, given)
+    (wanted,), model = train_plain(plan, batch_list)
     for loss, state in results:
         assert loss == pytest.approx(wanted, rel=1e-9)
         assert_equal(state, model)
@@ -602,23 +606,25 @@ def test_a_batch_as_large_as_a_ranks_part_is_refused_or_trained_on(name: str, sa
 def test_a_trainer_goes_on_from_a_state(name: str) -> None:
     """If replicas have separate running statistics, all start from the saved ones."""
     plan = replace(TRAINED[name](), steps=1, inputs=describe_inputs(net().graph))
-    given = batches(plan.batch, plan.batch, plan.batch)
+    batch_list = batches(plan.batch, plan.batch, plan.batch)
 
     def first(trainer: Trainer) -> Any:
-        for batch in given[:2]:
+        for batch in batch_list[:2]:
             trainer.step(*batch)
         return trainer.state_dict(), trainer.optimizer_state_dict()
 
     args = (net().model, plan, sgd)
-    state, kept = on_threads(plan.devices, first, *args, loss=F.cross_entropy, graph=net().graph)[0]
+    state, optimizer_state = on_threads(
+        plan.devices, first, *args, loss=F.cross_entropy, graph=net().graph
+    )[0]
 
     def then(trainer: Trainer) -> Any:
         trainer.load_state_dict(state)
-        trainer.load_optimizer_state_dict(kept)
-        trainer.step(*given[2])
+        trainer.load_optimizer_state_dict(optimizer_state)
+        trainer.step(*batch_list[2])
         return trainer.state_dict()
 
-    _, model = plainly(plan, given)
+    _, model = train_plain(plan, batch_list)
     for resumed_state in on_threads(
         plan.devices, then, *args, loss=F.cross_entropy, graph=net().graph
     ):
@@ -629,10 +635,10 @@ def test_a_plan_in_microbatches_takes_the_graph_of_the_whole_batch() -> None:
     """The search captured the graph at the size of the whole batch."""
     plan = replace(TRAINED["1f1b, uneven"](), steps=1, fingerprint=net().graph.fingerprint())
     assert plan.microbatches > 1
-    given = batches(plan.batch)
+    batch_list = batches(plan.batch)
     losses = on_threads(
-        plan.devices, lambda trainer: float(trainer.step(*given[0])), net().model, plan, sgd,
+        plan.devices, lambda trainer: float(trainer.step(*batch_list[0])), net().model, plan, sgd,
         loss=F.cross_entropy, graph=net().graph.for_batch(plan.batch),
     )  # fmt: skip
-    (wanted,), _ = plainly(plan, given)
+    (wanted,), _ = train_plain(plan, batch_list)
     assert losses == pytest.approx([wanted] * plan.devices, rel=1e-9)

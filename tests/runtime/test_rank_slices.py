@@ -37,13 +37,13 @@ def slots() -> list[torch.nn.Parameter]:
 
 
 def test_a_rank_gives_all_and_updates_its_own() -> None:
-    held = slots()
-    rows = RankSlices(make_slices(), held, read_sync("ps:sliced"), 1)
+    parameters = slots()
+    rows = RankSlices(make_slices(), parameters, read_sync("ps:sliced"), 1)
     assert rows.slices_by_slot == {0: [0, 1]}
     assert list(rows.updated) == [1]
     with torch.no_grad():
         rows.updated[1].fill_(7)
-    assert held[0][:, 0].tolist() == [0, 0, 7, 7]  # a view of the parameter
+    assert parameters[0][:, 0].tolist() == [0, 0, 7, 7]  # a view of the parameter
     assert rows.source_of(1).box == Box((2, 0), (4, 3))
     assert [item.name for item in rows.items()] == ["w[0:2]", "w[2:4]"]
     assert all(into is not None and copied is None for into, copied in rows.bindings().values())
@@ -55,11 +55,11 @@ def test_without_servers_every_holder_updates_all() -> None:
 
 
 def test_where_others_do_not_wait_a_copy_is_updated() -> None:
-    held = slots()
-    rows = RankSlices(make_slices(), held, read_sync("ps:async"), 1)
+    parameters = slots()
+    rows = RankSlices(make_slices(), parameters, read_sync("ps:async"), 1)
     with torch.no_grad():
         rows.updated[1].fill_(7)
-    assert held[0].sum() == 0
+    assert parameters[0].sum() == 0
     rows.refresh_server_copies()
     assert rows.updated[1].sum() == 0
     (into, copied) = rows.bindings()[1]
@@ -69,9 +69,9 @@ def test_where_others_do_not_wait_a_copy_is_updated() -> None:
 
 
 def test_zero3_shards_stay_on_their_servers() -> None:
-    held = slots()
-    rows = RankSlices(make_slices(shard_slot=1), held, read_sync("sharded:parameters"), 1)
-    assert rows.updated[1] is held[1]
+    parameters = slots()
+    rows = RankSlices(make_slices(shard_slot=1), parameters, read_sync("sharded:parameters"), 1)
+    assert rows.updated[1] is parameters[1]
     assert rows.bindings()[0] == (None, None)
     assert not any(item.returned for item in rows.items())
 
@@ -79,19 +79,19 @@ def test_zero3_shards_stay_on_their_servers() -> None:
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
 def test_schedulers_see_that_steps_are_taken(make: type[torch.optim.Optimizer]) -> None:
     """The optimizer's own `step` is called, but does not change parameters."""
-    held = [torch.nn.Parameter(torch.zeros(2, 3))]
+    parameters = [torch.nn.Parameter(torch.zeros(2, 3))]
     region = ParameterRegion(Box((0, 0), (2, 3)), (0,), 0)
     slices = [ParameterSlice("w", region, torch.float32, 0, 0, slice(0, 2))]
-    parameter_sync = ParameterSync(slices, held, Hub(1).transport(0), read_sync("ps"), CPU)
+    parameter_sync = ParameterSync(slices, parameters, Hub(1).transport(0), read_sync("ps"), CPU)
     optimizer = make([p for _, p in parameter_sync.updated], lr=1.0)  # type: ignore[call-arg]
     parameter_sync.start(optimizer)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
     parameter_sync.begin_step()
-    assert held[0].sum() == 0
+    assert parameters[0].sum() == 0
     parameter_sync.submit(0, torch.ones(2, 3))
     parameter_sync.finish_step(lambda: None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         schedule.step()
-    torch.testing.assert_close(held[0].detach(), torch.full((2, 3), -1.0))
+    torch.testing.assert_close(parameters[0].detach(), torch.full((2, 3), -1.0))
     parameter_sync.close()

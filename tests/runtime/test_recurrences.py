@@ -32,11 +32,11 @@ class Net(nn.Module):
         self.start = nn.Linear(3, 4) if states else None
 
     def forward(self, x: Tensor) -> Tensor:
-        given = None
+        initial_states = None
         if self.start is not None:
             start = self.start(x[:, 0]).expand(4 if self.rnn.bidirectional else 2, -1, -1)
-            given = (start, start.tanh()) if isinstance(self.rnn, nn.LSTM) else start
-        out, last = self.rnn(x, given)
+            initial_states = (start, start.tanh()) if isinstance(self.rnn, nn.LSTM) else start
+        out, last = self.rnn(x, initial_states)
         last = last[1] if isinstance(last, tuple) else last
         return torch.cat([out.flatten(1), last.transpose(0, 1).flatten(1)], 1)
 
@@ -95,8 +95,8 @@ def test_they_compute_what_the_module_does(
         each = {"one": 2, "samples": 4, "layers": 0, "steps": 0}[how]
         assert native_calls(program) == each * (1 + both_ways)
     losses, state = train_plain(copy.deepcopy(model), loss, [[([x], [])]] * 2, sgd)
-    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    result = run_threads(program, held, sgd, lambda key: {graph.inputs[0]: x})
+    initial_state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    result = run_threads(program, initial_state, sgd, lambda key: {graph.inputs[0]: x})
     assert result.losses == pytest.approx(losses, rel=1e-9)
     for name, tensor in result.state.items():
         torch.testing.assert_close(tensor, state[name], rtol=1e-9, atol=1e-9, msg=name)

@@ -86,8 +86,8 @@ def case(
     rates: list[float], optimizer: str, sync: str, ranks: int = 2, method: str = "data"
 ) -> Case:
     model, graph = captured(tuple(rates))
-    made = plan_for(graph, cluster(f"local:{ranks}"), method, bn="global")
-    return Case(model, graph, replace(made, sync=sync), optimizer)
+    chosen_plan = plan_for(graph, cluster(f"local:{ranks}"), method, bn="global")
+    return Case(model, graph, replace(chosen_plan, sync=sync), optimizer)
 
 
 def batch(step: int) -> Tensor:
@@ -168,16 +168,18 @@ def test_a_resumed_pipeline_is_the_undisturbed_one(schedule: str) -> None:
     """Both runs call `train` with the same batches: with overlapping steps, each call ends with a flush."""
     model, graph = captured((0.5, 0.2))
     chosen = Settings(schedule=schedule, stages=2, microbatches=2, budget=0.1, bn="global")
-    on = cluster("local:2")
-    result = run_method(graph, on, "pipeline", chosen)
+    target_cluster = cluster("local:2")
+    result = run_method(graph, target_cluster, "pipeline", chosen)
     assert result.pipeline is not None
-    plan = build_plan(graph, on, "pipeline", result, chosen)
+    plan = build_plan(graph, target_cluster, "pipeline", result, chosen)
     pipeline_case = Case(model, result.pipeline.graph, plan, "Adam")
-    given = [[batch(step)] for step in range(5)]
-    whole = pipeline_case.run(lambda t: (t.train(given[:3]), t.train(given[3:]), state(t))[1:])
-    saved = pipeline_case.run(lambda t: (t.train(given[:3]), state(t))[1])
+    batch_list = [[batch(step)] for step in range(5)]
+    whole = pipeline_case.run(
+        lambda t: (t.train(batch_list[:3]), t.train(batch_list[3:]), state(t))[1:]
+    )
+    saved = pipeline_case.run(lambda t: (t.train(batch_list[:3]), state(t))[1])
     again = pipeline_case.run(
-        lambda t: (load(t, saved), t.train(given[3:]), state(t))[1:], rate=7.0, seed=8
+        lambda t: (load(t, saved), t.train(batch_list[3:]), state(t))[1:], rate=7.0, seed=8
     )
     assert_same(again, whole)
 

@@ -100,9 +100,11 @@ def plan(tmp_path: pathlib.Path) -> Callable[..., str]:
 
     def write(model: str, method: str, devices: int, **more: Any) -> str:
         graph = captured(model)
-        made, *_ = plan_and_predict(graph, cluster(f"local:{devices}"), method, model=model, **more)
+        chosen_plan, *_ = plan_and_predict(
+            graph, cluster(f"local:{devices}"), method, model=model, **more
+        )
         path = tmp_path / f"{model}-{method}-{devices}.json"
-        plan_file.save(made, graph, path)
+        plan_file.save(chosen_plan, graph, path)
         return str(path)
 
     return write
@@ -272,9 +274,9 @@ def test_a_loss_that_is_no_number_is_one_sentence(launch: Any, plan: Any) -> Non
     words = [plan("mlp-tiny", "data", 2), "--lr", 1e38, "--check-finite"]
     ended = launch(2, words)
     assert [e.code for e in ended] == [1, 1]
-    said = ended[0].error + ended[1].error
-    assert re.search(r"rank \d failed: FloatingPointError in step 1: the loss is (nan|inf)", said)
-    assert "Traceback" not in said
+    errors = ended[0].error + ended[1].error
+    assert re.search(r"rank \d failed: FloatingPointError in step 1: the loss is (nan|inf)", errors)
+    assert "Traceback" not in errors
 
 
 # -- without ranks -----------------------------------------------------------------------------------

@@ -51,8 +51,8 @@ def graph() -> Graph:
 
 
 def plan(method: str, ranks: int, **more: Any) -> Plan:
-    made = plan_for(graph(), cluster(f"local:{ranks}"), method, bn="global")
-    return Plan(**{**vars(made), **more})
+    chosen_plan = plan_for(graph(), cluster(f"local:{ranks}"), method, bn="global")
+    return Plan(**{**vars(chosen_plan), **more})
 
 
 def batches(count: int) -> list[tuple[Tensor, Tensor]]:
@@ -70,7 +70,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def plainly(
+def train_plain(
     count: int, make: Any = sgd, clip: float | None = None
 ) -> tuple[list[float], nn.Module, Any]:
     model = copy.deepcopy(net())
@@ -101,7 +101,7 @@ def assert_equal(state: dict[str, Tensor], model: nn.Module) -> None:
 @pytest.mark.parametrize("method", BASELINES)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_trains_as_plain_pytorch_does(method: str, ranks: int) -> None:
-    losses, model, _ = plainly(3)
+    losses, model, _ = train_plain(3)
     for rank_losses, state in on_threads(
         ranks, lambda t: train(t, 3), net(), plan(method, ranks), sgd, loss=F.cross_entropy, graph=graph()
     ):  # fmt: skip
@@ -119,7 +119,7 @@ def test_trains_as_plain_pytorch_does(method: str, ranks: int) -> None:
     ],
 )
 def test_any_elementwise_optimizer(make: Any) -> None:
-    losses, model, _ = plainly(3, make)
+    losses, model, _ = train_plain(3, make)
     (rank_losses, state), *_ = on_threads(
         2, lambda t: train(t, 3), net(), plan("owt", 2), make, graph=graph()
     )
@@ -135,7 +135,7 @@ def test_optimizers_of_whole_tensors_are_refused() -> None:
 @pytest.mark.parametrize("method", ["data", "owt", "layerwise", "filter-horizontal"])
 @pytest.mark.parametrize("limit", [0.1, 1e6])
 def test_clips_by_the_global_norm(method: str, limit: float) -> None:
-    losses, model, _ = plainly(3, clip=limit)
+    losses, model, _ = train_plain(3, clip=limit)
     for rank_losses, state in on_threads(
         3, lambda t: train(t, 3), net(), plan(method, 3), sgd, graph=graph(), clip_norm=limit
     ):
@@ -185,7 +185,7 @@ def test_schedulers_work_on_every_rank() -> None:
 
 @pytest.mark.parametrize("method", BASELINES)
 def test_evaluates_as_the_module_does(method: str) -> None:
-    _, model, _ = plainly(2)
+    _, model, _ = train_plain(2)
     x, y = batches(3)[2]
     model.eval()
     wanted = model(x)
@@ -204,7 +204,7 @@ def test_evaluates_as_the_module_does(method: str) -> None:
         assert before == loss == pytest.approx(F.cross_entropy(wanted, y).item(), rel=1e-9)
         assert small == pytest.approx(F.cross_entropy(wanted[:4], y[:4]).item(), rel=1e-9)
         torch.testing.assert_close(output, wanted.detach(), rtol=1e-9, atol=1e-9)
-        assert again == pytest.approx(plainly(3)[0][2], rel=1e-9)
+        assert again == pytest.approx(train_plain(3)[0][2], rel=1e-9)
     assert net().training
 
 
@@ -213,18 +213,18 @@ def test_any_plan_loads_any_plans_state() -> None:
         train(trainer, 2)
         return trainer.state_dict(), trainer.optimizer_state_dict()
 
-    state, kept = on_threads(2, first, net(), plan("owt", 2), sgd, graph=graph())[0]
+    state, optimizer_state = on_threads(2, first, net(), plan("owt", 2), sgd, graph=graph())[0]
 
     def then(trainer: Trainer) -> Any:
         trainer.load_state_dict(state)
-        trainer.load_optimizer_state_dict(kept)
+        trainer.load_optimizer_state_dict(optimizer_state)
         for batch in batches(3)[2:]:
             trainer.step(*batch)
         return trainer.state_dict()
 
     for method in ("layerwise", "data", "filter-incremental"):
         for loaded_state in on_threads(3, then, net(), plan(method, 3), sgd, graph=graph()):
-            assert_equal(loaded_state, plainly(3)[1])
+            assert_equal(loaded_state, train_plain(3)[1])
     plain = net().__class__().double()
     plain.load_state_dict(state)  # the plain module can load it too
 
@@ -237,15 +237,15 @@ def test_a_rank_reads_its_own_part_of_the_batch() -> None:
         return [float(trainer.step(*p)) for p in parts]
 
     for losses in on_threads(2, work, net(), plan("data", 2), sgd, graph=graph()):
-        assert losses == pytest.approx(plainly(2)[0], rel=1e-9)
+        assert losses == pytest.approx(train_plain(2)[0], rel=1e-9)
 
 
 def test_microbatches_are_cut_from_the_batch() -> None:
     half = capture(
         net(), [torch.zeros(4, 2, 6, 6).double()], targets=[torch.zeros(4).long()], loss=F.cross_entropy
     )  # fmt: skip
-    made = plan_for(half, cluster("local:2"), "data", bn="global")
-    made = Plan(**{**vars(made), "microbatches": 2, "batch": 8, "bn": "microbatch"})
+    chosen_plan = plan_for(half, cluster("local:2"), "data", bn="global")
+    chosen_plan = Plan(**{**vars(chosen_plan), "microbatches": 2, "batch": 8, "bn": "microbatch"})
     model = copy.deepcopy(net())
     optimizer = sgd(model.parameters())
     for x, y in batches(2):
@@ -260,7 +260,7 @@ def test_microbatches_are_cut_from_the_batch() -> None:
         return trainer.state_dict()
 
     for work in (parts, lambda t: train(t, 2)[1]):
-        for state in on_threads(2, work, net(), made, sgd, graph=half):
+        for state in on_threads(2, work, net(), chosen_plan, sgd, graph=half):
             assert_equal(state, model)
 
 
@@ -272,18 +272,18 @@ def test_initialises_a_model_on_meta_tile_by_tile() -> None:
     whole = materialize(copy.deepcopy(empty), seed=3)
 
     def work(trainer: Trainer) -> Any:
-        held = sum(p.numel() for _, p in trainer.executor.parameters())
-        return trainer.state_dict(), held
+        elements = sum(p.numel() for _, p in trainer.executor.parameters())
+        return trainer.state_dict(), elements
 
     results = on_threads(3, work, empty, plan("model", 3), sgd, graph=graph(), seed=3)
     total = sum(p.numel() for p in whole.parameters())
-    for state, held in results:
+    for state, rank_elements in results:
         assert_equal(state, whole)
-        assert held < total / 2
+        assert rank_elements < total / 2
 
 
 def test_bfloat16_is_close() -> None:
-    losses, _, _ = plainly(3)
+    losses, _, _ = train_plain(3)
     float32 = copy.deepcopy(net()).float()
     single = capture(
         float32, [torch.zeros(8, 2, 6, 6)], targets=[torch.zeros(8).long()], loss=F.cross_entropy
@@ -294,9 +294,9 @@ def test_bfloat16_is_close() -> None:
         return [float(trainer.step(x.float(), y)) for x, y in batches(3)]
 
     for method in ("data", "owt"):
-        made = plan_for(single, cluster("local:2"), method, bn="global")
+        chosen_plan = plan_for(single, cluster("local:2"), method, bn="global")
         for rank_losses in on_threads(
-            2, work, float32, made, sgd, graph=single, autocast=torch.bfloat16
+            2, work, float32, chosen_plan, sgd, graph=single, autocast=torch.bfloat16
         ):
             assert rank_losses == pytest.approx(losses, rel=0.05)
             assert rank_losses != pytest.approx(losses, rel=1e-6)
@@ -320,7 +320,7 @@ def test_what_is_not_trained_is_kept(method: str) -> None:
     model = Partly()
     x, k = torch.randn(4, 6), torch.tensor(2.0)
     model_graph = capture(model, [x, k], loss=lambda y: y.square().mean())
-    made = plan_for(model_graph, cluster("local:2"), method)
+    chosen_plan = plan_for(model_graph, cluster("local:2"), method)
 
     def work(trainer: Trainer) -> Any:
         trainer.step(*trainer.part(x, k))
@@ -328,7 +328,7 @@ def test_what_is_not_trained_is_kept(method: str) -> None:
         trainer.load_state_dict({**state, "frozen.bias": state["frozen.bias"] + 1})
         return state, trainer.state_dict()
 
-    for state, again in on_threads(2, work, model, made, sgd, graph=model_graph):
+    for state, again in on_threads(2, work, model, chosen_plan, sgd, graph=model_graph):
         assert state.keys() == model.state_dict().keys()
         for name in ("unused.weight", "frozen.weight"):
             torch.testing.assert_close(state[name], model.state_dict()[name])
@@ -352,7 +352,7 @@ def test_what_is_not_trained_is_kept(method: str) -> None:
 def test_local_statistics_are_those_of_a_rank(sync: str) -> None:
     """As in DistributedDataParallel: the state contains rank 0's statistics, of its own samples only."""
     x, y = batches(1)[0]
-    made = plan_for(graph(), cluster("local:2"), "data", bn="local", sync=sync)
+    chosen_plan = plan_for(graph(), cluster("local:2"), "data", bn="local", sync=sync)
 
     def work(trainer: Trainer) -> dict[str, Tensor]:
         trainer.step(x, y)
@@ -360,7 +360,7 @@ def test_local_statistics_are_those_of_a_rank(sync: str) -> None:
 
     plain = copy.deepcopy(net())
     plain(x[:4])
-    for state in on_threads(2, work, net(), made, sgd, graph=graph()):
+    for state in on_threads(2, work, net(), chosen_plan, sgd, graph=graph()):
         for name in ("norm.running_mean", "norm.running_var"):
             torch.testing.assert_close(state[name], plain.state_dict()[name], rtol=1e-9, atol=1e-9)
 
@@ -378,13 +378,13 @@ def test_nothing_stays_alive_that_nobody_keeps() -> None:
             return self.b(torch.relu(self.a(x)))
 
     watched_graph = capture(Watched(), [torch.randn(4, 4)], loss=lambda y: y.sum())
-    made = plan_for(watched_graph, cluster("local:1"), "data")
+    chosen_plan = plan_for(watched_graph, cluster("local:1"), "data")
 
     def work(trainer: Trainer) -> None:
         call = next(a for a in trainer.executor.rank_actions.actions if isinstance(a, Forward)).call
         alive.append(call.code.source)
 
-    on_threads(1, work, Watched(), made, sgd, graph=watched_graph)
+    on_threads(1, work, Watched(), chosen_plan, sgd, graph=watched_graph)
     lines = [line.strip() for line in alive[0].splitlines()]
     first = lines[1].partition(",")[0]  # the result of the first layer
     assert lines[2].endswith(f"({first})"), "the activation reads it"

@@ -47,9 +47,9 @@ def assert_trains(
     check(program)
     batches = [[(inputs, targets)] * microbatches] * 2
     losses, state = train_plain(copy.deepcopy(model), loss, batches, sgd)
-    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    initial_state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     feed = dict(zip(graph.inputs, [*inputs, *targets], strict=True))
-    result = run_threads(program, held, sgd, lambda key: feed)
+    result = run_threads(program, initial_state, sgd, lambda key: feed)
     assert result.losses == pytest.approx(losses, rel=1e-9)
     for name, tensor in result.state.items():
         torch.testing.assert_close(tensor, state[name], rtol=1e-9, atol=1e-9, msg=name)

@@ -62,7 +62,7 @@ def net(frozen: int) -> PipelineTask:
 
 def simulated(program: Program) -> list[Span]:
     """The spans of a simulation: when each action of the schedule was computed."""
-    timeline, of = (
+    timeline, stage_by_op = (
         simulate(program, cluster(f"local:{program.plan.devices}")),
         stage_of(program.plan),
     )
@@ -73,7 +73,7 @@ def simulated(program: Program) -> list[Span]:
     ):
         i = program.instructions[number]
         if isinstance(i, Run | Merge):
-            action = Action(phase_of(i, schedule.split), of[i.op], i.key.micro_batch)
+            action = Action(phase_of(i, schedule.split), stage_by_op[i.op], i.key.micro_batch)
             spans.append(Span(i.key.step, str(action), float(start), float(end)))
     return spans
 
@@ -96,9 +96,9 @@ def assert_waits_hold(
     """Asserts that all waits hold in a timeline, and that all actions in waits occur in it."""
     schedule = schedule or schedule_of(program.plan)
     named = {str(action) for wait in schedule.waits for action in wait}
-    of, split = stage_of(program.plan), schedule.split
+    stage_by_op, split = stage_of(program.plan), schedule.split
     expected = {
-        (i.key.step, str(Action(phase_of(i, split), of[i.op], i.key.micro_batch)))
+        (i.key.step, str(Action(phase_of(i, split), stage_by_op[i.op], i.key.micro_batch)))
         for i in program.instructions
         if isinstance(i, Run | Merge)
     }
@@ -131,11 +131,11 @@ def with_lost_waits(program: Program, rng: random.Random) -> Program:
         for n, i in enumerate(program.instructions)
         if isinstance(i, Move) and i.kind == MessageKind.SIGNAL
     }
-    kept = [
+    instructions = [
         replace(i, deps=tuple(d for d in i.deps if d not in signals or rng.random() < 0.5))
         for i in program.instructions
     ]
-    return replace(program, instructions=tuple(kept))
+    return replace(program, instructions=tuple(instructions))
 
 
 @settings(

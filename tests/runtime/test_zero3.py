@@ -48,8 +48,8 @@ def test_gives_the_same_bits_as_whole_parameters(model: str) -> None:
 
 def trained(task: Task, plan: Plan) -> tuple[list[float], dict[str, Tensor]]:
     def work(trainer: Trainer) -> tuple[list[float], dict[str, Tensor]]:
-        given = [task.batches[step % 2][0] for step in range(3)]
-        return [float(trainer.step(*batch)) for batch in given], trainer.state_dict()
+        batch_list = [task.batches[step % 2][0] for step in range(3)]
+        return [float(trainer.step(*batch)) for batch in batch_list], trainer.state_dict()
 
     more = {"loss": task.loss, "graph": task.graph}
     results = on_threads(plan.devices, work, task.model, plan, task.optimizer, **more)

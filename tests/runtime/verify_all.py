@@ -97,7 +97,7 @@ def run(cases: Sequence[Case], sync: str = "") -> Iterator[Outcome]:
                     yield Outcome(case, "skipped", str(error))
                 else:
                     planned.append((case, replace(plan, cluster=None, sync=sync or plan.sync)))
-        yield from _start(size, planned)
+        yield from _run_cases(size, planned)
 
 
 def plan_of(case: Case) -> Plan:
@@ -105,7 +105,7 @@ def plan_of(case: Case) -> Plan:
     graph = tiny(case.model).graph
     if case.method in BASELINES:
         return plan_for(graph, cluster(f"local:{case.ranks}"), case.method, bn="global")
-    on = cluster(f"p100:1x{case.ranks}")
+    target_cluster = cluster(f"p100:1x{case.ranks}")
     search_settings = Settings(
         bn="global", proposals=150, reduction=case.method == "wild", powers_of_two=False,
         budget=0.4 if case.method in PARTITIONS else 20,  # hypergraph searches always use the whole budget
@@ -114,19 +114,23 @@ def plan_of(case: Case) -> Plan:
     if case.method != "wild":
         return planning.build_plan(
             graph,
-            on,
+            target_cluster,
             case.method,
-            run_method(graph, on, case.method, search_settings),
+            run_method(graph, target_cluster, case.method, search_settings),
             search_settings,
         )
-    space = PlanSpace(graph, on, search_settings)
+    space = PlanSpace(graph, target_cluster, search_settings)
     result = flexflow(
-        graph, on, search_settings, {"random": random_start(space, case.ranks)}, random_too=False
+        graph,
+        target_cluster,
+        search_settings,
+        {"random": random_start(space, case.ranks)},
+        random_too=False,
     )
-    return planning.build_plan(graph, on, "flexflow", result, search_settings)
+    return planning.build_plan(graph, target_cluster, "flexflow", result, search_settings)
 
 
-def _start(size: int, planned: Sequence[tuple[Case, Plan]]) -> Iterator[Outcome]:
+def _run_cases(size: int, planned: Sequence[tuple[Case, Plan]]) -> Iterator[Outcome]:
     """Forks `size` ranks, which run all plans; if a rank dies, the remaining cases fail."""
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
