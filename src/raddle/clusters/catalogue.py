@@ -60,6 +60,7 @@ def _row(
     network: Network | None,
     source: str,
 ) -> dict[str, Any]:
+    """One preset as plain data."""
     return {
         "name": name,
         "nodes": nodes,

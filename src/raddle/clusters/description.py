@@ -112,11 +112,13 @@ class Place:
     path: str = ""
 
     def child(self, key: object) -> Place:
+        """The position of a key, or of an index, below this one."""
         step = f"[{key}]" if isinstance(key, int) else shorten(str(key), 80)
         dot = "." if self.path and not isinstance(key, int) else ""
         return Place(self.file, f"{self.path}{dot}{step}")
 
     def error(self, what: str) -> InputError:
+        """An error that names this position; `what` continues the sentence."""
         return InputError(
             f"{self.file}: {self.path} {what}" if self.path else f"{self.file} {what}"
         )
@@ -274,6 +276,7 @@ def _list(data: object, place: Place, advice: str) -> list[Any]:
 
 
 def _suggestion(name: object, allowed: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the closest allowed one, or all of them."""
     names = list(allowed)
     close = get_close_matches(str(name), names, n=1, cutoff=0.5)
     return (

@@ -64,6 +64,7 @@ def _local(spec: str, size: str, *, has_size: bool) -> Cluster:
 
 
 def _count(spec: str, digits: str) -> int:
+    """The number that a user wrote, if it is a possible number of devices."""
     digits = digits.strip().lstrip("0")
     # int() raises an error of its own for more than 4,300 digits; so many are replaced by a huge number.
     return _check_count(spec, int(digits or "0") if len(digits) < 20 else 10**20)
@@ -76,6 +77,7 @@ def _check_count(spec: str, count: int) -> int:
 
 
 def _amount(count: int) -> str:
+    """An impossible number of devices, in words."""
     return "no devices" if count < 1 else f"more than {MAX_DEVICES} devices"
 
 

@@ -78,6 +78,7 @@ def parse(value: object, quantity: Quantity) -> float:
 
 
 def _number(value: object, quantity: Quantity) -> float:
+    """The value in base units, without a check of its range."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"write a number{_of_unit(quantity)}, as {quantity.example}")
     if not isinstance(value, str):
@@ -101,4 +102,5 @@ def _number(value: object, quantity: Quantity) -> float:
 
 
 def _of_unit(quantity: Quantity) -> str:
+    """The base unit as part of a sentence, as " of bytes"."""
     return f" of {quantity.unit}" if quantity.unit else ""

@@ -128,6 +128,7 @@ class ComputeCosts:
     def _measured_op(
         self, op: Op, box: Box, grad_operands: Sequence[int] | None, device_kind: str
     ) -> float | None:
+        """Seconds of an operator from the profile, or None."""
         if self.profile is None:
             return None
         return self.profile.find(
@@ -173,6 +174,7 @@ class ComputeCosts:
     def _roofline_seconds(
         self, op: Op, box: Box, grad_operands: Sequence[int] | None, device: Device
     ) -> float:
+        """Seconds by the roofline; grad_operands: None for a forward."""
         amounts = (
             [work(op, box)] if grad_operands is None else [work(op, box, i) for i in grad_operands]
         )

@@ -55,6 +55,7 @@ class NativeCall(NamedTuple):
         return self._convert_tile(op, self.main, box)
 
     def _convert_tile(self, other: Op, op: Op, box: Box) -> Box:
+        """The tile of `other` that matches `box`, a tile of `op`."""
         pairs = zip(op.space.dims, box.shape, strict=True)
         sizes = {dim.name: size for dim, size in pairs if dim.name in self.shared_dims}
         return Box.full([sizes.get(dim.name, dim.size) for dim in other.space.dims])

@@ -44,6 +44,7 @@ class Profile:
     def find(
         self, op: Op, box: Box, phase: str, grad_operands: Sequence[int] | None, device_kind: str
     ) -> float | None:
+        """Seconds of an operator, or None if it was not measured."""
         return self.seconds.get(profile_key(op, box, phase, grad_operands, device_kind))
 
     def find_native_call(
@@ -85,6 +86,7 @@ def profile_key(
 def native_call_key(
     call: NativeCall, box: Box, phase: str, grad_operands: Sequence[int] | None, device_kind: str
 ) -> str:
+    """The key of a native call; box: a tile of its main operator."""
     return (
         f"{profile_key(call.main, box, phase, grad_operands, device_kind)}"
         f"|{NATIVE_CALL} {call.fingerprint}"
@@ -157,6 +159,7 @@ def measure(
 def _measure_op(
     graph: Graph, op: Op, box: Box, grad_operands: Sequence[int], device: torch.device, repeats: int
 ) -> tuple[float, float]:
+    """Seconds (forward, backward) of a box of an operator."""
     operands = [
         None if region is None else _random_tensor(graph.values[name], region, device)
         for name, region in zip(op.inputs, op.space.regions(box), strict=True)

@@ -54,6 +54,7 @@ class AllReduceTasks:
         self.cache: dict[tuple[tuple[int, ...], int], tuple[Array, ...]] = {}
 
     def add_reduce(self, number: int, reduce: Reduce) -> None:
+        """Adds the tasks of one Reduce: for each ring, a join of its members, then a task for each."""
         table, devices, ids = self.table, [], []
         urgency = self.urgency.get(reduce.parameters[0], 0)
         for members, nbytes in reduced_bytes(self.program, reduce).items():

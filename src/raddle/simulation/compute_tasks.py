@@ -38,12 +38,14 @@ class ComputeTasks:
         self.run_times: dict[tuple[str, str, int], tuple[Array, Array]] = {}
 
     def add_run(self, number: int, run: Run) -> None:
+        """Adds the tasks of an operator's tiles, in a phase."""
         key = (run.op, run.phase, run.key.variant)
         if key not in self.run_times:
             self.run_times[key] = _devices_and_nanoseconds(self._run_seconds(run))
         self.table.add_compute(number, *self.run_times[key], run.deps)
 
     def add_merge(self, number: int, merge: Merge) -> None:
+        """Adds the tasks that merge partial results."""
         element_bytes = self.program.element_bytes(
             self.program.variant(merge.key).ops[merge.op].outputs[0]
         )

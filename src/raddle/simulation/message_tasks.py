@@ -47,6 +47,7 @@ class MessageTasks:
         self.cache: dict[object, tuple[Array, ...]] = {}
 
     def add_move(self, number: int, move: Move) -> None:
+        """Adds the tasks of the messages of one Move."""
         key = (move.value, move.kind, id(move.messages))
         if key not in self.cache:
             self.cache[key] = self._message_columns(move)

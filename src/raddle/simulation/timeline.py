@@ -161,6 +161,7 @@ class Timeline:
         return ready
 
     def _exposed_seconds(self) -> list[float]:
+        """By device, the seconds of exposed communication in an average step; see `breakdown`."""
         tasks, devices = self.tasks, self.program.plan.devices
         compute = (tasks.first_resource >= 0) & (tasks.first_resource < devices)
         comm = tasks.first_resource >= devices

@@ -126,6 +126,7 @@ def _compute_neighbours(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _memory_events(timeline: Timeline) -> Iterator[Event]:
+    """A counter event for each change of a device's memory."""
     for d, (times, nbytes) in enumerate(memory_curves(timeline)):
         for time, held in zip(times, nbytes, strict=True):
             yield {

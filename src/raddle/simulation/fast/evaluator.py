@@ -109,6 +109,7 @@ class Evaluator:
         return undo
 
     def restore(self, undo: Undo) -> None:
+        """Reverts a move."""
         undo.restore()
 
     def _move(self, changes: Mapping[str, Tiling], undo: Undo) -> None:

@@ -27,6 +27,7 @@ class Routes:
 
 
 def build_routes(cluster: Cluster) -> Routes:
+    """The routes between all pairs of devices."""
     count = len(cluster.devices)
     latency, bandwidth = np.zeros((count, count)), np.ones((count, count))
     first, second = np.full((count, count), -1), np.full((count, count), -1)
@@ -83,6 +84,7 @@ class RingNumbers:
     def _describe(
         self, ring: tuple[int, ...]
     ) -> tuple[list[int], list[int], list[float], list[list[float]]]:
+        """Of a ring: first links, second links, topology, and the rings inside its nodes."""
         *topology, node_rings = all_reduce_topology(self.cluster, ring)
         links = ring_links(self.cluster, ring, len(self.cluster.devices))
         return *links, topology, [list(node_ring) for node_ring in node_rings]

@@ -57,6 +57,7 @@ class ParameterRows:
     def _build_placement(
         self, store: RowStore, value: Value, users: Sequence[Reader]
     ) -> ParameterPlacement:
+        """Computes which devices hold which regions, and adds the rows."""
         by_device: dict[int, dict[Box, None]] = {}
         for r in users:
             for d, box in zip(r.tiling.tiling.devices, _tile_regions(r), strict=True):

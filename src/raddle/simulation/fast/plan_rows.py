@@ -27,10 +27,12 @@ class Undo:
         self._old: list[tuple[Any, Any, Any]] = []
 
     def set(self, target: list[Any], index: int, value: Any) -> None:
+        """Sets target[index] and saves its old value."""
         self._old.append((target, index, target[index]))
         target[index] = value
 
     def set_slot(self, slots: Array, index: int, old: Slot, slot: Slot) -> None:
+        """Sets slots[index] and saves its old slot."""
         self._old.append((slots, index, old))
         slots[index] = slot
 
@@ -39,6 +41,7 @@ class Undo:
         self._old.append((array, slice(None), array.copy()))
 
     def restore(self) -> None:
+        """Reverts all changes, the last one first."""
         for target, index, old in reversed(self._old):
             target[index] = old
 

@@ -18,7 +18,7 @@ from raddle.graph.space import Space
 from raddle.plans.tiling import Grid, Tiling
 
 Array = np.ndarray
-Cuts = tuple[tuple[int, ...], ...]
+Cuts = tuple[tuple[int, ...], ...]  # by dimension: the borders of its parts, as (0, 4, 8)
 
 
 class Regions(NamedTuple):
@@ -69,6 +69,7 @@ def tile_boxes_in(tiling: Tiling, dims: Sequence[int]) -> Array:
 
 
 def _grid_regions(space: Space, cuts: Cuts) -> tuple[Regions, ...]:
+    """The regions of each operand for a grid with these cuts."""
     shape = tuple(len(c) - 1 for c in cuts)
     count = math.prod(shape)
     first = _holds_origin(space, shape)
@@ -96,6 +97,7 @@ def _tile_ranges(index: Index, cuts: Cuts, shape: tuple[int, ...]) -> Array:
 
 @lru_cache(maxsize=100_000)
 def _ranges(index: Index, dims: tuple[int, ...], cuts: Cuts, rank: int) -> Array:
+    """The ranges of an index expression for all parts of the dimensions `dims`, which have these cuts."""
     if index.plain_dim is not None and cuts[0][-1] <= index.extent:
         return np.array(list(pairwise(cuts[0])), np.int64)
     box = [(0, 1)] * rank

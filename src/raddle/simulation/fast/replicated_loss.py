@@ -45,9 +45,11 @@ class ReplicatedLoss:
         return {self.index.op_number[name] for name in different}
 
     def clear(self) -> None:
+        """Empties the cache."""
         self._cache.clear()
 
     def _compute_ops(self, tiles: Sequence[NumberedTiling], tilings: Tilings) -> frozenset[str]:
+        """The operators of the replicated loss with these tiles."""
         graph, op_number = self.index.graph, self.index.op_number
         tiling_by_op = {op.name: tiles[i].tiling for i, op in enumerate(graph.ops)}
         plan = Plan(tiling_by_op, self.plan.devices, bn=self.plan.bn)

@@ -69,10 +69,12 @@ class Recorder:
         self.pulls: dict[int, Pull] = {}  # by row
 
     def emit(self, instruction: Instruction) -> int:
+        """Adds an instruction; returns its row."""
         self.rows.append(instruction)
         return len(self.rows) - 1
 
     def waits_of_read(self, name: str, key: Key, op: Op) -> Iterable[int]:
+        """The instructions to wait for before a value is read: none here."""
         return ()
 
     def pull(self, ops: Sequence[Op], sharded: Collection[str]) -> list[int]:
@@ -89,6 +91,7 @@ class Recorder:
         return rows
 
     def add_contribution(self, name: str, key: Key, at: int) -> None:
+        """Row `at` adds to the gradient of a parameter; after the last contribution, adds an event."""
         self.marks.append((at, self.parameter_number[name]))
         self.missing_contributions[name] -= 1
         if not self.missing_contributions[name]:
@@ -106,6 +109,7 @@ def record_tape(
     micro_batch = MicroBatch(variant, Key(), recorder)
 
     def blocks_of(phase: str) -> Iterable[tuple[Sequence[Op], Sequence[int]]]:
+        """The operators of a phase in blocks, with the rows of their pulls; without ZeRO-3, one block."""
         if not sync.zero3 or not trained:
             return [(graph.ops, ())]
         blocks = cut_blocks(graph.ops, graph, plan, trained, active, phase)

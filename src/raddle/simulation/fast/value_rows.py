@@ -71,6 +71,7 @@ class ValueRows:
     def _build_merge(
         self, store: RowStore, op: Op, tiled: NumberedTiling, key: MergeKey
     ) -> MergeRows:
+        """Places the merge and adds its rows."""
         tiling, element_bytes = tiled.tiling, key.element_bytes
         cells, messages = place_merge(
             op, tiling, key.reader_devices, element_bytes, replicated=key.replicated

@@ -30,6 +30,7 @@ class _MicroBatchMemory:
         self.workspace = np.array([d.workspace["conv"] for d in devices])
 
     def record(self) -> None:
+        """Adds all entries of the micro-batch."""
         for op in self.sizes.graph.ops:
             self._record_output(op)
             if has_backward(op, self.program.active):

@@ -36,6 +36,7 @@ class MicroBatchTimes:
                 self.spans[i.op, i.phase + "m" * isinstance(i, Merge)] = ledger.span(number)
 
     def span(self, op: str, phase: str) -> Span:
+        """When each device runs an operator in a phase."""
         return self.spans.get((op, phase), self.empty_span)
 
     def is_recomputed(self, op: str) -> bool:
@@ -81,6 +82,7 @@ def _last_uses(
     last_recomputed: dict[str, Array] = {}
 
     def add_use(name: str, end: Array, into: dict[str, Array] = last) -> None:
+        """Notes that a value is used until `end`."""
         earlier = into.get(name)
         into[name] = end if earlier is None else np.maximum(earlier, end)
 
@@ -113,6 +115,7 @@ def _last_uses(
 
 
 def _first_contributions(times: MicroBatchTimes, sizes: ValueSizes) -> dict[str, Array]:
+    """By value, then by device: when the first contribution to its gradient begins."""
     first: dict[str, Array] = {}
     for op in sizes.graph.ops:
         begin, end = times.span(op.name, "B")

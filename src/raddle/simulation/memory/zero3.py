@@ -30,6 +30,7 @@ def record_zero3(ledger: Ledger) -> None:
 
 
 def _record_gathered(ledger: Ledger) -> None:
+    """Adds the gathered parameters."""
     for number, use in uses_of_pulls(ledger.program).items():
         pull = ledger.program.instructions[number]
         assert isinstance(pull, Move)
@@ -92,6 +93,7 @@ def _gradient_instructions(program: Program) -> dict[tuple[str, int], _GradientI
 
 
 def _record_gradient(ledger: Ledger, name: str, numbers: _GradientInstructions) -> None:
+    """Adds the gradient of a parameter in one step."""
     first, _ = _first_start_and_last_end(ledger, numbers.backward)
     _, last = _first_start_and_last_end(ledger, numbers.updates)
     for number in numbers.pushes:
