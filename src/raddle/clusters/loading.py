@@ -15,8 +15,8 @@ from raddle.errors import InputError
 def cluster(spec: str | os.PathLike[str]) -> Cluster:
     """Makes the cluster of a preset, as "p100:4x4", "h100:16" or "local:2", or of a YAML file.
 
-    After the colon: `4x4` is 4 nodes with 4 devices each; `16` is 16 devices on nodes of the preset's size.
-    Without a colon the cluster has the preset's default size, which `raddle clusters` lists.
+    After the colon: `4x4` is 4 nodes with 4 devices each; `16` is 16 devices on nodes of the preset's
+    size. Without a colon the cluster has the preset's default size, which `raddle clusters` lists.
     """
     text = os.fspath(spec)
     name, colon, size = text.partition(":")
@@ -66,7 +66,7 @@ def _local(spec: str, size: str, *, has_size: bool) -> Cluster:
 def _count(spec: str, digits: str) -> int:
     """The number that a user wrote, if it is a possible number of devices."""
     digits = digits.strip().lstrip("0")
-    # int() raises an error of its own for more than 4,300 digits; so many are replaced by a huge number.
+    # int() raises another error for more than 4,300 digits; a long text becomes a huge number instead.
     return _check_count(spec, int(digits or "0") if len(digits) < 20 else 10**20)
 
 

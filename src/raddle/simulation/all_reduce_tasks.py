@@ -40,7 +40,8 @@ def ring_links(
 class AllReduceTasks:
     """Adds the tasks of Reduce instructions; durations and links of rings are cached.
 
-    overtaking: slices are summed in the order of their urgency, instead of the program's order.
+    overtaking: slices are summed in the order of their urgency, instead of the program's order. Arguments
+    of the methods: `number` is the number of the instruction; a ring is a list of devices.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Adds the tasks of what devices compute: runs of operators, merges of partial results, updates.
 
-The methods of ComputeTasks take the number of an instruction in the program and the instruction itself.
+The methods `add_...` take the number of an instruction in the program, and the instruction itself.
 """
 
 from __future__ import annotations

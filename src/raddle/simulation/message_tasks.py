@@ -36,7 +36,8 @@ def route_resources(
 class MessageTasks:
     """Adds the tasks of Move instructions; durations and links are cached.
 
-    urgency: by sliced parameter, see tasks.slice_urgencies.
+    urgency: by sliced parameter, see tasks.slice_urgencies. Arguments of the methods: `number` is the
+    number of the instruction, `ids` are the numbers of tasks.
     """
 
     def __init__(

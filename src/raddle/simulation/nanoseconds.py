@@ -17,6 +17,6 @@ def nanoseconds(seconds: Sequence[float], *, minimum: int = 1) -> Array:
     values = np.asarray(seconds, np.float64)
     if not (values <= MAX_SECONDS).all():
         raise InputError(
-            f"a task would take {values.max():g} s: look for a wrong figure in the cluster or the profile."
+            f"a task would take {values.max():g} s: look for a wrong number in the cluster or the profile."
         )
     return np.maximum(minimum, np.rint(values * 1e9)).astype(np.int64)

@@ -4,7 +4,8 @@ The builders (compute_tasks.py, message_tasks.py, all_reduce_tasks.py) add the t
 after the other, in the program's order; `build` then gives the arrays that the engine simulates.
 
 A task holds up to two resources while it runs: a device, or links. Resources are numbered: first the
-devices, then the links of the cluster. Tasks are numbered in the order in which they are added.
+devices, then the links of the cluster. Tasks are numbered in the order in which they are added. Most tasks
+on a device belong to its order: each waits for the one before it. Others are "unordered".
 """
 
 from __future__ import annotations

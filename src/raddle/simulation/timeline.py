@@ -40,7 +40,7 @@ def simulate(
     if float(tasks.duration.sum(dtype=np.float64)) > 1e9 * MAX_SECONDS:
         raise InputError(
             f"the tasks would take more than {MAX_SECONDS:g} s: "
-            f"look for a wrong figure in '{cluster.name}'."
+            f"look for a wrong number in '{cluster.name}'."
         )
     start, end, cause = run_tasks(
         tasks.duration,
@@ -85,7 +85,7 @@ class Timeline:
 
     @property
     def step_seconds(self) -> float:
-        """The seconds of a step in the steady state: of the last step.
+        """The seconds of a step in the steady state: those of the last step.
 
         Where steps overlap (asynchronous pipelines), the average over the middle third of the steps,
         without warm-up and drain.

@@ -46,7 +46,7 @@ class Timer:
             self.dag = self._allocate(2 * len(self.dag.nodes), 2 * len(self.dag.edges))
 
     def _allocate(self, nodes: int, edges: int) -> StepDag:
-        """Arrays with room for so many nodes and edges."""
+        """Arrays with room for this many nodes and edges."""
         arrivals = int(self.tape.arrival.max(initial=-1)) + 1
         marks = max(self.parameters, int(self.tape.mark.max(initial=-1)) + 1)
 
