@@ -163,12 +163,14 @@ def rule_of(sync: Sync) -> int:
 
 
 def _row_of_slice(s: int) -> ScriptRow:
+    """A row about slice s, to look up its parameter."""
     return ScriptRow(step_script.SUM, s, -1, -1, ())
 
 
 def _sync_facts(
     parameters: ParameterLayout, slices: list[tuple[str, ParameterRegion]], *, overlap: bool
 ) -> SyncFacts:
+    """What the step script has to know; numbers are those of `parameters.trainable` and `slices`."""
     sync, values = parameters.plan.parsed_sync, parameters.graph.values
     rule = rule_of(sync)
     if overlap and sync.sliced:
@@ -195,6 +197,7 @@ def _sync_facts(
 
 
 def _new_state(facts: SyncFacts, rows: list[int]) -> ScriptState:
+    """The state of the step script at the beginning of a step. rows: an empty table."""
     count = len(facts.group_of)
     groups_of_parameters = [facts.group_of[p] for p in range(count)]
     groups = max(groups_of_parameters, default=-1) + 1

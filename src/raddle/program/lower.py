@@ -59,6 +59,7 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
 
 
 def _refuse_shared_parameters(parameters: ParameterLayout) -> None:
+    """Raises InputError if a parameter is on several devices: a greedy plan cannot synchronise it."""
     shared_name = next(
         (name for name in parameters.trainable if parameters.synced_regions(name)), None
     )
@@ -79,7 +80,7 @@ class _Lowering:
         self.writer = InstructionWriter(plan.devices, track_latest=plan.parsed_sync.zero3)
         self.parameters = ParameterLayout(graph, plan, self.variants.lowered)
         self.gradients = GradientSync(self.parameters, self.writer, overlap=self.overlap)
-        self.micro_batches: dict[tuple[int, int], MicroBatch] = {}
+        self.micro_batches: dict[tuple[int, int], MicroBatch] = {}  # by step and number
         # By buffer and the devices that write it, the instructions that wrote it last.
         self.buffer_writers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         # With ZeRO-3: by variant, stage and phase, the blocks of operators with the messages that gather
