@@ -117,14 +117,14 @@ def predict(found: Found) -> list[dict[str, float]]:
     measured beside a step's bytes, which therefore take nothing more from a core; messages do.
     """
     link, result = found.link, []
-    handling = {**link["host_overhead"], "byte": 0.0} if link["host_overhead"] else {}
+    host_overhead = {**link["host_overhead"], "byte": 0.0} if link["host_overhead"] else {}
     for job, own in zip(found.asked, found.jobs, strict=True):
         seconds = {}
         for label, kind in job.kinds.items():
             if kind.how != "alone":
                 program = _program(job.net, job.batch, kind, found.ranks)
                 late = link["sum" if kind.sync.startswith("allreduce") else "latency"]
-                on = hosts(found.ranks, link["bandwidth"], late, handling)
+                on = hosts(found.ranks, link["bandwidth"], late, host_overhead)
                 seconds[label] = simulate(program, on, Profile(own.profile)).step_seconds
         result.append(seconds)
     return result

@@ -46,8 +46,12 @@ def main(asked: dict[str, Any]) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     link: dict[str, Any] = NO_LINK
     if size > 1:
-        handling = measure_messages(MESSAGES)["host_overhead"]
-        link = {**measure_link(rank, size), "sum": measure_sum(size), "host_overhead": handling}
+        host_overhead = measure_messages(MESSAGES)["host_overhead"]
+        link = {
+            **measure_link(rank, size),
+            "sum": measure_sum(size),
+            "host_overhead": host_overhead,
+        }
     jobs = [Contest(read_job(job), asked, link).run() for job in asked["jobs"]]
     if rank == 0:
         write_scratch(asked["out"], {"link": link, "jobs": jobs})
