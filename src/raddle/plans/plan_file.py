@@ -45,6 +45,7 @@ def save(plan: Plan, graph: Graph, path: str | pathlib.Path) -> None:
 
 
 def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
+    """A plan as the data of a plan file; tilings become text (notation.py)."""
     return {
         "raddle": VERSION,
         **{name: getattr(plan, name) for name in _PLAIN_KEYS},

@@ -290,10 +290,12 @@ def _deadlock_message(
 
 
 def _token(schedule: Schedule, action: Action) -> str:
+    """The text of an action: F0.1, or F0 if each worker has one stage."""
     return f"{action.phase}{action.micro_batch}" if schedule._one_stage_per_worker else str(action)
 
 
 def _read_action(word: str, w: int | None, number: int) -> Action:
+    """Reads F0.1, or F0 in the row of worker w. number: the line, for errors."""
     match = TOKEN.fullmatch(word)
     if match is None or (w is None and match[3] is None):
         hint = "F0.1" if w is None else "F0, B0 or W0, or F0.1"

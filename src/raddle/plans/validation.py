@@ -126,6 +126,7 @@ def _validate_zero3(plan: Plan) -> None:
 
 
 def _validate_sums(plan: Plan, graph: Graph) -> None:
+    """The tiles in `plan.sums` are legal, and do not split reduced dimensions."""
     ops = {op.name: op for op in graph.ops}
     for name, tiling in plan.sums.items():
         if name not in ops:

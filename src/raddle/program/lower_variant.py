@@ -147,6 +147,7 @@ class LoweredVariant:
         return output_holders(op.space, self.plan.tiles[op.name], output)
 
     def _add_merge(self, op: Op, tiling: Tiling) -> None:
+        """Works out the merge of an operator, and the messages of its partial results."""
         readers = {
             d
             for o in op.outputs

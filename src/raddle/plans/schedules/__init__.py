@@ -78,6 +78,7 @@ def named_schedule(
 
 
 def _make(name: str, stages: int, workers: int, microbatches: int) -> Schedule:
+    """Makes the rows of a named schedule, if the numbers of stages and workers go together."""
     make_chunked = SCHEDULES[name].make_chunked
     if make_chunked is not None:
         if stages % workers:

@@ -161,6 +161,7 @@ def _readers(facts: VariantFacts, buffer: str) -> set[int]:
 def _check_current(
     facts: VariantFacts, number: int, run: Run, current: Mapping[str, BoxesByDevice]
 ) -> None:
+    """The tiles of a run find the last content of the buffers that they read."""
     op = facts.ops[run.op]
     if not any(name in current for name in op.inputs):
         return
