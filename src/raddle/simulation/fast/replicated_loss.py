@@ -23,7 +23,7 @@ class ReplicatedLoss:
 
     def __init__(self, index: GraphIndex, plan: Plan) -> None:
         self.index, self.plan = index, plan
-        self.current: list[frozenset[str]] = [frozenset()]
+        self.current: list[frozenset[str]] = [frozenset()]  # a list, so that Undo can restore it
         self._near_loss = _ops_near_loss(index.graph, index.active)
         self._cache: dict[tuple[int, ...], frozenset[str]] = {}
 

@@ -10,9 +10,13 @@ from raddle.simulation.memory.ledger import Array, Ledger
 
 
 def record_contributions(ledger: Ledger) -> None:
-    """Adds the weight gradients of each micro-batch, alive until they are added to the sum so far."""
+    """Adds the weight gradients of each micro-batch, alive until they are added to the sum so far.
+
+    They count from the second micro-batch on; of the parameters of one operator, the largest counts.
+    """
     program = ledger.program
     phase = "W" if program.plan.split_backward else "B"
+    # By operator: the parameters that it reads, and the bytes of the largest of them.
     read, largest = parameters_by_op(program.graph), dict[str, Array]()
     for number, i in enumerate(program.instructions):
         if isinstance(i, Run) and i.phase == phase and i.key.micro_batch and read[i.op]:
