@@ -20,9 +20,9 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 # A starter: runs its last arguments with the environment that the first one says, and waits to be killed.
 STARTER = """
 import os, subprocess, sys, time
-from raddle.transport.orphans import marked
+from raddle.transport.orphans import starter_env
 how, *command = sys.argv[1:]
-extra = {"raddle": marked(), "torchrun": {"TORCHELASTIC_RUN_ID": "none"}, "user": {}}[how]
+extra = {"raddle": starter_env(), "torchrun": {"TORCHELASTIC_RUN_ID": "none"}, "user": {}}[how]
 subprocess.Popen(command, env={**os.environ, **extra}, start_new_session=True)
 time.sleep(600)
 """

@@ -337,8 +337,8 @@ def test_the_users_collectives_do_not_mix_with_ours(process_world: ProcessWorld)
 
 def limits(transport: Transport) -> set[float | None]:
     assert isinstance(transport, ProcessTransport)
-    assert transport.failures._alarm is not None
-    return {line.gettimeout() for line in transport.failures._alarm._connections.values()}
+    assert transport.failures._channel is not None
+    return {line.gettimeout() for line in transport.failures._channel._connections.values()}
 
 
 def test_silence_is_no_failure(process_world: ProcessWorld) -> None:
@@ -472,7 +472,7 @@ def test_who_asks_late_hears_of_a_failure_too(world: ThreadWorld | ProcessWorld)
 def impatient(transport: Transport) -> None:
     """From here on a second is long: whatever it takes to make the groups is not in it."""
     if isinstance(transport, ProcessTransport):
-        transport.failures.allow(1.0)
+        transport.failures.set_timeout(1.0)
     else:
         assert isinstance(transport, ThreadTransport)
         transport._hub.timeout = 1.0
@@ -642,9 +642,9 @@ def test_a_rank_that_never_connects() -> None:
 
 SCRIPT = """
 import threading, torch, torch.distributed as dist
-from raddle.transport.process_transport import Processes
+from raddle.transport.process_transport import ProcessTransport
 
-transport = Processes(torch.device("cpu"))
+transport = ProcessTransport(torch.device("cpu"))
 buffer = torch.ones(1)
 transport.all_reduce((0, 1), 0, buffer).wait()
 print(f"rank {transport.rank} of {transport.size}: {float(buffer)}", flush=True)

@@ -707,7 +707,7 @@ def test_a_host_that_leads_elsewhere_is_passed_over() -> None:
 
 
 def test_the_kernel_is_given_little_room(lines: Join) -> None:
-    a, b = lines(2, credit=64 * 1024)
+    a, b = lines(2, send_buffer=64 * 1024)
     for end, peer in ((a, 1), (b, 0)):
         room = line(end, peer).getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         assert (
