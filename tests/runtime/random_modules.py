@@ -42,17 +42,19 @@ def random_case(seed: int) -> Case:
 
 
 class _ModuleWriter:
+    """Writes one random module and runs each line on an example."""
+
     def __init__(self, seed: int) -> None:
         self.seed, self.rng = seed, random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed % 2**63)
-        self.init: list[str] = []
-        self.forward: list[str] = []
+        self.init: list[str] = []  # lines of __init__
+        self.forward: list[str] = []  # lines of forward
         self.inputs: list[Tensor] = []
         self.targets: list[Tensor] = []
-        self.net = nn.Module()
-        self.values: dict[str, Tensor] = {}
-        self.unread: dict[str, None] = {}
-        self.count = 0
+        self.net = nn.Module()  # has the layers so far
+        self.values: dict[str, Tensor] = {}  # variables of forward, with their example values
+        self.unread: dict[str, None] = {}  # variables that no line has read so far
+        self.count = 0  # layers and variables so far
         self.n = self.rng.choice([1, 2, 3, 3, 4, 4, 5, 6])
         torch.manual_seed(seed)
 

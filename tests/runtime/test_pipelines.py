@@ -62,7 +62,7 @@ def chosen(schedule: str, model: str) -> list[tuple[int, int]]:
 
 
 def run(schedule: str, model: str, workers: int, microbatches: int, uneven: int) -> None:
-    """uneven: the number of micro-batches with three samples; the others have two."""
+    """Verifies one case. uneven: number of micro-batches with three samples; the others have two."""
     piped = tiny(model, 3 if uneven else 2)
     chunks = 2 if schedule == "interleaved" else 1
     batch = 2 * microbatches + uneven if uneven else 0
@@ -130,11 +130,9 @@ def test_a_unets_skips_pass_stages_by(workers: int, microbatches: int) -> None:
     assert {workers - 1} in readers(plan, piped).values()  # a value that only the last stage reads
     program = piped.verify(plan)
     moves = [i for i in program.instructions if isinstance(i, Move) and not i.key.step]
-    ways = {(m.source, m.target) for i in moves for m in i.messages}
-    assert {
-        (0, workers - 1),
-        (workers - 1, 0),
-    } <= ways  # sent directly, not through the stages between
+    pairs = {(m.source, m.target) for i in moves for m in i.messages}
+    # Skips are sent directly, not through the stages between.
+    assert {(0, workers - 1), (workers - 1, 0)} <= pairs
 
 
 class Skips(nn.Module):

@@ -261,12 +261,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"{model:18} {method:20} {ranks} ranks  {outcome.status}  {outcome.reason}", flush=True
         )
-    statuses = [outcome.word for outcome in outcomes]
+    statuses = [outcome.status for outcome in outcomes]
     counts = {status: statuses.count(status) for status in ("ok", "skipped", "failed")}
     if options.json:
-        print(json.dumps({**counts, "failures": [o for o in outcomes if o.word == "failed"]}))
+        print(json.dumps({**counts, "failures": [o for o in outcomes if o.status == "failed"]}))
     else:
-        print(", ".join(f"{count} {word}" for word, count in counts.items()))
+        print(", ".join(f"{count} {name}" for name, count in counts.items()))
     return int(counts["failed"] > 0)
 
 

@@ -10,6 +10,8 @@ updates. The real transfer may have ended earlier. If messages of a lane overlap
 end of the previous one.
 """
 
+# d: device (rank), s: a recorded interval, t: a transfer
+
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
