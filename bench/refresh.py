@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # the expe
 
 from experiments.experiment import load
 from raddle.reports.experiments.markdown import section_lines
-from raddle.reports.experiments.result import Result, from_plain
+from raddle.reports.experiments.result import Result, result_from_dict
 
 HERE = pathlib.Path(__file__).parent
 Blocks = dict[str, str]  # text by title
@@ -25,7 +25,7 @@ Blocks = dict[str, str]  # text by title
 
 def main(paths: list[str]) -> None:
     for path in paths:
-        put(from_plain(json.loads(pathlib.Path(path).read_text())))
+        put(result_from_dict(json.loads(pathlib.Path(path).read_text())))
 
 
 def put(result: Result) -> None:

@@ -15,8 +15,8 @@ from time import perf_counter
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "reports" / "page"), str(ROOT / "tests")]
 
-from looking import CHROMIUM, browser, opened, raddle
-from moving import frames
+from chromium import CHROMIUM, browser, open_page, raddle_json
+from timeline_frames import frames
 
 CASES = (("inception_v3", "p100:4x4"), ("inception_v3", "p100:8x4"))
 
@@ -29,7 +29,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, browser() as started:
         for model, on in CASES:
             path = pathlib.Path(folder) / "page.html"
-            said = raddle(
+            said = raddle_json(
                 "report", model, "--cluster", on, "--batch", "512", "--budget", "5", "-o", str(path)
             )
             row = {
@@ -39,7 +39,7 @@ def main() -> None:
                 "bytes": said["bytes"],
             }
             begun = perf_counter()
-            with opened(started, path) as page:
+            with open_page(started, path) as page:
                 row["open_s"] = perf_counter() - begun
                 page.locator(".bar", has_text="model").first.click()
                 row["slices"] = page.evaluate("raddle.method.timeline.count")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from raddle.errors import InputError
     from raddle.graph.capture import capture
     from raddle.graph.graph import Graph
-    from raddle.reports.page.gathering import report
+    from raddle.reports.page.page_report import report
     from raddle.runtime.trainer import Trainer, parallelize
     from raddle.searches.planning import plan_for as search
 
@@ -24,7 +24,7 @@ _PUBLIC = {
     "capture": ("raddle.graph.capture", "capture"),
     "cluster": ("raddle.clusters", "cluster"),
     "search": ("raddle.searches.planning", "plan_for"),
-    "report": ("raddle.reports.page.gathering", "report"),
+    "report": ("raddle.reports.page.page_report", "report"),
     "parallelize": ("raddle.runtime.trainer", "parallelize"),
     "Graph": ("raddle.graph.graph", "Graph"),
     "Trainer": ("raddle.runtime.trainer", "Trainer"),

@@ -23,7 +23,7 @@ def test_what_is_offered_is_there(name: str) -> None:
     module = importlib.import_module(f"raddle.api.{name}")
     offered = getattr(module, "__all__", [n for n in vars(module) if n.isupper()])
     assert len(offered) == len(set(offered)) > 0
-    assert all(hasattr(module, known) for known in offered)
+    assert all(hasattr(module, public_name) for public_name in offered)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,10 +23,10 @@ def test_devices_of_a_plan(tmp_path: pathlib.Path) -> None:
     graph, path = capture_model("mlp-tiny", 6), tmp_path / "plan.json"
     plan = plan_for(graph, cluster("p100:1x3"), "data", model="mlp-tiny", sync="allreduce")
     save_plan(plan, graph, path)
-    asked: dict[str, Any] = {"model": None, "dtype": None, "seed": 0}
-    assert devices_needed(str(path), **asked) == 3
+    options: dict[str, Any] = {"model": None, "dtype": None, "seed": 0}
+    assert devices_needed(str(path), **options) == 3
     with pytest.raises(InputError, match="the plan was made for 'mlp-tiny'"):
-        devices_needed(str(path), **{**asked, "model": "gpt-tiny"})
+        devices_needed(str(path), **{**options, "model": "gpt-tiny"})
 
 
 def test_a_schedule_by_name_or_file(tmp_path: pathlib.Path) -> None:
@@ -42,10 +42,10 @@ def test_a_schedule_by_name_or_file(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_live_page_offers_what_there_is() -> None:
-    found = live_page_data()
-    assert found["models"] == zoo_names()
-    assert (found["methods"], found["searches"]) == ([*BASELINES], [*SEARCHES])
-    assert found["budget"] == COMPARE_SECONDS
-    assert len(found["clusters"]) == len(presets())
-    assert all(cluster(spec).devices for spec in found["clusters"])
-    assert "<html" in found["page"]
+    data = live_page_data()
+    assert data["models"] == zoo_names()
+    assert (data["methods"], data["searches"]) == ([*BASELINES], [*SEARCHES])
+    assert data["budget"] == COMPARE_SECONDS
+    assert len(data["clusters"]) == len(presets())
+    assert all(cluster(spec).devices for spec in data["clusters"])
+    assert "<html" in data["page"]

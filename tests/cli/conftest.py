@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from calling import raddle
+from command_line import raddle
 
 
 @pytest.fixture(scope="session")

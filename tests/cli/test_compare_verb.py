@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from calling import raddle
+from command_line import raddle
 
 ROW = {
     "method", "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s",

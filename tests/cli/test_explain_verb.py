@@ -6,28 +6,28 @@ import json
 import pathlib
 
 import pytest
-from calling import raddle, refused
+from command_line import raddle, refused
 
 
 def test_explain_a_plan(plan_file: pathlib.Path) -> None:
-    found = json.loads(raddle("explain", plan_file, "--json")[1])
+    explained = json.loads(raddle("explain", plan_file, "--json")[1])
     simulated = json.loads(raddle("simulate", plan_file, "--json")[1])
     for key in ("step_ms", "comm_bytes", "peak_bytes", "imbalance"):
-        assert found["plan"][key] == simulated[key]
-    assert sum(found["plan"]["bytes"].values()) == found["plan"]["comm_bytes"]
+        assert explained["plan"][key] == simulated[key]
+    assert sum(explained["plan"]["bytes"].values()) == explained["plan"]["comm_bytes"]
     code, text, _ = raddle("explain", plan_file, "--cluster", "local:2")
     assert code == 0
-    assert f"lenet-tiny, batch {found['batch']}, channel-incremental on local:2\n" in text
+    assert f"lenet-tiny, batch {explained['batch']}, channel-incremental on local:2\n" in text
     assert "data parallel" in text
     assert "\x1b" not in text
 
 
 def test_explain_an_operator(plan_file: pathlib.Path) -> None:
-    found = json.loads(raddle("explain", plan_file, "features.3", "--json")[1])
-    assert found["op"] == found["group"]["anchor"] == "features.3"
+    explained = json.loads(raddle("explain", plan_file, "features.3", "--json")[1])
+    assert explained["op"] == explained["group"]["anchor"] == "features.3"
     code, text, _ = raddle("explain", plan_file, "features.3")
     assert code == 0
-    assert all(row["tiles"] in text for row in found["alternatives"])
+    assert all(row["tiles"] in text for row in explained["alternatives"])
     assert "one step on its own" in text
     code, text, _ = raddle("explain", plan_file, "features")
     assert code == 0

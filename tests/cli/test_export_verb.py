@@ -6,23 +6,23 @@ import json
 import pathlib
 
 import pytest
-from calling import raddle, refused
+from command_line import raddle, refused
 
 from raddle.searches.hypergraph.formats import read_hypergraph
 
 
 @pytest.mark.parametrize("grain", ["coarse", "fine"])
 @pytest.mark.parametrize("form", ["patoh", "hmetis"])
-def test_a_file_has_what_was_told(tmp_path: pathlib.Path, form: str, grain: str) -> None:
+def test_a_file_has_what_was_reported(tmp_path: pathlib.Path, form: str, grain: str) -> None:
     path = tmp_path / "h"
-    words = ("export", "lenet-tiny", "--to", form, "--grain", grain, "-o", path)
-    told = json.loads(raddle(*words, "--json").stdout)
-    found = read_hypergraph(path)
-    assert told == {
+    arguments = ("export", "lenet-tiny", "--to", form, "--grain", grain, "-o", path)
+    result = json.loads(raddle(*arguments, "--json").stdout)
+    hypergraph = read_hypergraph(path)
+    assert result == {
         "model": "lenet-tiny", "file": str(path), "format": form, "grain": grain,
-        "vertices": len(found.weight), "nets": len(found.cost), "pins": len(found.pins),
+        "vertices": len(hypergraph.weight), "nets": len(hypergraph.cost), "pins": len(hypergraph.pins),
     }  # fmt: skip
-    assert str(path) in raddle(*words).stdout
+    assert str(path) in raddle(*arguments).stdout
 
 
 def test_what_cannot_be_is_refused_before_anything_is_captured(tmp_path: pathlib.Path) -> None:

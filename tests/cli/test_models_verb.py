@@ -8,21 +8,21 @@ import subprocess
 import sys
 
 import pytest
-from calling import raddle
+from command_line import raddle
 from timeouts import HANG
 
 
 def test_models_lists_the_zoo() -> None:
     """As a shell starts it."""
-    line = [sys.executable, "-m", "raddle", "models"]
-    told = subprocess.run(
-        [*line, "--json"], stdout=subprocess.PIPE, text=True, timeout=HANG, check=True
+    command = [sys.executable, "-m", "raddle", "models"]
+    listed = subprocess.run(
+        [*command, "--json"], stdout=subprocess.PIPE, text=True, timeout=HANG, check=True
     )
-    names = [row["name"] for row in json.loads(told.stdout)]
+    names = [row["name"] for row in json.loads(listed.stdout)]
     assert {"vgg16", "vgg16-tiny", "resnet1001", "gpt"} <= set(names)
     assert raddle("models").stdout.split() == names
     wrong = subprocess.run(
-        [*line, "vgg17"], capture_output=True, text=True, timeout=HANG, check=False
+        [*command, "vgg17"], capture_output=True, text=True, timeout=HANG, check=False
     )
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == raddle("models", "vgg17").stderr

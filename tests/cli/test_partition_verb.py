@@ -6,7 +6,7 @@ import json
 import pathlib
 from typing import Any
 
-import calling
+import command_line
 import numpy as np
 import pytest
 
@@ -15,7 +15,7 @@ from raddle.searches.hypergraph import formats
 
 def raddle(*words: object) -> Any:
     """What a verb says with --json, or its exit code and what it complains of."""
-    done = calling.raddle(*words, "--json")
+    done = command_line.raddle(*words, "--json")
     return (done.returncode, done.stderr) if done.returncode else json.loads(done.stdout)
 
 
@@ -61,19 +61,19 @@ def test_connected_layers_can_be_one_vertex(tmp_path: pathlib.Path) -> None:
 def test_another_partitioner_s_answer_is_a_plan_that_holds(
     tmp_path: pathlib.Path, grain: str
 ) -> None:
-    told = raddle(
+    exported = raddle(
         "export", "lenet-tiny", "--to", "hmetis", "--grain", grain, "-o", tmp_path / "h"
     )  # fmt: skip
-    spelt = formats.read_hypergraph(tmp_path / "h")
-    assert len(spelt.weight) == told["vertices"]
-    answer = np.arange(told["vertices"]) * 3 // told["vertices"]
-    formats.write_partition(answer, tmp_path / "h.part.3")
+    hypergraph = formats.read_hypergraph(tmp_path / "h")
+    assert len(hypergraph.weight) == exported["vertices"]
+    parts = np.arange(exported["vertices"]) * 3 // exported["vertices"]
+    formats.write_partition(parts, tmp_path / "h.part.3")
     plan = tmp_path / "plan.json"
-    made = raddle(
+    plan_row = raddle(
         "plan", "lenet-tiny", "--cluster", "local:3", "--from-partition", tmp_path / "h.part.3",
         "-o", plan,
     )  # fmt: skip
-    assert made["method"] == "partition"
+    assert plan_row["method"] == "partition"
     assert raddle("verify", plan, "--threads")["holds"]
 
 

@@ -7,7 +7,7 @@ import json
 import pathlib
 
 import pytest
-from calling import raddle, refused
+from command_line import raddle, refused
 from test_compare_verb import ROW
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from calling import raddle
+from command_line import raddle
 from timeouts import HANG
 
 LENET = ("report", "lenet-tiny", "--cluster", "local:2")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from calling import raddle
+from command_line import raddle
 from timeouts import HANG
 
 from raddle.cli.reproduce import experiments

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 
-from calling import raddle, refused
+from command_line import raddle, refused
 
 from raddle.api.schedules import NAMES
 

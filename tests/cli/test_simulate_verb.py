@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from calling import raddle, refused
+from command_line import raddle, refused
 
 CONV = "[0:8 0:6 0:4 0:4 0:3 0:5 0:5]"  # all of features.3  # all of features.3
 

@@ -94,9 +94,9 @@ def test_report(plan: pathlib.Path, tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_verify(plan: pathlib.Path, schedule: str) -> None:
-    found = json.loads(raddle("verify", plan, "--threads", "--steps", 2, "--json"))
-    assert found["holds"]
-    waits = [check for check in found["checks"] if check["what"].startswith("schedule")]
+    result = json.loads(raddle("verify", plan, "--threads", "--steps", 2, "--json"))
+    assert result["holds"]
+    waits = [check for check in result["checks"] if check["what"].startswith("schedule")]
     assert len(waits) == (schedule in ("gems-basic", WRITTEN)), "whose schedule has a wait"
 
 
@@ -131,7 +131,11 @@ def test_bytes_of_signals_are_told_apart(plan: pathlib.Path) -> None:
     program = program_of(plan)
     moves = [i for i in program.instructions if isinstance(i, Move)]
     signals = [m for i in moves if i.kind == MessageKind.SIGNAL for m in i.messages]
-    found = bytes_by_purpose(program)
-    assert found["signals"] == len(signals) * program.element_bytes(program.graph.loss or "") > 0
+    purpose_bytes = bytes_by_purpose(program)
+    assert (
+        purpose_bytes["signals"]
+        == len(signals) * program.element_bytes(program.graph.loss or "")
+        > 0
+    )
     timeline = simulate(program, _cluster(program.plan))
-    assert sum(found.values()) == timeline.comm_bytes
+    assert sum(purpose_bytes.values()) == timeline.comm_bytes

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from experiments.experiment import EXPERIMENTS, Experiment, choose, load, reproduce
 from raddle.cli import main as cli
 from raddle.errors import InputError
-from raddle.reports.experiments.markdown import as_table, markdown
+from raddle.reports.experiments.markdown import chart_to_table, markdown
 from raddle.reports.experiments.result import (
     Cell,
     Chart,
@@ -26,8 +26,8 @@ from raddle.reports.experiments.result import (
     Line,
     Table,
     cell_text,
-    from_plain,
-    plain,
+    result_from_dict,
+    result_to_dict,
 )
 
 MADE_UP = Experiment("made-up", made_up.TITLE, made_up.CLAIMS, made_up.DIFFERS, made_up.PARTS)
@@ -122,7 +122,7 @@ def test_what_cannot_be_a_figure_is_found_early() -> None:
 
 def test_a_line_of_a_chart_is_a_column() -> None:
     lines = [Line("a", [(4, 1.0), (1, 2.0)], "measured"), Line("b", [(2, 3.0), (4, 5.0)])]
-    table = as_table(Chart("t", "x, s", "y, m", lines))
+    table = chart_to_table(Chart("t", "x, s", "y, m", lines))
     assert table.title == "t (y, m)"
     assert table.columns == [Column("x, s"), Column("a", "measured"), Column("b")]
     assert table.rows == [[1, 2.0, None], [2, None, 3.0], [4, 1.0, 5.0]]
@@ -151,11 +151,11 @@ def test_quick_is_passed_on() -> None:
     for quick, rows in ((True, 2), (False, 3)):
         result = reproduce(MADE_UP, quick=quick, heard=lambda state: None)
         assert result.quick == quick
-        assert len(plain(result)["sections"][0]["parts"][0]["rows"]) == rows
+        assert len(result_to_dict(result)["sections"][0]["parts"][0]["rows"]) == rows
 
 
 def test_a_part_says_what_it_is() -> None:
-    found = plain(reproduce(MADE_UP, quick=False, heard=lambda state: None))
+    found = result_to_dict(reproduce(MADE_UP, quick=False, heard=lambda state: None))
     kinds = [[part["is"] for part in section["parts"]] for section in found["sections"]]
     assert kinds == [["table"], ["chart", "drawing"], []]
     assert found["sections"][2]["skipped"] == "there is no lab on this machine."
@@ -163,9 +163,9 @@ def test_a_part_says_what_it_is() -> None:
 
 def test_json_is_read_back() -> None:
     result = reproduce(MADE_UP, quick=True, heard=lambda state: None)
-    written = json.dumps(plain(result))
-    back = from_plain(json.loads(written))
-    assert json.dumps(plain(back)) == written
+    written = json.dumps(result_to_dict(result))
+    back = result_from_dict(json.loads(written))
+    assert json.dumps(result_to_dict(back)) == written
     assert markdown(back) == markdown(result)
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import made_up
 import pytest
-from hostile import NAMES
-from looking import browser, opened
+from chromium import browser, open_page
+from hostile_model import NAMES
 
 from experiments.experiment import Asked
-from raddle.reports.experiments.markdown import as_table
+from raddle.reports.experiments.markdown import chart_to_table
 from raddle.reports.experiments.result import (
     Chart,
     Column,
@@ -69,7 +69,7 @@ def started() -> Iterator[Any]:
 
 @pytest.fixture
 def page(started: Any, path: pathlib.Path) -> Iterator[Any]:
-    with opened(started, path) as own:
+    with open_page(started, path) as own:
         yield own
 
 
@@ -95,7 +95,7 @@ def test_it_shows_what_was_found(
     started: Any, path: pathlib.Path, found: Result, look: str
 ) -> None:
     size, theme = look.split()
-    with opened(started, path, size, theme) as page:
+    with open_page(started, path, size, theme) as page:
         assert page.title() == "A made-up paper · raddle"
         assert page.evaluate("document.documentElement.dataset.theme") == theme
         head = page.locator("#headline").inner_text()
@@ -134,7 +134,7 @@ def test_a_table_is_sorted_by_click_and_by_keyboard(page: Any) -> None:
 
 
 def test_a_wide_table_scrolls_in_its_box(started: Any, path: pathlib.Path) -> None:
-    with opened(started, path, "phone") as page:
+    with open_page(started, path, "phone") as page:
         box = page.locator("figure[aria-label=Wide] .scroll")
         box.evaluate("(box) => { box.scrollLeft = 1e6; box.scrollTop = 1e6; }")
         assert box.evaluate("(box) => box.scrollLeft > 0 && box.scrollTop > 0")
@@ -205,7 +205,7 @@ def test_a_chart_is_a_table_too(page: Any, found: Result) -> None:
     assert isinstance(chart, Chart)
     page.locator("figure[aria-label=Throughput] summary").click()
     page.wait_for_selector("figure[aria-label=Throughput] tbody tr")
-    assert body(page, "Throughput") == words(as_table(chart))
+    assert body(page, "Throughput") == words(chart_to_table(chart))
 
 
 def test_it_prints_every_row(page: Any) -> None:
@@ -234,7 +234,7 @@ def test_names_are_shown_as_text(started: Any, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "hostile.html"
     path.write_text(paper_page(result(*sections, name=NAMES[0], title=MARKUP)), encoding="utf-8")
     assert MARKUP not in path.read_text()
-    with opened(started, path, "phone") as page:
+    with open_page(started, path, "phone") as page:
         page.locator("details summary").click()
         page.locator(".plot svg").focus()
         text = page.locator("main").inner_text()

@@ -38,10 +38,10 @@ from raddle.probe import cache
 from raddle.reports import schedules as drawn
 from raddle.reports.page import html
 from raddle.reports.page.columns import Columns
-from raddle.reports.page.measured import describe_run, read_run
-from raddle.reports.server.packed import read_page
-from raddle.reports.server.shelf import Shelf
-from raddle.reports.server.wanted import read_wanted
+from raddle.reports.page.measured_run import describe_run, read_run
+from raddle.reports.server.page_file import read_page
+from raddle.reports.server.report_folder import ReportFolder
+from raddle.reports.server.report_request import read_request
 from raddle.searches.hypergraph import explicit, formats
 from raddle.searches.hypergraph.layer_work import layer_work
 from raddle.searches.hypergraph.method import plan_from_partition
@@ -313,7 +313,9 @@ def written_schedules() -> list[str]:
 
 
 def use_schedule(path: pathlib.Path) -> object:
-    return drawn.describe(schedules.schedule_from_text(read_schedule(str(path))), "mine", 1)
+    return drawn.describe_schedule(
+        schedules.schedule_from_text(read_schedule(str(path))), "mine", 1
+    )
 
 
 SUMMARY = {
@@ -331,11 +333,11 @@ def use_summary(path: pathlib.Path) -> object:
     folder.mkdir(exist_ok=True)
     (folder / "r.html").touch()
     os.replace(path, folder / "r.json")
-    return (Shelf(str(folder)).reports() or [None])[0]
+    return (ReportFolder(str(folder)).list_reports() or [None])[0]
 
 
 def pages() -> list[str]:
-    return [html.assemble(html.pack(SUMMARY, b"123"), scripts=(), styles=())]
+    return [html.assemble_page(html.pack_data(SUMMARY, b"123"), scripts=(), styles=())]
 
 
 def request() -> dict[str, Any]:
@@ -349,7 +351,7 @@ def use_request(path: pathlib.Path) -> object:
         raise InputError(f"the body is not JSON: {error}.") from None
     if not isinstance(data, dict):
         raise InputError("the body is not an object of JSON.")
-    return read_wanted(data, ["data", "owt"], ["optcnn"])
+    return read_request(data, ["data", "owt"], ["optcnn"])
 
 
 def _saved_text(save: Callable[[Any], object]) -> str:

@@ -41,9 +41,9 @@ ALLOWED = {
     "transport/failure_channel.py": "lines between ranks",
     "transport/shared_memory.py": "/proc: files of other ranks on this machine",
     "runtime/function_writer.py": "the code of a segment",
-    "reports/server/children.py": "what a child printed",
-    "reports/server/job.py": "what a child printed",
-    "reports/server/offer.py": "what a child printed",
+    "reports/server/child_processes.py": "what a child printed",
+    "reports/server/report_job.py": "what a child printed",
+    "reports/server/choices.py": "what a child printed",
     "verification/rank.py": "tensors of its parent, in a folder of their own",
     "verification/launch.py": "tensors for its ranks, by `replace_atomically`, and what they print",
 }  # fmt: skip

@@ -26,7 +26,7 @@ from raddle.files import replace_atomically, write_atomically, write_json
 from raddle.plans import plan_file
 from raddle.probe import cache
 from raddle.program.chrome_trace import write_events
-from raddle.reports.page.gathering import report
+from raddle.reports.page.page_report import report
 from raddle.searches.hypergraph import explicit, formats
 from raddle.searches.predict import simulate_steps
 from raddle.simulation.trace import write_trace

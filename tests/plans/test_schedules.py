@@ -36,7 +36,7 @@ from raddle.plans.schedules import (
     versions_used,
 )
 from raddle.plans.schedules.unidirectional import interleaved
-from raddle.reports.schedules import describe, show_schedule
+from raddle.reports.schedules import describe_schedule, show_schedule
 
 # P: workers, m: micro-batches, v: stages a worker, f, b, w: durations of F, B, W
 
@@ -329,7 +329,7 @@ def test_what_is_printed_is_the_schedule(name: str, capsys: pytest.CaptureFixtur
     """With what it waits for: printed, saved to a file and read, nothing is lost."""
     for workers, m in [(1, 1), (2, 3), (4, 5)] if name != "chimera" else [(2, 3), (4, 5)]:
         schedule = named_schedule(name, workers, workers, m)
-        show_schedule(describe(schedule, name))
+        show_schedule(describe_schedule(schedule, name))
         assert schedule_from_text(capsys.readouterr().out) == schedule
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from raddle import zoo
 from raddle.graph.capture import capture
-from raddle.reports.models import describe
+from raddle.reports.models import describe_model
 
 # Parameters and multiply-adds of one image as torchvision lists them; GPT-2's count is its paper's model.
 PUBLISHED = {
@@ -26,18 +26,20 @@ def test_published(name: str) -> None:
     work = zoo.load(name, batch=2)
     work.model.eval()  # Inception's figure is without its auxiliary head
     loss = None if name == "inception_v3" else work.loss
-    found = describe(
+    described = describe_model(
         capture(work.model, work.inputs, targets=work.targets if loss else (), loss=loss)
     )
-    assert found["params"] == params
+    assert described["params"] == params
     if macs is not None:
-        assert found["flops_forward"] / 2 / 2 == pytest.approx(macs, rel=0.01)
+        assert described["flops_forward"] / 2 / 2 == pytest.approx(macs, rel=0.01)
 
 
 def test_backward_is_twice_the_forward_but_for_the_input() -> None:
     work = zoo.load("vgg16", batch=2)
-    found = describe(capture(work.model, work.inputs, targets=work.targets, loss=work.loss))
-    first = found["layers"][0]
+    described = describe_model(
+        capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
+    )
+    first = described["layers"][0]
     assert first["name"] == "features.0"
-    assert found["flops_backward"] == 2 * found["flops_forward"] - first["flops"]
-    assert sum(layer["params"] for layer in found["layers"]) == found["params"]
+    assert described["flops_backward"] == 2 * described["flops_forward"] - first["flops"]
+    assert sum(layer["params"] for layer in described["layers"]) == described["params"]

@@ -11,10 +11,22 @@ from raddle.api.loading import capture_model
 from raddle.api.planning import plan_for
 from raddle.clusters import cluster
 from raddle.graph.graph import Graph
-from raddle.reports.explaining import sentences, show_op, show_plan, standing, what_changes
-from raddle.reports.explaining.words import cut, listed, ms_text, percent, signed
+from raddle.reports.explanation import (
+    comparison_sentence,
+    describe_changes,
+    sentences,
+    show_op,
+    show_plan,
+)
+from raddle.reports.explanation.phrases import (
+    join_words,
+    ms_text,
+    percent,
+    shorten_names,
+    signed_ms,
+)
 
-Shown = pytest.CaptureFixture[str]
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +40,7 @@ def owt(graph: Graph) -> dict[str, Any]:
     return explain_plan(graph, plan_for(graph, on, "owt", sync="allreduce"), on)
 
 
-def test_a_plan_against_data_parallelism(owt: dict[str, Any], capsys: Shown) -> None:
+def test_a_plan_against_data_parallelism(owt: dict[str, Any], capsys: Capture) -> None:
     first, shares, bound, memory, path = sentences(owt)
     ours, theirs = ms_text(owt["plan"]["step_ms"]), ms_text(owt["data"]["step_ms"])
     assert f"data parallel ({ours} a step against {theirs}): it synchronises " in first
@@ -59,23 +71,23 @@ def test_without_data_parallelism(owt: dict[str, Any]) -> None:
 
 def test_data_parallelism_itself(graph: Graph) -> None:
     on = cluster("p100:1x2")
-    found = explain_plan(graph, plan_for(graph, on, "data", sync="allreduce"), on)
-    assert sentences(found)[0].endswith(" a step: this is data parallel.")
+    explained = explain_plan(graph, plan_for(graph, on, "data", sync="allreduce"), on)
+    assert sentences(explained)[0].endswith(" a step: this is data parallel.")
 
 
-def test_an_operator(graph: Graph, capsys: Shown) -> None:
+def test_an_operator(graph: Graph, capsys: Capture) -> None:
     on = cluster("p100:1x2")
-    found = explain_op(graph, plan_for(graph, on, "owt", sync="allreduce"), on, "classifier.0")
-    show_op(found)
+    explained = explain_op(graph, plan_for(graph, on, "owt", sync="allreduce"), on, "classifier.0")
+    show_op(explained)
     text = capsys.readouterr().out
-    assert f"classifier.0 (linear): {found['tiles']}" in text
-    assert standing(found) in text
-    for row in found["alternatives"]:
-        assert all(change in text for change in what_changes(found["base"], row))
+    assert f"classifier.0 (linear): {explained['tiles']}" in text
+    assert comparison_sentence(explained) in text
+    for row in explained["alternatives"]:
+        assert all(change in text for change in describe_changes(explained["base"], row))
 
 
 def test_words() -> None:
-    assert [listed([]), listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])] == [
+    assert [join_words([]), join_words(["a"]), join_words(["a", "b"]), join_words(["a", "b", "c"])] == [
         "", "a", "a and b", "a, b and c",
     ]  # fmt: skip
     assert [percent(0), percent(0.004), percent(0.034), percent(1)] == [
@@ -84,5 +96,5 @@ def test_words() -> None:
         "3 %",
         "100 %",
     ]
-    assert [signed(2), signed(-0.5)] == ["+2.00 ms", "-500 us"]
-    assert (cut("a, b, c"), cut("a, b, c, d")) == ("a, b, c", "a, b and 2 more")
+    assert [signed_ms(2), signed_ms(-0.5)] == ["+2.00 ms", "-500 us"]
+    assert (shorten_names("a, b, c"), shorten_names("a, b, c, d")) == ("a, b, c", "a, b and 2 more")

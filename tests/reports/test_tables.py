@@ -13,13 +13,18 @@ from raddle.clusters import cluster, presets
 from raddle.clusters.summary import summarise
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.reports.models import describe
+from raddle.reports.models import describe_model
 from raddle.reports.tables.clusters import show_cluster, show_clusters
-from raddle.reports.tables.figures import show_comparison, show_plan, show_report, show_simulation
 from raddle.reports.tables.models import show_model, show_models
-from raddle.reports.tables.probing import show_probe, show_profile
+from raddle.reports.tables.plan_metrics import (
+    show_comparison,
+    show_plan,
+    show_report,
+    show_simulation,
+)
+from raddle.reports.tables.probe import show_probe, show_profile
 
-Shown = pytest.CaptureFixture[str]
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +39,7 @@ def judged(graph: Graph) -> EvaluatedPlan:
     return predict(graph, cluster("p100:1x2"), "owt", settings, model="lenet-tiny")
 
 
-def test_a_plan(judged: EvaluatedPlan, capsys: Shown) -> None:
+def test_a_plan(judged: EvaluatedPlan, capsys: Capture) -> None:
     show_plan({**judged.row, "file": "owt.json"})
     text = capsys.readouterr().out
     assert "written to owt.json: raddle simulate owt.json shows more" in text
@@ -43,7 +48,7 @@ def test_a_plan(judged: EvaluatedPlan, capsys: Shown) -> None:
     assert "no plan takes less than " in text
 
 
-def test_how_a_search_went(judged: EvaluatedPlan, capsys: Shown) -> None:
+def test_how_a_search_went(judged: EvaluatedPlan, capsys: Capture) -> None:
     searched = {
         "proposals": 7, "start": "data", "stopped": "budget", "file": None,
         "failed": [{"name": "odd", "error": "KeyError: 1", "refused": False}],
@@ -55,7 +60,7 @@ def test_how_a_search_went(judged: EvaluatedPlan, capsys: Shown) -> None:
     assert "written" not in text
 
 
-def test_a_comparison(graph: Graph, capsys: Shown) -> None:
+def test_a_comparison(graph: Graph, capsys: Capture) -> None:
     rows = compare(graph, cluster("p100:1x2"), ["data", "model"], settings=Settings(sync="p3"))
     show_comparison(rows)
     text = capsys.readouterr().out
@@ -65,7 +70,7 @@ def test_a_comparison(graph: Graph, capsys: Shown) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::raddle.errors.FailedCandidate")
-def test_what_fails_and_what_does_not_fit_is_said_below(graph: Graph, capsys: Shown) -> None:
+def test_what_fails_and_what_does_not_fit_is_said_below(graph: Graph, capsys: Capture) -> None:
     rows = compare(graph, cluster("p100:4x4"), ["data", "model"], settings=Settings())
     rows[1]["fits"] = False
     show_comparison(rows)
@@ -75,21 +80,21 @@ def test_what_fails_and_what_does_not_fit_is_said_below(graph: Graph, capsys: Sh
     assert "speedup" not in text  # over nothing
 
 
-def test_a_simulation(judged: EvaluatedPlan, capsys: Shown) -> None:
-    found = details(judged.timeline)
-    show_simulation({**found, "trace": "t.json.gz"})
+def test_a_simulation(judged: EvaluatedPlan, capsys: Capture) -> None:
+    result = details(judged.timeline)
+    show_simulation({**result, "trace": "t.json.gz"})
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "lenet-tiny, batch 8, owt on p100:1x2"
     assert [line.split()[:2] for line in lines[3:5]] == [["0", "p100"], ["1", "p100"]]
     assert lines[-1] == "trace written to t.json.gz: open it at ui.perfetto.dev"
-    assert len(lines) == 5 + 1 + len(found["transfers"]) + 1
-    show_simulation({**found, "fits": False, "transfers": [], "trace": None})
+    assert len(lines) == 5 + 1 + len(result["transfers"]) + 1
+    show_simulation({**result, "fits": False, "transfers": [], "trace": None})
     text = capsys.readouterr().out
     assert "it does not fit into the devices' memory" in text
     assert "largest transfers" not in text
 
 
-def test_a_report(judged: EvaluatedPlan, capsys: Shown) -> None:
+def test_a_report(judged: EvaluatedPlan, capsys: Capture) -> None:
     row = {**judged.row, "label": "mine", "measured_ms": 2.0}
     show_report({"methods": [row], "file": "r.html", "bytes": 2048})
     text = capsys.readouterr().out
@@ -98,20 +103,20 @@ def test_a_report(judged: EvaluatedPlan, capsys: Shown) -> None:
     assert "r.html shows it: open it in a browser (2.00 KiB)" in text
 
 
-def test_models(graph: Graph, capsys: Shown) -> None:
+def test_models(graph: Graph, capsys: Capture) -> None:
     show_models([{"name": "a"}, {"name": "b"}])
     assert capsys.readouterr().out == "a\nb\n"
-    found = describe(graph)
-    show_model(found)
+    described = describe_model(graph)
+    show_model(described)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "lenet-tiny, batch 8"
-    assert [line.split()[0] for line in lines[3:-1]] == [row["name"] for row in found["layers"]]
+    assert [line.split()[0] for line in lines[3:-1]] == [row["name"] for row in described["layers"]]
     assert lines[-1] == "no opaque operators"
-    show_model({**found, "opaque": [{"op": "inv", "kind": "linalg_inv"}]})
+    show_model({**described, "opaque": [{"op": "inv", "kind": "linalg_inv"}]})
     assert "opaque, never split: inv (linalg_inv)" in capsys.readouterr().out
 
 
-def test_clusters(capsys: Shown) -> None:
+def test_clusters(capsys: Capture) -> None:
     show_clusters(presets())
     text = capsys.readouterr().out
     assert all(preset["name"] in text and preset["source"] in text for preset in presets())
@@ -133,7 +138,7 @@ PROBED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_what_was_measured(capsys: Shown) -> None:
+def test_what_was_measured(capsys: Capture) -> None:
     show_probe(PROBED)
     text = capsys.readouterr().out
     assert "one of 2 ranks while all compute, 1 thread each, torch 2.6" in text

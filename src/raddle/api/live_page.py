@@ -9,7 +9,7 @@ from raddle.api.clusters import presets
 from raddle.api.defaults import COMPARE_SECONDS
 from raddle.api.models import zoo_names
 from raddle.api.planning import BASELINES, SEARCHES
-from raddle.reports.page.html import live_page
+from raddle.reports.page.html import render_live_page
 
 __all__ = ["live_page_data"]
 
@@ -22,7 +22,7 @@ def live_page_data() -> dict[str, Any]:
         "methods": [*BASELINES],
         "searches": [*SEARCHES],
         "budget": COMPARE_SECONDS,
-        "page": live_page(),
+        "page": render_live_page(),
     }
 
 

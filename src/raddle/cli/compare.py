@@ -37,7 +37,7 @@ def compare(
     from raddle.api import clusters, planning
     from raddle.api.jit_warmup import jit_functions_for
     from raddle.reports.progress import progress_bar
-    from raddle.reports.tables.figures import show_comparison
+    from raddle.reports.tables.plan_metrics import show_comparison
 
     names = planning.method_names(methods)
     settings = planning.read_search_settings(

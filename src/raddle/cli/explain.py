@@ -24,19 +24,19 @@ def explain(
     from raddle.api.explaining import explain_op, explain_plan, find_ops
     from raddle.api.jit_warmup import EVALUATOR
     from raddle.api.loading import load_optional_profile
-    from raddle.reports import explaining
-    from raddle.reports.progress import progress
+    from raddle.reports import explanation
+    from raddle.reports.progress import spinner
 
     measured_profile = load_optional_profile(profile)
     graph, loaded_plan, target_cluster = load_plan_with_spinner(plan, cluster, model)
     if op is None:
-        with progress(f"explaining {plan}"):
+        with spinner(f"explaining {plan}"):
             result = explain_plan(graph, loaded_plan, target_cluster, measured_profile)
-        show(result, explaining.show_plan, as_json=as_json)
+        show(result, explanation.show_plan, as_json=as_json)
         return
     find_ops(graph, op)  # before anything is compiled
     if loaded_plan.devices <= len(target_cluster.devices):
         warm_up_jit([EVALUATOR])
-    with progress(f"explaining '{op}' in {plan}"):
+    with spinner(f"explaining '{op}' in {plan}"):
         result = explain_op(graph, loaded_plan, target_cluster, op, measured_profile)
-    show(result, explaining.show_op, as_json=as_json)
+    show(result, explanation.show_op, as_json=as_json)

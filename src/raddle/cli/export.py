@@ -26,7 +26,7 @@ def export(
     """Write a model's hypergraph for another partitioner; `plan --from-partition` takes its answer."""
     from raddle.api import partitioning
     from raddle.reports.partitions import show_export
-    from raddle.reports.progress import progress
+    from raddle.reports.progress import spinner
 
     partitioning.check_export(to, grain)
     check_folder(output)
@@ -34,7 +34,7 @@ def export(
     partitioner = partitioning.build_partitioner(
         graph, weights, connected_as_one=connected_as_one, cluster=cluster, profile=profile
     )
-    with progress(f"writing {output}"):
+    with spinner(f"writing {output}"):
         hypergraph = partitioning.hypergraph(partitioner, grain)
         partitioning.write_hypergraph(hypergraph, output, to)
     result = {

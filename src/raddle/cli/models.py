@@ -18,7 +18,7 @@ def models(
     as_json: Json = False,
 ) -> None:
     """List the zoo, or show a model layer by layer."""
-    from raddle.reports.models import describe
+    from raddle.reports.models import describe_model
     from raddle.reports.tables import models as tables
 
     if name is None:
@@ -26,4 +26,4 @@ def models(
 
         show([{"name": zoo_name} for zoo_name in zoo_names()], tables.show_models, as_json=as_json)
     else:
-        show(describe(capture_with_spinner(name, batch)), tables.show_model, as_json=as_json)
+        show(describe_model(capture_with_spinner(name, batch)), tables.show_model, as_json=as_json)

@@ -78,7 +78,7 @@ def plan(
     from raddle.api.plans import save_plan, write_tiles
     from raddle.api.schedules import read_schedule
     from raddle.reports.progress import progress_bar
-    from raddle.reports.tables.figures import show_plan
+    from raddle.reports.tables.plan_metrics import show_plan
 
     if from_partition is not None:
         method = "partition"

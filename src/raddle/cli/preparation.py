@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 def capture_with_spinner(model: str, batch: int | None) -> Graph:
     """The graph of a model by name."""
     from raddle.api.loading import capture_model
-    from raddle.reports.progress import progress
+    from raddle.reports.progress import spinner
 
-    with progress(f"capturing {model}"):
+    with spinner(f"capturing {model}"):
         return capture_model(model, batch)
 
 
 def load_plan_with_spinner(plan: str, cluster: str | None, model: str | None) -> LoadedPlan:
     """The plan of a file, its model's graph, and its cluster or another one."""
     from raddle.api.loading import load_plan
-    from raddle.reports.progress import progress
+    from raddle.reports.progress import spinner
 
-    with progress(f"capturing the model of {plan}"):
+    with spinner(f"capturing the model of {plan}"):
         return load_plan(plan, cluster=cluster, model=model)
 
 
 def warm_up_jit(functions: Iterable[JitFunctions]) -> None:
     """Searches are compiled on their first use on a machine; who waits is told why."""
-    from raddle.reports.progress import progress
+    from raddle.reports.progress import spinner
 
     for part in functions:
         if not part.is_cached():
@@ -41,5 +41,5 @@ def warm_up_jit(functions: Iterable[JitFunctions]) -> None:
                 f"raddle: compiling {part.name}, once on this machine (about {part.seconds} s)"
             )
             typer.echo(message, err=True)
-            with progress("compiling"):
+            with spinner("compiling"):
                 part.warm_up()

@@ -43,7 +43,7 @@ def probe(
         return
     from raddle.api import probing
     from raddle.reports.progress import progress_bar
-    from raddle.reports.tables.probing import show_probe
+    from raddle.reports.tables.probe import show_probe
 
     if output is not None:
         probing.check_output(output)  # before the work, and not after it
@@ -61,7 +61,7 @@ def _measure_operators(
     from raddle.api import clusters
     from raddle.api.probing import measure_operators
     from raddle.reports.progress import progress_bar
-    from raddle.reports.tables.probing import show_profile
+    from raddle.reports.tables.probe import show_profile
 
     check_folder(path)
     target_cluster = clusters.cluster(cluster)

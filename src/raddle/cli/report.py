@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from raddle.api.clusters import Cluster
     from raddle.api.models import Graph
-    from raddle.reports.page.gathering import Given
+    from raddle.reports.page.page_report import GivenPlan
 
 
 def report(
@@ -83,10 +83,10 @@ def report(
     """Write a page that shows methods and plans: one HTML file that needs no network."""
     from raddle.api.jit_warmup import EVALUATOR, jit_functions_for
     from raddle.api.planning import method_names, read_search_settings
-    from raddle.reports.page import gathering, html
+    from raddle.reports.page import html, page_report
     from raddle.reports.page.summary import summary
     from raddle.reports.progress import progress_bar, progress_lines
-    from raddle.reports.tables.figures import show_report
+    from raddle.reports.tables.plan_metrics import show_report
 
     names = ["data"] if methods is None and (plan or run) else method_names(methods)
     settings = read_search_settings(
@@ -104,11 +104,11 @@ def report(
     title = model or given_plans[0].plan.model or graph.name
     bar = progress_lines if json_progress else progress_bar
     with bar(f"{title} on {target_cluster.name}") as on_progress:
-        data = gathering.gather(
+        data = page_report.build_page_data(
             graph, target_cluster, given_plans, names, model=title, settings=settings, alternatives=alternatives,
-            heard=on_progress,
+            on_progress=on_progress,
         )  # fmt: skip
-    write_atomically(output, html.page(data))
+    write_atomically(output, html.render_page(data))
     show(summary(data, output), show_report, as_json=as_json)
 
 
@@ -118,13 +118,13 @@ def _load(
     batch: int | None,
     plans: "Sequence[str]",
     runs: "Sequence[str]",
-) -> "tuple[Graph, Cluster, list[Given]]":
+) -> "tuple[Graph, Cluster, list[GivenPlan]]":
     """The model at the plans' batch, the cluster, and the given plans with what was measured of them."""
     from raddle.api import clusters
     from raddle.api.loading import load_plans
-    from raddle.reports.page.gathering import Given
-    from raddle.reports.page.measured import read_run
-    from raddle.reports.progress import progress
+    from raddle.reports.page.measured_run import read_run
+    from raddle.reports.page.page_report import GivenPlan
+    from raddle.reports.progress import spinner
 
     measured = {str(result["plan"]): result for result in map(read_run, runs)}
     paths = list(dict.fromkeys([*plans, *measured]))
@@ -138,10 +138,13 @@ def _load(
         return capture_with_spinner(model, batch), target_cluster, []
     if batch is not None:
         raise InputError("the batch is the plans' own: leave out --batch, or plan again for it.")
-    with progress(f"capturing the model of {paths[0]}"):
+    with spinner(f"capturing the model of {paths[0]}"):
         graph, loaded_plans, target_cluster = load_plans(paths, cluster=cluster, model=model)
     return (
         graph,
         target_cluster,
-        [Given(p, path, measured.get(path)) for p, path in zip(loaded_plans, paths, strict=True)],
+        [
+            GivenPlan(p, path, measured.get(path))
+            for p, path in zip(loaded_plans, paths, strict=True)
+        ],
     )

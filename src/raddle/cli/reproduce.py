@@ -40,7 +40,7 @@ def reproduce(
 ) -> None:
     """Do the experiments of a paper again: its figures beside raddle's, measured or simulated."""
     from raddle.reports.experiments import terminal as results
-    from raddle.reports.experiments.result import plain
+    from raddle.reports.experiments.result import result_to_dict
     from raddle.reports.progress import progress_bar
 
     registry = experiments()
@@ -59,7 +59,7 @@ def reproduce(
     if output is not None:
         write_atomically(output, _format_result(result, output))
     if as_json:
-        show(plain(result), _show_nothing, as_json=True)
+        show(result_to_dict(result), _show_nothing, as_json=True)
     else:
         results.show_result(result)
 
@@ -90,13 +90,17 @@ def _format_result(result: "Result", output: str) -> str:
     import json
 
     from raddle.reports.experiments.markdown import markdown
-    from raddle.reports.experiments.result import plain
+    from raddle.reports.experiments.result import result_to_dict
     from raddle.reports.page.paper import paper_page
 
     suffix = pathlib.Path(output).suffix
     if suffix == ".md":
         return markdown(result)
-    return json.dumps(plain(result), indent=1) + "\n" if suffix == ".json" else paper_page(result)
+    return (
+        json.dumps(result_to_dict(result), indent=1) + "\n"
+        if suffix == ".json"
+        else paper_page(result)
+    )
 
 
 def _show_nothing(value: Any) -> None:

@@ -66,7 +66,7 @@ def run(
         torchrun_arguments,
     )
     from raddle.api.running import Options, devices_needed, parse
-    from raddle.reports.progress import progress
+    from raddle.reports.progress import spinner
 
     options = Options(
         plan, steps=steps, warmup=warmup, seed=seed, lr=lr, clip_norm=clip_norm,
@@ -77,7 +77,7 @@ def run(
     machines = Machines(nnodes, node_rank, master_addr, master_port)
     if trace is not None:
         check_folder(trace)
-    with progress(f"checking {plan}"):
+    with spinner(f"checking {plan}"):
         devices = devices_needed(plan, model=model, dtype=dtype, seed=seed)
     local_ranks = machines.devices_per_node(devices)
     options = choose_device(

@@ -28,8 +28,8 @@ def schedule(
     from raddle.reports import schedules as report
 
     if name is None:
-        show(report.names(), report.show_names, as_json=as_json)
+        show(report.schedule_names(), report.show_names, as_json=as_json)
         return
     chosen_schedule = make_schedule(name, stages=stages, microbatches=microbatches, workers=workers)
-    result = report.describe(chosen_schedule, name, backward)
+    result = report.describe_schedule(chosen_schedule, name, backward)
     show(result, report.show_schedule, as_json=as_json)

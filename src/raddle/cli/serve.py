@@ -15,6 +15,6 @@ def serve(
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Serve the page live on localhost: choose, search, watch, and keep reports."""
-    from raddle.reports.server.running import run
+    from raddle.reports.server.run_server import run_server
 
-    run(port, folder, show=show)
+    run_server(port, folder, show=show)

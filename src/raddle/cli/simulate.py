@@ -23,14 +23,14 @@ def simulate(
     """Simulate a plan: the time of a step, where each device spends it, what is sent."""
     from raddle.api.loading import load_optional_profile
     from raddle.api.simulating import details, simulate_steps, write_trace
-    from raddle.reports.progress import progress
-    from raddle.reports.tables.figures import show_simulation
+    from raddle.reports.progress import spinner
+    from raddle.reports.tables.plan_metrics import show_simulation
 
     measured_profile = load_optional_profile(profile)
     if trace is not None:
         check_folder(trace)
     graph, loaded_plan, target_cluster = load_plan_with_spinner(plan, cluster, model)
-    with progress(f"simulating {plan}"):
+    with spinner(f"simulating {plan}"):
         timeline = simulate_steps(graph, loaded_plan, target_cluster, measured_profile)
     if trace is not None:
         write_trace(timeline, trace)

@@ -11,52 +11,54 @@ from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import work
 
 
-def describe(graph: Graph) -> dict[str, Any]:
+def describe_model(graph: Graph) -> dict[str, Any]:
     """Totals and layers; a composite (an LSTM, a batch norm) is one layer.
 
     `flops_*` are the operations of contractions, as torch.utils.flop_counter counts them: twice the
     multiply-adds that papers print. `activation_bytes` is what layers hand to each other.
     """
     layers = [list(ops) for _, ops in groupby(graph.ops, key=lambda op: op.layer)]
-    gradient = graph.differentiable()
+    differentiable = graph.differentiable()
     readers: dict[str, set[str]] = {}  # value -> the layers that read it
     for op in graph.ops:
         for name in op.inputs:
             readers.setdefault(name, set()).add(op.layer)
-    counted: set[str] = set()
-    rows = [_row(graph, ops, counted, readers) for ops in layers]
+    counted_parameters: set[str] = set()
+    rows = [_layer_row(graph, ops, counted_parameters, readers) for ops in layers]
     return {
         "name": graph.name,
         "batch": graph.batch,
         "params": sum(math.prod(p.shape) for p in graph.parameters),
         "flops_forward": sum(row["flops"] for row in rows),
-        "flops_backward": sum(_backward(op, gradient) for op in graph.ops),
+        "flops_backward": sum(_backward_flops(op, differentiable) for op in graph.ops),
         "activation_bytes": sum(row["bytes"] for row in rows),
         "layers": rows,
         "opaque": [{"op": op.name, "kind": op.label} for op in graph.opaque_ops],
     }
 
 
-def _row(
-    graph: Graph, ops: list[Op], counted: set[str], readers: Mapping[str, set[str]]
+def _layer_row(
+    graph: Graph, ops: list[Op], counted_parameters: set[str], readers: Mapping[str, set[str]]
 ) -> dict[str, Any]:
     """One layer; a parameter counts where it is used first."""
     layer = ops[0].layer
     outputs = [o for op in ops for o in op.outputs]
-    handed = [o for o in outputs if readers.get(o, set()) - {layer}] or outputs[-1:]
-    states = {i for op in ops for i in op.inputs if graph.values[i].role == "parameter"} - counted
-    counted |= states
-    main = next((op for op in ops if op.name == layer), max(ops, key=_size))
+    passed_on = [o for o in outputs if readers.get(o, set()) - {layer}] or outputs[-1:]
+    new_parameters = {
+        i for op in ops for i in op.inputs if graph.values[i].role == "parameter"
+    } - counted_parameters
+    counted_parameters |= new_parameters
+    main_op = next((op for op in ops if op.name == layer), max(ops, key=_size))
     return {
         "name": layer,
-        "kind": main.composite_kind or main.label,
-        "output": list(graph.values[handed[0]].shape),
-        "bytes": sum(graph.values[name].nbytes for name in handed),
-        "params": sum(math.prod(graph.values[name].shape) for name in states),
+        "kind": main_op.composite_kind or main_op.label,
+        "output": list(graph.values[passed_on[0]].shape),
+        "bytes": sum(graph.values[name].nbytes for name in passed_on),
+        "params": sum(math.prod(graph.values[name].shape) for name in new_parameters),
         "flops": sum(_flops(op) for op in ops),
-        "split": split_text(graph, main),
+        "split": split_text(graph, main_op),
         "opaque": any(op.opaque for op in ops),
-        "notation": main.notation,
+        "notation": main_op.notation,
     }
 
 
@@ -71,15 +73,15 @@ def _size(op: Op) -> tuple[int, int]:
 
 
 def _flops(op: Op) -> int:
-    return work(op, op.space.full).flops if _contraction(op) else 0
+    return work(op, op.space.full).flops if _is_contraction(op) else 0
 
 
-def _backward(op: Op, gradient: set[str]) -> int:
-    if not _contraction(op):
+def _backward_flops(op: Op, differentiable: set[str]) -> int:
+    if not _is_contraction(op):
         return 0
-    wanted = [i for i, name in enumerate(op.inputs) if name in gradient]
-    return sum(work(op, op.space.full, i).flops for i in wanted)
+    grad_inputs = [i for i, name in enumerate(op.inputs) if name in differentiable]
+    return sum(work(op, op.space.full, i).flops for i in grad_inputs)
 
 
-def _contraction(op: Op) -> bool:
+def _is_contraction(op: Op) -> bool:
     return op.space.is_product or op.traits.family == "attention"

@@ -16,7 +16,7 @@ PROGRESS_SECONDS = 0.1  # between lines of progress
 
 
 @contextmanager
-def progress(message: str) -> Iterator[None]:
+def spinner(message: str) -> Iterator[None]:
     """Show a spinner on stderr while the body runs, if somebody is looking at it."""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -39,11 +39,11 @@ def progress_bar(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     ) as bar:
         task = bar.add_task(message, total=None)
 
-        def move(step: Mapping[str, Any]) -> None:
+        def update_bar(step: Mapping[str, Any]) -> None:
             text = f"{message}: {step['step']}"
             bar.update(task, description=text, completed=step.get("done"), total=step.get("of"))
 
-        yield move
+        yield update_bar
 
 
 @contextmanager
@@ -51,10 +51,10 @@ def progress_lines(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]
     """The same as lines of JSON on stderr, for another program; of quick ones, some."""
     last = 0.0
 
-    def tell(step: Mapping[str, Any]) -> None:
+    def print_line(step: Mapping[str, Any]) -> None:
         nonlocal last
         if monotonic() - last >= PROGRESS_SECONDS:
             last = monotonic()
             print(json.dumps({"progress": message, **step}), file=sys.stderr, flush=True)
 
-    yield tell
+    yield print_line

@@ -9,11 +9,11 @@ from raddle.plans.schedule import Schedule, bubble, peak_alive, rows, wait_lines
 from raddle.plans.schedules import SCHEDULES, peak_versions
 
 
-def names() -> list[dict[str, str]]:
-    return [{"name": own.name, "what": own.summary} for own in SCHEDULES.values()]
+def schedule_names() -> list[dict[str, str]]:
+    return [{"name": entry.name, "what": entry.summary} for entry in SCHEDULES.values()]
 
 
-def describe(schedule: Schedule, name: str, backward: int = 1) -> dict[str, Any]:
+def describe_schedule(schedule: Schedule, name: str, backward: int = 1) -> dict[str, Any]:
     """What a schedule does: its picture, the idle share, and what is alive at most on each worker."""
     result: dict[str, Any] = {
         "name": name,
@@ -25,12 +25,16 @@ def describe(schedule: Schedule, name: str, backward: int = 1) -> dict[str, Any]
         "bubble": float(bubble(schedule, backward=backward)),
         "alive": peak_alive(schedule),
     }
-    own = SCHEDULES.get(name)
-    if own is not None and own.version_rule:
-        count = schedule.microbatches
-        each = max(1, min(count, own.per_step(schedule.stages))) if own.per_step else count
-        if count % each == 0:
-            result["versions"] = peak_versions(schedule, each, own.version_rule)
+    entry = SCHEDULES.get(name)
+    if entry is not None and entry.version_rule:
+        microbatches = schedule.microbatches
+        micro_batches_per_step = (
+            max(1, min(microbatches, entry.per_step(schedule.stages)))
+            if entry.per_step
+            else microbatches
+        )
+        if microbatches % micro_batches_per_step == 0:
+            result["versions"] = peak_versions(schedule, micro_batches_per_step, entry.version_rule)
     return result
 
 

@@ -26,8 +26,8 @@ def show_verdict(result: Mapping[str, Any]) -> None:
     for check in result["checks"]:
         holds = check["holds"]
         style = None if holds else "red"
-        words = (check["what"], _deviation(check["deviation"]), check["where"])
-        table.add_row(*words, "yes" if holds else "NO", style=style)
+        texts = (check["what"], _deviation(check["deviation"]), check["where"])
+        table.add_row(*texts, "yes" if holds else "NO", style=style)
     if result["checks"]:
         console.print(table)
     console.print(result["precision"])

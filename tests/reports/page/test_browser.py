@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
-from looking import browser, opened, raddle
+from chromium import browser, open_page, raddle_json
 
 from raddle.reports.units import bytes_text, seconds_text
 
@@ -17,19 +17,19 @@ pytestmark = pytest.mark.xdist_group("browser")  # one browser, and one report, 
 
 class Report(NamedTuple):
     path: pathlib.Path
-    said: dict[str, Any]
+    result: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[Any]:
-    with browser() as own:
-        yield own
+    with browser() as chromium:
+        yield chromium
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     path = tmp_path_factory.mktemp("page") / "vgg.html"
-    said = raddle(
+    said = raddle_json(
         "report", "vgg16-tiny", "--cluster", "p100:2x2", "--batch", "64", "--budget", "1",
         "--alternatives", "3", "-o", str(path),
     )  # fmt: skip
@@ -39,9 +39,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 @pytest.fixture(params=["desktop light", "desktop dark", "phone light", "phone dark"])
 def page(request: pytest.FixtureRequest, started: Any, report: Report) -> Iterator[Any]:
     size, theme = request.param.split()
-    with opened(started, report.path, size, theme) as own:
-        assert own.evaluate("document.documentElement.dataset.theme") == theme
-        yield own
+    with open_page(started, report.path, size, theme) as opened_page:
+        assert opened_page.evaluate("document.documentElement.dataset.theme") == theme
+        yield opened_page
 
 
 def text(page: Any, selector: str) -> str:
@@ -53,7 +53,7 @@ def ms(value: float) -> str:
 
 
 def number_of(report: Report, label: str) -> int:
-    return [row["label"] for row in report.said["methods"]].index(label)
+    return [row["label"] for row in report.result["methods"]].index(label)
 
 
 def shown(page: Any) -> str:
@@ -61,8 +61,8 @@ def shown(page: Any) -> str:
 
 
 def test_it_opens_on_the_best(page: Any, report: Report) -> None:
-    assert shown(page) == report.said["best"]
-    row = report.said["methods"][number_of(report, report.said["best"])]
+    assert shown(page) == report.result["best"]
+    row = report.result["methods"][number_of(report, report.result["best"])]
     facts = text(page, ".facts")
     assert f"{ms(row['step_ms'])} a step" in facts
     assert f"{bytes_text(row['comm_bytes'])} sent a step" in facts
@@ -71,7 +71,7 @@ def test_it_opens_on_the_best(page: Any, report: Report) -> None:
 
 
 def test_every_method_can_be_shown(page: Any, report: Report) -> None:
-    for number, row in enumerate(report.said["methods"]):
+    for number, row in enumerate(report.result["methods"]):
         bar = page.locator(f".bar[data-number='{number}']")
         assert ms(row["step_ms"]) in bar.inner_text()
         bar.click()
@@ -93,7 +93,7 @@ def test_methods_by_keyboard(page: Any) -> None:
 
 
 def test_nothing_is_wider_than_the_screen(page: Any, report: Report) -> None:
-    for number in range(len(report.said["methods"])):
+    for number in range(len(report.result["methods"])):
         page.evaluate(f"raddle.select({number})")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
@@ -105,13 +105,13 @@ def test_the_theme_can_be_changed(page: Any) -> None:
 
 
 def state(page: Any) -> dict[str, Any]:
-    found = page.evaluate("document.getElementById('timeline').timelineState()")
-    assert isinstance(found, dict)
-    return found
+    timeline_state = page.evaluate("document.getElementById('timeline').timelineState()")
+    assert isinstance(timeline_state, dict)
+    return timeline_state
 
 
 def test_the_timeline_zooms_and_pans(page: Any, report: Report) -> None:
-    best = report.said["methods"][number_of(report, report.said["best"])]
+    best = report.result["methods"][number_of(report, report.result["best"])]
     whole = state(page)
     assert (whole["from"], whole["to"]) == (0, pytest.approx(1e6 * best["step_ms"], abs=1))
     canvas = page.locator("#timeline canvas[tabindex]")
@@ -159,7 +159,7 @@ def test_a_slice_tells_what_it_is_and_names_its_operator(page: Any) -> None:
 
 
 def test_memory_says_the_peak(page: Any, report: Report) -> None:
-    row = report.said["methods"][number_of(report, report.said["best"])]
+    row = report.result["methods"][number_of(report, report.result["best"])]
     assert bytes_text(row["peak_bytes"]) in text(page, "#memory")
 
 
@@ -206,7 +206,7 @@ def test_every_layer_has_a_strip_of_its_devices(page: Any, report: Report) -> No
 
 
 def test_bytes_between_devices(page: Any, report: Report) -> None:
-    for number, row in enumerate(report.said["methods"]):
+    for number, row in enumerate(report.result["methods"]):
         page.evaluate(f"raddle.select({number})")
         total = page.evaluate(
             "raddle.data.column(raddle.method.traffic.bytes).reduce((a, b) => a + b, 0)"
@@ -223,11 +223,11 @@ def test_an_operator_is_explained(page: Any) -> None:
 def test_other_splits_of_an_operator_are_a_table(started: Any, tmp_path: pathlib.Path) -> None:
     """Of a plan without stages; in a stage on one device there are none."""
     path = tmp_path / "data.html"
-    raddle(
+    raddle_json(
         "report", "lenet-tiny", "--cluster", "p100:1x2", "--batch", "8", "--methods", "data",
         "--alternatives", "3", "-o", str(path),
     )  # fmt: skip
-    with opened(started, path) as page:
+    with open_page(started, path) as page:
         assert explained(page) > 0
 
 
@@ -249,7 +249,7 @@ def explained(page: Any) -> int:
 
 
 def test_a_plan_can_be_taken_along(started: Any, report: Report, tmp_path: pathlib.Path) -> None:
-    with opened(started, report.path) as page:
+    with open_page(started, report.path) as page:
         take_along(page, report, tmp_path)
 
 
@@ -259,24 +259,24 @@ def take_along(page: Any, report: Report, tmp_path: pathlib.Path) -> None:
         page.get_by_role("button", name="Save the plan").click()
     assert saved.value.suggested_filename == "owt.json"
     saved.value.save_as(tmp_path / "owt.json")
-    simulated = raddle("simulate", str(tmp_path / "owt.json"))
-    assert simulated["step_ms"] == report.said["methods"][number_of(report, "owt")]["step_ms"]
+    simulated = raddle_json("simulate", str(tmp_path / "owt.json"))
+    assert simulated["step_ms"] == report.result["methods"][number_of(report, "owt")]["step_ms"]
     page.get_by_role("button", name="Copy the torchrun line").click()
     page.wait_for_selector("button.copy:text-is('Copied')")
 
 
 def test_it_prints(started: Any, report: Report) -> None:
-    with opened(started, report.path, theme="dark") as page:
+    with open_page(started, report.path, theme="dark") as page:
         assert len(page.pdf()) > 50_000
 
 
 def test_a_page_without_any_plan(started: Any, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "none.html"
-    raddle(
+    raddle_json(
         "report", "lenet", "--cluster", "p100:1x4", "--batch", "3", "--methods", "data",
         "-o", str(path),
     )  # fmt: skip
-    with opened(started, path) as page:
+    with open_page(started, path) as page:
         assert "a batch of 3" in text(page, ".facts")
         page.locator(".node").first.click()
         assert "conv2d" in text(page, "#operator .body")
@@ -317,7 +317,7 @@ LAST_OF_A_SLICE = """async () => {
 
 
 def test_a_slice_that_is_out_of_view_is_not_drawn(started: Any, report: Report) -> None:
-    with opened(started, report.path) as page:
+    with open_page(started, report.path) as page:
         page.evaluate(f"raddle.select({number_of(report, 'data')})")
         longer, colours = page.evaluate(LAST_OF_A_SLICE)
         assert longer > 2

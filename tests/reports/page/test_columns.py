@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raddle.reports.page.columns import Columns, read_column
-from raddle.reports.page.curves import thinned
+from raddle.reports.page.curves import thin_curve
 
 NUMBERS = st.lists(st.integers(-(2**45), 2**45) | st.integers(-3, 300), max_size=40)
 
@@ -35,7 +35,7 @@ def test_equal_columns_are_stored_once() -> None:
 def test_a_thinned_curve_hides_no_peak(points: list[tuple[int, int]], most: int) -> None:
     points = sorted(dict(points).items())
     times, levels = (np.array(column) for column in zip(*points, strict=True))
-    few, high = thinned(times, levels, most)
+    few, high = thin_curve(times, levels, most)
     assert len(few) <= max(most, 1)
     assert few[0] == times[0]
     assert high.max() == levels.max()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from hostile import NAMES
-from looking import browser, opened, raddle
+from chromium import browser, open_page, raddle_json
+from hostile_model import NAMES
 
 from raddle.clusters import cluster
 
@@ -24,31 +24,31 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A report of a model file, a cluster and a plan that are all named by somebody hostile."""
     folder = tmp_path_factory.mktemp("hostile")
     model = folder / f"{MARKUP.replace('/', '_')}.py"
-    model.write_text((pathlib.Path(__file__).parent / "hostile.py").read_text())
+    model.write_text((pathlib.Path(__file__).parent / "hostile_model.py").read_text())
     described = {**cluster("p100:1x2").to_dict(), "name": MARKUP}
     described["devices"] = {MARKUP: described["devices"]["p100"]}
     described["nodes"] = [{**node, "devices": [MARKUP] * 2} for node in described["nodes"]]
     (folder / "cluster.yaml").write_text(yaml.safe_dump(described))
     plan = folder / "plan.json"
     on = ("--cluster", str(folder / "cluster.yaml"))
-    raddle("plan", f"{model}:build", *on, "--method", "owt", "-o", str(plan))
+    raddle_json("plan", f"{model}:build", *on, "--method", "owt", "-o", str(plan))
     written = json.loads(plan.read_text())
     plan.write_text(json.dumps({**written, "method": f"{MARKUP} ../../etc {NAMES[3]}"}))
     page = folder / "page.html"
-    raddle("report", "--plan", str(plan), "-o", str(page))
+    raddle_json("report", "--plan", str(plan), "-o", str(page))
     assert MARKUP not in page.read_text()
     return page
 
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[Any]:
-    with browser() as own:
-        yield own
+    with browser() as chromium:
+        yield chromium
 
 
 @pytest.mark.parametrize("size", ["desktop", "phone"])
 def test_names_are_shown_as_text(started: Any, path: pathlib.Path, size: str) -> None:
-    with opened(started, path, size) as page:
+    with open_page(started, path, size) as page:
         ops = page.evaluate("raddle.data.network.ops.map((op) => op.name)")
         for number in range(len(page.evaluate("raddle.data.methods"))):
             page.evaluate(f"raddle.select({number})")
@@ -72,7 +72,7 @@ def expected(name: str) -> str:
 
 def test_no_other_script_would_run(started: Any, path: pathlib.Path) -> None:
     """Even if markup came into the page, its policy would stop it."""
-    with opened(started, path, allowed="Content Security Policy") as page:
+    with open_page(started, path, allowed="Content Security Policy") as page:
         page.evaluate(
             """() => {
                 window.refused = 0;

@@ -10,7 +10,7 @@ import pathlib
 from typing import Any
 
 import pytest
-from looking import browser, opened, raddle
+from chromium import browser, open_page, raddle_json
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -20,7 +20,7 @@ DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimatio
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("images") / "alexnet.html"
-    raddle(
+    raddle_json(
         "report", "alexnet", "--cluster", "p100:4x4", "--batch", "512", "--budget", "3",
         "--methods", "data,owt,layerwise,spatial,optcnn,auto", "--alternatives", "3", "-o", str(path),
     )  # fmt: skip
@@ -32,7 +32,7 @@ def test_pictures_of_the_page(path: pathlib.Path, tmp_path: pathlib.Path) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     with browser() as started:
         for theme in ("light", "dark"):
-            with opened(started, path, theme=theme) as page:
+            with open_page(started, path, theme=theme) as page:
                 page.set_viewport_size({"width": 1200, "height": 1130})
                 page.evaluate(DRAWN)
                 picture = folder / f"page-{theme}.png"

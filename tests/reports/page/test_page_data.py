@@ -25,51 +25,51 @@ from raddle.plans.plan_file import from_dict
 from raddle.plans.tiling import Grid
 from raddle.reports.page import slices
 from raddle.reports.page.columns import Columns, read_column
-from raddle.reports.page.data import PageData, plan_file, torchrun_line
-from raddle.reports.page.gathering import Given, gather
-from raddle.reports.page.html import page
-from raddle.reports.page.measured import describe_run, read_run
+from raddle.reports.page.data import PageData, plan_file_name, torchrun_command
+from raddle.reports.page.html import render_page
+from raddle.reports.page.measured_run import describe_run, read_run
+from raddle.reports.page.page_report import GivenPlan, build_page_data
 from raddle.searches.predict import predicted_metrics, simulate_steps
 from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline
 
-ON = "p100:2x2"
+CLUSTER = "p100:2x2"
 
 
 def reader(data: PageData) -> Any:
     return lambda column: read_column(data.columns, column)
 
 
-def gathered(graph: Graph, plan: Plan) -> tuple[dict[str, Any], Any, Timeline]:
-    data = gather(graph, cluster(ON), [Given(plan)], (), alternatives=0)
-    return data.plain["methods"][0], reader(data), simulate_steps(graph, plan, cluster(ON))
+def describe_one_plan(graph: Graph, plan: Plan) -> tuple[dict[str, Any], Any, Timeline]:
+    data = build_page_data(graph, cluster(CLUSTER), [GivenPlan(plan)], (), alternatives=0)
+    return data.json_data["methods"][0], reader(data), simulate_steps(graph, plan, cluster(CLUSTER))
 
 
 @given(st.integers(0, 10**6), sync_texts(4))
 def test_random_plans(seed: int, sync: str) -> None:
     _, graph = small("lenet-tiny")
     plan = random_plan(graph, 4, seed, sync=sync, batch=graph.batch, method="random")
-    found, read, timeline = gathered(graph, plan)
+    method, read, timeline = describe_one_plan(graph, plan)
     expected = predicted_metrics(timeline)
-    assert {k: found[k] for k in ("step_ms", "comm_bytes", "peak_bytes", "fits")} == {
+    assert {k: method[k] for k in ("step_ms", "comm_bytes", "peak_bytes", "fits")} == {
         k: expected[k] for k in ("step_ms", "comm_bytes", "peak_bytes", "fits")
     }
-    slices_are_the_simulation(found["timeline"], read, timeline)
-    traffic = found["traffic"]
+    slices_are_the_simulation(method["timeline"], read, timeline)
+    traffic = method["traffic"]
     steps = timeline.program.plan.steps
     assert abs(int(read(traffic["bytes"]).sum()) * steps - int(timeline.tasks.nbytes.sum())) < steps
     assert (read(traffic["source"]) != read(traffic["target"])).all()
-    tiles_are_the_plan(found["tiles"], graph, plan)
-    work_is_the_simulation(found["work"], read, timeline)
+    tiles_are_the_plan(method["tiles"], graph, plan)
+    work_is_the_simulation(method["work"], read, timeline)
 
 
-def slices_are_the_simulation(found: dict[str, Any], read: Any, timeline: Timeline) -> None:
+def slices_are_the_simulation(described: dict[str, Any], read: Any, timeline: Timeline) -> None:
     """Every task in the window is a slice on its lanes, with its times, and nothing else is."""
     begin, end = ([0, *timeline.step_ends])[-2:]
     tasks = timeline.tasks
     inside = (tasks.first_resource >= 0) & (timeline.end > begin) & (timeline.start < end)
-    assert found["period_ns"] == end - begin
-    names = [lane["name"] for lane in found["lanes"]]
+    assert described["period_ns"] == end - begin
+    names = [lane["name"] for lane in described["lanes"]]
     devices = timeline.program.plan.devices
     all_names = [*(f"device {d}" for d in range(devices)), *timeline.cluster.links]
 
@@ -85,19 +85,19 @@ def slices_are_the_simulation(found: dict[str, Any], read: Any, timeline: Timeli
         )
         for t in np.flatnonzero(inside)
     )
-    columns = [read(found[key]) for key in ("lane", "lane2", "start", "duration")]
+    columns = [read(described[key]) for key in ("lane", "lane2", "start", "duration")]
     got = sorted(
         (names[a], names[b] if b >= 0 else "", start, duration)
         for a, b, start, duration in zip(*columns, strict=True)
     )
     assert got == expected
     path = [t for t in timeline.critical_path() if inside[t]]
-    assert len(read(found["critical"])) == len(path)
+    assert len(read(described["critical"])) == len(path)
 
 
-def tiles_are_the_plan(found: dict[str, Any], graph: Graph, plan: Plan) -> None:
+def tiles_are_the_plan(described: dict[str, Any], graph: Graph, plan: Plan) -> None:
     for number, op in enumerate(graph.ops):
-        shown, tiling = found["tilings"][found["tiling_of"][number]], plan.tiles[op.name]
+        shown, tiling = described["tilings"][described["tiling_of"][number]], plan.tiles[op.name]
         if isinstance(tiling, Grid):
             assert shown == {
                 "cuts": [list(c) for c in tiling.cuts],
@@ -109,23 +109,23 @@ def tiles_are_the_plan(found: dict[str, Any], graph: Graph, plan: Plan) -> None:
             assert shown == {"boxes": boxes}
 
 
-def work_is_the_simulation(found: dict[str, Any], read: Any, timeline: Timeline) -> None:
+def work_is_the_simulation(described: dict[str, Any], read: Any, timeline: Timeline) -> None:
     """No operator takes longer on its busiest device than that device computes in all."""
-    total = sum(read(found[f"{phase}_ns"]) for phase in ("forward", "backward"))
+    total = sum(read(described[f"{phase}_ns"]) for phase in ("forward", "backward"))
     assert (total <= timeline.compute_seconds.max() * 1e9 * timeline.program.plan.steps).all()
     assert total.sum() > 0
 
 
 def test_memory_curves_reach_the_peaks(lenet: Graph) -> None:
-    plan = raddle.search(lenet, cluster(ON), "owt")
-    found, read, timeline = gathered(lenet, plan)
+    plan = raddle.search(lenet, cluster(CLUSTER), "owt")
+    method, read, timeline = describe_one_plan(lenet, plan)
     peaks = dict.fromkeys(range(4), 0)
-    for curve in found["memory"]["curves"]:
+    for curve in method["memory"]["curves"]:
         for d in curve["devices"]:
             peaks[d] = int(read(curve["bytes"]).max())
             assert (np.diff(read(curve["time"])) >= 0).all()
     assert list(peaks.values()) == peak_bytes(timeline)  # of a steady state, each step has the peak
-    assert found["memory"]["capacity"] == [d.memory for d in timeline.cluster.devices]
+    assert method["memory"]["capacity"] == [d.memory for d in timeline.cluster.devices]
 
 
 @pytest.fixture(scope="module")
@@ -139,21 +139,21 @@ def lenet() -> Graph:
 def test_many_devices_are_cut_to_what_can_be_drawn(
     lenet: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = raddle.search(lenet, cluster(ON), "data")
-    found, _, _ = gathered(lenet, plan)
-    all_slices = found["timeline"]["count"]
-    assert found["timeline"]["devices"] == 4
-    monkeypatch.setattr(slices, "MOST_SLICES", all_slices // 2)
-    found, read, _ = gathered(lenet, plan)
-    assert found["timeline"]["devices"] == 2
-    assert found["timeline"]["count"] <= all_slices // 2
-    assert read(found["timeline"]["target"]).max() == 1
+    plan = raddle.search(lenet, cluster(CLUSTER), "data")
+    method, _, _ = describe_one_plan(lenet, plan)
+    all_slices = method["timeline"]["count"]
+    assert method["timeline"]["devices"] == 4
+    monkeypatch.setattr(slices, "MAX_SLICES", all_slices // 2)
+    method, read, _ = describe_one_plan(lenet, plan)
+    assert method["timeline"]["devices"] == 2
+    assert method["timeline"]["count"] <= all_slices // 2
+    assert read(method["timeline"]["target"]).max() == 1
 
 
 def test_plans_in_the_page_are_plan_files(lenet: Graph, tmp_path: pathlib.Path) -> None:
-    plans = [raddle.search(lenet, cluster(ON), method) for method in ("data", "owt")]
+    plans = [raddle.search(lenet, cluster(CLUSTER), method) for method in ("data", "owt")]
     raddle.report(lenet, plans, tmp_path / "page.html", alternatives=1)
-    shown = unpacked((tmp_path / "page.html").read_text())
+    shown = unpack_page((tmp_path / "page.html").read_text())
     assert [m["label"] for m in shown["methods"]] == ["data", "owt"]
     for method, plan in zip(shown["methods"], plans, strict=True):
         assert from_dict(method["plan"], lenet).tiles == plan.tiles
@@ -163,49 +163,56 @@ def test_plans_in_the_page_are_plan_files(lenet: Graph, tmp_path: pathlib.Path) 
     assert best["groups"][0]["alternatives"]
 
 
-def unpacked(html: str) -> dict[str, Any]:
+def unpack_page(html: str) -> dict[str, Any]:
     import gzip
 
     packed = re.search(r'id="data">([^<]*)<', html)
     assert packed
     block = gzip.decompress(base64.b64decode(packed[1]))
     length = int.from_bytes(block[:4], "little")
-    found = json.loads(block[4 : 4 + length])
-    assert isinstance(found, dict)
-    return found
+    data = json.loads(block[4 : 4 + length])
+    assert isinstance(data, dict)
+    return data
 
 
 def test_the_same_data_gives_the_same_page(lenet: Graph) -> None:
-    plan = raddle.search(lenet, cluster(ON), "data")
+    plan = raddle.search(lenet, cluster(CLUSTER), "data")
     one, two = (
-        page(gather(lenet, cluster(ON), [Given(plan)], (), alternatives=0)) for _ in range(2)
+        render_page(build_page_data(lenet, cluster(CLUSTER), [GivenPlan(plan)], (), alternatives=0))
+        for _ in range(2)
     )
     assert one == two
 
 
 def test_equal_labels_are_told_apart(lenet: Graph) -> None:
-    plan = raddle.search(lenet, cluster(ON), "data")
-    data = gather(lenet, cluster(ON), [Given(plan), Given(plan)], ("data",), alternatives=0)
-    assert [m["label"] for m in data.plain["methods"]] == ["data", "data (2)", "data (3)"]
+    plan = raddle.search(lenet, cluster(CLUSTER), "data")
+    data = build_page_data(
+        lenet, cluster(CLUSTER), [GivenPlan(plan), GivenPlan(plan)], ("data",), alternatives=0
+    )
+    assert [m["label"] for m in data.json_data["methods"]] == ["data", "data (2)", "data (3)"]
 
 
 def test_micro_batches_are_held_against_data_parallelism_of_as_many(lenet: Graph) -> None:
     """Its batch is larger, and so is its step: it is not slower for that."""
-    plan = raddle.search(lenet, cluster(ON), "data")
+    plan = raddle.search(lenet, cluster(CLUSTER), "data")
     larger = replace(plan, method="", microbatches=4, batch=4 * plan.batch)
-    data = gather(
-        lenet, cluster(ON), [Given(plan), Given(larger, "larger.json")], (), alternatives=0
+    data = build_page_data(
+        lenet,
+        cluster(CLUSTER),
+        [GivenPlan(plan), GivenPlan(larger, "larger.json")],
+        (),
+        alternatives=0,
     )
-    one, four = data.plain["methods"]
+    one, four = data.json_data["methods"]
     assert four["step_ms"] > one["step_ms"]
     assert (one["speedup"], four["speedup"]) == (1.0, 1.0)
-    faster = max((one, four), key=lambda found: found["samples_per_s"])
-    assert data.plain["methods"][data.plain["best"]] is faster
+    faster = max((one, four), key=lambda row: row["samples_per_s"])
+    assert data.json_data["methods"][data.json_data["best"]] is faster
 
 
 def test_a_method_that_cannot_be_applied_says_why(lenet: Graph) -> None:
-    data = gather(lenet, cluster("p100:1x64"), (), ("data", "owt"), alternatives=0)
-    first = data.plain["methods"][0]
+    data = build_page_data(lenet, cluster("p100:1x64"), (), ("data", "owt"), alternatives=0)
+    first = data.json_data["methods"][0]
     assert "64" in first["error"]
     assert "timeline" not in first
 
@@ -213,23 +220,23 @@ def test_a_method_that_cannot_be_applied_says_why(lenet: Graph) -> None:
 def test_nothing_to_report(lenet: Graph, tmp_path: pathlib.Path) -> None:
     with pytest.raises(InputError, match="no plan to report"):
         raddle.report(lenet, [], tmp_path / "x.html")
-    plan = replace(raddle.search(lenet, cluster(ON), "data"), cluster=None)
+    plan = replace(raddle.search(lenet, cluster(CLUSTER), "data"), cluster=None)
     with pytest.raises(InputError, match="names no cluster"):
         raddle.report(lenet, [plan], tmp_path / "x.html")
 
 
 def test_the_torchrun_line(lenet: Graph) -> None:
-    plan = raddle.search(lenet, cluster(ON), "data")
-    assert torchrun_line(plan, cluster(ON)) == (
+    plan = raddle.search(lenet, cluster(CLUSTER), "data")
+    assert torchrun_command(plan, cluster(CLUSTER)) == (
         "torchrun --nnodes 2 --node-rank $NODE_RANK --master-addr $MASTER_ADDR "
         "--nproc-per-node 2 -m raddle.runtime data.json"
     )
-    alone = torchrun_line(plan, cluster("p100:1x4"))
+    alone = torchrun_command(plan, cluster("p100:1x4"))
     assert alone == "torchrun --standalone --nproc-per-node 4 -m raddle.runtime data.json"
-    hostile = torchrun_line(replace(plan, method="x; rm -rf $HOME"), cluster("p100:1x4"))
+    hostile = torchrun_command(replace(plan, method="x; rm -rf $HOME"), cluster("p100:1x4"))
     assert hostile.endswith("-m raddle.runtime x-rm-rf-HOME.json")
     for method, name in (("", "plan.json"), ("odd one", "odd-one.json"), ("../-o", "o.json")):
-        assert plan_file(replace(plan, method=method)) == name
+        assert plan_file_name(replace(plan, method=method)) == name
 
 
 # -- what was measured -----------------------------------------------------------------------------
@@ -259,12 +266,12 @@ def test_the_step_in_the_middle_of_a_trace_is_shown(tmp_path: pathlib.Path) -> N
     (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
     columns = Columns()
     result = {**RESULT, "trace": str(tmp_path / "t.json")}
-    found = describe_run(result, {"fc1": 7}, columns)["timeline"]
-    assert found["period_ns"] == 30_000  # of 90, 20 and 30 us
-    assert found["titles"] == [["run", "fc1", "forward", 7, 0]]
-    assert [lane["name"] for lane in found["lanes"]] == ["device 0, compute"]
-    assert read_column(columns.tobytes(), found["start"]).tolist() == [0]
-    assert read_column(columns.tobytes(), found["duration"]).tolist() == [30_000]
+    timeline = describe_run(result, {"fc1": 7}, columns)["timeline"]
+    assert timeline["period_ns"] == 30_000  # of 90, 20 and 30 us
+    assert timeline["titles"] == [["run", "fc1", "forward", 7, 0]]
+    assert [lane["name"] for lane in timeline["lanes"]] == ["device 0, compute"]
+    assert read_column(columns.tobytes(), timeline["start"]).tolist() == [0]
+    assert read_column(columns.tobytes(), timeline["duration"]).tolist() == [30_000]
 
 
 def test_a_run_finds_its_plan_beside_it(tmp_path: pathlib.Path) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from looking import browser, opened, raddle
-from moving import frames
+from chromium import browser, open_page, raddle_json
+from timeline_frames import frames
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -29,12 +29,12 @@ COUNT = """() => {
 
 def test_a_frame_of_fifty_thousand_slices_is_a_few_strokes(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "inception.html"
-    said = raddle(
+    said = raddle_json(
         "report", "inception_v3", "--cluster", "p100:4x4", "--batch", "512",
         "--methods", "data,model", "--alternatives", "0", "-o", str(path),
     )  # fmt: skip
     assert said["bytes"] < 2_000_000
-    with browser() as started, opened(started, path) as page:
+    with browser() as started, open_page(started, path) as page:
         page.locator(".bar", has_text="model").click()
         slices = page.evaluate("raddle.method.timeline.count")
         assert slices > 50_000

@@ -13,7 +13,7 @@ import pytest
 from timeouts import HANG, wait_until
 
 
-class Served:
+class RunningServer:
     """A server and how to speak to it."""
 
     def __init__(self, folder: Path) -> None:
@@ -23,14 +23,14 @@ class Served:
             [sys.executable, *arguments], stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
-        self.said = self.process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.said)
-        assert found, self.said
-        self.url, self.port = found[0], int(found[1])
-        self.address = self.said.split()[-1]
+        self.printed = self.process.stdout.readline()
+        match = re.search(r"http://127\.0\.0\.1:(\d+)", self.printed)
+        assert match, self.printed
+        self.url, self.port = match[0], int(match[1])
+        self.address = self.printed.split()[-1]
         self.key = self.address.partition("#key=")[2]
 
-    def ask(
+    def send_request(
         self,
         method: str,
         path: str,
@@ -46,14 +46,14 @@ class Served:
             connection.close()
 
     def get(self, path: str) -> Any:
-        status, _, body = self.ask("GET", path)
+        status, _, body = self.send_request("GET", path)
         assert status == 200, body
         return json.loads(body)
 
     def post(self, path: str, given: Any, **headers: str) -> tuple[int, Any]:
         sent = {"Content-Type": "application/json", "X-Raddle-Key": self.key}
         sent |= {key.replace("_", "-"): value for key, value in headers.items()}
-        status, _, body = self.ask("POST", path, json.dumps(given).encode(), sent)
+        status, _, body = self.send_request("POST", path, json.dumps(given).encode(), sent)
         return status, json.loads(body)
 
     def start(self, **changed: Any) -> tuple[int, Any]:
@@ -63,18 +63,18 @@ class Served:
     def job(self) -> Any:
         return self.get("/api/state")["job"]
 
-    def wait(self, wanted: Any) -> Any:
+    def wait(self, condition: Any) -> Any:
         """The first state of the job that is wanted."""
         seen: list[Any] = []
 
         def look() -> Any:
             seen.append(self.job())
-            return wanted(seen[-1])
+            return condition(seen[-1])
 
         wait_until(look)
         return seen[-1]
 
-    def ended(self) -> Any:
+    def wait_until_ended(self) -> Any:
         return self.wait(lambda job: job["state"] != "running")
 
     def end(self, number: int = signal.SIGINT) -> int:
@@ -94,7 +94,7 @@ def another(tmp_path):
 
 
 def serving(folder):
-    server = Served(folder)
+    server = RunningServer(folder)
     yield server
     if server.process.poll() is None:
         server.end()

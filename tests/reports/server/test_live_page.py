@@ -3,7 +3,7 @@
 from urllib.parse import urlsplit
 
 import pytest
-from looking import browser
+from chromium import browser
 from timeouts import HANG
 
 pytestmark = pytest.mark.xdist_group("browser")

@@ -5,18 +5,18 @@ from datetime import datetime
 
 import pytest
 
-from raddle.reports.server.names import is_name, report_name, safe
+from raddle.reports.server.file_names import is_name, report_name, safe_name
 
-KEPT = "lenet-local-2"
+REPORT = "lenet-local-2"
 
 
 @pytest.fixture(scope="module")
 def shelf(served):
     """A folder with a report, and next to it what must not be reached."""
-    served.folder.joinpath(f"{KEPT}.html").write_text("<p>kept</p>")
+    served.folder.joinpath(f"{REPORT}.html").write_text("<p>kept</p>")
     row = {"label": "data", "step_ms": 1.0, "speedup": 1.0}
     summary = {"model": "m", "cluster": "c", "batch": 1, "best": "data", "methods": [row]}
-    served.folder.joinpath(f"{KEPT}.json").write_text(json.dumps(summary))
+    served.folder.joinpath(f"{REPORT}.json").write_text(json.dumps(summary))
     served.folder.joinpath("half.html").write_text("not known: it has no figures")
     served.folder.joinpath("broken.html").write_text("")
     served.folder.joinpath("broken.json").write_text("[")
@@ -28,8 +28,8 @@ def shelf(served):
 
 
 def test_known_reports_are_listed_and_served(shelf):
-    assert [report["name"] for report in shelf.get("/api/reports")["reports"]] == [KEPT]
-    status, headers, body = shelf.ask("GET", f"/reports/{KEPT}.html")
+    assert [report["name"] for report in shelf.get("/api/reports")["reports"]] == [REPORT]
+    status, headers, body = shelf.ask("GET", f"/reports/{REPORT}.html")
     assert (status, body) == (200, b"<p>kept</p>")
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Cache-Control"] == "no-store"
@@ -46,10 +46,10 @@ def test_known_reports_are_listed_and_served(shelf):
         "/reports//etc/passwd",
         "/reports/half.html",
         "/reports/link.html",
-        f"/reports/{KEPT}",
-        f"/reports/{KEPT}.json",
-        f"/reports/{KEPT}.html?x",
-        f"/reports/./{KEPT}.html",
+        f"/reports/{REPORT}",
+        f"/reports/{REPORT}.json",
+        f"/reports/{REPORT}.html?x",
+        f"/reports/./{REPORT}.html",
         "/favicon.ico",
         "/api/start",
     ],
@@ -59,7 +59,7 @@ def test_nothing_else_is_served(shelf, path):
     assert (status, headers["X-Content-Type-Options"]) == (404, "nosniff")
 
 
-@pytest.mark.parametrize("name", ["../outside", "..", "", "link", "half", "a/b", None, [KEPT]])
+@pytest.mark.parametrize("name", ["../outside", "..", "", "link", "half", "a/b", None, [REPORT]])
 def test_only_known_reports_are_deleted_or_explained(shelf, name):
     before = sorted(shelf.folder.parent.rglob("*"))
     for path in ("/api/delete", "/api/explain"):
@@ -69,14 +69,14 @@ def test_only_known_reports_are_deleted_or_explained(shelf, name):
 
 
 def test_only_kept_plans_are_explained(shelf):
-    asked = {"report": KEPT, "method": "../../outside", "op": "x"}
+    asked = {"report": REPORT, "method": "../../outside", "op": "x"}
     status, answer = shelf.post("/api/explain", asked)
     assert (status, answer["error"][:10]) == (400, "no plan of")
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost", ""])
 def test_a_foreign_host_is_refused(shelf, host):
-    for path in ("/", "/api/offer", f"/reports/{KEPT}.html"):
+    for path in ("/", "/api/offer", f"/reports/{REPORT}.html"):
         status, _, body = shelf.ask("GET", path, headers={"Host": host})
         assert status == 403
         assert shelf.key.encode() not in body
@@ -139,5 +139,5 @@ def test_names_are_safe():
     assert name == "mine.py-net-p100-4x4-b64-20250131-101500"
     for model in ("../..", "/etc/passwd", "a\0b", "ü" * 300, "-o", ".hidden", "x" * 1000, "con:"):
         assert is_name(report_name(model, model, 10**9, when))
-    assert safe("auto (2)") == "auto-2"
+    assert safe_name("auto (2)") == "auto-2"
     assert [is_name(t) for t in ("..", ".a", "a/b", "a\\b", "", "a\n", None)] == [False] * 7

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 
-from raddle.reports.server.packed import read_page
+from raddle.reports.server.page_file import read_page
 
 FOR_EVER = 3600  # seconds: the longest that a search may be given, longer than any test
 
@@ -100,7 +100,7 @@ def test_a_job_is_cancelled_and_a_child_ends_with_the_server(served):
     assert list(served.folder.iterdir()) == []
 
     served.start(methods=["flexflow"], budget=FOR_EVER)
-    [child] = children(served.process.pid)
+    [child] = child_pids(served.process.pid)
     assert served.end(signal.SIGTERM) == 0
     assert not os.path.exists(f"/proc/{child}")
     assert list(served.folder.iterdir()) == []
@@ -108,7 +108,7 @@ def test_a_job_is_cancelled_and_a_child_ends_with_the_server(served):
 
 def test_a_child_ends_with_the_terminal(another):
     another.start(methods=["flexflow"], budget=FOR_EVER)
-    [child] = children(another.process.pid)
+    [child] = child_pids(another.process.pid)
     assert another.end(signal.SIGHUP) == 0
     assert not os.path.exists(f"/proc/{child}")
 
@@ -124,14 +124,14 @@ def test_a_port_that_is_taken_is_a_sentence(tmp_path):
 
 
 def test_the_server_does_not_import_torch():
-    script = "import sys, raddle.reports.server.running; print('torch' in sys.modules)"
+    script = "import sys, raddle.reports.server.run_server; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "False\n"
 
 
-def children(parent: int) -> list[int]:
+def child_pids(parent: int) -> list[int]:
     """The processes that a process has started."""
-    found = subprocess.run(
+    listing = subprocess.run(
         ["ps", "--ppid", str(parent), "-o", "pid="], capture_output=True, text=True
     )
-    return [int(pid) for pid in found.stdout.split()]
+    return [int(pid) for pid in listing.stdout.split()]

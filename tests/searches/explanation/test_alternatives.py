@@ -21,8 +21,8 @@ from raddle.plans.plan import Plan
 from raddle.plans.schedules import NAMES
 from raddle.plans.tiling import Grid, Tiling, even_cuts
 from raddle.program.lower import lower
-from raddle.reports.explaining import show_op
-from raddle.reports.page.groups import describe_alternatives
+from raddle.reports.explanation import show_op
+from raddle.reports.page.alternatives import describe_alternatives
 from raddle.searches.explanation import plan_timers
 from raddle.searches.explanation.alternatives import candidate_configurations
 from raddle.searches.explanation.explain_op import explain_op, plan_space_of

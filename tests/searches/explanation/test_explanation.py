@@ -21,7 +21,7 @@ from raddle.plans.notation import write_tiling
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Irregular
 from raddle.program.lower import lower
-from raddle.reports.explaining import sentences, what_changes
+from raddle.reports.explanation import describe_changes, sentences
 from raddle.searches.baselines import BASELINES
 from raddle.searches.bounds import lower_bound
 from raddle.searches.explanation import plan_timers
@@ -367,9 +367,9 @@ def test_no_more_than_so_many_are_timed(
 def test_what_changes_in_words(graph: Graph, target: Cluster, owt: Plan) -> None:
     explanation = explain_op(graph, owt, target, "classifier.0")
     base = explanation["base"]
-    assert what_changes(base, {**base, "difference_ms": 0.0}) == []
+    assert describe_changes(base, {**base, "difference_ms": 0.0}) == []
     busier = {**base, "difference_ms": 0.8, "link_ms": base["link_ms"] + 12}
-    assert what_changes(base, busier) == ["12.0 ms more messages on the busiest link"]
+    assert describe_changes(base, busier) == ["12.0 ms more messages on the busiest link"]
 
 
 def test_more_devices_than_an_evaluator_is_for() -> None:

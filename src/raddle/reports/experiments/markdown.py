@@ -33,7 +33,7 @@ def section_lines(section: Section) -> list[str]:
         if isinstance(part, Table):
             lines += _table(part)
         elif isinstance(part, Chart):
-            lines += _table(as_table(part))
+            lines += _table(chart_to_table(part))
         else:
             lines += _drawing(part)
         lines.append("")
@@ -54,12 +54,13 @@ def _table(table: Table) -> list[str]:
     return lines
 
 
-def as_table(chart: Chart) -> Table:
+def chart_to_table(chart: Chart) -> Table:
     """A line is a column, where its points share their x."""
-    every = sorted({x for line in chart.lines for x, _ in line.points})
-    found = [dict(line.points) for line in chart.lines]
+    all_x = sorted({x for line in chart.lines for x, _ in line.points})
+    lines_by_x = [dict(line.points) for line in chart.lines]
     rows: list[list[Cell]] = [
-        [int(x) if float(x).is_integer() else x, *(own.get(x) for own in found)] for x in every
+        [int(x) if float(x).is_integer() else x, *(line_by_x.get(x) for line_by_x in lines_by_x)]
+        for x in all_x
     ]
     columns = [Column(chart.x), *(Column(line.name, line.source) for line in chart.lines)]
     return Table(f"{chart.title} ({chart.y})", columns, rows)

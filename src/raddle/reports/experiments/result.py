@@ -90,34 +90,35 @@ class Result:
     version: str = field(default="")
 
 
-def plain(result: Result) -> dict[str, Any]:
+def result_to_dict(result: Result) -> dict[str, Any]:
     """As JSON has it; a part says what it is."""
-    found = asdict(result)
-    for section, own in zip(found["sections"], result.sections, strict=True):
-        for part, given in zip(section["parts"], own.parts, strict=True):
-            part["is"] = type(given).__name__.lower()
-    return found
+    data = asdict(result)
+    for section, section_object in zip(data["sections"], result.sections, strict=True):
+        for part, part_object in zip(section["parts"], section_object.parts, strict=True):
+            part["is"] = type(part_object).__name__.lower()
+    return data
 
 
-def from_plain(data: dict[str, Any]) -> Result:
+def result_from_dict(data: dict[str, Any]) -> Result:
     """What `plain` was made of."""
     sections = [
-        Section(**{**own, "parts": [_part(part) for part in own["parts"]]})
-        for own in data["sections"]
+        Section(**{**section, "parts": [_part(part) for part in section["parts"]]})
+        for section in data["sections"]
     ]
     return Result(**{**data, "sections": sections})
 
 
 def _part(data: dict[str, Any]) -> Table | Chart | Drawing:
-    own = {key: value for key, value in data.items() if key != "is"}
+    fields = {key: value for key, value in data.items() if key != "is"}
     if data["is"] == "table":
-        return Table(**{**own, "columns": [Column(**column) for column in own["columns"]]})
+        return Table(**{**fields, "columns": [Column(**column) for column in fields["columns"]]})
     if data["is"] == "chart":
         lines = [
-            Line(**{**line, "points": [(x, y) for x, y in line["points"]]}) for line in own["lines"]
+            Line(**{**line, "points": [(x, y) for x, y in line["points"]]})
+            for line in fields["lines"]
         ]
-        return Chart(**{**own, "lines": lines})
-    return Drawing(**own)
+        return Chart(**{**fields, "lines": lines})
+    return Drawing(**fields)
 
 
 def cell_text(value: Cell, column: Column) -> str:

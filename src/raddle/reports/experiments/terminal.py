@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from raddle.reports.experiments.markdown import as_table
+from raddle.reports.experiments.markdown import chart_to_table
 from raddle.reports.experiments.result import Chart, Drawing, Result, Section, Table, cell_text
 from raddle.reports.terminal import new_table, stdout
 
@@ -41,7 +41,7 @@ def _show_section(console: Console, section: Section) -> None:
             for line in part.lines:
                 console.print(line, no_wrap=True)
         else:
-            _show_table(console, as_table(part) if isinstance(part, Chart) else part)
+            _show_table(console, chart_to_table(part) if isinstance(part, Chart) else part)
         if part.note:
             console.print(part.note, style="dim")
 

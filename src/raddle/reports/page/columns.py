@@ -18,7 +18,7 @@ class Columns:
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
-        self._places: dict[bytes, int] = {}
+        self._offsets: dict[bytes, int] = {}
         self._size = 0
 
     def add(self, values: Any, *, delta: bool = False) -> dict[str, int]:
@@ -27,18 +27,18 @@ class Columns:
         if delta and len(numbers):
             numbers = np.concatenate([numbers[:1], np.diff(numbers)])
         least = int(numbers.min(initial=0))
-        most = int(numbers.max(initial=0)) - least
-        width = max(1, -(-most.bit_length() // 8))
+        span = int(numbers.max(initial=0)) - least
+        width = max(1, -(-span.bit_length() // 8))
         rows = (numbers - least).astype("<u8").view(np.uint8).reshape(-1, 8)
-        at = self._place(np.ascontiguousarray(rows[:, :width].T).tobytes())
+        at = self._offset_of(np.ascontiguousarray(rows[:, :width].T).tobytes())
         return {"at": at, "n": len(numbers), "width": width, "least": least, "delta": int(delta)}
 
-    def _place(self, block: bytes) -> int:
-        if block not in self._places:
-            self._places[block] = self._size
+    def _offset_of(self, block: bytes) -> int:
+        if block not in self._offsets:
+            self._offsets[block] = self._size
             self._blocks.append(block)
             self._size += len(block)
-        return self._places[block]
+        return self._offsets[block]
 
     def tobytes(self) -> bytes:
         return b"".join(self._blocks)

@@ -10,37 +10,37 @@ from raddle.reports.page.columns import Columns
 from raddle.simulation.memory.peaks import memory_curves
 from raddle.simulation.timeline import Timeline
 
-POINTS = 400  # of a curve: about as many as a screen shows
+MAX_POINTS = 400  # of a curve: about as many as a screen shows
 Array = np.ndarray
 
 
 def describe_memory(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     """Curves in the period of a step, one for all devices that have the same, and what devices hold."""
     begin, end = ([0, *timeline.step_ends])[-2:]
-    found: dict[bytes, dict[str, Any]] = {}
+    curves: dict[bytes, dict[str, Any]] = {}
     for d, (times, levels) in enumerate(memory_curves(timeline)):
-        times, levels = thinned(*_within(times, levels, begin, end))
+        times, levels = thin_curve(*_clip_to_window(times, levels, begin, end))
         key = times.tobytes() + levels.tobytes()
-        if key not in found:
-            found[key] = {
+        if key not in curves:
+            curves[key] = {
                 "devices": [],
                 "time": columns.add(times - begin, delta=True),
                 "bytes": columns.add(levels, delta=True),
             }
-        found[key]["devices"].append(d)
+        curves[key]["devices"].append(d)
     devices = timeline.cluster.devices[: timeline.program.plan.devices]
-    return {"curves": list(found.values()), "capacity": [device.memory for device in devices]}
+    return {"curves": list(curves.values()), "capacity": [device.memory for device in devices]}
 
 
-def _within(times: Array, levels: Array, begin: int, end: int) -> tuple[Array, Array]:
+def _clip_to_window(times: Array, levels: Array, begin: int, end: int) -> tuple[Array, Array]:
     first = max(0, int(np.searchsorted(times, begin, side="right")) - 1)
     last = max(first + 1, int(np.searchsorted(times, end, side="right")))
     return np.maximum(times[first:last], begin), levels[first:last]
 
 
-def thinned(times: Array, levels: Array, points: int = POINTS) -> tuple[Array, Array]:
+def thin_curve(times: Array, levels: Array, points: int = MAX_POINTS) -> tuple[Array, Array]:
     """A step curve of at most `points` points that is nowhere lower, and as high at its peak."""
     if len(times) <= points:
         return times, levels
-    borders = np.linspace(0, len(times), points + 1).astype(int)[:-1]
-    return times[borders], np.maximum.reduceat(levels, borders)
+    starts = np.linspace(0, len(times), points + 1).astype(int)[:-1]
+    return times[starts], np.maximum.reduceat(levels, starts)

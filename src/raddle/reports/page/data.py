@@ -13,13 +13,13 @@ from raddle.graph.graph import Graph
 from raddle.plans.notation import write_tiles
 from raddle.plans.plan import Plan
 from raddle.plans.plan_file import to_dict
-from raddle.reports.explaining import BINDING, sentences
+from raddle.reports.explanation import BOUND_REASONS, sentences
+from raddle.reports.page.alternatives import describe_alternatives
 from raddle.reports.page.columns import Columns
 from raddle.reports.page.curves import describe_memory
-from raddle.reports.page.groups import describe_alternatives
-from raddle.reports.page.measured import describe_run
+from raddle.reports.page.measured_run import describe_run
 from raddle.reports.page.network import describe_network, describe_tiles
-from raddle.reports.page.slices import describe_timeline, operator_of
+from raddle.reports.page.slices import describe_timeline, operator_numbers
 from raddle.reports.page.traffic import describe_traffic, describe_work
 from raddle.searches.comparison import add_speedups
 from raddle.searches.explanation.explain_plan import explain_timeline
@@ -29,7 +29,7 @@ from raddle.version import __version__
 
 FORMAT = 1
 
-Heard = Callable[[Mapping[str, Any]], None]
+OnProgress = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class Entry:
     plan: Plan | None = None
     timeline: Timeline | None = None
     run: Mapping[str, Any] | None = None  # what was measured of it
-    given: bool = False  # whether it is a plan that the user brought: the first such one opens
+    from_user: bool = False  # whether it is a plan that the user brought: the first such one opens
 
 
 @dataclass(frozen=True)
 class PageData:
     """What the page is given: plain data, and the columns that it refers to."""
 
-    plain: dict[str, Any]
+    json_data: dict[str, Any]
     columns: bytes
 
 
-def collect(
+def describe_entries(
     graph: Graph,
     cluster: Cluster,
     entries: Iterable[Entry],
@@ -60,7 +60,7 @@ def collect(
     model: str = "",
     profile: Profile | None = None,
     alternatives: float = 0.0,
-    heard: Heard = lambda step: None,
+    on_progress: OnProgress = lambda step: None,
 ) -> PageData:
     """Entries are looked at one by one: one timeline is held at a time, and that of the plan that opens.
 
@@ -68,56 +68,58 @@ def collect(
     how many seconds may be spent on other ways to split each of its layers.
     """
     columns = Columns()
-    ops = operator_of(graph)
-    data: Timeline | None = None
+    ops = operator_numbers(graph)
+    data_timeline: Timeline | None = None
     best: int | None = None
-    opens: tuple[int, Plan, Timeline, bool] | None = None
+    opened: tuple[int, Plan, Timeline, bool] | None = None
     methods: list[dict[str, Any]] = []
     for number, entry in enumerate(entries):
-        found = _plain_entry(entry)
+        method = _entry_row(entry)
         if entry.plan is not None and entry.timeline is not None:
             if entry.label == "data":
-                data = entry.timeline
-            found |= _describe_plan(graph, entry.plan, entry.timeline, columns, profile, data)
+                data_timeline = entry.timeline
+            method |= _describe_plan(
+                graph, entry.plan, entry.timeline, columns, profile, data_timeline
+            )
             if entry.run is not None:
-                found["measured"] = describe_run(entry.run, ops, columns)
-            if entry.row["fits"] and (best is None or _faster(found, methods[best])):
+                method["measured"] = describe_run(entry.run, ops, columns)
+            if entry.row["fits"] and (best is None or _is_faster(method, methods[best])):
                 best = number
-            brought = opens is not None and opens[3]
-            if not brought and (entry.given or best == number):
-                opens = number, entry.plan, entry.timeline, entry.given
-        methods.append(found)
+            user_plan_opens = opened is not None and opened[3]
+            if not user_plan_opens and (entry.from_user or best == number):
+                opened = number, entry.plan, entry.timeline, entry.from_user
+        methods.append(method)
     # A plan of several micro-batches has another batch, and the speedup that its sentences say.
     add_speedups([m for m in methods if m.get("batch", graph.batch) == graph.batch])
-    if opens is not None:
-        number, plan, timeline, _ = opens
-        found_groups = describe_alternatives(plan, timeline, profile, alternatives, heard)
-        methods[number]["groups"] = found_groups
-    plain = {
+    if opened is not None:
+        number, plan, timeline, _ = opened
+        groups = describe_alternatives(plan, timeline, profile, alternatives, on_progress)
+        methods[number]["groups"] = groups
+    json_data = {
         "raddle": __version__,
         "format": FORMAT,
         "model": model or graph.name,
         "batch": graph.batch,
         "cluster": _describe_cluster(cluster),
         "network": describe_network(graph),
-        "best": _first_shown(methods) if best is None else best,
-        "opens": _first_shown(methods) if opens is None else opens[0],
+        "best": _fastest_or_first(methods) if best is None else best,
+        "opens": _fastest_or_first(methods) if opened is None else opened[0],
         "methods": methods,
     }
-    return PageData(plain, columns.tobytes())
+    return PageData(json_data, columns.tobytes())
 
 
-def _faster(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _is_faster(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return bool(one["samples_per_s"] > other["samples_per_s"])
 
 
-def _first_shown(methods: list[dict[str, Any]]) -> int:
+def _fastest_or_first(methods: list[dict[str, Any]]) -> int:
     """Of plans that do not fit the fastest, else the first row."""
     timed = [m for m in range(len(methods)) if methods[m]["step_ms"] is not None]
     return max(timed, key=lambda m: methods[m]["samples_per_s"], default=0)
 
 
-def _plain_entry(entry: Entry) -> dict[str, Any]:
+def _entry_row(entry: Entry) -> dict[str, Any]:
     row = entry.row
     return {
         "label": entry.label,
@@ -136,10 +138,10 @@ def _describe_plan(
     timeline: Timeline,
     columns: Columns,
     profile: Profile | None,
-    data: Timeline | None,
+    data_timeline: Timeline | None,
 ) -> dict[str, Any]:
-    own = timeline.program.graph  # of a micro-batch, where a plan divides the batch
-    explained = explain_timeline(plan, timeline, profile, data)
+    micro_batch = timeline.program.graph  # of a micro-batch, where a plan divides the batch
+    explained = explain_timeline(plan, timeline, profile, data_timeline)
     bound, history = explained["bound"], plan.predicted.get("history")
     return {
         "batch": plan.batch,
@@ -152,20 +154,20 @@ def _describe_plan(
         "bytes": explained["plan"]["bytes"],
         "fullest": explained["plan"]["fullest"],
         "sentences": sentences(explained),
-        "bound": bound and {"ms": bound["ms"], "why": BINDING[bound["binding"]]},
+        "bound": bound and {"ms": bound["ms"], "why": BOUND_REASONS[bound["binding"]]},
         "path": explained["path"],
         "path_ms": explained["path_ms"],
         "path_doing": explained["path_doing"],
         "search": explained["search"] and {**explained["search"], "history": history or []},
-        "tiles": describe_tiles(own, plan.tiles),
+        "tiles": describe_tiles(micro_batch, plan.tiles),
         "timeline": describe_timeline(timeline, columns),
         "memory": describe_memory(timeline, columns),
         "traffic": describe_traffic(timeline, columns),
         "work": describe_work(timeline, columns),
-        "plan": to_dict(plan, own),
-        "text": write_tiles(own, plan.tiles),
-        "file": plan_file(plan),
-        "torchrun": torchrun_line(plan, timeline.cluster),
+        "plan": to_dict(plan, micro_batch),
+        "text": write_tiles(micro_batch, plan.tiles),
+        "file": plan_file_name(plan),
+        "torchrun": torchrun_command(plan, timeline.cluster),
     }
 
 
@@ -178,14 +180,14 @@ def _describe_cluster(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def plan_file(plan: Plan) -> str:
+def plan_file_name(plan: Plan) -> str:
     """What the page saves a plan as, and calls it in lines for a shell: a plan's method may be any text."""
     return f"{re.sub(r'[^A-Za-z0-9_.]+', '-', plan.method)[:80].strip('-.') or 'plan'}.json"
 
 
-def torchrun_line(plan: Plan, cluster: Cluster) -> str:
+def torchrun_command(plan: Plan, cluster: Cluster) -> str:
     """What runs a plan that was saved from the page; on several machines, on each of them."""
-    name = plan_file(plan)
+    name = plan_file_name(plan)
     sizes = {len(cluster.members(a)) for a in range(cluster.nodes)}
     if cluster.nodes == 1 or len(sizes) > 1:
         return f"torchrun --standalone --nproc-per-node {plan.devices} -m raddle.runtime {name}"

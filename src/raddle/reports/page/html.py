@@ -29,27 +29,27 @@ SCRIPTS = (
     "page.js", "start.js",
 )  # fmt: skip
 STYLES = ("page.css", "timeline.css", "network.css", "charts.css")
-LIVE = ("live.js", "live.css")  # what the page of `raddle serve` has besides
+LIVE_FILES = ("live.js", "live.css")  # what the page of `raddle serve` has besides
 
 
-def page(data: PageData) -> str:
+def render_page(data: PageData) -> str:
     """The HTML of a report."""
-    return assemble(pack(data.plain, data.columns))
+    return assemble_page(pack_data(data.json_data, data.columns))
 
 
-def live_page() -> str:
+def render_live_page() -> str:
     """The page without data, which asks the server that it comes from."""
-    return assemble(None, live=True)
+    return assemble_page(None, live=True)
 
 
-def pack(plain: Mapping[str, Any], columns: bytes = b"") -> bytes:
+def pack_data(plain: Mapping[str, Any], columns: bytes = b"") -> bytes:
     """The length of the JSON in four bytes, the JSON, and the columns; compressed."""
     text = json.dumps(plain, separators=(",", ":")).encode()
     # Without the time of writing: the same data gives the same page.
     return gzip.compress(len(text).to_bytes(4, "little") + text + columns, 9, mtime=0)
 
 
-def assemble(
+def assemble_page(
     packed: bytes | None,
     *,
     scripts: Sequence[str] = SCRIPTS,
@@ -57,9 +57,13 @@ def assemble(
     live: bool = False,
 ) -> str:
     """The page around packed data; without any, it waits for some."""
-    scripts, styles = (*scripts, *LIVE[:live]), (*styles, *LIVE[1 : 1 + live])
-    style = "\n".join(read(name) for name in styles)
-    script = '"use strict";\n(() => {\n' + "\n".join(read(name) for name in scripts) + "\n})();\n"
+    scripts, styles = (*scripts, *LIVE_FILES[:live]), (*styles, *LIVE_FILES[1 : 1 + live])
+    style = "\n".join(read_web_file(name) for name in styles)
+    script = (
+        '"use strict";\n(() => {\n'
+        + "\n".join(read_web_file(name) for name in scripts)
+        + "\n})();\n"
+    )
     connect = "'self'" if live else "'none'"
     policy = "; ".join(
         [
@@ -72,7 +76,7 @@ def assemble(
             "form-action 'none'",
         ]
     )
-    return Template(read("page.html")).substitute(
+    return Template(read_web_file("page.html")).substitute(
         policy=policy,
         style=style,
         script=script,
@@ -80,7 +84,7 @@ def assemble(
     )
 
 
-def read(name: str) -> str:
+def read_web_file(name: str) -> str:
     return files("raddle.reports.page").joinpath("web", name).read_text(encoding="utf-8")
 
 

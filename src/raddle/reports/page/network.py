@@ -60,15 +60,15 @@ def _elements(graph: Graph, value: str) -> int:
 
 def describe_tiles(graph: Graph, tiles: Mapping[str, Tiling]) -> dict[str, Any]:
     """Each distinct tiling once, as cuts and devices or as boxes; by operator its number and its text."""
-    found: dict[Tiling, int] = {}
+    tilings: dict[Tiling, int] = {}
     texts: dict[str, int] = {}
     tiling_of, text_of = [], []
     for op in graph.ops:
-        own = tiles[op.name]
-        tiling_of.append(found.setdefault(own, len(found)))
-        text_of.append(texts.setdefault(write_tiling(op, own), len(texts)))
+        tiling = tiles[op.name]
+        tiling_of.append(tilings.setdefault(tiling, len(tilings)))
+        text_of.append(texts.setdefault(write_tiling(op, tiling), len(texts)))
     return {
-        "tilings": [_tiling(own) for own in found],
+        "tilings": [_tiling(own) for own in tilings],
         "tiling_of": tiling_of,
         "texts": list(texts),
         "text_of": text_of,

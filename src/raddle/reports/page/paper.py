@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from raddle.reports.experiments.markdown import as_table
+from raddle.reports.experiments.markdown import chart_to_table
 from raddle.reports.experiments.result import (
     Cell,
     Chart,
@@ -23,25 +23,28 @@ from raddle.reports.experiments.result import (
     Section,
     Table,
     cell_text,
-    plain,
+    result_to_dict,
 )
-from raddle.reports.page.html import assemble, pack
+from raddle.reports.page.html import assemble_page, pack_data
 
 SCRIPTS = (
     "basics.js", "data.js", "colours.js", "tables.js", "axes.js", "plots.js", "paper.js", "start.js",
 )  # fmt: skip
 STYLES = ("page.css", "charts.css", "paper.css")
-LARGEST = sys.float_info.max
+MAX_FLOAT = sys.float_info.max
 
 
 def paper_page(result: Result) -> str:
     """The HTML of a result."""
-    return assemble(pack(paper_data(result)), scripts=SCRIPTS, styles=STYLES)
+    return assemble_page(pack_data(paper_data(result)), scripts=SCRIPTS, styles=STYLES)
 
 
 def paper_data(result: Result) -> dict[str, Any]:
     """As `plain` has it, but for sections, whose paragraphs are apart and whose figures are words."""
-    return {**plain(result), "sections": [_section(section) for section in result.sections]}
+    return {
+        **result_to_dict(result),
+        "sections": [_section(section) for section in result.sections],
+    }
 
 
 def _section(section: Section) -> dict[str, Any]:
@@ -54,14 +57,14 @@ def _section(section: Section) -> dict[str, Any]:
 
 
 def _part(part: Table | Chart | Drawing) -> dict[str, Any]:
-    named = {"title": part.title, "note": part.note}
+    common = {"title": part.title, "note": part.note}
     if isinstance(part, Table):
-        return {"is": "table", **named, "table": _table(part)}
+        return {"is": "table", **common, "table": _table(part)}
     if isinstance(part, Drawing):
-        return {"is": "drawing", **named, "lines": list(part.lines)}
+        return {"is": "drawing", **common, "lines": list(part.lines)}
     return {
-        "is": "chart", **named, "x": part.x, "y": part.y, "log_x": part.log_x, "log_y": part.log_y,
-        "lines": [_line(line, part) for line in part.lines], "table": _table(as_table(part)),
+        "is": "chart", **common, "x": part.x, "y": part.y, "log_x": part.log_x, "log_y": part.log_y,
+        "lines": [_line(line, part) for line in part.lines], "table": _table(chart_to_table(part)),
     }  # fmt: skip
 
 
@@ -89,14 +92,14 @@ def _cell(value: Cell, column: Column) -> list[Any]:
         return [text]
     if value is None or math.isnan(value):
         return [text, None]
-    return [text, max(-LARGEST, min(LARGEST, value))]  # JSON knows no infinity
+    return [text, max(-MAX_FLOAT, min(MAX_FLOAT, value))]  # JSON knows no infinity
 
 
 def _line(line: Line, chart: Chart) -> dict[str, Any]:
     """Points as [x, y, x in words, y in words]; what is no number cannot be drawn."""
-    across, up = Column(chart.x), Column(line.name)
+    x_column, y_column = Column(chart.x), Column(line.name)
     points = [
-        [x, y, cell_text(x, across), cell_text(y, up)]
+        [x, y, cell_text(x, x_column), cell_text(y, y_column)]
         for x, y in line.points
         if math.isfinite(x) and math.isfinite(y)
     ]

@@ -17,7 +17,7 @@ from raddle.program.program import Instruction, Merge, Move, Reduce, Run
 from raddle.reports.page.columns import Columns
 from raddle.simulation.timeline import Timeline
 
-MOST_SLICES = 100_000  # of one timeline; beyond that its first devices are drawn
+MAX_SLICES = 100_000  # of one timeline; beyond that its first devices are drawn
 
 Title = tuple[str, str, str, int, int]
 
@@ -27,37 +27,37 @@ def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     tasks, devices = timeline.tasks, timeline.program.plan.devices
     begin, end = ([0, *timeline.step_ends])[-2:]
     chosen = (tasks.first_resource >= 0) & (timeline.end > begin) & (timeline.start < end)
-    drawn = _most_devices(tasks.device[chosen], devices)
+    drawn = _drawable_devices(tasks.device[chosen], devices)
     chosen &= tasks.device < drawn
-    index = np.flatnonzero(chosen)
-    first, second = tasks.first_resource[index], tasks.second_resource[index]
-    used = np.unique(np.concatenate([first, second[second >= 0], np.arange(drawn)]))
+    shown_tasks = np.flatnonzero(chosen)
+    first, second = tasks.first_resource[shown_tasks], tasks.second_resource[shown_tasks]
+    used_resources = np.unique(np.concatenate([first, second[second >= 0], np.arange(drawn)]))
     lane = np.full(tasks.resources + 1, -1)  # the last stands for no second link
-    lane[used] = np.arange(len(used))
-    title_of, titles = _titles(timeline, tasks.instruction[index])
-    critical = np.isin(index, timeline.critical_path())
+    lane[used_resources] = np.arange(len(used_resources))
+    title_of, titles = _titles(timeline, tasks.instruction[shown_tasks])
+    critical = np.isin(shown_tasks, timeline.critical_path())
     return {
         "period_ns": end - begin,
-        "lanes": [_lane(timeline, int(r)) for r in used],
+        "lanes": [_lane(timeline, int(r)) for r in used_resources],
         "titles": titles,
         "devices": drawn,
-        "count": len(index),
-        "start": columns.add(timeline.start[index] - begin, delta=True),
-        "duration": columns.add(timeline.end[index] - timeline.start[index]),
+        "count": len(shown_tasks),
+        "start": columns.add(timeline.start[shown_tasks] - begin, delta=True),
+        "duration": columns.add(timeline.end[shown_tasks] - timeline.start[shown_tasks]),
         "lane": columns.add(lane[first]),
         "lane2": columns.add(lane[second]),
         "title": columns.add(title_of, delta=True),
-        "source": columns.add(tasks.source[index]),
-        "target": columns.add(tasks.device[index]),
-        "bytes": columns.add(tasks.nbytes[index]),
+        "source": columns.add(tasks.source[shown_tasks]),
+        "target": columns.add(tasks.device[shown_tasks]),
+        "bytes": columns.add(tasks.nbytes[shown_tasks]),
         "critical": columns.add(np.flatnonzero(critical), delta=True),
     }
 
 
-def _most_devices(of: np.ndarray, devices: int) -> int:
+def _drawable_devices(slice_devices: np.ndarray, devices: int) -> int:
     """How many devices, from the first, have no more slices than a page can draw."""
-    total = np.cumsum(np.bincount(of, minlength=devices))
-    return max(1, int(np.searchsorted(total, MOST_SLICES, side="right")))
+    total = np.cumsum(np.bincount(slice_devices, minlength=devices))
+    return max(1, int(np.searchsorted(total, MAX_SLICES, side="right")))
 
 
 def _lane(timeline: Timeline, resource: int) -> dict[str, Any]:
@@ -75,23 +75,23 @@ def _titles(timeline: Timeline, instructions: np.ndarray) -> tuple[np.ndarray, l
     """By slice the number of its title: kind, name, phase, operator (or -1), micro-batch."""
     titles: dict[Title, int] = {}
     number = np.zeros(len(timeline.program.instructions), np.int64)
-    ops = operator_of(timeline.program.graph)
+    ops = operator_numbers(timeline.program.graph)
     for i in np.unique(instructions):
         title = _title(timeline.program.instructions[i], ops)
         number[i] = titles.setdefault(title, len(titles))
     return number[instructions], [list(title) for title in titles]
 
 
-def operator_of(graph: Graph) -> dict[str, int]:
+def operator_numbers(graph: Graph) -> dict[str, int]:
     """Operators, values and parameters -> the operator that a click on them means."""
-    found: dict[str, int] = {}
+    operators: dict[str, int] = {}
     for i, op in enumerate(graph.ops):
         for name in op.inputs:  # a parameter belongs to the first that reads it
-            found.setdefault(name, i)
+            operators.setdefault(name, i)
     for i, op in enumerate(graph.ops):
-        found.update(dict.fromkeys(op.outputs, i))
-    found.update({op.name: i for i, op in enumerate(graph.ops)})
-    return found
+        operators.update(dict.fromkeys(op.outputs, i))
+    operators.update({op.name: i for i, op in enumerate(graph.ops)})
+    return operators
 
 
 def _title(i: Instruction, ops: dict[str, int]) -> Title:

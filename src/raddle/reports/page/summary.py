@@ -15,7 +15,7 @@ KEYS = (
 
 def summary(data: PageData, output: str) -> dict[str, Any]:
     """What the page of a file shows."""
-    plain = data.plain
+    plain = data.json_data
     return {
         "file": output,
         "bytes": pathlib.Path(output).stat().st_size,

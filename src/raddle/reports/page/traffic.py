@@ -11,7 +11,7 @@ from raddle.costs.collectives import all_reduce_bytes, all_reduce_bytes_by_devic
 from raddle.program.message_kind import Content
 from raddle.program.program import Merge, Move, Program, Reduce, Run, message_bytes, reduced_bytes
 from raddle.reports.page.columns import Columns
-from raddle.reports.page.slices import operator_of
+from raddle.reports.page.slices import operator_numbers
 from raddle.simulation.timeline import Timeline
 
 
@@ -33,8 +33,8 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
                 nbytes = message_bytes(program, i, m)
                 pairs[m.source, m.target] += nbytes
                 if i.value in number and i.kind.content != Content.NOTHING:
-                    back = i.kind.content == Content.GRADIENT
-                    (backward if back else forward)[number[i.value]] += nbytes
+                    is_gradient = i.kind.content == Content.GRADIENT
+                    (backward if is_gradient else forward)[number[i.value]] += nbytes
         elif isinstance(i, Reduce):
             for (source, target), nbytes in _ring_pairs(program, i).items():
                 pairs[source, target] += nbytes
@@ -60,9 +60,9 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     """By operator, in the last step: ns on its busiest device, bytes of its parameters' sums, and its ns on
     the critical path of an average step."""
     program, tasks = timeline.program, timeline.tasks
-    ops, steps, count = operator_of(program.graph), program.plan.steps, len(program.graph.ops)
-    busy = {phase: np.zeros((count, program.plan.devices), np.int64) for phase in "FB"}
-    synced, path = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    ops, steps, count = operator_numbers(program.graph), program.plan.steps, len(program.graph.ops)
+    busy_ns = {phase: np.zeros((count, program.plan.devices), np.int64) for phase in "FB"}
+    synced_bytes, path_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
     op_of = np.full(len(program.instructions), -1)
     phase_of = np.full(len(program.instructions), -1)
     for number, i in enumerate(program.instructions):
@@ -70,21 +70,21 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
             op_of[number] = ops[i.op]
             phase_of[number] = int(i.phase != "F") if i.key.step == steps - 1 else -1
         elif isinstance(i, Reduce) and i.key.step == steps - 1:
-            for name, shares in zip(i.parameters, i.regions, strict=True):
-                nbytes = (all_reduce_bytes(len(s.devices), s.box.volume) for s in shares)
-                synced[ops[name]] += sum(nbytes) * program.reduced_element_bytes(name)
+            for name, regions in zip(i.parameters, i.regions, strict=True):
+                nbytes = (all_reduce_bytes(len(s.devices), s.box.volume) for s in regions)
+                synced_bytes[ops[name]] += sum(nbytes) * program.reduced_element_bytes(name)
         elif isinstance(i, Move) and i.kind.is_of_parameter and i.key.step == steps - 1:
-            synced[ops[i.value]] += sum(message_bytes(program, i, m) for m in i.messages)
+            synced_bytes[ops[i.value]] += sum(message_bytes(program, i, m) for m in i.messages)
     for number, phase in enumerate("FB"):
         chosen = np.flatnonzero(phase_of[tasks.instruction] == number)
-        at = (op_of[tasks.instruction[chosen]], tasks.device[chosen])
-        np.add.at(busy[phase], at, tasks.duration[chosen])
+        cells = (op_of[tasks.instruction[chosen]], tasks.device[chosen])
+        np.add.at(busy_ns[phase], cells, tasks.duration[chosen])
     on_path = np.array(timeline.critical_path())
     owner = op_of[tasks.instruction[on_path]]
-    np.add.at(path, owner[owner >= 0], tasks.duration[on_path][owner >= 0])
+    np.add.at(path_ns, owner[owner >= 0], tasks.duration[on_path][owner >= 0])
     return {
-        "forward_ns": columns.add(busy["F"].max(axis=1)),
-        "backward_ns": columns.add(busy["B"].max(axis=1)),
-        "synced_bytes": columns.add(synced),
-        "path_ns": columns.add(path // steps),
+        "forward_ns": columns.add(busy_ns["F"].max(axis=1)),
+        "backward_ns": columns.add(busy_ns["B"].max(axis=1)),
+        "synced_bytes": columns.add(synced_bytes),
+        "path_ns": columns.add(path_ns // steps),
     }

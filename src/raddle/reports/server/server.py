@@ -18,12 +18,12 @@ from typing import Any
 
 from raddle.errors import InputError, shorten
 from raddle.files import parse_json
-from raddle.reports.server.job import Busy
-from raddle.reports.server.routes import HTML, Answers
+from raddle.reports.server.report_job import ServerBusy
+from raddle.reports.server.routes import HTML, ServerRoutes
 
 LOOPBACK = "127.0.0.1"
-LARGEST = 16 * 1024  # bytes of a body
-DRAINED = 1024 * 1024  # bytes of a refused body that are read, so that the answer arrives
+MAX_BODY = 16 * 1024  # bytes of a body
+MAX_DRAINED = 1024 * 1024  # bytes of a refused body that are read, so that the answer arrives
 
 
 class Server(ThreadingHTTPServer):
@@ -43,7 +43,7 @@ class Server(ThreadingHTTPServer):
             )
             raise InputError(f"port {port} {reason}: choose another with --port {after}.") from None
         try:
-            self.answers = Answers(folder)
+            self.routes = ServerRoutes(folder)
         except InputError:
             self.server_close()
             raise
@@ -59,7 +59,7 @@ class Server(ThreadingHTTPServer):
     @property
     def address(self) -> str:
         """What opens the page with the key; what stands behind # is never sent."""
-        return f"{self.url}/#key={self.answers.key}"
+        return f"{self.url}/#key={self.routes.key}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is nothing to report."""
@@ -67,7 +67,7 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is not answered, and why."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
@@ -84,80 +84,84 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        self._answer(self._get)
+        self._respond(self._get)
 
     def do_POST(self) -> None:
-        self._answer(self._post)
+        self._respond(self._post)
 
-    def _answer(self, answer: Any) -> None:
+    def _respond(self, handle: Any) -> None:
         try:
             self._check_sender()
-            answer()
-        except Refused as refused:
+            handle()
+        except RequestRefused as refused:
             self._send_json(refused.status, {"error": str(refused)})
-        except Busy as busy:
+        except ServerBusy as busy:
             self._send_json(HTTPStatus.CONFLICT, {"error": str(busy)})
         except InputError as error:
             self._send_json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
 
     def _get(self) -> None:
-        if self.path in self.server.answers.get:
-            self._send_json(HTTPStatus.OK, self.server.answers.get[self.path]())
+        if self.path in self.server.routes.get:
+            self._send_json(HTTPStatus.OK, self.server.routes.get[self.path]())
             return
-        page = self.server.answers.page(self.path)
+        page = self.server.routes.page(self.path)
         if page is None:
-            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of this name.")
+            raise RequestRefused(HTTPStatus.NOT_FOUND, "there is nothing of this name.")
         self._send(HTTPStatus.OK, HTML, page.body, {"Content-Security-Policy": page.policy})
 
     def _post(self) -> None:
         body = self._read_body()
-        if self.path not in self.server.answers.post:
-            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of this name.")
+        if self.path not in self.server.routes.post:
+            raise RequestRefused(HTTPStatus.NOT_FOUND, "there is nothing of this name.")
         if self.headers.get_content_type() != "application/json":
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be application/json.")
+            raise RequestRefused(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be application/json."
+            )
         key = self.headers.get("X-Raddle-Key", "")
-        if not compare_digest(key.encode(), self.server.answers.key.encode()):
-            raise Refused(
+        if not compare_digest(key.encode(), self.server.routes.key.encode()):
+            raise RequestRefused(
                 HTTPStatus.FORBIDDEN,
                 "this page has not the server's key: open the address that `raddle serve` printed.",
             )
         try:
-            given = parse_json(body)
+            value = parse_json(body)
         except ValueError as error:
             reason = f"the body is no JSON: {shorten(str(error))}."
-            raise Refused(HTTPStatus.BAD_REQUEST, reason) from None
-        if not isinstance(given, dict):
-            raise Refused(HTTPStatus.BAD_REQUEST, "the body is not an object of JSON.")
-        self._send_json(HTTPStatus.OK, self.server.answers.post[self.path](given))
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, reason) from None
+        if not isinstance(value, dict):
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "the body is not an object of JSON.")
+        self._send_json(HTTPStatus.OK, self.server.routes.post[self.path](value))
 
     def _check_sender(self) -> None:
         if self.headers.get("Host", "").lower() not in self.server.hosts:
-            raise Refused(HTTPStatus.FORBIDDEN, f"this server is {self.server.url} and no other.")
+            raise RequestRefused(
+                HTTPStatus.FORBIDDEN, f"this server is {self.server.url} and no other."
+            )
         # A link from elsewhere may open the page; only the page itself may ask further.
         site = self.headers.get("Sec-Fetch-Site", "same-origin")
         if self.path != "/" and site not in ("same-origin", "none"):
-            raise Refused(HTTPStatus.FORBIDDEN, "other sites cannot ask here.")
+            raise RequestRefused(HTTPStatus.FORBIDDEN, "other sites cannot ask here.")
         origin = self.headers.get("Origin")
         if origin is not None and origin.lower().removeprefix("http://") not in self.server.hosts:
-            raise Refused(HTTPStatus.FORBIDDEN, "other sites cannot ask here.")
+            raise RequestRefused(HTTPStatus.FORBIDDEN, "other sites cannot ask here.")
 
     def _read_body(self) -> bytes:
         text = self.headers.get("Content-Length", "")
         if not (text.isascii() and text.isdigit()) or "Transfer-Encoding" in self.headers:
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "the body must say its length.")
+            raise RequestRefused(HTTPStatus.LENGTH_REQUIRED, "the body must say its length.")
         length = int(text[:12])
-        if length > LARGEST:
-            self.rfile.read(min(length, DRAINED))
-            raise Refused(
+        if length > MAX_BODY:
+            self.rfile.read(min(length, MAX_DRAINED))
+            raise RequestRefused(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"the body has {length} bytes of {LARGEST} at most.",
+                f"the body has {length} bytes of {MAX_BODY} at most.",
             )
         return self.rfile.read(length)
 
     def _send_json(self, status: HTTPStatus, value: dict[str, Any]) -> None:
         self._send(status, "application/json", json.dumps(value).encode(), {})
 
-    def _send(self, status: int, kind: str, body: bytes, more: dict[str, str]) -> None:
+    def _send(self, status: int, kind: str, body: bytes, extra_headers: dict[str, str]) -> None:
         self.send_response(status)
         headers = {
             "Content-Type": kind,
@@ -166,7 +170,7 @@ class Handler(BaseHTTPRequestHandler):
             "Cache-Control": "no-store",
             "Cross-Origin-Resource-Policy": "same-origin",
             "Referrer-Policy": "no-referrer",
-            **more,
+            **extra_headers,
         }
         for key, value in headers.items():
             self.send_header(key, value)

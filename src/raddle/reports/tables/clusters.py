@@ -32,8 +32,8 @@ def show_clusters(presets: Sequence[Mapping[str, Any]]) -> None:
             f"{preset['nodes']}x{preset['devices_per_node']}",
             f"{flops['float32'] / 1e12:.3g}, {flops.get('float16', flops['float32']) / 1e12:.3g}",
             bytes_text(preset["memory"]),
-            _wire(preset["link"], "shared", "shared"),
-            _wire(preset["network"], "per_device", "each"),
+            _bandwidth_text(preset["link"], "shared", "shared"),
+            _bandwidth_text(preset["network"], "per_device", "each"),
         )
     console.print(table)
     for preset in presets:
@@ -43,7 +43,7 @@ def show_clusters(presets: Sequence[Mapping[str, Any]]) -> None:
     )
 
 
-def _wire(link: Mapping[str, Any] | None, flag: str, note: str) -> str:
+def _bandwidth_text(link: Mapping[str, Any] | None, flag: str, note: str) -> str:
     """A bandwidth, and whom it serves where that is not the usual."""
     if link is None:
         return ""

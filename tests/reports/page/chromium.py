@@ -44,7 +44,7 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def opened(
+def open_page(
     started: Any,
     path: pathlib.Path,
     size: str = "desktop",
@@ -78,9 +78,9 @@ def _local(url: str) -> bool:
     return url.startswith(("file:", "data:", "blob:"))
 
 
-def raddle(*words: str) -> Any:
+def raddle_json(*arguments: str) -> Any:
     """What a verb says with --json."""
-    line = [sys.executable, "-m", "raddle", *words, "--json"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=HANG, check=False)
+    command = [sys.executable, "-m", "raddle", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

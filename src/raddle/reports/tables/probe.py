@@ -16,56 +16,59 @@ from raddle.reports.units import (
     speed_text,
 )
 
-HANDLED = {
+HOST_OVERHEAD_TEXTS = {
     "message": "an end of a message", "slice": "an end of a slice", "byte": "a byte", "sum": "a sum",
 }  # fmt: skip
 
 
-def show_probe(measured: Mapping[str, Any]) -> None:
+def show_probe(result: Mapping[str, Any]) -> None:
     """Print what `raddle.probe.probe` measured, and where it was written."""
     console = stdout()
-    ranks, gpu = measured["ranks"], measured["gpu"]
+    ranks, gpu = result["ranks"], result["gpu"]
     console.print(
         f"one of {plural(ranks, 'rank')} while all compute, "
-        f"{plural(measured['threads'], 'thread')} each, torch {measured['torch']}",
+        f"{plural(result['threads'], 'thread')} each, torch {result['torch']}",
         style="bold",
     )
-    console.print(_figure_table(console, measured))
+    console.print(_measurement_table(console, result))
     if gpu is not None:
         console.print(f"{gpu['name']}, one of {gpu['count']}", style="bold")
-        console.print(_figure_table(console, gpu))
-    if (measured["busy_cores"] or 0) > 0.25:
+        console.print(_measurement_table(console, gpu))
+    if (result["busy_cores"] or 0) > 0.25:
         console.print(
-            f"other work kept {measured['busy_cores']:.1f} of {measured['cores']} cores busy: "
+            f"other work kept {result['busy_cores']:.1f} of {result['cores']} cores busy: "
             "--fresh measures again when the machine is quiet",
             style="yellow",
         )
-    if measured["cached"]:
-        console.print(f"measured {measured['measured']}: --fresh measures again")
-    if measured["file"] is None:
+    if result["cached"]:
+        console.print(f"measured {result['measured']}: --fresh measures again")
+    if result["file"] is None:
         console.print("-o FILE writes this as a cluster for --cluster FILE")
     else:
-        console.print(f"written for --cluster {measured['file']}")
+        console.print(f"written for --cluster {result['file']}")
 
 
-def _figure_table(console: Console, figures: Mapping[str, Any]) -> Table:
+def _measurement_table(console: Console, measurements: Mapping[str, Any]) -> Table:
     table = new_table(console)
     table.add_column("what", no_wrap=True)
     table.add_column("measured", no_wrap=True)
-    for name, speed in figures["flops"].items():
+    for name, speed in measurements["flops"].items():
         table.add_row(name, speed_text(speed))
-    table.add_row("memory bandwidth", rate_text(figures["memory_bandwidth"]))
-    table.add_row("overhead of an operator", seconds_text(figures["overhead"]))
-    for name, link in (("idle", figures.get("idle")), ("under load", figures.get("loaded"))):
+    table.add_row("memory bandwidth", rate_text(measurements["memory_bandwidth"]))
+    table.add_row("overhead of an operator", seconds_text(measurements["overhead"]))
+    for name, link in (
+        ("idle", measurements.get("idle")),
+        ("under load", measurements.get("loaded")),
+    ):
         if link is not None:
             text = f"{seconds_text(link['latency'])} + bytes / {rate_text(link['bandwidth'])}"
             table.add_row(f"message, {name}", text)
-    for what, seconds in figures.get("host_overhead", {}).items():
-        table.add_row(f"taken from a rank: {HANDLED[what]}", seconds_text(seconds))
-    if figures.get("idle") is not None:
-        ways = "at the same time" if figures["duplex"] else "in turns"
-        pairs = ", all pairs in turns" if figures["shared"] else ""
-        table.add_row("messages out and in", f"{ways}{pairs}")
+    for what, seconds in measurements.get("host_overhead", {}).items():
+        table.add_row(f"taken from a rank: {HOST_OVERHEAD_TEXTS[what]}", seconds_text(seconds))
+    if measurements.get("idle") is not None:
+        directions = "at the same time" if measurements["duplex"] else "in turns"
+        pairs = ", all pairs in turns" if measurements["shared"] else ""
+        table.add_row("messages out and in", f"{directions}{pairs}")
     return table
 
 

@@ -7,19 +7,19 @@ from threading import Thread
 from typing import Any
 
 from raddle.errors import InputError
-from raddle.reports.server.children import Children, sentence
+from raddle.reports.server.child_processes import ChildProcesses, failure_reason
 
-PROGRAM = "raddle.api.live_page"  # prints it as JSON
+CHOICES_MODULE = "raddle.api.live_page"  # prints it as JSON
 
 
-class Offer:
+class Choices:
     """A child makes it while the server starts; who asks first waits for it."""
 
-    def __init__(self, children: Children) -> None:
-        self._found: dict[str, Any] = {}
+    def __init__(self, children: ChildProcesses) -> None:
+        self._choices: dict[str, Any] = {}
         self._error = ""
         self._children = children
-        self._thread = Thread(target=self._ask, daemon=True)
+        self._thread = Thread(target=self._load, daemon=True)
         self._thread.start()
 
     def get(self) -> dict[str, Any]:
@@ -27,17 +27,17 @@ class Offer:
         self._thread.join()
         if self._error:
             raise InputError(self._error)
-        return self._found
+        return self._choices
 
-    def _ask(self) -> None:
+    def _load(self) -> None:
         try:
-            child = self._children.start(PROGRAM)
+            child = self._children.start(CHOICES_MODULE)
             out, err = child.communicate()
-            self._children.done(child)
+            self._children.forget(child)
             if child.returncode == 0:
-                self._found = json.loads(out)
+                self._choices = json.loads(out)
             else:
-                why = sentence(child.returncode, err.splitlines())
+                why = failure_reason(child.returncode, err.splitlines())
                 self._error = f"what can be chosen is not known, {why}"
         except (InputError, OSError) as error:
             self._error = str(error)

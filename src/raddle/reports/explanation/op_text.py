@@ -8,16 +8,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from raddle.reports.explaining.words import (
-    MOST_ROWS,
-    count_rest,
+from raddle.reports.explanation.phrases import (
+    MAX_ROWS,
     heading,
-    listed,
-    more,
+    join_words,
+    more_or_less,
     ms_text,
     percent,
+    print_remaining,
     sent_changes,
-    signed,
+    signed_ms,
 )
 from raddle.reports.terminal import new_table, stdout
 from raddle.reports.units import (
@@ -25,13 +25,13 @@ from raddle.reports.units import (
     plural,
 )
 
-FOLLOWS = {
+DERIVATIONS = {
     "anchor": "the layer that is split",
     "own": "its own letters",
     "after": "what it reads: {}",
     "before": "who reads it: {}",
 }
-FEW = 0.1  # of a difference: what makes up less of it is not named
+MIN_SHARE = 0.1  # of a difference: what makes up less of it is not named
 
 
 def show_op(result: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ def show_op(result: Mapping[str, Any]) -> None:
         names = ", ".join(result["others"][:3]) + (f" and {count - 3} more" if count > 3 else "")
         console.print(f"The first of {count + 1} groups that are meant; the others are {names}.")
     if result["group"] is None:
-        console.print(f"read by {listed(result['read_by']) or 'nobody'}")
+        console.print(f"read by {join_words(result['read_by']) or 'nobody'}")
     else:
         _show_group(console, result["group"])
     if result["alternatives"] is not None:
@@ -70,12 +70,12 @@ def _show_group(console: Console, group: Mapping[str, Any]) -> None:
     table = new_table(console)
     for title in ("member", "kind", "follows", "tiles"):
         table.add_column(title, overflow="fold")
-    for row in members[:MOST_ROWS]:
-        follows = FOLLOWS[row["how"]].format(row["ref"])
-        unlike = "" if row["follows"] or group["configuration"] is None else ", but not here"
-        table.add_row(row["name"], row["kind"], follows + unlike, row["tiles"])
+    for row in members[:MAX_ROWS]:
+        follows = DERIVATIONS[row["how"]].format(row["ref"])
+        exception = "" if row["follows"] or group["configuration"] is None else ", but not here"
+        table.add_row(row["name"], row["kind"], follows + exception, row["tiles"])
     console.print(table)
-    count_rest(console, len(members))
+    print_remaining(console, len(members))
 
 
 def _letter_table(console: Console, group: Mapping[str, Any]) -> Table:
@@ -94,16 +94,18 @@ def _letter_table(console: Console, group: Mapping[str, Any]) -> Table:
 
 def _show_alternatives(console: Console, result: Mapping[str, Any]) -> None:
     base, rows = result["base"], result["alternatives"]
-    alone = "one step on its own"
+    step_title = "one step on its own"
     step = f"A step takes {ms_text(result['step_ms'])}, and {ms_text(base['step_ms'])} on its own"
     if result["overlapping"]:
-        alone, step = "a step", f"A step takes {ms_text(base['step_ms'])}, as steps overlap"
-    console.print(f"{step}, which is what is compared here. {standing(result)}")
+        step_title, step = "a step", f"A step takes {ms_text(base['step_ms'])}, as steps overlap"
+    console.print(f"{step}, which is what is compared here. {comparison_sentence(result)}")
     if rows:
-        console.print(_alternative_table(console, rows, alone, simulated=bool(result["simulated"])))
+        console.print(
+            _alternative_table(console, rows, step_title, simulated=bool(result["simulated"]))
+        )
     for row in rows:
-        changes = ", ".join(what_changes(base, row)) or "nothing that stands out"
-        console.print(f"{signed(row['difference_ms'])} with {row['tiles']}: {changes}")
+        changes = ", ".join(describe_changes(base, row)) or "nothing that stands out"
+        console.print(f"{signed_ms(row['difference_ms'])} with {row['tiles']}: {changes}")
     if any(row["partial"] for row in rows):
         console.print("Some split a sum, which optcnn does with --reduction alone.")
     for sentence in _exclusions(result["excluded"]):
@@ -111,40 +113,40 @@ def _show_alternatives(console: Console, result: Mapping[str, Any]) -> None:
 
 
 def _alternative_table(
-    console: Console, rows: Sequence[Mapping[str, Any]], alone: str, *, simulated: bool
+    console: Console, rows: Sequence[Mapping[str, Any]], step_title: str, *, simulated: bool
 ) -> Table:
     table = new_table(console)
     table.add_column("next best", overflow="fold")
-    for title in (alone, "difference", "", "memory" if simulated else "memory, about"):
+    for title in (step_title, "difference", "", "memory" if simulated else "memory, about"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row["tiles"],
             ms_text(row["step_ms"]),
-            signed(row["difference_ms"]),
+            signed_ms(row["difference_ms"]),
             f"{100 * row['difference']:+.1f} %",
             bytes_text(row["memory_bytes"]),
         )
     return table
 
 
-def standing(result: Mapping[str, Any]) -> str:
+def comparison_sentence(result: Mapping[str, Any]) -> str:
     """How the present split does among its alternatives."""
     if not result["timed"]:
         return "There is no other way to split it here."
     others = plural(result["timed"], "other way")
     first = result["alternatives"][0]
     how = "simulated" if result["simulated"] else "timed"
-    so = f"With everything else as it is, {others} to split this group were {how}"
+    start = f"With everything else as it is, {others} to split this group were {how}"
     if result["faster"]:
         best = f"{ms_text(-first['difference_ms'])} ({percent(-first['difference'])})"
-        return f"{so}: {result['faster']} would be faster, the best by {best}."
+        return f"{start}: {result['faster']} would be faster, the best by {best}."
     if not first["difference_ms"]:
-        return f"{so}: none is faster, the next best is as fast."
-    return f"{so}: none is faster, the next best takes {ms_text(first['difference_ms'])} more."
+        return f"{start}: none is faster, the next best is as fast."
+    return f"{start}: none is faster, the next best takes {ms_text(first['difference_ms'])} more."
 
 
-def what_changes(base: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
+def describe_changes(base: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
     """Why an alternative takes longer or shorter, in words: time first, and then bytes."""
     times = {
         "computing on the busiest device": row["compute_ms"] - base["compute_ms"],
@@ -153,15 +155,15 @@ def what_changes(base: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
     if "average" in row:  # it was simulated
         for what, key in {"waiting for data": "exposed_ms", "idle": "idle_ms"}.items():
             times[what] = row["average"][key] - base["average"][key]
-    least = max(FEW * abs(row["difference_ms"]), 1e-6)
-    found = [
-        f"{ms_text(abs(change))} {more(change)} {what}"
+    threshold = max(MIN_SHARE * abs(row["difference_ms"]), 1e-6)
+    phrases = [
+        f"{ms_text(abs(change))} {more_or_less(change)} {what}"
         for what, change in sorted(times.items(), key=lambda item: -abs(item[1]))
-        if abs(change) > least
+        if abs(change) > threshold
     ]
     if "bytes" in row:
-        found += list(sent_changes(base["bytes"], row["bytes"]))[:2]
-    return found
+        phrases += list(sent_changes(base["bytes"], row["bytes"]))[:2]
+    return phrases
 
 
 def _exclusions(excluded: Mapping[str, Any]) -> Iterator[str]:
@@ -169,8 +171,8 @@ def _exclusions(excluded: Mapping[str, Any]) -> Iterator[str]:
         yield f"{row['count']} cannot be, as {row['example']}: {row['reason']}"
     memory = excluded["memory"]
     if memory is not None:
-        saved = memory["difference_ms"]
-        how = f"{ms_text(abs(saved))} {'slower' if saved > 0 else 'faster'}"
+        difference = memory["difference_ms"]
+        how = f"{ms_text(abs(difference))} {'slower' if difference > 0 else 'faster'}"
         yield (
             f"{memory['count']} would not fit: they need about {bytes_text(memory['least_bytes'])} or "
             f"more of {bytes_text(memory['memory_bytes'])}; the fastest, {memory['fastest']}, would be "

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raddle.reports.explaining.words import (
-    SMALL,
-    compared,
-    cut,
-    listed,
+from raddle.reports.explanation.phrases import (
+    NEGLIGIBLE,
+    has_comparison,
+    join_words,
     ms_text,
     percent,
     sent_changes,
+    shorten_names,
 )
 from raddle.reports.units import (
     bytes_text,
 )
 
-BINDING = {
+BOUND_REASONS = {
     "work": "all the work, spread evenly over the devices",
     "path": "operators that wait for each other, one after the other",
     "message": "a single message",
@@ -29,16 +29,16 @@ BINDING = {
 def sentences(result: Mapping[str, Any]) -> list[str]:
     """A plan in a few words; every number is one of the data's."""
     return [
-        _against_data(result),
-        _shares(result),
-        _against_bound(result),
-        _memory(result),
-        _on_the_path(result),
-        *_pipelined(result),
+        _speedup_sentence(result),
+        _shares_sentence(result),
+        _bound_sentence(result),
+        _memory_sentence(result),
+        _path_sentence(result),
+        *_pipeline_sentences(result),
     ]
 
 
-def _pipelined(result: Mapping[str, Any]) -> list[str]:
+def _pipeline_sentences(result: Mapping[str, Any]) -> list[str]:
     """Of a pipeline: what its schedule alone makes idle, and what it keeps."""
     schedule = result.get("schedule")
     if not schedule or "alive" not in schedule:
@@ -53,9 +53,9 @@ def _pipelined(result: Mapping[str, Any]) -> list[str]:
     return [f"{sentence}."]
 
 
-def _against_data(result: Mapping[str, Any]) -> str:
-    own, data, speedup = result["plan"], result["data"], result["speedup"]
-    step = f"{ms_text(own['step_ms'])} a step"
+def _speedup_sentence(result: Mapping[str, Any]) -> str:
+    plan, data, speedup = result["plan"], result["data"], result["speedup"]
+    step = f"{ms_text(plan['step_ms'])} a step"
     if data is None:
         return f"{step}. Data parallel cannot be applied: {result['data_error']}"
     if data["same"]:
@@ -67,20 +67,22 @@ def _against_data(result: Mapping[str, Any]) -> str:
         head = f"{speedup:.2f} x as fast as {than}"
     else:
         head = f"As fast as {than}"
-    changes = list(sent_changes(data["bytes"], own["bytes"]))
-    return f"{head}: it {listed(changes)}." if changes else f"{head}."
+    changes = list(sent_changes(data["bytes"], plan["bytes"]))
+    return f"{head}: it {join_words(changes)}." if changes else f"{head}."
 
 
-def _shares(result: Mapping[str, Any]) -> str:
-    own = _percents(result["plan"])
+def _shares_sentence(result: Mapping[str, Any]) -> str:
+    shares = _percents(result["plan"])
     text = (
-        f"{own[0]} of a step is computing, {own[1]} waiting for data and {own[2]} idle, on average "
+        f"{shares[0]} of a step is computing, {shares[1]} waiting for data and {shares[2]} idle, on average "
         "over the devices"
     )
-    if not compared(result):
+    if not has_comparison(result):
         return f"{text}."
-    there = _percents(result["data"])
-    return f"{text}; with data parallel it is {there[0]}, {there[1]} and {there[2]}."
+    data_shares = _percents(result["data"])
+    return (
+        f"{text}; with data parallel it is {data_shares[0]}, {data_shares[1]} and {data_shares[2]}."
+    )
 
 
 def _percents(side: Mapping[str, Any]) -> list[str]:
@@ -88,38 +90,38 @@ def _percents(side: Mapping[str, Any]) -> list[str]:
     return [percent(ms / sum(times)) for ms in times]
 
 
-def _against_bound(result: Mapping[str, Any]) -> str:
+def _bound_sentence(result: Mapping[str, Any]) -> str:
     bound = result["bound"]
     if bound is None:
         return f"{result['bound_error'].capitalize()}."
     return (
-        f"No plan on these devices takes less than {ms_text(bound['ms'])} ({BINDING[bound['binding']]}): "
+        f"No plan on these devices takes less than {ms_text(bound['ms'])} ({BOUND_REASONS[bound['binding']]}): "
         f"this one takes {result['plan']['step_ms'] / bound['ms']:.2f} x as long, "
         f"{ms_text(result['gap_ms'])} more."
     )
 
 
-def _memory(result: Mapping[str, Any]) -> str:
-    own, data = result["plan"]["fullest"], result["data"]
-    needs = f"needs {bytes_text(own['peak_bytes'])} of {bytes_text(own['memory_bytes'])}"
-    head = f"The fullest device, {own['device']}, {needs}"
+def _memory_sentence(result: Mapping[str, Any]) -> str:
+    fullest, data = result["plan"]["fullest"], result["data"]
+    needs = f"needs {bytes_text(fullest['peak_bytes'])} of {bytes_text(fullest['memory_bytes'])}"
+    head = f"The fullest device, {fullest['device']}, {needs}"
     if not result["plan"]["fits"]:
-        head = f"It does not fit: device {own['device']} {needs}"
-    if not compared(result):
+        head = f"It does not fit: device {fullest['device']} {needs}"
+    if not has_comparison(result):
         return f"{head}."
     fits = "" if data["fits"] else ", which does not fit"
     return f"{head}; with data parallel {bytes_text(data['fullest']['peak_bytes'])}{fits}."
 
 
-def _on_the_path(result: Mapping[str, Any]) -> str:
+def _path_sentence(result: Mapping[str, Any]) -> str:
     total, first = result["path_ms"], result["path"][0]
     of = " of" if first["what"].startswith("sending") else ""
     doing = [
         f"{what} {percent(ms / total)}"
         for what, ms in result["path_doing"].items()
-        if ms > SMALL * total
+        if ms > NEGLIGIBLE * total
     ]
     return (
-        f"The critical path is {listed(doing)}; the longest on it is {first['what']}"
-        f"{of} {cut(first['name'])}, {ms_text(first['ms'])} of a step."
+        f"The critical path is {join_words(doing)}; the longest on it is {first['what']}"
+        f"{of} {shorten_names(first['name'])}, {ms_text(first['ms'])} of a step."
     )

@@ -15,13 +15,13 @@ from raddle.reports.units import (
     seconds_text,
 )
 
-ENDS = {  # why a search ended
+STOP_REASONS = {  # why a search ended
     "budget": "with its time",
     "proposals": "with its proposals",
     "interrupt": "when it was interrupted",
     "no improvement": "because nothing had improved for long",
 }
-FIGURE_TITLES = {
+METRIC_TITLES = {
     "step_ms": "step", "samples_per_s": "samples/s", "speedup": "speedup", "comm_bytes": "communication",
     "peak_bytes": "peak memory", "imbalance": "imbalance", "search_s": "search",
 }  # fmt: skip
@@ -31,7 +31,7 @@ def show_plan(row: Mapping[str, Any]) -> None:
     """Print the predicted figures of one plan, how it was found, and where it was written."""
     show_comparison([row])
     if row.get("proposals"):
-        ended = ENDS.get(row["stopped"], row["stopped"])
+        ended = STOP_REASONS.get(row["stopped"], row["stopped"])
         print(
             f"found as '{row['start']}' after {row['proposals']} proposals; the search ended {ended}"
         )
@@ -49,13 +49,13 @@ def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
     table.add_column("method", no_wrap=True)
     shown = {  # what no row has is left out: without data parallelism there is no speedup
         key: title
-        for key, title in FIGURE_TITLES.items()
+        for key, title in METRIC_TITLES.items()
         if any(row[key] is not None for row in rows) or key == "step_ms"
     }
     for title in shown.values():
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        texts = [_figure_text(key, row[key]) for key in shown]
+        texts = [_metric_text(key, row[key]) for key in shown]
         table.add_row(row["method"], *texts, style=_row_style(row))
     console.print(table)
     for row in rows:
@@ -76,7 +76,7 @@ def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
         console.print(f"simulated, with {bn} batch statistics, synchronised by {sync}")
 
 
-def _figure_text(key: str, figure: float | None) -> str:
+def _metric_text(key: str, value: float | None) -> str:
     texts: dict[str, Callable[[float], str]] = {
         "step_ms": lambda ms: seconds_text(ms / 1e3),
         "samples_per_s": count_text,
@@ -86,7 +86,7 @@ def _figure_text(key: str, figure: float | None) -> str:
         "imbalance": "{:.2f}".format,
         "search_s": seconds_text,
     }
-    return "" if figure is None else texts[key](figure)
+    return "" if value is None else texts[key](value)
 
 
 def _row_style(row: Mapping[str, Any]) -> str | None:

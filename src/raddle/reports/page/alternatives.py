@@ -8,7 +8,7 @@ from typing import Any
 
 from raddle.costs.profile import Profile
 from raddle.plans.plan import Plan
-from raddle.reports.explaining import standing, what_changes
+from raddle.reports.explanation import comparison_sentence, describe_changes
 from raddle.searches.explanation.alternatives import Alternatives
 from raddle.searches.explanation.explain_op import plan_space_of
 from raddle.searches.explanation.plan_timers import make_timer
@@ -16,11 +16,11 @@ from raddle.searches.operator_times import whole_operator_seconds
 from raddle.searches.ranking import MAX_EVALUATED_DEVICES
 from raddle.simulation.timeline import Timeline
 
-Heard = Callable[[Mapping[str, Any]], None]
+OnProgress = Callable[[Mapping[str, Any]], None]
 
 
 def describe_alternatives(
-    plan: Plan, timeline: Timeline, profile: Profile | None, seconds: float, heard: Heard
+    plan: Plan, timeline: Timeline, profile: Profile | None, seconds: float, on_progress: OnProgress
 ) -> list[dict[str, Any]]:
     """By group of operators that are split together: its members, and what else could be done.
 
@@ -31,29 +31,33 @@ def describe_alternatives(
         return []
     space = plan_space_of(graph, plan, cluster, profile)
     number = {op.name: i for i, op in enumerate(graph.ops)}
-    own = make_timer(space, plan, timeline)
-    begun = perf_counter()  # whatever was compiled for the first time by then
-    work = whole_operator_seconds(graph)
+    timer = make_timer(space, plan, timeline)
+    started = perf_counter()  # whatever was compiled for the first time by then
+    operator_seconds = whole_operator_seconds(graph)
 
-    def size(g: int) -> float:
-        return sum(work(member.op, cluster.devices[0]) for member in space.groups[g].members)
+    def group_seconds(g: int) -> float:
+        return sum(
+            operator_seconds(member.op, cluster.devices[0]) for member in space.groups[g].members
+        )
 
-    def late() -> bool:
-        return perf_counter() - begun > seconds
+    def out_of_time() -> bool:
+        return perf_counter() - started > seconds
 
-    order = sorted(range(len(space.groups)), key=size, reverse=True)
-    found = []
+    order = sorted(range(len(space.groups)), key=group_seconds, reverse=True)
+    described = []
     for done, g in enumerate(order):
-        if late():
+        if out_of_time():
             break
-        heard({"step": f"alternatives of {space.groups[g].name}", "done": done, "of": len(order)})
-        result = Alternatives(space, own, g, without_details=True, stop=late).explain()
+        on_progress(
+            {"step": f"alternatives of {space.groups[g].name}", "done": done, "of": len(order)}
+        )
+        result = Alternatives(space, timer, g, without_details=True, stop=out_of_time).explain()
         base = result["base"]
-        found.append(
+        described.append(
             {
                 "anchor": number[space.groups[g].name],
                 "members": [number[m.op.name] for m in space.groups[g].members],
-                "sentence": standing(result),
+                "sentence": comparison_sentence(result),
                 "simulated": result["simulated"],
                 "alone_ms": base["step_ms"],
                 "alternatives": [
@@ -61,10 +65,10 @@ def describe_alternatives(
                         "tiles": row["tiles"],
                         "difference_ms": row["difference_ms"],
                         "memory_bytes": row["memory_bytes"],
-                        "why": what_changes(base, row),
+                        "why": describe_changes(base, row),
                     }
                     for row in result["alternatives"]
                 ],
             }
         )
-    return found
+    return described

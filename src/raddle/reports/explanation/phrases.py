@@ -13,8 +13,8 @@ from raddle.reports.units import (
     seconds_text,
 )
 
-MOST_ROWS = 12  # of a table, beyond which the rest is counted
-SMALL = 0.01  # a change of less than this share is not worth a word
+MAX_ROWS = 12  # of a table, beyond which the rest is counted
+NEGLIGIBLE = 0.01  # a change of less than this share is not worth a word
 
 
 def heading(result: Mapping[str, Any]) -> str:
@@ -34,31 +34,31 @@ def heading(result: Mapping[str, Any]) -> str:
     )
 
 
-def compared(result: Mapping[str, Any]) -> bool:
+def has_comparison(result: Mapping[str, Any]) -> bool:
     """Whether there is a data-parallel plan to look at beside this one."""
     return result["data"] is not None and not result["data"]["same"]
 
 
 def sent_changes(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[str]:
     """What is sent more or less, the largest change first; little of all that is sent goes unsaid."""
-    least = SMALL * max(sum(old.values()), sum(new.values()))
+    threshold = NEGLIGIBLE * max(sum(old.values()), sum(new.values()))
     changes = {purpose: new[purpose] - old[purpose] for purpose in new}
     if changes["activations"] * changes["gradients"] > 0:
         both = changes.pop("activations") + changes.pop("gradients")
         changes["activations and their gradients"] = both
     for purpose in sorted(changes, key=lambda p: -abs(changes[p])):
         change = changes[purpose]
-        if abs(change) > least:
+        if abs(change) > threshold:
             verb = "synchronises" if purpose == "parameters" else "sends"
             of = "" if purpose == "parameters" else f" of {purpose}"
-            yield f"{verb} {bytes_text(abs(change))}{of} {more(change)}"
+            yield f"{verb} {bytes_text(abs(change))}{of} {more_or_less(change)}"
 
 
 def ms_text(ms: float) -> str:
     return seconds_text(ms / 1e3)
 
 
-def signed(ms: float) -> str:
+def signed_ms(ms: float) -> str:
     return f"{'-' if ms < 0 else '+'}{ms_text(abs(ms))}"
 
 
@@ -68,21 +68,21 @@ def percent(share: float) -> str:
     return f"{percent:.1f} %" if 0.05 <= percent < 0.95 else f"{percent:.0f} %"
 
 
-def more(change: float) -> str:
+def more_or_less(change: float) -> str:
     return "more" if change > 0 else "less"
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """a, b and c."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def cut(names: str) -> str:
+def shorten_names(names: str) -> str:
     """Of a bucket of parameters, the first few."""
     parts = names.split(", ")
     return names if len(parts) <= 3 else f"{', '.join(parts[:2])} and {len(parts) - 2} more"
 
 
-def count_rest(console: Console, count: int) -> None:
-    if count > MOST_ROWS:
-        console.print(f"and {count - MOST_ROWS} more")
+def print_remaining(console: Console, count: int) -> None:
+    if count > MAX_ROWS:
+        console.print(f"and {count - MAX_ROWS} more")

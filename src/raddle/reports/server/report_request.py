@@ -9,13 +9,13 @@ from typing import Any
 
 from raddle.errors import InputError, quote
 
-LONGEST = 1000  # characters of a model, a cluster or an operator
-BATCH = 10**9
-BUDGET = 86400.0  # seconds
+MAX_TEXT = 1000  # characters of a model, a cluster or an operator
+MAX_BATCH = 10**9
+MAX_BUDGET = 86400.0  # seconds
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReportRequest:
     """A report: `methods` on a model and a cluster."""
 
     model: str
@@ -38,29 +38,29 @@ class Wanted:
         return ["report", *options, "--json", "--progress", "--", self.model]
 
 
-def read_wanted(
-    given: Mapping[str, Any], baselines: Sequence[str], searches: Sequence[str]
-) -> Wanted:
+def read_request(
+    body: Mapping[str, Any], baselines: Sequence[str], searches: Sequence[str]
+) -> ReportRequest:
     """From what the page sent; raises InputError with what is to be changed."""
-    methods = _methods(given.get("methods"), [*baselines, *searches])
-    return Wanted(
-        read_text(given, "model", "name a model of the zoo, or file.py:function."),
-        read_text(given, "cluster", "name a cluster, as p100:4x4 or local:2, or a YAML file."),
-        _batch(given.get("batch")),
+    methods = _methods(body.get("methods"), [*baselines, *searches])
+    return ReportRequest(
+        read_text(body, "model", "name a model of the zoo, or file.py:function."),
+        read_text(body, "cluster", "name a cluster, as p100:4x4 or local:2, or a YAML file."),
+        _batch(body.get("batch")),
         methods,
         tuple(name for name in methods if name in searches),
-        _budget(given.get("budget")),
+        _budget(body.get("budget")),
     )
 
 
-def read_text(given: Mapping[str, Any], key: str, missing: str) -> str:
+def read_text(body: Mapping[str, Any], key: str, missing: str) -> str:
     """One line of text that a child can be given."""
-    text = given.get(key)
+    text = body.get(key)
     if not isinstance(text, str) or not text.strip():
         raise InputError(missing)
-    if len(text) > LONGEST:
+    if len(text) > MAX_TEXT:
         raise InputError(
-            f"the {key} has {len(text)} characters: {LONGEST} is the most, shorten it."
+            f"the {key} has {len(text)} characters: {MAX_TEXT} is the most, shorten it."
         )
     if not text.isprintable():
         raise InputError(
@@ -72,7 +72,7 @@ def read_text(given: Mapping[str, Any], key: str, missing: str) -> str:
 def _batch(batch: object) -> int | None:
     if batch is None:
         return None
-    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= BATCH:
+    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_BATCH:
         raise InputError(f"the batch is {short(batch)}: a whole number from 1, or nothing.")
     return batch
 
@@ -81,16 +81,18 @@ def _budget(budget: object) -> float:
     if (
         isinstance(budget, bool)
         or not isinstance(budget, int | float)
-        or not 0 <= budget <= BUDGET  # nor what is no number
+        or not 0 <= budget <= MAX_BUDGET  # nor what is no number
     ):
-        raise InputError(f"the time of a search is {short(budget)}: seconds from 0 to {BUDGET:g}.")
+        raise InputError(
+            f"the time of a search is {short(budget)}: seconds from 0 to {MAX_BUDGET:g}."
+        )
     return float(budget)
 
 
-def _methods(methods: object, known: Sequence[str]) -> tuple[str, ...]:
+def _methods(methods: object, available: Sequence[str]) -> tuple[str, ...]:
     if not isinstance(methods, list) or not methods:
         raise InputError("no method is chosen: choose at least one.")
     for name in methods:
-        if name not in known:
-            raise InputError(f"no method {short(name)}: choose of {', '.join(known)}.")
-    return tuple(name for name in known if name in methods)
+        if name not in available:
+            raise InputError(f"no method {short(name)}: choose of {', '.join(available)}.")
+    return tuple(name for name in available if name in methods)

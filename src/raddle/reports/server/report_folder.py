@@ -15,51 +15,51 @@ from typing import Any
 
 from raddle.errors import InputError, quote
 from raddle.files import Fields, read_json, write_atomically
-from raddle.reports.server.names import is_name, report_name, safe
-from raddle.reports.server.packed import read_page
-from raddle.reports.server.wanted import Wanted
+from raddle.reports.server.file_names import is_name, report_name, safe_name
+from raddle.reports.server.page_file import read_page
+from raddle.reports.server.report_request import ReportRequest
 
 
-class Shelf:
+class ReportFolder:
     """Reports by name. A report is known once its NAME.json is there."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = Path(folder).resolve()
+        self.path = Path(folder).resolve()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
                 f"'{folder}' cannot be a folder ({error.strerror}): name another with --folder."
             ) from None
 
-    def new_name(self, wanted: Wanted) -> str:
+    def new_name(self, request: ReportRequest) -> str:
         """One that is not taken."""
-        base = report_name(wanted.model, wanted.cluster, wanted.batch, datetime.now())
+        base = report_name(request.model, request.cluster, request.batch, datetime.now())
         name, number = base, 1
         while any(path.exists() for path in self._paths(name)):
             number += 1
             name = f"{base}-{number}"
         return name
 
-    def page(self, name: str) -> Path:
+    def page_path(self, name: str) -> Path:
         """Where the page of a report lies, or will lie."""
         return self._paths(name)[0]
 
-    def keep(self, name: str, summary: Mapping[str, Any]) -> None:
+    def save(self, name: str, summary: Mapping[str, Any]) -> None:
         """Write the plans of a page, and its figures."""
         page, figures, plans = self._paths(name)
         plans.mkdir(exist_ok=True)
         for method in read_page(page)["methods"]:
             if method.get("plan"):
-                path = plans / f"{safe(method['label'])}.json"
+                path = plans / f"{safe_name(method['label'])}.json"
                 write_atomically(path, json.dumps(method["plan"], indent=1))
         write_atomically(figures, json.dumps(summary, indent=2))
 
-    def reports(self) -> list[dict[str, Any]]:
+    def list_reports(self) -> list[dict[str, Any]]:
         """The kept ones, the newest first."""
-        names = [path.stem for path in self.folder.glob("*.json") if self.has(path.stem)]
-        found = [row for row in map(self._row, names) if row is not None]
-        return sorted(found, key=lambda row: (row["time"], row["name"]), reverse=True)
+        names = [path.stem for path in self.path.glob("*.json") if self.has(path.stem)]
+        rows = [row for row in map(self._row, names) if row is not None]
+        return sorted(rows, key=lambda row: (row["time"], row["name"]), reverse=True)
 
     def has(self, name: object) -> bool:
         """Whether a report of this name is kept: both files, and neither a link to elsewhere."""
@@ -67,9 +67,9 @@ class Shelf:
             return False
         return all(p.is_file() and not p.is_symlink() for p in self._paths(name)[:2])
 
-    def plan(self, name: str, method: str) -> Path:
+    def plan_path(self, name: str, method: str) -> Path:
         """The file of a method's plan."""
-        path = self._paths(name)[2] / f"{safe(method)}.json"
+        path = self._paths(name)[2] / f"{safe_name(method)}.json"
         if not self.has(name) or not path.is_file() or path.is_symlink():
             raise InputError(f"no plan of '{method}' is kept with '{name}': show another report.")
         return path
@@ -88,7 +88,7 @@ class Shelf:
     def _paths(self, name: str) -> tuple[Path, Path, Path]:
         if not is_name(name):
             raise InputError(f"'{name}' is no name of a report: letters, digits, '.', '_' and '-'.")
-        return self.folder / f"{name}.html", self.folder / f"{name}.json", self.folder / name
+        return self.path / f"{name}.html", self.path / f"{name}.json", self.path / name
 
     def _row(self, name: str) -> dict[str, Any] | None:
         """What the list shows; None for a file that is not a summary."""

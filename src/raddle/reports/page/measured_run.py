@@ -13,14 +13,14 @@ from raddle.errors import InputError, quote
 from raddle.files import Fields, read_json
 from raddle.reports.page.columns import Columns
 
-FIGURES = (
+RUN_METRICS = (
     "step_ms", "fastest_ms", "slowest_ms", "samples_per_s", "steps", "warmup", "device", "threads",
     "loss_first", "loss_last",
 )  # fmt: skip
 
-LONGEST = 1e15  # microseconds: what nanoseconds in 64 bits can hold
-MOST = 2**31  # processes, lanes, steps and micro-batches
-MOST_SENT = 2**53  # bytes: what the page's numbers can hold
+MAX_MICROSECONDS = 1e15  # microseconds: what nanoseconds in 64 bits can hold
+MAX_COUNT = 2**31  # processes, lanes, steps and micro-batches
+MAX_BYTES = 2**53  # bytes: what the page's numbers can hold
 
 Event = Mapping[str, Any]
 
@@ -29,14 +29,14 @@ def read_run(path: str | pathlib.Path) -> dict[str, Any]:
     """The result of a run; its plan and trace are found beside it if they are not where it says."""
     path = pathlib.Path(path)
     result = read_json(path, "result of a run")
-    if not isinstance(result, dict) or not all(key in result for key in (*FIGURES, "plan")):
+    if not isinstance(result, dict) or not all(key in result for key in (*RUN_METRICS, "plan")):
         raise InputError(
             f"{quote(path)} is no result of a run: write it with `raddle run PLAN --json > {path.name}`."
         )
     _check_run(Fields(result, quote(path)))
     for key in ("plan", "trace"):
         if result.get(key) is not None:
-            result[key] = str(_beside(path, result[key]))
+            result[key] = str(_resolve_path(path, result[key]))
     return result
 
 
@@ -45,7 +45,7 @@ def _check_run(run: Fields) -> None:
     for key in ("step_ms", "fastest_ms", "slowest_ms", "samples_per_s"):
         run.number(key)
     for key in ("steps", "warmup", "threads"):
-        run.count(key, 0, MOST)
+        run.count(key, 0, MAX_COUNT)
     for key in ("loss_first", "loss_last"):
         if run.data[key] is not None:  # as of a run whose loss was no number in the end
             run.number(key, -math.inf)
@@ -55,12 +55,12 @@ def _check_run(run: Fields) -> None:
         run.text("trace")
 
 
-def _beside(path: pathlib.Path, named: str) -> pathlib.Path:
+def _resolve_path(path: pathlib.Path, path_in_file: str) -> pathlib.Path:
     """What a file names, where it says, or else beside it."""
-    beside = path.parent / pathlib.PurePath(named).name
+    sibling = path.parent / pathlib.PurePath(path_in_file).name
     # os.path.exists, which a name that no file can have does not make fail
-    moved = not os.path.exists(named) and os.path.exists(beside)
-    return beside if moved else pathlib.Path(named)
+    moved = not os.path.exists(path_in_file) and os.path.exists(sibling)
+    return sibling if moved else pathlib.Path(path_in_file)
 
 
 def describe_run(
@@ -70,43 +70,43 @@ def describe_run(
     timeline = None
     if result.get("trace") is not None:
         timeline = _timeline(read_trace(result["trace"]), ops, columns)
-    return {**{key: result[key] for key in FIGURES}, "timeline": timeline}
+    return {**{key: result[key] for key in RUN_METRICS}, "timeline": timeline}
 
 
 def read_trace(path: str | pathlib.Path) -> list[Event]:
     """The events of a trace that `raddle run --trace` wrote."""
     where = f"the trace {quote(path)}"
     events = Fields.from_data(read_json(path, "trace of a run", missing_hint="run it again"), where)
-    found = events.list("traceEvents")
+    trace_events = events.list("traceEvents")
     lanes = set()
-    for number, event in enumerate(found):
-        own = Fields.from_data(event, f"{where}, event {number},")
-        if own.text("ph") == "M":
-            lane = own.count("pid", 0, MOST), own.count("tid", 0, MOST)
-            own.object("args").text("name")
-            if own.text("name") == "thread_name":
+    for number, event in enumerate(trace_events):
+        fields = Fields.from_data(event, f"{where}, event {number},")
+        if fields.text("ph") == "M":
+            lane = fields.count("pid", 0, MAX_COUNT), fields.count("tid", 0, MAX_COUNT)
+            fields.object("args").text("name")
+            if fields.text("name") == "thread_name":
                 if lane in lanes:
-                    raise own.error("tid", "a lane that has one name alone")
+                    raise fields.error("tid", "a lane that has one name alone")
                 lanes.add(lane)
-    for number, event in enumerate(found):
+    for number, event in enumerate(trace_events):
         if event["ph"] == "X":
             _check_slice(Fields(event, f"{where}, event {number},"), lanes)
-    return found
+    return trace_events
 
 
 def _check_slice(slice: Fields, lanes: set[tuple[int, int]]) -> None:
     """InputError unless a slice has all that the page shows, in a lane that has a name."""
-    if (slice.count("pid", 0, MOST), slice.count("tid", 0, MOST)) not in lanes:
+    if (slice.count("pid", 0, MAX_COUNT), slice.count("tid", 0, MAX_COUNT)) not in lanes:
         raise slice.error("tid", "a lane that has a name")
     for key in ("ts", "dur"):
-        slice.number(key, 0, LONGEST)
+        slice.number(key, 0, MAX_MICROSECONDS)
     for key in ("cat", "name"):
         slice.text(key)
     args = slice.object("args")
     args.text("phase")
-    args.count("step", 0, MOST)
-    args.count("micro-batch", -1, MOST)
-    args.count("bytes", 0, MOST_SENT)
+    args.count("step", 0, MAX_COUNT)
+    args.count("micro-batch", -1, MAX_COUNT)
+    args.count("bytes", 0, MAX_BYTES)
 
 
 def _timeline(
@@ -116,7 +116,7 @@ def _timeline(
     slices = [e for e in events if e["ph"] == "X"]
     if not slices:
         return None
-    step, begin, end = _typical(slices)
+    step, begin, end = _median_step(slices)
     slices = [e for e in slices if e["args"]["step"] == step]
     lanes = _lanes(events)
     slices.sort(key=lambda e: (lanes[e["pid"], e["tid"]][0], e["ts"]))
@@ -140,7 +140,7 @@ def _timeline(
     }
 
 
-def _typical(slices: Sequence[Event]) -> tuple[int, float, float]:
+def _median_step(slices: Sequence[Event]) -> tuple[int, float, float]:
     """The step of median length, when it begins and when it ends, in microseconds."""
     spans: dict[int, tuple[float, float]] = {}
     for e in slices:
@@ -153,11 +153,11 @@ def _typical(slices: Sequence[Event]) -> tuple[int, float, float]:
 
 def _lanes(events: Sequence[Event]) -> dict[tuple[int, int], tuple[int, dict[str, Any]]]:
     """By process and thread its number and its name; devices come first, then links."""
-    named = [e for e in events if e["ph"] == "M"]
-    process = {e["pid"]: e["args"]["name"] for e in named if e["name"] == "process_name"}
-    found: dict[tuple[int, int], tuple[int, dict[str, Any]]] = {}
+    names = [e for e in events if e["ph"] == "M"]
+    process = {e["pid"]: e["args"]["name"] for e in names if e["name"] == "process_name"}
+    lanes: dict[tuple[int, int], tuple[int, dict[str, Any]]] = {}
     for e in sorted(
-        (e for e in named if e["name"] == "thread_name"), key=lambda e: (e["pid"], e["tid"])
+        (e for e in names if e["name"] == "thread_name"), key=lambda e: (e["pid"], e["tid"])
     ):
         link = process.get(e["pid"]) == "links"
         name = e["args"]["name"] if link else f"device {e['pid']}, {e['args']['name']}"
@@ -166,8 +166,8 @@ def _lanes(events: Sequence[Event]) -> dict[tuple[int, int], tuple[int, dict[str
             "device": -1 if link else e["pid"],
             "kind": "link" if link else "measured",
         }
-        found[e["pid"], e["tid"]] = len(found), lane
-    return found
+        lanes[e["pid"], e["tid"]] = len(lanes), lane
+    return lanes
 
 
 def _title(e: Event, ops: Mapping[str, int]) -> tuple[str, str, str, int, int]:

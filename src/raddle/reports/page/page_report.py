@@ -13,19 +13,19 @@ from raddle.files import write_atomically
 from raddle.graph.graph import Graph
 from raddle.plans.pipelining import micro_batch_graph
 from raddle.plans.plan import Plan
-from raddle.reports.page.data import Entry, PageData, collect
-from raddle.reports.page.html import page
+from raddle.reports.page.data import Entry, PageData, describe_entries
+from raddle.reports.page.html import render_page
 from raddle.searches.comparison import plan_each_method
 from raddle.searches.explanation.explain_plan import devices_of_plan
 from raddle.searches.predict import predicted_metrics, simulate_steps
 from raddle.searches.settings import Settings
 
-ALTERNATIVES = 10.0  # seconds for other ways to split each layer of the plan that opens
+ALTERNATIVES_SECONDS = 10.0  # seconds for other ways to split each layer of the plan that opens
 
-Heard = Callable[[Mapping[str, Any]], None]
+OnProgress = Callable[[Mapping[str, Any]], None]
 
 
-class Given(NamedTuple):
+class GivenPlan(NamedTuple):
     """A plan that is there already, and what was measured of it."""
 
     plan: Plan
@@ -39,7 +39,7 @@ def report(
     path: str | pathlib.Path,
     *,
     cluster: Cluster | None = None,
-    alternatives: float = ALTERNATIVES,
+    alternatives: float = ALTERNATIVES_SECONDS,
 ) -> None:
     """Write a page that shows plans of a graph, on the cluster that they were made for or another.
 
@@ -58,61 +58,69 @@ def report(
         if plans[0].cluster is None:
             raise InputError("the plan names no cluster: give raddle.report one.")
         cluster = Cluster.from_dict(plans[0].cluster, "the plan's cluster")
-    data = gather(graph, cluster, [Given(plan) for plan in plans], (), alternatives=alternatives)
-    write_atomically(path, page(data))
+    data = build_page_data(
+        graph, cluster, [GivenPlan(plan) for plan in plans], (), alternatives=alternatives
+    )
+    write_atomically(path, render_page(data))
 
 
-def gather(
+def build_page_data(
     graph: Graph,
     cluster: Cluster,
-    given: Sequence[Given],
+    given: Sequence[GivenPlan],
     methods: Sequence[str],
     *,
     model: str = "",
     settings: Settings | None = None,
-    alternatives: float = ALTERNATIVES,
-    heard: Heard = lambda step: None,
+    alternatives: float = ALTERNATIVES_SECONDS,
+    on_progress: OnProgress = lambda step: None,
 ) -> PageData:
     """What a page shows of methods and of given plans."""
     settings = settings or Settings()
-    entries = _entries(graph, cluster, given, methods, model, settings, heard)
-    return collect(
-        graph, cluster, _labelled(entries), model=model, profile=settings.profile,
-        alternatives=alternatives, heard=heard,
+    entries = _entries(graph, cluster, given, methods, model, settings, on_progress)
+    return describe_entries(
+        graph, cluster, _with_unique_labels(entries), model=model, profile=settings.profile,
+        alternatives=alternatives, on_progress=on_progress,
     )  # fmt: skip
 
 
 def _entries(
     graph: Graph,
     cluster: Cluster,
-    given: Sequence[Given],
+    given: Sequence[GivenPlan],
     methods: Sequence[str],
     model: str,
     settings: Settings,
-    heard: Heard,
+    on_progress: OnProgress,
 ) -> Iterator[Entry]:
-    for judged, row in plan_each_method(
-        graph, cluster, methods, model=model, settings=settings, on_progress=heard
+    for evaluated, row in plan_each_method(
+        graph, cluster, methods, model=model, settings=settings, on_progress=on_progress
     ):
         label = row["method"]
-        yield Entry(label, row, judged.plan, judged.timeline) if judged else Entry(label, row)
-    for number, own in enumerate(given):
-        label = own.plan.method or pathlib.PurePath(own.name).stem or "plan"
-        heard({"step": f"simulating {label}", "done": number, "of": len(given)})
-        yield _judged(graph, cluster, own, label, settings.profile)
+        yield (
+            Entry(label, row, evaluated.plan, evaluated.timeline)
+            if evaluated
+            else Entry(label, row)
+        )
+    for number, given_plan in enumerate(given):
+        label = given_plan.plan.method or pathlib.PurePath(given_plan.name).stem or "plan"
+        on_progress({"step": f"simulating {label}", "done": number, "of": len(given)})
+        yield _simulate_given(graph, cluster, given_plan, label, settings.profile)
 
 
-def _judged(
-    graph: Graph, cluster: Cluster, given: Given, label: str, profile: Profile | None
+def _simulate_given(
+    graph: Graph, cluster: Cluster, given: GivenPlan, label: str, profile: Profile | None
 ) -> Entry:
-    own = micro_batch_graph(graph, given.plan)
-    timeline = simulate_steps(own, given.plan, devices_of_plan(given.plan, cluster), profile)
-    known = ("search_s", "lower_bound_ms")
-    row = predicted_metrics(timeline) | {k: given.plan.predicted.get(k) for k in known}
-    return Entry(label, row, given.plan, timeline, given.run, given=True)
+    micro_batch = micro_batch_graph(graph, given.plan)
+    timeline = simulate_steps(
+        micro_batch, given.plan, devices_of_plan(given.plan, cluster), profile
+    )
+    search_metrics = ("search_s", "lower_bound_ms")
+    row = predicted_metrics(timeline) | {k: given.plan.predicted.get(k) for k in search_metrics}
+    return Entry(label, row, given.plan, timeline, given.run, from_user=True)
 
 
-def _labelled(entries: Iterator[Entry]) -> Iterator[Entry]:
+def _with_unique_labels(entries: Iterator[Entry]) -> Iterator[Entry]:
     """Each with a label of its own."""
     seen: set[str] = set()
     for entry in entries:

@@ -13,7 +13,7 @@ from raddle.errors import InputError
 GRACE = 3.0  # seconds between asking a child to end and killing it
 
 
-class Children:
+class ChildProcesses:
     """All that were started and have not been waited for."""
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class Children:
             self._running.add(child)
         return child
 
-    def done(self, child: subprocess.Popen[str]) -> None:
+    def forget(self, child: subprocess.Popen[str]) -> None:
         """It has been waited for."""
         with self._lock:
             self._running.discard(child)
 
-    def end(self) -> None:
+    def end_all(self) -> None:
         """End all of them, and start no more."""
         with self._lock:
             self._closed = True
@@ -60,17 +60,17 @@ class Children:
                 child.wait()
 
 
-def sentence(code: int, messages: list[str]) -> str:
+def failure_reason(code: int, messages: list[str]) -> str:
     """Why a child ended, from its exit code and the lines on its stderr."""
-    said = [line.removeprefix("raddle: ") for line in messages if line.startswith("raddle: ")]
-    if code == 2 and said:
-        return said[-1]
+    errors = [line.removeprefix("raddle: ") for line in messages if line.startswith("raddle: ")]
+    if code == 2 and errors:
+        return errors[-1]
     if code < 0:
         return f"its process was ended by signal {-code}: if that was for memory, take a smaller batch."
     return f"it ended with code {code}: {messages[-1] if messages else 'and said nothing'}"
 
 
-def printed_json(text: str) -> dict[str, Any]:
+def parse_printed_json(text: str) -> dict[str, Any]:
     """The object at the end of what a verb printed with --json: a user's file may have printed before."""
     result: dict[str, Any] = json.loads(text[text.rfind("\n{\n") + 1 :])
     return result

@@ -7,21 +7,27 @@ import webbrowser
 
 from raddle.reports.server.server import Server
 
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, kill, and a terminal that is closed
+END_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+)  # Ctrl-C, kill, and a terminal that is closed
 
 
-def run(port: int, folder: str, *, show: bool = False) -> None:
+def run_server(port: int, folder: str, *, show: bool = False) -> None:
     """Serve until a signal of ENDS; children end first."""
     # Set, and not taken as it is: a shell's background jobs ignore SIGINT, and children would inherit that.
     # Only a hangup that is ignored stays so: that is what nohup is for.
-    ends = [e for e in ENDS if e != signal.SIGHUP or signal.getsignal(e) != signal.SIG_IGN]
-    before = {end: signal.signal(end, signal.default_int_handler) for end in ends}
+    handled = [
+        e for e in END_SIGNALS if e != signal.SIGHUP or signal.getsignal(e) != signal.SIG_IGN
+    ]
+    old_handlers = {end: signal.signal(end, signal.default_int_handler) for end in handled}
     server: Server | None = None
     try:
         server = Server(port, folder)
-        kept = server.answers.shelf.folder
+        folder_path = server.routes.report_folder.path
         print(
-            f"raddle serves at {server.address}\nreports are kept in {kept} (Ctrl-C ends it)",
+            f"raddle serves at {server.address}\nreports are kept in {folder_path} (Ctrl-C ends it)",
             flush=True,
         )
         if show:
@@ -30,10 +36,10 @@ def run(port: int, folder: str, *, show: bool = False) -> None:
     except KeyboardInterrupt:
         pass
     finally:
-        for end in ends:  # a second Ctrl-C must not leave a child behind
+        for end in handled:  # a second Ctrl-C must not leave a child behind
             signal.signal(end, signal.SIG_IGN)
         if server is not None:
             server.server_close()
-            server.answers.end()
-        for end, handler in before.items():
+            server.routes.shut_down()
+        for end, handler in old_handlers.items():
             signal.signal(end, handler)

@@ -8,23 +8,23 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from raddle.reports.explaining.sentences import sentences
-from raddle.reports.explaining.words import (
-    MOST_ROWS,
-    compared,
-    count_rest,
-    cut,
+from raddle.reports.explanation.phrases import (
+    MAX_ROWS,
+    has_comparison,
     heading,
     ms_text,
     percent,
+    print_remaining,
+    shorten_names,
 )
+from raddle.reports.explanation.sentences import sentences
 from raddle.reports.terminal import new_table, stdout
 from raddle.reports.units import (
     bytes_text,
     plural,
 )
 
-STOPPED = {
+STOP_REASONS = {
     "budget": "its time was over",
     "proposals": "it had made as many proposals as it may",
     "no improvement": "nothing had become faster for long",
@@ -42,7 +42,7 @@ def show_plan(result: Mapping[str, Any]) -> None:
     for sentence in sentences(result):
         console.print(sentence)
     console.print()
-    console.print(_sides_table(console, result))
+    console.print(_comparison_table(console, result))
     console.print()
     console.print(_path_table(console, result["path"]))
     if result["search"] is not None:
@@ -50,10 +50,10 @@ def show_plan(result: Mapping[str, Any]) -> None:
         _show_search(console, result["search"])
 
 
-def _sides_table(console: Console, result: Mapping[str, Any]) -> Table:
+def _comparison_table(console: Console, result: Mapping[str, Any]) -> Table:
     """A row a figure, this plan beside data parallel."""
     sides = [result["plan"]]
-    if compared(result):
+    if has_comparison(result):
         sides.append(result["data"])
     table = new_table(console)
     table.add_column("", no_wrap=True)
@@ -79,13 +79,15 @@ def _path_table(console: Console, path: Sequence[Mapping[str, Any]]) -> Table:
     for title in ("in a step", "share"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in path:
-        table.add_row(cut(row["name"]), row["what"], ms_text(row["ms"]), percent(row["share"]))
+        table.add_row(
+            shorten_names(row["name"]), row["what"], ms_text(row["ms"]), percent(row["share"])
+        )
     return table
 
 
 def _show_search(console: Console, search: Mapping[str, Any]) -> None:
     made = "" if search["proposals"] is None else f", {plural(search['proposals'], 'proposal')}"
-    stopped = STOPPED.get(search["stopped"], search["stopped"])
+    stopped = STOP_REASONS.get(search["stopped"], search["stopped"])
     console.print(f"Found by a search, as '{search['start']}'{made}; it ended because {stopped}.")
     if not search["tried"]:
         return
@@ -95,10 +97,10 @@ def _show_search(console: Console, search: Mapping[str, Any]) -> None:
     table.add_column("tried", overflow="fold")
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
-    for row in search["tried"][:MOST_ROWS]:
+    for row in search["tried"][:MAX_ROWS]:
         table.add_row(row["name"], ms_text(row["step_ms"]), _verdict(row, search["memory_bytes"]))
     console.print(table)
-    count_rest(console, len(search["tried"]))
+    print_remaining(console, len(search["tried"]))
 
 
 def _verdict(row: Mapping[str, Any], memory: Sequence[int]) -> str:

@@ -12,13 +12,13 @@ import pytest
 from raddle.cli import main as cli
 
 
-class Done(NamedTuple):
+class CommandResult(NamedTuple):
     returncode: int
     stdout: str
     stderr: str
 
 
-def raddle(*args: object) -> Done:
+def raddle(*args: object) -> CommandResult:
     """What `raddle ARGS` does."""
     out, error, code = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
@@ -27,10 +27,10 @@ def raddle(*args: object) -> Done:
             cli.main()
         except SystemExit as end:
             code = int(end.code or 0)
-    return Done(code, out.getvalue(), error.getvalue())
+    return CommandResult(code, out.getvalue(), error.getvalue())
 
 
-def refused(done: Done, sentence: str) -> None:
+def refused(done: CommandResult, sentence: str) -> None:
     """One sentence on stderr, and exit code 2."""
     assert (done.returncode, done.stdout) == (2, "")
     assert sentence in done.stderr

@@ -13,32 +13,38 @@ from time import monotonic
 from typing import IO, Any
 
 from raddle.errors import InputError
-from raddle.reports.server.children import Children, printed_json, sentence
-from raddle.reports.server.shelf import Shelf
-from raddle.reports.server.wanted import Wanted
+from raddle.reports.server.child_processes import ChildProcesses, failure_reason, parse_printed_json
+from raddle.reports.server.report_folder import ReportFolder
+from raddle.reports.server.report_request import ReportRequest
 
-MESSAGES = 20  # of the child's last lines on stderr that are no progress
+MAX_MESSAGES = 20  # of the child's last lines on stderr that are no progress
 
 
-class Job:
+class ReportJob:
     """`state` is running, then done, failed or cancelled."""
 
-    def __init__(self, number: int, wanted: Wanted, shelf: Shelf, children: Children) -> None:
-        self.wanted, self.shelf, self.children = wanted, shelf, children
-        self.name = shelf.new_name(wanted)
-        self._begun = monotonic()
+    def __init__(
+        self,
+        number: int,
+        request: ReportRequest,
+        report_folder: ReportFolder,
+        children: ChildProcesses,
+    ) -> None:
+        self.request, self.report_folder, self.children = request, report_folder, children
+        self.name = report_folder.new_name(request)
+        self._started = monotonic()
         self._lock = Lock()
-        self._messages = deque[str](maxlen=MESSAGES)
+        self._messages = deque[str](maxlen=MAX_MESSAGES)
         self._interrupted = set[str]()  # methods whose search was told to stop
-        self._seen: dict[str, Any] = {
+        self._state: dict[str, Any] = {
             "number": number,
             "state": "running",
-            "model": wanted.model,
-            "cluster": wanted.cluster,
-            "step": f"capturing {wanted.model}",
+            "model": request.model,
+            "cluster": request.cluster,
+            "step": f"capturing {request.model}",
             "done": 0,
             "of": 0,
-            "stoppable": bool(wanted.searches),
+            "stoppable": bool(request.searches),
             "history": [],  # [seconds, best_ms, method], where one of them changes
             "stopping": False,
             "cancelled": False,
@@ -49,20 +55,20 @@ class Job:
         }
         # A file and not a pipe, which would have to be emptied; the thread closes it.
         output: IO[str] = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        arguments = wanted.arguments(str(shelf.page(self.name)))
+        arguments = request.arguments(str(report_folder.page_path(self.name)))
         self.child = children.start("raddle", *arguments, output=output)
         self.thread = Thread(target=self._watch, args=(output,), daemon=True)
         self.thread.start()
 
     @property
     def running(self) -> bool:
-        return bool(self._seen["state"] == "running")
+        return bool(self._state["state"] == "running")
 
-    def seen(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """What the page shows of it."""
         with self._lock:
-            seconds = monotonic() - self._begun if self.running else self._seen["seconds"]
-            return {**self._seen, "history": list(self._seen["history"]), "seconds": seconds}
+            seconds = monotonic() - self._started if self.running else self._state["seconds"]
+            return {**self._state, "history": list(self._state["history"]), "seconds": seconds}
 
     def stop(self) -> None:
         """End the searches with the best that they have; the report is written nevertheless.
@@ -71,16 +77,16 @@ class Job:
         of its best, also to those that follow.
         """
         with self._lock:
-            if not self.running or not self.wanted.searches:
+            if not self.running or not self.request.searches:
                 raise InputError("no search is running: wait, or cancel it without a report.")
-            self._seen["stopping"] = True
+            self._state["stopping"] = True
 
     def cancel(self) -> None:
         """End it without a report."""
         with self._lock:
             if not self.running:
                 raise InputError("nothing is running any more.")
-            self._seen["cancelled"] = True
+            self._state["cancelled"] = True
             self.child.kill()
 
     def _watch(self, output: IO[str]) -> None:
@@ -88,39 +94,39 @@ class Job:
         assert self.child.stderr is not None
         with self.child.stderr as lines, output:
             for line in lines:
-                self._hear(line.strip())
+                self._read_line(line.strip())
             self.child.wait()
-            self.children.done(self.child)
+            self.children.forget(self.child)
             output.seek(0)
-            ended = self._ended(output.read())
+            final_state = self._final_state(output.read())
         with self._lock:
-            self._seen |= {**ended, "seconds": monotonic() - self._begun}
+            self._state |= {**final_state, "seconds": monotonic() - self._started}
 
-    def _hear(self, line: str) -> None:
-        step = _progress(line)
+    def _read_line(self, line: str) -> None:
+        step = _parse_progress(line)
         if step is None:
             if line:
                 self._messages.append(line)
             return
         with self._lock:
             method, best = step.get("method"), step.get("best_ms")
-            self._seen |= {"step": step["step"], "done": step["done"], "of": step["of"]}
+            self._state |= {"step": step["step"], "done": step["done"], "of": step["of"]}
             if best is None or method is None:
                 return
-            history = self._seen["history"]
+            history = self._state["history"]
             if not history or history[-1][1:] != [best, method]:
-                history.append([monotonic() - self._begun, best, method])
-            if self._seen["stopping"] and method not in self._interrupted:
+                history.append([monotonic() - self._started, best, method])
+            if self._state["stopping"] and method not in self._interrupted:
                 self._interrupted.add(method)
                 self.child.send_signal(signal.SIGINT)
 
-    def _ended(self, printed: str) -> dict[str, Any]:
+    def _final_state(self, printed: str) -> dict[str, Any]:
         """What is kept, or why nothing is."""
         code = self.child.returncode
         try:
             if code == 0:
-                summary = printed_json(printed)
-                self.shelf.keep(self.name, summary)
+                summary = parse_printed_json(printed)
+                self.report_folder.save(self.name, summary)
                 return {
                     "state": "done",
                     "report": self.name,
@@ -128,24 +134,22 @@ class Job:
                         (m.get("lower_bound_ms") or 0.0 for m in summary["methods"]), default=0.0
                     ),
                 }
-            error = self._why(code)
+            error = self._failure_text(code)
         except Exception as problem:  # whatever it is, the page must not wait for ever
-            error = (
-                f"the report could not be kept ({problem}): look at the folder {self.shelf.folder}."
-            )
+            error = f"the report could not be kept ({problem}): look at the folder {self.report_folder.path}."
         with suppress(OSError):
-            os.unlink(self.shelf.page(self.name))
-        return {"state": "cancelled" if self._seen["cancelled"] else "failed", "error": error}
+            os.unlink(self.report_folder.page_path(self.name))
+        return {"state": "cancelled" if self._state["cancelled"] else "failed", "error": error}
 
-    def _why(self, code: int) -> str:
-        if self._seen["cancelled"]:
+    def _failure_text(self, code: int) -> str:
+        if self._state["cancelled"]:
             return "it was cancelled, nothing is kept."
         if self._interrupted and code in (1, 130, -signal.SIGINT):
             return "it was stopped between two searches, nothing is kept: start it again."
-        return sentence(code, list(self._messages))
+        return failure_reason(code, list(self._messages))
 
 
-def _progress(line: str) -> dict[str, Any] | None:
+def _parse_progress(line: str) -> dict[str, Any] | None:
     """A line of progress, or None: whatever else is written there."""
     if not line.startswith('{"progress"'):
         return None
@@ -156,31 +160,31 @@ def _progress(line: str) -> dict[str, Any] | None:
         return None
 
 
-class Jobs:
+class ReportJobs:
     """One at a time, and the last one."""
 
-    def __init__(self, shelf: Shelf, children: Children) -> None:
-        self._shelf, self._children = shelf, children
+    def __init__(self, report_folder: ReportFolder, children: ChildProcesses) -> None:
+        self._report_folder, self._children = report_folder, children
         self._lock = Lock()
         self._number = 0
-        self.last: Job | None = None
+        self.last: ReportJob | None = None
 
-    def start(self, wanted: Wanted) -> Job:
+    def start(self, request: ReportRequest) -> ReportJob:
         with self._lock:
             if self.last is not None and self.last.running:
-                running = self.last.wanted
-                raise Busy(
+                running = self.last.request
+                raise ServerBusy(
                     f"{running.model} on {running.cluster} is running: wait for it, stop it or cancel it."
                 )
             self._number += 1
-            self.last = Job(self._number, wanted, self._shelf, self._children)
+            self.last = ReportJob(self._number, request, self._report_folder, self._children)
             return self.last
 
-    def current(self) -> Job:
+    def current(self) -> ReportJob:
         if self.last is None:
             raise InputError("nothing is running.")
         return self.last
 
 
-class Busy(InputError):
+class ServerBusy(InputError):
     """Something else is running."""

@@ -7,44 +7,44 @@ from threading import Lock
 from typing import Any
 
 from raddle.errors import InputError
-from raddle.reports.server.children import Children, printed_json, sentence
-from raddle.reports.server.shelf import Shelf
+from raddle.reports.server.child_processes import ChildProcesses, failure_reason, parse_printed_json
+from raddle.reports.server.report_folder import ReportFolder
 
-SECONDS = 120.0
+TIMEOUT = 120.0
 
 
 class Explanations:
     """Who asks about another operator has no use for the last answer: its child is ended."""
 
-    def __init__(self, shelf: Shelf, children: Children) -> None:
-        self._shelf, self._children = shelf, children
+    def __init__(self, report_folder: ReportFolder, children: ChildProcesses) -> None:
+        self._report_folder, self._children = report_folder, children
         self._lock = Lock()
-        self._asked: subprocess.Popen[str] | None = None
+        self._child: subprocess.Popen[str] | None = None
 
     def explain(self, report: str, method: str, op: str) -> dict[str, Any]:
         """What `raddle explain PLAN OP --json` prints."""
-        plan = self._shelf.plan(report, method)
+        plan = self._report_folder.plan_path(report, method)
         with self._lock:
-            if self._asked is not None:
-                self._asked.kill()
+            if self._child is not None:
+                self._child.kill()
             child = self._children.start("raddle", "explain", "--json", "--", str(plan), op)
-            self._asked = child
+            self._child = child
         try:
-            out, err = child.communicate(timeout=SECONDS)
+            out, err = child.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
             child.kill()
             child.communicate()
             raise InputError(
-                f"'{op}' was not explained within {SECONDS:g} s: `raddle explain {plan} {op}` takes longer."
+                f"'{op}' was not explained within {TIMEOUT:g} s: `raddle explain {plan} {op}` takes longer."
             ) from None
         finally:
             with self._lock:
-                last = self._asked is child
+                last = self._child is child
                 if last:
-                    self._asked = None
-            self._children.done(child)
+                    self._child = None
+            self._children.forget(child)
         if not last:
             raise InputError(f"'{op}' was not explained: another operator was asked for.")
         if child.returncode != 0:
-            raise InputError(sentence(child.returncode, err.splitlines()))
-        return printed_json(out)
+            raise InputError(failure_reason(child.returncode, err.splitlines()))
+        return parse_printed_json(out)

@@ -6,24 +6,24 @@ import re
 from datetime import datetime
 from pathlib import PurePath
 
-PART = 40  # characters of a model or a cluster in a name
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,139}")
+MAX_PART = 40  # characters of a model or a cluster in a name
+REPORT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,139}")
 
 
 def is_name(text: object) -> bool:
     """Whether a report may be called this: one piece of a path, and no hidden file."""
-    return isinstance(text, str) and NAME.fullmatch(text) is not None
+    return isinstance(text, str) and REPORT_NAME.fullmatch(text) is not None
 
 
-def safe(text: str) -> str:
+def safe_name(text: str) -> str:
     """What is left of a text in a file's name."""
-    kept = re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:PART].strip("-._")
-    return kept or "x"
+    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:MAX_PART].strip("-._")
+    return cleaned or "x"
 
 
 def report_name(model: str, cluster: str, batch: int | None, when: datetime) -> str:
     """("nets/mine.py:net", "p100:4x4", 64) -> "mine.py-net-p100-4x4-b64-20250131-101500"."""
-    parts = [safe(PurePath(text).name) for text in (model, cluster)]
+    parts = [safe_name(PurePath(text).name) for text in (model, cluster)]
     if batch is not None:
         parts.append(f"b{batch}")
     return "-".join([*parts, when.strftime("%Y%m%d-%H%M%S")])
