@@ -165,8 +165,8 @@ def test_gradients_come_back_slot_by_slot(
     single_microbatch: bool, phases: str, recompute: bool
 ) -> None:
     slot_store = filled()
-    parameters = ParameterUpdater(slot_store, single_rank(), updated_slots=[1])
-    segments = Segments(slot_store, parameters, single_microbatch=single_microbatch)
+    updater = ParameterUpdater(slot_store, single_rank(), updated_slots=[1])
+    segments = Segments(slot_store, updater, single_microbatch=single_microbatch)
     call = product(split=phases == "BW", recompute=recompute)
     segments.forward(Forward(call))
     assert torch.equal(slot_store.slots[2], 6 * ones(2))
@@ -188,14 +188,14 @@ def test_gradients_come_back_slot_by_slot(
 def test_gradients_are_summed_in_a_bucket_and_the_optimizer_sees_them() -> None:
     slot_store = filled()
     seen = []
-    parameters = ParameterUpdater(slot_store, single_rank(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
-    parameters.optimizer_step = lambda: seen.append(slot_store.slots[1].grad.clone())
-    parameters.load()
+    updater = ParameterUpdater(slot_store, single_rank(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
+    updater.optimizer_step = lambda: seen.append(slot_store.slots[1].grad.clone())
+    updater.load()
     for _ in range(2):  # two steps with two micro-batches each
-        parameters.accumulate(product(), [ones(2)])
-        parameters.accumulate(product(), [ones(2)])
-        parameters.start_all_reduce(StartAllReduce(0, 0, "", KEY))
-        parameters.update_parameters(UpdateParameters(KEY))
+        updater.accumulate(product(), [ones(2)])
+        updater.accumulate(product(), [ones(2)])
+        updater.start_all_reduce(StartAllReduce(0, 0, "", KEY))
+        updater.update_parameters(UpdateParameters(KEY))
     assert [g.tolist() for g in seen] == [[2, 2], [2, 2]]
     assert slot_store.slots[1].grad is None
     assert not slot_store.with_gradient
@@ -203,28 +203,28 @@ def test_gradients_are_summed_in_a_bucket_and_the_optimizer_sees_them() -> None:
 
 def test_autograd_adds_to_what_is_there_so_far() -> None:
     slot_store = filled()
-    parameters = ParameterUpdater(slot_store, single_rank(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
-    parameters.load()
-    parameters.bucket_buffers[0].fill_(7)  # left from an earlier step
-    place = parameters.accumulated_gradient(product(), 1)
+    updater = ParameterUpdater(slot_store, single_rank(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
+    updater.load()
+    updater.bucket_buffers[0].fill_(7)  # left from an earlier step
+    place = updater.accumulated_gradient(product(), 1)
     assert place is not None
     assert place.tolist() == [0, 0]
-    parameters.set_gradient(product(), 1, place.add_(1))
-    assert parameters.accumulated_gradient(product(), 1) is place
-    assert parameters.bucket_buffers[0].tolist() == [1, 1]
+    updater.set_gradient(product(), 1, place.add_(1))
+    assert updater.accumulated_gradient(product(), 1) is place
+    assert updater.bucket_buffers[0].tolist() == [1, 1]
 
 
 def test_an_update_leaves_the_weights_of_those_under_way() -> None:
     slot_store = filled()
-    parameters = OverlappingParameterUpdater(slot_store, single_rank(), [1])
-    parameters.optimizer_step = lambda: slot_store.slots[1].data.add_(slot_store.slots[1].grad)
-    parameters.begin(updating=True)
-    (used,) = parameters.weights_for(Forward(product(), versions=(0,)))
-    parameters.accumulate(product(), [ones(2)])
-    parameters.update_parameters(UpdateParameters(KEY, (1,)))
+    updater = OverlappingParameterUpdater(slot_store, single_rank(), [1])
+    updater.optimizer_step = lambda: slot_store.slots[1].data.add_(slot_store.slots[1].grad)
+    updater.begin(updating=True)
+    (used,) = updater.weights_for(Forward(product(), versions=(0,)))
+    updater.accumulate(product(), [ones(2)])
+    updater.update_parameters(UpdateParameters(KEY, (1,)))
     assert (used.tolist(), slot_store.slots[1].tolist()) == ([3, 3], [4, 4])
-    parameters.release_weights(product(), [used])
-    assert [(line.phase, line.version) for line in parameters.weight_uses()] == [("F", 0), ("U", 1)]
+    updater.release_weights(product(), [used])
+    assert [(line.phase, line.version) for line in updater.weight_uses()] == [("F", 0), ("U", 1)]
 
 
 class CallLog:
@@ -239,17 +239,17 @@ class CallLog:
 
 def test_slices_are_submitted_and_waited_for() -> None:
     slot_store, call_log = filled(), CallLog()
-    parameters = SlicedParameterUpdater(slot_store, single_rank(), lambda: call_log)  # type: ignore[arg-type, return-value]
-    parameters.load()
-    parameters.begin(updating=False)
+    updater = SlicedParameterUpdater(slot_store, single_rank(), lambda: call_log)  # type: ignore[arg-type, return-value]
+    updater.load()
+    updater.begin(updating=False)
     assert call_log.calls == []
-    parameters.begin(updating=True)
-    parameters.weights_for(Forward(product()))
+    updater.begin(updating=True)
+    updater.weights_for(Forward(product()))
     slot_store.add_gradient(1, ones(2))
     slot_store.with_gradient.add(1)
-    parameters.submit_gradients(SubmitGradients(KEY, (1,)))
-    parameters.start_slice_all_reduce(StartSliceAllReduce(KEY, 5, ""))
-    parameters.update_parameters(UpdateParameters(KEY))
+    updater.submit_gradients(SubmitGradients(KEY, (1,)))
+    updater.start_slice_all_reduce(StartSliceAllReduce(KEY, 5, ""))
+    updater.update_parameters(UpdateParameters(KEY))
     assert [name for name, *_ in call_log.calls] == [
         "begin_step",
         "wait",

@@ -14,18 +14,18 @@ from raddle.runtime.native_calls import native_call_boxes, native_calls_in_segme
 LEFT, RIGHT, ALL = Box((0,), (2,)), Box((2,), (4,)), Box((0,), (4,))
 
 
-def halves(of: TensorId) -> list[Box]:
+def halves(tensor_id: TensorId) -> list[Box]:
     return [LEFT, RIGHT]
 
 
 def test_pieces_are_put_together_and_what_nobody_needs_is_released() -> None:
-    function = FunctionWriter(halves)
-    both = function.region_variable("x", ALL)
-    assert function.region_variable("x", ALL) == both  # the same variable again
-    function.add_call(lambda x: (x + 1, x - 1), both, [("y", ALL), None])
-    assert function.boxes("y") == [ALL]
-    ((box, variable),) = function.computed["y"]
-    code = function.build(
+    writer = FunctionWriter(halves)
+    both = writer.region_variable("x", ALL)
+    assert writer.region_variable("x", ALL) == both  # the same variable again
+    writer.add_call(lambda x: (x + 1, x - 1), both, [("y", ALL), None])
+    assert writer.boxes("y") == [ALL]
+    ((box, variable),) = writer.computed["y"]
+    code = writer.build(
         "segment", "a test", lambda piece: "nondifferentiable", [(Piece("y", box), variable)]
     )
     assert code.nondifferentiable == (Piece("x", LEFT), Piece("x", RIGHT))
@@ -36,11 +36,11 @@ def test_pieces_are_put_together_and_what_nobody_needs_is_released() -> None:
 
 
 def test_arguments_stand_by_kind() -> None:
-    function = FunctionWriter(lambda of: [ALL])
-    names = [function.region_variable(of, ALL) for of in ("a", "w", "x")]
-    function.add_call(lambda a, w, x: (a * w + x,), ", ".join(names), [("y", ALL)])
+    writer = FunctionWriter(lambda tensor_id: [ALL])
+    names = [writer.region_variable(name, ALL) for name in ("a", "w", "x")]
+    writer.add_call(lambda a, w, x: (a * w + x,), ", ".join(names), [("y", ALL)])
     kinds = {"a": "nondifferentiable", "w": "weight", "x": "differentiable"}
-    code = function.build("segment", "", lambda p: kinds[str(p.tensor_id)], [])
+    code = writer.build("segment", "", lambda p: kinds[str(p.tensor_id)], [])
     assert [
         p.tensor_id for p in (*code.differentiable, *code.weights, *code.nondifferentiable)
     ] == ["x", "w", "a"]
@@ -48,11 +48,11 @@ def test_arguments_stand_by_kind() -> None:
 
 
 def test_what_is_read_in_parts_is_split_at_once() -> None:
-    function = FunctionWriter(lambda of: [ALL])
-    function.announce_reads([("x", LEFT), ("x", RIGHT), ("x", None)])
-    left, right = function.region_variable("x", LEFT), function.region_variable("x", RIGHT)
+    writer = FunctionWriter(lambda tensor_id: [ALL])
+    writer.announce_reads([("x", LEFT), ("x", RIGHT), ("x", None)])
+    left, right = writer.region_variable("x", LEFT), writer.region_variable("x", RIGHT)
     results = [(Piece("x", LEFT), left), (Piece("x", RIGHT), right)]
-    code = function.build("segment", "", lambda p: "nondifferentiable", results)
+    code = writer.build("segment", "", lambda p: "nondifferentiable", results)
     assert code.source.count("torch.split") == 1
     assert [t.tolist() for t in code.function(torch.arange(4))] == [[0, 1], [2, 3]]
 

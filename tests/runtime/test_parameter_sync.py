@@ -278,11 +278,11 @@ def test_all_sums_are_under_way_at_the_end_of_a_step(clip: float | None) -> None
     """Without a barrier, a step waits for no all-reduce; the next forward waits for its own parameters."""
 
     def work(trainer: Trainer) -> tuple[int, list[list[str]]]:
-        agreeing = trainer.executor.parameter_sync
-        assert agreeing is not None
-        assert isinstance(agreeing.synchroniser, CollectiveSynchroniser)
+        parameter_sync = trainer.executor.parameter_sync
+        assert parameter_sync is not None
+        assert isinstance(parameter_sync.synchroniser, CollectiveSynchroniser)
         trainer.step(*batches(1)[0])
-        left, summing = agreeing.synchroniser.unapplied, agreeing.synchroniser
+        left, summing = parameter_sync.synchroniser.unapplied, parameter_sync.synchroniser
         waited: list[list[str]] = []
         forward = trainer.executor._handlers[Forward]
 
@@ -290,7 +290,9 @@ def test_all_sums_are_under_way_at_the_end_of_a_step(clip: float | None) -> None
             before = {n for n, held in summing._entries.items() if held.gradient is not None}
             forward(action)
             after = {n for n, held in summing._entries.items() if held.gradient is not None}
-            waited.append(sorted({agreeing.rank_slices.slices[n].name for n in before - after}))
+            waited.append(
+                sorted({parameter_sync.rank_slices.slices[n].name for n in before - after})
+            )
 
         trainer.executor._handlers[Forward] = listen
         trainer.step(*batches(1)[0])
@@ -320,7 +322,7 @@ def test_sums_leave_in_the_plans_order(debug: str, monkeypatch: pytest.MonkeyPat
     summed: list[list[int]] = [[], [], []]
 
     def work(trainer: Trainer) -> tuple[list[float], dict[str, Tensor]]:
-        all_reduce, labels = trainer.transport.all_reduce, []
+        all_reduce, step_losses = trainer.transport.all_reduce, []
 
         def listen(ranks: Any, tag: int, buffer: Tensor, what: str = "") -> Any:
             summed[trainer.rank].append(tag)
@@ -329,16 +331,16 @@ def test_sums_leave_in_the_plans_order(debug: str, monkeypatch: pytest.MonkeyPat
         trainer.transport.all_reduce = listen  # type: ignore[method-assign]
         for batch in batches(3):
             time.sleep(0.01 * trainer.rank)
-            labels.append(float(trainer.step(*batch)))
-        return labels, trainer.state_dict()
+            step_losses.append(float(trainer.step(*batch)))
+        return step_losses, trainer.state_dict()
 
     for rank_losses, state in on_threads(3, work, net(), chosen_plan, sgd, graph=graph()):
         assert rank_losses == pytest.approx(losses, rel=1e-9)
         assert_equal(state, model)
     slices = numbered_slices(lower(graph(), chosen_plan).slices)
     for rank, tags in enumerate(summed):
-        mine = [n for n in chosen_plan.order if rank in slices[n][1].devices]
-        assert tags == 3 * [n for n in mine if len(slices[n][1].devices) > 1]
+        slices_of_rank = [n for n in chosen_plan.order if rank in slices[n][1].devices]
+        assert tags == 3 * [n for n in slices_of_rank if len(slices[n][1].devices) > 1]
         assert tags
 
 
@@ -381,10 +383,10 @@ def test_no_worker_is_more_than_s_steps_ahead(sync: str, bound: int) -> None:
             begun[trainer.rank].append(time.perf_counter())
             trainer.step(*batch)
         trainer.synchronize()
-        agreeing = trainer.executor.parameter_sync
-        assert agreeing is not None
-        assert agreeing.synchroniser is not None
-        return agreeing.synchroniser.log
+        parameter_sync = trainer.executor.parameter_sync
+        assert parameter_sync is not None
+        assert parameter_sync.synchroniser is not None
+        return parameter_sync.synchroniser.log
 
     chosen_plan = plan_for(graph(), cluster("local:2"), "data", bn="local", sync=sync)
     logs = on_threads(2, work, net(), chosen_plan, sgd, graph=graph())

@@ -21,9 +21,9 @@ CPU = torch.device("cpu")
 def make_slices(*, servers: tuple[int, ...] = (0, 1), shard_slot: int = -1) -> list[ParameterSlice]:
     """Two slices of a parameter with four rows in slot 0. shard_slot: slot of rank 1's shard (ZeRO-3)."""
     slices = []
-    for at, server in enumerate(servers):
-        region = ParameterRegion(Box((2 * at, 0), (2 * at + 2, 3)), (0, 1), server)
-        rows = slice(2 * at, 2 * at + 2)
+    for index, server in enumerate(servers):
+        region = ParameterRegion(Box((2 * index, 0), (2 * index + 2, 3)), (0, 1), server)
+        rows = slice(2 * index, 2 * index + 2)
         slices.append(
             ParameterSlice(
                 "w", region, torch.float32, 0, 0, rows, shard_slot if server == 1 else -1
@@ -38,31 +38,33 @@ def slots() -> list[torch.nn.Parameter]:
 
 def test_a_rank_gives_all_and_updates_its_own() -> None:
     parameters = slots()
-    rows = RankSlices(make_slices(), parameters, read_sync("ps:sliced"), 1)
-    assert rows.slices_by_slot == {0: [0, 1]}
-    assert list(rows.updated) == [1]
+    rank_slices = RankSlices(make_slices(), parameters, read_sync("ps:sliced"), 1)
+    assert rank_slices.slices_by_slot == {0: [0, 1]}
+    assert list(rank_slices.updated) == [1]
     with torch.no_grad():
-        rows.updated[1].fill_(7)
+        rank_slices.updated[1].fill_(7)
     assert parameters[0][:, 0].tolist() == [0, 0, 7, 7]  # a view of the parameter
-    assert rows.source_of(1).box == Box((2, 0), (4, 3))
-    assert [item.name for item in rows.items()] == ["w[0:2]", "w[2:4]"]
-    assert all(into is not None and copied is None for into, copied in rows.bindings().values())
+    assert rank_slices.source_of(1).box == Box((2, 0), (4, 3))
+    assert [item.name for item in rank_slices.items()] == ["w[0:2]", "w[2:4]"]
+    assert all(
+        into is not None and copied is None for into, copied in rank_slices.bindings().values()
+    )
 
 
 def test_without_servers_every_holder_updates_all() -> None:
-    rows = RankSlices(make_slices(servers=(-1, -1)), slots(), read_sync("p3:collective"), 1)
-    assert list(rows.updated) == [0, 1]
+    rank_slices = RankSlices(make_slices(servers=(-1, -1)), slots(), read_sync("p3:collective"), 1)
+    assert list(rank_slices.updated) == [0, 1]
 
 
 def test_where_others_do_not_wait_a_copy_is_updated() -> None:
     parameters = slots()
-    rows = RankSlices(make_slices(), parameters, read_sync("ps:async"), 1)
+    rank_slices = RankSlices(make_slices(), parameters, read_sync("ps:async"), 1)
     with torch.no_grad():
-        rows.updated[1].fill_(7)
+        rank_slices.updated[1].fill_(7)
     assert parameters[0].sum() == 0
-    rows.refresh_server_copies()
-    assert rows.updated[1].sum() == 0
-    (into, copied) = rows.bindings()[1]
+    rank_slices.refresh_server_copies()
+    assert rank_slices.updated[1].sum() == 0
+    (into, copied) = rank_slices.bindings()[1]
     assert into is not None
     assert copied is not None
     assert into.data_ptr() != copied.data_ptr()
@@ -70,10 +72,12 @@ def test_where_others_do_not_wait_a_copy_is_updated() -> None:
 
 def test_zero3_shards_stay_on_their_servers() -> None:
     parameters = slots()
-    rows = RankSlices(make_slices(shard_slot=1), parameters, read_sync("sharded:parameters"), 1)
-    assert rows.updated[1] is parameters[1]
-    assert rows.bindings()[0] == (None, None)
-    assert not any(item.returned for item in rows.items())
+    rank_slices = RankSlices(
+        make_slices(shard_slot=1), parameters, read_sync("sharded:parameters"), 1
+    )
+    assert rank_slices.updated[1] is parameters[1]
+    assert rank_slices.bindings()[0] == (None, None)
+    assert not any(item.returned for item in rank_slices.items())
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])

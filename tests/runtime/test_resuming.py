@@ -195,16 +195,16 @@ def test_what_asynchronous_servers_save_is_what_they_load(sync: str) -> None:
 def test_a_rank_that_saves_waits_for_gradients_of_those_behind(sync: str) -> None:
     def work(trainer: Trainer) -> Any:
         train(trainer, 0, 1)
-        agreeing = trainer.executor.parameter_sync
-        assert agreeing is not None
-        give = agreeing.submit
+        parameter_sync = trainer.executor.parameter_sync
+        assert parameter_sync is not None
+        give = parameter_sync.submit
 
         def late(slot: int, gradient: Tensor) -> None:
             time.sleep(0.1)  # meanwhile rank 0 begins to save
             give(slot, gradient)
 
         if trainer.rank == 1:
-            agreeing.submit = late  # type: ignore[method-assign]
+            parameter_sync.submit = late  # type: ignore[method-assign]
         train(trainer, 1, 2)
         return state(trainer), state(trainer)
 
