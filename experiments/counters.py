@@ -21,7 +21,7 @@ Sample = tuple[float, int, int]  # seconds, bytes sent, bytes received
 
 
 @contextmanager
-def sampled(lab: Lab, host: int, file: Path) -> Iterator[None]:
+def sample_counters(lab: Lab, host: int, file: Path) -> Iterator[None]:
     """Samples a host until the end of the body; `read` has what was found."""
     from raddle.api.lab import INTERFACE
 
@@ -34,14 +34,14 @@ def sampled(lab: Lab, host: int, file: Path) -> Iterator[None]:
         process.wait()
 
 
-def read(file: Path) -> list[Sample]:
+def read_samples(file: Path) -> list[Sample]:
     """All whole lines: the last one may have been cut."""
     lines = file.read_text().split("\n")[:-1]
     rows = [line.split() for line in lines]
     return [(float(t), int(sent), int(received)) for t, sent, received in rows]
 
 
-def on_grid(
+def rates_by_slot(
     samples: Sequence[Sample], begin: float, end: float, slot: float
 ) -> list[tuple[float, float, float]]:
     """(seconds since `begin` at the middle of a slot, bytes/s sent, bytes/s received) of each slot."""

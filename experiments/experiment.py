@@ -13,27 +13,27 @@ from typing import Any, NamedTuple
 from raddle.api.results import Result, Section
 from raddle.errors import InputError
 
-Heard = Callable[[Mapping[str, Any]], None]
+ProgressCallback = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunOptions:
     """`quick`: minutes on two cores, of the same things at fewer sizes."""
 
     quick: bool = False
-    heard: Heard = field(default=lambda state: None)
-    done: int = 0
-    of: int = 1
+    on_progress: ProgressCallback = field(default=lambda state: None)
+    parts_done: int = 0
+    part_count: int = 1
 
-    def say(self, step: str, fraction: float = 0.0) -> None:
+    def report(self, step: str, fraction: float = 0.0) -> None:
         """Moves the bar: what is done now, and how much of this part is behind."""
-        self.heard({"step": step, "done": self.done + fraction, "of": self.of})
+        self.on_progress({"step": step, "done": self.parts_done + fraction, "of": self.part_count})
 
 
 class Part(NamedTuple):
     name: str  # one word, for --part
     title: str
-    make: Callable[[Asked], Section]
+    make: Callable[[RunOptions], Section]
 
 
 class Experiment(NamedTuple):
@@ -67,25 +67,25 @@ def load(name: str) -> Experiment:
 
 def choose(experiment: Experiment, names: Sequence[str]) -> Experiment:
     """Only these parts; all where none are named."""
-    known = [part.name for part in experiment.parts]
+    part_names = [part.name for part in experiment.parts]
     for name in names:
-        if name not in known:
+        if name not in part_names:
             raise InputError(
-                f"'{experiment.name}' has no part '{name}': choose from {', '.join(known)}."
+                f"'{experiment.name}' has no part '{name}': choose from {', '.join(part_names)}."
             )
     chosen = [part for part in experiment.parts if not names or part.name in names]
     return experiment._replace(parts=chosen)
 
 
-def reproduce(experiment: Experiment, *, quick: bool, heard: Heard) -> Result:
+def reproduce(experiment: Experiment, *, quick: bool, on_progress: ProgressCallback) -> Result:
     """Does all parts in turn."""
     begin = time.monotonic()
     sections = []
     for done, part in enumerate(experiment.parts):
-        asked = Asked(quick, heard, done, len(experiment.parts))
-        asked.say(part.title)
+        options = RunOptions(quick, on_progress, done, len(experiment.parts))
+        options.report(part.title)
         try:
-            sections.append(replace(part.make(asked), title=part.title))
+            sections.append(replace(part.make(options), title=part.title))
         except InputError as error:  # what the others have found, perhaps for long, is not lost
             sections.append(Section(part.title, skipped=str(error)))
     return Result(

@@ -19,7 +19,7 @@ from raddle.errors import InputError
 
 MEGABYTE = torch.zeros(2**18)
 FRAMES = 24  # of a megabyte, to measure a link
-SUMS = 50  # to measure what a small one takes
+ALL_REDUCES = 50  # to measure what a small one takes
 TIMEOUT = 60.0  # seconds until all ranks have met
 
 # A core of the machine; operators are measured, so this counts for updates and searches alone.
@@ -28,22 +28,22 @@ DEVICE = {
 }  # fmt: skip
 
 
-class NoLab(Exception):
+class LabUnavailable(Exception):
     """This machine cannot make one; the text says why."""
 
 
 @contextmanager
-def lab_of(hosts: int, rate: str) -> Iterator[Lab]:
+def start_lab(hosts: int, rate: str) -> Iterator[Lab]:
     """A lab under a name of its own, removed at the end."""
     try:
         lab = Lab.up(hosts=hosts, rate=rate, name="reproduce-sync")
     except InputError as error:
-        raise NoLab(str(error)) from None
+        raise LabUnavailable(str(error)) from None
     with lab:
         yield lab
 
 
-def hosts(
+def lab_cluster(
     count: int,
     bandwidth: float,
     latency: float = 2e-4,
@@ -64,7 +64,7 @@ def hosts(
 
 def measure_link(rank: int, size: int) -> dict[str, float]:
     """Bandwidth and latency to the next rank while all talk at once; all ranks call it."""
-    wire = SocketWire(rank, size, _share(size), timeout=TIMEOUT)
+    wire = SocketWire(rank, size, _address_exchange(size), timeout=TIMEOUT)
     there = threading.Event()
     left = [0]
 
@@ -95,20 +95,20 @@ def measure_link(rank: int, size: int) -> dict[str, float]:
     }
 
 
-def measure_sum(size: int) -> float:
+def measure_all_reduce(size: int) -> float:
     """Seconds that a message of a ring takes when next to nothing is summed; all ranks call it."""
     small = torch.zeros(256)
     dist.barrier()
     start = time.perf_counter()
-    for _ in range(SUMS):
+    for _ in range(ALL_REDUCES):
         dist.all_reduce(small)
-    return (time.perf_counter() - start) / SUMS / (2 * (size - 1))
+    return (time.perf_counter() - start) / ALL_REDUCES / (2 * (size - 1))
 
 
 @contextmanager
-def traffic(rank: int, size: int, rate: float) -> Iterator[None]:
+def background_traffic(rank: int, size: int, rate: float) -> Iterator[None]:
     """Sends so many bytes a second to the next rank: what a step sends, spread over it."""
-    wire, over = SocketWire(rank, size, _share(size), timeout=TIMEOUT), threading.Event()
+    wire, over = SocketWire(rank, size, _address_exchange(size), timeout=TIMEOUT), threading.Event()
     wire.expect({0: MEGABYTE.nbytes})
     wire.start(lambda source, frame, payload: None, lambda reason: None)
 
@@ -133,7 +133,7 @@ def traffic(rank: int, size: int, rate: float) -> Iterator[None]:
         wire.close()
 
 
-def _share(size: int) -> Callable[[Any], list[Any]]:
+def _address_exchange(size: int) -> Callable[[Any], list[Any]]:
     def share(address: Any) -> list[Any]:
         every: list[Any] = [None] * size
         dist.all_gather_object(every, address)

@@ -22,7 +22,9 @@ def measure_messages(repeats: int) -> dict[str, Any]:
     """`bandwidth`, `latency`, and what communication takes from a rank (`host_overhead`); all ranks call it."""
     transport = ProcessTransport(torch.device("cpu"), "gloo", TIMEOUT)
     transport.prepare([])
-    link = through_bucket([(nbytes, _exchange(transport, nbytes, repeats)) for nbytes in SIZES])
+    link = fit_link_with_burst(
+        [(nbytes, _exchange_seconds(transport, nbytes, repeats)) for nbytes in SIZES]
+    )
     found = {
         "bandwidth": link.bandwidth,
         "latency": max(1e-5, link.latency),
@@ -33,7 +35,7 @@ def measure_messages(repeats: int) -> dict[str, Any]:
     return found
 
 
-def through_bucket(samples: Sequence[tuple[int, float]]) -> Link:
+def fit_link_with_burst(samples: Sequence[tuple[int, float]]) -> Link:
     """Of a link that lets the first bytes of a message through at once, as the lab's do: what a longer one
     takes beyond a shorter one; both are longer than that."""
     (shorter, before), (longer, after) = sorted(samples)[-2:]
@@ -42,7 +44,7 @@ def through_bucket(samples: Sequence[tuple[int, float]]) -> Link:
     return Link((longer - shorter) / (after - before), min(samples)[1])
 
 
-def _exchange(transport: Transport, nbytes: int, repeats: int) -> float:
+def _exchange_seconds(transport: Transport, nbytes: int, repeats: int) -> float:
     """Seconds of a message to the next rank, while all send and receive."""
     rank, size = transport.rank, transport.size
     buffer, taken = torch.zeros(nbytes, dtype=torch.uint8), []

@@ -82,12 +82,12 @@ def alexnet(batch: int = 32) -> Task:
     return model, *images(3, 160, CLASSES)(batch), class_loss
 
 
-def sizes(model: nn.Module) -> list[int]:
+def parameter_sizes(model: nn.Module) -> list[int]:
     """Elements of each parameter."""
     return [p.numel() for p in model.parameters()]
 
 
-def built(name: str) -> nn.Module:
+def build_on_meta(name: str) -> nn.Module:
     """A network of this file without memory: only shapes count."""
     with torch.device("meta"):
         made: Task = globals()[name](batch=2)

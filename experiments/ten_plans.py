@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from experiments.cost_models.here import cluster_here, devices_here, measured_profile
-from experiments.cost_models.plans import Group, assumed
-from experiments.experiment import Asked
-from experiments.ranking import kendall, spearman
-from experiments.timing import Timed, time_plans
+from experiments.cost_models.local_cluster import measure_cluster, measure_profile, probe_devices
+from experiments.cost_models.plans import PlanGroup, assumed_cluster
+from experiments.experiment import RunOptions
+from experiments.rank_correlation import kendall, spearman
+from experiments.timing import StepTimes, time_plans
 from raddle.api.clusters import Cluster
 from raddle.api.models import Graph
 from raddle.api.planning import SearchResult, Settings, build_plan, run_method
@@ -22,7 +22,7 @@ from raddle.api.simulating import simulate_steps
 from raddle.errors import InputError
 
 TEN = 10
-PATIENCE = 50  # draws, until ten different plans are there
+MAX_DRAWS = 50  # draws, until ten different plans are there
 COLUMNS = (
     Column("plan"), Column("a step, ms", "measured"), Column("least", "measured"),
     Column("most", "measured"), Column("simulated, ms", "simulated"), Column("error, %", digits=1),
@@ -30,9 +30,9 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class Ranked(NamedTuple):
+class PlanTimes(NamedTuple):
     name: str
-    measured: Timed
+    measured: StepTimes
     simulated: float  # seconds
 
     @property
@@ -41,12 +41,14 @@ class Ranked(NamedTuple):
         return self.simulated / self.measured.seconds - 1
 
 
-def ten(group: Group, graph: Graph, methods: Sequence[str], changes: int | None) -> dict[str, Plan]:
+def make_ten_plans(
+    group: PlanGroup, graph: Graph, methods: Sequence[str], changed_groups: int | None
+) -> dict[str, Plan]:
     """Ten different plans: of methods, then drawn; `changes` groups of data parallelism, or all."""
-    on = assumed(group.ranks)
+    on = assumed_cluster(group.ranks)
     found: dict[str, Plan] = {}
     seen = set()
-    for name, plan in _candidates(graph, on, methods, changes):
+    for name, plan in _candidates(graph, on, methods, changed_groups):
         key = write_tiles(graph, plan.tiles)
         if key not in seen:
             seen.add(key)
@@ -57,7 +59,7 @@ def ten(group: Group, graph: Graph, methods: Sequence[str], changes: int | None)
 
 
 def _candidates(
-    graph: Graph, on: Cluster, methods: Sequence[str], changes: int | None
+    graph: Graph, on: Cluster, methods: Sequence[str], changed_groups: int | None
 ) -> Iterator[tuple[str, Plan]]:
     settings = Settings(sync="allreduce", optimizer="momentum", budget=2.0)
     for method in methods:
@@ -69,11 +71,11 @@ def _candidates(
         except InputError:
             continue  # a method that does not apply
     space, rng = PlanSpace(graph, on, settings), random.Random(0)
-    for seed in range(PATIENCE):
+    for seed in range(MAX_DRAWS):
         tiles = random_start(space, seed)
-        if changes is not None:
+        if changed_groups is not None:
             data = run_method(graph, on, "data", settings).tiles
-            drawn = rng.sample(space.unpinned, min(changes, len(space.unpinned)))
+            drawn = rng.sample(space.unpinned, min(changed_groups, len(space.unpinned)))
             moves = {g: space.on_random_devices(rng.choice(space.degrees(g)), rng) for g in drawn}
             tiles = {**data, **space.changes(data, moves)}
         try:
@@ -84,24 +86,26 @@ def _candidates(
         yield f"random {seed}", plan
 
 
-def rank(group: Group, methods: Sequence[str], changes: int | None, asked: Asked) -> list[Ranked]:
+def measure_plans(
+    group: PlanGroup, methods: Sequence[str], changed_groups: int | None, asked: RunOptions
+) -> list[PlanTimes]:
     """The plans by measured time; operators and links are measured on the same ranks."""
     graph = group.graph()
-    plans = ten(group, graph, methods, changes)
-    asked.say("measuring operators and links", 0.1)
-    devices = devices_here(group.ranks, quick=asked.quick)
-    profile = measured_profile(group, graph, plans, devices[0].kind, quick=asked.quick)
-    on = cluster_here(devices, None, quick=asked.quick)
-    asked.say(f"running {len(plans)} plans", 0.5)
+    plans = make_ten_plans(group, graph, methods, changed_groups)
+    asked.report("measuring operators and links", 0.1)
+    devices = probe_devices(group.ranks, quick=asked.quick)
+    profile = measure_profile(group, graph, plans, devices[0].kind, quick=asked.quick)
+    on = measure_cluster(devices, None, quick=asked.quick)
+    asked.report(f"running {len(plans)} plans", 0.5)
     timed = time_plans(group.spec, graph, plans, ranks=group.ranks, rounds=5 if asked.quick else 9)
     found = [
-        Ranked(name, timed[name], simulate_steps(graph, plan, on, profile).step_seconds)
+        PlanTimes(name, timed[name], simulate_steps(graph, plan, on, profile).step_seconds)
         for name, plan in plans.items()
     ]
     return sorted(found, key=lambda own: own.measured.seconds)
 
 
-def section(title: str, group: Group, found: Sequence[Ranked], printed: str) -> Section:
+def section(title: str, group: PlanGroup, found: Sequence[PlanTimes], printed: str) -> Section:
     real, guess = [r.measured.seconds for r in found], [r.simulated for r in found]
     off = [abs(r.error) for r in found]
     first = min(found, key=lambda r: r.simulated)
@@ -116,7 +120,7 @@ def section(title: str, group: Group, found: Sequence[Ranked], printed: str) -> 
     place = {at: number + 1 for number, at in enumerate(order)}
     rows: list[list[Cell]] = [
         [
-            r.name, 1e3 * r.measured.seconds, 1e3 * r.measured.least, 1e3 * r.measured.most,
+            r.name, 1e3 * r.measured.seconds, 1e3 * r.measured.shortest, 1e3 * r.measured.longest,
             1e3 * r.simulated, 100 * r.error, at + 1, place[at],
         ]
         for at, r in enumerate(found)

@@ -27,16 +27,16 @@ TIMEOUT = 1800.0  # seconds
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Ddp(NamedTuple):
+class DdpBaseline(NamedTuple):
     """torch's DistributedDataParallel, beside which plans are measured."""
 
     bucket_mb: float | None = None  # None: as it is by default, 25 MiB and a first bucket of one
 
 
-class Timed(NamedTuple):
+class StepTimes(NamedTuple):
     seconds: float  # of a step: the median over blocks of the slowest rank's
-    least: float
-    most: float
+    shortest: float
+    longest: float
     losses: Sequence[float]  # of the first steps
     peaks: Sequence[int]  # bytes by rank, where asked for
 
@@ -44,21 +44,21 @@ class Timed(NamedTuple):
 def time_plans(
     spec: str,
     graph: Graph,
-    plans: Mapping[str, Plan | Ddp],
+    plans: Mapping[str, Plan | DdpBaseline],
     *,
     ranks: int,
     rate: str | None = None,
     rounds: int = 5,
     steps: int = 2,
     peaks: bool = False,
-) -> dict[str, Timed]:
+) -> dict[str, StepTimes]:
     """`spec`: of the zoo, or file.py:function, at the batch of the graph; the lab raises InputError
     where it cannot be."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         kinds: dict[str, float | str | None] = {}
         for number, (label, plan) in enumerate(plans.items()):
-            if isinstance(plan, Ddp):
+            if isinstance(plan, DdpBaseline):
                 kinds[label] = plan.bucket_mb
             else:
                 kinds[label] = str(folder / f"{number}.json")
@@ -71,12 +71,12 @@ def time_plans(
             "peaks": peaks, "out": str(folder / "found.json"),
         }  # fmt: skip
         write_scratch(folder / "asked.json", asked)
-        start(ranks, rate, ["-m", "experiments.timing_rank", str(folder / "asked.json")])
+        run_ranks(ranks, rate, ["-m", "experiments.timing_rank", str(folder / "asked.json")])
         found = read_scratch(folder / "found.json")
-    return {label: Timed(**own) for label, own in found.items()}
+    return {label: StepTimes(**own) for label, own in found.items()}
 
 
-def start(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
+def run_ranks(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
     """Runs a script on so many ranks, until it ends; `argv` as torchrun has it."""
     if rate is not None:
         with Lab.up(hosts=ranks, rate=rate, name="reproduce") as lab:

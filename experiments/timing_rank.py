@@ -32,9 +32,9 @@ def main(asked: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     work = load_workload(asked["spec"], batch=asked["batch"], device="cpu")
     trainers: dict[str, Trainer] = {}
-    graphs = Graphs(work)
+    graphs = GraphsBySize(work)
     steps = {
-        label: step_of(work, kind, label, trainers, graphs)
+        label: make_step(work, kind, label, trainers, graphs)
         for label, kind in asked["kinds"].items()
     }
     losses = {label: [step() for _ in range(WARM_UP)] for label, step in steps.items()}
@@ -48,7 +48,7 @@ def main(asked: dict[str, Any]) -> None:
         found[label] = {
             "seconds": statistics.median(own), "least": min(own), "most": max(own),
             "losses": losses[label],
-            "peaks": _peaks(steps[label], trainers.get(label)) if asked["peaks"] else [],
+            "peaks": _peak_bytes(steps[label], trainers.get(label)) if asked["peaks"] else [],
         }  # fmt: skip
     if dist.get_rank() == 0:
         write_scratch(asked["out"], found)
@@ -62,31 +62,31 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
 
 
-class Graphs:
+class GraphsBySize:
     """Of a workload, by the size of a micro-batch, each captured once."""
 
     def __init__(self, work: Workload) -> None:
-        self.whole = capture(
+        self.full_batch = capture(
             work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name
         )
-        self.of: dict[int, Graph] = {}
+        self.by_size: dict[int, Graph] = {}
 
-    def of_plan(self, path: str) -> Graph:
+    def for_plan(self, path: str) -> Graph:
         plan = read_plan(path)
         size = -(-plan["batch"] // plan["microbatches"]) if plan["microbatches"] > 1 else 0
-        if size not in self.of:
-            self.of[size] = self.whole.for_batch(size) if size else self.whole
-        return self.of[size]
+        if size not in self.by_size:
+            self.by_size[size] = self.full_batch.for_batch(size) if size else self.full_batch
+        return self.by_size[size]
 
 
-def step_of(
+def make_step(
     work: Workload, kind: float | str | None, label: str, trainers: dict[str, Trainer],
-    graphs: Graphs,
+    graphs: GraphsBySize,
 ) -> Step:  # fmt: skip
     model = copy.deepcopy(work.model)
     if isinstance(kind, str):
         trainer = raddle.parallelize(
-            model, kind, sgd, loss=work.loss, graph=graphs.of_plan(kind), device="cpu"
+            model, kind, sgd, loss=work.loss, graph=graphs.for_plan(kind), device="cpu"
         )
         trainers[label] = trainer
         part = trainer.part(*work.inputs, *work.targets)
@@ -128,7 +128,7 @@ def _block(step: Step, trainer: Trainer | None, count: int) -> float:
     return float(spent)
 
 
-def _peaks(step: Step, trainer: Trainer | None) -> list[int]:
+def _peak_bytes(step: Step, trainer: Trainer | None) -> list[int]:
     """By rank, the most that was allocated at once: what lasts, and what torch gave out in a step."""
     dist.barrier()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
@@ -139,11 +139,11 @@ def _peaks(step: Step, trainer: Trainer | None) -> list[int]:
             level += event.nbytes()
             peak = max(peak, level)
     ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, peak + (_lasting(trainer) if trainer else 0))
+    dist.all_gather_object(ranks, peak + (_persistent_bytes(trainer) if trainer else 0))
     return ranks
 
 
-def _lasting(trainer: Trainer) -> int:
+def _persistent_bytes(trainer: Trainer) -> int:
     """Bytes of parameters, buffers, buckets of gradients and what the optimizer keeps."""
     executor = trainer.executor
     tensors = [t for t in executor.slots if isinstance(t, Tensor)] + list(

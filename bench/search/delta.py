@@ -11,7 +11,7 @@ import random
 import numpy as np
 from common import graph_of, keep, machine
 
-from experiments.flexflow.simulators import engine_seconds, shortened, times
+from experiments.flexflow.proposal_times import engine_seconds, shortened, times
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.baselines import BASELINES

@@ -11,7 +11,7 @@ from typing import Any
 
 from common import graph_of, keep, machine
 
-from experiments.flexflow.simulators import engine_seconds, never_shortened
+from experiments.flexflow.proposal_times import engine_seconds, never_shortened
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.baselines import BASELINES

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import raddle
-from experiments.links import hosts, measure_link, traffic
+from experiments.links import background_traffic, lab_cluster, measure_link
 from experiments.timing_rank import sgd
 from raddle.costs.profile import Profile, measure
 from raddle.graph.capture import capture
@@ -68,7 +68,7 @@ class Bench:
         plain = self._plain(copy.deepcopy(self.task.model))
         plain()
         self.profile = self._profile(self._rate([self._block(plain, None)], link))
-        self.on = hosts(self.size, **link)
+        self.on = lab_cluster(self.size, **link)
         steps = {kind: self._step(kind) for kind in self.asked["kinds"]}
         steps["compute"] = plain
         times: dict[str, list[float]] = {name: [] for name in (*steps, "compute beside traffic")}
@@ -77,7 +77,9 @@ class Bench:
         for turn in range(1 + self.asked["rounds"]):  # the first warms up
             for name, step in steps.items():
                 self._note(times, name, turn, self._block(step, self.trainers.get(name)))
-            with traffic(self.rank, self.size, self._rate(times["compute"] or [1.0], link)):
+            with background_traffic(
+                self.rank, self.size, self._rate(times["compute"] or [1.0], link)
+            ):
                 seconds = self._block(steps["compute"], None)
             self._note(times, "compute beside traffic", turn, seconds)
             if "p3" in steps:
@@ -132,7 +134,7 @@ class Bench:
         return lambda: void(trainer.step(*part))
 
     def _plan(self, sync: str) -> Plan:
-        on = hosts(self.size, self.asked["bytes_per_s"])
+        on = lab_cluster(self.size, self.asked["bytes_per_s"])
         if sync == "auto":
             plan = self._plan("allreduce")
             found: list[Any] = [None]
@@ -197,7 +199,7 @@ class Bench:
             for op in self.graph.ops
         }
         boxes = [(op, tile.box) for op in self.graph.ops for tile in plan.tiles[op.name].tiles]
-        with traffic(self.rank, self.size, rate):
+        with background_traffic(self.rank, self.size, rate):
             return measure(self.graph, boxes, wanted, "core", repeats=9).seconds
 
 

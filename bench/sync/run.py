@@ -18,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))  # the expe
 
 from models import task
 
-from experiments.links import hosts
+from experiments.links import lab_cluster
 from raddle.costs.profile import Profile
 from raddle.errors import InputError
 from raddle.graph.capture import capture
@@ -90,8 +90,8 @@ def predicted(
     """Seconds by the simulation, with the operators and the link as they were measured there."""
     given = task(chosen.model, chosen.batch)
     graph = capture(given.model, given.inputs, targets=given.targets, loss=given.loss)
-    on = hosts(chosen.hosts, **found["link"])
-    planned = hosts(chosen.hosts, found["bytes_per_s"])
+    on = lab_cluster(chosen.hosts, **found["link"])
+    planned = lab_cluster(chosen.hosts, found["bytes_per_s"])
     result = {}
     for kind in kinds:
         sync, method = ("allreduce", "data") if kind == "ddp" else (kind, chosen.method)

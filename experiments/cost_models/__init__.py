@@ -7,10 +7,10 @@ arXiv 1807.05358).
 
 from __future__ import annotations
 
-from experiments.cost_models.measuring import Found, measured
+from experiments.cost_models.measure_plans import MeasuredPlan, measure_group
 from experiments.cost_models.plans import FULL, QUICK, RATE
 from experiments.cost_models.sections import section
-from experiments.experiment import Asked, Part
+from experiments.experiment import Part, RunOptions
 from raddle.api.results import Section
 from raddle.errors import InputError
 
@@ -31,25 +31,25 @@ DIFFERS = (
 )
 
 
-def local(asked: Asked) -> Section:
-    return section("Ranks of one machine", _all(asked, None))
+def local(asked: RunOptions) -> Section:
+    return section("Ranks of one machine", _measure_all(asked, None))
 
 
-def lab(asked: Asked) -> Section:
+def lab(asked: RunOptions) -> Section:
     title = f"Hosts of the lab, {RATE} each"
     try:
-        return section(title, _all(asked, RATE))
+        return section(title, _measure_all(asked, RATE))
     except InputError as error:
         return Section(title, skipped=str(error))
 
 
-def _all(asked: Asked, rate: str | None) -> list[Found]:
+def _measure_all(asked: RunOptions, rate: str | None) -> list[MeasuredPlan]:
     groups = QUICK if asked.quick else FULL
-    found: list[Found] = []
+    found: list[MeasuredPlan] = []
     for done, group in enumerate(groups):
         where = f" at {rate}" if rate else ""
-        asked.say(f"{group.name}{where}", done / len(groups))
-        found += measured(group, rate, quick=asked.quick)
+        asked.report(f"{group.name}{where}", done / len(groups))
+        found += measure_group(group, rate, quick=asked.quick)
     return found
 
 

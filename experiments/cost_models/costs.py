@@ -51,11 +51,11 @@ IN_SECONDS = ("optcnn", "additive", "simulator")
 def costs(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Costs:
     """`graph` is of a micro-batch, where the plan divides the batch."""
     timeline = simulate_steps(graph, plan, cluster, profile)
-    sums = added(timeline)
+    sums = additive_costs(timeline)
     return Costs(
         flops=float(busiest_flops(timeline.program)),
         volume=float(timeline.comm_bytes),
-        optcnn=float(sums.compute + sums.transfer + served(timeline.program, cluster)),
+        optcnn=float(sums.compute + sums.transfer + server_sync_seconds(timeline.program, cluster)),
         additive=float(sum(sums)),
         simulator=timeline.step_seconds,
     )
@@ -84,7 +84,7 @@ def busiest_flops(program: Program) -> float:
 # -- one after the other ---------------------------------------------------------------------------
 
 
-class Added(NamedTuple):
+class AdditiveCosts(NamedTuple):
     """Seconds of a step, each thing after the other."""
 
     compute: float  # t_C: the device that takes longest, operator by operator
@@ -92,11 +92,11 @@ class Added(NamedTuple):
     sync: float  # of parameters, as the plan does it, with their update
 
 
-def added(timeline: Timeline) -> Added:
+def additive_costs(timeline: Timeline) -> AdditiveCosts:
     """From the tasks of the last step: what each instruction takes by itself."""
     program, tasks = timeline.program, timeline.tasks
     instructions, last = program.instructions, program.plan.steps - 1
-    longest = _longest(timeline)
+    longest = _longest_by_instruction(timeline)
     operators: dict[tuple[object, ...], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     transfer = sync = 0.0
     for number, instruction in enumerate(instructions):
@@ -115,10 +115,10 @@ def added(timeline: Timeline) -> Added:
             assert isinstance(instruction, Move | Reduce | Update)
             sync += longest[number]
     compute = sum(max(own.values()) for own in operators.values())
-    return Added(compute / 1e9, transfer / 1e9, sync / 1e9)
+    return AdditiveCosts(compute / 1e9, transfer / 1e9, sync / 1e9)
 
 
-def _longest(timeline: Timeline) -> Array:
+def _longest_by_instruction(timeline: Timeline) -> Array:
     """By instruction, nanoseconds of the resource that has most to do for it; one latency a link."""
     tasks, longest = timeline.tasks, np.zeros(len(timeline.program.instructions))
     latency = _latencies(timeline)
@@ -145,7 +145,7 @@ def _latencies(timeline: Timeline) -> Array:
     return found
 
 
-def served(program: Program, cluster: Cluster) -> float:
+def server_sync_seconds(program: Program, cluster: Cluster) -> float:
     """t_S as the paper has it: every holder sends its gradient to a server and receives the parameter,
     all through one link."""
     nbytes = sum(

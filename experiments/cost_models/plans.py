@@ -28,16 +28,16 @@ LATENCY = 3e-4  # seconds; assumed for plans alone
 BUDGET = 2.0  # seconds of a search
 SYNCS = ("ps", "p3", "sharded")
 SCHEDULES = (("gpipe", 2), ("gpipe", 4), ("1f1b", 4))
-FEW = ("data", "owt", "layerwise", "spatial", "filter-horizontal", "optcnn")
+QUICK_METHODS = ("data", "owt", "layerwise", "spatial", "filter-horizontal", "optcnn")
 
 
-class Group(NamedTuple):
+class PlanGroup(NamedTuple):
     """One model on so many ranks: its plans are compared with each other."""
 
     function: str  # of models.py
     batch: int
     ranks: int
-    randoms: int  # plans drawn
+    random_count: int  # plans drawn
 
     @property
     def name(self) -> str:
@@ -52,17 +52,17 @@ class Group(NamedTuple):
 
 
 # A rank has a core of its own: what ranks take that share one depends on who waits when.
-MORE = max(2, min(4, cores()))
-QUICK = (Group("alexnet", 16, 2, 2),)
+RANKS_PER_CORE = max(2, min(4, cores()))
+QUICK = (PlanGroup("alexnet", 16, 2, 2),)
 FULL = (
-    Group("alexnet", 16, 2, 3),
-    Group("vgg", 8, MORE, 3),
-    Group("resnet", 16, 2, 3),
-    Group("unet", 4, MORE, 3),
+    PlanGroup("alexnet", 16, 2, 3),
+    PlanGroup("vgg", 8, RANKS_PER_CORE, 3),
+    PlanGroup("resnet", 16, 2, 3),
+    PlanGroup("unet", 4, RANKS_PER_CORE, 3),
 )
 
 
-def assumed(ranks: int) -> Cluster:
+def assumed_cluster(ranks: int) -> Cluster:
     """Hosts with one device each, as the lab has them."""
     device = cluster(f"local:{ranks}").devices[0]
     network = Network(parse_rate(RATE) / 8, LATENCY)
@@ -70,18 +70,18 @@ def assumed(ranks: int) -> Cluster:
     return build_cluster(f"{ranks} hosts at {RATE}", hosts)
 
 
-def micro_graph(graph: Graph, plan: Plan) -> Graph:
+def micro_batch_graph(graph: Graph, plan: Plan) -> Graph:
     """What a plan's tiles are of: a micro-batch, where it divides the batch."""
     return graph.for_batch(-(-graph.batch // plan.microbatches))
 
 
-def plans_of(group: Group, graph: Graph, *, quick: bool = False) -> dict[str, Plan]:
+def distinct_plans(group: PlanGroup, graph: Graph, *, quick: bool = False) -> dict[str, Plan]:
     """By name, those that can be applied and that are not the same as one before."""
-    on = assumed(group.ranks)
+    on = assumed_cluster(group.ranks)
     found: dict[str, Plan] = {}
     seen: set[tuple[object, ...]] = set()
-    for name, plan in _all(group, graph, on, quick=quick):
-        tiles = write_tiles(micro_graph(graph, plan), plan.tiles)
+    for name, plan in _candidates(group, graph, on, quick=quick):
+        tiles = write_tiles(micro_batch_graph(graph, plan), plan.tiles)
         key = (tiles, plan.sync, plan.bucket, plan.schedule, plan.workers)
         if key not in seen:
             seen.add(key)
@@ -89,26 +89,28 @@ def plans_of(group: Group, graph: Graph, *, quick: bool = False) -> dict[str, Pl
     return found
 
 
-def _all(group: Group, graph: Graph, on: Cluster, *, quick: bool) -> Iterator[tuple[str, Plan]]:
+def _candidates(
+    group: PlanGroup, graph: Graph, on: Cluster, *, quick: bool
+) -> Iterator[tuple[str, Plan]]:
     settings = Settings(budget=BUDGET, bn="local", sync="allreduce")
-    for method in FEW if quick else METHODS:
-        plan = _of_method(graph, on, method, settings)
+    for method in QUICK_METHODS if quick else METHODS:
+        plan = _plan_of_method(graph, on, method, settings)
         if plan is not None:
             yield method, plan
-    data = _of_method(graph, on, "data", settings)
+    data = _plan_of_method(graph, on, "data", settings)
     if data is not None:
         for sync in SYNCS[:2] if quick else SYNCS:
             yield f"data, {sync}", replace(data, sync=sync)
         yield "data, a bucket a parameter", replace(data, bucket=0)
     for schedule, count in SCHEDULES[1:] if quick else SCHEDULES:
         asked = replace(settings, schedule=schedule, microbatches=count, stages=group.ranks)
-        plan = _of_method(graph, on, "pipeline", asked)
+        plan = _plan_of_method(graph, on, "pipeline", asked)
         if plan is not None:
             yield f"{schedule}, {count} micro-batches", plan
     yield from random_plans(group, graph, on, settings)
 
 
-def _of_method(graph: Graph, on: Cluster, method: str, settings: Settings) -> Plan | None:
+def _plan_of_method(graph: Graph, on: Cluster, method: str, settings: Settings) -> Plan | None:
     try:
         found = run_method(graph, on, method, settings)
         return build_plan(graph, on, method, found, settings)
@@ -117,10 +119,10 @@ def _of_method(graph: Graph, on: Cluster, method: str, settings: Settings) -> Pl
 
 
 def random_plans(
-    group: Group, graph: Graph, on: Cluster, settings: Settings
+    group: PlanGroup, graph: Graph, on: Cluster, settings: Settings
 ) -> Iterator[tuple[str, Plan]]:
     space = PlanSpace(graph, on, settings)
-    for seed in range(group.randoms):
+    for seed in range(group.random_count):
         rng = random.Random(seed)
         chosen = [
             space.on_random_devices(rng.choice(space.degrees(g)), rng)

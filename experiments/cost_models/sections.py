@@ -7,13 +7,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from experiments.cost_models.accuracy import Accuracy, measure_accuracy, relative_errors
 from experiments.cost_models.costs import IN_SECONDS, MODELS
-from experiments.cost_models.judging import Verdict, errors, verdict
-from experiments.cost_models.measuring import Found
+from experiments.cost_models.measure_plans import MeasuredPlan
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
-Groups = Mapping[str, Sequence[Found]]
-Verdicts = Mapping[tuple[str, str], Verdict]  # by group and cost model
+PlansByGroup = Mapping[str, Sequence[MeasuredPlan]]
+Accuracies = Mapping[tuple[str, str], Accuracy]  # by group and cost model
 
 # What the papers say of their models: relative error, from and to.
 PRINTED = {
@@ -22,43 +22,43 @@ PRINTED = {
 }
 
 
-def section(title: str, found: Sequence[Found]) -> Section:
+def section(title: str, found: Sequence[MeasuredPlan]) -> Section:
     groups = {name: list(own) for name, own in groupby(found, key=lambda f: f.group)}
-    verdicts = {
-        (name, model): verdict(predicted(own, model), seconds(own))
+    accuracies = {
+        (name, model): measure_accuracy(predicted(own, model), seconds(own))
         for name, own in groups.items()
         for model in MODELS
     }
     tables = (
-        over_all(groups, verdicts), by_group(groups, verdicts), scatter(groups, verdicts),
-        by_kind(found), beside(found), all_plans(found),
+        summary_table(groups, accuracies), group_table(groups, accuracies), scatter_chart(groups, accuracies),
+        kind_table(found), printed_error_table(found), plan_table(found),
     )  # fmt: skip
-    return Section(title, text(groups, verdicts), tables)
+    return Section(title, text(groups, accuracies), tables)
 
 
-def predicted(found: Sequence[Found], model: str) -> list[float]:
+def predicted(found: Sequence[MeasuredPlan], model: str) -> list[float]:
     return [float(getattr(f.costs, model)) for f in found]
 
 
-def seconds(found: Sequence[Found]) -> list[float]:
-    return [f.timed.seconds for f in found]
+def seconds(found: Sequence[MeasuredPlan]) -> list[float]:
+    return [f.times.seconds for f in found]
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def over_all(groups: Groups, verdicts: Verdicts) -> Table:
+def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
     every = [f for own in groups.values() for f in own]
     rows: list[list[Cell]] = []
     for model, title in MODELS.items():
-        own = [verdicts[name, model] for name in groups]
-        together = verdict(predicted(every, model), seconds(every))
+        own = [accuracies[name, model] for name in groups]
+        together = measure_accuracy(predicted(every, model), seconds(every))
         fitted = [
             abs(e)
             for name, some in groups.items()
-            for e in _fitted_errors(some, model, verdicts[name, model].factor)
+            for e in _fitted_errors(some, model, accuracies[name, model].factor)
         ]
-        plain = [abs(e) for e in errors(predicted(every, model), seconds(every))]
+        plain = [abs(e) for e in relative_errors(predicted(every, model), seconds(every))]
         rows.append([
             title,
             mean([v.spearman for v in own]), mean([v.kendall for v in own]),
@@ -86,17 +86,17 @@ def over_all(groups: Groups, verdicts: Verdicts) -> Table:
     return Table("Which cost model ranks best", columns, rows, note)
 
 
-def by_group(groups: Groups, verdicts: Verdicts) -> Table:
+def group_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
     rows: list[list[Cell]] = []
     for name, own in groups.items():
-        best = min(own, key=lambda f: f.timed.seconds)
+        best = min(own, key=lambda f: f.times.seconds)
         for model, title in MODELS.items():
-            v = verdicts[name, model]
-            plain = errors(predicted(own, model), seconds(own))
+            v = accuracies[name, model]
+            plain = relative_errors(predicted(own, model), seconds(own))
             rows.append([
-                name, title, v.spearman, v.kendall, percent(v.median), percent(v.worst),
+                name, title, v.spearman, v.kendall, percent(v.median_error), percent(v.worst_error),
                 percent(statistics.median(map(abs, plain))) if model in IN_SECONDS else None,
-                own[v.first].name, best.name, percent(v.regret),
+                own[v.predicted_best].name, best.name, percent(v.regret),
             ])  # fmt: skip
     columns = (
         Column("group"), Column("cost model"), Column("Spearman", "measured", 2),
@@ -107,13 +107,13 @@ def by_group(groups: Groups, verdicts: Verdicts) -> Table:
     return Table("Group by group", columns, rows, "Errors after one factor a group, as above.")
 
 
-def by_kind(found: Sequence[Found]) -> Table:
-    kinds: dict[str, list[Found]] = {}
+def kind_table(found: Sequence[MeasuredPlan]) -> Table:
+    kinds: dict[str, list[MeasuredPlan]] = {}
     for f in found:
         kinds.setdefault(f.kind, []).append(f)
     rows: list[list[Cell]] = []
     for kind, own in kinds.items():
-        off = [errors(predicted(own, model), seconds(own)) for model in IN_SECONDS]
+        off = [relative_errors(predicted(own, model), seconds(own)) for model in IN_SECONDS]
         worst = max(off[-1], key=abs)
         middle: list[Cell] = [percent(statistics.median(each)) for each in off]
         rows.append([kind, len(own), *middle, percent(worst), own[off[-1].index(worst)].name])
@@ -126,10 +126,10 @@ def by_kind(found: Sequence[Found]) -> Table:
     return Table("Where predictions are off", columns, rows, note)
 
 
-def beside(found: Sequence[Found]) -> Table:
+def printed_error_table(found: Sequence[MeasuredPlan]) -> Table:
     rows: list[list[Cell]] = []
     for model, (claim, low, high) in PRINTED.items():
-        off = errors(predicted(found, model), seconds(found))
+        off = relative_errors(predicted(found, model), seconds(found))
         inside = sum(low <= e <= high for e in off) / len(off)
         printed, own = [percent(low), percent(high)], [percent(min(off)), percent(max(off))]
         rows.append([MODELS[model], claim, *printed, *own, percent(inside)])
@@ -144,12 +144,12 @@ def beside(found: Sequence[Found]) -> Table:
     return Table("Beside what is printed", columns, rows, note)
 
 
-def all_plans(found: Sequence[Found]) -> Table:
+def plan_table(found: Sequence[MeasuredPlan]) -> Table:
     rows: list[list[Cell]] = []
     for f in found:
-        c, t = f.costs, f.timed
+        c, t = f.costs, f.times
         rows.append([
-            f.group, f.name, 1e3 * t.seconds, percent((t.most - t.least) / t.seconds), c.flops / 1e9,
+            f.group, f.name, 1e3 * t.seconds, percent((t.longest - t.shortest) / t.seconds), c.flops / 1e9,
             c.volume / 1e6, 1e3 * c.optcnn, 1e3 * c.additive, 1e3 * c.simulator,
             percent(c.simulator / t.seconds - 1),
         ])  # fmt: skip
@@ -167,11 +167,11 @@ def all_plans(found: Sequence[Found]) -> Table:
     return Table("All plans", columns, rows, note)
 
 
-def scatter(groups: Groups, verdicts: Verdicts) -> Chart:
+def scatter_chart(groups: PlansByGroup, accuracies: Accuracies) -> Chart:
     lines = []
     for model, title in MODELS.items():
         points = [
-            (1e3 * f.timed.seconds, 1e3 * verdicts[name, model].factor * p)
+            (1e3 * f.times.seconds, 1e3 * accuracies[name, model].factor * p)
             for name, own in groups.items()
             for f, p in zip(own, predicted(own, model), strict=True)
             if p > 0
@@ -189,13 +189,13 @@ def scatter(groups: Groups, verdicts: Verdicts) -> Chart:
 # -- sentences -------------------------------------------------------------------------------------
 
 
-def text(groups: Groups, verdicts: Verdicts) -> str:
-    return "\n\n".join([_winners(groups, verdicts), _losses(groups, verdicts), _noise(groups)])
+def text(groups: PlansByGroup, accuracies: Accuracies) -> str:
+    return "\n\n".join([_winners(groups, accuracies), _losses(groups, accuracies), _noise(groups)])
 
 
-def _winners(groups: Groups, verdicts: Verdicts) -> str:
-    order = {m: mean([verdicts[name, m].spearman for name in groups]) for m in MODELS}
-    regret = {m: mean([verdicts[name, m].regret for name in groups]) for m in MODELS}
+def _winners(groups: PlansByGroup, accuracies: Accuracies) -> str:
+    order = {m: mean([accuracies[name, m].spearman for name in groups]) for m in MODELS}
+    regret = {m: mean([accuracies[name, m].regret for name in groups]) for m in MODELS}
     ranked = sorted(order, key=lambda m: -order[m] if order[m] == order[m] else 2.0)
     cheap = min(regret, key=regret.__getitem__)
     words = ", ".join(f"{MODELS[m]} {order[m]:.2f}" for m in ranked)
@@ -206,19 +206,19 @@ def _winners(groups: Groups, verdicts: Verdicts) -> str:
     )
 
 
-def _losses(groups: Groups, verdicts: Verdicts) -> str:
+def _losses(groups: PlansByGroup, accuracies: Accuracies) -> str:
     """Where another model ranks or chooses better than the simulator."""
     lost = []
     for name in groups:
-        own = verdicts[name, "simulator"]
+        own = accuracies[name, "simulator"]
         better = [
-            f"{title} ranks better ({verdicts[name, m].spearman:.2f} against {own.spearman:.2f})"
+            f"{title} ranks better ({accuracies[name, m].spearman:.2f} against {own.spearman:.2f})"
             for m, title in MODELS.items()
-            if verdicts[name, m].spearman > own.spearman + 0.005
+            if accuracies[name, m].spearman > own.spearman + 0.005
         ] + [
-            f"{title} chooses better (regret {verdicts[name, m].regret:.1%} against {own.regret:.1%})"
+            f"{title} chooses better (regret {accuracies[name, m].regret:.1%} against {own.regret:.1%})"
             for m, title in MODELS.items()
-            if verdicts[name, m].regret < own.regret - 0.0005
+            if accuracies[name, m].regret < own.regret - 0.0005
         ]  # fmt: skip
         if better:
             lost.append(f"{name}: {'; '.join(better)}")
@@ -227,17 +227,17 @@ def _losses(groups: Groups, verdicts: Verdicts) -> str:
     return f"The simulator loses in {len(lost)} of {len(groups)} groups. " + ". ".join(lost) + "."
 
 
-def _noise(groups: Groups) -> str:
-    every = [f.timed for own in groups.values() for f in own]
-    spread = statistics.median((t.most - t.least) / t.seconds for t in every)
+def _noise(groups: PlansByGroup) -> str:
+    every = [f.times for own in groups.values() for f in own]
+    spread = statistics.median((t.longest - t.shortest) / t.seconds for t in every)
     return (
         f"Half of the plans differ by more than {spread:.0%} of their time between their fastest and their "
         "slowest block of steps: what is closer together than that cannot be ranked by anyone."
     )
 
 
-def _fitted_errors(found: Sequence[Found], model: str, factor: float) -> list[float]:
-    return errors([factor * p for p in predicted(found, model)], seconds(found))
+def _fitted_errors(found: Sequence[MeasuredPlan], model: str, factor: float) -> list[float]:
+    return relative_errors([factor * p for p in predicted(found, model)], seconds(found))
 
 
 def mean(values: Sequence[float]) -> float:

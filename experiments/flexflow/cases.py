@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from experiments.experiment import Asked
-from experiments.scaling import Case
+from experiments.experiment import RunOptions
+from experiments.simulate_methods import WeakScalingCase
 
 RECURRENT = ("rnntc", "rnnlm", "nmt")
 MODELS = ("alexnet", "inception_v3", "resnet101", *RECURRENT)
@@ -25,12 +25,12 @@ QUICK = Size(("alexnet", "inception_v3", "rnntc", "nmt"), (4,), (4,), 2.0)
 FULL = Size(MODELS, (4, 16, 64), (4, 16), 10.0)
 
 
-def size(asked: Asked) -> Size:
+def size(asked: RunOptions) -> Size:
     return QUICK if asked.quick else FULL
 
 
-def case(model: str, count: int) -> Case:
-    return Case(model, "k80", count, SAMPLES.get(model, 64))
+def case(model: str, count: int) -> WeakScalingCase:
+    return WeakScalingCase(model, "k80", count, SAMPLES.get(model, 64))
 
 
 def expert(model: str) -> str:

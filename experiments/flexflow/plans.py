@@ -6,9 +6,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from experiments.experiment import Asked
+from experiments.experiment import RunOptions
 from experiments.flexflow.cases import case, size
-from experiments.scaling import step
+from experiments.simulate_methods import simulate_method
 from raddle.api.models import Graph, Op
 from raddle.api.plans import Plan, write_tiling
 from raddle.api.results import Cell, Column, Drawing, Section, Table
@@ -23,10 +23,10 @@ _STEP = re.compile(r"(?P<layer>.+\.l\d+r?)\.t\d+\.")
 Shares = Mapping[str, Sequence[float]]  # by layer, of each device
 
 
-def plans(asked: Asked) -> Section:
+def plans(asked: RunOptions) -> Section:
     own = case("nmt", GPUS)
-    asked.say("searching", 0.2)
-    found = step(own, "flexflow", "allreduce", size(asked).budget)
+    asked.report("searching", 0.2)
+    found = simulate_method(own, "flexflow", "allreduce", size(asked).budget)
     if found is None:
         return Section(TITLE, skipped="no plan that was found for NMT fits 4 K80.")
     placed = shares(own.graph, found.plan)

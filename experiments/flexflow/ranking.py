@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from experiments import nets, ten_plans
-from experiments.cost_models.plans import Group
-from experiments.experiment import Asked
+from experiments.cost_models.plans import PlanGroup
+from experiments.experiment import RunOptions
 from raddle.api.results import Section
 
 TITLE = "Simulated and measured order"
@@ -13,7 +13,7 @@ PRINTED = (
 )
 
 
-class Small(Group):
+class Small(PlanGroup):
     """One of the networks for one core."""
 
     @property
@@ -21,7 +21,7 @@ class Small(Group):
         return nets.spec(self.function)
 
 
-def ranking(asked: Asked) -> Section:
+def ranking(asked: RunOptions) -> Section:
     group = Small("lstm", 16, 2, 0)
-    found = ten_plans.rank(group, ("data", "optcnn", "layerwise"), None, asked)
+    found = ten_plans.measure_plans(group, ("data", "optcnn", "layerwise"), None, asked)
     return ten_plans.section(TITLE, group, found, PRINTED)

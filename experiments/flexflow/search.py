@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from experiments.experiment import Asked
+from experiments.experiment import RunOptions
 from experiments.flexflow.cases import case, size
-from experiments.flexflow.simulators import Judged, judged
-from experiments.scaling import step
+from experiments.flexflow.proposal_times import Judged, judged
+from experiments.simulate_methods import simulate_method
 from raddle.api.results import Cell, Column, Section, Table
 
 TITLE = "Seconds of the search"
@@ -20,25 +20,25 @@ QUICK_CHAINS = (("inception_v3", 4, 60), ("rnntc", 4, 40))  # proposals
 CHAINS = (("inception_v3", 4, 200), ("inception_v3", 16, 200), ("nmt", 4, 100), ("nmt", 16, 100))
 
 
-def search(asked: Asked) -> Section:
+def search(asked: RunOptions) -> Section:
     seconds = _seconds(asked)
     chains = QUICK_CHAINS if asked.quick else CHAINS
     every = []
     for number, (model, count, proposals) in enumerate(chains):
-        asked.say(f"proposals, {model} on {count}", (1 + number / len(chains)) / 2)
+        asked.report(f"proposals, {model} on {count}", (1 + number / len(chains)) / 2)
         every.append((model, count, judged(case(model, count), proposals)))
     text = f"{seconds_text(seconds)}\n\n{_chains_text([own for _, _, own in every])}"
     return Section(TITLE, text, [seconds, _chains(every)])
 
 
-def _seconds(asked: Asked) -> Table:
+def _seconds(asked: RunOptions) -> Table:
     """As in the throughput part, whose searches are taken over where it was done."""
     own = size(asked)
     rows: list[list[Cell]] = []
     for number, model in enumerate(own.models):
         for count in own.counts:
-            asked.say(f"{model} on {count}", number / len(own.models) / 2)
-            found = step(case(model, count), "flexflow", "allreduce", own.budget)
+            asked.report(f"{model} on {count}", number / len(own.models) / 2)
+            found = simulate_method(case(model, count), "flexflow", "allreduce", own.budget)
             given = (found.search_s, found.proposals, found.improved_s) if found else (None,) * 3
             rows.append([model, count, *given, PRINTED[model][count]])
     columns = (

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.experiment import Asked
+from experiments.experiment import RunOptions
 from experiments.flexflow.cases import Size, case, expert, size
-from experiments.scaling import SYNCS, Step, Steps, chart, ratio, step
+from experiments.simulate_methods import (
+    SYNCS,
+    SimulatedStep,
+    StepsByMethod,
+    gain_over_best,
+    simulate_method,
+    throughput_chart,
+)
 from raddle.api.results import Cell, Chart, Column, Section, Table
 
 TITLE = "Throughput"
@@ -20,7 +27,7 @@ class Measured(NamedTuple):
 
     model: str
     sync: str
-    found: Steps
+    found: StepsByMethod
 
     @property
     def others(self) -> tuple[str, str]:
@@ -31,24 +38,24 @@ class Measured(NamedTuple):
         return sorted({count for _, count in self.found})
 
 
-def throughput(asked: Asked) -> Section:
+def throughput(asked: RunOptions) -> Section:
     own = size(asked)
     every = []
     for number, model in enumerate(own.models):
         for at, sync in enumerate(SYNCS):
-            asked.say(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(own.models))
+            asked.report(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(own.models))
             every.append(_measured(model, sync, own))
     charts = [_chart(own) for own in every if len(own.counts) > 1]
     return Section(TITLE, gains_text(every), [gains_table(every), *charts])
 
 
 def _measured(model: str, sync: str, own: Size) -> Measured:
-    found: dict[tuple[str, int], Step | None] = {}
+    found: dict[tuple[str, int], SimulatedStep | None] = {}
     for count in own.counts if sync == "allreduce" else own.served:
         for method in ("data", expert(model), "flexflow"):
-            found[method, count] = step(case(model, count), method, sync, own.budget)
+            found[method, count] = simulate_method(case(model, count), method, sync, own.budget)
         if count == AUTO and sync == "allreduce":
-            found["auto", count] = step(case(model, count), "auto", "auto", own.budget)
+            found["auto", count] = simulate_method(case(model, count), "auto", "auto", own.budget)
     return Measured(model, sync, found)
 
 
@@ -75,15 +82,15 @@ def _row(own: Measured, count: int) -> list[Cell]:
     sent = [s.comm_bytes / 1e9 if (s := own.found.get((m, count))) else None
             for m in ("data", "flexflow")]  # fmt: skip
     return [
-        own.model, count, SYNCS[own.sync], *speeds, ratio(own.found, "flexflow", ["data"], count),
-        ratio(own.found, "flexflow", own.others, count), PRINTED_GAIN, *sent,
+        own.model, count, SYNCS[own.sync], *speeds, gain_over_best(own.found, "flexflow", ["data"], count),
+        gain_over_best(own.found, "flexflow", own.others, count), PRINTED_GAIN, *sent,
     ]  # fmt: skip
 
 
 def _chart(own: Measured) -> Chart:
     title = f"{own.model}, synchronised by {SYNCS[own.sync]}: samples a second"
     names = {"data": "data", own.others[1]: "expert", "flexflow": "flexflow", "auto": "auto"}
-    return chart(title, own.found, names)
+    return throughput_chart(title, own.found, names)
 
 
 def gains_text(every: Sequence[Measured]) -> str:
@@ -94,7 +101,7 @@ def gains_text(every: Sequence[Measured]) -> str:
             for own in every
             if own.sync == sync
             for count in own.counts
-            if (gain := ratio(own.found, "flexflow", own.others, count)) is not None
+            if (gain := gain_over_best(own.found, "flexflow", own.others, count)) is not None
         ]
         if gains:
             most, least = max(gains), min(gains)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from experiments.experiment import Asked
+from experiments.experiment import RunOptions
 from experiments.gems_unet import nets, simulated
+from experiments.gems_unet.formatting import GIB, MIB, size, times
 from experiments.gems_unet.largest import largest
 from experiments.gems_unet.methods import DEVICES, METHODS, Method, Predicted, plans, predict
-from experiments.gems_unet.words import GIB, MIB, size, times
 from experiments.timing import time_plans
 from raddle.api.clusters import Cluster, cluster
 from raddle.api.loading import capture_model
@@ -37,7 +37,7 @@ class Most(NamedTuple):
     batch_peak: int
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     on = cluster(CLUSTER)
     room = on.devices[0].memory
     chosen = [
@@ -48,15 +48,15 @@ def make(asked: Asked) -> Section:
     ]
     found: list[Most] = []
     for net, own in chosen:
-        asked.say(f"{net}, {own.name}", len(found) / (len(chosen) + 3))
+        asked.report(f"{net}, {own.name}", len(found) / (len(chosen) + 3))
         found.append(most_of(net, own, on, room))
     parts = [_table(found, room)]
     nets_ = list(dict.fromkeys(net for net, _ in chosen))
     if not asked.quick:
-        asked.say("auto", len(chosen) / (len(chosen) + 3))
+        asked.report("auto", len(chosen) / (len(chosen) + 3))
         searched = [_auto_most(net, on, found) for net in nets_ if net != DEEP]
         parts[0] = _table([*found, *searched], room)
-    asked.say("training what fits", (len(chosen) + 2) / (len(chosen) + 3))
+    asked.report("training what fits", (len(chosen) + 2) / (len(chosen) + 3))
     real_text, real_table = fits_for_real(asked.quick)
     text = [_sentence(net, [f for f in found if f.net == net]) for net in nets_]
     return Section(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 
-from experiments.experiment import Asked
+from experiments.experiment import RunOptions
 from experiments.gems_unet import nets
 from experiments.gems_unet.methods import DEVICES, METHODS, plans
 from experiments.gems_unet.training import Curve, train
@@ -20,16 +20,16 @@ SLOW = "spatial by image"  # of which --quick has none
 TITLE = "Time to a loss on a segmentation task"
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     if importlib.util.find_spec("sklearn") is None:
         return Section(TITLE, skipped="scikit-learn, whose digits are the data, is not installed.")
     side, blocks, steps = (64, 9, 5) if asked.quick else (128, 12, 10)
     spec = nets.spec("unet", side, narrow=NARROW)
-    asked.say("planning")
+    asked.report("planning")
     graph = capture_model(spec, BATCH)
     chosen = [m for m in METHODS if m.name in NAMES or (m.name == SLOW and not asked.quick)]
     made = plans(chosen, graph, cluster(f"local:{DEVICES}"), batch=BATCH, model=spec)
-    asked.say("training", 0.1)
+    asked.report("training", 0.1)
     curves = train(spec, made, ranks=DEVICES, side=side, blocks=blocks, steps=steps)
     return section(curves, side, blocks, steps)
 

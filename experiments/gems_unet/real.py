@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.experiment import Asked
+from experiments.experiment import RunOptions
 from experiments.gems_unet import nets
+from experiments.gems_unet.formatting import MIB, between, by_device, gems_sentence
 from experiments.gems_unet.machine import here, profiled, shared
 from experiments.gems_unet.methods import (
     DEVICES,
@@ -18,9 +19,8 @@ from experiments.gems_unet.methods import (
     plans,
     predict,
 )
-from experiments.gems_unet.words import MIB, between, by_device, gems_sentence
-from experiments.ranking import spearman
-from experiments.timing import Timed, time_plans
+from experiments.rank_correlation import spearman
+from experiments.timing import StepTimes, time_plans
 from raddle.api.clusters import Cluster
 from raddle.api.costs import Profile
 from raddle.api.loading import capture_model
@@ -53,7 +53,7 @@ FULL = (
 
 class Found(NamedTuple):
     case: Case
-    timed: Mapping[str, Timed]
+    timed: Mapping[str, StepTimes]
     predicted: Mapping[str, Predicted]
     chosen: str  # what `auto` took
 
@@ -61,13 +61,13 @@ class Found(NamedTuple):
         return {name: BATCH / own.seconds for name, own in self.timed.items()}
 
 
-def make(asked: Asked) -> Section:
-    asked.say("probing this machine")
+def make(asked: RunOptions) -> Section:
+    asked.report("probing this machine")
     cluster = here(DEVICES, quick=asked.quick)
     cases, found = QUICK if asked.quick else FULL, []
     weights = [_weight(case) for case in cases]
     for number, case in enumerate(cases):
-        asked.say(case.title, sum(weights[:number]) / sum(weights))
+        asked.report(case.title, sum(weights[:number]) / sum(weights))
         found.append(_measured(case, cluster, budget=3.0 if asked.quick else 10.0))
     return section(found)
 
@@ -185,7 +185,7 @@ def _table(found: Sequence[Found]) -> Table:
             said = predicted[name]
             rows.append([
                 f"{case.net}/{case.narrow}", case.side, name, BATCH / own.seconds, 1e3 * own.seconds,
-                f"{1e3 * own.least:.0f} – {1e3 * own.most:.0f}", 1e3 * said.seconds, 1e3 * shared(said),
+                f"{1e3 * own.shortest:.0f} – {1e3 * own.longest:.0f}", 1e3 * said.seconds, 1e3 * shared(said),
                 by_device(own.peaks, MIB), by_device(said.peaks, MIB),
             ])  # fmt: skip
     note = (

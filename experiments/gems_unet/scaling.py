@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from experiments.experiment import Asked
+from experiments.experiment import RunOptions
 from experiments.gems_unet import nets
 from experiments.gems_unet.methods import Method, plans, predict
 from raddle.api.clusters import cluster
@@ -21,12 +21,12 @@ class Scaled(NamedTuple):
     rate: float  # images a second
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     graph = capture_model(nets.spec(NET, SIDE), 1)
     found: list[Scaled] = []
     counts = (1, 4) if asked.quick else (1, 2, 4, 8, 16)
     for number, count in enumerate(counts):
-        asked.say(f"{STAGES * count} GPUs", number / len(counts))
+        asked.report(f"{STAGES * count} GPUs", number / len(counts))
         on, batch = cluster(f"v100:{count}x{STAGES}"), SHARE * count
         own = Method("GEMS x data", "gems", batch, stages=STAGES, pipelines=count)
         seconds = predict(plans([own], graph, on, batch=batch)[own.name], on).seconds

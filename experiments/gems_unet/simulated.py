@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.experiment import Asked
+from experiments.experiment import RunOptions
 from experiments.gems_unet import nets
+from experiments.gems_unet.formatting import GIB, gems_sentence, size
 from experiments.gems_unet.methods import (
     METHODS,
     OPTIMIZER,
@@ -15,7 +16,6 @@ from experiments.gems_unet.methods import (
     plans,
     predict,
 )
-from experiments.gems_unet.words import GIB, gems_sentence, size
 from raddle.api.clusters import Cluster, cluster
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
@@ -57,10 +57,10 @@ class Simulated(NamedTuple):
         return {name: float(max(own.peaks)) for name, own in self.predicted.items()}
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     found, cases = [], QUICK if asked.quick else FULL
     for number, (net, side, name) in enumerate(cases):
-        asked.say(f"{net}, {side}² on {name}", number / len(cases))
+        asked.report(f"{net}, {side}² on {name}", number / len(cases))
         found.append(simulate_all(net, side, cluster(name), budget=4.0 if asked.quick else 10.0))
     return section(found)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.gems_unet.methods import Planned
-from experiments.timing import start
+from experiments.timing import run_ranks
 from raddle.api.plans import save_plan
 from raddle.files import read_scratch, write_scratch
 
@@ -42,6 +42,6 @@ def train(
         }  # fmt: skip
         write_scratch(folder / "asked.json", asked)
         rank = "experiments.gems_unet.training_rank"
-        start(ranks, None, ["-m", rank, str(folder / "asked.json")])
+        run_ranks(ranks, None, ["-m", rank, str(folder / "asked.json")])
         found = read_scratch(folder / "found.json")
     return {label: Curve(**own) for label, own in found.items()}

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments import nets
-from experiments.experiment import Asked
-from experiments.links import NoLab
-from experiments.syncing import DDP, Job, Kind, measure, predict
+from experiments.experiment import RunOptions
+from experiments.links import LabUnavailable
+from experiments.sync_timing import DDP, SyncVariant, TimingJob, measure_in_lab, predict
 from raddle.api.results import Cell, Column, Section, Table
 
 QUICK = ((2, "1gbit"),)
@@ -19,9 +19,9 @@ PRINTED = 1.65  # throughput over that without fusion, at most: section 7
 
 # What sums: with fusion, and each tensor by itself.
 PAIRS = {
-    "DDP": (DDP, Kind("ddp", bucket=0)),
-    "plan": (Kind("plan"), Kind("plan", bucket=0)),
-    "raddle.sync": (Kind("wrapped"), Kind("wrapped", bucket=0)),
+    "DDP": (DDP, SyncVariant("ddp", bucket=0)),
+    "plan": (SyncVariant("plan"), SyncVariant("plan", bucket=0)),
+    "raddle.sync": (SyncVariant("wrapped"), SyncVariant("wrapped", bucket=0)),
 }
 
 
@@ -42,15 +42,15 @@ class Pair(NamedTuple):
         return self.apart / self.fused
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     title = "Fusion on and off"
     places = QUICK if asked.quick else FULL
     found: list[Pair] = []
     try:
         for done, (hosts, rate) in enumerate(places):
-            asked.say(f"{hosts} hosts at {rate}", done / len(places))
+            asked.report(f"{hosts} hosts at {rate}", done / len(places))
             found += measured(hosts, rate, quick=asked.quick)
-    except NoLab as reason:
+    except LabUnavailable as reason:
         return Section(title, skipped=str(reason))
     return Section(title, told(found), [table(found)])
 
@@ -59,11 +59,11 @@ def measured(hosts: int, rate: str, *, quick: bool) -> list[Pair]:
     kinds = {}
     for by, (fused, apart) in PAIRS.items():
         kinds[f"{by}, fused"], kinds[f"{by}, apart"] = fused, apart
-    jobs = [Job(net, hosts * samples, kinds) for net, samples in PER_RANK.items()]
+    jobs = [TimingJob(net, hosts * samples, kinds) for net, samples in PER_RANK.items()]
     rounds, steps = (2, 3) if quick else (3, 4)
-    found = measure(jobs, ranks=hosts, rate=rate, rounds=rounds, steps=steps)
+    found = measure_in_lab(jobs, ranks=hosts, rate=rate, rounds=rounds, steps=steps)
     rows = []
-    for job, own, said in zip(jobs, found.jobs, predict(found), strict=True):
+    for job, own, said in zip(jobs, found.results, predict(found), strict=True):
         for by in PAIRS:
             labels = (f"{by}, fused", f"{by}, apart")
             seconds = [own.seconds[label] for label in labels]
@@ -83,7 +83,7 @@ def table(found: Sequence[Pair]) -> Table:
     )  # fmt: skip
     rows: list[list[Cell]] = [
         [
-            TITLES[pair.net], len(nets.sizes(nets.built(pair.net))), pair.hosts, pair.rate, pair.by,
+            TITLES[pair.net], len(nets.parameter_sizes(nets.build_on_meta(pair.net))), pair.hosts, pair.rate, pair.by,
             1e3 * pair.fused, 1e3 * pair.fused_said, 1e3 * pair.apart, 1e3 * pair.apart_said,
             pair.gain, pair.apart_said / pair.fused_said, PRINTED,
         ]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from experiments.experiment import Asked
+from experiments.experiment import RunOptions
 from raddle.api.clusters import Cluster, cluster
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
@@ -55,20 +55,22 @@ class Curve(NamedTuple):
         return self.rates[devices] / (devices * self.rates[1])
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     sizes = QUICK if asked.quick else FULL
     factor = calibration()
     sheet, fitted = [], []
     for done, model in enumerate(MODELS):
         rates: list[dict[int, float]] = [{}, {}]
         for at, devices in enumerate(sizes):
-            asked.say(f"{MODELS[model]} on {devices}", (done + at / len(sizes)) / (len(MODELS) + 1))
+            asked.report(
+                f"{MODELS[model]} on {devices}", (done + at / len(sizes)) / (len(MODELS) + 1)
+            )
             program = program_of(model, devices)
             for own, speed in zip(rates, (1.0, factor), strict=True):
                 own[devices] = images_per_s(program, devices, speed)
         sheet.append(Curve(model, rates[0]))
         fitted.append(Curve(model, rates[1]))
-    asked.say("servers", len(MODELS) / (len(MODELS) + 1))
+    asked.report("servers", len(MODELS) / (len(MODELS) + 1))
     beside = servers(FEW_QUICK if asked.quick else FEW, factor)
     parts = (
         efficiencies(sheet, fitted),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.experiment import Asked
-from experiments.links import NoLab
-from experiments.syncing import ALONE, DDP, Job, Kind, measure, predict
+from experiments.experiment import RunOptions
+from experiments.links import LabUnavailable
+from experiments.sync_timing import DDP, NO_SYNC, SyncVariant, TimingJob, measure_in_lab, predict
 from raddle.api.clusters import cores
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
@@ -18,12 +18,12 @@ RING, RING_WRAPPED, DISTRIBUTED = "all-reduce", "raddle.sync", "DDP"
 ONE, WHOLE, SLICED = "ps:one", "ps", "ps:sliced,greedy"
 KINDS = {
     DISTRIBUTED: DDP,
-    RING: Kind("plan"),
-    RING_WRAPPED: Kind("wrapped"),
-    ONE: Kind("plan", ONE),
-    WHOLE: Kind("plan", WHOLE),
-    SLICED: Kind("plan", SLICED),
-    f"raddle.sync, {SLICED}": Kind("wrapped", SLICED),
+    RING: SyncVariant("plan"),
+    RING_WRAPPED: SyncVariant("wrapped"),
+    ONE: SyncVariant("plan", ONE),
+    WHOLE: SyncVariant("plan", WHOLE),
+    SLICED: SyncVariant("plan", SLICED),
+    f"raddle.sync, {SLICED}": SyncVariant("wrapped", SLICED),
 }
 
 
@@ -35,26 +35,26 @@ class Row(NamedTuple):
     simulated: Mapping[str, float]
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     title = "The ring against servers"
     sizes = QUICK if asked.quick else FULL
     rows = []
     try:
         for done, ranks in enumerate(sizes):
-            asked.say(f"{ranks} ranks", done / len(sizes))
+            asked.report(f"{ranks} ranks", done / len(sizes))
             rows.append(at(ranks, quick=asked.quick))
-    except NoLab as reason:
+    except LabUnavailable as reason:
         return Section(title, skipped=str(reason))
     return Section(title, told(rows), [table(rows), images(rows), chart(rows)])
 
 
 def at(ranks: int, *, quick: bool) -> Row:
     """One rank has nobody to agree with: DDP and compute say all there is."""
-    kinds = {NOTHING: ALONE, **(KINDS if ranks > 1 else {DISTRIBUTED: DDP})}
-    jobs = [Job(NET, PER_RANK * ranks, kinds)]
+    kinds = {NOTHING: NO_SYNC, **(KINDS if ranks > 1 else {DISTRIBUTED: DDP})}
+    jobs = [TimingJob(NET, PER_RANK * ranks, kinds)]
     rounds, steps = (2, 2) if quick else (3, 3)
-    found = measure(jobs, ranks=ranks, rate=RATE, rounds=rounds, steps=steps)
-    own, said = found.jobs[0].seconds, predict(found)[0]
+    found = measure_in_lab(jobs, ranks=ranks, rate=RATE, rounds=rounds, steps=steps)
+    own, said = found.results[0].seconds, predict(found)[0]
     return Row(
         ranks,
         {label: 1e3 * seconds for label, seconds in own.items()},

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from experiments.experiment import Asked
+from experiments.experiment import RunOptions
 from experiments.optcnn.additive import baselines, configured, cost_of, parts
-from experiments.scaling import Case
+from experiments.simulate_methods import WeakScalingCase
 from raddle.api.models import Op
 from raddle.api.results import Cell, Column, Drawing, Section, Table
 from raddle.api.searching import Configuration, Group, Tables, build_tables, choose_configurations
 
 TITLE = "VGG-16 on 4 GPUs"
-CASE = Case("vgg16", "p100", 4, 32)
+CASE = WeakScalingCase("vgg16", "p100", 4, 32)
 LAST_CONVOLUTIONS = 24  # features.24 begins the fifth group of them
 FULLY_CONNECTED = {"classifier.0": 4, "classifier.3": 4, "classifier.6": 2}  # parts of channels
 WORDS = {"n": "samples", "h": "rows", "w": "columns", "c": "channels"}
@@ -28,11 +28,11 @@ def printed(group: Group) -> dict[str, int]:
     return {"h": 2, "w": 2} if last else {"n": 4}
 
 
-def plans(asked: Asked) -> Section:
+def plans(asked: RunOptions) -> Section:
     graph, on = CASE.graph, CASE.cluster
-    asked.say("servers", 0.3)
+    asked.report("servers", 0.3)
     paper = build_tables(graph, on, paper=True)
-    asked.say("all-reduce", 0.6)
+    asked.report("all-reduce", 0.6)
     today = build_tables(graph, on)
     chosen = [choose_configurations(paper)[0], choose_configurations(today)[0]]
     alike = sum(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from experiments import ten_plans
-from experiments.cost_models.plans import Group
-from experiments.experiment import Asked
+from experiments.cost_models.plans import PlanGroup
+from experiments.experiment import RunOptions
 from raddle.api.planning import BASELINES
 from raddle.api.results import Section
 
@@ -13,7 +13,7 @@ PRINTED = "The paper's cost model is -5 to +9 % off its measurements, on GPUs."
 CHANGES = 4  # groups of data parallelism that a drawn plan has otherwise
 
 
-def ranking(asked: Asked) -> Section:
-    group = Group("alexnet", 16, 2, 0)
-    found = ten_plans.rank(group, (*BASELINES, "optcnn"), CHANGES, asked)
+def ranking(asked: RunOptions) -> Section:
+    group = PlanGroup("alexnet", 16, 2, 0)
+    found = ten_plans.measure_plans(group, (*BASELINES, "optcnn"), CHANGES, asked)
     return ten_plans.section(TITLE, group, found, PRINTED)

@@ -6,8 +6,8 @@ import math
 from time import perf_counter
 from typing import NamedTuple
 
-from experiments.experiment import Asked
-from experiments.scaling import Case
+from experiments.experiment import RunOptions
+from experiments.simulate_methods import WeakScalingCase
 from raddle.api.results import Cell, Column, Section, Table
 from raddle.api.searching import Tables, build_tables, choose_configurations
 
@@ -22,7 +22,7 @@ class Timed(NamedTuple):
     certified: bool  # that nothing is better
 
 
-def timed(case: Case, repeats: int) -> Timed:
+def timed(case: WeakScalingCase, repeats: int) -> Timed:
     seconds = []
     for _ in range(repeats):
         begun = perf_counter()
@@ -37,14 +37,14 @@ def plans_in(found: Tables) -> float:
     return math.fsum(math.log10(len(own)) for own in found.configurations)
 
 
-def search(asked: Asked) -> Section:
+def search(asked: RunOptions) -> Section:
     counts = (4, 16) if asked.quick else (4, 16, 64)
     rows: list[list[Cell]] = []
     slower = []
     for number, (model, printed) in enumerate(PRINTED.items()):
         for count in counts:
-            asked.say(f"{model} on {count}", number / len(PRINTED))
-            own = timed(Case(model, "p100", count, SAMPLES), 5 if count < 64 else 2)
+            asked.report(f"{model} on {count}", number / len(PRINTED))
+            own = timed(WeakScalingCase(model, "p100", count, SAMPLES), 5 if count < 64 else 2)
             told = printed if count == 4 else None
             if told is not None and own.seconds > told:
                 slower.append(f"{model} ({own.seconds / told:.1f} x)")

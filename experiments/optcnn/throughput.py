@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from experiments.experiment import Asked
+from experiments.experiment import RunOptions
 from experiments.optcnn.additive import baselines, cost_of
-from experiments.scaling import SYNCS, Case, Step, Steps, best, chart, ratio, step
+from experiments.simulate_methods import (
+    SYNCS,
+    SimulatedStep,
+    StepsByMethod,
+    WeakScalingCase,
+    fastest,
+    gain_over_best,
+    simulate_method,
+    throughput_chart,
+)
 from raddle.api.results import Cell, Chart, Column, Section, Table
 from raddle.api.searching import build_tables, choose_configurations
 
@@ -36,7 +45,7 @@ class Measured(NamedTuple):
 
     model: str
     sync: str
-    found: Steps
+    found: StepsByMethod
     most: int  # GPUs
 
     @property
@@ -45,12 +54,12 @@ class Measured(NamedTuple):
         return "optcnn-paper" if self.sync == "server" else "optcnn"
 
 
-def throughput(asked: Asked) -> Section:
+def throughput(asked: RunOptions) -> Section:
     counts = (1, 4, 16) if asked.quick else (1, 2, 4, 8, 16)
     every = []
     for number, model in enumerate(PRINTED):
         for at, sync in enumerate(SYNCS):
-            asked.say(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(PRINTED))
+            asked.report(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(PRINTED))
             every.append(_measured(model, sync, counts, budget=2.0 if asked.quick else 10.0))
     added = {model: _added(model, counts[-1]) for model in PRINTED}
     return Section(
@@ -62,20 +71,20 @@ def throughput(asked: Asked) -> Section:
 
 def _measured(model: str, sync: str, counts: Sequence[int], budget: float) -> Measured:
     """`auto` on the most devices alone: it takes longest."""
-    found: dict[tuple[str, int], Step | None] = {}
+    found: dict[tuple[str, int], SimulatedStep | None] = {}
     for count in counts:
-        case = Case(model, "p100", count, SAMPLES)
+        case = WeakScalingCase(model, "p100", count, SAMPLES)
         own = "optcnn-paper" if sync == "server" else "optcnn"
         for method in (*OTHERS, own):
-            found[method, count] = step(case, method, sync, budget)
+            found[method, count] = simulate_method(case, method, sync, budget)
         if count == counts[-1] and sync == "allreduce":
-            found["auto", count] = step(case, "auto", "auto", budget)
+            found["auto", count] = simulate_method(case, "auto", "auto", budget)
     return Measured(model, sync, found, counts[-1])
 
 
 def _added(model: str, count: int) -> float:
     """The gain over the best baseline by the paper's own cost, where nothing overlaps."""
-    case = Case(model, "p100", count, SAMPLES)
+    case = WeakScalingCase(model, "p100", count, SAMPLES)
     found = build_tables(case.graph, case.cluster, paper=True)
     optimum = choose_configurations(found)[1].cost
     return min(cost_of(found, own) for own in baselines(found).values()) / optimum
@@ -102,12 +111,12 @@ def _claims(every: Sequence[Measured], added: dict[str, float]) -> Table:
 
 
 def _claim(own: Measured, added: float) -> Iterator[Cell]:
-    printed, other = PRINTED[own.model], best(own.found, OTHERS, own.most)
+    printed, other = PRINTED[own.model], fastest(own.found, OTHERS, own.most)
     here = own.found[own.own, own.most]
     yield from (own.model, SYNCS[own.sync])
     yield from (NAMES[other[0]], other[1].samples_per_s) if other else (None, None)
     yield here.samples_per_s if here else None
-    yield ratio(own.found, own.own, OTHERS, own.most)
+    yield gain_over_best(own.found, own.own, OTHERS, own.most)
     yield from (added if own.sync == "server" else None, printed.over_best)
     yield from (grown(own), printed.scaling)
 
@@ -152,7 +161,7 @@ def less_bytes(own: Measured) -> list[float]:
 def _chart(own: Measured) -> Chart:
     title = f"{own.model}, synchronised by {SYNCS[own.sync]}: images a second"
     names = {m: name for m, name in NAMES.items() if any(key[0] == m for key in own.found)}
-    return chart(title, own.found, names)
+    return throughput_chart(title, own.found, names)
 
 
 # -- words -----------------------------------------------------------------------------------------
@@ -161,7 +170,7 @@ def _chart(own: Measured) -> Chart:
 def _text(every: Sequence[Measured]) -> str:
     said = []
     for own in every:
-        gain, scaling = ratio(own.found, own.own, OTHERS, own.most), grown(own)
+        gain, scaling = gain_over_best(own.found, own.own, OTHERS, own.most), grown(own)
         if gain is None or scaling is None:
             said.append(f"{own.model} with {SYNCS[own.sync]}: a plan is missing.")
             continue
@@ -173,11 +182,16 @@ def _text(every: Sequence[Measured]) -> str:
     behind = [
         f"{own.model} with {SYNCS[own.sync]}"
         for own in every
-        if (ratio(own.found, own.own, OTHERS, own.most) or 0) < PRINTED[own.model].over_best
+        if (gain_over_best(own.found, own.own, OTHERS, own.most) or 0)
+        < PRINTED[own.model].over_best
     ]
     if behind:
         said.append(f"Less than the paper's gain over the best other: {'; '.join(behind)}.")
-    autos = [(own.model, g) for own in every if (g := ratio(own.found, "auto", OTHERS, own.most))]
+    autos = [
+        (own.model, g)
+        for own in every
+        if (g := gain_over_best(own.found, "auto", OTHERS, own.most))
+    ]
     if autos:
         gains = ", ".join(f"{model} {gain:.2f} x" for model, gain in autos)
         said.append(f"raddle's auto over the best other, with all-reduce: {gains}.")

@@ -6,9 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from experiments.experiment import Asked
-from experiments.links import NoLab
-from experiments.syncing import DDP, Found, Job, Kind, measure, predict
+from experiments.experiment import RunOptions
+from experiments.links import LabUnavailable
+from experiments.sync_timing import (
+    DDP,
+    LabMeasurement,
+    SyncVariant,
+    TimingJob,
+    measure_in_lab,
+    predict,
+)
 from raddle.api.lab import parse_rate
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
@@ -20,10 +27,10 @@ HOSTS = 2
 DISTRIBUTED, ALLREDUCE, WHOLE, SLICED, P3 = "DDP", "all-reduce", "ps", "ps:sliced", "p3"
 KINDS = {
     DISTRIBUTED: DDP,
-    ALLREDUCE: Kind("plan"),
-    WHOLE: Kind("plan", "ps"),
-    SLICED: Kind("plan", "ps:sliced"),
-    P3: Kind("plan", "p3"),
+    ALLREDUCE: SyncVariant("plan"),
+    WHOLE: SyncVariant("plan", "ps"),
+    SLICED: SyncVariant("plan", "ps:sliced"),
+    P3: SyncVariant("plan", "p3"),
 }
 
 
@@ -65,20 +72,20 @@ class Point(NamedTuple):
         return self.measured[label] / self.measured[over]
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     title = "Throughput against bandwidth"
     rates = QUICK if asked.quick else FULL
-    jobs = [Job(net.name, net.batch, KINDS) for net in NETS]
+    jobs = [TimingJob(net.name, net.batch, KINDS) for net in NETS]
     curves: dict[str, list[Point]] = {net.name: [] for net in NETS}
     try:
         for done, rate in enumerate(rates):
-            asked.say(f"four networks at {rate}", done / len(rates))
+            asked.report(f"four networks at {rate}", done / len(rates))
             short = asked.quick or parse_rate(rate) < SLOW
             rounds, steps = (2, 2) if short else (3, 3)
-            found = measure(jobs, ranks=HOSTS, rate=rate, rounds=rounds, steps=steps)
+            found = measure_in_lab(jobs, ranks=HOSTS, rate=rate, rounds=rounds, steps=steps)
             for net, point in zip(NETS, points(found), strict=True):
                 curves[net.name].append(point)
-    except NoLab as reason:
+    except LabUnavailable as reason:
         return Section(title, skipped=str(reason))
     parts: list[Table | Chart] = [gains(curves)]
     for net in NETS:
@@ -86,7 +93,7 @@ def make(asked: Asked) -> Section:
     return Section(title, told(curves), parts)
 
 
-def points(found: Found) -> list[Point]:
+def points(found: LabMeasurement) -> list[Point]:
     """By network, samples a second."""
     bits = parse_rate(found.rate)
     return [
@@ -95,7 +102,7 @@ def points(found: Found) -> list[Point]:
             {label: job.batch / seconds for label, seconds in own.seconds.items()},
             {label: job.batch / seconds for label, seconds in said.items()},
         )
-        for job, own, said in zip(found.asked, found.jobs, predict(found), strict=True)
+        for job, own, said in zip(found.jobs, found.results, predict(found), strict=True)
     ]
 
 

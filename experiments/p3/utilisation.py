@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.counters import on_grid
-from experiments.experiment import Asked
-from experiments.links import NoLab
+from experiments.counters import rates_by_slot
+from experiments.experiment import RunOptions
+from experiments.links import LabUnavailable
 from experiments.p3.bandwidth import DISTRIBUTED, HOSTS, KINDS, P3, SLICED, WHOLE
-from experiments.syncing import Found, Job, measure
+from experiments.sync_timing import LabMeasurement, TimingJob, measure_in_lab
 from raddle.api.lab import parse_rate
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
@@ -45,24 +45,24 @@ class Use(NamedTuple):
         return sum(min(out, back) >= 0.5 for _, out, back in self.slots) / len(self.slots)
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     title = "The link over time"
-    asked.say(f"{NET} at {RATE}")
-    jobs = [Job(NET, BATCH, {label: KINDS[label] for label in LABELS})]
+    asked.report(f"{NET} at {RATE}")
+    jobs = [TimingJob(NET, BATCH, {label: KINDS[label] for label in LABELS})]
     try:
-        found = measure(jobs, ranks=HOSTS, rate=RATE, rounds=2, steps=4, sampled=True)
-    except NoLab as reason:
+        found = measure_in_lab(jobs, ranks=HOSTS, rate=RATE, rounds=2, steps=4, with_counters=True)
+    except LabUnavailable as reason:
         return Section(title, skipped=str(reason))
     found_uses = uses(found, parse_rate(RATE) / 8)
     return Section(title, told(found_uses), [table(found_uses), *charts(found_uses)])
 
 
-def uses(found: Found, bytes_per_s: float) -> list[Use]:
+def uses(found: LabMeasurement, bytes_per_s: float) -> list[Use]:
     """Of each kind's last block, which has warmed up."""
-    windows = {label: (begin, end) for label, begin, end in found.jobs[0].windows}
+    windows = {label: (begin, end) for label, begin, end in found.results[0].windows}
     result = []
-    for label in found.asked[0].kinds:
-        slots = on_grid(found.samples, *windows[label], SLOT)
+    for label in found.jobs[0].variants:
+        slots = rates_by_slot(found.samples, *windows[label], SLOT)
         result.append(
             Use(label, [(t, out / bytes_per_s, back / bytes_per_s) for t, out, back in slots])
         )

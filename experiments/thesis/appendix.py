@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.experiment import Asked as Wanted
+from experiments.experiment import RunOptions as Wanted
 from experiments.thesis.partitions import MI, allowed, heaviest
 from experiments.thesis.printed import COARSE_BOUNDED, FINE_BOUNDED, Bounded
 from raddle.api.partitioning import Partitioner, PartitionRequest
@@ -29,7 +29,7 @@ def tables(own: Partitioner, counts: Sequence[int], budget: float, asked: Wanted
         rows = []
         for one in bounded:
             for parts in counts:
-                asked.say(f"{method}, imbalance {one.epsilon:g}, {parts} parts", 0.7)
+                asked.report(f"{method}, imbalance {one.epsilon:g}, {parts} parts", 0.7)
                 rows.append(row(own, method, one, parts, budget))
         numbers = "A.1 to A.3, A.7 to A.9" if method == "coarse" else "A.4 to A.6, A.10 to A.12"
         found.append(Table(f"Tables {numbers}: {method}-grain", COLUMNS, rows, NOTE))

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.experiment import Asked, Part
+from experiments.experiment import Part, RunOptions
 from experiments.thesis.grid import fastest, printed
-from experiments.thesis.lab_kinds import DDP
+from experiments.thesis.lab_plans import DDP
 from experiments.thesis.lab_table import COARSE
 from experiments.thesis.simulated import SERVERS, simulated
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
@@ -58,12 +58,12 @@ class Gap(NamedTuple):
         return self.allreduce / self.coarse if self.allreduce and self.coarse else None
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     counts, batches = ((4,), (32,)) if asked.quick else ((2, 4, 8), (32, 128))
     wanted = [(n, batch, place) for n in counts for batch in batches for place in PLACES]
     found = []
     for i, (n, batch, place) in enumerate(wanted):
-        asked.say(f"{place.name}, N = {n}, batch {batch}", i / len(wanted))
+        asked.report(f"{place.name}, N = {n}, batch {batch}", i / len(wanted))
         found.append(gap(place, n, batch))
     parts: list[Table | Chart] = [table(found)]
     if len(counts) > 1:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from experiments.experiment import Asked, Part
-from experiments.thesis.lab_kinds import DDP
+from experiments.experiment import Part, RunOptions
+from experiments.thesis.lab_plans import DDP
 from experiments.thesis.lab_table import BATCHES, COARSE, IMAGES, SECONDS, SINGLE
 from experiments.thesis.simulated import (
     DATA,
@@ -29,7 +29,7 @@ ALSO_QUICK = (64,)  # batches that are searched, where it must be quick
 Cells = Mapping[tuple[int, str, int], Simulated]  # by parts, row and batch
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     batches = QUICK if asked.quick else BATCHES
     searched = ALSO_QUICK if asked.quick else BATCHES
     found: dict[str, Cells] = {}
@@ -44,7 +44,7 @@ def make(asked: Asked) -> Section:
 
 
 def _cells(
-    network: str, batches: Sequence[int], searched: Sequence[int], asked: Asked, done: int
+    network: str, batches: Sequence[int], searched: Sequence[int], asked: RunOptions, done: int
 ) -> Cells:
     found: dict[tuple[int, str, int], Simulated] = {}
     wanted = [(1, SINGLE, batch) for batch in batches]
@@ -52,7 +52,7 @@ def _cells(
         wanted += [(n, row, batch) for row in (*MODEL, *DATA) for batch in batches]
         wanted += [(n, row, batch) for row in FURTHER for batch in searched]
     for i, (n, row, batch) in enumerate(wanted):
-        asked.say(f"{network}, N = {n}, {row}, batch {batch}", (done + i / len(wanted)) / 2)
+        asked.report(f"{network}, N = {n}, {row}, batch {batch}", (done + i / len(wanted)) / 2)
         budget, times = (0.5, (2,)) if asked.quick else (2.0, (1, 2, 4))
         on = f"{network}:{n}x1"
         found[n, row, batch] = simulated(on, row, batch, budget=budget, times=times)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from experiments.experiment import Asked, Part
-from experiments.ranking import spearman
+from experiments.experiment import Part, RunOptions
+from experiments.rank_correlation import spearman
 from experiments.thesis.lab_grid import Grid, Size, run_grid
 from experiments.thesis.lab_model import SIDE
 from experiments.thesis.lab_table import BATCHES, COARSE, SINGLE, SYNC_ALL, images_per_second
@@ -28,7 +28,7 @@ QUICK_BATCHES = (16, 128)
 QUICK, FULL = Size(images=128, rounds=2, budget=2.0), Size(images=256, rounds=3, budget=5.0)
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     batches = QUICK_BATCHES if asked.quick else BATCHES
     size = QUICK if asked.quick else FULL
     grids = []
@@ -37,7 +37,7 @@ def make(asked: Asked) -> Section:
         for done, ranks in enumerate(RANKS):
 
             def say(step: str, done: int = done) -> None:
-                asked.say(step, done / len(RANKS))
+                asked.report(step, done / len(RANKS))
 
             grids.append(run_grid(ranks, batches, RATE, size, say))
     except InputError as error:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.thesis import lab_model
-from experiments.thesis.lab_kinds import as_run, plans
-from experiments.thesis.lab_sharing import step_seconds
-from experiments.timing import Ddp, start
+from experiments.thesis.core_sharing import step_seconds
+from experiments.thesis.lab_plans import as_run, plans
+from experiments.timing import DdpBaseline, run_ranks
 from raddle.api.clusters import Cluster, cores
 from raddle.api.costs import Profile
 from raddle.api.lab import parse_rate
@@ -107,13 +107,13 @@ def _measure(
             for number, (label, plan) in enumerate(own.items()):
                 run = as_run(label, plan)
                 path = folder / f"{batch}.{number}.json"
-                batches[batch][label] = run.bucket_mb if isinstance(run, Ddp) else str(path)
+                batches[batch][label] = run.bucket_mb if isinstance(run, DdpBaseline) else str(path)
                 save_plan(plan, of_microbatch(graphs[batch], plan), path)
         asked = {
             "spec": SPEC, "batches": batches, "device": device, "images": size.images,
             "rounds": size.rounds, "out": str(folder / "found.json"),
         }  # fmt: skip
         write_scratch(folder / "asked.json", asked)
-        start(ranks, rate, ["-m", "experiments.thesis.lab_rank", str(folder / "asked.json")])
+        run_ranks(ranks, rate, ["-m", "experiments.thesis.lab_rank", str(folder / "asked.json")])
         result: dict[str, Any] = read_scratch(folder / "found.json")
     return result

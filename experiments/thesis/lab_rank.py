@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.messages import measure_messages
-from experiments.timing_rank import Graphs, Step, ddp_step, step_of
+from experiments.timing_rank import GraphsBySize, Step, ddp_step, make_step
 from raddle.api.clusters import cores
 from raddle.api.costs import distinct_tiles, measure
 from raddle.api.models import Workload, load_workload
@@ -48,8 +48,8 @@ def _batch(asked: dict[str, Any], batch: int, kinds: dict[str, float | str]) -> 
     """Images a second of every row, and seconds of every operator that they have."""
     work = load_workload(asked["spec"], batch=batch, device="cpu")
     trainers: dict[str, Trainer] = {}
-    graphs = Graphs(work)
-    steps = {label: step_of(work, kind, label, trainers, graphs) for label, kind in kinds.items()}
+    graphs = GraphsBySize(work)
+    steps = {label: make_step(work, kind, label, trainers, graphs) for label, kind in kinds.items()}
     if dist.get_world_size() == 1:  # plain torch, whatever the plan that its operators are from
         steps = {label: ddp_step(work, work.model) for label in steps}  # type: ignore[arg-type]
     profile = _profile(list(trainers.values()), asked["device"])

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.thesis.lab_kinds import DDP, FOUND, KINDS, MIXED
+from experiments.thesis.lab_plans import DDP, FOUND, KINDS, MIXED
 from experiments.thesis.lab_table import (
     ASYNC_ALL,
     ASYNC_ONE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from experiments.experiment import Asked, Part
+from experiments.experiment import Part, RunOptions
 from experiments.thesis import appendix, epoch, weights
 from experiments.thesis.partitions import (
     AUTO,
@@ -29,17 +29,17 @@ Ours = Mapping[int, Mapping[str, PartitionResult]]
 Further = Mapping[int, Mapping[str, Counted]]
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     counts = PARTS[:4] if asked.quick else PARTS
     budget, most_plans = (0.5, 4) if asked.quick else (3.0, 128)
     batch, repeats = (1, 1) if asked.quick else (4, 3)
-    asked.say(f"profiling VGG-16 at batch {batch}")
+    asked.report(f"profiling VGG-16 at batch {batch}")
     measured = weights.profiled(batch, repeats)
     own = weighed(vgg16(), measured)
     ours: dict[int, Mapping[str, PartitionResult]] = {}
     further: dict[int, Mapping[str, Counted]] = {}
     for i, parts in enumerate(counts):
-        asked.say(f"VGG-16 in {parts} parts", 0.1 + 0.6 * i / len(counts))
+        asked.report(f"VGG-16 in {parts} parts", 0.1 + 0.6 * i / len(counts))
         ours[parts] = as_printed(own, parts, budget)
         further[parts] = beyond(own, parts, budget, most_plans)
     shown: list[Table | Chart | Drawing] = [
@@ -48,7 +48,7 @@ def make(asked: Asked) -> Section:
     shown += [table(n, ours[n], further[n]) for n in counts]
     shown.append(chart(own, ours, further))
     shown += appendix.tables(own.thesis, counts, budget, asked)
-    asked.say("an epoch", 0.9)
+    asked.report("an epoch", 0.9)
     found = _epoch(own, further, 0.0 if asked.quick else budget)
     return Section(TITLE, text(ours, further, found), [*shown, found.table])
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from torch.nn import functional as F
 
-from experiments.experiment import Asked, Part
+from experiments.experiment import Part, RunOptions
 from experiments.thesis.training_runs import DDP, PLAIN, SERVERS
 from experiments.thesis.training_task import BATCH, RATE, TARGET, digits, network
-from experiments.timing import start
+from experiments.timing import run_ranks
 from raddle.api.clusters import cluster
 from raddle.api.models import Graph, capture
 from raddle.api.planning import plan_for
@@ -62,7 +62,7 @@ class Trained(NamedTuple):
         return reached(self.curve)
 
 
-def make(asked: Asked) -> Section:
+def make(asked: RunOptions) -> Section:
     size = QUICK if asked.quick else FULL
     try:
         images, labels = digits()
@@ -73,7 +73,7 @@ def make(asked: Asked) -> Section:
     )
     found: dict[tuple[int, str], list[Trained]] = {}
     for done, ranks in enumerate(RANKS):
-        asked.say(f"{ranks} ranks train until {TARGET:.0%} is right", done / len(RANKS))
+        asked.report(f"{ranks} ranks train until {TARGET:.0%} is right", done / len(RANKS))
         for label, runs in _run(graph, ranks, size).items():
             found[ranks, label] = [Trained(**run) for run in runs]
     return section(found, size, len(images))
@@ -88,7 +88,7 @@ def _run(graph: Graph, ranks: int, size: Size) -> dict[str, Any]:
         }  # fmt: skip
         write_scratch(folder / "asked.json", asked)
         argv = ["-m", "experiments.thesis.training_rank", str(folder / "asked.json")]
-        start(ranks, None, argv)
+        run_ranks(ranks, None, argv)
         result: dict[str, Any] = read_scratch(folder / "found.json")
     return result
 

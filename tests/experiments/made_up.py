@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.experiment import Asked, Part
+from experiments.experiment import Part, RunOptions
 from raddle.errors import InputError
 from raddle.reports.experiments.result import Chart, Column, Drawing, Line, Section, Table
 
@@ -13,7 +13,7 @@ DIFFERS = ("Nothing is run.",)
 DEVICES = (1, 2, 4, 8)
 
 
-def table(asked: Asked) -> Section:
+def table(asked: RunOptions) -> Section:
     rows = [["b|c", 2, 12.345, None], ["a", 10, 1234.5, 0.5], ["d", 1, None, 3.25]]
     columns = [
         Column("plan"),
@@ -28,8 +28,8 @@ def table(asked: Asked) -> Section:
     )
 
 
-def chart(asked: Asked) -> Section:
-    asked.say("half of it", 0.5)
+def chart(asked: RunOptions) -> Section:
+    asked.report("half of it", 0.5)
     lines = [
         Line("data", [(n, 100.0 * n) for n in DEVICES], "simulated"),
         Line("data", [(n, 90.0 * n) for n in DEVICES[:3]], "printed"),
@@ -41,11 +41,11 @@ def chart(asked: Asked) -> Section:
     )
 
 
-def skipped(asked: Asked) -> Section:
+def skipped(asked: RunOptions) -> Section:
     return Section("Links", skipped="there is no lab on this machine.")
 
 
-def fails(asked: Asked) -> Section:
+def fails(asked: RunOptions) -> Section:
     raise InputError("two ranks of this machine failed: free some memory.")
 
 

@@ -9,20 +9,26 @@ from dataclasses import replace
 import pytest
 
 from experiments.cost_models import PARTS, lab
+from experiments.cost_models.accuracy import fit_factor, measure_accuracy, relative_errors
 from experiments.cost_models.costs import (
     MODELS,
     Costs,
-    added,
+    additive_costs,
     busiest_flops,
     costs,
-    served,
+    server_sync_seconds,
 )
-from experiments.cost_models.judging import errors, scale, verdict
-from experiments.cost_models.measuring import Found, kind_of
-from experiments.cost_models.plans import FULL, Group, assumed, plans_of, random_plans
+from experiments.cost_models.measure_plans import MeasuredPlan, plan_kind
+from experiments.cost_models.plans import (
+    FULL,
+    PlanGroup,
+    assumed_cluster,
+    distinct_plans,
+    random_plans,
+)
 from experiments.cost_models.sections import section
-from experiments.experiment import Asked
-from experiments.timing import Timed
+from experiments.experiment import RunOptions
+from experiments.timing import StepTimes
 from raddle.api.loading import capture_model
 from raddle.clusters import Cluster, cluster
 from raddle.clusters.catalogue import cores
@@ -45,7 +51,7 @@ def lenet() -> Graph:
 
 @pytest.fixture(scope="module")
 def plans(lenet: Graph) -> dict[str, Plan]:
-    return plans_of(Group("alexnet", 8, 2, 2), lenet, quick=True)
+    return distinct_plans(PlanGroup("alexnet", 8, 2, 2), lenet, quick=True)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +97,9 @@ def test_a_server_receives_and_sends_every_copy(lenet: Graph) -> None:
     weights = sum(4 * math.prod(p.shape) for p in lenet.parameters)
     link = on.node_links[0]
     assert link is not None
-    assert served(lower(lenet, plan), on) == pytest.approx(2 * 2 * weights / link.bandwidth)
+    assert server_sync_seconds(lower(lenet, plan), on) == pytest.approx(
+        2 * 2 * weights / link.bandwidth
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,15 +118,15 @@ def test_additive_cost_is_that_of_optcnns_tables(model: str, devices: int) -> No
         plan = build_plan(graph, on, "random", settings.SearchResult(tiles), asked)
         timeline = simulate_steps(graph, plan, on)
         t_s = sum(float(own[x]) for own, x in zip(found.sync, at, strict=True))
-        assert served(timeline.program, on) == pytest.approx(t_s)
+        assert server_sync_seconds(timeline.program, on) == pytest.approx(t_s)
         rest = sum(float(own[x]) for own, x in zip(found.compute, at, strict=True))
         rest += sum(float(e.cost[at[e.source], at[e.target]]) for e in found.edges)
-        own = added(timeline)
+        own = additive_costs(timeline)
         assert own.compute + own.transfer == pytest.approx(rest, rel=0.08)
 
 
 def test_what_overlaps_is_no_slower_than_one_after_the_other(lenet: Graph) -> None:
-    on = assumed(2)
+    on = assumed_cluster(2)
     for method in ("data", "model", "owt", "layerwise"):
         plan = plan_for(lenet, on, method, sync="allreduce")
         found = costs(lenet, plan, on)
@@ -127,9 +135,9 @@ def test_what_overlaps_is_no_slower_than_one_after_the_other(lenet: Graph) -> No
 
 def test_pipelines_gain_in_the_simulator_alone(lenet: Graph, plans: dict[str, Plan]) -> None:
     """The sum does not see that stages work at the same time."""
-    plan, on = plans["1f1b, 4 micro-batches"], assumed(2)
+    plan, on = plans["1f1b, 4 micro-batches"], assumed_cluster(2)
     found = costs(lenet.for_batch(2), plan, on)
-    added_up = added(simulate_steps(lenet.for_batch(2), plan, on))
+    added_up = additive_costs(simulate_steps(lenet.for_batch(2), plan, on))
     assert found.simulator < 0.9 * sum(added_up)
 
 
@@ -149,7 +157,7 @@ def test_plans_differ_from_each_other_and_can_be_lowered(
 
 
 def test_random_plans_are_the_same_again(lenet: Graph) -> None:
-    group, on = Group("alexnet", 8, 2, 2), assumed(2)
+    group, on = PlanGroup("alexnet", 8, 2, 2), assumed_cluster(2)
     asked = settings.Settings(sync="allreduce")
     one, two = ([write_tiles(lenet, p.tiles) for _, p in random_plans(group, lenet, on, asked)]
                 for _ in range(2))  # fmt: skip
@@ -159,7 +167,7 @@ def test_random_plans_are_the_same_again(lenet: Graph) -> None:
 
 @pytest.mark.parametrize("function", ["alexnet", "vgg", "unet"])
 def test_models_have_a_loss_and_weights(function: str) -> None:
-    graph = Group(function, 4, 2, 0).graph()
+    graph = PlanGroup(function, 4, 2, 0).graph()
     assert graph.batch == 4
     assert graph.loss is not None
     assert 10**5 < sum(math.prod(p.shape) for p in graph.parameters) < 10**6
@@ -167,44 +175,44 @@ def test_models_have_a_loss_and_weights(function: str) -> None:
 
 def test_kinds_of_plans(lenet: Graph) -> None:
     data = plan_for(lenet, on_two(), "data", sync="allreduce")
-    assert kind_of("data", data) == "tiles of a method"
-    assert kind_of("random 3", data) == "random tiles"
-    assert kind_of("data, p3", replace(data, sync="p3")) == "servers and shards"
-    assert kind_of("gpipe", replace(data, stages=(("a",), ("b",)))) == "pipelines"
+    assert plan_kind("data", data) == "tiles of a method"
+    assert plan_kind("random 3", data) == "random tiles"
+    assert plan_kind("data, p3", replace(data, sync="p3")) == "servers and shards"
+    assert plan_kind("gpipe", replace(data, stages=(("a",), ("b",)))) == "pipelines"
 
 
 # -- judgement -------------------------------------------------------------------------------------
 
 
 def test_a_perfect_model_in_other_units() -> None:
-    found = verdict([3.0, 1.0, 2.0], [0.3, 0.1, 0.2])
+    found = measure_accuracy([3.0, 1.0, 2.0], [0.3, 0.1, 0.2])
     assert found.spearman == found.kendall == pytest.approx(1)
     assert found.factor == pytest.approx(0.1)
-    assert found.worst == pytest.approx(0)
-    assert (found.regret, found.first) == (0, 1)
+    assert found.worst_error == pytest.approx(0)
+    assert (found.regret, found.predicted_best) == (0, 1)
 
 
 def test_regret_is_what_the_first_choice_loses() -> None:
-    found = verdict([1.0, 2.0, 3.0], [0.5, 0.4, 0.8])
+    found = measure_accuracy([1.0, 2.0, 3.0], [0.5, 0.4, 0.8])
     assert found.regret == pytest.approx(0.25)
     assert found.kendall == pytest.approx(1 / 3)
 
 
 def test_factor_is_the_middle_and_leaves_out_what_is_nothing() -> None:
-    assert scale([0.0, 1.0, 2.0, 1.0], [5.0, 2.0, 2.0, 9.0]) == 2
-    assert math.isnan(scale([0.0], [1.0]))
+    assert fit_factor([0.0, 1.0, 2.0, 1.0], [5.0, 2.0, 2.0, 9.0]) == 2
+    assert math.isnan(fit_factor([0.0], [1.0]))
 
 
 def test_errors_are_negative_where_too_little_is_predicted() -> None:
-    assert errors([1.0, 3.0], [2.0, 2.0]) == [-0.5, 0.5]
+    assert relative_errors([1.0, 3.0], [2.0, 2.0]) == [-0.5, 0.5]
 
 
 # -- what is shown ---------------------------------------------------------------------------------
 
 
-def found_of(group: str, name: str, measured: float, *figures: float) -> Found:
-    timed = Timed(measured, 0.9 * measured, 1.2 * measured, [], [])
-    return Found(group, name, "tiles of a method", timed, Costs(*figures))
+def found_of(group: str, name: str, measured: float, *figures: float) -> MeasuredPlan:
+    timed = StepTimes(measured, 0.9 * measured, 1.2 * measured, [], [])
+    return MeasuredPlan(group, name, "tiles of a method", timed, Costs(*figures))
 
 
 SOME = [
@@ -217,7 +225,7 @@ SOME = [
 ]  # fmt: skip
 
 
-def tables_of(found: list[Found]) -> dict[str, Table]:
+def tables_of(found: list[MeasuredPlan]) -> dict[str, Table]:
     return {p.title: p for p in section("here", found).parts if isinstance(p, Table)}
 
 
@@ -260,14 +268,14 @@ def test_without_a_lab_its_part_is_skipped(monkeypatch: pytest.MonkeyPatch) -> N
     from experiments import cost_models
     from raddle.errors import InputError
 
-    def refuse(*given: object, **more: object) -> list[Found]:
+    def refuse(*given: object, **more: object) -> list[MeasuredPlan]:
         raise InputError("a lab needs root: become it.")
 
-    monkeypatch.setattr(cost_models, "measured", refuse)
-    assert lab(Asked(quick=True)).skipped == "a lab needs root: become it."
+    monkeypatch.setattr(cost_models, "measure_group", refuse)
+    assert lab(RunOptions(quick=True)).skipped == "a lab needs root: become it."
 
 
 def test_enough_plans_are_drawn_at_random_on_no_more_ranks_than_there_are_cores() -> None:
     assert [part.name for part in PARTS] == ["local", "lab"]
     assert {group.ranks for group in FULL} == {2, max(2, min(4, cores()))}
-    assert sum(group.randoms for group in FULL) >= 8
+    assert sum(group.random_count for group in FULL) >= 8

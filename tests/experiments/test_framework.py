@@ -129,7 +129,7 @@ def test_a_line_of_a_chart_is_a_column() -> None:
 
 
 def test_the_whole_as_markdown() -> None:
-    result = reproduce(MADE_UP, quick=False, heard=lambda state: None)
+    result = reproduce(MADE_UP, quick=False, on_progress=lambda state: None)
     head, _, rest = markdown(result).partition("\n## Steps")
     assert head.startswith("# A made-up paper\n\n")
     assert head.rstrip().endswith("; full, 0 s.")
@@ -138,7 +138,7 @@ def test_the_whole_as_markdown() -> None:
 
 def test_progress_is_told_part_by_part() -> None:
     told: list[Mapping[str, Any]] = []
-    reproduce(MADE_UP, quick=True, heard=told.append)
+    reproduce(MADE_UP, quick=True, on_progress=told.append)
     assert [(state["step"], state["done"], state["of"]) for state in told] == [
         ("Steps", 0, 3),
         ("Speed", 1, 3),
@@ -149,20 +149,20 @@ def test_progress_is_told_part_by_part() -> None:
 
 def test_quick_is_passed_on() -> None:
     for quick, rows in ((True, 2), (False, 3)):
-        result = reproduce(MADE_UP, quick=quick, heard=lambda state: None)
+        result = reproduce(MADE_UP, quick=quick, on_progress=lambda state: None)
         assert result.quick == quick
         assert len(result_to_dict(result)["sections"][0]["parts"][0]["rows"]) == rows
 
 
 def test_a_part_says_what_it_is() -> None:
-    found = result_to_dict(reproduce(MADE_UP, quick=False, heard=lambda state: None))
+    found = result_to_dict(reproduce(MADE_UP, quick=False, on_progress=lambda state: None))
     kinds = [[part["is"] for part in section["parts"]] for section in found["sections"]]
     assert kinds == [["table"], ["chart", "drawing"], []]
     assert found["sections"][2]["skipped"] == "there is no lab on this machine."
 
 
 def test_json_is_read_back() -> None:
-    result = reproduce(MADE_UP, quick=True, heard=lambda state: None)
+    result = reproduce(MADE_UP, quick=True, on_progress=lambda state: None)
     written = json.dumps(result_to_dict(result))
     back = result_from_dict(json.loads(written))
     assert json.dumps(result_to_dict(back)) == written

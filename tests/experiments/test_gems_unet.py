@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from experiments.experiment import load
 from experiments.gems_unet import loss, nets, scaling, segmentation, simulated
+from experiments.gems_unet.formatting import gems_sentence
 from experiments.gems_unet.largest import largest
 from experiments.gems_unet.machine import cores, shared
 from experiments.gems_unet.methods import (
@@ -23,7 +24,6 @@ from experiments.gems_unet.methods import (
     side_by_side,
 )
 from experiments.gems_unet.training import Curve
-from experiments.gems_unet.words import gems_sentence
 from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.graph.graph import Graph

@@ -13,7 +13,7 @@ import pytest
 from chromium import browser, open_page
 from hostile_model import NAMES
 
-from experiments.experiment import Asked
+from experiments.experiment import RunOptions
 from raddle.reports.experiments.markdown import chart_to_table
 from raddle.reports.experiments.result import (
     Chart,
@@ -50,7 +50,7 @@ def result(*sections: Section, name: str = "made-up", title: str = made_up.TITLE
 
 @pytest.fixture(scope="module")
 def found() -> Result:
-    made = [part.make(Asked()) for part in made_up.PARTS]
+    made = [part.make(RunOptions()) for part in made_up.PARTS]
     return result(*made, Section("More", parts=[WIDE, CLOUD]))
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from experiments.cost_models.plans import Group
+from experiments.cost_models.plans import PlanGroup
 from experiments.flexflow import PARTS
 from experiments.flexflow.cases import FULL, MODELS, QUICK, case, expert
 from experiments.flexflow.plans import draw, layer_of, shares
+from experiments.flexflow.proposal_times import judged
 from experiments.flexflow.ranking import Small
 from experiments.flexflow.search import PRINTED, seconds_text
-from experiments.flexflow.simulators import judged
 from experiments.flexflow.throughput import Measured, gains_table, gains_text
-from experiments.scaling import Case, recurrent_expert, step
+from experiments.simulate_methods import WeakScalingCase, recurrent_expert, simulate_method
 from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.plans.plan import Plan
@@ -77,17 +77,19 @@ def test_drawing() -> None:
 
 
 def test_both_ways_to_judge_decide_alike_and_a_move_changes_a_part() -> None:
-    found = judged(Case("lenet-tiny", "k80", 2, 4), proposals=20)  # asserts that they do
+    found = judged(WeakScalingCase("lenet-tiny", "k80", 2, 4), proposals=20)  # asserts that they do
     assert 0 < found.changed <= 1
     assert found.tasks > 0
     assert min(found.shortened_rate, found.full_rate, found.shortened_s, found.ideal_delta_s) > 0
 
 
 def test_search_is_no_slower_than_what_it_starts_from() -> None:
-    found = step(Case("lenet-tiny", "k80", 2, 4), "flexflow", "allreduce", 0.3)
+    found = simulate_method(
+        WeakScalingCase("lenet-tiny", "k80", 2, 4), "flexflow", "allreduce", 0.3
+    )
     assert found is not None
     assert 0 <= found.improved_s <= found.search_s
-    data = step(Case("lenet-tiny", "k80", 2, 4), "data", "allreduce", 0.3)
+    data = simulate_method(WeakScalingCase("lenet-tiny", "k80", 2, 4), "data", "allreduce", 0.3)
     assert data is not None
     assert found.seconds <= data.seconds
 
@@ -124,7 +126,7 @@ def test_words_of_the_search_count_what_is_longer() -> None:
 
 def test_small_network_is_a_group_of_its_own_file() -> None:
     own = Small("lstm", 4, 2, 0)
-    assert isinstance(own, Group)
+    assert isinstance(own, PlanGroup)
     assert own.spec.endswith("nets.py:lstm")
     assert own.graph().batch == 4
 

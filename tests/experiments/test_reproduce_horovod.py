@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments import links
-from experiments.experiment import Asked, load
+from experiments.experiment import RunOptions, load
 from experiments.horovod import fusion, scaling, servers
 from experiments.horovod.fusion import Pair
 from experiments.horovod.scaling import Curve
@@ -139,4 +139,4 @@ def test_without_a_lab_only_scaling_is_left(monkeypatch) -> None:
 
     monkeypatch.setattr(links.Lab, "up", none)
     for part in load("horovod").parts[:2]:
-        assert part.make(Asked(quick=True)).skipped == "a lab needs root."
+        assert part.make(RunOptions(quick=True)).skipped == "a lab needs root."

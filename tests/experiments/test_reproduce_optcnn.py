@@ -10,15 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments import scaling, ten_plans
-from experiments.cost_models.plans import Group
+from experiments import simulate_methods, ten_plans
+from experiments.cost_models.plans import PlanGroup
 from experiments.optcnn import PARTS, additive
 from experiments.optcnn.plans import draw, printed, split
 from experiments.optcnn.search import plans_in
 from experiments.optcnn.throughput import Measured, grown, less_bytes
-from experiments.ranking import kendall, ranks, spearman
-from experiments.scaling import Case, best, chart, ratio, step
-from experiments.timing import Timed
+from experiments.rank_correlation import kendall, ranks, spearman
+from experiments.simulate_methods import (
+    WeakScalingCase,
+    fastest,
+    gain_over_best,
+    simulate_method,
+    throughput_chart,
+)
+from experiments.timing import StepTimes
 from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.errors import InputError
@@ -169,12 +175,12 @@ FOUND: Any = {
 
 def test_gains_are_over_the_fastest_other_that_fits() -> None:
     others = ("data", "model", "owt")
-    found = best(FOUND, others, 16)
+    found = fastest(FOUND, others, 16)
     assert found is not None
     assert found[0] == "owt"
-    assert ratio(FOUND, "optcnn", others, 16) == pytest.approx(1.25)
-    assert ratio(FOUND, "auto", others, 16) is None
-    assert best(FOUND, ["model"], 16) is None
+    assert gain_over_best(FOUND, "optcnn", others, 16) == pytest.approx(1.25)
+    assert gain_over_best(FOUND, "auto", others, 16) is None
+    assert fastest(FOUND, ["model"], 16) is None
 
 
 def test_scaling_and_communication() -> None:
@@ -184,16 +190,18 @@ def test_scaling_and_communication() -> None:
 
 
 def test_chart_has_a_line_a_method_in_the_order_of_devices() -> None:
-    found = chart("images", FOUND, {"data": "data", "model": "model", "optcnn": "OptCNN"})
+    found = throughput_chart(
+        "images", FOUND, {"data": "data", "model": "model", "optcnn": "OptCNN"}
+    )
     assert [line.name for line in found.lines] == ["data", "OptCNN"], "what never fits has no line"
     assert found.lines[0].points == [(1.0, 10), (16.0, 100)]
 
 
 def test_step_of_a_method() -> None:
-    case = Case("lenet-tiny", "p100", 2, 4)
+    case = WeakScalingCase("lenet-tiny", "p100", 2, 4)
     assert case.graph.batch == 8
     assert len(case.cluster.devices) == 2
-    found = step(case, "optcnn-paper", "server", 1.0)
+    found = simulate_method(case, "optcnn-paper", "server", 1.0)
     assert found is not None
     assert found.samples_per_s == pytest.approx(8 / found.seconds)
     assert found.plan.sync == "server"
@@ -208,19 +216,19 @@ def test_what_cannot_be_or_does_not_fit_is_none(monkeypatch: pytest.MonkeyPatch)
             raise InputError("it cannot be.")
         return None, {**row, "fits": method == "small"}, None
 
-    monkeypatch.setattr(scaling, "plan_and_predict", planned)
-    case = Case("lenet-tiny", "p100", 2, 4)
-    assert step(case, "never", "server", 1.0) is None
-    assert step(case, "large", "server", 1.0) is None
-    found = step(case, "small", "server", 1.0)
+    monkeypatch.setattr(simulate_methods, "plan_and_predict", planned)
+    case = WeakScalingCase("lenet-tiny", "p100", 2, 4)
+    assert simulate_method(case, "never", "server", 1.0) is None
+    assert simulate_method(case, "large", "server", 1.0) is None
+    found = simulate_method(case, "small", "server", 1.0)
     assert found is not None
     assert (found.seconds, found.proposals, found.improved_s) == (0.002, 9, 0.5)
     assert found.search_s >= 3
-    assert step(case, "small", "server", 1.0) is found, "remembered"
+    assert simulate_method(case, "small", "server", 1.0) is found, "remembered"
 
 
 def test_clusters_have_nodes_of_four() -> None:
-    nodes = {n: Case("lenet-tiny", "p100", n, 1).cluster.nodes for n in (1, 2, 4, 8, 16)}
+    nodes = {n: WeakScalingCase("lenet-tiny", "p100", n, 1).cluster.nodes for n in (1, 2, 4, 8, 16)}
     assert nodes == {1: 1, 2: 1, 4: 1, 8: 2, 16: 4}
 
 
@@ -228,9 +236,9 @@ def test_clusters_have_nodes_of_four() -> None:
 
 
 def test_ten_plans_differ() -> None:
-    group = Group("alexnet", 16, 2, 0)
+    group = PlanGroup("alexnet", 16, 2, 0)
     graph = group.graph()
-    found = ten_plans.ten(group, graph, ("data", "owt", "layerwise"), changes=4)
+    found = ten_plans.make_ten_plans(group, graph, ("data", "owt", "layerwise"), changed_groups=4)
     assert len(found) == 10
     assert list(found)[:3] == ["data", "owt", "layerwise"]
     every = [tuple(sorted((k, repr(v)) for k, v in plan.tiles.items())) for plan in found.values()]
@@ -239,10 +247,10 @@ def test_ten_plans_differ() -> None:
 
 def test_section_says_how_well_the_order_is_kept() -> None:
     found = [
-        ten_plans.Ranked(name, Timed(real, real, real, [], []), guess)
+        ten_plans.PlanTimes(name, StepTimes(real, real, real, [], []), guess)
         for name, real, guess in (("a", 1.0, 1.1), ("b", 2.0, 4.0), ("c", 3.0, 3.0))
     ]
-    section = ten_plans.section("order", Group("alexnet", 16, 2, 0), found, "")
+    section = ten_plans.section("order", PlanGroup("alexnet", 16, 2, 0), found, "")
     assert "Spearman's correlation is 0.50" in section.text
     assert "100 % at most" in section.text
     assert "a, takes 1.00 x the fastest" in section.text

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import links, nets, syncing
-from experiments.counters import on_grid, read
-from experiments.experiment import Asked, load
+from experiments import links, nets, sync_timing
+from experiments.counters import rates_by_slot, read_samples
+from experiments.experiment import RunOptions, load
 from experiments.p3 import bandwidth, utilisation
 from experiments.p3.bandwidth import DISTRIBUTED, KINDS, NETS, P3, SLICED, WHOLE, Point
-from experiments.syncing import DDP, Found, Job, Kind, Measured
+from experiments.sync_timing import DDP, JobTimes, LabMeasurement, SyncVariant, TimingJob
 from raddle import zoo
 from raddle.errors import InputError
 
@@ -21,7 +21,7 @@ from raddle.errors import InputError
 
 def test_vgg_has_most_of_its_parameters_in_one_tensor_and_resnet_has_not() -> None:
     share = {name: max(own) / sum(own) for name in ("vgg19", "resnet50", "inception")
-             for own in [nets.sizes(nets.built(name))]}  # fmt: skip
+             for own in [nets.parameter_sizes(nets.build_on_meta(name))]}  # fmt: skip
     assert share["vgg19"] == pytest.approx(
         0.715, abs=0.02
     )  # of the original, one tensor has 71.5 %
@@ -30,12 +30,12 @@ def test_vgg_has_most_of_its_parameters_in_one_tensor_and_resnet_has_not() -> No
 
 
 def test_tensors_are_as_many_as_the_networks_say() -> None:
-    assert len(nets.sizes(nets.built("resnet50"))) == 161
-    assert len(nets.sizes(nets.built("inception"))) == 292
+    assert len(nets.parameter_sizes(nets.build_on_meta("resnet50"))) == 161
+    assert len(nets.parameter_sizes(nets.build_on_meta("inception"))) == 292
 
 
 def test_the_lstm_needs_its_largest_tensor_first() -> None:
-    own = nets.sizes(nets.built("lstm"))
+    own = nets.parameter_sizes(nets.build_on_meta("lstm"))
     assert own[0] == max(own)
 
 
@@ -53,12 +53,12 @@ def test_a_network_is_loaded_by_its_file_and_trains(name: str) -> None:
 
 def test_the_last_line_of_samples_may_be_cut(tmp_path) -> None:
     (tmp_path / "samples").write_text("1.0 10 20\n1.5 30 40\n2.0 5")
-    assert read(tmp_path / "samples") == [(1.0, 10, 20), (1.5, 30, 40)]
+    assert read_samples(tmp_path / "samples") == [(1.0, 10, 20), (1.5, 30, 40)]
 
 
 def test_a_steady_sender_is_steady_in_every_slot() -> None:
     samples = [(0.1 * k, 1000 * k, 0) for k in range(101)]  # 10,000 bytes/s, nothing back
-    slots = on_grid(samples, 2.0, 3.0, 0.25)
+    slots = rates_by_slot(samples, 2.0, 3.0, 0.25)
     assert [t for t, _, _ in slots] == pytest.approx([0.125, 0.375, 0.625, 0.875])
     assert [out for _, out, _ in slots] == pytest.approx([10_000] * 4)
     assert all(back == 0 for _, _, back in slots)
@@ -74,7 +74,7 @@ def test_slots_have_all_bytes_of_their_window(steps: list[tuple[int, int]], slot
     for k, (out, back) in enumerate(steps):
         sent, received = sent + out, received + back
         samples.append((float(k), sent, received))
-    found = on_grid(samples, 0.0, 40.0, 40.0 / slots)
+    found = rates_by_slot(samples, 0.0, 40.0, 40.0 / slots)
     assert sum(out for _, out, _ in found) * 40.0 / slots == pytest.approx(sent - steps[0][0])
     assert sum(back for _, _, back in found) * 40.0 / slots == pytest.approx(received - steps[0][1])
 
@@ -93,9 +93,9 @@ def test_shares_of_a_link() -> None:
 def test_the_last_window_of_a_kind_counts() -> None:
     # Bytes leave at 100 a second in [0, 10), and none later: of two windows the last is the silent one.
     samples = [(float(k), 100 * min(k, 10), 0) for k in range(21)]
-    job = Job("vgg19", 2, {"ps": Kind("plan", "ps"), "p3": Kind("plan", "p3")})
+    job = TimingJob("vgg19", 2, {"ps": SyncVariant("plan", "ps"), "p3": SyncVariant("plan", "p3")})
     windows = [("ps", 0.0, 4.0), ("p3", 4.0, 8.0), ("ps", 12.0, 16.0)]
-    found = Found(2, "1gbit", {}, [job], [Measured({}, windows)], samples)
+    found = LabMeasurement(2, "1gbit", {}, [job], [JobTimes({}, windows)], samples)
     sent = {use.label: use.sent for use in utilisation.uses(found, 200.0)}
     assert sent == {"ps": pytest.approx(0.0), "p3": pytest.approx(0.5)}
 
@@ -138,8 +138,8 @@ def test_a_prediction_off_by_a_third_is_told() -> None:
 
 
 def test_points_are_samples_a_second(monkeypatch) -> None:
-    job = Job("vgg19", 20, {"p3": Kind("plan", "p3")})
-    found = Found(2, "500mbit", {}, [job], [Measured({"p3": [0.5, 4.0, 0.4]})])
+    job = TimingJob("vgg19", 20, {"p3": SyncVariant("plan", "p3")})
+    found = LabMeasurement(2, "500mbit", {}, [job], [JobTimes({"p3": [0.5, 4.0, 0.4]})])
     monkeypatch.setattr(bandwidth, "predict", lambda found: [{"p3": 0.25}])
     assert bandwidth.points(found) == [Point(5e8, {"p3": 40.0}, {"p3": 80.0})]
 
@@ -150,7 +150,7 @@ def test_without_a_lab_a_part_is_skipped(monkeypatch) -> None:
 
     monkeypatch.setattr(links.Lab, "up", none)
     for part in load("p3").parts:
-        section = part.make(Asked(quick=True))
+        section = part.make(RunOptions(quick=True))
         assert section.skipped == "a lab needs root."
         assert not section.parts
 
@@ -161,17 +161,17 @@ def test_without_a_lab_a_part_is_skipped(monkeypatch) -> None:
 @pytest.fixture(scope="module")
 def predicted() -> dict[float, dict[str, float]]:
     """By bandwidth, for two hosts; all operators by the roofline of links.DEVICE."""
-    kinds = {"ddp": DDP, "apart": Kind("plan", bucket=0), "ps:one": Kind("plan", "ps:one"),
-             "wrapped": Kind("wrapped", bucket=25 * 2**20), "p3": Kind("plan", "p3")}  # fmt: skip
-    job = Job("lstm", 4, kinds)
+    kinds = {"ddp": DDP, "apart": SyncVariant("plan", bucket=0), "ps:one": SyncVariant("plan", "ps:one"),
+             "wrapped": SyncVariant("wrapped", bucket=25 * 2**20), "p3": SyncVariant("plan", "p3")}  # fmt: skip
+    job = TimingJob("lstm", 4, kinds)
     return {
-        bandwidth: syncing.predict(
-            Found(
+        bandwidth: sync_timing.predict(
+            LabMeasurement(
                 2,
                 "",
                 {"bandwidth": bandwidth, "latency": 1e-4, "sum": 1e-4, "host_overhead": {}},
                 [job],
-                [Measured({})],
+                [JobTimes({})],
             )
         )[0]
         for bandwidth in (1e7, 1e12)
@@ -179,7 +179,7 @@ def predicted() -> dict[float, dict[str, float]]:
 
 
 def test_a_slow_link_is_predicted_by_its_bytes(predicted) -> None:
-    weights = 4 * sum(nets.sizes(nets.built("lstm")))
+    weights = 4 * sum(nets.parameter_sizes(nets.build_on_meta("lstm")))
     slow = predicted[1e7]
     assert slow["ddp"] == pytest.approx(
         weights / 1e7, rel=0.1
@@ -199,16 +199,16 @@ def test_links_matter(predicted) -> None:
 
 
 def test_sums_have_a_latency_of_their_own() -> None:
-    kinds = {"apart": Kind("plan", bucket=0), "ps": Kind("plan", "ps")}
-    job = Job("lstm", 4, kinds)
+    kinds = {"apart": SyncVariant("plan", bucket=0), "ps": SyncVariant("plan", "ps")}
+    job = TimingJob("lstm", 4, kinds)
     fast, late = (
-        syncing.predict(
-            Found(
+        sync_timing.predict(
+            LabMeasurement(
                 2,
                 "",
                 {"bandwidth": 1e12, "latency": 1e-5, "sum": s, "host_overhead": {}},
                 [job],
-                [Measured({})],
+                [JobTimes({})],
             )
         )[0]
         for s in (1e-5, 1.0)
@@ -219,10 +219,10 @@ def test_sums_have_a_latency_of_their_own() -> None:
 
 
 def test_a_tensor_by_itself_is_not_in_a_bucket() -> None:
-    graph = syncing._graph("lstm", 4)
+    graph = sync_timing._graph("lstm", 4)
     counts = {}
     for bucket in (0, 2**40):
-        program = syncing._program("lstm", 4, Kind("plan", bucket=bucket), 2)
+        program = sync_timing._program("lstm", 4, SyncVariant("plan", bucket=bucket), 2)
         from raddle.program.program import Reduce
 
         reduces = [i for i in program.instructions if isinstance(i, Reduce) and i.key.step == 0]
@@ -235,8 +235,8 @@ def test_jobs_come_back_from_json() -> None:
     import json
     from dataclasses import asdict
 
-    job = Job("lstm", 4, {"p3": Kind("plan", "p3"), "ddp": DDP})
-    assert syncing.read_job(json.loads(json.dumps(asdict(job)))) == job
+    job = TimingJob("lstm", 4, {"p3": SyncVariant("plan", "p3"), "ddp": DDP})
+    assert sync_timing.job_from_dict(json.loads(json.dumps(asdict(job)))) == job
 
 
 # -- for real ----------------------------------------------------------------------------------------
@@ -244,16 +244,21 @@ def test_jobs_come_back_from_json() -> None:
 
 @pytest.mark.slow
 def test_two_ranks_in_a_lab() -> None:
-    kinds = {"ddp": DDP, "p3": Kind("plan", "p3"), "wrapped": Kind("wrapped", "p3")}
+    kinds = {"ddp": DDP, "p3": SyncVariant("plan", "p3"), "wrapped": SyncVariant("wrapped", "p3")}
     try:
-        found = syncing.measure(
-            [Job("small", 4, kinds)], ranks=2, rate="1gbit", rounds=1, steps=2, sampled=True
+        found = sync_timing.measure_in_lab(
+            [TimingJob("small", 4, kinds)],
+            ranks=2,
+            rate="1gbit",
+            rounds=1,
+            steps=2,
+            with_counters=True,
         )
-    except links.NoLab as reason:
+    except links.LabUnavailable as reason:
         pytest.skip(str(reason))
     assert 50e6 < found.link["bandwidth"] < 130e6
-    assert set(found.jobs[0].seconds) == set(kinds)
+    assert set(found.results[0].seconds) == set(kinds)
     sent = [s for _, s, _ in found.samples]
-    weights = 4 * sum(nets.sizes(nets.built("small")))
+    weights = 4 * sum(nets.parameter_sizes(nets.build_on_meta("small")))
     assert sent[-1] - sent[0] > 3 * weights  # a step of each kind at least
-    assert torch.tensor(list(syncing.predict(found)[0].values())).gt(0).all()
+    assert torch.tensor(list(sync_timing.predict(found)[0].values())).gt(0).all()

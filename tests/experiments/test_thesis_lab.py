@@ -12,10 +12,10 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.experiment import Asked
-from experiments.thesis import lab, lab_kinds, lab_table, training
+from experiments.experiment import RunOptions
+from experiments.thesis import lab, lab_plans, lab_table, training
+from experiments.thesis.core_sharing import crowding, step_seconds
 from experiments.thesis.lab_grid import Cell, Grid, of_microbatch
-from experiments.thesis.lab_sharing import crowding, step_seconds
 from experiments.thesis.training_rank import train
 from experiments.thesis.training_runs import PLAIN, Whole, begin, between
 from experiments.thesis.training_task import batches, digits, network
@@ -29,7 +29,7 @@ from raddle.reports.experiments.result import Result
 from raddle.searches.predict import simulate_steps
 from raddle.sync.item import UpdateEvent
 
-LABELS = (lab_table.SINGLE, *lab_kinds.KINDS)
+LABELS = (lab_table.SINGLE, *lab_plans.KINDS)
 
 
 def shown(section) -> str:
@@ -47,7 +47,7 @@ def test_the_printed_table_is_whole_and_its_single_rank_is_slowest_at_large_batc
         assert row in LABELS  # so every printed row has a measured one
         assert lab.printed_speedup(n, row, 512) >= 1
     assert lab_table.images_per_second(4, lab_table.COARSE, 64) == 102_400 / 2050
-    assert lab_table.images_per_second(2, lab_kinds.DDP, 64) is None
+    assert lab_table.images_per_second(2, lab_plans.DDP, 64) is None
     assert lab_table.images_per_second(2, lab_table.COARSE, 48) is None
 
 
@@ -61,23 +61,23 @@ def test_the_printed_crossover_is_where_the_text_of_the_thesis_has_it():
 @pytest.fixture(scope="module")
 def small():
     graph = capture_model("vgg16-tiny", 8)
-    return graph, lab_kinds.plans(graph, cluster("local:2"), budget=0.3)
+    return graph, lab_plans.plans(graph, cluster("local:2"), budget=0.3)
 
 
 def test_every_row_has_a_plan_that_can_be_simulated(small):
     graph, plans = small
-    assert list(plans) == list(lab_kinds.KINDS)
+    assert list(plans) == list(lab_plans.KINDS)
     for label, plan in plans.items():
-        assert is_asynchronous(plan) == (lab_kinds.KINDS[label].schedule != ""), label
+        assert is_asynchronous(plan) == (lab_plans.KINDS[label].schedule != ""), label
         assert simulate_steps(of_microbatch(graph, plan), plan, cluster("local:2")).step_seconds > 0
-    assert plans[lab_kinds.COARSE].tiles == plans[lab_kinds.SERIAL_COARSE].tiles
-    assert not plans[lab_kinds.ASYNC_ALL].parsed_sync.synchronous
-    assert plans[lab_kinds.SYNC_ONE].server == 0
+    assert plans[lab_plans.COARSE].tiles == plans[lab_plans.SERIAL_COARSE].tiles
+    assert not plans[lab_plans.ASYNC_ALL].parsed_sync.synchronous
+    assert plans[lab_plans.SYNC_ONE].server == 0
 
 
 def test_ranks_with_a_core_each_are_simulated_as_ever_and_sharing_one_costs_time(small):
     graph, plans = small
-    plan, on, profile = plans[lab_kinds.DDP], cluster("local:2"), Profile()
+    plan, on, profile = plans[lab_plans.DDP], cluster("local:2"), Profile()
     alone = simulate_steps(graph, plan, on, profile).step_seconds
     assert step_seconds(graph, plan, on, profile, cores=2) == alone
     measured = Profile(profile_of(graph, plan, on.devices[0].kind))
@@ -137,7 +137,7 @@ def test_without_a_lab_the_section_is_skipped(monkeypatch):
         raise InputError("a lab needs root.")
 
     monkeypatch.setattr(lab, "check_system", none)
-    assert lab.make(Asked(quick=True)).skipped == "a lab needs root."
+    assert lab.make(RunOptions(quick=True)).skipped == "a lab needs root."
 
 
 # -- accuracy over time ------------------------------------------------------------------------------
@@ -218,4 +218,4 @@ def test_networks_of_a_seed_are_equal():
 
 def test_without_scikit_learn_the_section_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert "pip install scikit-learn" in training.make(Asked(quick=True)).skipped
+    assert "pip install scikit-learn" in training.make(RunOptions(quick=True)).skipped

@@ -55,7 +55,7 @@ def reproduce(
         check_folder(output)
     experiment = registry.choose(registry.load(name), part or [])
     with progress_bar(f"reproduce {name}") as on_progress:
-        result = registry.reproduce(experiment, quick=quick, heard=on_progress)
+        result = registry.reproduce(experiment, quick=quick, on_progress=on_progress)
     if output is not None:
         write_atomically(output, _format_result(result, output))
     if as_json:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from experiments import counters, nets
-from experiments.links import hosts, lab_of
+from experiments.links import lab_cluster, start_lab
 from experiments.timing import THREADS, TIMEOUT
 from raddle.api.costs import Profile
 from raddle.api.lab import launch, torchrun_commands
@@ -32,33 +32,33 @@ from raddle.api.simulating import STEPS, simulate
 from raddle.files import read_scratch, write_scratch
 
 MIB = 2**20
-RANK = "experiments.syncing_rank"
+RANK = "experiments.sync_timing_rank"
 
 
 @dataclass(frozen=True)
-class Kind:
+class SyncVariant:
     """`how`: a plan, torch's DistributedDataParallel, raddle.sync's wrapper, or nothing at all."""
 
-    how: str  # plan, ddp, wrapped or alone
+    runner: str  # plan, ddp, wrapped or alone
     sync: str = "allreduce"
     bucket: int = DEFAULT_BUCKET  # bytes that are summed at once; 0: each tensor by itself
 
 
-DDP = Kind("ddp", bucket=25 * MIB)  # as torch has it by itself
-ALONE = Kind("alone")
+DDP = SyncVariant("ddp", bucket=25 * MIB)  # as torch has it by itself
+NO_SYNC = SyncVariant("alone")
 
 
 @dataclass(frozen=True)
-class Job:
+class TimingJob:
     """One network of `nets`, its global batch, and what is measured of it, by label."""
 
     net: str
     batch: int
-    kinds: Mapping[str, Kind]
+    variants: Mapping[str, SyncVariant]
 
 
 @dataclass(frozen=True)
-class Measured:
+class JobTimes:
     """Of a job, by label: seconds of a step in each block, of the slowest rank; and when that was."""
 
     blocks: Mapping[str, Sequence[float]]
@@ -71,25 +71,25 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Found:
+class LabMeasurement:
     ranks: int
     rate: str
     # bandwidth in bytes/s; in seconds latency, that of a `sum`, and what a message takes (`host_overhead`)
     link: Mapping[str, Any]
-    asked: Sequence[Job]
-    jobs: Sequence[Measured]
+    jobs: Sequence[TimingJob]
+    results: Sequence[JobTimes]
     samples: Sequence[counters.Sample] = ()
 
 
-def measure(
-    jobs: Sequence[Job],
+def measure_in_lab(
+    jobs: Sequence[TimingJob],
     *,
     ranks: int,
     rate: str,
     rounds: int,
     steps: int,
-    sampled: bool = False,
-) -> Found:
+    with_counters: bool = False,
+) -> LabMeasurement:
     """All jobs in one run on hosts of the lab; NoLab where there can be none."""
     with ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -98,19 +98,19 @@ def measure(
             "out": str(folder / "found.json"),
         }  # fmt: skip
         write_scratch(folder / "asked.json", asked)
-        lab = stack.enter_context(lab_of(ranks, rate))
+        lab = stack.enter_context(start_lab(ranks, rate))
         with ExitStack() as inner:
-            if sampled:
-                inner.enter_context(counters.sampled(lab, 0, folder / "samples"))
+            if with_counters:
+                inner.enter_context(counters.sample_counters(lab, 0, folder / "samples"))
             argv = ["-m", RANK, str(folder / "asked.json")]
             launch(lab, torchrun_commands(lab, argv).__getitem__, TIMEOUT, env=THREADS)
         found = read_scratch(folder / "found.json")
-        samples = counters.read(folder / "samples") if sampled else []
-    own = [Measured(**job) for job in found["jobs"]]
-    return Found(ranks, rate, found["link"], jobs, own, samples)
+        samples = counters.read_samples(folder / "samples") if with_counters else []
+    own = [JobTimes(**job) for job in found["jobs"]]
+    return LabMeasurement(ranks, rate, found["link"], jobs, own, samples)
 
 
-def predict(found: Found) -> list[dict[str, float]]:
+def predict(found: LabMeasurement) -> list[dict[str, float]]:
     """Seconds of a step by job and label, from the operators and the link as they were measured.
 
     Sums have the latency of gloo's, all else that of the lines that slices travel on. Operators were
@@ -118,28 +118,28 @@ def predict(found: Found) -> list[dict[str, float]]:
     """
     link, result = found.link, []
     host_overhead = {**link["host_overhead"], "byte": 0.0} if link["host_overhead"] else {}
-    for job, own in zip(found.asked, found.jobs, strict=True):
+    for job, own in zip(found.jobs, found.results, strict=True):
         seconds = {}
-        for label, kind in job.kinds.items():
-            if kind.how != "alone":
+        for label, kind in job.variants.items():
+            if kind.runner != "alone":
                 program = _program(job.net, job.batch, kind, found.ranks)
                 late = link["sum" if kind.sync.startswith("allreduce") else "latency"]
-                on = hosts(found.ranks, link["bandwidth"], late, host_overhead)
+                on = lab_cluster(found.ranks, link["bandwidth"], late, host_overhead)
                 seconds[label] = simulate(program, on, Profile(own.profile)).step_seconds
         result.append(seconds)
     return result
 
 
-def plan_of(graph: Graph, ranks: int, kind: Kind) -> Plan:
+def data_parallel_plan(graph: Graph, ranks: int, kind: SyncVariant) -> Plan:
     """Data parallelism, its parameters synchronised so; for DistributedDataParallel what is the same."""
-    plan = plan_for(graph, hosts(ranks, 1e8), "data", bn="local", sync=kind.sync)
+    plan = plan_for(graph, lab_cluster(ranks, 1e8), "data", bn="local", sync=kind.sync)
     return replace(plan, bucket=kind.bucket)
 
 
 @lru_cache(maxsize=64)
-def _program(net: str, batch: int, kind: Kind, ranks: int) -> Program:
+def _program(net: str, batch: int, kind: SyncVariant, ranks: int) -> Program:
     graph = _graph(net, batch)
-    return lower(graph, replace(plan_of(graph, ranks, kind), steps=STEPS))
+    return lower(graph, replace(data_parallel_plan(graph, ranks, kind), steps=STEPS))
 
 
 @lru_cache(maxsize=16)
@@ -147,7 +147,7 @@ def _graph(net: str, batch: int) -> Graph:
     return capture_model(nets.spec(net), batch)
 
 
-def read_job(data: Mapping[str, Any]) -> Job:
+def job_from_dict(data: Mapping[str, Any]) -> TimingJob:
     """What `measure` wrote for its ranks."""
-    kinds = {label: Kind(**kind) for label, kind in data["kinds"].items()}
-    return Job(data["net"], data["batch"], kinds)
+    kinds = {label: SyncVariant(**kind) for label, kind in data["kinds"].items()}
+    return TimingJob(data["net"], data["batch"], kinds)

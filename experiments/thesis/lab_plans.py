@@ -16,7 +16,7 @@ from experiments.thesis.lab_table import (
     SYNC_ALL,
     SYNC_ONE,
 )
-from experiments.timing import Ddp
+from experiments.timing import DdpBaseline
 from raddle.api.clusters import Cluster
 from raddle.api.models import Graph
 from raddle.api.planning import AUTO, plan_for
@@ -69,6 +69,6 @@ def _asked(kind: Kind) -> str:
     return AUTO if kind.sync == AUTO else "allreduce"
 
 
-def as_run(label: str, plan: Plan) -> Plan | Ddp:
+def as_run(label: str, plan: Plan) -> Plan | DdpBaseline:
     """DDP is torch's own; its prediction is that of the plan."""
-    return Ddp() if label == DDP else plan
+    return DdpBaseline() if label == DDP else plan

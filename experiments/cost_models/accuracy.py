@@ -12,35 +12,35 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.ranking import kendall, spearman
+from experiments.rank_correlation import kendall, spearman
 
 
-class Verdict(NamedTuple):
+class Accuracy(NamedTuple):
     spearman: float
     kendall: float
-    median: float  # relative error after the fit
-    worst: float
+    median_error: float  # relative error after the fit
+    worst_error: float
     regret: float
     factor: float  # that was fitted
-    first: int  # which plan is predicted to be best
+    predicted_best: int  # which plan is predicted to be best
 
 
-def verdict(predicted: Sequence[float], measured: Sequence[float]) -> Verdict:
-    factor = scale(predicted, measured)
-    off = [abs(e) for e in errors([factor * p for p in predicted], measured)]
+def measure_accuracy(predicted: Sequence[float], measured: Sequence[float]) -> Accuracy:
+    factor = fit_factor(predicted, measured)
+    off = [abs(e) for e in relative_errors([factor * p for p in predicted], measured)]
     first = predicted.index(min(predicted))
-    return Verdict(
+    return Accuracy(
         spearman(predicted, measured), kendall(predicted, measured), statistics.median(off),
         max(off), measured[first] / min(measured) - 1, factor, first,
     )  # fmt: skip
 
 
-def scale(predicted: Sequence[float], measured: Sequence[float]) -> float:
+def fit_factor(predicted: Sequence[float], measured: Sequence[float]) -> float:
     """The middle of what predictions would have to be multiplied by; those of nothing do not count."""
     ratios = [m / p for p, m in zip(predicted, measured, strict=True) if p > 0]
     return statistics.median(ratios) if ratios else math.nan
 
 
-def errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
+def relative_errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
     """Relative, negative where the prediction is too small."""
     return [p / m - 1 for p, m in zip(predicted, measured, strict=True)]

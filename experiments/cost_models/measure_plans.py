@@ -7,9 +7,9 @@ from functools import cache
 from typing import NamedTuple
 
 from experiments.cost_models.costs import Costs, costs
-from experiments.cost_models.here import cluster_here, devices_here, measured_profile
-from experiments.cost_models.plans import Group, micro_graph, plans_of
-from experiments.timing import Timed, time_plans
+from experiments.cost_models.local_cluster import measure_cluster, measure_profile, probe_devices
+from experiments.cost_models.plans import PlanGroup, distinct_plans, micro_batch_graph
+from experiments.timing import StepTimes, time_plans
 from raddle.api.clusters import Device
 from raddle.api.costs import Profile
 from raddle.api.models import Graph
@@ -19,7 +19,7 @@ ROUNDS = 7  # blocks of steps of each plan, in turn with the others'
 QUICK_ROUNDS = 5
 
 
-class Prepared(NamedTuple):
+class PreparedGroup(NamedTuple):
     """What both networks share."""
 
     graph: Graph
@@ -28,43 +28,43 @@ class Prepared(NamedTuple):
     profile: Profile
 
 
-class Found(NamedTuple):
+class MeasuredPlan(NamedTuple):
     """One plan: its name, what it took, and what was predicted."""
 
     group: str
     name: str
     kind: str
-    timed: Timed
+    times: StepTimes
     costs: Costs
 
 
 @cache
-def prepared(group: Group, quick: bool) -> Prepared:
+def prepare_group(group: PlanGroup, quick: bool) -> PreparedGroup:
     graph = group.graph()
-    plans = plans_of(group, graph, quick=quick)
-    devices = devices_here(group.ranks, quick=quick)
-    profile = measured_profile(group, graph, plans, devices[0].kind, quick=quick)
-    return Prepared(graph, plans, devices, profile)
+    plans = distinct_plans(group, graph, quick=quick)
+    devices = probe_devices(group.ranks, quick=quick)
+    profile = measure_profile(group, graph, plans, devices[0].kind, quick=quick)
+    return PreparedGroup(graph, plans, devices, profile)
 
 
-def measured(group: Group, rate: str | None, *, quick: bool) -> list[Found]:
+def measure_group(group: PlanGroup, rate: str | None, *, quick: bool) -> list[MeasuredPlan]:
     """InputError where a lab is asked for and cannot be."""
-    graph, plans, devices, profile = prepared(group, quick)
-    on = cluster_here(devices, rate, quick=quick)
+    graph, plans, devices, profile = prepare_group(group, quick)
+    on = measure_cluster(devices, rate, quick=quick)
     timed = time_plans(
         group.spec, graph, plans, ranks=group.ranks, rate=rate,
         rounds=QUICK_ROUNDS if quick else ROUNDS,
     )  # fmt: skip
     return [
-        Found(
-            group.name, name, kind_of(name, plan), timed[name],
-            costs(micro_graph(graph, plan), plan, on, profile),
+        MeasuredPlan(
+            group.name, name, plan_kind(name, plan), timed[name],
+            costs(micro_batch_graph(graph, plan), plan, on, profile),
         )
         for name, plan in plans.items()
     ]  # fmt: skip
 
 
-def kind_of(name: str, plan: Plan) -> str:
+def plan_kind(name: str, plan: Plan) -> str:
     """For whom a model is better or worse."""
     if plan.stages:
         return "pipelines"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.scaling import Case
+from experiments.simulate_methods import WeakScalingCase
 from raddle.api.planning import BASELINES, Settings
 from raddle.api.plans import Plan
 from raddle.api.programs import Merge, Move, Reduce, Run, lower
@@ -30,7 +30,7 @@ class Judged(NamedTuple):
     shortened_s: float
 
 
-def judged(case: Case, proposals: int) -> Judged:
+def judged(case: WeakScalingCase, proposals: int) -> Judged:
     """Both judge the same draws; that they decide alike is asserted."""
     rates, ends = {}, {}
     for full in (False, True):
@@ -44,7 +44,7 @@ def judged(case: Case, proposals: int) -> Judged:
     return Judged(*_delta(case, rates[False], rates[True]))
 
 
-def _chain(case: Case, *, full: bool) -> Chain:
+def _chain(case: WeakScalingCase, *, full: bool) -> Chain:
     """Uniform moves from data parallelism."""
     graph, on = case.graph, case.cluster
     tiles = BASELINES["data"](graph, on)
@@ -65,7 +65,7 @@ def never_shortened(own: Evaluator) -> None:
     own.time = in_full  # type: ignore[method-assign, assignment]
 
 
-def _delta(case: Case, shortened_rate: float, full_rate: float) -> tuple[Any, ...]:
+def _delta(case: WeakScalingCase, shortened_rate: float, full_rate: float) -> tuple[Any, ...]:
     graph, on = case.graph, case.cluster
     space, rng = PlanSpace(graph, on, Settings()), random.Random(0)
     tiles = BASELINES["data"](graph, on)

@@ -1,4 +1,4 @@
-"""One rank of `syncing`: python -m experiments.syncing_rank asked.json, under torchrun in the lab.
+"""One rank of `syncing`: python -m experiments.sync_timing_rank asked.json, under torchrun in the lab.
 
 A block of steps runs without a barrier inside, so that steps may overlap as they do in training; blocks of
 different kinds take turns, so that what disturbs the machine disturbs all of them.
@@ -20,9 +20,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 import raddle
 from experiments import nets
-from experiments.links import measure_link, measure_sum, traffic
+from experiments.links import background_traffic, measure_all_reduce, measure_link
 from experiments.messages import measure_messages
-from experiments.syncing import ALONE, DDP, MIB, Job, Kind, plan_of, read_job
+from experiments.sync_timing import (
+    DDP,
+    MIB,
+    NO_SYNC,
+    SyncVariant,
+    TimingJob,
+    data_parallel_plan,
+    job_from_dict,
+)
 from experiments.timing_rank import sgd
 from raddle import sync
 from raddle.api.costs import measure
@@ -49,10 +57,10 @@ def main(asked: dict[str, Any]) -> None:
         host_overhead = measure_messages(MESSAGES)["host_overhead"]
         link = {
             **measure_link(rank, size),
-            "sum": measure_sum(size),
+            "sum": measure_all_reduce(size),
             "host_overhead": host_overhead,
         }
-    jobs = [Contest(read_job(job), asked, link).run() for job in asked["jobs"]]
+    jobs = [JobRunner(job_from_dict(job), asked, link).run() for job in asked["jobs"]]
     if rank == 0:
         write_scratch(asked["out"], {"link": link, "jobs": jobs})
     sync.close()
@@ -60,25 +68,25 @@ def main(asked: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-class Contest:
+class JobRunner:
     """The kinds of one job beside each other."""
 
-    def __init__(self, job: Job, asked: dict[str, Any], link: dict[str, Any]) -> None:
+    def __init__(self, job: TimingJob, asked: dict[str, Any], link: dict[str, Any]) -> None:
         self.job, self.asked, self.link = job, asked, link
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.work = load_workload(nets.spec(job.net), batch=job.batch, device="cpu")
+        self.workload = load_workload(nets.spec(job.net), batch=job.batch, device="cpu")
         self.graph = capture(
-            self.work.model, self.work.inputs, targets=self.work.targets, loss=self.work.loss,
+            self.workload.model, self.workload.inputs, targets=self.workload.targets, loss=self.workload.loss,
             name=job.net,
         )  # fmt: skip
-        self.settle: dict[str, Call] = {}  # by label, waits for what is under way
-        self.ends: list[Call] = []
+        self.waits: dict[str, Call] = {}  # by label, waits for what is under way
+        self.close_calls: list[Call] = []
         self.windows: list[tuple[str, float, float]] = []
 
     def run(self) -> dict[str, Any]:
         profile = self._profile()
         self.windows.clear()
-        steps = {label: self._step(label, kind) for label, kind in self.job.kinds.items()}
+        steps = {label: self._step(label, kind) for label, kind in self.job.variants.items()}
         for step in steps.values():
             step()  # warms up
         blocks: dict[str, list[float]] = {label: [] for label in steps}
@@ -87,7 +95,7 @@ class Contest:
             for label in order[turn % len(order) :] + order[: turn % len(order)]:
                 blocks[label].append(self._block(label, steps[label], self.asked["steps"]))
         dist.barrier()
-        for end in self.ends:
+        for end in self.close_calls:
             end()
         return {"blocks": blocks, "windows": self.windows, "profile": profile}
 
@@ -96,7 +104,7 @@ class Contest:
 
         What is under way at the end belongs to the last step: it would have overlapped with the next.
         """
-        settle = self.settle.get(label, _nothing)
+        settle = self.waits.get(label, _nothing)
         settle()
         dist.barrier()
         step()  # the first has nothing to wait for
@@ -110,40 +118,40 @@ class Contest:
         dist.all_reduce(spent, dist.ReduceOp.MAX)
         return float(spent)
 
-    def _step(self, label: str, kind: Kind) -> Call:
-        model = copy.deepcopy(self.work.model)
-        if kind.how == "ddp":
+    def _step(self, label: str, kind: SyncVariant) -> Call:
+        model = copy.deepcopy(self.workload.model)
+        if kind.runner == "ddp":
             # Said aloud, even torch's own size changes what it does: its first bucket then is no smaller.
             size = None if kind == DDP else max(kind.bucket, 1) / MIB
             module = DistributedDataParallel(model, bucket_cap_mb=size)
-            return self._plain(module, sgd(module.parameters()))
-        if kind.how == "alone":
-            return self._plain(model, sgd(model.parameters()))
-        if kind.how == "wrapped":
+            return self._torch_step(module, sgd(module.parameters()))
+        if kind.runner == "alone":
+            return self._torch_step(model, sgd(model.parameters()))
+        if kind.runner == "wrapped":
             optimizer = sync.Optimizer(
                 sgd(model.parameters()), model, sync=kind.sync, bucket=kind.bucket
             )
-            self.settle[label] = optimizer.synchronize
-            self.ends.append(optimizer.close)
-            return self._plain(model, optimizer)
-        plan = plan_of(self.graph, self.size, kind)
+            self.waits[label] = optimizer.synchronize
+            self.close_calls.append(optimizer.close)
+            return self._torch_step(model, optimizer)
+        plan = data_parallel_plan(self.graph, self.size, kind)
         trainer = raddle.parallelize(
-            model, plan, sgd, loss=self.work.loss, graph=self.graph, device="cpu"
+            model, plan, sgd, loss=self.workload.loss, graph=self.graph, device="cpu"
         )
-        self.settle[label] = trainer.synchronize
-        self.ends.append(trainer.close)
-        part = trainer.part(*self.work.inputs, *self.work.targets)
-        return lambda: _void(trainer.step(*part))
+        self.waits[label] = trainer.synchronize
+        self.close_calls.append(trainer.close)
+        part = trainer.part(*self.workload.inputs, *self.workload.targets)
+        return lambda: _discard(trainer.step(*part))
 
-    def _plain(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
+    def _torch_step(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
         inputs, targets = (
             [t.tensor_split(self.size)[self.rank] for t in own]
-            for own in (self.work.inputs, self.work.targets)
+            for own in (self.workload.inputs, self.workload.targets)
         )
 
         def step() -> None:
             optimizer.zero_grad()
-            loss: Tensor = self.work.loss(module(*inputs), *targets)
+            loss: Tensor = self.workload.loss(module(*inputs), *targets)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             float(loss.detach())
@@ -152,34 +160,34 @@ class Contest:
 
     def _profile(self) -> dict[str, float]:
         """Operators of a rank's share, on all ranks at the same time, beside a step's traffic."""
-        alone = self._step("", ALONE)
+        alone = self._step("", NO_SYNC)
         alone()
         compute = self._block("", alone, 2)
-        plan = plan_of(self.graph, self.size, DDP)
+        plan = data_parallel_plan(self.graph, self.size, DDP)
         active = active_values(self.graph)
         wanted = {
             op.name: [i for i, name in enumerate(op.inputs) if name in active]
             for op in self.graph.ops
         }
         boxes = [(op, tile.box) for op in self.graph.ops for tile in plan.tiles[op.name].tiles]
-        with self._beside(compute):
+        with self._background_traffic(compute):
             return measure(self.graph, boxes, wanted, "core", repeats=REPEATS).seconds
 
-    def _beside(self, compute: float) -> AbstractContextManager[None]:
+    def _background_traffic(self, compute: float) -> AbstractContextManager[None]:
         """What data parallelism sends in a step, spread over the step."""
         if self.size == 1:
             return nullcontext()
-        weights = sum(p.nbytes for p in self.work.model.parameters())
+        weights = sum(p.nbytes for p in self.workload.model.parameters())
         sent = 2 * (self.size - 1) / self.size * weights
         rate = sent / max(compute, sent / self.link["bandwidth"])
-        return traffic(self.rank, self.size, rate)
+        return background_traffic(self.rank, self.size, rate)
 
 
 def _nothing() -> None:
     pass
 
 
-def _void(_: object) -> None:
+def _discard(_: object) -> None:
     pass
 
 

@@ -1,4 +1,4 @@
-"""One rank of `here`: python -m experiments.cost_models.here_rank asked.json, under torchrun."""
+"""One rank of `here`: python -m experiments.cost_models.local_cluster_rank asked.json, under torchrun."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ def main(asked: dict[str, Any]) -> None:
     end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = measure_messages(asked["repeats"]) if asked["what"] == "messages" else profile(asked)
+    found = (
+        measure_messages(asked["repeats"]) if asked["what"] == "messages" else measure_tiles(asked)
+    )
     if dist.get_rank() == 0:
         write_scratch(asked["out"], found)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def profile(asked: dict[str, Any]) -> dict[str, float]:
+def measure_tiles(asked: dict[str, Any]) -> dict[str, float]:
     """Seconds of the tiles of all plans, while the other ranks measure the same; the ranks' median."""
     graph = capture_model(asked["spec"], asked["batch"])
     found = Profile()
@@ -39,13 +41,13 @@ def profile(asked: dict[str, Any]) -> dict[str, float]:
         own = graph.for_batch(-(-data["batch"] // data["microbatches"]))
         plan = plan_from_dict(data, own)
         for phase in ("B", "W") if plan.split_backward else ("B",):
-            found = _measured(own, plan, phase, asked, found)
+            found = _measure_plan(own, plan, phase, asked, found)
     ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, found.seconds)
     return {key: statistics.median(own[key] for own in ranks) for key in found.seconds}
 
 
-def _measured(
+def _measure_plan(
     graph: Graph, plan: Plan, phase: str, asked: dict[str, Any], known: Profile
 ) -> Profile:
     compute = ComputeCosts(

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments.cost_models.plans import Group, micro_graph
-from experiments.timing import start
+from experiments.cost_models.plans import PlanGroup, micro_batch_graph
+from experiments.timing import run_ranks
 from raddle.api.clusters import Cluster, Device, Link, Network, build_cluster, cores
 from raddle.api.costs import Profile
 from raddle.api.models import Graph
@@ -22,18 +22,18 @@ from raddle.api.probing import describe, probe
 from raddle.files import read_scratch, write_scratch
 
 
-def devices_here(ranks: int, *, quick: bool) -> tuple[Device, ...]:
+def probe_devices(ranks: int, *, quick: bool) -> tuple[Device, ...]:
     """One of so many ranks, while all of them compute, measured now."""
     return Cluster.from_dict(describe(probe(ranks, quick=quick, fresh=True))).devices
 
 
-def cluster_here(devices: Sequence[Device], rate: str | None, *, quick: bool) -> Cluster:
+def measure_cluster(devices: Sequence[Device], rate: str | None, *, quick: bool) -> Cluster:
     """The devices and the messages between them as the ranks find them: of this machine or of the lab.
 
     The probe's own link is that of ranks which compute meanwhile; a rank that waits for a message does not.
     """
     ranks = len(devices)
-    found = _asked({"what": "messages", "repeats": 3 if quick else 7}, ranks, rate)
+    found = call_ranks({"what": "messages", "repeats": 3 if quick else 7}, ranks, rate)
     bandwidth, latency = found["bandwidth"], found["latency"]
     devices = [replace(d, host_overhead=found["host_overhead"]) for d in devices]
     if rate is None:
@@ -44,29 +44,29 @@ def cluster_here(devices: Sequence[Device], rate: str | None, *, quick: bool) ->
     return build_cluster(f"{ranks} hosts at {rate}", hosts)
 
 
-def measured_profile(
-    group: Group, graph: Graph, plans: Mapping[str, Plan], kind: str, *, quick: bool
+def measure_profile(
+    group: PlanGroup, graph: Graph, plans: Mapping[str, Plan], kind: str, *, quick: bool
 ) -> Profile:
     """Seconds of every distinct tile of the plans."""
     busy = min(group.ranks, cores())
     with tempfile.TemporaryDirectory() as name:
         paths = [pathlib.Path(name) / f"{number}.json" for number in range(len(plans))]
         for path, plan in zip(paths, plans.values(), strict=True):
-            save_plan(plan, micro_graph(graph, plan), path)
+            save_plan(plan, micro_batch_graph(graph, plan), path)
         asked = {
             "what": "profile", "spec": group.spec, "batch": group.batch, "kind": kind,
             "plans": list(map(str, paths)), "repeats": 3 if quick else 5,
         }  # fmt: skip
-        seconds = _asked(asked, busy, None)
+        seconds = call_ranks(asked, busy, None)
     return Profile({key: own * group.ranks / busy for key, own in seconds.items()})
 
 
-def _asked(asked: Mapping[str, Any], ranks: int, rate: str | None) -> dict[str, Any]:
+def call_ranks(asked: Mapping[str, Any], ranks: int, rate: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         out = folder / "found.json"
         write_scratch(folder / "asked.json", {**asked, "out": str(out)})
-        words = ["-m", "experiments.cost_models.here_rank", str(folder / "asked.json")]
-        start(ranks, rate, words)
+        words = ["-m", "experiments.cost_models.local_cluster_rank", str(folder / "asked.json")]
+        run_ranks(ranks, rate, words)
         found: dict[str, Any] = read_scratch(out)
     return found

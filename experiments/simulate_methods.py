@@ -20,7 +20,7 @@ PER_NODE = 4  # GPUs of a node in both papers
 SYNCS = {"server": "servers", "allreduce": "all-reduce"}
 
 
-class Case(NamedTuple):
+class WeakScalingCase(NamedTuple):
     """A model on so many devices; the batch grows with them."""
 
     model: str
@@ -30,14 +30,14 @@ class Case(NamedTuple):
 
     @property
     def graph(self) -> Graph:
-        return _graph(self.model, self.samples * self.gpus)
+        return capture_graph(self.model, self.samples * self.gpus)
 
     @property
     def cluster(self) -> Cluster:
         return cluster(f"{self.kind}:{-(-self.gpus // PER_NODE)}x{min(PER_NODE, self.gpus)}")
 
 
-class Step(NamedTuple):
+class SimulatedStep(NamedTuple):
     """What the simulator says of a method's plan."""
 
     plan: Plan
@@ -51,18 +51,20 @@ class Step(NamedTuple):
 
 
 @lru_cache(maxsize=3)
-def _graph(model: str, batch: int) -> Graph:
+def capture_graph(model: str, batch: int) -> Graph:
     return capture_model(model, batch)
 
 
 @cache
-def step(case: Case, method: str, sync: str, budget: float) -> Step | None:
+def simulate_method(
+    case: WeakScalingCase, method: str, sync: str, budget: float
+) -> SimulatedStep | None:
     """None where the method cannot be applied, or its plan does not fit; remembered, for other parts."""
     graph, on = case.graph, case.cluster
     settings = Settings(sync=sync, budget=budget)
     begun = perf_counter()
     try:
-        own = SearchResult(OWN[method](graph, on)) if method in OWN else None
+        own = SearchResult(EXTRA_METHODS[method](graph, on)) if method in EXTRA_METHODS else None
         prepared = perf_counter() - begun
         plan, row, _ = plan_and_predict(
             graph, on, method, model=case.model, settings=settings, result=own
@@ -70,7 +72,7 @@ def step(case: Case, method: str, sync: str, budget: float) -> Step | None:
     except InputError:
         return None
     history = row.get("history") or [[0.0, 0, 0.0]]
-    found = Step(
+    found = SimulatedStep(
         plan, row["step_ms"] / 1e3, row["samples_per_s"], row["comm_bytes"], row["fits"],
         row["search_s"] + prepared, row.get("proposals", 0), history[-1][0],
     )  # fmt: skip
@@ -95,7 +97,7 @@ def recurrent_expert(graph: Graph, on: Cluster) -> Tiles:
     return space.tiles(chosen)
 
 
-OWN: dict[str, Callable[[Graph, Cluster], Tiles]] = {
+EXTRA_METHODS: dict[str, Callable[[Graph, Cluster], Tiles]] = {
     "optcnn-paper": _optcnn_paper,
     "expert": recurrent_expert,
 }
@@ -103,22 +105,28 @@ OWN: dict[str, Callable[[Graph, Cluster], Tiles]] = {
 
 # -- what is said of several -----------------------------------------------------------------------
 
-Steps = Mapping[tuple[str, int], Step | None]  # by method and number of devices
+StepsByMethod = Mapping[tuple[str, int], SimulatedStep | None]  # by method and number of devices
 
 
-def best(found: Steps, methods: Sequence[str], count: int) -> tuple[str, Step] | None:
+def fastest(
+    found: StepsByMethod, methods: Sequence[str], count: int
+) -> tuple[str, SimulatedStep] | None:
     """The fastest of some methods."""
     able = [(m, s) for m in methods if (s := found.get((m, count))) is not None]
     return min(able, key=lambda own: own[1].seconds) if able else None
 
 
-def ratio(found: Steps, method: str, others: Sequence[str], count: int) -> float | None:
+def gain_over_best(
+    found: StepsByMethod, method: str, others: Sequence[str], count: int
+) -> float | None:
     """How many times as many samples a second as the best of the others."""
-    own, other = found.get((method, count)), best(found, others, count)
+    own, other = found.get((method, count)), fastest(found, others, count)
     return own.samples_per_s / other[1].samples_per_s if own and other else None
 
 
-def chart(title: str, found: Steps, names: Mapping[str, str], note: str = "") -> Chart:
+def throughput_chart(
+    title: str, found: StepsByMethod, names: Mapping[str, str], note: str = ""
+) -> Chart:
     """Samples a second against devices, a line a method."""
     lines = []
     for method, name in names.items():
