@@ -97,11 +97,11 @@ class PipelineTask:
         model = copy.deepcopy(self.model)
         optimizer = self.optimizer(model.parameters())
         losses, norms = [], []
-        for micros in self.batches(sizes):
+        for micro_batches in self.batches(sizes):
             optimizer.zero_grad()
-            buffers = self._buffers(model, micros, updates)
+            buffers = self._buffers(model, micro_batches, updates)
             total = 0.0
-            for batch, size in zip(micros, sizes, strict=True):
+            for batch, size in zip(micro_batches, sizes, strict=True):
                 value = model(*batch[: self.inputs])
                 if self.loss is not None:
                     value = self.loss(value, *batch[self.inputs :])
@@ -121,16 +121,16 @@ class PipelineTask:
         return TrainingResult(losses, state, gradients, changed, max(*norms, 1e-6))
 
     def _buffers(
-        self, model: nn.Module, micros: Sequence[Batch], updates: Updates
+        self, model: nn.Module, micro_batches: Sequence[Batch], updates: Updates
     ) -> dict[str, Tensor]:
         """New values of buffers that are not updated by all micro-batches in their order."""
         buffers: dict[str, Tensor] = {}
         for sequence, names in updates:
-            if sequence != tuple(range(len(micros))):
+            if sequence != tuple(range(len(micro_batches))):
                 other = copy.deepcopy(model)
                 with torch.no_grad():
                     for m in sequence:
-                        other(*micros[m][: self.inputs])
+                        other(*micro_batches[m][: self.inputs])
                 buffers.update((name, other.get_buffer(name)) for name in names)
         return buffers
 
@@ -187,12 +187,14 @@ def updates_of(plan: Plan, graph: Graph) -> Updates:
     if not plan.stages:
         return ()
     schedule, stage_by_op = schedule_of(plan), stage_of(plan)
-    at = [workers_of_micro_batch(plan, schedule, m) for m in range(plan.microbatches)]
+    workers_by_micro_batch = [
+        workers_of_micro_batch(plan, schedule, m) for m in range(plan.microbatches)
+    ]
     stage_by_value = {o: stage_by_op[op.name] for op in graph.ops for o in op.outputs}
     updates: dict[tuple[int, ...], list[str]] = {}
     for buffer, value in graph.updates.items():
         s = stage_by_value[value]
-        row = schedule.rows[at[0][s]]
+        row = schedule.rows[workers_by_micro_batch[0][s]]
         sequence = tuple(a.micro_batch for a in row if (a.phase, a.stage) == ("F", s))
         updates.setdefault(sequence, []).append(buffer)
     return tuple((sequence, tuple(names)) for sequence, names in updates.items())
@@ -256,10 +258,10 @@ def pipeline(
     graph = piped.graph
     stages = tuple(map(tuple, stages)) or cut_evenly(graph, workers * chunks)
     tiles = stage_tiles(graph, stages, [[s % workers] for s in range(len(stages))])
-    return planned(piped, tiles, workers, microbatches, stages, schedule, **more)
+    return make_pipeline_plan(piped, tiles, workers, microbatches, stages, schedule, **more)
 
 
-def planned(
+def make_pipeline_plan(
     piped: PipelineTask,
     tiles: Mapping[str, Tiling],
     devices: int,

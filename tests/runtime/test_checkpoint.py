@@ -50,14 +50,14 @@ def random_cuts(shape: tuple[int, ...], rng: random.Random) -> list[Box]:
     boxes = [Box.full(shape)]
     for _ in range(rng.randint(0, 3)):
         box = boxes.pop(rng.randrange(len(boxes)))
-        able = [d for d, size in enumerate(box.shape) if size > 1]
-        if not able:
+        splittable = [d for d, size in enumerate(box.shape) if size > 1]
+        if not splittable:
             boxes.append(box)
             continue
-        d = rng.choice(able)
-        at = rng.randrange(box.lo[d] + 1, box.hi[d])
-        boxes.append(Box(box.lo, (*box.hi[:d], at, *box.hi[d + 1 :])))
-        boxes.append(Box((*box.lo[:d], at, *box.lo[d + 1 :]), box.hi))
+        d = rng.choice(splittable)
+        position = rng.randrange(box.lo[d] + 1, box.hi[d])
+        boxes.append(Box(box.lo, (*box.hi[:d], position, *box.hi[d + 1 :])))
+        boxes.append(Box((*box.lo[:d], position, *box.lo[d + 1 :]), box.hi))
     return boxes
 
 
@@ -79,12 +79,12 @@ def on_threads(ranks: int, work: Callable[[int, Exchange], Any]) -> list[Any]:
     barrier = threading.Barrier(ranks, timeout=HANG)
 
     def exchange_of(rank: int) -> Exchange:
-        def exchange(mine: Any) -> list[Any]:
-            posted[rank] = mine
+        def exchange(local: Any) -> list[Any]:
+            posted[rank] = local
             barrier.wait()
-            everyone = list(posted)
+            by_rank = list(posted)
             barrier.wait()  # all ranks have read before the next exchange
-            return everyone
+            return by_rank
 
         return exchange
 
@@ -108,22 +108,24 @@ def on_threads(ranks: int, work: Callable[[int, Exchange], Any]) -> list[Any]:
     return results
 
 
-def held(layout: dict[str, list[Box]], tensors: dict[str, list[Tensor]]) -> dict[str, Pieces]:
+def pair_boxes(layout: dict[str, list[Box]], tensors: dict[str, list[Tensor]]) -> dict[str, Pieces]:
     return {name: list(zip(boxes, tensors[name], strict=True)) for name, boxes in layout.items()}
 
 
-def gathered(layout: Layout, state: dict[str, Tensor], shapes: Shapes, aliases: Any) -> list[Any]:
+def cut_and_gather(
+    layout: Layout, state: dict[str, Tensor], shapes: Shapes, aliases: Any
+) -> list[Any]:
     """Cuts a state into a layout's boxes and gathers it again; returns the result of each rank."""
 
     def work(rank: int, exchange: Exchange) -> dict[str, Tensor]:
-        pieces = held(layout[rank], cut_state(state, layout[rank], shapes, aliases))
+        pieces = pair_boxes(layout[rank], cut_state(state, layout[rank], shapes, aliases))
         return gather_state(exchange, pieces, shapes, aliases)
 
     return on_threads(len(layout), work)
 
 
 @cache
-def saved(name: str) -> tuple[dict[str, Tensor], Shapes, dict[str, str]]:
+def plain_state(name: str) -> tuple[dict[str, Tensor], Shapes, dict[str, str]]:
     """The state of a plain model, the shapes of its tensors, and the graph's aliases of tied tensors."""
     work = zoo.load(name, device="cpu")
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
@@ -169,18 +171,18 @@ def test_a_box_outside_is_found() -> None:
 def test_any_layout_loads_what_any_other_has_saved(
     name: str, ranks: tuple[int, int], seed: int
 ) -> None:
-    state, shapes, aliases = saved(name)
+    state, shapes, aliases = plain_state(name)
     first, second = (random_layout(shapes, n, seed + i) for i, n in enumerate(ranks))
-    (once, *others) = gathered(first, state, shapes, aliases)
+    (once, *others) = cut_and_gather(first, state, shapes, aliases)
     assert all(other.keys() == once.keys() for other in others)
-    (twice, *_) = gathered(second, once, shapes, aliases)
+    (twice, *_) = cut_and_gather(second, once, shapes, aliases)
     assert twice.keys() == state.keys()
     assert_same(twice, state)
 
 
 def test_a_tied_weight_has_all_its_names_and_is_one_tensor() -> None:
-    state, shapes, aliases = saved("gpt-tiny")
-    (full,) = gathered(random_layout(shapes, 1, 0), state, shapes, aliases)
+    state, shapes, aliases = plain_state("gpt-tiny")
+    (full,) = cut_and_gather(random_layout(shapes, 1, 0), state, shapes, aliases)
     assert full["lm_head.weight"] is full["wte.weight"]
     work = zoo.load("gpt-tiny", device="cpu", seed=1)
     work.model.load_state_dict(full)  # strict: checks all names
@@ -189,9 +191,9 @@ def test_a_tied_weight_has_all_its_names_and_is_one_tensor() -> None:
 
 @pytest.mark.parametrize("dropped", ["lm_head.weight", "wte.weight"])
 def test_one_name_of_a_tied_weight_will_do(dropped: str) -> None:
-    state, shapes, aliases = saved("gpt-tiny")
+    state, shapes, aliases = plain_state("gpt-tiny")
     remaining = {n: t for n, t in state.items() if n != dropped}
-    (full,) = gathered(random_layout(shapes, 1, 0), remaining, shapes, aliases)
+    (full,) = cut_and_gather(random_layout(shapes, 1, 0), remaining, shapes, aliases)
     assert_same(full, state)
 
 
@@ -199,7 +201,9 @@ def test_only_ranks_that_keep_the_state_have_it() -> None:
     shapes, layout = {"w": (4,)}, [{"w": [Box((0,), (3,))]}, {"w": [Box((3,), (4,))]}]
 
     def work(rank: int, exchange: Exchange) -> dict[str, Tensor]:
-        pieces = held(layout[rank], cut_state({"w": torch.arange(4)}, layout[rank], shapes, {}))
+        pieces = pair_boxes(
+            layout[rank], cut_state({"w": torch.arange(4)}, layout[rank], shapes, {})
+        )
         return gather_state(exchange, pieces, shapes, {"v": "w"}, keep=rank == 1)
 
     nothing, full = on_threads(2, work)
@@ -239,13 +243,15 @@ def update(
     return {n: [(box, optimizer.state[t]) for box, t in pieces] for n, pieces in boxes.items()}
 
 
-def trained(make: Any, layout: Layout, state: Any, entries: Any, steps: range) -> tuple[Any, Any]:
+def train_on_layout(
+    make: Any, layout: Layout, state: Any, entries: Any, steps: range
+) -> tuple[Any, Any]:
     """State and optimizer state after some steps on a layout, starting from given ones."""
 
     def work(rank: int, exchange: Exchange) -> tuple[Any, Any]:
         if not layout[rank]:
             return gather_state(exchange, {}, SHAPES, {}), gather_optimizer(exchange, {}, SHAPES)
-        pieces = held(layout[rank], cut_state(state, layout[rank], SHAPES, {}))
+        pieces = pair_boxes(layout[rank], cut_state(state, layout[rank], SHAPES, {}))
         saved = cut_optimizer(entries, layout[rank], SHAPES) if entries else {}
         after = update(make, pieces, saved, steps)
         return gather_state(exchange, pieces, SHAPES, {}), gather_optimizer(exchange, after, SHAPES)
@@ -262,8 +268,12 @@ def trained(make: Any, layout: Layout, state: Any, entries: Any, steps: range) -
 def test_training_goes_on_in_another_layout(kind: str, ranks: tuple[int, int], seed: int) -> None:
     make, start = OPTIMIZERS[kind], {n: gradient(n, 99) for n in SHAPES}
     first, second = (random_layout(SHAPES, n, seed + i) for i, n in enumerate(ranks))
-    moved = trained(make, second, *trained(make, first, start, {}, range(2)), range(2, 4))
-    plain = trained(make, [{n: [Box.full(s)] for n, s in SHAPES.items()}], start, {}, range(4))
+    moved = train_on_layout(
+        make, second, *train_on_layout(make, first, start, {}, range(2)), range(2, 4)
+    )
+    plain = train_on_layout(
+        make, [{n: [Box.full(s)] for n, s in SHAPES.items()}], start, {}, range(4)
+    )
     torch.testing.assert_close(moved, plain, rtol=1e-12, atol=1e-12)
 
 
@@ -275,7 +285,9 @@ def test_the_state_is_that_of_the_plain_optimizer() -> None:
         for name, p in parameters.items():
             p.grad = gradient(name, step)
         optimizer.step()
-    _, entries = trained(OPTIMIZERS["adam"], random_layout(SHAPES, 3, 1), start, {}, steps=range(2))
+    _, entries = train_on_layout(
+        OPTIMIZERS["adam"], random_layout(SHAPES, 3, 1), start, {}, steps=range(2)
+    )
     assert list(entries["fc.weight"]) == ["step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
     for name, p in parameters.items():
         torch.testing.assert_close(entries[name], dict(optimizer.state[p]), rtol=1e-12, atol=1e-12)
@@ -386,7 +398,7 @@ def exchanged(me: int, exchange: Exchange) -> Any:
         {"w": [Box((0, 0), (4, 1))], "half": [Box((0,), (2,))]},
         {"w": [Box((0, 1), (4, 3))], "flag": [Box((), ())]},
     ]
-    pieces = held(boxes[me], cut_state(state, boxes[me], shapes, {}))
+    pieces = pair_boxes(boxes[me], cut_state(state, boxes[me], shapes, {}))
     entries = {
         name: [
             (box, {"step": torch.tensor(3.0), "m": tensor, "n": 1}) for box, tensor in box_tensors

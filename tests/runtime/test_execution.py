@@ -206,11 +206,11 @@ def test_autograd_adds_to_what_is_there_so_far() -> None:
     updater = ParameterUpdater(slot_store, single_rank(), [1], [Bucket((0,), (1,), DOUBLE, 2)])
     updater.load()
     updater.bucket_buffers[0].fill_(7)  # left from an earlier step
-    place = updater.accumulated_gradient(product(), 1)
-    assert place is not None
-    assert place.tolist() == [0, 0]
-    updater.set_gradient(product(), 1, place.add_(1))
-    assert updater.accumulated_gradient(product(), 1) is place
+    gradient = updater.accumulated_gradient(product(), 1)
+    assert gradient is not None
+    assert gradient.tolist() == [0, 0]
+    updater.set_gradient(product(), 1, gradient.add_(1))
+    assert updater.accumulated_gradient(product(), 1) is gradient
     assert updater.bucket_buffers[0].tolist() == [1, 1]
 
 
@@ -267,8 +267,8 @@ def test_inputs_and_seeds_are_fed() -> None:
     slot_store = store((2,), ())
     first = SlotSource("x", "input", Box((0,), (2,)), 0, Key(0, 1))
     second = SlotSource("seed", "seed", Box((), ()), 1, Key(2, 1))
-    feeding = InputFeeder([Feed(first, first.key), Feed(second, second.key)], slot_store, seed=5)
-    feeding.begin(lambda source: ones(2), step=3)
+    feeder = InputFeeder([Feed(first, first.key), Feed(second, second.key)], slot_store, seed=5)
+    feeder.begin(lambda source: ones(2), step=3)
     assert torch.equal(slot_store.slots[0], ones(2))
     assert int(slot_store.slots[1]) == 5 + 1_000_003 * (3 + 2) + 1
 

@@ -37,19 +37,19 @@ Stages = tuple[tuple[str, ...], ...]
 
 def random_stages(graph: Graph, count: int, rng: random.Random) -> Stages:
     """At most `count` stages; no operator is in an earlier stage than the values that it reads."""
-    made: dict[str, int] = {}
+    stage_by_value: dict[str, int] = {}
     stages: list[list[str]] = [[] for _ in range(count)]
     contiguous = rng.random() < 0.5
     last = 0
     for i, op in enumerate(graph.ops):
-        low = max([made.get(name, 0) for name in op.inputs], default=0)
+        low = max([stage_by_value.get(name, 0) for name in op.inputs], default=0)
         if contiguous:
             last = max(last, min(count - 1, i * count // len(graph.ops) + rng.randint(0, 1)))
             s = last
         else:
             s = low if rng.random() < 0.7 else rng.randint(low, count - 1)
         stages[s].append(op.name)
-        made.update((o, s) for o in op.outputs)
+        stage_by_value.update((o, s) for o in op.outputs)
     return tuple(tuple(names) for names in stages if names)
 
 
@@ -67,15 +67,17 @@ def random_schedule(
     count = 1 + max(w for workers in able for w in workers)
     rows: list[list[Action]] = [[] for _ in range(count)]
     done: list[Action] = []
-    left = [Action(p, s, m) for p in phases for s in range(stages) for m in range(microbatches)]
+    remaining = [
+        Action(p, s, m) for p in phases for s in range(stages) for m in range(microbatches)
+    ]
     eager = rng.choice([0.2, 0.5, 0.8])
-    while left:
-        ready = [a for a in left if _is_ready(a, stages, done)]
+    while remaining:
+        ready = [a for a in remaining if _is_ready(a, stages, done)]
         backward = [a for a in ready if a.phase != "F"]
         action = rng.choice(backward if backward and rng.random() < eager else ready)
         rows[worker[action.stage, action.micro_batch]].append(action)
         done.append(action)
-        left.remove(action)
+        remaining.remove(action)
     waits = []
     for _ in range(rng.choice([0, 0, 1, 3])):
         a, b = sorted(rng.sample(range(len(done)), 2))
@@ -108,9 +110,9 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
             [worker_of[s]] + [w for w in range(rows) if widths[w] == widths[worker_of[s]]]
             for s in range(count)
         ]
-        made = random_schedule(count, microbatches, able, rng)
-        schedule, is_split = schedule_to_text(made), made.split
-        workers = workers[: len(made.rows)]
+        random_rows = random_schedule(count, microbatches, able, rng)
+        schedule, is_split = schedule_to_text(random_rows), random_rows.split
+        workers = workers[: len(random_rows.rows)]
     else:
         schedule = "interleaved" if kind == "interleaved" else rng.choice(NAMED)
         is_split = schedule.startswith("zb")

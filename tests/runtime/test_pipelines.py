@@ -21,8 +21,8 @@ import torch
 from pipeline_plans import (
     PipelineTask,
     cut_evenly,
+    make_pipeline_plan,
     pipeline,
-    planned,
     stage_tiles,
     tiny,
     updates_of,
@@ -188,7 +188,7 @@ def test_skips_between_chunks_of_one_worker(microbatches: int) -> None:
     tiles = stage_tiles(piped.graph, stages, [[0], [1], [0], [1], [0]])
     rows = ("F{m}.0 F{m}.2 F{m}.4 B{m}.4 B{m}.2 B{m}.0", "F{m}.1 F{m}.3 B{m}.3 B{m}.1")
     text = "\n".join(" ".join(row.format(m=m) for m in range(microbatches)) for row in rows)
-    piped.verify(planned(piped, tiles, 2, microbatches, stages, text))
+    piped.verify(make_pipeline_plan(piped, tiles, 2, microbatches, stages, text))
 
 
 def test_a_tied_embedding_is_summed_over_both_ends() -> None:
@@ -262,7 +262,7 @@ def hybrid(
     devices = [tuple(range(a, a + k)) for a, k in zip(starts, widths, strict=True)]
     tiles = stage_tiles(piped.graph, stages, devices, splits)
     workers = tuple(devices) if named else ()
-    return planned(
+    return make_pipeline_plan(
         piped, tiles, sum(widths), microbatches, stages, schedule, workers=workers, **more
     )
 
@@ -358,7 +358,7 @@ def test_a_replicated_stage_takes_turns(width: int, batch: int) -> None:
     workers = tuple(tuple(range(w * width, (w + 1) * width)) for w in range(3))
     tiles = stage_tiles(piped.graph, stages, [workers[0], workers[2]], [DATA, FILTERS])
     for recompute in ((), stages[:1]):
-        plan = planned(
+        plan = make_pipeline_plan(
             piped, tiles, 3 * width, 5, stages, REPLICATED,
             workers=workers, batch=batch, recompute=recompute,
         )  # fmt: skip
@@ -371,7 +371,7 @@ def test_a_worker_may_have_devices_that_a_stage_leaves_idle() -> None:
     stages = cut_evenly(piped.graph, 2)
     tiles = stage_tiles(piped.graph, stages, [[0], [2, 3]], [{}, DATA])
     for schedule in ("1f1b", "gems"):
-        plan = planned(piped, tiles, 4, 3, stages, schedule, workers=((0, 1), (2, 3)))
+        plan = make_pipeline_plan(piped, tiles, 4, 3, stages, schedule, workers=((0, 1), (2, 3)))
         piped.verify(plan)
 
 

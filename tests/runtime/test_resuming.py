@@ -197,11 +197,11 @@ def test_a_rank_that_saves_waits_for_gradients_of_those_behind(sync: str) -> Non
         train(trainer, 0, 1)
         parameter_sync = trainer.executor.parameter_sync
         assert parameter_sync is not None
-        give = parameter_sync.submit
+        submit = parameter_sync.submit
 
         def late(slot: int, gradient: Tensor) -> None:
             time.sleep(0.1)  # meanwhile rank 0 begins to save
-            give(slot, gradient)
+            submit(slot, gradient)
 
         if trainer.rank == 1:
             parameter_sync.submit = late  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from math import prod
 
 import pytest
 import torch
-from pipeline_plans import PipelineTask, cut_evenly, planned, stage_tiles
+from pipeline_plans import PipelineTask, cut_evenly, make_pipeline_plan, stage_tiles
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -86,7 +86,7 @@ def test_the_same_inside_a_pipeline(letters: Mapping[str, int], stride: int, sch
     turned = {{"h": "w", "w": "h"}[letter]: k for letter, k in letters.items()}
     devices = [range(count), range(count, 2 * count)]
     tiles = stage_tiles(piped.graph, stages, devices, [letters, turned])
-    piped.verify(planned(piped, tiles, 2 * count, 3, stages, schedule, batch=5))
+    piped.verify(make_pipeline_plan(piped, tiles, 2 * count, 3, stages, schedule, batch=5))
     one = stage_tiles(piped.graph, stages, [range(count), [count]], [letters, {}])
     if schedule == "1f1b":
-        piped.verify(planned(piped, one, count + 1, 3, stages, schedule))
+        piped.verify(make_pipeline_plan(piped, one, count + 1, 3, stages, schedule))

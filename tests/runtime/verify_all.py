@@ -130,7 +130,7 @@ def plan_of(case: Case) -> Plan:
     return planning.build_plan(graph, target_cluster, "flexflow", result, search_settings)
 
 
-def _run_cases(size: int, planned: Sequence[tuple[Case, Plan]]) -> Iterator[Outcome]:
+def _run_cases(size: int, cases: Sequence[tuple[Case, Plan]]) -> Iterator[Outcome]:
     """Forks `size` ranks, which run all plans; if a rank dies, the remaining cases fail."""
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
@@ -138,14 +138,14 @@ def _run_cases(size: int, planned: Sequence[tuple[Case, Plan]]) -> Iterator[Outc
         for number in range(size):
             here, there = fork.Pipe(duplex=False)
             process = fork.Process(
-                target=_rank, args=(number, size, f"{folder}/store", planned, there), daemon=True
+                target=_rank, args=(number, size, f"{folder}/store", cases, there), daemon=True
             )
             process.start()
             there.close()
             pipes.append(here)
             processes.append(process)
         dead = ""
-        for case, _ in planned:
+        for case, _ in cases:
             errors = [dead]
             for number, pipe in enumerate(pipes):
                 try:
