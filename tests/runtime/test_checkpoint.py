@@ -109,6 +109,7 @@ def on_threads(ranks: int, work: Callable[[int, Exchange], Any]) -> list[Any]:
 
 
 def pair_boxes(layout: dict[str, list[Box]], tensors: dict[str, list[Tensor]]) -> dict[str, Pieces]:
+    """Name -> (box, tensor) pairs of a rank."""
     return {name: list(zip(boxes, tensors[name], strict=True)) for name, boxes in layout.items()}
 
 

@@ -95,6 +95,7 @@ def message(kind: MessageKind, part: MessagePart, **more: Any) -> tuple[Send, Re
 def deliver(
     send: Send, receive: Receive, source: Store, target: Store, *, updating: bool = True
 ) -> None:
+    """Sends a message from a source store to a target store."""
     hub = Hub(2)
     sender = Messages({0: []}, hub.transport(0), source)
     receiver = Messages({0: [receive]}, hub.transport(1), target)
@@ -153,6 +154,7 @@ def product(*, split: bool = False, recompute: bool = False) -> Call:
 
 
 def filled() -> Store:
+    """A store with the arguments of `product`."""
     filled_store = store((2,), (2,), (2,))
     filled_store.slots[0], filled_store.slots[1] = 2 * ones(2), torch.nn.Parameter(3 * ones(2))
     return filled_store

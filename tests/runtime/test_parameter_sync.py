@@ -392,7 +392,7 @@ def test_no_worker_is_more_than_s_steps_ahead(sync: str, bound: int) -> None:
     logs = on_threads(2, work, net(), chosen_plan, sgd, graph=graph())
     slow = begun[1]
     ahead = [sum(b <= at for b in begun[0]) - sum(b <= at for b in slow) for at in begun[0]]
-    # A step counts once it has begun, even if its gradients are not yet sent.
+    # Here a step counts when it begins; the bound counts steps whose gradients are sent, hence one more.
     assert max(ahead) <= bound + 1
     applied = [(e.item, e.worker, e.clock) for log in logs for e in log]
     items = {item for item, *_ in applied}

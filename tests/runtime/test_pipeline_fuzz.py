@@ -95,6 +95,7 @@ def _is_ready(action: Action, stages: int, done: Sequence[Action]) -> bool:
 
 
 def some_plan(graph: Graph, rng: random.Random) -> Plan:
+    """A random pipeline plan; it may be invalid."""
     stages = random_stages(graph, rng.randint(2, 4), rng)
     count, microbatches = len(stages), rng.choice([1, 2, 2, 3, 4, 5])
     kind = rng.choice(["named", "named", "interleaved", "text", "text"])

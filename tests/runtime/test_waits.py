@@ -35,6 +35,7 @@ from raddle.runtime.schedule_spans import EarlyStart, Span, early_starts
 from raddle.runtime.threads import run_threads
 from raddle.simulation.timeline import simulate
 
+# Two workers with two stages; F1.0 (forward of stage 1, micro-batch 0) waits for B0.1 on the other one.
 LOST = "F0.0 F1.0 B0.0 B1.0\nF0.1 B0.1 F1.1 B1.1\nF1.0 after B0.1"
 
 
@@ -79,6 +80,7 @@ def simulated(program: Program) -> list[Span]:
 
 
 def recorded(piped: PipelineTask, program: Program) -> list[Span]:
+    """The spans that a run on threads records."""
     batches = piped.batches(tuple(program.micro_batch_sizes))
 
     def feed(key: Key) -> dict[str, Tensor]:
@@ -108,6 +110,7 @@ def assert_waits_hold(
 
 
 def phase_of(i: Run | Merge, split: bool) -> str:
+    """The schedule's phase of an instruction: recomputation belongs to B, and W too unless it is split."""
     return i.phase if i.phase == "F" or (i.phase == "W" and split) else "B"
 
 
