@@ -33,8 +33,8 @@ class Channels:
     @property
     def record_span(self) -> RecordSpan | None:
         """The callback that records a span in the Chrome trace; None: there is no trace."""
-        timeline = self._session.trace
-        return timeline.record if timeline is not None else None
+        trace = self._session.trace
+        return trace.record if trace is not None else None
 
     def exchange(self, value: Any) -> list[Any]:
         """Gathers an object from every rank, in rank order. All ranks call it."""

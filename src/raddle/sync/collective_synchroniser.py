@@ -69,10 +69,10 @@ class SumWaiter:
 class CollectiveSynchroniser:
     """One rank's end. `start`, then in every step `submit` all items and `finish`; `wait` before a use.
 
-    order: numbers of all items of all ranks, in the order of their all-reduces. apply(number, clock,
-    gradient): updates the rows of an item on this rank, on the thread that waits for it. exchange:
-    gathers an object from every rank. debug: all-reduces are issued at the end of a step, after all ranks
-    have compared their lists of them.
+    order: numbers of all items of all ranks, in the order of their all-reduces.
+    apply(number, clock, gradient): updates an item's rows on this rank, on the thread that waits for it.
+    exchange: gathers an object from every rank.
+    debug: all-reduces are issued at the end of a step, after all ranks have compared their lists.
     """
 
     def __init__(
@@ -138,10 +138,10 @@ class CollectiveSynchroniser:
         if self._debug:
             entries = [self._entries[number] for number in self.issuer.order]
             check_orders(
-                self._exchange([_describe_sum(h) for h in entries if h.gradient is not None])
+                self._exchange([_describe_sum(e) for e in entries if e.gradient is not None])
             )
             self.issuer.release()
-        missing = [h.item for h in self._entries.values() if h.clock <= self._finished]
+        missing = [e.item for e in self._entries.values() if e.clock <= self._finished]
         if missing:
             raise RuntimeError(
                 f"rank {self.rank} ends a step without gradients of {describe_items(missing)}: hand in all"
@@ -191,7 +191,7 @@ class CollectiveSynchroniser:
 
     def drain(self, seconds: float, clock: int = 0) -> None:
         """Waits at most `seconds` for the all-reduces that other ranks still need from this one."""
-        pending = [h for h in self._entries.values() if h.pending is not None]
+        pending = [e for e in self._entries.values() if e.pending is not None]
         if self._stopped or not pending:
             return
 

@@ -20,9 +20,8 @@ from raddle.sync.trained_parameters import TrainedParameters
 class GradientHandler(ABC):
     """Decides what happens to gradients and to the optimizer's state. This base class changes neither."""
 
-    barrier_reason = (
-        ""  # why all gradients must be summed before any update; empty: they need not be
-    )
+    # Why all gradients must be summed before any update; empty: they need not be.
+    barrier_reason = ""
 
     def __init__(self, trained: TrainedParameters) -> None:
         self.trained = trained

@@ -38,9 +38,7 @@ class Session:
         self.optimizers: list[SessionOptimizer] = []
         self.opened_transports = 0  # a count, the same on all ranks
         self._backend = backend
-        self.transport = ProcessTransport(
-            CPU, "gloo", timeout
-        )  # joins the process group, or makes it
+        self.transport = ProcessTransport(CPU, "gloo", timeout)  # joins or makes the process group
         self.rank, self.size = self.transport.rank, self.transport.size
         self.trace = ChromeTrace(timeline, self.rank) if timeline else None
 

@@ -22,7 +22,10 @@ MAX_REPORTED = 5  # parameters in a report: those with the longest waits
 
 
 class SlicedMechanism(Mechanism):
-    """guards: make modules wait for their parameters before they compute; None: `step` waits for all."""
+    """Submits each gradient when it is complete. All ranks make it.
+
+    guards: make modules wait for their parameters before they compute; None: `step` waits for all.
+    """
 
     def __init__(
         self, trained: TrainedParameters, channels: Channels, settings: SyncSettings,
@@ -42,10 +45,8 @@ class SlicedMechanism(Mechanism):
     def on_gradient(self, index: int) -> None:
         if self._gradient_counts.add(index):
             guarded = self._guards is not None and index not in self._unguarded
-            if guarded and self.updates.is_pending(
-                index
-            ):  # the forward has read it without waiting
-                self.unguard({index})
+            if guarded and self.updates.is_pending(index):
+                self.unguard({index})  # the forward has read the parameter without waiting for it
             self._submit(index)
 
     def on_zero_grad(self) -> None:

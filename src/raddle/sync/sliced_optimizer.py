@@ -78,9 +78,7 @@ class SlicedOptimizer:
             if model_state.get(p):
                 self._slice_optimizer.state[rows] = cut_state(model_state[p], p.shape, row_range)
             model_rows = self._slices.rows(number)
-            if (
-                rows.data_ptr() != model_rows.data_ptr()
-            ):  # a copy, and the model may have been loaded
+            if rows.data_ptr() != model_rows.data_ptr():  # a copy; the model may be newly loaded
                 with torch.no_grad():
                     rows.copy_(model_rows)
         model_state.clear()

@@ -28,7 +28,10 @@ from raddle.transport.wire import PULL, Frame
 
 
 class StaleServer(ParameterServer):
-    """bound: how many steps a worker may be ahead of the slowest worker; None: any number."""
+    """The items that this rank serves with staleness.
+
+    bound: how many steps a worker may be ahead of the slowest worker; None: any number.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class StaleServer(ParameterServer):
             self._send_due_pulls(entry)
 
     def is_updated_to(self, clock: int) -> bool:
-        return all(h.version >= clock * len(h.sorted_workers) for h in self.items.values())
+        return all(e.version >= clock * len(e.sorted_workers) for e in self.items.values())
 
     def stalled_items(self) -> list[StalledItem]:
         now, stalled = time.perf_counter(), []
@@ -80,7 +83,7 @@ class StaleServer(ParameterServer):
         ]
         if not due:
             return
-        entry.pending_pulls = [o for o in entry.pending_pulls if o not in due]
+        entry.pending_pulls = [p for p in entry.pending_pulls if p not in due]
         payload: Tensor | None = None
         local_clock = 0
         for _, worker, clock in due:

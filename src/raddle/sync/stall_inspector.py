@@ -31,7 +31,9 @@ class StallInspector:
         self._wait_count = 0  # numbers the waits; the same on all ranks
         self._current_wait: tuple[int, str, float] | None = None  # number, text, start
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="raddle lateness", daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch, name="raddle stall inspector", daemon=True
+        )
         self._thread.start()
 
     @contextlib.contextmanager

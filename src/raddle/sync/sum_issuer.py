@@ -23,17 +23,16 @@ class SummedItem:
 
     def __init__(self, item: Item) -> None:
         self.item, self.clock = item, 0  # clock: how many gradients were submitted
-        self.gradient: Tensor | None = (
-            None  # of this step; summed in place; None once it is applied
-        )
+        self.gradient: Tensor | None = None  # summed in place; None once it is applied
         self.pending: Pending | None = None  # the all-reduce
         self.start_time = 0.0  # when the all-reduce was issued (time.perf_counter)
 
 
 class SumIssuer:
-    """order: numbers of all items, in the order of their all-reduces.
+    """Issues the all-reduces of one rank.
 
-    hold_back: nothing is issued before `release`.
+    entries: by number, the items of this rank. order: numbers of all items, in the order of their
+    all-reduces. hold_back: nothing is issued before `release`.
     """
 
     def __init__(
@@ -48,9 +47,7 @@ class SumIssuer:
         self.count = self.nbytes = self.overtaken = 0
         self.order = [n for n in order if n in entries and len(entries[n].item.workers) > 1]
         self._entries, self._transport, self._hold_back = entries, transport, hold_back
-        self._waiting: dict[
-            int, None
-        ] = {}  # numbers of gradients that are not issued, as they came
+        self._waiting: dict[int, None] = {}  # ready items that are not issued, as they came
         self._turns = Turns(self.order)
 
     def add(self, number: int) -> None:

@@ -63,8 +63,9 @@ class StepSums:
 
 
 class SynchronousServer(ParameterServer):
-    """step_sums: where sums are kept for the caller, who updates; None: the server updates by itself.
+    """The items that this rank serves without staleness.
 
+    step_sums: keeps sums for the caller, who makes the updates; None: the server makes them.
     admitted: the highest clock that may be updated; see ServerSynchroniser.
     """
 

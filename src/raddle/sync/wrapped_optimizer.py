@@ -40,11 +40,11 @@ from raddle.sync.trained_parameters import TrainedParameters
 class Optimizer(torch.optim.Optimizer):
     """Wraps `optimizer`, which trains parameters of `model`. All ranks make it with the same arguments.
 
-    `sync`: the sync kind, as in plans: allreduce, allreduce:bf16, sharded, ps, ps:sliced,greedy,
-    ps:ssp=2, p3... `barrier=True`: gradients are summed into p.grad by the end of the backward, whatever
-    `sync` says. `backward_passes`: calls of backward for each step. `bucket`: bytes of gradients in one
-    all-reduce. `debug=True` (or RADDLE_SYNC_DEBUG=1): in every step all ranks compare what they are about
-    to sum. `stall`: seconds of waiting after which a warning names the ranks that are missing.
+    `sync`: the sync kind, as in plans: allreduce, allreduce:bf16, sharded, ps, ps:sliced,greedy, p3...
+    `barrier=True`: gradients are summed into p.grad by the end of the backward, whatever `sync` says.
+    `backward_passes`: calls of backward for each step. `bucket`: bytes of gradients in one all-reduce.
+    `debug=True` (or RADDLE_SYNC_DEBUG=1): in every step all ranks compare what they are about to sum.
+    `stall`: seconds of waiting after which a warning names the ranks that are missing.
     """
 
     _wrapped = False  # True from the end of super().__init__, which adds the parameter groups

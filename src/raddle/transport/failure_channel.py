@@ -43,7 +43,7 @@ class FailureChannel:
         peers = range(1, size) if rank == 0 else [0]
         self._connections = connect_ranks(rank, peers, all_gather, timeout, listen_on_network)
         self._threads = [
-            threading.Thread(target=self._listen, args=(peer,), name="raddle alarm", daemon=True)
+            threading.Thread(target=self._listen, args=(peer,), name="raddle failures", daemon=True)
             for peer in self._connections
         ]
         for thread in self._threads:

@@ -30,7 +30,9 @@ class LocalSockets:
         self, rank: int, peers: Collection[int], all_gather: AllGather, timeout: float
     ) -> None:
         self._connections = connect_ranks(rank, peers, all_gather, timeout, listen_locally)
-        self._peer_of_descriptor = {line.fileno(): peer for peer, line in self._connections.items()}
+        self._peer_of_descriptor = {
+            connection.fileno(): peer for peer, connection in self._connections.items()
+        }
         self._poll = select.poll()
         for descriptor in self._peer_of_descriptor:
             self._poll.register(descriptor, select.POLLIN)

@@ -32,9 +32,8 @@ def end_with_parent() -> None:
 
     Call it as early as possible; more calls do nothing.
     """
-    starter = os.environ.pop(
-        STARTED_BY, ""
-    )  # removed, as this process's children have another starter
+    # Removed from the environment, because this process's children have another starter.
+    starter = os.environ.pop(STARTED_BY, "")
     if not (starter or "TORCHELASTIC_RUN_ID" in os.environ):
         return
     if not _watching.acquire(blocking=False):

@@ -198,7 +198,7 @@ class _Callers:
 
     def wait(self, deadline: float) -> list[_Caller]:
         """Waits; accepts new callers, and returns the callers that have sent something."""
-        until = min([deadline, *(g.until for g in self._unidentified()[:1])])
+        until = min([deadline, *(caller.until for caller in self._unidentified()[:1])])
         readable = []
         for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
             connection = key.fileobj
@@ -230,7 +230,7 @@ class _Callers:
         """Drops unidentified callers that are too many or too slow. A rank among them would try again."""
         unidentified, now = self._unidentified(), time.monotonic()
         excess = max(0, len(unidentified) - MAX_UNIDENTIFIED)
-        self.drop([g for n, g in enumerate(unidentified) if n < excess or g.until <= now])
+        self.drop([c for n, c in enumerate(unidentified) if n < excess or c.until <= now])
 
     def drop(self, callers: Sequence[_Caller]) -> None:
         for caller in callers:

@@ -48,7 +48,7 @@ def locate_process() -> ProcessLocation:
     if not boot.exists() or not hasattr(os, "memfd_create"):
         return ProcessLocation(f"{os.uname().nodename} {os.getpid()}", os.getpid(), -1)
     namespaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid", "user")]
-    file = os.memfd_create("raddle seat")
+    file = os.memfd_create("raddle location")
     return ProcessLocation(
         f"{boot.read_text().strip()} {namespaces} {os.getuid()}", os.getpid(), file
     )
@@ -68,26 +68,25 @@ class SharedAreas:
     """The areas of one rank, and the files of other ranks that it has mapped."""
 
     def __init__(self) -> None:
-        self._areas: dict[
-            int, list[tuple[int, mmap.mmap, int]]
-        ] = {}  # by size: file, memory, offset
+        # By size: the descriptor of the file, its mapped memory, the area's offset in it.
+        self._areas: dict[int, list[tuple[int, mmap.mmap, int]]] = {}
         self._mapped_files: dict[tuple[int, int], mmap.mmap] = {}  # by pid, file
         self._lock = threading.Lock()
 
     def put(self, buffer: Tensor) -> bytes:
         """Copies a buffer into an area. Returns the area's address, for another process."""
         with self._lock:
-            file, memory, place = self._take_free_area(_size(buffer.nbytes))
-            memory[place] = TAKEN
+            file, memory, offset = self._take_free_area(_size(buffer.nbytes))
+            memory[offset] = TAKEN
         area = torch.frombuffer(
-            memory, dtype=buffer.dtype, offset=place + HEADER_BYTES, count=buffer.numel()
+            memory, dtype=buffer.dtype, offset=offset + HEADER_BYTES, count=buffer.numel()
         )
         area.copy_(buffer)
-        return AREA_ADDRESS.pack(os.getpid(), file, place)
+        return AREA_ADDRESS.pack(os.getpid(), file, offset)
 
     def get(self, packet: bytes, elements: int, dtype: torch.dtype) -> Tensor:
         """Returns the message at an address as a tensor. The area is free again when the tensor is."""
-        pid, file, place = AREA_ADDRESS.unpack(packet)
+        pid, file, offset = AREA_ADDRESS.unpack(packet)
         nbytes = elements * dtype.itemsize
         with self._lock:
             if (pid, file) not in self._mapped_files:
@@ -95,8 +94,8 @@ class SharedAreas:
                 self._mapped_files[pid, file] = _map(opened, os.fstat(opened).st_size)
                 os.close(opened)
             memory = self._mapped_files[pid, file]
-        content = (ctypes.c_char * nbytes).from_buffer(memory, place + HEADER_BYTES)
-        weakref.finalize(content, memory.__setitem__, place, FREE).atexit = False
+        content = (ctypes.c_char * nbytes).from_buffer(memory, offset + HEADER_BYTES)
+        weakref.finalize(content, memory.__setitem__, offset, FREE).atexit = False
         return torch.frombuffer(content, dtype=dtype)
 
     def _take_free_area(self, size: int) -> tuple[int, mmap.mmap, int]:

@@ -206,9 +206,8 @@ class SocketWire:
                     "all: close after all have synchronised"
                 )
         first = self._failure.record(reason)
-        shut_down(
-            self._connections[peer]
-        )  # before the outbox closes: the sending thread must not send BYE
+        # Before the outbox closes, because the sending thread must not send BYE.
+        shut_down(self._connections[peer])
         self._boxes[peer].close(drop=True)
         if first:
             self._failure.notify(reason)

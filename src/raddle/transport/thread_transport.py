@@ -41,9 +41,8 @@ class Hub:
         self.conditions = [threading.Condition(threading.Lock()) for _ in range(size)]
         self.mailboxes = [_Mailbox() for _ in range(size)]  # protected by the rank's condition
         self.collectives: dict[tuple[str, tuple[int, ...], int], _Collective] = {}
-        self.counts: dict[tuple[int, str, tuple[int, ...]], int] = defaultdict(
-            int
-        )  # collectives that each rank has joined, by (rank, kind, ranks)
+        # How many collectives a rank has joined, by (rank, kind, ranks).
+        self.counts: dict[tuple[int, str, tuple[int, ...]], int] = defaultdict(int)
         self.lock = threading.Lock()  # of first_failure, collectives and failure_callbacks
         self.wires: list[Wire] = []
         self.failure_callbacks: list[tuple[int, Callable[[str], None]]] = []  # rank, callback

@@ -102,9 +102,8 @@ class Outbox:
     def __init__(self) -> None:
         self.counters = Counters()
         self._heap: list[QueuedMessage] = []
-        self._sequences: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # sequence numbers in the queue, the oldest first
+        # Sequence numbers of the queued messages, the oldest first.
+        self._sequences: OrderedDict[int, None] = OrderedDict()
         self._next_sequence = 0
         self._closed = False
         self._changed = threading.Condition()
