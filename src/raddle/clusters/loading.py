@@ -17,6 +17,9 @@ def cluster(spec: str | os.PathLike[str]) -> Cluster:
 
     After the colon: `4x4` is 4 nodes with 4 devices each; `16` is 16 devices on nodes of the preset's
     size. Without a colon the cluster has the preset's default size, which `raddle clusters` lists.
+
+    >>> len(cluster("p100:4x4").devices)
+    16
     """
     text = os.fspath(spec)
     name, colon, size = text.partition(":")

@@ -54,6 +54,11 @@ def capture(
     becomes part of the graph. Without a loss, the module's output is the loss if it is a scalar. The first
     dimension of every input is the sample dimension, unless `dims={"x": "tnc"}` names another one `n`. The
     module is captured in its present mode (`train()` or `eval()`) and is not changed. Meta tensors suffice.
+
+    >>> x, y = torch.randn(8, 4), torch.randn(8, 2)
+    >>> graph = capture(nn.Linear(4, 2), [x], targets=[y], loss=nn.functional.mse_loss)
+    >>> graph.ops[0].notation, graph.batch
+    ('y[n c] += x[n k] * w[c+0 k] + b[c+0]', 8)
     """
     _check_arguments(model, inputs, targets, loss)
     step = StepModule(

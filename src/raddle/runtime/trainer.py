@@ -68,6 +68,15 @@ def parallelize(
     autocast: dtype for mixed precision, for example torch.bfloat16.
     check_finite: raise before an update if the loss is not finite.
     timeout: limit of every wait, in seconds.
+
+    >>> import raddle
+    >>> model, x, y, loss = nn.Linear(4, 2), torch.randn(8, 4), torch.randn(8, 2), nn.functional.mse_loss
+    >>> graph = raddle.capture(model, [x], targets=[y], loss=loss)
+    >>> plan = raddle.search(graph, raddle.cluster("local:1"), "data")
+    >>> trainer = parallelize(model, plan, lambda p: torch.optim.SGD(p, lr=0.1), loss=loss)
+    >>> trainer.step(x, y) > trainer.step(x, y)
+    tensor(True)
+    >>> trainer.close()
     """
     place = _place(device)
     if accumulate < 1:

@@ -43,7 +43,7 @@ def plan_for(
 ) -> Plan:
     """The plan of a method for all devices of a cluster. Public as `raddle.search`.
 
-        plan = raddle.search(graph, raddle.cluster("p100:4x4"), budget=30, pins=["features.*=n/16"])
+    As in `raddle.search(graph, raddle.cluster("p100:4x4"), budget=30, pins=["features.*=n/16"])`.
 
     method: a baseline or a search, by name (registry.py).
     model: the name by which the model can be loaded again, stored in the plan.
@@ -54,6 +54,13 @@ def plan_for(
     budget: seconds that a search takes, roughly.
     pins: splits that the search must not change, as in "features.*=n/16".
     reduction: whether summed dimensions may be split; None: yes for `flexflow` and `auto`, no for `optcnn`.
+
+    >>> import raddle, torch
+    >>> x, y, loss = torch.randn(8, 4), torch.randn(8, 2), torch.nn.functional.mse_loss
+    >>> graph = raddle.capture(torch.nn.Linear(4, 2), [x], targets=[y], loss=loss)
+    >>> plan = raddle.search(graph, raddle.cluster("local:2"), "data")
+    >>> plan.devices, plan.sync
+    (2, 'allreduce')
     """
     check_settings([method], bn=bn, sync=sync)
     settings = Settings(
