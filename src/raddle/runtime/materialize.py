@@ -2,7 +2,7 @@
 
 A model on the meta device is initialised one module at a time. The values depend only on the seed and on
 the module's position in the model. So every rank gets the same values for the same box, and holds the
-tensors of at most one whole module at a time.
+tensors of at most one whole module at a time. A tied tensor has several names; the first one identifies it.
 
 Differs from building the model on CPU: only `reset_parameters` initialises; other code in `__init__` has no
 effect.
@@ -68,9 +68,9 @@ def materialize(model: Model, seed: int = 0) -> Model:
         missing = {t.name for t in tensors.values() if t.value.is_meta}
         _visit(model, tensors, missing, seed, initialised.__setitem__)
         for tensor in tensors.values():
-            for place in tensor.registrations if tensor.name in initialised else ():
+            for registration in tensor.registrations if tensor.name in initialised else ():
                 # setattr, as recurrent layers react to it.
-                setattr(place.module, place.key, initialised[tensor.name])
+                setattr(registration.module, registration.key, initialised[tensor.name])
     return model
 
 

@@ -59,9 +59,9 @@ class Recorder:
         optimizer_step = executor.optimizer_step
 
         def timed_step() -> None:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             optimizer_step()
-            self._add("update", "parameters", "update", 0, begun, self._now())
+            self._add("update", "parameters", "update", 0, start, self._now())
 
         executor.optimizer_step = timed_step
         executor.record = self._record

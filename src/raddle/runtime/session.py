@@ -32,7 +32,7 @@ from raddle.transport.exchange import exchange_objects
 from raddle.transport.join import join
 
 TRACED_STEPS = 3  # a trace has the last three steps
-EXIT_DELAY = 0.5  # seconds
+EXIT_DELAY = 0.5  # seconds that other ranks wait, so that the rank that failed exits first
 # For these errors the message is enough; for others (bugs) the traceback is printed too.
 EXPECTED_ERRORS = (
     InputError,
