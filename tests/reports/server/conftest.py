@@ -50,10 +50,10 @@ class RunningServer:
         assert status == 200, body
         return json.loads(body)
 
-    def post(self, path: str, given: Any, **headers: str) -> tuple[int, Any]:
+    def post(self, path: str, body_value: Any, **headers: str) -> tuple[int, Any]:
         sent = {"Content-Type": "application/json", "X-Raddle-Key": self.key}
         sent |= {key.replace("_", "-"): value for key, value in headers.items()}
-        status, _, body = self.send_request("POST", path, json.dumps(given).encode(), sent)
+        status, _, body = self.send_request("POST", path, json.dumps(body_value).encode(), sent)
         return status, json.loads(body)
 
     def start(self, **changed: Any) -> tuple[int, Any]:

@@ -68,7 +68,7 @@ def describe_tiles(graph: Graph, tiles: Mapping[str, Tiling]) -> dict[str, Any]:
         tiling_of.append(tilings.setdefault(tiling, len(tilings)))
         text_of.append(texts.setdefault(write_tiling(op, tiling), len(texts)))
     return {
-        "tilings": [_tiling(own) for own in tilings],
+        "tilings": [_tiling(op_tiling) for op_tiling in tilings],
         "tiling_of": tiling_of,
         "texts": list(texts),
         "text_of": text_of,
