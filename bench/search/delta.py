@@ -11,7 +11,7 @@ import random
 import numpy as np
 from common import graph_of, keep, machine
 
-from experiments.flexflow.proposal_times import engine_seconds, shortened, times
+from experiments.flexflow.proposal_times import engine_seconds, shortened_seconds, task_times
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.baselines import BASELINES
@@ -32,7 +32,7 @@ def run() -> None:
         own = Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local"))
         base = own.time()
         assert base is not None
-        known = times(before)
+        known = task_times(before)
         changed, moves = [], []
         for _ in range(MOVES):
             g = rng.choice(space.unpinned)
@@ -40,10 +40,10 @@ def run() -> None:
                 tiles, {g: space.on_random_devices(rng.choice(space.degrees(g)), rng)}
             )
             after = simulate(lower(graph, Plan({**tiles, **move}, count, bn="local")), on)
-            now = times(after)
+            now = task_times(after)
             changed.append(sum(known.get(key) != when for key, when in now.items()) / len(now))
             moves.append(move)
-        short = [shortened(own, move, int(1.01 * base)) for move in moves]
+        short = [shortened_seconds(own, move, int(1.01 * base)) for move in moves]
         tasks = len(before.start)
         engine = min(engine_seconds(before.tasks) for _ in range(10))
         oracle = float(np.mean(changed)) * engine

@@ -11,7 +11,7 @@ from typing import Any
 
 from common import graph_of, keep, machine
 
-from experiments.flexflow.proposal_times import engine_seconds, never_shortened
+from experiments.flexflow.proposal_times import disable_shortening, engine_seconds
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.searches.baselines import BASELINES
@@ -124,7 +124,7 @@ def begun_chain(graph: Any, on: Any, temperature: float, plain: bool) -> Chain:
     tiles = BASELINES["data"](graph, on)
     own = Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local"))
     if plain:
-        never_shortened(own)
+        disable_shortening(own)
     space = PlanSpace(graph, on, Settings())
     return start_chain(space, own, "data", tiles, seed=0, guided=0.0, temperature=temperature)
 

@@ -12,20 +12,20 @@ MODELS = ("alexnet", "inception_v3", "resnet101", *RECURRENT)
 SAMPLES = {"alexnet": 256}  # a GPU; 64 of all others
 
 
-class Size(NamedTuple):
+class ExperimentSize(NamedTuple):
     """Of an experiment."""
 
     models: tuple[str, ...]
-    counts: tuple[int, ...]  # GPUs
-    served: tuple[int, ...]  # of these with servers, too
+    gpu_counts: tuple[int, ...]  # GPUs
+    server_counts: tuple[int, ...]  # of these with servers, too
     budget: float  # seconds of the chains
 
 
-QUICK = Size(("alexnet", "inception_v3", "rnntc", "nmt"), (4,), (4,), 2.0)
-FULL = Size(MODELS, (4, 16, 64), (4, 16), 10.0)
+QUICK = ExperimentSize(("alexnet", "inception_v3", "rnntc", "nmt"), (4,), (4,), 2.0)
+FULL = ExperimentSize(MODELS, (4, 16, 64), (4, 16), 10.0)
 
 
-def size(asked: RunOptions) -> Size:
+def experiment_size(asked: RunOptions) -> ExperimentSize:
     return QUICK if asked.quick else FULL
 
 

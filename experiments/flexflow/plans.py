@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from experiments.experiment import RunOptions
-from experiments.flexflow.cases import case, size
+from experiments.flexflow.cases import case, experiment_size
 from experiments.simulate_methods import simulate_method
 from raddle.api.models import Graph, Op
 from raddle.api.plans import Plan, write_tiling
@@ -20,21 +20,21 @@ ATTENTION = ("score", "matmul", "matmul_1", "combine")
 WIDTH = 10  # of a bar
 _STEP = re.compile(r"(?P<layer>.+\.l\d+r?)\.t\d+\.")
 
-Shares = Mapping[str, Sequence[float]]  # by layer, of each device
+WorkShares = Mapping[str, Sequence[float]]  # by layer, of each device
 
 
 def plans(asked: RunOptions) -> Section:
     own = case("nmt", GPUS)
     asked.report("searching", 0.2)
-    found = simulate_method(own, "flexflow", "allreduce", size(asked).budget)
+    found = simulate_method(own, "flexflow", "allreduce", experiment_size(asked).budget)
     if found is None:
         return Section(TITLE, skipped="no plan that was found for NMT fits 4 K80.")
-    placed = shares(own.graph, found.plan)
+    placed = work_shares(own.graph, found.plan)
     drawing = Drawing(
         "Layers and GPUs", draw(placed),
         "The part of a layer's work that each GPU has, in %: all steps of a layer together.",
     )  # fmt: skip
-    return Section(TITLE, _text(placed), [drawing, _splits(own.graph, found.plan)])
+    return Section(TITLE, _text(placed), [drawing, _split_table(own.graph, found.plan)])
 
 
 def layer_of(op: Op) -> str:
@@ -45,20 +45,20 @@ def layer_of(op: Op) -> str:
     return "attention" if op.name in ATTENTION else op.name
 
 
-def _heavy(graph: Graph) -> Iterator[tuple[str, Op]]:
+def _heavy_ops(graph: Graph) -> Iterator[tuple[str, Op]]:
     return ((layer_of(op), op) for op in graph.ops if op.kind in HEAVY)
 
 
-def shares(graph: Graph, plan: Plan) -> Shares:
+def work_shares(graph: Graph, plan: Plan) -> WorkShares:
     """By layer, the part of its multiplications (of an embedding: of its elements) on each device."""
     points: dict[str, list[float]] = defaultdict(lambda: [0.0] * plan.devices)
-    for layer, op in _heavy(graph):
+    for layer, op in _heavy_ops(graph):
         for tile in plan.tiles[op.name].tiles:
             points[layer][tile.device] += tile.box.volume
     return {layer: [own / sum(every) for own in every] for layer, every in points.items()}
 
 
-def draw(placed: Shares) -> list[str]:
+def draw(placed: WorkShares) -> list[str]:
     """A line a layer, a bar a device."""
     width = max(len(layer) for layer in placed)
     count = len(next(iter(placed.values())))
@@ -75,7 +75,7 @@ def _bar(share: float) -> str:
     return "#" * filled + "." * (WIDTH - filled)
 
 
-def _text(placed: Shares) -> str:
+def _text(placed: WorkShares) -> str:
     alone = [layer for layer, own in placed.items() if max(own) > 0.999]
     everywhere = [layer for layer, own in placed.items() if min(own) > 0]
     return (
@@ -84,10 +84,10 @@ def _text(placed: Shares) -> str:
     )
 
 
-def _splits(graph: Graph, plan: Plan) -> Table:
+def _split_table(graph: Graph, plan: Plan) -> Table:
     """How often each split occurs in a layer."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    for layer, op in _heavy(graph):
+    for layer, op in _heavy_ops(graph):
         found[layer][write_tiling(op, plan.tiles[op.name])] += 1
     rows: list[list[Cell]] = [
         [layer, "; ".join(f"{split} ({times})" for split, times in own.most_common(3))]

@@ -21,7 +21,7 @@ from raddle.api.simulating import Evaluator, Tasks, Timeline, run_tasks, simulat
 MOVES = 6  # whose timelines are compared
 
 
-class Judged(NamedTuple):
+class ProposalTimes(NamedTuple):
     tasks: int
     shortened_rate: float  # proposals a second
     full_rate: float
@@ -30,7 +30,7 @@ class Judged(NamedTuple):
     shortened_s: float
 
 
-def judged(case: WeakScalingCase, proposals: int) -> Judged:
+def time_proposals(case: WeakScalingCase, proposals: int) -> ProposalTimes:
     """Both judge the same draws; that they decide alike is asserted."""
     rates, ends = {}, {}
     for full in (False, True):
@@ -41,7 +41,7 @@ def judged(case: WeakScalingCase, proposals: int) -> Judged:
         rates[full] = proposals / (perf_counter() - begun)
         ends[full] = (own.time, own.accepted)
     assert ends[False] == ends[True], ends
-    return Judged(*_delta(case, rates[False], rates[True]))
+    return ProposalTimes(*_measure_delta(case, rates[False], rates[True]))
 
 
 def _chain(case: WeakScalingCase, *, full: bool) -> Chain:
@@ -50,11 +50,11 @@ def _chain(case: WeakScalingCase, *, full: bool) -> Chain:
     tiles = BASELINES["data"](graph, on)
     own = Evaluator(graph, on, Plan(tiles, case.gpus, bn="local"))
     if full:
-        never_shortened(own)
+        disable_shortening(own)
     return start_chain(PlanSpace(graph, on, Settings()), own, "data", tiles, seed=0, guided=0.0)
 
 
-def never_shortened(own: Evaluator) -> None:
+def disable_shortening(own: Evaluator) -> None:
     """Every task is simulated, to the end."""
     judge = own.time
 
@@ -65,7 +65,9 @@ def never_shortened(own: Evaluator) -> None:
     own.time = in_full  # type: ignore[method-assign, assignment]
 
 
-def _delta(case: WeakScalingCase, shortened_rate: float, full_rate: float) -> tuple[Any, ...]:
+def _measure_delta(
+    case: WeakScalingCase, shortened_rate: float, full_rate: float
+) -> tuple[Any, ...]:
     graph, on = case.graph, case.cluster
     space, rng = PlanSpace(graph, on, Settings()), random.Random(0)
     tiles = BASELINES["data"](graph, on)
@@ -74,14 +76,16 @@ def _delta(case: WeakScalingCase, shortened_rate: float, full_rate: float) -> tu
     own = Evaluator(graph, on, plan)
     base = own.time()
     assert base is not None
-    known = times(before)
+    known = task_times(before)
     changed, seconds = [], []
     for _ in range(MOVES):
         g = rng.choice(space.unpinned)
         move = space.changes(tiles, {g: space.on_random_devices(rng.choice(space.degrees(g)), rng)})
-        after = times(simulate(lower(graph, Plan({**tiles, **move}, case.gpus, bn="local")), on))
+        after = task_times(
+            simulate(lower(graph, Plan({**tiles, **move}, case.gpus, bn="local")), on)
+        )
         changed.append(sum(known.get(key) != when for key, when in after.items()) / len(after))
-        seconds.append(shortened(own, move, int(1.01 * base)))
+        seconds.append(shortened_seconds(own, move, int(1.01 * base)))
     engine = min(engine_seconds(before.tasks) for _ in range(5))
     share = float(np.mean(changed))
     return (
@@ -89,7 +93,7 @@ def _delta(case: WeakScalingCase, shortened_rate: float, full_rate: float) -> tu
     )  # fmt: skip
 
 
-def shortened(own: Evaluator, move: Tiles, limit: int) -> float:
+def shortened_seconds(own: Evaluator, move: Tiles, limit: int) -> float:
     """Seconds to judge a move: the best of three."""
     undo = own.move(move)
     found = []
@@ -111,7 +115,7 @@ def engine_seconds(tasks: Tasks) -> float:
     return perf_counter() - begun
 
 
-def times(timeline: Timeline) -> dict[Any, tuple[int, int]]:
+def task_times(timeline: Timeline) -> dict[Any, tuple[int, int]]:
     """Start and end by what a task is: it may have another number in another plan."""
     found: dict[Any, tuple[int, int]] = {}
     names = [_name(i) for i in timeline.program.instructions]

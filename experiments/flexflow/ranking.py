@@ -13,7 +13,7 @@ PRINTED = (
 )
 
 
-class Small(PlanGroup):
+class SmallNetGroup(PlanGroup):
     """One of the networks for one core."""
 
     @property
@@ -22,6 +22,6 @@ class Small(PlanGroup):
 
 
 def ranking(asked: RunOptions) -> Section:
-    group = Small("lstm", 16, 2, 0)
+    group = SmallNetGroup("lstm", 16, 2, 0)
     found = ten_plans.measure_plans(group, ("data", "optcnn", "layerwise"), None, asked)
     return ten_plans.section(TITLE, group, found, PRINTED)

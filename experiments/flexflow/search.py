@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from experiments.experiment import RunOptions
-from experiments.flexflow.cases import case, size
-from experiments.flexflow.proposal_times import Judged, judged
+from experiments.flexflow.cases import case, experiment_size
+from experiments.flexflow.proposal_times import ProposalTimes, time_proposals
 from experiments.simulate_methods import simulate_method
 from raddle.api.results import Cell, Column, Section, Table
 
@@ -21,22 +21,22 @@ CHAINS = (("inception_v3", 4, 200), ("inception_v3", 16, 200), ("nmt", 4, 100), 
 
 
 def search(asked: RunOptions) -> Section:
-    seconds = _seconds(asked)
+    seconds = _search_table(asked)
     chains = QUICK_CHAINS if asked.quick else CHAINS
     every = []
     for number, (model, count, proposals) in enumerate(chains):
         asked.report(f"proposals, {model} on {count}", (1 + number / len(chains)) / 2)
-        every.append((model, count, judged(case(model, count), proposals)))
+        every.append((model, count, time_proposals(case(model, count), proposals)))
     text = f"{seconds_text(seconds)}\n\n{_chains_text([own for _, _, own in every])}"
-    return Section(TITLE, text, [seconds, _chains(every)])
+    return Section(TITLE, text, [seconds, _chain_table(every)])
 
 
-def _seconds(asked: RunOptions) -> Table:
+def _search_table(asked: RunOptions) -> Table:
     """As in the throughput part, whose searches are taken over where it was done."""
-    own = size(asked)
+    own = experiment_size(asked)
     rows: list[list[Cell]] = []
     for number, model in enumerate(own.models):
-        for count in own.counts:
+        for count in own.gpu_counts:
             asked.report(f"{model} on {count}", number / len(own.models) / 2)
             found = simulate_method(case(model, count), "flexflow", "allreduce", own.budget)
             given = (found.search_s, found.proposals, found.improved_s) if found else (None,) * 3
@@ -61,7 +61,7 @@ def seconds_text(seconds: Table) -> str:
     return f"{len(pairs) - longer} of {len(pairs)} searches take less than the paper's, {longer} longer."
 
 
-def _chains(every: list[tuple[str, int, Judged]]) -> Table:
+def _chain_table(every: list[tuple[str, int, ProposalTimes]]) -> Table:
     columns = (
         Column("network"), Column("GPUs"), Column("tasks", "counted"),
         Column("proposals a second", "measured"), Column("simulated in full", "measured"),
@@ -85,7 +85,7 @@ def _chains(every: list[tuple[str, int, Judged]]) -> Table:
     return Table("Judging proposals", columns, rows, note)
 
 
-def _chains_text(every: list[Judged]) -> str:
+def _chains_text(every: list[ProposalTimes]) -> str:
     times = [own.shortened_rate / own.full_rate for own in every]
     slower = sum(own.ideal_delta_s > own.shortened_s for own in every)
     return (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.experiment import RunOptions
-from experiments.flexflow.cases import Size, case, expert, size
+from experiments.flexflow.cases import ExperimentSize, case, experiment_size, expert
 from experiments.simulate_methods import (
     SYNCS,
     SimulatedStep,
@@ -19,47 +19,47 @@ from raddle.api.results import Cell, Chart, Column, Section, Table
 
 TITLE = "Throughput"
 PRINTED_GAIN = 3.3  # at most, over data parallelism and experts
-AUTO = 4  # GPUs on which `auto` is asked, too: it takes minutes on more
+AUTO_GPUS = 4  # GPUs on which `auto` is asked, too: it takes minutes on more
 
 
-class Measured(NamedTuple):
+class ModelThroughput(NamedTuple):
     """One network with one way to synchronise."""
 
     model: str
     sync: str
-    found: StepsByMethod
+    steps: StepsByMethod
 
     @property
-    def others(self) -> tuple[str, str]:
+    def baselines(self) -> tuple[str, str]:
         return ("data", expert(self.model))
 
     @property
     def counts(self) -> list[int]:
-        return sorted({count for _, count in self.found})
+        return sorted({count for _, count in self.steps})
 
 
 def throughput(asked: RunOptions) -> Section:
-    own = size(asked)
+    own = experiment_size(asked)
     every = []
     for number, model in enumerate(own.models):
         for at, sync in enumerate(SYNCS):
             asked.report(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(own.models))
-            every.append(_measured(model, sync, own))
+            every.append(_simulate_model(model, sync, own))
     charts = [_chart(own) for own in every if len(own.counts) > 1]
     return Section(TITLE, gains_text(every), [gains_table(every), *charts])
 
 
-def _measured(model: str, sync: str, own: Size) -> Measured:
+def _simulate_model(model: str, sync: str, own: ExperimentSize) -> ModelThroughput:
     found: dict[tuple[str, int], SimulatedStep | None] = {}
-    for count in own.counts if sync == "allreduce" else own.served:
+    for count in own.gpu_counts if sync == "allreduce" else own.server_counts:
         for method in ("data", expert(model), "flexflow"):
             found[method, count] = simulate_method(case(model, count), method, sync, own.budget)
-        if count == AUTO and sync == "allreduce":
+        if count == AUTO_GPUS and sync == "allreduce":
             found["auto", count] = simulate_method(case(model, count), "auto", "auto", own.budget)
-    return Measured(model, sync, found)
+    return ModelThroughput(model, sync, found)
 
 
-def gains_table(every: Sequence[Measured]) -> Table:
+def gains_table(every: Sequence[ModelThroughput]) -> Table:
     columns = (
         Column("network"), Column("GPUs"), Column("synchronised by"),
         Column("data", "simulated"), Column("expert", "simulated"), Column("flexflow", "simulated"),
@@ -76,24 +76,24 @@ def gains_table(every: Sequence[Measured]) -> Table:
     return Table("Samples a second", columns, rows, note)
 
 
-def _row(own: Measured, count: int) -> list[Cell]:
-    methods = (*own.others, "flexflow", "auto")
-    speeds = [s.samples_per_s if (s := own.found.get((m, count))) else None for m in methods]
-    sent = [s.comm_bytes / 1e9 if (s := own.found.get((m, count))) else None
+def _row(own: ModelThroughput, count: int) -> list[Cell]:
+    methods = (*own.baselines, "flexflow", "auto")
+    speeds = [s.samples_per_s if (s := own.steps.get((m, count))) else None for m in methods]
+    sent = [s.comm_bytes / 1e9 if (s := own.steps.get((m, count))) else None
             for m in ("data", "flexflow")]  # fmt: skip
     return [
-        own.model, count, SYNCS[own.sync], *speeds, gain_over_best(own.found, "flexflow", ["data"], count),
-        gain_over_best(own.found, "flexflow", own.others, count), PRINTED_GAIN, *sent,
+        own.model, count, SYNCS[own.sync], *speeds, gain_over_best(own.steps, "flexflow", ["data"], count),
+        gain_over_best(own.steps, "flexflow", own.baselines, count), PRINTED_GAIN, *sent,
     ]  # fmt: skip
 
 
-def _chart(own: Measured) -> Chart:
+def _chart(own: ModelThroughput) -> Chart:
     title = f"{own.model}, synchronised by {SYNCS[own.sync]}: samples a second"
-    names = {"data": "data", own.others[1]: "expert", "flexflow": "flexflow", "auto": "auto"}
-    return throughput_chart(title, own.found, names)
+    names = {"data": "data", own.baselines[1]: "expert", "flexflow": "flexflow", "auto": "auto"}
+    return throughput_chart(title, own.steps, names)
 
 
-def gains_text(every: Sequence[Measured]) -> str:
+def gains_text(every: Sequence[ModelThroughput]) -> str:
     said = []
     for sync, name in SYNCS.items():
         gains = [
@@ -101,7 +101,7 @@ def gains_text(every: Sequence[Measured]) -> str:
             for own in every
             if own.sync == sync
             for count in own.counts
-            if (gain := gain_over_best(own.found, "flexflow", own.others, count)) is not None
+            if (gain := gain_over_best(own.steps, "flexflow", own.baselines, count)) is not None
         ]
         if gains:
             most, least = max(gains), min(gains)

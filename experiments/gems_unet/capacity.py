@@ -8,9 +8,16 @@ from typing import NamedTuple
 
 from experiments.experiment import RunOptions
 from experiments.gems_unet import nets, simulated
-from experiments.gems_unet.formatting import GIB, MIB, size, times
-from experiments.gems_unet.largest import largest
-from experiments.gems_unet.methods import DEVICES, METHODS, Method, Predicted, plans, predict
+from experiments.gems_unet.formatting import GIB, MIB, format_size, ratio_text
+from experiments.gems_unet.largest import largest_fitting
+from experiments.gems_unet.methods import (
+    DEVICES,
+    METHODS,
+    Method,
+    PredictedStep,
+    make_plans,
+    predict,
+)
 from experiments.timing import time_plans
 from raddle.api.clusters import Cluster, cluster
 from raddle.api.loading import capture_model
@@ -20,15 +27,15 @@ from raddle.errors import InputError
 
 CLUSTER = simulated.CLUSTER
 BATCH = 4
-UNIT = 64  # pixels
-MOST = 16384  # pixels, and images
+SIDE_UNIT = 64  # pixels
+MAX_SIZE = 16384  # pixels, and images
 SIDE = 512  # of the largest batch
-FEW = ("1F1B", "GEMS MASTER", "spatial by image")
+QUICK_METHODS = ("1F1B", "GEMS MASTER", "spatial by image")
 DEEP = "resnet1001"  # a try takes half a minute: few methods, and no search
 SMALL = ("unet", 8, 128, 12 * MIB)  # net, divisor of its widths, side, capacity of a rank
 
 
-class Most(NamedTuple):
+class LargestSizes(NamedTuple):
     net: str
     method: str
     side: int
@@ -44,17 +51,17 @@ def make(asked: RunOptions) -> Section:
         (net, own)
         for net in (("unet",) if asked.quick else simulated.NETS)
         for own in METHODS
-        if own.name in FEW or not (asked.quick or net == DEEP)
+        if own.name in QUICK_METHODS or not (asked.quick or net == DEEP)
     ]
-    found: list[Most] = []
+    found: list[LargestSizes] = []
     for net, own in chosen:
         asked.report(f"{net}, {own.name}", len(found) / (len(chosen) + 3))
-        found.append(most_of(net, own, on, room))
+        found.append(largest_sizes(net, own, on, room))
     parts = [_table(found, room)]
     nets_ = list(dict.fromkeys(net for net, _ in chosen))
     if not asked.quick:
         asked.report("auto", len(chosen) / (len(chosen) + 3))
-        searched = [_auto_most(net, on, found) for net in nets_ if net != DEEP]
+        searched = [_auto_largest(net, on, found) for net in nets_ if net != DEEP]
         parts[0] = _table([*found, *searched], room)
     asked.report("training what fits", (len(chosen) + 2) / (len(chosen) + 3))
     real_text, real_table = fits_for_real(asked.quick)
@@ -71,41 +78,49 @@ def _graph(net: str, side: int) -> Graph:
     return capture_model(nets.spec(net, side), 1)
 
 
-def peak_of(net: str, own: Method, on: Cluster, side: int, batch: int) -> int:
-    made = plans([own], _graph(net, side), on, batch=batch)
+def peak_bytes(net: str, own: Method, on: Cluster, side: int, batch: int) -> int:
+    made = make_plans([own], _graph(net, side), on, batch=batch)
     return max(predict(made[own.name], on).peaks)
 
 
-def most_of(net: str, own: Method, on: Cluster, room: int) -> Most:
-    side, side_peak = largest(
-        lambda s: peak_of(net, own, on, s, BATCH), room, unit=UNIT, power=2, most=MOST
+def largest_sizes(net: str, own: Method, on: Cluster, room: int) -> LargestSizes:
+    side, side_peak = largest_fitting(
+        lambda s: peak_bytes(net, own, on, s, BATCH),
+        room,
+        unit=SIDE_UNIT,
+        power=2,
+        max_size=MAX_SIZE,
     )
-    batch, batch_peak = largest(
-        lambda b: peak_of(net, own, on, SIDE, b), room, unit=own.microbatches, power=1, most=MOST
+    batch, batch_peak = largest_fitting(
+        lambda b: peak_bytes(net, own, on, SIDE, b),
+        room,
+        unit=own.microbatches,
+        power=1,
+        max_size=MAX_SIZE,
     )
-    return Most(net, own.name, side, side_peak, batch, batch_peak)
+    return LargestSizes(net, own.name, side, side_peak, batch, batch_peak)
 
 
-def _auto_most(net: str, on: Cluster, found: Sequence[Most]) -> Most:
+def _auto_largest(net: str, on: Cluster, found: Sequence[LargestSizes]) -> LargestSizes:
     """From the largest that the others hold, in steps of a quarter of it: a search a step is slow."""
     base = max(f.side for f in found if f.net == net)
     side = peak = 0
     for quarters in range(4, 9):
-        wanted = base * quarters // 4 // UNIT * UNIT
+        wanted = base * quarters // 4 // SIDE_UNIT * SIDE_UNIT
         spec = nets.spec(net, wanted)
         try:
-            own = simulated.auto(capture_model(spec, BATCH), on, spec, budget=5.0)
+            own = simulated.plan_auto(capture_model(spec, BATCH), on, spec, budget=5.0)
         except InputError:
             break
         side, peak = wanted, max(predict(own, on).peaks)
-    return Most(net, simulated.AUTO, side, peak, 0, 0)
+    return LargestSizes(net, simulated.AUTO, side, peak, 0, 0)
 
 
-def _sentence(net: str, found: Sequence[Most]) -> str:
+def _sentence(net: str, found: Sequence[LargestSizes]) -> str:
     sides = {f.method: f.side for f in found}
     name = max(sides, key=sides.__getitem__)
     words = [
-        f"{times(sides['GEMS MASTER'], sides[base])} the side of {base}"
+        f"{ratio_text(sides['GEMS MASTER'], sides[base])} the side of {base}"
         for base in ("model parallel", "GPipe", "1F1B", "spatial by image")
         if base in sides
     ]
@@ -113,7 +128,7 @@ def _sentence(net: str, found: Sequence[Most]) -> str:
     return f"{first} GEMS MASTER holds {', '.join(words)}."
 
 
-def _table(found: Sequence[Most], room: int) -> Table:
+def _table(found: Sequence[LargestSizes], room: int) -> Table:
     columns = [
         Column("net"), Column("method"), Column("largest side, pixels", "simulated"),
         Column("its peak, GiB", "simulated"), Column(f"largest batch of {SIDE}²", "simulated"),
@@ -124,7 +139,7 @@ def _table(found: Sequence[Most], room: int) -> Table:
         for f in found
     ]
     note = (
-        f"{size(room, GIB)} GiB a device ({CLUSTER}), predicted peaks; sides are multiples of {UNIT} at a "
+        f"{format_size(room, GIB)} GiB a device ({CLUSTER}), predicted peaks; sides are multiples of {SIDE_UNIT} at a "
         f"batch of {BATCH}, batches multiples of the method's micro-batches (4; MAST 2; spatial 1), which "
         "grow with the batch. With micro-batches of one image, and more of them, all but GPipe hold any "
         "batch if one image fits. auto's side is the last that fitted in steps of a quarter of the others' "
@@ -136,11 +151,11 @@ def _table(found: Sequence[Most], room: int) -> Table:
 def fits_for_real(quick: bool) -> tuple[str, Table]:
     """Who fits under a small capacity, predicted and measured: this machine has more, so that all run."""
     net, narrow, side, room = SMALL
-    spec = nets.spec(net, side, narrow=narrow)
+    spec = nets.spec(net, side, width_divisor=narrow)
     on = cluster(f"local:{DEVICES}")
     graph = capture_model(spec, BATCH)
-    chosen = [m for m in METHODS if not quick or m.name in (*FEW, "GPipe")]
-    made = plans(chosen, graph, on, batch=BATCH, model=spec)
+    chosen = [m for m in METHODS if not quick or m.name in (*QUICK_METHODS, "GPipe")]
+    made = make_plans(chosen, graph, on, batch=BATCH, model=spec)
     said = {name: predict(own, on) for name, own in made.items()}
     timed = time_plans(
         spec, graph, {name: own.plan for name, own in made.items()}, ranks=DEVICES, rounds=1,
@@ -159,7 +174,7 @@ def fits_for_real(quick: bool) -> tuple[str, Table]:
         Column("peak, MiB", "measured"), Column("fits", "measured"),
         Column("first loss", "measured", 4), Column("second loss", "measured", 4),
     ]  # fmt: skip
-    title = f"{net}/{narrow} of {side}² under {size(room, MIB)} MiB a rank, for real"
+    title = f"{net}/{narrow} of {side}² under {format_size(room, MIB)} MiB a rank, for real"
     return _real_sentence(said, seen, room), Table(title, columns, rows, _REAL_NOTE)
 
 
@@ -169,11 +184,11 @@ _REAL_NOTE = (
 )
 
 
-def _real_sentence(said: Mapping[str, Predicted], seen: Mapping[str, int], room: int) -> str:
+def _real_sentence(said: Mapping[str, PredictedStep], seen: Mapping[str, int], room: int) -> str:
     agree = [n for n in seen if (max(said[n].peaks) <= room) == (seen[n] <= room)]
     fit = [n for n in seen if seen[n] <= room]
     return (
-        f"For real under {size(room, MIB)} MiB a rank: {', '.join(fit) or 'nothing'} fits; prediction and "
+        f"For real under {format_size(room, MIB)} MiB a rank: {', '.join(fit) or 'nothing'} fits; prediction and "
         f"measurement agree for {len(agree)} of {len(seen)} methods."
     )
 

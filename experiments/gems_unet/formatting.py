@@ -7,46 +7,46 @@ from collections.abc import Mapping, Sequence
 GIB, MIB = 2**30, 2**20
 
 
-def by_device(peaks: Sequence[int], unit: int) -> str:
+def sizes_text(peaks: Sequence[int], unit: int) -> str:
     """1234, 567 bytes in MiB -> "0.00 / 0.00"; as many digits as are worth reading."""
-    return " / ".join(size(peak, unit) for peak in peaks)
+    return " / ".join(format_size(peak, unit) for peak in peaks)
 
 
-def size(nbytes: float, unit: int) -> str:
+def format_size(nbytes: float, unit: int) -> str:
     value = nbytes / unit
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
-def times(value: float, base: float) -> str:
+def ratio_text(value: float, base: float) -> str:
     """How many times another, in a sentence."""
     return f"{value / base:.2f} x"
 
 
-def best(figures: Mapping[str, float]) -> str:
+def largest_name(figures: Mapping[str, float]) -> str:
     """The name of the largest."""
     return max(figures, key=figures.__getitem__)
 
 
-Figures = Mapping[str, float]  # by method
+ByMethod = Mapping[str, float]  # by method
 GEMS = "GEMS MASTER"
 
 
-def gems_sentence(where: str, cases: Sequence[tuple[Figures, Figures]]) -> str:
+def gems_sentence(where: str, cases: Sequence[tuple[ByMethod, ByMethod]]) -> str:
     """Images a second and memory of MASTER beside those it is to be compared with, over several sizes."""
     words = []
     for base in ("model parallel", "GPipe", "1F1B", "spatial by image"):
         own = [(rates, peaks) for rates, peaks in cases if base in rates and GEMS in rates]
         if own:
-            speed = between([rates[GEMS] / rates[base] for rates, _ in own])
-            memory = between([peaks[GEMS] / peaks[base] for _, peaks in own])
+            speed = range_text([rates[GEMS] / rates[base] for rates, _ in own])
+            memory = range_text([peaks[GEMS] / peaks[base] for _, peaks in own])
             words.append(f"{speed} x the images a second of {base} at {memory} x its peak memory")
-    names = list(dict.fromkeys(best(rates) for rates, _ in cases))
-    ahead = between([max(rates.values()) / rates[GEMS] for rates, _ in cases if GEMS in rates])
+    names = list(dict.fromkeys(largest_name(rates) for rates, _ in cases))
+    ahead = range_text([max(rates.values()) / rates[GEMS] for rates, _ in cases if GEMS in rates])
     fastest = f"The fastest is {' or '.join(names)}, {ahead} x GEMS MASTER."
     return f"{where}: GEMS MASTER has {', '.join(words)}. {fastest}"
 
 
-def between(values: Sequence[float]) -> str:
+def range_text(values: Sequence[float]) -> str:
     """1.234, 2 -> "1.23 to 2.00"."""
     least, most = f"{min(values):.2f}", f"{max(values):.2f}"
     return least if least == most else f"{least} to {most}"

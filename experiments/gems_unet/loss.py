@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from experiments.experiment import RunOptions
 from experiments.gems_unet import nets
-from experiments.gems_unet.methods import DEVICES, METHODS, plans
-from experiments.gems_unet.training import Curve, train
+from experiments.gems_unet.methods import DEVICES, METHODS, make_plans
+from experiments.gems_unet.training import LossCurve, train
 from raddle.api.clusters import cluster
 from raddle.api.loading import capture_model
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
@@ -24,17 +24,17 @@ def make(asked: RunOptions) -> Section:
     if importlib.util.find_spec("sklearn") is None:
         return Section(TITLE, skipped="scikit-learn, whose digits are the data, is not installed.")
     side, blocks, steps = (64, 9, 5) if asked.quick else (128, 12, 10)
-    spec = nets.spec("unet", side, narrow=NARROW)
+    spec = nets.spec("unet", side, width_divisor=NARROW)
     asked.report("planning")
     graph = capture_model(spec, BATCH)
     chosen = [m for m in METHODS if m.name in NAMES or (m.name == SLOW and not asked.quick)]
-    made = plans(chosen, graph, cluster(f"local:{DEVICES}"), batch=BATCH, model=spec)
+    made = make_plans(chosen, graph, cluster(f"local:{DEVICES}"), batch=BATCH, model=spec)
     asked.report("training", 0.1)
     curves = train(spec, made, ranks=DEVICES, side=side, blocks=blocks, steps=steps)
     return section(curves, side, blocks, steps)
 
 
-def section(curves: Mapping[str, Curve], side: int, blocks: int, steps: int) -> Section:
+def section(curves: Mapping[str, LossCurve], side: int, blocks: int, steps: int) -> Section:
     lines = [
         Line(name, list(zip(own.seconds, own.losses, strict=True)), "measured")
         for name, own in curves.items()
@@ -43,7 +43,7 @@ def section(curves: Mapping[str, Curve], side: int, blocks: int, steps: int) -> 
     rows: list[list[Cell]] = [
         [
             name, own.reaches(TARGET), 1e3 * own.seconds[-1] / (blocks * steps),
-            own.losses[0], own.losses[-1], apart(own, curves["one device"]),
+            own.losses[0], own.losses[-1], largest_loss_difference(own, curves["one device"]),
         ]
         for name, own in curves.items()
     ]  # fmt: skip
@@ -62,11 +62,11 @@ def section(curves: Mapping[str, Curve], side: int, blocks: int, steps: int) -> 
     )
 
 
-def apart(own: Curve, other: Curve) -> float:
+def largest_loss_difference(own: LossCurve, other: LossCurve) -> float:
     return max(abs(a - b) for a, b in zip(own.losses, other.losses, strict=True))
 
 
-def _sentence(curves: Mapping[str, Curve]) -> str:
+def _sentence(curves: Mapping[str, LossCurve]) -> str:
     reached = {n: s for n, c in curves.items() if (s := c.reaches(TARGET)) is not None}
     missed = [name for name in curves if name not in reached]
     words = []

@@ -35,7 +35,7 @@ from raddle.api.simulating import peak_bytes, simulate_steps
 Stages = tuple[tuple[str, ...], ...]
 SPATIAL = "spatial"  # in place of a schedule
 OPTIMIZER = "momentum"
-STATIC = 3.0  # weights, gradients and momentum, for cutting
+STATE_FACTOR = 3.0  # weights, gradients and momentum, for cutting
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,18 @@ METHODS = (
 DEVICES = 4
 
 
-class Planned(NamedTuple):
+class PlannedMethod(NamedTuple):
     graph: Graph  # of a micro-batch
     plan: Plan
 
 
-class Predicted(NamedTuple):
+class PredictedStep(NamedTuple):
     seconds: float  # of a step
-    busy: float  # seconds that all devices compute in a step, together
+    compute_seconds: float  # seconds that all devices compute in a step, together
     peaks: tuple[int, ...]  # bytes by device
 
 
-def plans(
+def make_plans(
     methods: Sequence[Method],
     graph: Graph,
     cluster: Cluster,
@@ -84,7 +84,7 @@ def plans(
     batch: int,
     model: str = "",
     profile: Profile | None = None,
-) -> dict[str, Planned]:
+) -> dict[str, PlannedMethod]:
     """Plans by name of a method; `graph` may be of any batch, stages are cut once for all schedules."""
     cuts: dict[tuple[int, int], Stages] = {}
     found = {}
@@ -94,21 +94,23 @@ def plans(
         if own.stages * own.pipelines > 1:
             key = (micro.batch, own.stages)
             if key not in cuts:
-                cuts[key] = cut(micro, cluster, own.stages, own.microbatches, profile)
+                cuts[key] = partition_stages(micro, cluster, own.stages, own.microbatches, profile)
             stages = cuts[key]
         plan = replace(_plan(own, micro, cluster, stages), batch=batch, model=model)
         validate(plan, micro)
-        found[own.name] = Planned(micro, plan)
+        found[own.name] = PlannedMethod(micro, plan)
     return found
 
 
-def predict(planned: Planned, cluster: Cluster, profile: Profile | None = None) -> Predicted:
+def predict(
+    planned: PlannedMethod, cluster: Cluster, profile: Profile | None = None
+) -> PredictedStep:
     timeline = simulate_steps(planned.graph, planned.plan, cluster, profile)
     busy = float(timeline.compute_seconds.sum())
-    return Predicted(timeline.step_seconds, busy, tuple(peak_bytes(timeline)))
+    return PredictedStep(timeline.step_seconds, busy, tuple(peak_bytes(timeline)))
 
 
-def cut(
+def partition_stages(
     graph: Graph, cluster: Cluster, count: int, microbatches: int, profile: Profile | None = None
 ) -> Stages:
     """As raddle's search cuts, with room enough: nothing is computed again to save memory."""
@@ -119,12 +121,12 @@ def cut(
     line = build_device_chain(cluster)
     line = replace(line, capacity=(float("inf"),) * len(line.kinds))
     work = LayerCostModel(nodes, cluster, compute).micro_batch_costs(graph.batch)
-    found = PipelineRequest("gems", count).partition(work, line, microbatches, STATIC)
+    found = PipelineRequest("gems", count).partition(work, line, microbatches, STATE_FACTOR)
     assert found is not None
     return stage_op_names(nodes, [stage.layers for stage in found.stages])
 
 
-def side_by_side(schedule: str, stages: int, microbatches: int, pipelines: int) -> str:
+def parallel_pipelines(schedule: str, stages: int, microbatches: int, pipelines: int) -> str:
     """Rows of D pipelines, each with its share of the micro-batches, one after the other.
 
     F0.0 B0.0 F1.0 B1.0        of two pipelines of one stage, with two micro-batches each
@@ -134,12 +136,14 @@ def side_by_side(schedule: str, stages: int, microbatches: int, pipelines: int) 
     own = MAKERS[schedule](stages, share)
     rows, waits = list[tuple[Action, ...]](), list[tuple[Action, Action]]()
     for first in range(0, pipelines * share, share):
-        rows += [tuple(_later(action, first) for action in row) for row in own.rows]
-        waits += [(_later(a, first), _later(b, first)) for a, b in own.waits]
+        rows += [tuple(_shift_micro_batch(action, first) for action in row) for row in own.rows]
+        waits += [
+            (_shift_micro_batch(a, first), _shift_micro_batch(b, first)) for a, b in own.waits
+        ]
     return schedule_to_text(Schedule(tuple(rows), tuple(waits)))
 
 
-def _later(action: Action, micros: int) -> Action:
+def _shift_micro_batch(action: Action, micros: int) -> Action:
     return action._replace(micro_batch=action.micro_batch + micros)
 
 
@@ -157,6 +161,6 @@ def _plan(own: Method, graph: Graph, cluster: Cluster, stages: Stages) -> Plan:
         return replace(plan, tiles=spatial(graph, cluster))
     if own.pipelines == 1:
         return replace(plan, schedule=own.schedule)
-    rows = side_by_side(own.schedule, own.stages, own.microbatches, own.pipelines)
+    rows = parallel_pipelines(own.schedule, own.stages, own.microbatches, own.pipelines)
     workers = tuple((device,) for device in range(own.stages * own.pipelines))
     return replace(plan, schedule=rows, workers=workers)

@@ -18,9 +18,9 @@ SPEC = re.compile(r"(unet|resnet110|resnet1001)_(\d+)_(\d+)")  # net, divisor of
 DEPTHS: Mapping[str, int] = MappingProxyType({"resnet110": 12, "resnet1001": 111})
 
 
-def spec(net: str, side: int, *, narrow: int = 1) -> str:
+def spec(net: str, side: int, *, width_divisor: int = 1) -> str:
     """The name to load it by, anywhere."""
-    return f"{__file__}:{net}_{narrow}_{side}"
+    return f"{__file__}:{net}_{width_divisor}_{side}"
 
 
 def __getattr__(name: str) -> Callable[..., Workload]:
@@ -31,18 +31,18 @@ def __getattr__(name: str) -> Callable[..., Workload]:
 
     def made(batch: int = 4) -> Workload:
         model = build(net, narrow)
-        inputs, targets = _examples(net, side)(batch)
+        inputs, targets = example_batches(net, side)(batch)
         return Workload(name, model, inputs, targets, class_loss)
 
     return made
 
 
-def build(net: str, narrow: int) -> nn.Module:
+def build(net: str, width_divisor: int) -> nn.Module:
     """At full width where `narrow` is 1: U-Net's 64 to 1024, a CIFAR ResNet's 16."""
     if net == "unet":
-        return UNet(widths=tuple(width // narrow for width in (64, 128, 256, 512, 1024)))
-    return CifarResNet(DEPTHS[net], width=16 // narrow)
+        return UNet(widths=tuple(width // width_divisor for width in (64, 128, 256, 512, 1024)))
+    return CifarResNet(DEPTHS[net], width=16 // width_divisor)
 
 
-def _examples(net: str, side: int) -> BatchMaker:
+def example_batches(net: str, side: int) -> BatchMaker:
     return masked_images(3, side, classes=2) if net == "unet" else images(3, side, classes=10)

@@ -7,16 +7,20 @@ from typing import NamedTuple
 
 from experiments.experiment import RunOptions
 from experiments.gems_unet import nets
-from experiments.gems_unet.formatting import MIB, between, by_device, gems_sentence
-from experiments.gems_unet.machine import here, profiled, shared
+from experiments.gems_unet.formatting import MIB, gems_sentence, range_text, sizes_text
+from experiments.gems_unet.machine import (
+    measure_operators,
+    probe_machine,
+    seconds_with_shared_cores,
+)
 from experiments.gems_unet.methods import (
     DEVICES,
     METHODS,
     OPTIMIZER,
     SPATIAL,
-    Planned,
-    Predicted,
-    plans,
+    PlannedMethod,
+    PredictedStep,
+    make_plans,
     predict,
 )
 from experiments.rank_correlation import spearman
@@ -32,29 +36,29 @@ BATCH = 4
 AUTO = "auto"
 
 
-class Case(NamedTuple):
+class RealCase(NamedTuple):
     net: str
-    narrow: int  # divisor of the widths
+    width_divisor: int  # divisor of the widths
     side: int
     rounds: int  # blocks of steps that are timed
 
     @property
     def title(self) -> str:
-        return f"{self.net}/{self.narrow}, {self.side}²"
+        return f"{self.net}/{self.width_divisor}, {self.side}²"
 
 
-QUICK = tuple(Case("unet", 8, side, 2) for side in (64, 128))  # resnet110 takes minutes to plan
+QUICK = tuple(RealCase("unet", 8, side, 2) for side in (64, 128))  # resnet110 takes minutes to plan
 FULL = (
-    *(Case("unet", 8, side, 5 if side < 256 else 2) for side in (64, 128, 256, 512)),
-    *(Case("resnet110", 4, side, 4 if side < 256 else 2) for side in (64, 128, 256, 512)),
-    Case("resnet1001", 4, 64, 2),  # not in tiles: ten times the halos of resnet110
+    *(RealCase("unet", 8, side, 5 if side < 256 else 2) for side in (64, 128, 256, 512)),
+    *(RealCase("resnet110", 4, side, 4 if side < 256 else 2) for side in (64, 128, 256, 512)),
+    RealCase("resnet1001", 4, 64, 2),  # not in tiles: ten times the halos of resnet110
 )
 
 
-class Found(NamedTuple):
-    case: Case
+class CaseResult(NamedTuple):
+    case: RealCase
     timed: Mapping[str, StepTimes]
-    predicted: Mapping[str, Predicted]
+    predicted: Mapping[str, PredictedStep]
     chosen: str  # what `auto` took
 
     def rates(self) -> dict[str, float]:
@@ -63,16 +67,16 @@ class Found(NamedTuple):
 
 def make(asked: RunOptions) -> Section:
     asked.report("probing this machine")
-    cluster = here(DEVICES, quick=asked.quick)
+    cluster = probe_machine(DEVICES, quick=asked.quick)
     cases, found = QUICK if asked.quick else FULL, []
-    weights = [_weight(case) for case in cases]
+    weights = [_relative_duration(case) for case in cases]
     for number, case in enumerate(cases):
         asked.report(case.title, sum(weights[:number]) / sum(weights))
-        found.append(_measured(case, cluster, budget=3.0 if asked.quick else 10.0))
+        found.append(_measure_case(case, cluster, budget=3.0 if asked.quick else 10.0))
     return section(found)
 
 
-def section(found: Sequence[Found]) -> Section:
+def section(found: Sequence[CaseResult]) -> Section:
     text = [f"{DEVICES} ranks, a batch of {BATCH}, one thread each."]
     for net in dict.fromkeys(own.case.net for own in found):
         text.append(_sentence([own for own in found if own.case.net == net]))
@@ -80,33 +84,35 @@ def section(found: Sequence[Found]) -> Section:
     return Section(title, "\n\n".join(text), [*_charts(found), _table(found)])
 
 
-def _measured(case: Case, cluster: Cluster, budget: float) -> Found:
-    spec = nets.spec(case.net, case.side, narrow=case.narrow)
+def _measure_case(case: RealCase, cluster: Cluster, budget: float) -> CaseResult:
+    spec = nets.spec(case.net, case.side, width_divisor=case.width_divisor)
     graph = capture_model(spec, BATCH)
     methods = [m for m in METHODS if case.net != "resnet1001" or m.schedule != SPATIAL]
-    first = plans(methods, graph, cluster, batch=BATCH, model=spec)
+    first = make_plans(methods, graph, cluster, batch=BATCH, model=spec)
     kind, repeats = cluster.devices[0].kind, 2 if case.side >= 256 else 3
-    profile = profiled(first.values(), kind, Profile(), repeats)
+    profile = measure_operators(first.values(), kind, Profile(), repeats)
     # cut again, now that the operators are measured
-    made = plans(methods, graph, cluster, batch=BATCH, model=spec, profile=profile)
+    made = make_plans(methods, graph, cluster, batch=BATCH, model=spec, profile=profile)
     made[AUTO] = _auto(graph, cluster, spec, profile, budget)
-    profile = profiled(made.values(), kind, profile, repeats)
+    profile = measure_operators(made.values(), kind, profile, repeats)
     predicted = {name: predict(own, cluster, profile) for name, own in made.items()}
     timed = time_plans(
         spec, graph, {name: own.plan for name, own in made.items()}, ranks=DEVICES,
         rounds=case.rounds, steps=1, peaks=True,
     )  # fmt: skip
-    return Found(case, timed, predicted, describe(made[AUTO]))
+    return CaseResult(case, timed, predicted, describe(made[AUTO]))
 
 
-def _auto(graph: Graph, cluster: Cluster, spec: str, profile: Profile, budget: float) -> Planned:
+def _auto(
+    graph: Graph, cluster: Cluster, spec: str, profile: Profile, budget: float
+) -> PlannedMethod:
     plan = plan_for(
         graph, cluster, AUTO, model=spec, optimizer=OPTIMIZER, profile=profile, budget=budget
     )
-    return Planned(graph.for_batch(-(-plan.batch // plan.microbatches)), plan)
+    return PlannedMethod(graph.for_batch(-(-plan.batch // plan.microbatches)), plan)
 
 
-def describe(planned: Planned) -> str:
+def describe(planned: PlannedMethod) -> str:
     """What `auto` took: stages and micro-batches, and the splits that most operators have."""
     graph, plan = planned
     words = [f"{len(plan.stages)} stages by {plan.schedule}"] if plan.stages else []
@@ -123,30 +129,29 @@ def describe(planned: Planned) -> str:
     return ", ".join([*words, "recomputed"] if plan.recompute else words)
 
 
-def _sentence(found: Sequence[Found]) -> str:
+def _sentence(found: Sequence[CaseResult]) -> str:
     """Of one network at several sizes."""
     sides = " to ".join(dict.fromkeys(f"{own.case.side}²" for own in (found[0], found[-1])))
     cases = [(own.rates(), {n: float(max(t.peaks)) for n, t in own.timed.items()}) for own in found]
-    said = gems_sentence(f"{found[0].case.net}/{found[0].case.narrow}, {sides}", cases)
-    order = (
-        f"Predicted and measured steps have rank correlation {between([_order(f) for f in found])}."
-    )
+    said = gems_sentence(f"{found[0].case.net}/{found[0].case.width_divisor}, {sides}", cases)
+    order = f"Predicted and measured steps have rank correlation {range_text([_rank_correlation(f) for f in found])}."
     losses = (
         "First losses of the methods with micro-batches of one image are within "
-        f"{max(_apart(own) for own in found):.0e} of one device's."
+        f"{max(_largest_loss_difference(own) for own in found):.0e} of one device's."
     )
     chosen = "; ".join(f"{own.case.side}²: {own.chosen}" for own in found)
     return " ".join([said, order, losses, f"`auto` took, at {chosen}."])
 
 
-def _order(found: Found) -> float:
+def _rank_correlation(found: CaseResult) -> float:
     names = list(found.timed)
     return spearman(
-        [found.timed[n].seconds for n in names], [shared(found.predicted[n]) for n in names]
+        [found.timed[n].seconds for n in names],
+        [seconds_with_shared_cores(found.predicted[n]) for n in names],
     )
 
 
-def _apart(found: Found) -> float:
+def _largest_loss_difference(found: CaseResult) -> float:
     """How far first losses are from one device's, at most."""
     one = found.timed["one device"].losses[0]
     return max(
@@ -156,7 +161,7 @@ def _apart(found: Found) -> float:
     )
 
 
-def _charts(found: Sequence[Found]) -> list[Chart]:
+def _charts(found: Sequence[CaseResult]) -> list[Chart]:
     charts = []
     for net in dict.fromkeys(own.case.net for own in found):
         own = [f for f in found if f.case.net == net]
@@ -164,14 +169,14 @@ def _charts(found: Sequence[Found]) -> list[Chart]:
             Line(name, [(f.case.side, f.rates()[name]) for f in own], "measured")
             for name in own[0].timed
         ]
-        title = f"{net}, widths / {own[0].case.narrow}"
+        title = f"{net}, widths / {own[0].case.width_divisor}"
         charts.append(
             Chart(title, "side of an image, pixels", "images/s", lines, log_x=True, log_y=True)
         )
     return charts
 
 
-def _table(found: Sequence[Found]) -> Table:
+def _table(found: Sequence[CaseResult]) -> Table:
     columns = [
         Column("net"), Column("side"), Column("method"), Column("images/s", "measured"),
         Column("step, ms", "measured", 0), Column("least – most, ms", "measured"),
@@ -184,9 +189,9 @@ def _table(found: Sequence[Found]) -> Table:
         for name, own in timed.items():
             said = predicted[name]
             rows.append([
-                f"{case.net}/{case.narrow}", case.side, name, BATCH / own.seconds, 1e3 * own.seconds,
-                f"{1e3 * own.shortest:.0f} – {1e3 * own.longest:.0f}", 1e3 * said.seconds, 1e3 * shared(said),
-                by_device(own.peaks, MIB), by_device(said.peaks, MIB),
+                f"{case.net}/{case.width_divisor}", case.side, name, BATCH / own.seconds, 1e3 * own.seconds,
+                f"{1e3 * own.shortest:.0f} – {1e3 * own.longest:.0f}", 1e3 * said.seconds, 1e3 * seconds_with_shared_cores(said),
+                sizes_text(own.peaks, MIB), sizes_text(said.peaks, MIB),
             ])  # fmt: skip
     note = (
         f"A batch of {BATCH} on {DEVICES} ranks of this machine, one thread each; widths divided by the "
@@ -199,6 +204,6 @@ def _table(found: Sequence[Found]) -> Table:
     return Table("Steps and peaks", columns, rows, note)
 
 
-def _weight(case: Case) -> float:
+def _relative_duration(case: RealCase) -> float:
     """About how long it takes beside others, for the bar."""
     return case.rounds + 3 + case.side**2 / 128**2

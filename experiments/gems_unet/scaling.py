@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from experiments.experiment import RunOptions
 from experiments.gems_unet import nets
-from experiments.gems_unet.methods import Method, plans, predict
+from experiments.gems_unet.methods import Method, make_plans, predict
 from raddle.api.clusters import cluster
 from raddle.api.loading import capture_model
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
@@ -16,30 +16,30 @@ STAGES, SHARE = 4, 4  # of a pipeline, and micro-batches that it takes in a step
 PRINTED = 97.32  # per cent, abstract: ResNet-1k on 1,024 V100
 
 
-class Scaled(NamedTuple):
+class ScalingPoint(NamedTuple):
     devices: int
     rate: float  # images a second
 
 
 def make(asked: RunOptions) -> Section:
     graph = capture_model(nets.spec(NET, SIDE), 1)
-    found: list[Scaled] = []
+    found: list[ScalingPoint] = []
     counts = (1, 4) if asked.quick else (1, 2, 4, 8, 16)
     for number, count in enumerate(counts):
         asked.report(f"{STAGES * count} GPUs", number / len(counts))
         on, batch = cluster(f"v100:{count}x{STAGES}"), SHARE * count
         own = Method("GEMS x data", "gems", batch, stages=STAGES, pipelines=count)
-        seconds = predict(plans([own], graph, on, batch=batch)[own.name], on).seconds
-        found.append(Scaled(STAGES * count, batch / seconds))
+        seconds = predict(make_plans([own], graph, on, batch=batch)[own.name], on).seconds
+        found.append(ScalingPoint(STAGES * count, batch / seconds))
     return section(found)
 
 
-def efficiency(own: Scaled, first: Scaled) -> float:
+def efficiency(own: ScalingPoint, first: ScalingPoint) -> float:
     """Per cent of so many times the first one's images a second."""
     return 100 * own.rate / first.rate * first.devices / own.devices
 
 
-def section(found: list[Scaled]) -> Section:
+def section(found: list[ScalingPoint]) -> Section:
     first, last = found[0], found[-1]
     rows: list[list[Cell]] = [[f.devices, f.rate, efficiency(f, first), None] for f in found]
     rows.append([1024, None, None, PRINTED])

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from experiments.experiment import RunOptions
 from experiments.gems_unet import nets
-from experiments.gems_unet.formatting import GIB, gems_sentence, size
+from experiments.gems_unet.formatting import GIB, format_size, gems_sentence
 from experiments.gems_unet.methods import (
     METHODS,
     OPTIMIZER,
-    Planned,
-    Predicted,
-    plans,
+    PlannedMethod,
+    PredictedStep,
+    make_plans,
     predict,
 )
 from raddle.api.clusters import Cluster, cluster
@@ -37,12 +37,12 @@ FULL = (
 )
 
 
-class Simulated(NamedTuple):
+class SimulatedCase(NamedTuple):
     net: str
     side: int
     on: str  # the cluster
-    room: int  # bytes of a device
-    predicted: Mapping[str, Predicted]
+    capacity: int  # bytes of a device
+    predicted: Mapping[str, PredictedStep]
     errors: Mapping[str, str]  # methods that have no plan, and why
 
     def rates(self) -> dict[str, float]:
@@ -51,7 +51,7 @@ class Simulated(NamedTuple):
     def fitting(self) -> dict[str, float]:
         """The rates of those that fit."""
         peaks = self.peaks()
-        return {name: rate for name, rate in self.rates().items() if peaks[name] <= self.room}
+        return {name: rate for name, rate in self.rates().items() if peaks[name] <= self.capacity}
 
     def peaks(self) -> dict[str, float]:
         return {name: float(max(own.peaks)) for name, own in self.predicted.items()}
@@ -61,11 +61,11 @@ def make(asked: RunOptions) -> Section:
     found, cases = [], QUICK if asked.quick else FULL
     for number, (net, side, name) in enumerate(cases):
         asked.report(f"{net}, {side}² on {name}", number / len(cases))
-        found.append(simulate_all(net, side, cluster(name), budget=4.0 if asked.quick else 10.0))
+        found.append(simulate_case(net, side, cluster(name), budget=4.0 if asked.quick else 10.0))
     return section(found)
 
 
-def section(found: Sequence[Simulated]) -> Section:
+def section(found: Sequence[SimulatedCase]) -> Section:
     text = [f"Simulated in float32, a batch of {BATCH}."]
     for net, on in dict.fromkeys((own.net, own.on) for own in found):
         text.append(_sentence([own for own in found if (own.net, own.on) == (net, on)]))
@@ -74,34 +74,36 @@ def section(found: Sequence[Simulated]) -> Section:
     return Section(title, "\n\n".join(text), [*charts, _table(found)])
 
 
-def simulate_all(net: str, side: int, on: Cluster, budget: float) -> Simulated:
+def simulate_case(net: str, side: int, on: Cluster, budget: float) -> SimulatedCase:
     spec = nets.spec(net, side)
     graph = capture_model(spec, BATCH)
-    made = plans(METHODS, graph, on, batch=BATCH, model=spec)
+    made = make_plans(METHODS, graph, on, batch=BATCH, model=spec)
     predicted = {name: predict(own, on) for name, own in made.items()}
     errors = {}
     try:
-        predicted[AUTO] = predict(auto(graph, on, spec, budget), on)
+        predicted[AUTO] = predict(plan_auto(graph, on, spec, budget), on)
     except InputError as error:
         errors[AUTO] = str(error)
-    return Simulated(net, side, on.name, on.devices[0].memory, predicted, errors)
+    return SimulatedCase(net, side, on.name, on.devices[0].memory, predicted, errors)
 
 
-def auto(graph: Graph, on: Cluster, spec: str, budget: float) -> Planned:
+def plan_auto(graph: Graph, on: Cluster, spec: str, budget: float) -> PlannedMethod:
     plan = plan_for(graph, on, AUTO, model=spec, optimizer=OPTIMIZER, budget=budget)
-    return Planned(graph.for_batch(-(-plan.batch // plan.microbatches)), plan)
+    return PlannedMethod(graph.for_batch(-(-plan.batch // plan.microbatches)), plan)
 
 
-def _sentence(found: Sequence[Simulated]) -> str:
+def _sentence(found: Sequence[SimulatedCase]) -> str:
     """Of one network on one cluster."""
     first, last = found[0], found[-1]
     sides = " to ".join(dict.fromkeys(f"{own.side}²" for own in (first, last)))
-    where = f"{first.net}, {sides} on {first.on} ({size(first.room, GIB)} GiB each)"
+    where = f"{first.net}, {sides} on {first.on} ({format_size(first.capacity, GIB)} GiB each)"
     said = gems_sentence(where, [(own.rates(), own.peaks()) for own in found])
-    return " ".join([said, *(_fitting(own) for own in found if len(own.fitting()) < len(METHODS))])
+    return " ".join(
+        [said, *(_fitting_sentence(own) for own in found if len(own.fitting()) < len(METHODS))]
+    )
 
 
-def _fitting(own: Simulated) -> str:
+def _fitting_sentence(own: SimulatedCase) -> str:
     """What is left where memory is short."""
     fitting = own.fitting()
     if not fitting:
@@ -113,7 +115,7 @@ def _fitting(own: Simulated) -> str:
     )
 
 
-def _chart(net: str, found: Sequence[Simulated]) -> Chart:
+def _chart(net: str, found: Sequence[SimulatedCase]) -> Chart:
     own = [f for f in found if f.net == net and f.on == CLUSTER]
     names = list(dict.fromkeys(name for f in own for name in f.predicted))
     lines = [
@@ -124,7 +126,7 @@ def _chart(net: str, found: Sequence[Simulated]) -> Chart:
     return Chart(title, "side of an image, pixels", "images/s", lines, log_x=True, log_y=True)
 
 
-def _table(found: Sequence[Simulated]) -> Table:
+def _table(found: Sequence[SimulatedCase]) -> Table:
     columns = [
         Column("net"), Column("side"), Column("cluster"), Column("method"), Column("images/s", "simulated"),
         Column("step, ms", "simulated"), Column("largest peak, GiB", "simulated"),

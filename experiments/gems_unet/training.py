@@ -7,13 +7,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.gems_unet.methods import Planned
+from experiments.gems_unet.methods import PlannedMethod
 from experiments.timing import run_ranks
 from raddle.api.plans import save_plan
 from raddle.files import read_scratch, write_scratch
 
 
-class Curve(NamedTuple):
+class LossCurve(NamedTuple):
     """By block of steps: seconds of training until its end, and its mean loss."""
 
     seconds: Sequence[float]
@@ -26,8 +26,8 @@ class Curve(NamedTuple):
 
 
 def train(
-    spec: str, plans: Mapping[str, Planned], *, ranks: int, side: int, blocks: int, steps: int
-) -> dict[str, Curve]:
+    spec: str, plans: Mapping[str, PlannedMethod], *, ranks: int, side: int, blocks: int, steps: int
+) -> dict[str, LossCurve]:
     """All plans see the same batches of segmentation.py in the same order."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -44,4 +44,4 @@ def train(
         rank = "experiments.gems_unet.training_rank"
         run_ranks(ranks, None, ["-m", rank, str(folder / "asked.json")])
         found = read_scratch(folder / "found.json")
-    return {label: Curve(**own) for label, own in found.items()}
+    return {label: LossCurve(**own) for label, own in found.items()}

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from experiments.experiment import load
 from experiments.gems_unet import loss, nets, scaling, segmentation, simulated
 from experiments.gems_unet.formatting import gems_sentence
-from experiments.gems_unet.largest import largest
-from experiments.gems_unet.machine import cores, shared
+from experiments.gems_unet.largest import largest_fitting
+from experiments.gems_unet.machine import cores, seconds_with_shared_cores
 from experiments.gems_unet.methods import (
     METHODS,
-    Planned,
-    Predicted,
-    plans,
+    PlannedMethod,
+    PredictedStep,
+    make_plans,
+    parallel_pipelines,
     predict,
-    side_by_side,
 )
-from experiments.gems_unet.training import Curve
+from experiments.gems_unet.training import LossCurve
 from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.graph.graph import Graph
@@ -35,16 +35,16 @@ BATCH = 4
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    return capture_model(nets.spec("unet", 256, narrow=16), 1)
+    return capture_model(nets.spec("unet", 256, width_divisor=16), 1)
 
 
 @pytest.fixture(scope="module")
-def made(graph: Graph) -> dict[str, Planned]:
-    return plans(METHODS, graph, cluster("v100:4"), batch=BATCH)
+def made(graph: Graph) -> dict[str, PlannedMethod]:
+    return make_plans(METHODS, graph, cluster("v100:4"), batch=BATCH)
 
 
 @pytest.fixture(scope="module")
-def predicted(made: dict[str, Planned]) -> dict[str, Predicted]:
+def predicted(made: dict[str, PlannedMethod]) -> dict[str, PredictedStep]:
     on = cluster("v100:4")
     return {name: predict(own, on) for name, own in made.items() if "data" not in name}
 
@@ -53,10 +53,10 @@ def predicted(made: dict[str, Planned]) -> dict[str, Predicted]:
 
 
 def test_a_net_is_found_by_its_path_at_any_side_and_width() -> None:
-    work = load_model(nets.spec("resnet110", 48, narrow=4), batch=3)
+    work = load_model(nets.spec("resnet110", 48, width_divisor=4), batch=3)
     assert work.inputs[0].shape == (3, 3, 48, 48)
     assert next(work.model.parameters()).shape[0] == 16 // 4
-    mask = load_model(nets.spec("unet", 64, narrow=16), batch=2).targets[0]
+    mask = load_model(nets.spec("unet", 64, width_divisor=16), batch=2).targets[0]
     assert mask.shape == (2, 64, 64)
     with pytest.raises(AttributeError, match="net_divisor_side"):
         nets.__getattr__("vgg_1_64")
@@ -66,13 +66,13 @@ def test_a_net_is_found_by_its_path_at_any_side_and_width() -> None:
 
 
 def test_pipelines_side_by_side_are_the_one_alone_with_other_micro_batches() -> None:
-    assert side_by_side("gems", 2, 4, 2).splitlines() == [
+    assert parallel_pipelines("gems", 2, 4, 2).splitlines() == [
         "F0.0 B0.0 F1.1 B1.1",
         "F0.1 B0.1 F1.0 B1.0",
         "F2.0 B2.0 F3.1 B3.1",
         "F2.1 B2.1 F3.0 B3.0",
     ]
-    both = schedule_from_text(side_by_side("1f1b", 2, 4, 2))
+    both = schedule_from_text(parallel_pipelines("1f1b", 2, 4, 2))
     assert rows(both)[:2] == [
         "F0.0 F1.0 .... B0.0 .... B1.0",
         ".... F0.1 B0.1 F1.1 B1.1 ....",
@@ -82,7 +82,7 @@ def test_pipelines_side_by_side_are_the_one_alone_with_other_micro_batches() -> 
 
 
 def test_every_device_trains_and_every_method_takes_the_whole_batch(
-    made: dict[str, Planned],
+    made: dict[str, PlannedMethod],
 ) -> None:
     for name, own in made.items():
         assert own.plan.batch == BATCH == own.graph.batch * own.plan.microbatches, name
@@ -91,20 +91,20 @@ def test_every_device_trains_and_every_method_takes_the_whole_batch(
         assert used == ({0} if name == "one device" else {0, 1, 2, 3}), name
 
 
-def test_stages_are_the_same_whatever_the_schedule(made: dict[str, Planned]) -> None:
+def test_stages_are_the_same_whatever_the_schedule(made: dict[str, PlannedMethod]) -> None:
     chosen = [made[n].plan for n in ("model parallel", "GPipe", "1F1B", "GEMS MASTER")]
     assert len({plan.stages for plan in chosen}) == 1
     assert len(chosen[0].stages) == 4
 
 
-def test_all_methods_compute_the_same_work(predicted: dict[str, Predicted]) -> None:
-    base = predicted["one device"].busy
+def test_all_methods_compute_the_same_work(predicted: dict[str, PredictedStep]) -> None:
+    base = predicted["one device"].compute_seconds
     for name in ("model parallel", "GPipe", "1F1B"):
-        assert predicted[name].busy == pytest.approx(base, rel=0.02), name
+        assert predicted[name].compute_seconds == pytest.approx(base, rel=0.02), name
 
 
 def test_memory_is_ordered_as_the_micro_batches_that_are_alive(
-    predicted: dict[str, Predicted],
+    predicted: dict[str, PredictedStep],
 ) -> None:
     peaks = {name: max(own.peaks) for name, own in predicted.items()}
     assert peaks["GEMS MASTER"] < peaks["GEMS MAST"] < peaks["GPipe"]
@@ -113,7 +113,7 @@ def test_memory_is_ordered_as_the_micro_batches_that_are_alive(
     assert peaks["spatial by image"] < peaks["spatial"]
 
 
-def test_gems_gains_no_more_than_its_bubble_lets_it(predicted: dict[str, Predicted]) -> None:
+def test_gems_gains_no_more_than_its_bubble_lets_it(predicted: dict[str, PredictedStep]) -> None:
     gain = predicted["model parallel"].seconds / predicted["GEMS MASTER"].seconds
     assert 1.0 < gain < 1.5
     schedule = schedule_from_text("F0.0 B0.0 F1.1 B1.1\nF0.1 B0.1 F1.0 B1.0")
@@ -140,7 +140,7 @@ def test_the_largest_fits_and_the_next_does_not(
         return fixed + slope * n**power + bend * n
 
     most = 100 * unit
-    size, at = largest(peak, room, unit=unit, power=power, most=most)
+    size, at = largest_fitting(peak, room, unit=unit, power=power, max_size=most)
     every = [n for n in range(1, 101) if fixed + slope * n**power + bend * n <= room]
     assert size == unit * max(every, default=0)
     assert at == (peak(size) if size else 0)
@@ -154,7 +154,7 @@ def test_a_line_is_found_in_a_few_looks() -> None:
         looks.append(side)
         return 10_000 + 3 * side**2
 
-    assert largest(peak, 10_000 + 3 * 2304**2, unit=64, power=2, most=16384)[0] == 2304
+    assert largest_fitting(peak, 10_000 + 3 * 2304**2, unit=64, power=2, max_size=16384)[0] == 2304
     assert len(looks) <= 6
 
 
@@ -162,8 +162,8 @@ def test_a_line_is_found_in_a_few_looks() -> None:
 
 
 def test_ranks_that_share_cores_take_what_all_compute_over_them() -> None:
-    assert shared(Predicted(1.0, 10.0 * cores(), ())) == 10.0
-    assert shared(Predicted(3.0, 1.0, ())) == 3.0
+    assert seconds_with_shared_cores(PredictedStep(1.0, 10.0 * cores(), ())) == 10.0
+    assert seconds_with_shared_cores(PredictedStep(3.0, 1.0, ())) == 3.0
 
 
 def test_a_sentence_has_the_ratios_of_the_figures() -> None:
@@ -174,19 +174,19 @@ def test_a_sentence_has_the_ratios_of_the_figures() -> None:
 
 
 def test_what_does_not_fit_has_no_rate_among_those_that_do() -> None:
-    both = {"a": Predicted(1.0, 1.0, (5, 9)), "b": Predicted(2.0, 1.0, (5, 5))}
-    own = simulated.Simulated("unet", 64, "v100:4", 8, both, {})
+    both = {"a": PredictedStep(1.0, 1.0, (5, 9)), "b": PredictedStep(2.0, 1.0, (5, 5))}
+    own = simulated.SimulatedCase("unet", 64, "v100:4", 8, both, {})
     assert own.fitting() == {"b": BATCH / 2.0}
 
 
 def test_efficiency_is_of_the_first() -> None:
-    first = scaling.Scaled(4, 2.0)
-    assert scaling.efficiency(scaling.Scaled(16, 6.0), first) == pytest.approx(75.0)
-    assert scaling.section([first, scaling.Scaled(16, 6.0)]).text.count("75.00 %") == 1
+    first = scaling.ScalingPoint(4, 2.0)
+    assert scaling.efficiency(scaling.ScalingPoint(16, 6.0), first) == pytest.approx(75.0)
+    assert scaling.section([first, scaling.ScalingPoint(16, 6.0)]).text.count("75.00 %") == 1
 
 
 def test_a_curve_reaches_its_target_at_the_end_of_a_block() -> None:
-    curve = Curve([1.0, 2.0, 3.0], [0.5, 0.2, 0.3])
+    curve = LossCurve([1.0, 2.0, 3.0], [0.5, 0.2, 0.3])
     assert curve.reaches(0.2) == 2.0
     assert curve.reaches(0.1) is None
     found = loss.section({"one device": curve}, 64, 3, 1)

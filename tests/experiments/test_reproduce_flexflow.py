@@ -10,11 +10,11 @@ import pytest
 from experiments.cost_models.plans import PlanGroup
 from experiments.flexflow import PARTS
 from experiments.flexflow.cases import FULL, MODELS, QUICK, case, expert
-from experiments.flexflow.plans import draw, layer_of, shares
-from experiments.flexflow.proposal_times import judged
-from experiments.flexflow.ranking import Small
+from experiments.flexflow.plans import draw, layer_of, work_shares
+from experiments.flexflow.proposal_times import time_proposals
+from experiments.flexflow.ranking import SmallNetGroup
 from experiments.flexflow.search import PRINTED, seconds_text
-from experiments.flexflow.throughput import Measured, gains_table, gains_text
+from experiments.flexflow.throughput import ModelThroughput, gains_table, gains_text
 from experiments.simulate_methods import WeakScalingCase, recurrent_expert, simulate_method
 from raddle.api.loading import capture_model
 from raddle.clusters import cluster
@@ -45,7 +45,7 @@ def test_expert_by_model() -> None:
 
 def test_full_has_all_models_and_what_quick_has() -> None:
     assert set(QUICK.models) <= set(FULL.models) == set(PRINTED)
-    assert set(QUICK.counts) <= set(FULL.counts) == {4, 16, 64}
+    assert set(QUICK.gpu_counts) <= set(FULL.gpu_counts) == {4, 16, 64}
     assert case("alexnet", 16).samples == 256
     assert case("nmt", 64).cluster.nodes == 16
 
@@ -55,13 +55,13 @@ def test_full_has_all_models_and_what_quick_has() -> None:
 
 def test_shares_of_data_parallelism_are_equal_and_of_one_gpu_whole() -> None:
     graph, on = capture_model("nmt-tiny", 8), cluster("k80:1x4")
-    found = shares(graph, Plan(BASELINES["data"](graph, on), 4))
+    found = work_shares(graph, Plan(BASELINES["data"](graph, on), 4))
     expected = {"source_embedding", "target_embedding", "attention", "output"}
     expected |= {f"{part}coder.l{number}" for part in ("en", "de") for number in (0, 1)}
     assert set(found) == expected
     for layer, own in found.items():
         assert own == pytest.approx([0.25] * 4), layer
-    alone = shares(graph, Plan(BASELINES["data"](graph, cluster("k80:1x1")), 4))
+    alone = work_shares(graph, Plan(BASELINES["data"](graph, cluster("k80:1x1")), 4))
     assert all(own == [1, 0, 0, 0] for own in alone.values())
 
 
@@ -77,7 +77,9 @@ def test_drawing() -> None:
 
 
 def test_both_ways_to_judge_decide_alike_and_a_move_changes_a_part() -> None:
-    found = judged(WeakScalingCase("lenet-tiny", "k80", 2, 4), proposals=20)  # asserts that they do
+    found = time_proposals(
+        WeakScalingCase("lenet-tiny", "k80", 2, 4), proposals=20
+    )  # asserts that they do
     assert 0 < found.changed <= 1
     assert found.tasks > 0
     assert min(found.shortened_rate, found.full_rate, found.shortened_s, found.ideal_delta_s) > 0
@@ -108,7 +110,7 @@ FOUND: Any = {
 
 
 def test_rows_and_words_of_throughput() -> None:
-    own = Measured("nmt", "allreduce", FOUND)
+    own = ModelThroughput("nmt", "allreduce", FOUND)
     assert own.counts == [4, 16]
     table = gains_table([own])
     assert list(table.rows[0][3:9]) == [10, 20, 30, 40, 3, 1.5]
@@ -125,7 +127,7 @@ def test_words_of_the_search_count_what_is_longer() -> None:
 
 
 def test_small_network_is_a_group_of_its_own_file() -> None:
-    own = Small("lstm", 4, 2, 0)
+    own = SmallNetGroup("lstm", 4, 2, 0)
     assert isinstance(own, PlanGroup)
     assert own.spec.endswith("nets.py:lstm")
     assert own.graph().batch == 4
