@@ -11,7 +11,7 @@ import torch
 from common import graph_of, keep, machine, results
 from torch import nn
 
-from experiments.optcnn.additive import baselines, cost_of
+from experiments.optcnn.additive import additive_cost, baselines
 from raddle.clusters import Cluster, Device, Link
 from raddle.errors import InputError
 from raddle.graph.capture import capture
@@ -43,9 +43,9 @@ def optcnn_claims() -> None:
         graph, on = graph_of(model, 512), machine("p100:4x4")
         found = build_tables(graph, on, paper=True)
         chosen, solution = choose_configurations(found)
-        costs = {name: cost_of(found, own) for name, own in baselines(found).items()}
+        costs = {name: additive_cost(found, own) for name, own in baselines(found).items()}
         best = min(costs.values())
-        assert abs(cost_of(found, chosen) - solution.cost) <= 1e-5 * solution.cost
+        assert abs(additive_cost(found, chosen) - solution.cost) <= 1e-5 * solution.cost
         simulated = {
             m: plan_and_predict(graph, on, m, settings=Settings(sync="server", budget=20))[1][
                 "step_ms"

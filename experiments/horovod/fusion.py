@@ -25,37 +25,37 @@ PAIRS = {
 }
 
 
-class Pair(NamedTuple):
+class FusionTimes(NamedTuple):
     """Seconds of a step with fusion and without."""
 
     net: str
     hosts: int
     rate: str
-    by: str
+    runner: str
     fused: float
-    apart: float
-    fused_said: float
-    apart_said: float
+    unfused: float
+    fused_predicted: float
+    unfused_predicted: float
 
     @property
     def gain(self) -> float:
-        return self.apart / self.fused
+        return self.unfused / self.fused
 
 
 def make(asked: RunOptions) -> Section:
     title = "Fusion on and off"
     places = QUICK if asked.quick else FULL
-    found: list[Pair] = []
+    found: list[FusionTimes] = []
     try:
         for done, (hosts, rate) in enumerate(places):
             asked.report(f"{hosts} hosts at {rate}", done / len(places))
-            found += measured(hosts, rate, quick=asked.quick)
+            found += measure_fusion(hosts, rate, quick=asked.quick)
     except LabUnavailable as reason:
         return Section(title, skipped=str(reason))
-    return Section(title, told(found), [table(found)])
+    return Section(title, summary(found), [table(found)])
 
 
-def measured(hosts: int, rate: str, *, quick: bool) -> list[Pair]:
+def measure_fusion(hosts: int, rate: str, *, quick: bool) -> list[FusionTimes]:
     kinds = {}
     for by, (fused, apart) in PAIRS.items():
         kinds[f"{by}, fused"], kinds[f"{by}, apart"] = fused, apart
@@ -68,12 +68,12 @@ def measured(hosts: int, rate: str, *, quick: bool) -> list[Pair]:
             labels = (f"{by}, fused", f"{by}, apart")
             seconds = [own.seconds[label] for label in labels]
             rows.append(
-                Pair(job.net, hosts, rate, by, *seconds, *(said[label] for label in labels))
+                FusionTimes(job.net, hosts, rate, by, *seconds, *(said[label] for label in labels))
             )
     return rows
 
 
-def table(found: Sequence[Pair]) -> Table:
+def table(found: Sequence[FusionTimes]) -> Table:
     columns = (
         Column("network"), Column("tensors", "counted"), Column("hosts"), Column("rate"),
         Column("by"), Column("fused, ms", "measured"), Column("predicted", "simulated"),
@@ -83,9 +83,9 @@ def table(found: Sequence[Pair]) -> Table:
     )  # fmt: skip
     rows: list[list[Cell]] = [
         [
-            TITLES[pair.net], len(nets.parameter_sizes(nets.build_on_meta(pair.net))), pair.hosts, pair.rate, pair.by,
-            1e3 * pair.fused, 1e3 * pair.fused_said, 1e3 * pair.apart, 1e3 * pair.apart_said,
-            pair.gain, pair.apart_said / pair.fused_said, PRINTED,
+            TITLES[pair.net], len(nets.parameter_sizes(nets.build_on_meta(pair.net))), pair.hosts, pair.rate, pair.runner,
+            1e3 * pair.fused, 1e3 * pair.fused_predicted, 1e3 * pair.unfused, 1e3 * pair.unfused_predicted,
+            pair.gain, pair.unfused_predicted / pair.fused_predicted, PRINTED,
         ]
         for pair in found
     ]  # fmt: skip
@@ -97,13 +97,13 @@ def table(found: Sequence[Pair]) -> Table:
     return Table("Steps with fusion and without", columns, rows, note)
 
 
-def told(found: Sequence[Pair]) -> str:
+def summary(found: Sequence[FusionTimes]) -> str:
     most = max(found, key=lambda pair: pair.gain)
     least = min(found, key=lambda pair: pair.gain)
     hurt = sum(pair.gain < 1 for pair in found)
     return (
-        f"Fused steps are at most {most.gain:.2f} x as fast ({most.by}, {TITLES[most.net]}, {most.hosts} "
-        f"hosts at {most.rate}) and at least {least.gain:.2f} x ({least.by}, {TITLES[least.net]}, "
+        f"Fused steps are at most {most.gain:.2f} x as fast ({most.runner}, {TITLES[most.net]}, {most.hosts} "
+        f"hosts at {most.rate}) and at least {least.gain:.2f} x ({least.runner}, {TITLES[least.net]}, "
         f"{least.hosts} hosts at {least.rate}); they are slower in {hurt} of {len(found)} cases. The paper "
         f"prints up to {PRINTED:.2f} x. A tensor by itself leaves as soon as it is there, and costs a "
         "message; a bucket leaves when it is full."

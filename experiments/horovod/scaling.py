@@ -29,8 +29,8 @@ BUCKET = 64 * 2**20  # bytes: what Horovod fuses
 GBIT = 1e9 / 8
 
 # Servers have a message for each slice and device, so few devices are simulated.
-FEW_QUICK, FEW = (4, 16), (4, 8, 16, 32)
-SERVED = "resnet101"
+SERVER_SIZES_QUICK, SERVER_SIZES = (4, 16), (4, 8, 16, 32)
+SERVER_MODEL = "resnet101"
 RING = "allreduce"
 SYNCS = (RING, "ps:one", "ps", "ps:sliced,greedy")
 
@@ -44,7 +44,7 @@ RDMA = {
 CALIBRATION = ("resnet101", 16, 1656.82)  # images/s of 4 nodes: the documentation's example
 
 
-class Curve(NamedTuple):
+class ThroughputCurve(NamedTuple):
     """Images a second by number of devices."""
 
     model: str
@@ -68,17 +68,17 @@ def make(asked: RunOptions) -> Section:
             program = program_of(model, devices)
             for own, speed in zip(rates, (1.0, factor), strict=True):
                 own[devices] = images_per_s(program, devices, speed)
-        sheet.append(Curve(model, rates[0]))
-        fitted.append(Curve(model, rates[1]))
+        sheet.append(ThroughputCurve(model, rates[0]))
+        fitted.append(ThroughputCurve(model, rates[1]))
     asked.report("servers", len(MODELS) / (len(MODELS) + 1))
-    beside = servers(FEW_QUICK if asked.quick else FEW, factor)
+    beside = server_throughput(SERVER_SIZES_QUICK if asked.quick else SERVER_SIZES, factor)
     parts = (
         efficiencies(sheet, fitted),
         chart(fitted),
         throughput(sheet, fitted),
-        table_of(beside),
+        server_table(beside),
     )
-    return Section(f"Scaling to {sizes[-1]} devices", told(fitted, beside, factor), parts)
+    return Section(f"Scaling to {sizes[-1]} devices", summary(fitted, beside, factor), parts)
 
 
 def pascal(devices: int, factor: float = 1.0) -> Cluster:
@@ -118,16 +118,16 @@ def calibration() -> float:
     return printed / images_per_s(program_of(model, devices), devices, 1.0)
 
 
-def servers(sizes: Sequence[int], factor: float) -> dict[str, dict[int, float]]:
+def server_throughput(sizes: Sequence[int], factor: float) -> dict[str, dict[int, float]]:
     """Images a second of SERVED by the kind of synchronisation and the number of devices."""
     found: dict[str, dict[int, float]] = {sync: {} for sync in SYNCS}
     for sync, own in found.items():
         for devices in sizes:
-            own[devices] = images_per_s(program_of(SERVED, devices, sync), devices, factor)
+            own[devices] = images_per_s(program_of(SERVER_MODEL, devices, sync), devices, factor)
     return found
 
 
-def efficiencies(sheet: Sequence[Curve], fitted: Sequence[Curve]) -> Table:
+def efficiencies(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCurve]) -> Table:
     columns = (
         Column("network"), Column("devices"), Column("data sheet, %", "simulated", 0),
         Column("fitted, %", "simulated", 0), Column("TCP, %", "printed", 0),
@@ -148,7 +148,7 @@ def efficiencies(sheet: Sequence[Curve], fitted: Sequence[Curve]) -> Table:
     )  # fmt: skip
 
 
-def chart(fitted: Sequence[Curve]) -> Chart:
+def chart(fitted: Sequence[ThroughputCurve]) -> Chart:
     lines = []
     for curve in fitted:
         own = [(float(n), 100 * curve.efficiency(n)) for n in curve.rates]
@@ -158,7 +158,7 @@ def chart(fitted: Sequence[Curve]) -> Chart:
     return Chart("Scaling efficiency, fitted", "devices", "%", lines, log_x=True)
 
 
-def throughput(sheet: Sequence[Curve], fitted: Sequence[Curve]) -> Table:
+def throughput(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCurve]) -> Table:
     columns = [Column("devices")]
     for kind in ("data sheet", "fitted"):
         columns += [Column(f"{name}, {kind}", "simulated") for name in MODELS.values()]
@@ -169,18 +169,20 @@ def throughput(sheet: Sequence[Curve], fitted: Sequence[Curve]) -> Table:
     return Table("Images a second", columns, rows, "Printed is one: ResNet-101 on 16, 1656.82.")
 
 
-def table_of(beside: Mapping[str, Mapping[int, float]]) -> Table:
+def server_table(beside: Mapping[str, Mapping[int, float]]) -> Table:
     sizes = list(beside[RING])
     columns = [Column("synchronised by"), *(Column(f"{n} devices", "simulated") for n in sizes)]
     rows: list[list[Cell]] = [[sync, *own.values()] for sync, own in beside.items()]
     return Table(
-        f"{MODELS[SERVED]}: rings and servers, images a second, fitted", columns, rows,
+        f"{MODELS[SERVER_MODEL]}: rings and servers, images a second, fitted", columns, rows,
         "Servers share the devices' links. The paper's servers ran as processes of their own on the nodes; "
         "it prints that about half of 128 GPUs was lost.",
     )  # fmt: skip
 
 
-def told(fitted: Sequence[Curve], beside: Mapping[str, Mapping[int, float]], factor: float) -> str:
+def summary(
+    fitted: Sequence[ThroughputCurve], beside: Mapping[str, Mapping[int, float]], factor: float
+) -> str:
     sentences = []
     for curve in fitted:
         last = max(curve.rates)
@@ -197,7 +199,7 @@ def told(fitted: Sequence[Curve], beside: Mapping[str, Mapping[int, float]], fac
         f"The printed 1656.82 images/s are {factor:.2f} x what the data sheet's devices are predicted to "
         "do. "
         + " ".join(sentences)
-        + f" On {most} devices servers reach, of the ring's throughput for {MODELS[SERVED]}: {parts}."
+        + f" On {most} devices servers reach, of the ring's throughput for {MODELS[SERVER_MODEL]}: {parts}."
     )
 
 

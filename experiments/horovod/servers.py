@@ -13,10 +13,10 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 NET, PER_RANK, RATE = "small", 4, "500mbit"
 QUICK, FULL = (1, 2, 4), (1, 2, 4, 8)
-NOTHING = "compute alone"
+COMPUTE_ONLY = "compute alone"
 RING, RING_WRAPPED, DISTRIBUTED = "all-reduce", "raddle.sync", "DDP"
 ONE, WHOLE, SLICED = "ps:one", "ps", "ps:sliced,greedy"
-KINDS = {
+VARIANTS = {
     DISTRIBUTED: DDP,
     RING: SyncVariant("plan"),
     RING_WRAPPED: SyncVariant("wrapped"),
@@ -27,7 +27,7 @@ KINDS = {
 }
 
 
-class Row(NamedTuple):
+class StepMilliseconds(NamedTuple):
     """Milliseconds of a step, by label."""
 
     ranks: int
@@ -42,33 +42,33 @@ def make(asked: RunOptions) -> Section:
     try:
         for done, ranks in enumerate(sizes):
             asked.report(f"{ranks} ranks", done / len(sizes))
-            rows.append(at(ranks, quick=asked.quick))
+            rows.append(measure_ranks(ranks, quick=asked.quick))
     except LabUnavailable as reason:
         return Section(title, skipped=str(reason))
-    return Section(title, told(rows), [table(rows), images(rows), chart(rows)])
+    return Section(title, summary(rows), [table(rows), throughput_table(rows), chart(rows)])
 
 
-def at(ranks: int, *, quick: bool) -> Row:
+def measure_ranks(ranks: int, *, quick: bool) -> StepMilliseconds:
     """One rank has nobody to agree with: DDP and compute say all there is."""
-    kinds = {NOTHING: NO_SYNC, **(KINDS if ranks > 1 else {DISTRIBUTED: DDP})}
+    kinds = {COMPUTE_ONLY: NO_SYNC, **(VARIANTS if ranks > 1 else {DISTRIBUTED: DDP})}
     jobs = [TimingJob(NET, PER_RANK * ranks, kinds)]
     rounds, steps = (2, 2) if quick else (3, 3)
     found = measure_in_lab(jobs, ranks=ranks, rate=RATE, rounds=rounds, steps=steps)
     own, said = found.results[0].seconds, predict(found)[0]
-    return Row(
+    return StepMilliseconds(
         ranks,
         {label: 1e3 * seconds for label, seconds in own.items()},
         {label: 1e3 * seconds for label, seconds in said.items()},
     )
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[StepMilliseconds]) -> Table:
     columns = [Column("kind")]
     for row in rows:
         columns.append(Column(f"{row.ranks} ranks, ms", "measured"))
         columns.append(Column("predicted", "simulated"))
     cells: list[list[Cell]] = []
-    for label in (NOTHING, *KINDS):
+    for label in (COMPUTE_ONLY, *VARIANTS):
         line: list[Cell] = [label]
         for row in rows:
             line += [row.measured.get(label), row.simulated.get(label)]
@@ -80,23 +80,23 @@ def table(rows: Sequence[Row]) -> Table:
     )  # fmt: skip
 
 
-def images(rows: Sequence[Row]) -> Table:
+def throughput_table(rows: Sequence[StepMilliseconds]) -> Table:
     columns = [Column("kind"), *(Column(f"{row.ranks} ranks", "measured") for row in rows)]
     cells: list[list[Cell]] = [
-        [label, *(_rate(row, label) for row in rows)] for label in (NOTHING, *KINDS)
+        [label, *(_rate(row, label) for row in rows)] for label in (COMPUTE_ONLY, *VARIANTS)
     ]
     return Table("Samples a second, all ranks together", columns, cells)
 
 
-def chart(rows: Sequence[Row]) -> Chart:
+def chart(rows: Sequence[StepMilliseconds]) -> Chart:
     lines = []
-    for label in KINDS:
+    for label in VARIANTS:
         own = [(float(row.ranks), row.measured[label]) for row in rows if label in row.measured]
         lines.append(Line(label, own, "measured"))
     return Chart("A step over the number of ranks", "ranks", "ms", lines, log_x=True, log_y=True)
 
 
-def told(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[StepMilliseconds]) -> str:
     """What was found at the most ranks."""
     last = rows[-1]
     own = last.measured
@@ -113,7 +113,7 @@ def told(rows: Sequence[Row]) -> str:
     )
 
 
-def _rate(row: Row, label: str) -> Cell:
+def _rate(row: StepMilliseconds, label: str) -> Cell:
     if label not in row.measured:
         return None
     return 1e3 * PER_RANK * row.ranks / row.measured[label]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from raddle.api.searching import Configuration, Group, Tables
 
 
-def cost_of(found: Tables, chosen: Sequence[Configuration]) -> float:
+def additive_cost(found: Tables, chosen: Sequence[Configuration]) -> float:
     """Seconds of a step, one configuration a group; of their devices the tables know the number."""
     at = [
         [c.degrees for c in own].index(wanted.degrees)
@@ -20,11 +20,11 @@ def cost_of(found: Tables, chosen: Sequence[Configuration]) -> float:
     return total + sum(float(e.cost[at[e.source], at[e.target]]) for e in found.edges)
 
 
-def by_letter(found: Tables, letter_of: Callable[[Group], str]) -> list[Configuration]:
+def split_by_letter(found: Tables, letter_of: Callable[[Group], str]) -> list[Configuration]:
     """Every group in the most parts of one letter that its table has."""
     chosen = []
     for group, own in zip(found.groups, found.configurations, strict=True):
-        able = [c for c in own if set(parts(group, c)) <= {letter_of(group)}]
+        able = [c for c in own if set(split_letters(group, c)) <= {letter_of(group)}]
         chosen.append(max(able, key=lambda c: len(c.devices)))
     return chosen
 
@@ -32,28 +32,28 @@ def by_letter(found: Tables, letter_of: Callable[[Group], str]) -> list[Configur
 def baselines(found: Tables) -> dict[str, list[Configuration]]:
     """Data and model parallelism, and 'one weird trick': fully connected layers by channel."""
     return {
-        "data": by_letter(found, lambda g: "n"),
-        "model": by_letter(found, lambda g: "c"),
-        "owt": by_letter(
+        "data": split_by_letter(found, lambda g: "n"),
+        "model": split_by_letter(found, lambda g: "c"),
+        "owt": split_by_letter(
             found, lambda g: "c" if "h" not in g.letters and "k" in g.letters else "n"
         ),
     }
 
 
-def parts(group: Group, configuration: Configuration) -> dict[str, int]:
+def split_letters(group: Group, configuration: Configuration) -> dict[str, int]:
     """{"n": 2, "c": 2}: the letters that are split."""
     given = zip(group.letters, configuration.degrees, strict=True)
     return {letter: count for letter, count in given if count > 1}
 
 
-def configured(
+def configurations_with(
     found: Tables, wanted: Callable[[Group], Mapping[str, int]]
 ) -> list[Configuration] | None:
     """The configurations with these parts; None where a table lacks one."""
     chosen = []
     for group, own in zip(found.groups, found.configurations, strict=True):
         asked = dict(wanted(group))
-        able = [c for c in own if parts(group, c) == asked]
+        able = [c for c in own if split_letters(group, c) == asked]
         if not able:
             return None
         chosen.append(able[0])

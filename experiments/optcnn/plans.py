@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from experiments.experiment import RunOptions
-from experiments.optcnn.additive import baselines, configured, cost_of, parts
+from experiments.optcnn.additive import additive_cost, baselines, configurations_with, split_letters
 from experiments.simulate_methods import WeakScalingCase
 from raddle.api.models import Op
 from raddle.api.results import Cell, Column, Drawing, Section, Table
@@ -15,10 +15,10 @@ TITLE = "VGG-16 on 4 GPUs"
 CASE = WeakScalingCase("vgg16", "p100", 4, 32)
 LAST_CONVOLUTIONS = 24  # features.24 begins the fifth group of them
 FULLY_CONNECTED = {"classifier.0": 4, "classifier.3": 4, "classifier.6": 2}  # parts of channels
-WORDS = {"n": "samples", "h": "rows", "w": "columns", "c": "channels"}
+LETTER_NAMES = {"n": "samples", "h": "rows", "w": "columns", "c": "channels"}
 
 
-def printed(group: Group) -> dict[str, int]:
+def printed_split(group: Group) -> dict[str, int]:
     """The paper's: n=4 for four groups of convolutions, h=2 w=2 for the fifth, c=4, 4, 2 at the end."""
     for name, count in FULLY_CONNECTED.items():
         if group.name.startswith(name):
@@ -36,37 +36,41 @@ def plans(asked: RunOptions) -> Section:
     today = build_tables(graph, on)
     chosen = [choose_configurations(paper)[0], choose_configurations(today)[0]]
     alike = sum(
-        parts(group, own) == printed(group)
+        split_letters(group, own) == printed_split(group)
         for group, own in zip(paper.groups, chosen[0], strict=True)
     )
     text = (
         f"Counted as the paper does, {alike} of {len(paper.groups)} groups are split as printed. "
         + _cost_text(paper, chosen[0])
     )
-    lines = draw(paper.groups, [*chosen, configured(paper, printed)])
+    lines = draw(paper.groups, [*chosen, configurations_with(paper, printed_split)])
     drawing = Drawing(
         "Splits by layer",
         lines,
         "x=4: in four parts; 'one GPU': not split. Printed: by groups of layers.",
     )
-    return Section(TITLE, text, [drawing, _costs(paper, chosen[0])])
+    return Section(TITLE, text, [drawing, _cost_table(paper, chosen[0])])
 
 
 def _cost_text(found: Tables, chosen: Sequence[Configuration]) -> str:
-    own, theirs = cost_of(found, chosen), configured(found, printed)
+    own, theirs = additive_cost(found, chosen), configurations_with(found, printed_split)
     if theirs is None:
         return "The printed plan is not in the tables."
-    other = cost_of(found, theirs)
+    other = additive_cost(found, theirs)
     return (
         f"By these costs the printed plan takes {1e3 * other:.1f} ms and the optimum {1e3 * own:.1f} ms, "
         f"{100 * (1 - own / other):.1f} % less."
     )
 
 
-def _costs(found: Tables, chosen: Sequence[Configuration]) -> Table:
-    every = {**baselines(found), "printed": configured(found, printed), "optimum": list(chosen)}
+def _cost_table(found: Tables, chosen: Sequence[Configuration]) -> Table:
+    every = {
+        **baselines(found),
+        "printed": configurations_with(found, printed_split),
+        "optimum": list(chosen),
+    }
     rows: list[list[Cell]] = [
-        [name, 1e3 * cost_of(found, own)] for name, own in every.items() if own is not None
+        [name, 1e3 * additive_cost(found, own)] for name, own in every.items() if own is not None
     ]
     columns = (Column("plan"), Column("a step by OptCNN's cost, ms", "counted"))
     note = "Batch 128; a server a layer, nothing overlaps, links at their nominal rates."
@@ -81,7 +85,7 @@ def draw(groups: Sequence[Group], columns: Sequence[Sequence[Configuration] | No
     heads = ("as the paper counts", "all-reduce", "printed")
     rows: list[tuple[str, ...]] = [("layer", "output of a sample", *heads)]
     for g, group in enumerate(groups):
-        splits = ("–" if own is None else split(parts(group, own[g])) for own in columns)
+        splits = ("–" if own is None else split(split_letters(group, own[g])) for own in columns)
         rows.append((group.name, _shape(group.members[0].op), *splits))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [_padded(row, widths) for row in rows]
@@ -92,7 +96,7 @@ def split(given: Mapping[str, int]) -> str:
     if not given:
         return "one GPU"
     letters = " ".join(f"{letter}={count}" for letter, count in given.items())
-    return f"{letters}  {' x '.join(WORDS.get(letter, letter) for letter in given)}"
+    return f"{letters}  {' x '.join(LETTER_NAMES.get(letter, letter) for letter in given)}"
 
 
 def _shape(op: Op) -> str:

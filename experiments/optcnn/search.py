@@ -16,23 +16,23 @@ PRINTED = {"lenet": 0.01, "alexnet": 0.02, "vgg16": 0.1, "inception_v3": 0.4}  #
 SAMPLES = 32  # a GPU
 
 
-class Timed(NamedTuple):
+class SearchTime(NamedTuple):
     seconds: float  # the best of several
-    found: Tables
+    tables: Tables
     certified: bool  # that nothing is better
 
 
-def timed(case: WeakScalingCase, repeats: int) -> Timed:
+def time_search(case: WeakScalingCase, repeats: int) -> SearchTime:
     seconds = []
     for _ in range(repeats):
         begun = perf_counter()
         found = build_tables(case.graph, case.cluster, paper=True)
         _, solution = choose_configurations(found)
         seconds.append(perf_counter() - begun)
-    return Timed(min(seconds), found, solution.certified)
+    return SearchTime(min(seconds), found, solution.certified)
 
 
-def plans_in(found: Tables) -> float:
+def log10_plan_count(found: Tables) -> float:
     """The logarithm to base 10 of the number of plans that were not tried one by one."""
     return math.fsum(math.log10(len(own)) for own in found.configurations)
 
@@ -44,12 +44,14 @@ def search(asked: RunOptions) -> Section:
     for number, (model, printed) in enumerate(PRINTED.items()):
         for count in counts:
             asked.report(f"{model} on {count}", number / len(PRINTED))
-            own = timed(WeakScalingCase(model, "p100", count, SAMPLES), 5 if count < 64 else 2)
+            own = time_search(
+                WeakScalingCase(model, "p100", count, SAMPLES), 5 if count < 64 else 2
+            )
             told = printed if count == 4 else None
             if told is not None and own.seconds > told:
                 slower.append(f"{model} ({own.seconds / told:.1f} x)")
             rows.append(
-                [model, count, len(own.found.groups), f"10^{plans_in(own.found):.0f}", own.seconds,
+                [model, count, len(own.tables.groups), f"10^{log10_plan_count(own.tables):.0f}", own.seconds,
                  told, "yes" if own.certified else "no"]
             )  # fmt: skip
     columns = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from experiments.experiment import RunOptions
-from experiments.optcnn.additive import baselines, cost_of
+from experiments.optcnn.additive import additive_cost, baselines
 from experiments.simulate_methods import (
     SYNCS,
     SimulatedStep,
@@ -21,7 +21,7 @@ from raddle.api.results import Cell, Chart, Column, Section, Table
 from raddle.api.searching import build_tables, choose_configurations
 
 TITLE = "Throughput and communication"
-OTHERS = ("data", "model", "owt")
+BASELINES = ("data", "model", "owt")
 NAMES = {
     "data": "data", "model": "model", "owt": "OWT", "optcnn-paper": "OptCNN, as the paper counts",
     "optcnn": "OptCNN", "auto": "auto",
@@ -29,27 +29,27 @@ NAMES = {
 SAMPLES = 32  # a GPU
 
 
-class Printed(NamedTuple):
+class PrintedGains(NamedTuple):
     over_best: float  # times the throughput of the best of data, model and OWT, at most
     scaling: float  # 16 GPUs over one
 
 
 PRINTED = {
-    "alexnet": Printed(2.2, 12.2), "vgg16": Printed(1.5, 14.8), "inception_v3": Printed(1.4, 15.5)
+    "alexnet": PrintedGains(2.2, 12.2), "vgg16": PrintedGains(1.5, 14.8), "inception_v3": PrintedGains(1.4, 15.5)
 }  # fmt: skip
-PRINTED_LESS = "1.3–23"  # times less is communicated, over all networks and baselines
+PRINTED_BYTE_RATIOS = "1.3–23"  # times less is communicated, over all networks and baselines
 
 
-class Measured(NamedTuple):
+class ModelThroughput(NamedTuple):
     """One network with one way to synchronise."""
 
     model: str
     sync: str
-    found: StepsByMethod
-    most: int  # GPUs
+    steps: StepsByMethod
+    max_gpus: int  # GPUs
 
     @property
-    def own(self) -> str:
+    def method(self) -> str:
         """Servers are what the paper's costs are of."""
         return "optcnn-paper" if self.sync == "server" else "optcnn"
 
@@ -60,41 +60,41 @@ def throughput(asked: RunOptions) -> Section:
     for number, model in enumerate(PRINTED):
         for at, sync in enumerate(SYNCS):
             asked.report(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(PRINTED))
-            every.append(_measured(model, sync, counts, budget=2.0 if asked.quick else 10.0))
-    added = {model: _added(model, counts[-1]) for model in PRINTED}
+            every.append(_simulate_model(model, sync, counts, budget=2.0 if asked.quick else 10.0))
+    added = {model: _additive_gain(model, counts[-1]) for model in PRINTED}
     return Section(
         TITLE,
         _text(every),
-        [_claims(every, added), _bytes(every), *(_chart(own) for own in every)],
+        [_gains_table(every, added), _byte_table(every), *(_chart(own) for own in every)],
     )
 
 
-def _measured(model: str, sync: str, counts: Sequence[int], budget: float) -> Measured:
+def _simulate_model(model: str, sync: str, counts: Sequence[int], budget: float) -> ModelThroughput:
     """`auto` on the most devices alone: it takes longest."""
     found: dict[tuple[str, int], SimulatedStep | None] = {}
     for count in counts:
         case = WeakScalingCase(model, "p100", count, SAMPLES)
         own = "optcnn-paper" if sync == "server" else "optcnn"
-        for method in (*OTHERS, own):
+        for method in (*BASELINES, own):
             found[method, count] = simulate_method(case, method, sync, budget)
         if count == counts[-1] and sync == "allreduce":
             found["auto", count] = simulate_method(case, "auto", "auto", budget)
-    return Measured(model, sync, found, counts[-1])
+    return ModelThroughput(model, sync, found, counts[-1])
 
 
-def _added(model: str, count: int) -> float:
+def _additive_gain(model: str, count: int) -> float:
     """The gain over the best baseline by the paper's own cost, where nothing overlaps."""
     case = WeakScalingCase(model, "p100", count, SAMPLES)
     found = build_tables(case.graph, case.cluster, paper=True)
     optimum = choose_configurations(found)[1].cost
-    return min(cost_of(found, own) for own in baselines(found).values()) / optimum
+    return min(additive_cost(found, own) for own in baselines(found).values()) / optimum
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def _claims(every: Sequence[Measured], added: dict[str, float]) -> Table:
-    most = every[0].most
+def _gains_table(every: Sequence[ModelThroughput], added: dict[str, float]) -> Table:
+    most = every[0].max_gpus
     columns = (
         Column("network"), Column("synchronised by"), Column("best other"),
         Column("its images/s", "simulated"), Column("OptCNN's", "simulated"),
@@ -102,7 +102,7 @@ def _claims(every: Sequence[Measured], added: dict[str, float]) -> Table:
         Column("in the paper, up to", "printed"),
         Column(f"1 to {most} GPUs, times", "simulated"), Column("in the paper", "printed"),
     )  # fmt: skip
-    rows = [list(_claim(own, added[own.model])) for own in every]
+    rows = [list(_gains_row(own, added[own.model])) for own in every]
     note = (
         f"{SAMPLES} images a GPU, {most} P100 in nodes of 4. By OptCNN's cost: the sum of its tables with "
         "a server a layer and nothing overlapped, of the best other plan over that of the optimum."
@@ -110,39 +110,39 @@ def _claims(every: Sequence[Measured], added: dict[str, float]) -> Table:
     return Table(f"Against the best other on {most} GPUs", columns, rows, note)
 
 
-def _claim(own: Measured, added: float) -> Iterator[Cell]:
-    printed, other = PRINTED[own.model], fastest(own.found, OTHERS, own.most)
-    here = own.found[own.own, own.most]
+def _gains_row(own: ModelThroughput, added: float) -> Iterator[Cell]:
+    printed, other = PRINTED[own.model], fastest(own.steps, BASELINES, own.max_gpus)
+    here = own.steps[own.method, own.max_gpus]
     yield from (own.model, SYNCS[own.sync])
     yield from (NAMES[other[0]], other[1].samples_per_s) if other else (None, None)
     yield here.samples_per_s if here else None
-    yield gain_over_best(own.found, own.own, OTHERS, own.most)
+    yield gain_over_best(own.steps, own.method, BASELINES, own.max_gpus)
     yield from (added if own.sync == "server" else None, printed.over_best)
-    yield from (grown(own), printed.scaling)
+    yield from (scaling_factor(own), printed.scaling)
 
 
-def grown(own: Measured) -> float | None:
+def scaling_factor(own: ModelThroughput) -> float | None:
     """Throughput on the most GPUs over that on one."""
-    one, all_of = own.found[own.own, 1], own.found[own.own, own.most]
+    one, all_of = own.steps[own.method, 1], own.steps[own.method, own.max_gpus]
     return all_of.samples_per_s / one.samples_per_s if one and all_of else None
 
 
-def _bytes(every: Sequence[Measured]) -> Table:
-    most = every[0].most
+def _byte_table(every: Sequence[ModelThroughput]) -> Table:
+    most = every[0].max_gpus
     columns = (
         Column("network"), Column("synchronised by"),
-        *(Column(f"{NAMES[m]}, GB", "counted") for m in OTHERS),
+        *(Column(f"{NAMES[m]}, GB", "counted") for m in BASELINES),
         Column("OptCNN, GB", "counted"), Column("least of the others, times"),
         Column("most, times"), Column("in the paper, times", "printed"),
     )  # fmt: skip
     rows: list[list[Cell]] = []
     for own in every:
-        given = [own.found[m, most] for m in (*OTHERS, own.own)]
+        given = [own.steps[m, most] for m in (*BASELINES, own.method)]
         gigabytes = [s.comm_bytes / 1e9 if s else None for s in given]
-        less = less_bytes(own)
+        less = byte_ratios(own)
         rows.append(
             [own.model, SYNCS[own.sync], *gigabytes, *((less[0], less[-1]) if less else (None, None)),
-             PRINTED_LESS]
+             PRINTED_BYTE_RATIOS]
         )  # fmt: skip
     note = (
         f"Bytes between devices in a step on {most} GPUs; times: the others' over OptCNN's. A dash: the "
@@ -151,26 +151,29 @@ def _bytes(every: Sequence[Measured]) -> Table:
     return Table(f"Communication of a step on {most} GPUs", columns, rows, note)
 
 
-def less_bytes(own: Measured) -> list[float]:
+def byte_ratios(own: ModelThroughput) -> list[float]:
     """How many times as much each of the others communicates, the least first."""
-    here = own.found[own.own, own.most]
-    given = (own.found[m, own.most] for m in OTHERS)
+    here = own.steps[own.method, own.max_gpus]
+    given = (own.steps[m, own.max_gpus] for m in BASELINES)
     return sorted(s.comm_bytes / here.comm_bytes for s in given if s and here and here.comm_bytes)
 
 
-def _chart(own: Measured) -> Chart:
+def _chart(own: ModelThroughput) -> Chart:
     title = f"{own.model}, synchronised by {SYNCS[own.sync]}: images a second"
-    names = {m: name for m, name in NAMES.items() if any(key[0] == m for key in own.found)}
-    return throughput_chart(title, own.found, names)
+    names = {m: name for m, name in NAMES.items() if any(key[0] == m for key in own.steps)}
+    return throughput_chart(title, own.steps, names)
 
 
 # -- words -----------------------------------------------------------------------------------------
 
 
-def _text(every: Sequence[Measured]) -> str:
+def _text(every: Sequence[ModelThroughput]) -> str:
     said = []
     for own in every:
-        gain, scaling = gain_over_best(own.found, own.own, OTHERS, own.most), grown(own)
+        gain, scaling = (
+            gain_over_best(own.steps, own.method, BASELINES, own.max_gpus),
+            scaling_factor(own),
+        )
         if gain is None or scaling is None:
             said.append(f"{own.model} with {SYNCS[own.sync]}: a plan is missing.")
             continue
@@ -182,7 +185,7 @@ def _text(every: Sequence[Measured]) -> str:
     behind = [
         f"{own.model} with {SYNCS[own.sync]}"
         for own in every
-        if (gain_over_best(own.found, own.own, OTHERS, own.most) or 0)
+        if (gain_over_best(own.steps, own.method, BASELINES, own.max_gpus) or 0)
         < PRINTED[own.model].over_best
     ]
     if behind:
@@ -190,7 +193,7 @@ def _text(every: Sequence[Measured]) -> str:
     autos = [
         (own.model, g)
         for own in every
-        if (g := gain_over_best(own.found, "auto", OTHERS, own.most))
+        if (g := gain_over_best(own.steps, "auto", BASELINES, own.max_gpus))
     ]
     if autos:
         gains = ", ".join(f"{model} {gain:.2f} x" for model, gain in autos)

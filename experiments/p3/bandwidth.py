@@ -25,7 +25,7 @@ SLOW = 300e6  # bit/s: below it fewer steps say as much, and take long
 HOSTS = 2
 
 DISTRIBUTED, ALLREDUCE, WHOLE, SLICED, P3 = "DDP", "all-reduce", "ps", "ps:sliced", "p3"
-KINDS = {
+VARIANTS = {
     DISTRIBUTED: DDP,
     ALLREDUCE: SyncVariant("plan"),
     WHOLE: SyncVariant("plan", "ps"),
@@ -34,30 +34,30 @@ KINDS = {
 }
 
 
-class Printed(NamedTuple):
+class PrintedGain(NamedTuple):
     """Abstract and evaluation: throughput over the baseline's, at most, and at which rate."""
 
     model: str
     p3: float | None = None
-    at: str = ""
+    p3_at: str = ""
     sliced: float | None = None
     sliced_at: str = ""
 
 
 @dataclass(frozen=True)
-class Net:
+class NetCase:
     name: str  # of nets.py
     title: str
     batch: int  # global
-    printed: Printed
+    printed: PrintedGain
 
 
 NETS = (
-    Net("resnet50", "ResNet-50-like", 16, Printed("ResNet-50", 1.26, "4 Gbit/s")),
-    Net("vgg19", "VGG-19-like", 20,
-        Printed("VGG-19", 1.66, "15 Gbit/s", 1.49, "30 Gbit/s")),
-    Net("inception", "Inception-like", 8, Printed("InceptionV3")),
-    Net("lstm", "LSTM-like", 16, Printed("Sockeye", 1.38, "")),
+    NetCase("resnet50", "ResNet-50-like", 16, PrintedGain("ResNet-50", 1.26, "4 Gbit/s")),
+    NetCase("vgg19", "VGG-19-like", 20,
+        PrintedGain("VGG-19", 1.66, "15 Gbit/s", 1.49, "30 Gbit/s")),
+    NetCase("inception", "Inception-like", 8, PrintedGain("InceptionV3")),
+    NetCase("lstm", "LSTM-like", 16, PrintedGain("Sockeye", 1.38, "")),
 )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ class Point(NamedTuple):
 def make(asked: RunOptions) -> Section:
     title = "Throughput against bandwidth"
     rates = QUICK if asked.quick else FULL
-    jobs = [TimingJob(net.name, net.batch, KINDS) for net in NETS]
+    jobs = [TimingJob(net.name, net.batch, VARIANTS) for net in NETS]
     curves: dict[str, list[Point]] = {net.name: [] for net in NETS}
     try:
         for done, rate in enumerate(rates):
@@ -90,7 +90,7 @@ def make(asked: RunOptions) -> Section:
     parts: list[Table | Chart] = [gains(curves)]
     for net in NETS:
         parts += [throughput(net, curves[net.name]), chart(net, curves[net.name])]
-    return Section(title, told(curves), parts)
+    return Section(title, summary(curves), parts)
 
 
 def points(found: LabMeasurement) -> list[Point]:
@@ -106,7 +106,7 @@ def points(found: LabMeasurement) -> list[Point]:
     ]
 
 
-def best(curve: Sequence[Point], label: str, over: str) -> tuple[float, float]:
+def largest_gain(curve: Sequence[Point], label: str, over: str) -> tuple[float, float]:
     """The largest gain, and the bit/s where it is."""
     return max((point.gain(label, over), point.bits) for point in curve)
 
@@ -123,10 +123,10 @@ def gains(curves: Mapping[str, Sequence[Point]]) -> Table:
     for net in NETS:
         cells: list[Cell] = [net.title]
         for label, over in ((P3, WHOLE), (SLICED, WHOLE), (P3, DISTRIBUTED)):
-            gain, bits = best(curves[net.name], label, over)
+            gain, bits = largest_gain(curves[net.name], label, over)
             cells += [gain, round(bits / 1e6)]
         printed = net.printed
-        cells += [printed.model, printed.p3, printed.at or None]
+        cells += [printed.model, printed.p3, printed.p3_at or None]
         rows.append([*cells, printed.sliced, printed.sliced_at or None])
     return Table(
         "The largest gain of each network over its rates", columns, rows,
@@ -134,16 +134,16 @@ def gains(curves: Mapping[str, Sequence[Point]]) -> Table:
     )  # fmt: skip
 
 
-def throughput(net: Net, curve: Sequence[Point]) -> Table:
+def throughput(net: NetCase, curve: Sequence[Point]) -> Table:
     columns = [Column("Mbit/s")]
-    columns += [Column(label, "measured") for label in KINDS]
-    columns += [Column(f"{label}, predicted", "simulated") for label in KINDS]
+    columns += [Column(label, "measured") for label in VARIANTS]
+    columns += [Column(f"{label}, predicted", "simulated") for label in VARIANTS]
     columns += [Column("p3 / ps", "measured", 2), Column("p3 / DDP", "measured", 2)]
     rows: list[list[Cell]] = [
         [
             round(point.bits / 1e6),
-            *(point.measured[label] for label in KINDS),
-            *(point.simulated[label] for label in KINDS),
+            *(point.measured[label] for label in VARIANTS),
+            *(point.simulated[label] for label in VARIANTS),
             point.gain(P3, WHOLE),
             point.gain(P3, DISTRIBUTED),
         ]
@@ -156,9 +156,9 @@ def throughput(net: Net, curve: Sequence[Point]) -> Table:
     return Table(f"{net.title}: samples a second", columns, rows, note)
 
 
-def chart(net: Net, curve: Sequence[Point]) -> Chart:
+def chart(net: NetCase, curve: Sequence[Point]) -> Chart:
     lines = []
-    for label in KINDS:
+    for label in VARIANTS:
         lines.append(Line(label, [(p.bits / 1e6, p.measured[label]) for p in curve], "measured"))
     for label in (WHOLE, P3):
         own = [(p.bits / 1e6, p.simulated[label]) for p in curve]
@@ -166,12 +166,15 @@ def chart(net: Net, curve: Sequence[Point]) -> Chart:
     return Chart(f"{net.title} over the bandwidth", "Mbit/s", "samples/s", lines, log_x=True)
 
 
-def told(curves: Mapping[str, Sequence[Point]]) -> str:
+def summary(curves: Mapping[str, Sequence[Point]]) -> str:
     """What was found, in words that follow from the figures."""
     sentences = []
     for net in NETS:
         curve = curves[net.name]
-        (gain, bits), (over, at) = best(curve, P3, WHOLE), best(curve, P3, DISTRIBUTED)
+        (gain, bits), (over, at) = (
+            largest_gain(curve, P3, WHOLE),
+            largest_gain(curve, P3, DISTRIBUTED),
+        )
         printed = net.printed.p3
         beside = f" ({net.printed.model} in the paper: {printed:.2f})" if printed else ""
         sentences.append(
@@ -183,7 +186,7 @@ def told(curves: Mapping[str, Sequence[Point]]) -> str:
     errors = sorted(
         abs(point.simulated[label] / point.measured[label] - 1)
         for point in every
-        for label in KINDS
+        for label in VARIANTS
     )
     near = sum(error <= 0.15 for error in errors)
     sentences.append(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from experiments.counters import rates_by_slot
 from experiments.experiment import RunOptions
 from experiments.links import LabUnavailable
-from experiments.p3.bandwidth import DISTRIBUTED, HOSTS, KINDS, P3, SLICED, WHOLE
+from experiments.p3.bandwidth import DISTRIBUTED, HOSTS, P3, SLICED, VARIANTS, WHOLE
 from experiments.sync_timing import LabMeasurement, TimingJob, measure_in_lab
 from raddle.api.lab import parse_rate
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
@@ -20,7 +20,7 @@ IDLE = 0.05  # of the rate: below it a slot counts as idle
 LABELS = (DISTRIBUTED, WHOLE, SLICED, P3)
 
 
-class Use(NamedTuple):
+class LinkUse(NamedTuple):
     """A link while one kind trains; `slots` have seconds, and the share of the rate each way."""
 
     label: str
@@ -40,7 +40,7 @@ class Use(NamedTuple):
         return sum(max(out, back) < IDLE for _, out, back in self.slots) / len(self.slots)
 
     @property
-    def both(self) -> float:
+    def both_busy(self) -> float:
         """Of the time, both directions are at least half full."""
         return sum(min(out, back) >= 0.5 for _, out, back in self.slots) / len(self.slots)
 
@@ -48,35 +48,35 @@ class Use(NamedTuple):
 def make(asked: RunOptions) -> Section:
     title = "The link over time"
     asked.report(f"{NET} at {RATE}")
-    jobs = [TimingJob(NET, BATCH, {label: KINDS[label] for label in LABELS})]
+    jobs = [TimingJob(NET, BATCH, {label: VARIANTS[label] for label in LABELS})]
     try:
         found = measure_in_lab(jobs, ranks=HOSTS, rate=RATE, rounds=2, steps=4, with_counters=True)
     except LabUnavailable as reason:
         return Section(title, skipped=str(reason))
-    found_uses = uses(found, parse_rate(RATE) / 8)
-    return Section(title, told(found_uses), [table(found_uses), *charts(found_uses)])
+    found_uses = link_uses(found, parse_rate(RATE) / 8)
+    return Section(title, summary(found_uses), [table(found_uses), *charts(found_uses)])
 
 
-def uses(found: LabMeasurement, bytes_per_s: float) -> list[Use]:
+def link_uses(found: LabMeasurement, bytes_per_s: float) -> list[LinkUse]:
     """Of each kind's last block, which has warmed up."""
     windows = {label: (begin, end) for label, begin, end in found.results[0].windows}
     result = []
     for label in found.jobs[0].variants:
         slots = rates_by_slot(found.samples, *windows[label], SLOT)
         result.append(
-            Use(label, [(t, out / bytes_per_s, back / bytes_per_s) for t, out, back in slots])
+            LinkUse(label, [(t, out / bytes_per_s, back / bytes_per_s) for t, out, back in slots])
         )
     return result
 
 
-def table(found: Sequence[Use]) -> Table:
+def table(found: Sequence[LinkUse]) -> Table:
     columns = (
         Column("kind"), Column("sent, % of the rate", "measured", 0),
         Column("received, %", "measured", 0), Column("idle, % of the time", "measured", 0),
         Column("both ways half full, %", "measured", 0),
     )  # fmt: skip
     rows: list[list[Cell]] = [
-        [use.label, *(100 * share for share in (use.sent, use.received, use.idle, use.both))]
+        [use.label, *(100 * share for share in (use.sent, use.received, use.idle, use.both_busy))]
         for use in found
     ]
     return Table(
@@ -87,7 +87,7 @@ def table(found: Sequence[Use]) -> Table:
     )  # fmt: skip
 
 
-def charts(found: Sequence[Use]) -> list[Chart]:
+def charts(found: Sequence[LinkUse]) -> list[Chart]:
     """One of each direction; all kinds begin with a forward."""
     gbit = parse_rate(RATE) / 1e9
     result = []
@@ -101,12 +101,12 @@ def charts(found: Sequence[Use]) -> list[Chart]:
     return result
 
 
-def told(found: Sequence[Use]) -> str:
+def summary(found: Sequence[LinkUse]) -> str:
     of = {use.label: use for use in found}
     whole, urgent = of[WHOLE], of[P3]
     return (
         f"With servers of whole parameters the link is idle for {whole.idle:.0%} of the time and busy both "
-        f"ways for {whole.both:.0%}; with P3 it is idle for {urgent.idle:.0%} and busy both ways for "
-        f"{urgent.both:.0%}. DDP uses {of[DISTRIBUTED].sent:.0%} of what the host could send, slices "
+        f"ways for {whole.both_busy:.0%}; with P3 it is idle for {urgent.idle:.0%} and busy both ways for "
+        f"{urgent.both_busy:.0%}. DDP uses {of[DISTRIBUTED].sent:.0%} of what the host could send, slices "
         f"without priority {of[SLICED].sent:.0%}, P3 {urgent.sent:.0%}."
     )

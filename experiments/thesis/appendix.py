@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.experiment import RunOptions as Wanted
-from experiments.thesis.partitions import MI, allowed, heaviest
-from experiments.thesis.printed import COARSE_BOUNDED, FINE_BOUNDED, Bounded
+from experiments.thesis.partitions import MI, allowed_imbalance, heaviest_volume
+from experiments.thesis.printed import COARSE_BOUNDED, FINE_BOUNDED, BoundedTable
 from raddle.api.partitioning import Partitioner, PartitionRequest
 from raddle.api.results import Cell, Column, Table
 
@@ -36,11 +36,13 @@ def tables(own: Partitioner, counts: Sequence[int], budget: float, asked: Wanted
     return found
 
 
-def row(own: Partitioner, method: str, one: Bounded, parts: int, budget: float) -> list[Cell]:
+def row(own: Partitioner, method: str, one: BoundedTable, parts: int, budget: float) -> list[Cell]:
     theirs = one.rows[parts]
-    ours = own.partition(method, PartitionRequest(parts, epsilon=allowed(theirs), budget=budget))
+    ours = own.partition(
+        method, PartitionRequest(parts, epsilon=allowed_imbalance(theirs), budget=budget)
+    )
     least = None if ours.lower_bound is None else ours.lower_bound / MI
     return [
         one.tables, one.epsilon, parts, theirs.imbalance, ours.imbalance,
-        theirs.volume, ours.volume / MI, least, theirs.heaviest, heaviest(ours),
+        theirs.volume, ours.volume / MI, least, theirs.heaviest, heaviest_volume(ours),
     ]  # fmt: skip

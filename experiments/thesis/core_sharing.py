@@ -22,14 +22,14 @@ Array = np.ndarray
 def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, cores: int) -> float:
     """Simulated once with a core for each rank, and again with operators that share them."""
     alone = simulate_steps(graph, plan, cluster, profile)
-    slower = _crowding_of(alone, cores)
+    slower = _timeline_crowding(alone, cores)
     if slower == 1.0:
         return alone.step_seconds
     crowded = Profile({name: slower * seconds for name, seconds in profile.seconds.items()})
     return simulate_steps(graph, plan, cluster, crowded).step_seconds
 
 
-def _crowding_of(timeline: Timeline, cores: int) -> float:
+def _timeline_crowding(timeline: Timeline, cores: int) -> float:
     first = timeline.tasks.first_resource
     computes = (first >= 0) & (first < timeline.program.plan.devices)
     return crowding(timeline.start[computes], timeline.end[computes], cores)

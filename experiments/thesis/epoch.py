@@ -23,15 +23,15 @@ GI = 2**30
 ELEMENT = 4  # bytes
 
 
-class Epoch(NamedTuple):
+class EpochBytes(NamedTuple):
     table: Table
     saved_printed: float  # of the thesis's own figures, in equal units, on average
     saved: Mapping[str, str]  # of ours, and over how many rows
 
 
-def epoch(
+def count_epoch(
     parameters: int, coarse: Mapping[int, int], further: Mapping[str, Mapping[tuple[int, int], int]]
-) -> Epoch:
+) -> EpochBytes:
     """Of bytes a step: of the coarse partition at batch 32 by parts, and of others by parts and batch."""
     rows: list[list[Cell]] = []
     saved: dict[str, list[float]] = {"printed": [], "coarse": [], **{name: [] for name in further}}
@@ -59,7 +59,7 @@ def epoch(
             rows.append(row)
     theirs = mean(saved.pop("printed"))
     averages = {name: f"{mean(own):.0%} over {len(own)} rows" for name, own in saved.items() if own}
-    return Epoch(_table(rows, list(further)), theirs, averages)
+    return EpochBytes(_table(rows, list(further)), theirs, averages)
 
 
 def _share(own: float, data: float) -> float:

@@ -14,35 +14,35 @@ from experiments.experiment import Part, RunOptions
 from experiments.thesis.grid import fastest, printed
 from experiments.thesis.lab_plans import DDP
 from experiments.thesis.lab_table import COARSE
-from experiments.thesis.simulated import SERVERS, simulated
+from experiments.thesis.simulated import SERVERS, simulate_row
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 TITLE = "The thesis's prediction: a larger gap on GPUs (section 6.1)"
 
 
-class Place(NamedTuple):
+class ClusterCase(NamedTuple):
     name: str
     spec: str  # of a cluster; N is the number of devices
     gpu: bool
     dtype: str = "float32"
 
 
-PLACES = (
-    Place("Xeon, 10 Gbit/s", "skylake-10gbe:{n}x1", False),
-    Place("Xeon, Omni-Path", "skylake-opa:{n}x1", False),
-    Place("V100, 100 Gbit/s", "v100:{n}x1", True),
-    Place("V100, NVLink", "v100:1x{n}", True),
-    Place("H100, 400 Gbit/s", "h100:{n}x1", True),
-    Place("H100, NVLink", "h100:1x{n}", True),
-    Place("H100, 400 Gbit/s, bfloat16", "h100:{n}x1", True, "bfloat16"),
-    Place("H100, NVLink, bfloat16", "h100:1x{n}", True, "bfloat16"),
+CLUSTER_CASES = (
+    ClusterCase("Xeon, 10 Gbit/s", "skylake-10gbe:{n}x1", False),
+    ClusterCase("Xeon, Omni-Path", "skylake-opa:{n}x1", False),
+    ClusterCase("V100, 100 Gbit/s", "v100:{n}x1", True),
+    ClusterCase("V100, NVLink", "v100:1x{n}", True),
+    ClusterCase("H100, 400 Gbit/s", "h100:{n}x1", True),
+    ClusterCase("H100, NVLink", "h100:1x{n}", True),
+    ClusterCase("H100, 400 Gbit/s, bfloat16", "h100:{n}x1", True, "bfloat16"),
+    ClusterCase("H100, NVLink, bfloat16", "h100:1x{n}", True, "bfloat16"),
 )
 
 
 class Gap(NamedTuple):
     """Seconds of ten epochs; None where nothing fits."""
 
-    place: Place
+    cluster_case: ClusterCase
     n: int
     batch: int
     coarse: float | None
@@ -60,7 +60,7 @@ class Gap(NamedTuple):
 
 def make(asked: RunOptions) -> Section:
     counts, batches = ((4,), (32,)) if asked.quick else ((2, 4, 8), (32, 128))
-    wanted = [(n, batch, place) for n in counts for batch in batches for place in PLACES]
+    wanted = [(n, batch, place) for n in counts for batch in batches for place in CLUSTER_CASES]
     found = []
     for i, (n, batch, place) in enumerate(wanted):
         asked.report(f"{place.name}, N = {n}, batch {batch}", i / len(wanted))
@@ -71,11 +71,11 @@ def make(asked: RunOptions) -> Section:
     return Section(TITLE, text(found), parts)
 
 
-def gap(place: Place, n: int, batch: int) -> Gap:
+def gap(place: ClusterCase, n: int, batch: int) -> Gap:
     on = place.spec.format(n=n)
 
     def time(row: str) -> float | None:
-        return simulated(on, row, batch, dtype=place.dtype).seconds
+        return simulate_row(on, row, batch, dtype=place.dtype).seconds
 
     servers = [own for own in map(time, SERVERS) if own is not None]
     return Gap(place, n, batch, time(COARSE), min(servers, default=None), time(DDP))
@@ -90,7 +90,7 @@ def table(found: Sequence[Gap]) -> Table:
     ]  # fmt: skip
     rows: list[list[Cell]] = [
         [
-            own.n, own.batch, own.place.name, own.coarse, own.servers, own.allreduce,
+            own.n, own.batch, own.cluster_case.name, own.coarse, own.servers, own.allreduce,
             own.of_servers, own.of_allreduce, _printed(own),
         ]
         for own in found
@@ -104,7 +104,7 @@ def table(found: Sequence[Gap]) -> Table:
 
 
 def _printed(own: Gap) -> float | None:
-    if own.place.gpu or own.n not in (2, 4):
+    if own.cluster_case.gpu or own.n not in (2, 4):
         return None
     best = fastest([printed(own.n, row) for row in SERVERS])
     return best[own.batch] / printed(own.n, COARSE)[own.batch]
@@ -117,11 +117,11 @@ def chart(found: Sequence[Gap], batch: int) -> Chart:
             [
                 (own.n, own.of_servers)
                 for own in found
-                if (own.place, own.batch) == (place, batch) and own.of_servers is not None
+                if (own.cluster_case, own.batch) == (place, batch) and own.of_servers is not None
             ],
             "simulated",
         )
-        for place in PLACES
+        for place in CLUSTER_CASES
     ]
     return Chart(
         f"Fastest servers over the coarse partition, batch {batch}", "N", "ratio of times", lines
@@ -131,20 +131,22 @@ def chart(found: Sequence[Gap], batch: int) -> Chart:
 def text(found: Sequence[Gap]) -> str:
     """For how many GPU clusters the gap is larger than on the thesis's nodes, by either network."""
     texts = [
-        _compared(found, "servers", [(own, own.of_servers) for own in found]),
-        _compared(found, "all-reduce", [(own, own.of_allreduce) for own in found]),
+        _compare_text(found, "servers", [(own, own.of_servers) for own in found]),
+        _compare_text(found, "all-reduce", [(own, own.of_allreduce) for own in found]),
     ]
     return "\n\n".join(texts)
 
 
-def _compared(found: Sequence[Gap], what: str, gaps: Sequence[tuple[Gap, float | None]]) -> str:
-    known = {(own.place.name, own.n, own.batch): value for own, value in gaps if value is not None}
+def _compare_text(found: Sequence[Gap], what: str, gaps: Sequence[tuple[Gap, float | None]]) -> str:
+    known = {
+        (own.cluster_case.name, own.n, own.batch): value for own, value in gaps if value is not None
+    }
     texts = []
-    for base in (place for place in PLACES if not place.gpu):
+    for base in (place for place in CLUSTER_CASES if not place.gpu):
         ratios = [
             value / known[base.name, own.n, own.batch]
             for own, value in gaps
-            if own.place.gpu and value is not None and (base.name, own.n, own.batch) in known
+            if own.cluster_case.gpu and value is not None and (base.name, own.n, own.batch) in known
         ]
         larger = sum(ratio > 1 for ratio in ratios)
         if ratios:
@@ -152,8 +154,8 @@ def _compared(found: Sequence[Gap], what: str, gaps: Sequence[tuple[Gap, float |
                 f"than with {base.name} in {larger} of {len(ratios)} cases "
                 f"({min(ratios):.2f} to {max(ratios):.2f} x)"
             )
-    ahead = sum(value > 1 for own, value in gaps if own.place.gpu and value is not None)
-    of = sum(value is not None for own, value in gaps if own.place.gpu)
+    ahead = sum(value > 1 for own, value in gaps if own.cluster_case.gpu and value is not None)
+    of = sum(value is not None for own, value in gaps if own.cluster_case.gpu)
     return (
         f"Against {what}, the gap on GPUs is larger {' and '.join(texts)}; the coarse partition is ahead "
         f"in {ahead} of {of} cases on GPUs."

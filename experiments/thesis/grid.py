@@ -16,23 +16,23 @@ from experiments.thesis.simulated import (
     FURTHER,
     MODEL,
     SERVERS,
-    Simulated,
+    SimulatedRow,
     crossover,
-    simulated,
+    simulate_row,
 )
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 TITLE = "Run times simulated at full size (Table 5.15)"
 NETWORKS = ("skylake-10gbe", "skylake-opa")
 QUICK = (16, 64, 128)  # of which 2 and 4 workers have batches in common
-ALSO_QUICK = (64,)  # batches that are searched, where it must be quick
-Cells = Mapping[tuple[int, str, int], Simulated]  # by parts, row and batch
+QUICK_SEARCHED = (64,)  # batches that are searched, where it must be quick
+CellsByRow = Mapping[tuple[int, str, int], SimulatedRow]  # by parts, row and batch
 
 
 def make(asked: RunOptions) -> Section:
     batches = QUICK if asked.quick else BATCHES
-    searched = ALSO_QUICK if asked.quick else BATCHES
-    found: dict[str, Cells] = {}
+    searched = QUICK_SEARCHED if asked.quick else BATCHES
+    found: dict[str, CellsByRow] = {}
     for i, network in enumerate(NETWORKS):
         found[network] = _cells(network, batches, searched, asked, i)
     parts: list[Table | Chart] = []
@@ -45,8 +45,8 @@ def make(asked: RunOptions) -> Section:
 
 def _cells(
     network: str, batches: Sequence[int], searched: Sequence[int], asked: RunOptions, done: int
-) -> Cells:
-    found: dict[tuple[int, str, int], Simulated] = {}
+) -> CellsByRow:
+    found: dict[tuple[int, str, int], SimulatedRow] = {}
     wanted = [(1, SINGLE, batch) for batch in batches]
     for n in (2, 4):
         wanted += [(n, row, batch) for row in (*MODEL, *DATA) for batch in batches]
@@ -55,11 +55,11 @@ def _cells(
         asked.report(f"{network}, N = {n}, {row}, batch {batch}", (done + i / len(wanted)) / 2)
         budget, times = (0.5, (2,)) if asked.quick else (2.0, (1, 2, 4))
         on = f"{network}:{n}x1"
-        found[n, row, batch] = simulated(on, row, batch, budget=budget, times=times)
+        found[n, row, batch] = simulate_row(on, row, batch, budget=budget, times=times)
     return found
 
 
-def table(network: str, cells: Cells, batches: Sequence[int]) -> Table:
+def table(network: str, cells: CellsByRow, batches: Sequence[int]) -> Table:
     columns = [Column("N"), Column("row")]
     for batch in batches:
         columns += [Column(f"{batch}", "printed", 0), Column(f"{batch}", "simulated", 0)]
@@ -73,13 +73,13 @@ def table(network: str, cells: Cells, batches: Sequence[int]) -> Table:
     return Table(f"Table 5.15 on {network}", columns, rows, note)
 
 
-def _row(cells: Cells, n: int, row: str, batches: Sequence[int]) -> list[Cell]:
+def _row(cells: CellsByRow, n: int, row: str, batches: Sequence[int]) -> list[Cell]:
     values: list[Cell] = [n, row]
     for batch in batches:
         own = cells.get((n, row, batch))
         values += [printed(n, row).get(batch), None if own is None else own.seconds]
     last = cells.get((n, row, batches[-1]))
-    return [*values, last.under_way if last is not None and row in MODEL else None]
+    return [*values, last.steps_in_flight if last is not None and row in MODEL else None]
 
 
 def printed(n: int, row: str) -> dict[int, float]:
@@ -87,7 +87,7 @@ def printed(n: int, row: str) -> dict[int, float]:
     return dict(zip(BATCHES, map(float, SECONDS[n].get(row, ())), strict=False))
 
 
-def seconds(cells: Cells, n: int, row: str) -> dict[int, float]:
+def seconds(cells: CellsByRow, n: int, row: str) -> dict[int, float]:
     return {
         batch: own.seconds
         for (count, name, batch), own in cells.items()
@@ -106,7 +106,7 @@ def as_updates(row: Mapping[int, float], n: int) -> dict[int, float]:
     return {n * batch: own for batch, own in row.items()}
 
 
-def chart(network: str, cells: Cells, batches: Sequence[int], n: int) -> Chart:
+def chart(network: str, cells: CellsByRow, batches: Sequence[int], n: int) -> Chart:
     model, servers = printed(n, COARSE), fastest([printed(n, row) for row in SERVERS])
     lines = [
         Line("coarse, printed", [(b, model[b]) for b in batches], "printed"),
@@ -126,35 +126,37 @@ def _printed_text() -> str:
     halves = [
         printed(2, name)[batch] / printed(4, name)[batch] for name in SERVERS for batch in BATCHES
     ]
-    found = [crossing(n, {name: printed(n, name) for name in (COARSE, *SERVERS)}) for n in (2, 4)]
+    found = [
+        crossover_text(n, {name: printed(n, name) for name in (COARSE, *SERVERS)}) for n in (2, 4)
+    ]
     return (
         f"Printed: with servers, 2 workers take {min(halves):.2f} to {max(halves):.2f} x as long as 4 do, "
         "at the same batch, so the batch is taken as a worker's. " + " ".join(found)
     )
 
 
-def network_text(network: str, cells: Cells) -> str:
+def network_text(network: str, cells: CellsByRow) -> str:
     """The crossovers, and how the further rows stand to the best of the table's."""
     texts = [f"Simulated on {network}:"]
     for n in (2, 4):
         own = {name: seconds(cells, n, name) for name in (COARSE, *SERVERS)}
-        texts += [crossing(n, own), *_further(n, cells)]
+        texts += [crossover_text(n, own), *_further(n, cells)]
     return " ".join(texts)
 
 
-def crossing(n: int, rows: Mapping[str, Mapping[int, float]]) -> str:
+def crossover_text(n: int, rows: Mapping[str, Mapping[int, float]]) -> str:
     """Where data parallelism overtakes, by the table's batches and by images of an update."""
     model = rows[COARSE]
     by_batch = fastest([rows[name] for name in SERVERS])
     synchronous = [rows[name] for name in SERVERS if name.endswith(" synchronous")]
     by_update = as_updates(fastest(synchronous), n)
     return (
-        f"At N = {n} the fastest servers are ahead of the coarse partition {_since(model, by_batch)}; at "
-        f"equal images an update, synchronous ones are so {_since(model, by_update)}."
+        f"At N = {n} the fastest servers are ahead of the coarse partition {_since_batch(model, by_batch)}; at "
+        f"equal images an update, synchronous ones are so {_since_batch(model, by_update)}."
     )
 
 
-def _since(model: Mapping[int, float], data: Mapping[int, float]) -> str:
+def _since_batch(model: Mapping[int, float], data: Mapping[int, float]) -> str:
     common = sorted(set(model) & set(data))
     batch = crossover(model, data)
     if batch is not None:
@@ -164,7 +166,7 @@ def _since(model: Mapping[int, float], data: Mapping[int, float]) -> str:
     )
 
 
-def _further(n: int, cells: Cells) -> list[str]:
+def _further(n: int, cells: CellsByRow) -> list[str]:
     """Against the best model parallelism of the thesis, and all-reduce with as many images a step."""
     others = {
         "the table's fastest model parallelism": fastest([seconds(cells, n, own) for own in MODEL]),

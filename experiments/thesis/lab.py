@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from experiments.experiment import Part, RunOptions
 from experiments.rank_correlation import spearman
-from experiments.thesis.lab_grid import Grid, Size, run_grid
+from experiments.thesis.lab_grid import Grid, GridSize, run_grid
 from experiments.thesis.lab_model import SIDE
 from experiments.thesis.lab_table import BATCHES, COARSE, SINGLE, SYNC_ALL, images_per_second
 from raddle.api.clusters import cores
@@ -25,7 +25,7 @@ RANKS = (1, 2, 4)
 # one node; these take as long as 11 to 15 on a core with 60 GFLOP/s.
 RATE = "2gbit"
 QUICK_BATCHES = (16, 128)
-QUICK, FULL = Size(images=128, rounds=2, budget=2.0), Size(images=256, rounds=3, budget=5.0)
+QUICK, FULL = GridSize(images=128, rounds=2, budget=2.0), GridSize(images=256, rounds=3, budget=5.0)
 
 
 def make(asked: RunOptions) -> Section:
@@ -183,13 +183,13 @@ def _crossover(grids: Sequence[Grid], batches: Sequence[int]) -> str:
         best = max(grid.cells, key=lambda cell: grid.cells[cell].measured)
         said.append(
             f"N = {grid.ranks}: the coarse hypergraph is faster than distributed synchronous servers "
-            f"{wins(here)} (thesis: {wins(there)}); the fastest of all is {best[0]} at batch {best[1]}, "
+            f"{batches_won(here)} (thesis: {batches_won(there)}); the fastest of all is {best[0]} at batch {best[1]}, "
             f"{grid.cells[best].measured:.0f} images/s."
         )
     return " ".join(said)
 
 
-def wins(ratios: dict[int, float]) -> str:
+def batches_won(ratios: dict[int, float]) -> str:
     """At which batches a ratio is above 1."""
     won = [str(batch) for batch, ratio in ratios.items() if ratio > 1]
     if not won:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from experiments.thesis import lab_model
 from experiments.thesis.core_sharing import step_seconds
-from experiments.thesis.lab_plans import as_run, plans
+from experiments.thesis.lab_plans import plan_or_ddp, plans_by_row
 from experiments.timing import DdpBaseline, run_ranks
 from raddle.api.clusters import Cluster, cores
 from raddle.api.costs import Profile
@@ -24,7 +24,7 @@ SPEC = f"{lab_model.__file__}:vgg"
 LATENCY = 2e-4  # seconds, until the link is measured
 
 
-class Cell(NamedTuple):
+class RatePair(NamedTuple):
     """Images a second."""
 
     measured: float
@@ -35,11 +35,11 @@ class Grid(NamedTuple):
     """`cells` by row and batch."""
 
     ranks: int
-    cells: Mapping[tuple[str, int], Cell]
+    cells: Mapping[tuple[str, int], RatePair]
     link: Mapping[str, Any] | None  # bytes/s and seconds, as measured there
 
 
-class Size(NamedTuple):
+class GridSize(NamedTuple):
     """How much is measured: images in a block of steps at least two long, blocks, seconds of a search."""
 
     images: int
@@ -48,38 +48,38 @@ class Size(NamedTuple):
 
 
 def run_grid(
-    ranks: int, batches: Sequence[int], rate: str, size: Size, say: Callable[[str], None]
+    ranks: int, batches: Sequence[int], rate: str, size: GridSize, report: Callable[[str], None]
 ) -> Grid:
     """Raises InputError where there can be no lab. One rank needs none."""
     devices = describe(probe(max(2, ranks), quick=True))["devices"]
     device = next(iter(devices))
-    planned = _hosts(ranks, devices, {"bandwidth": parse_rate(rate) / 8, "latency": LATENCY})
+    planned = _lab_cluster(ranks, devices, {"bandwidth": parse_rate(rate) / 8, "latency": LATENCY})
     graphs: dict[int, Graph] = {}
     chosen: dict[int, dict[str, Plan]] = {}
     for batch in batches:
-        say(f"{ranks} ranks, batch {batch}: planning")
+        report(f"{ranks} ranks, batch {batch}: planning")
         graphs[batch] = capture_model(SPEC, batch)
-        chosen[batch] = plans(graphs[batch], planned, budget=size.budget)
-    say(f"{ranks} ranks: measuring")
+        chosen[batch] = plans_by_row(graphs[batch], planned, budget=size.budget)
+    report(f"{ranks} ranks: measuring")
     found = _measure(ranks, rate if ranks > 1 else None, device, graphs, chosen, size)
-    on = _hosts(ranks, devices, found["link"]) if found["link"] else planned
+    on = _lab_cluster(ranks, devices, found["link"]) if found["link"] else planned
     cells = {}
     for batch, own in chosen.items():
-        say(f"{ranks} ranks, batch {batch}: simulating")
+        report(f"{ranks} ranks, batch {batch}: simulating")
         there = found["batches"][str(batch)]
         for label, plan in own.items():
-            graph = of_microbatch(graphs[batch], plan)
+            graph = micro_batch_graph(graphs[batch], plan)
             seconds = step_seconds(graph, plan, on, Profile(there["profile"]), cores())
-            cells[label, batch] = Cell(there["images_per_s"][label], batch / seconds)
+            cells[label, batch] = RatePair(there["images_per_s"][label], batch / seconds)
     return Grid(ranks, cells, found["link"])
 
 
-def of_microbatch(graph: Graph, plan: Plan) -> Graph:
+def micro_batch_graph(graph: Graph, plan: Plan) -> Graph:
     """What a plan's tiles are of: `auto` may have found a pipeline."""
     return graph if plan.microbatches == 1 else graph.for_batch(-(-plan.batch // plan.microbatches))
 
 
-def _hosts(ranks: int, devices: Mapping[str, Any], link: Mapping[str, Any]) -> Cluster:
+def _lab_cluster(ranks: int, devices: Mapping[str, Any], link: Mapping[str, Any]) -> Cluster:
     """The lab as a cluster: a probed device on each host, and messages as measured between them."""
     kind = next(iter(devices))
     figures: dict[str, Any] = {**devices[kind], "host_overhead": link.get("host_overhead", {})}
@@ -97,7 +97,7 @@ def _hosts(ranks: int, devices: Mapping[str, Any], link: Mapping[str, Any]) -> C
 
 def _measure(
     ranks: int, rate: str | None, device: str, graphs: Mapping[int, Graph],
-    chosen: Mapping[int, Mapping[str, Plan]], size: Size,
+    chosen: Mapping[int, Mapping[str, Plan]], size: GridSize,
 ) -> dict[str, Any]:  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -105,10 +105,10 @@ def _measure(
         for batch, own in chosen.items():
             batches[batch] = {}
             for number, (label, plan) in enumerate(own.items()):
-                run = as_run(label, plan)
+                run = plan_or_ddp(label, plan)
                 path = folder / f"{batch}.{number}.json"
                 batches[batch][label] = run.bucket_mb if isinstance(run, DdpBaseline) else str(path)
-                save_plan(plan, of_microbatch(graphs[batch], plan), path)
+                save_plan(plan, micro_batch_graph(graphs[batch], plan), path)
         asked = {
             "spec": SPEC, "batches": batches, "device": device, "images": size.images,
             "rounds": size.rounds, "out": str(folder / "found.json"),

@@ -23,41 +23,41 @@ from raddle.api.planning import AUTO, plan_for
 from raddle.api.plans import Plan
 
 DDP, SERIAL_COARSE = "DDP", "coarse hypergraph, step by step"
-MIXED, FOUND = "hypergraph-mixed", "auto"
+MIXED, AUTO_ROW = "hypergraph-mixed", "auto"
 THREADED = "threaded:4:greedy"  # four batches under way, whichever is ready goes on
 
 
-class Kind(NamedTuple):
+class RowSettings(NamedTuple):
     method: str
     sync: str = "allreduce"
     schedule: str = ""
 
 
-KINDS: Mapping[str, Kind] = {
-    LAYERS: Kind("layerwise", schedule=THREADED),
-    FILTERS: Kind("filter-incremental", schedule=THREADED),
-    COARSE: Kind("hypergraph-coarse", schedule=THREADED),
-    SERIAL_COARSE: Kind("hypergraph-coarse"),
-    ASYNC_ONE: Kind("data", "ps:one,async"),
-    SYNC_ONE: Kind("data", "ps:one"),
-    ASYNC_ALL: Kind("data", "ps:distributed,greedy,async"),
-    SYNC_ALL: Kind("data", "ps:distributed,greedy"),
-    DDP: Kind("data"),
-    MIXED: Kind("hypergraph-mixed"),
-    FOUND: Kind("auto", AUTO),
+ROWS: Mapping[str, RowSettings] = {
+    LAYERS: RowSettings("layerwise", schedule=THREADED),
+    FILTERS: RowSettings("filter-incremental", schedule=THREADED),
+    COARSE: RowSettings("hypergraph-coarse", schedule=THREADED),
+    SERIAL_COARSE: RowSettings("hypergraph-coarse"),
+    ASYNC_ONE: RowSettings("data", "ps:one,async"),
+    SYNC_ONE: RowSettings("data", "ps:one"),
+    ASYNC_ALL: RowSettings("data", "ps:distributed,greedy,async"),
+    SYNC_ALL: RowSettings("data", "ps:distributed,greedy"),
+    DDP: RowSettings("data"),
+    MIXED: RowSettings("hypergraph-mixed"),
+    AUTO_ROW: RowSettings("auto", AUTO),
 }
 
 
-def plans(graph: Graph, cluster: Cluster, *, budget: float) -> dict[str, Plan]:
+def plans_by_row(graph: Graph, cluster: Cluster, *, budget: float) -> dict[str, Plan]:
     """By row; what differs only in how parameters agree, or in its schedule, has the same tiles."""
     if len(cluster.devices) == 1:
         return {SINGLE: plan_for(graph, cluster, "data", sync="allreduce")}
     made: dict[str, Plan] = {}
     found: dict[str, Plan] = {}
-    for label, kind in KINDS.items():
+    for label, kind in ROWS.items():
         if kind.method not in made:
             made[kind.method] = plan_for(
-                graph, cluster, kind.method, sync=_asked(kind), budget=budget
+                graph, cluster, kind.method, sync=_search_sync(kind), budget=budget
             )
         found[label] = made[kind.method]
         if kind.sync != AUTO:
@@ -65,10 +65,10 @@ def plans(graph: Graph, cluster: Cluster, *, budget: float) -> dict[str, Plan]:
     return found
 
 
-def _asked(kind: Kind) -> str:
+def _search_sync(kind: RowSettings) -> str:
     return AUTO if kind.sync == AUTO else "allreduce"
 
 
-def as_run(label: str, plan: Plan) -> Plan | DdpBaseline:
+def plan_or_ddp(label: str, plan: Plan) -> Plan | DdpBaseline:
     """DDP is torch's own; its prediction is that of the plan."""
     return DdpBaseline() if label == DDP else plan

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.thesis.printed import ALL, DEFAULT, PARTS, RECONSTRUCTED, Printed
+from experiments.thesis.printed import ALL, DEFAULT, PARTS, RECONSTRUCTED, PrintedRow
 from raddle.api.clusters import cluster
 from raddle.api.loading import capture_model
 from raddle.api.models import Graph
@@ -28,7 +28,7 @@ CLUSTER = "skylake-10gbe"  # that plans are found for
 MIXED, AUTO = "hypergraph-mixed", "auto"
 
 
-class Weighed(NamedTuple):
+class WeightedPartitioners(NamedTuple):
     """One network under three kinds of weights."""
 
     thesis: Partitioner
@@ -44,50 +44,56 @@ class Weighed(NamedTuple):
         return sum(layer.parameters for layer in self.operations.network.layers)
 
 
-class Counted(NamedTuple):
+class StepVolume(NamedTuple):
     """What a plan of any method sends and how even it is, where there is no table to compare it with."""
 
     nbytes: int  # a step
     imbalance: float | None = None  # largest part's work over the average
-    answer: PartitionResult | None = None
+    result: PartitionResult | None = None
 
 
-def weighed(graph: Graph, profiled: np.ndarray) -> Weighed:
-    return Weighed(
+def make_partitioners(graph: Graph, profiled: np.ndarray) -> WeightedPartitioners:
+    return WeightedPartitioners(
         Partitioner(graph, np.array(RECONSTRUCTED, float), connected_as_one=True),
         Partitioner(graph),
         Partitioner(graph, profiled),
     )
 
 
-def allowed(printed: Printed) -> float:
+def allowed_imbalance(printed: PrintedRow) -> float:
     """How uneven ours may be: as the printed partition is, whatever PaToH was asked for."""
     return printed.imbalance - 1
 
 
-def as_printed(own: Weighed, parts: int, budget: float) -> dict[str, PartitionResult]:
+def partition_as_printed(
+    own: WeightedPartitioners, parts: int, budget: float
+) -> dict[str, PartitionResult]:
     """Ours by the name of the thesis's method, for those that it has at so many parts."""
     found = {}
     for theirs in ALL:
         if parts in theirs.rows:
-            asked = PartitionRequest(parts, epsilon=allowed(theirs.rows[parts]), budget=budget)
+            asked = PartitionRequest(
+                parts, epsilon=allowed_imbalance(theirs.rows[parts]), budget=budget
+            )
             found[theirs.name] = own.thesis.partition(theirs.method, asked)
     return found
 
 
-def beyond(own: Weighed, parts: int, budget: float, most_plans: int) -> dict[str, Counted]:
+def measure_other_methods(
+    own: WeightedPartitioners, parts: int, budget: float, most_plans: int
+) -> dict[str, StepVolume]:
     """What the thesis's tables do not have; plans for as many parts as `most_plans`."""
     asked = PartitionRequest(parts, epsilon=DEFAULT, budget=budget)
     found = {
-        "coarse-grain, operations": _counted(own.operations.partition("coarse", asked)),
-        "fine-grain, operations": _counted(own.operations.partition("fine", asked)),
-        "coarse-grain, profiled here": _counted(own.profiled.partition("coarse", asked)),
-        "data parallelism": Counted(data_bytes(own.parameters, parts), 1.0),
+        "coarse-grain, operations": _volume_of_result(own.operations.partition("coarse", asked)),
+        "fine-grain, operations": _volume_of_result(own.operations.partition("fine", asked)),
+        "coarse-grain, profiled here": _volume_of_result(own.profiled.partition("coarse", asked)),
+        "data parallelism": StepVolume(data_bytes(own.parameters, parts), 1.0),
     }
-    found["mixed, least bytes"] = _counted(own.operations.partition("mixed", asked))
+    found["mixed, least bytes"] = _volume_of_result(own.operations.partition("mixed", asked))
     if parts <= most_plans:
         for method in (MIXED, AUTO):
-            found[method] = of_plan(own.graph, method, parts, budget)
+            found[method] = volume_of_plan(own.graph, method, parts, budget)
     return found
 
 
@@ -96,18 +102,18 @@ def data_bytes(parameters: int, parts: int) -> int:
     return 2 * (parts - 1) * 4 * parameters
 
 
-def of_plan(graph: Graph, method: str, parts: int, budget: float) -> Counted:
+def volume_of_plan(graph: Graph, method: str, parts: int, budget: float) -> StepVolume:
     """Of a search for the shortest step, not for the fewest bytes."""
     on = cluster(f"{CLUSTER}:{parts}x1")
     judged = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
-    return Counted(judged.timeline.comm_bytes, judged.timeline.imbalance)
+    return StepVolume(judged.timeline.comm_bytes, judged.timeline.imbalance)
 
 
-def _counted(answer: PartitionResult) -> Counted:
-    return Counted(answer.volume_bytes, answer.imbalance, answer)
+def _volume_of_result(answer: PartitionResult) -> StepVolume:
+    return StepVolume(answer.volume_bytes, answer.imbalance, answer)
 
 
-def heaviest(answer: PartitionResult) -> float:
+def heaviest_volume(answer: PartitionResult) -> float:
     """Mi elements of the map that most is sent of."""
     return max(answer.sent_elements.values(), default=0) / MI
 
@@ -130,7 +136,9 @@ NOTE = (
 )
 
 
-def table(parts: int, ours: Mapping[str, PartitionResult], further: Mapping[str, Counted]) -> Table:
+def table(
+    parts: int, ours: Mapping[str, PartitionResult], further: Mapping[str, StepVolume]
+) -> Table:
     rows = [
         printed_row(theirs.name, theirs.tables, theirs.rows[parts], ours[theirs.name])
         for theirs in ALL
@@ -142,20 +150,20 @@ def table(parts: int, ours: Mapping[str, PartitionResult], further: Mapping[str,
     )
 
 
-def printed_row(name: str, tables: str, theirs: Printed, ours: PartitionResult) -> list[Cell]:
+def printed_row(name: str, tables: str, theirs: PrintedRow, ours: PartitionResult) -> list[Cell]:
     return [
         name, tables,
         theirs.most, float(ours.work.max()), theirs.least, float(ours.work.min()),
         theirs.imbalance, ours.imbalance, theirs.volume, ours.volume / MI,
-        theirs.heaviest, heaviest(ours), ours.volume_bytes / MI,
+        theirs.heaviest, heaviest_volume(ours), ours.volume_bytes / MI,
     ]  # fmt: skip
 
 
-def _further_row(name: str, counted: Counted) -> list[Cell]:
-    known = counted.answer
+def _further_row(name: str, counted: StepVolume) -> list[Cell]:
+    known = counted.result
     volume: Sequence[Cell] = [None, None, None, None]
     if known is not None:
-        volume = [None, known.volume / MI, None, heaviest(known)]
+        volume = [None, known.volume / MI, None, heaviest_volume(known)]
     return [name, "", *[None] * 5, counted.imbalance, *volume, counted.nbytes / MI]
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.thesis.lab_plans import DDP, FOUND, KINDS, MIXED
+from experiments.thesis.lab_plans import AUTO_ROW, DDP, MIXED, ROWS
 from experiments.thesis.lab_table import (
     ASYNC_ALL,
     ASYNC_ONE,
@@ -39,18 +39,18 @@ from raddle.api.simulating import Timeline, peak_bytes, simulate_steps
 MODEL = (LAYERS, FILTERS, COARSE)
 SERVERS = (ASYNC_ONE, SYNC_ONE, ASYNC_ALL, SYNC_ALL)
 DATA = (*SERVERS, DDP)
-FURTHER = (MIXED, FOUND)
+FURTHER = (MIXED, AUTO_ROW)
 BUDGET = 5.0  # seconds of a coarse partition; two parts and four are proven earlier
 
 
-class Simulated(NamedTuple):
+class SimulatedRow(NamedTuple):
     """`seconds` of ten epochs; None where no plan fits the devices' memory."""
 
     seconds: float | None
-    under_way: int = 1  # steps
+    steps_in_flight: int = 1  # steps
 
 
-def simulated(
+def simulate_row(
     name: str,
     row: str,
     batch: int,
@@ -58,36 +58,36 @@ def simulated(
     budget: float = 1.0,
     dtype: str = "float32",
     times: Sequence[int] = (1, 2, 4),
-) -> Simulated:
+) -> SimulatedRow:
     """A row of the table at a batch on a cluster; `budget` is of a search, `times` x N steps overlap."""
     on = cluster(name)
     if row in MODEL:
-        return threaded(vgg16(batch, dtype), on, row, times)
+        return simulate_threaded(vgg16(batch, dtype), on, row, times)
     if row in FURTHER:
-        return _searched(vgg16(batch, dtype), on, KINDS[row].method, budget)
+        return _simulate_searched(vgg16(batch, dtype), on, ROWS[row].method, budget)
     graph = vgg16(batch * len(on.devices), dtype)
-    plan = plan_for(graph, on, "data", sync=KINDS[row].sync if row in KINDS else "allreduce")
-    return Simulated(_ten_epochs(simulate_steps(graph, plan, on), graph))
+    plan = plan_for(graph, on, "data", sync=ROWS[row].sync if row in ROWS else "allreduce")
+    return SimulatedRow(_ten_epochs(simulate_steps(graph, plan, on), graph))
 
 
-def threaded(graph: Graph, on: Cluster, row: str, times: Sequence[int]) -> Simulated:
+def simulate_threaded(graph: Graph, on: Cluster, row: str, times: Sequence[int]) -> SimulatedRow:
     """With the fastest number of steps under way, of some times N, that fits."""
     plan, count = _model_plan(graph, on, row), len(on.devices)
-    found = Simulated(None)
+    found = SimulatedRow(None)
     for under_way in (count * more for more in times):
         timeline = simulate_steps(graph, replace(plan, schedule=f"threaded:{under_way}"), on)
         seconds = _ten_epochs(timeline, graph)
         if seconds is not None and (found.seconds is None or seconds < found.seconds):
-            found = Simulated(seconds, under_way)
+            found = SimulatedRow(seconds, under_way)
     return found
 
 
 def _model_plan(graph: Graph, on: Cluster, row: str) -> Plan:
     if row != COARSE:
-        return plan_for(graph, on, KINDS[row].method, sync="allreduce")
+        return plan_for(graph, on, ROWS[row].method, sync="allreduce")
     answer = Partitioner(graph).result_from_counts("coarse", _counts(len(on.devices)))
     return build_plan(
-        graph, on, KINDS[row].method, SearchResult(answer.tiles), Settings(sync="allreduce")
+        graph, on, ROWS[row].method, SearchResult(answer.tiles), Settings(sync="allreduce")
     )
 
 
@@ -97,11 +97,11 @@ def _counts(parts: int) -> np.ndarray:
     return solve_coarse(Partitioner(vgg16(32)).model, parts, budget=BUDGET).x
 
 
-def _searched(graph: Graph, on: Cluster, method: str, budget: float) -> Simulated:
+def _simulate_searched(graph: Graph, on: Cluster, method: str, budget: float) -> SimulatedRow:
     judged = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
     if not judged.row["fits"]:
-        return Simulated(None)
-    return Simulated(IMAGES / judged.row["samples_per_s"])
+        return SimulatedRow(None)
+    return SimulatedRow(IMAGES / judged.row["samples_per_s"])
 
 
 def _ten_epochs(timeline: Timeline, graph: Graph) -> float | None:

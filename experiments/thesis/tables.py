@@ -10,23 +10,23 @@ from experiments.thesis.partitions import (
     AUTO,
     MI,
     MIXED,
-    Counted,
-    Weighed,
-    as_printed,
-    beyond,
-    of_plan,
+    StepVolume,
+    WeightedPartitioners,
+    make_partitioners,
+    measure_other_methods,
+    partition_as_printed,
     table,
     vgg16,
-    weighed,
+    volume_of_plan,
 )
-from experiments.thesis.printed import COARSE, FINE, LAYERWISE, PARTS, Partitions
+from experiments.thesis.printed import COARSE, FINE, LAYERWISE, PARTS, PrintedTable
 from experiments.thesis.printed_epoch import EPOCH_BATCHES, EPOCH_HYPERGRAPH
 from raddle.api.partitioning import PartitionResult
 from raddle.api.results import Chart, Drawing, Line, Section, Table
 
 TITLE = "Work and communication of partitions (Tables 5.1 to 5.12, A.1 to A.12, 5.14)"
 Ours = Mapping[int, Mapping[str, PartitionResult]]
-Further = Mapping[int, Mapping[str, Counted]]
+Further = Mapping[int, Mapping[str, StepVolume]]
 
 
 def make(asked: RunOptions) -> Section:
@@ -34,14 +34,14 @@ def make(asked: RunOptions) -> Section:
     budget, most_plans = (0.5, 4) if asked.quick else (3.0, 128)
     batch, repeats = (1, 1) if asked.quick else (4, 3)
     asked.report(f"profiling VGG-16 at batch {batch}")
-    measured = weights.profiled(batch, repeats)
-    own = weighed(vgg16(), measured)
+    measured = weights.profiled_weights(batch, repeats)
+    own = make_partitioners(vgg16(), measured)
     ours: dict[int, Mapping[str, PartitionResult]] = {}
-    further: dict[int, Mapping[str, Counted]] = {}
+    further: dict[int, Mapping[str, StepVolume]] = {}
     for i, parts in enumerate(counts):
         asked.report(f"VGG-16 in {parts} parts", 0.1 + 0.6 * i / len(counts))
-        ours[parts] = as_printed(own, parts, budget)
-        further[parts] = beyond(own, parts, budget, most_plans)
+        ours[parts] = partition_as_printed(own, parts, budget)
+        further[parts] = measure_other_methods(own, parts, budget, most_plans)
     shown: list[Table | Chart | Drawing] = [
         weights.weight_table(own.operations, measured, batch), weights.file_table(own.thesis),
     ]  # fmt: skip
@@ -53,7 +53,7 @@ def make(asked: RunOptions) -> Section:
     return Section(TITLE, text(ours, further, found), [*shown, found.table])
 
 
-def _epoch(own: Weighed, further: Further, budget: float) -> epoch.Epoch:
+def _epoch(own: WeightedPartitioners, further: Further, budget: float) -> epoch.EpochBytes:
     """Other batches than 32 are searched where there is a budget."""
     coarse = {n: further[n]["coarse-grain, operations"].nbytes for n in EPOCH_HYPERGRAPH}
     nbytes: dict[str, dict[tuple[int, int], int]] = {MIXED: {}, AUTO: {}}
@@ -62,13 +62,13 @@ def _epoch(own: Weighed, further: Further, budget: float) -> epoch.Epoch:
         for n in EPOCH_HYPERGRAPH:
             for method, own_bytes in nbytes.items():
                 if batch != 32:
-                    own_bytes[n, batch] = of_plan(graph, method, n, budget).nbytes
+                    own_bytes[n, batch] = volume_of_plan(graph, method, n, budget).nbytes
                 elif method in further[n]:
                     own_bytes[n, batch] = further[n][method].nbytes
-    return epoch.epoch(own.parameters, coarse, nbytes)
+    return epoch.count_epoch(own.parameters, coarse, nbytes)
 
 
-def chart(own: Weighed, ours: Ours, further: Further) -> Chart:
+def chart(own: WeightedPartitioners, ours: Ours, further: Further) -> Chart:
     """Everything in MiB of a step."""
     lines = []
     for theirs in (COARSE, FINE):
@@ -85,7 +85,7 @@ def chart(own: Weighed, ours: Ours, further: Further) -> Chart:
     )  # fmt: skip
 
 
-def text(ours: Ours, further: Further, found: epoch.Epoch) -> str:
+def text(ours: Ours, further: Further, found: epoch.EpochBytes) -> str:
     """What the figures say, from the figures."""
     first = (
         "Volumes in Mi elements over the printed ones, on the reconstructed weights: "
@@ -100,7 +100,7 @@ def text(ours: Ours, further: Further, found: epoch.Epoch) -> str:
     return "\n\n".join([first, _mixed_text(further), second])
 
 
-def _ratios(ours: Ours, theirs: Partitions) -> str:
+def _ratios(ours: Ours, theirs: PrintedTable) -> str:
     return ", ".join(
         f"{own[theirs.name].volume / MI / theirs.rows[n].volume:.3g} (N = {n})"
         for n, own in ours.items()

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from experiments.experiment import Part, RunOptions
 from experiments.thesis.training_runs import DDP, PLAIN, SERVERS
-from experiments.thesis.training_task import BATCH, RATE, TARGET, digits, network
+from experiments.thesis.training_task import BATCH, RATE, TARGET, build_network, digits
 from experiments.timing import run_ranks
 from raddle.api.clusters import cluster
 from raddle.api.models import Graph, capture
@@ -32,25 +32,25 @@ SERIAL, SYNC, ASYNC, TORCH = (
     "servers, asynchronous",
     "DDP",
 )
-SERVED = "ps:distributed,greedy"
+SERVER_SYNC = "ps:distributed,greedy"
 THREADED = "threaded:4:greedy"
 
 # Figure 5.2 as its text has it, in hours: 122 on one, 44 on four by the coarse hypergraph; how many times
 # as long the others take as the coarse hypergraph.
 HOURS = {(1, SINGLE): 122.0, (4, COARSE): 44.0}
-LONGER = {(2, ASYNC): 1.2, (2, SYNC): 2.25, (4, ASYNC): 1.5, (4, SYNC): 3.5}
+TIMES_COARSE = {(2, ASYNC): 1.2, (2, SYNC): 2.25, (4, ASYNC): 1.5, (4, SYNC): 3.5}
 
 
-class Size(NamedTuple):
+class TrainingSize(NamedTuple):
     width: int  # filters of the first layer
     blocks: int  # of 32 steps at most
     seeds: int
 
 
-QUICK, FULL = Size(16, 24, 1), Size(32, 40, 3)
+QUICK, FULL = TrainingSize(16, 24, 1), TrainingSize(32, 40, 3)
 
 
-class Trained(NamedTuple):
+class TrainingCurve(NamedTuple):
     """A run: (seconds, accuracy, loss) after each block, and the least and most staleness."""
 
     curve: Sequence[tuple[float, float, float]]
@@ -59,7 +59,7 @@ class Trained(NamedTuple):
     @property
     def seconds(self) -> float | None:
         """To the target, on the line between two looks; None where it was not reached."""
-        return reached(self.curve)
+        return seconds_to_target(self.curve)
 
 
 def make(asked: RunOptions) -> Section:
@@ -69,17 +69,20 @@ def make(asked: RunOptions) -> Section:
     except InputError as error:
         return Section(TITLE, skipped=str(error))
     graph = capture(
-        network(size.width, 0), [images[:BATCH]], targets=[labels[:BATCH]], loss=F.cross_entropy
+        build_network(size.width, 0),
+        [images[:BATCH]],
+        targets=[labels[:BATCH]],
+        loss=F.cross_entropy,
     )
-    found: dict[tuple[int, str], list[Trained]] = {}
+    found: dict[tuple[int, str], list[TrainingCurve]] = {}
     for done, ranks in enumerate(RANKS):
         asked.report(f"{ranks} ranks train until {TARGET:.0%} is right", done / len(RANKS))
         for label, runs in _run(graph, ranks, size).items():
-            found[ranks, label] = [Trained(**run) for run in runs]
+            found[ranks, label] = [TrainingCurve(**run) for run in runs]
     return section(found, size, len(images))
 
 
-def _run(graph: Graph, ranks: int, size: Size) -> dict[str, Any]:
+def _run(graph: Graph, ranks: int, size: TrainingSize) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         asked = {
@@ -102,19 +105,21 @@ def _kinds(graph: Graph, ranks: int, folder: pathlib.Path) -> dict[str, str]:
     plans = {
         COARSE: replace(coarse, schedule=THREADED),
         SERIAL: coarse,
-        SYNC: plan_for(graph, here, "data", sync=SERVED),
+        SYNC: plan_for(graph, here, "data", sync=SERVER_SYNC),
     }
     kinds = {}
     for number, (label, plan) in enumerate(plans.items()):
         kinds[label] = str(folder / f"{number}.json")
         save_plan(plan, graph, folder / f"{number}.json")
-    return kinds | {ASYNC: f"{SERVERS}{SERVED},async", TORCH: DDP}
+    return kinds | {ASYNC: f"{SERVERS}{SERVER_SYNC},async", TORCH: DDP}
 
 
 # -- what was found --------------------------------------------------------------------------------
 
 
-def reached(curve: Sequence[tuple[float, float, float]], target: float = TARGET) -> float | None:
+def seconds_to_target(
+    curve: Sequence[tuple[float, float, float]], target: float = TARGET
+) -> float | None:
     """When the line through the points of a curve first is at the target."""
     before = curve[0]
     for point in curve:
@@ -126,17 +131,17 @@ def reached(curve: Sequence[tuple[float, float, float]], target: float = TARGET)
     return None
 
 
-def middle(runs: Sequence[Trained]) -> float | None:
+def median_seconds(runs: Sequence[TrainingCurve]) -> float | None:
     """The median over seeds; None where one of them did not get there."""
     seconds = [run.seconds for run in runs]
     there = [s for s in seconds if s is not None]
     return statistics.median(there) if len(there) == len(seconds) else None
 
 
-Found = Mapping[tuple[int, str], Sequence[Trained]]
+RunsByKind = Mapping[tuple[int, str], Sequence[TrainingCurve]]
 
 
-def section(found: Found, size: Size, images: int) -> Section:
+def section(found: RunsByKind, size: TrainingSize, images: int) -> Section:
     seeds = f"the median of {size.seeds} seeds" if size.seeds > 1 else "one seed"
     text = (
         f"{images} digits of scikit-learn, 16 x 16, a network like VGG with {size.width} to "
@@ -150,17 +155,19 @@ def section(found: Found, size: Size, images: int) -> Section:
     return Section(TITLE, text, [_table(found), *charts])
 
 
-def _table(found: Found) -> Table:
-    single = middle(found[1, SINGLE])
+def _table(found: RunsByKind) -> Table:
+    single = median_seconds(found[1, SINGLE])
     rows: list[list[Cell]] = []
     for (ranks, label), runs in found.items():
-        seconds = middle(runs)
-        coarse = middle(found.get((ranks, COARSE), ()) or [Trained([(0.0, 0.0, 0.0)], ())])
+        seconds = median_seconds(runs)
+        coarse = median_seconds(
+            found.get((ranks, COARSE), ()) or [TrainingCurve([(0.0, 0.0, 0.0)], ())]
+        )
         blocks = statistics.median(len(run.curve) - 1 for run in runs)
         stale = [number for run in runs for number in run.staleness]
         rows.append([
             ranks, label, seconds, 32 * blocks, _over(single, seconds), _over(seconds, coarse),
-            LONGER.get((ranks, label)), HOURS.get((ranks, label)),
+            TIMES_COARSE.get((ranks, label)), HOURS.get((ranks, label)),
             f"{min(stale)} to {max(stale)}" if stale else None,
         ])  # fmt: skip
     columns = [
@@ -185,7 +192,7 @@ def _over(a: float | None, b: float | None) -> float | None:
     return a / b if a is not None and b else None
 
 
-def _chart(found: Found, at: int, title: str, y: str) -> Chart:
+def _chart(found: RunsByKind, at: int, title: str, y: str) -> Chart:
     """Of the first seed."""
     lines = [
         Line(
@@ -196,11 +203,11 @@ def _chart(found: Found, at: int, title: str, y: str) -> Chart:
     return Chart(f"Training {title} over time", "seconds", y, lines, note="The first seed.")
 
 
-def _verdict(found: Found) -> str:
+def _verdict(found: RunsByKind) -> str:
     """Who was first, and whether the thesis's order of kinds is seen here."""
     said = []
     for ranks in sorted({ranks for ranks, _ in found if ranks > 1}):
-        own = {label: middle(runs) for (n, label), runs in found.items() if n == ranks}
+        own = {label: median_seconds(runs) for (n, label), runs in found.items() if n == ranks}
         there = {label: s for label, s in own.items() if s is not None}
         if not there:
             said.append(f"With N = {ranks} no kind got there.")
@@ -211,9 +218,9 @@ def _verdict(found: Found) -> str:
             sentence += ", and the asynchronous coarse hypergraph does not get there"
         else:
             others = [
-                f"{label} take {there[label] / there[COARSE]:.2f} x (thesis: {LONGER[ranks, label]:g} x)"
+                f"{label} take {there[label] / there[COARSE]:.2f} x (thesis: {TIMES_COARSE[ranks, label]:g} x)"
                 for label in (ASYNC, SYNC)
-                if label in there and (ranks, label) in LONGER
+                if label in there and (ranks, label) in TIMES_COARSE
             ]
             sentence += f"; of the asynchronous coarse hypergraph's {there[COARSE]:.1f} s "
             sentence += ", ".join(others) if others else "no printed kind got there"

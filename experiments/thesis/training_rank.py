@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from experiments.thesis.training_runs import Run, begin
+from experiments.thesis.training_runs import TrainingRun, start_run
 from experiments.thesis.training_task import TARGET, batches, digits
 from raddle import sync
 from raddle.api.transports import end_with_parent
@@ -35,7 +35,7 @@ def main(asked: dict[str, Any]) -> None:
     found: dict[str, list[Any]] = {label: [] for label in asked["kinds"]}
     for seed in range(asked["seeds"]):
         for label, kind in asked["kinds"].items():
-            run = begin(kind, asked["width"], seed)
+            run = start_run(kind, asked["width"], seed)
             curve = train(run, data, seed, asked["blocks"])
             found[label].append({"curve": curve, "staleness": _staleness(run)})
             run.close()
@@ -46,22 +46,22 @@ def main(asked: dict[str, Any]) -> None:
 
 
 def train(
-    run: Run, data: tuple[Tensor, Tensor], seed: int, blocks: int
+    run: TrainingRun, data: tuple[Tensor, Tensor], seed: int, blocks: int
 ) -> list[tuple[float, float, float]]:
     """Seconds, accuracy and loss after each block of steps, until the target is reached."""
     images, labels = data
     order, spent = batches(len(images), seed), 0.0
-    loss, right = run.look(images, labels)
+    loss, right = run.evaluate(images, labels)
     curve = [(0.0, right, loss)]
     while right < TARGET and len(curve) <= blocks:
         chosen = [(images[some], labels[some]) for some in islice(order, BLOCK)]
         spent += _seconds(run, chosen)
-        loss, right = run.look(images, labels)
+        loss, right = run.evaluate(images, labels)
         curve.append((spent, right, loss))
     return curve
 
 
-def _seconds(run: Run, chosen: Sequence[tuple[Tensor, Tensor]]) -> float:
+def _seconds(run: TrainingRun, chosen: Sequence[tuple[Tensor, Tensor]]) -> float:
     """Of the slowest rank, until its parameters are up to date."""
     dist.barrier()
     start = time.perf_counter()
@@ -71,7 +71,7 @@ def _seconds(run: Run, chosen: Sequence[tuple[Tensor, Tensor]]) -> float:
     return float(spent)
 
 
-def _staleness(run: Run) -> list[int]:
+def _staleness(run: TrainingRun) -> list[int]:
     """The least and the most over all ranks; empty where nothing is stale."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, run.staleness())

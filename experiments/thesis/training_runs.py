@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import raddle
-from experiments.thesis.training_task import network, sgd
+from experiments.thesis.training_task import build_network, sgd
 from raddle import sync
 from raddle.api.plans import is_asynchronous
 from raddle.api.running import UpdateEvent
@@ -21,10 +21,10 @@ Batches = Sequence[tuple[Tensor, Tensor]]
 PLAIN, DDP, SERVERS = "plain", "ddp", "servers:"  # other kinds are files of plans
 
 
-class Run(Protocol):
+class TrainingRun(Protocol):
     def train(self, batches: Batches) -> None: ...
 
-    def look(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
+    def evaluate(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
         """The loss, and which share of the images is right."""
 
     def staleness(self) -> Sequence[int]:
@@ -33,22 +33,22 @@ class Run(Protocol):
     def close(self) -> None: ...
 
 
-def begin(kind: str, width: int, seed: int) -> Run:
+def start_run(kind: str, width: int, seed: int) -> TrainingRun:
     """`plain`, `ddp`, `servers:` and a way of raddle.sync, or the file of a plan."""
-    model = network(width, seed)
+    model = build_network(width, seed)
     if kind == PLAIN:
-        return Whole(model, model, sgd(list(model.parameters())))
+        return ReplicatedRun(model, model, sgd(list(model.parameters())))
     if kind == DDP:
-        return Whole(model, DistributedDataParallel(model), sgd(list(model.parameters())))
+        return ReplicatedRun(model, DistributedDataParallel(model), sgd(list(model.parameters())))
     if kind.startswith(SERVERS):
         wrapped = sync.Optimizer(
             sgd(list(model.parameters())), model, sync=kind.removeprefix(SERVERS)
         )
-        return Whole(model, model, wrapped)
-    return Planned(model, kind)
+        return ReplicatedRun(model, model, wrapped)
+    return PlanRun(model, kind)
 
 
-class Planned:
+class PlanRun:
     """By a plan, as `raddle.parallelize` runs it."""
 
     def __init__(self, model: nn.Module, plan: str) -> None:
@@ -60,9 +60,9 @@ class Planned:
         self.trainer.train(batches)
         self.trainer.synchronize()
 
-    def look(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
+    def evaluate(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
         loss, (scores,) = self.trainer.evaluate(images, labels, outputs=True)
-        return float(loss), _right(scores, labels)
+        return float(loss), _share_right(scores, labels)
 
     def staleness(self) -> Sequence[int]:
         """A forward's step less the updates that its weights had had."""
@@ -76,45 +76,49 @@ class Planned:
         self.trainer.close()
 
 
-class Whole:
+class ReplicatedRun:
     """Every rank has the whole model, and a part of each batch."""
 
     def __init__(self, model: nn.Module, called: nn.Module, optimizer: Any) -> None:
-        self.model, self.called, self.optimizer = model, called, optimizer
+        self.model, self.forward_module, self.optimizer = model, called, optimizer
 
     def train(self, batches: Batches) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
         for images, labels in batches:
             own = (tensor.tensor_split(size)[rank] for tensor in (images, labels))
-            loss = F.cross_entropy(self.called(next(own)), next(own))
+            loss = F.cross_entropy(self.forward_module(next(own)), next(own))
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             self.optimizer.zero_grad()
-        self._settle()
+        self._synchronize()
 
-    def look(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
+    def evaluate(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
         """Rank 0's copy: with asynchronous servers others may differ a little."""
         found = torch.zeros(2, dtype=torch.float64)
         if dist.get_rank() == 0:
             with torch.no_grad():
                 scores = self.model(images)
-                found[0], found[1] = F.cross_entropy(scores, labels), _right(scores, labels)
+                found[0], found[1] = F.cross_entropy(scores, labels), _share_right(scores, labels)
         dist.broadcast(found, 0)
         return float(found[0]), float(found[1])
 
     def staleness(self) -> Sequence[int]:
-        return between(self.optimizer.log) if isinstance(self.optimizer, sync.Optimizer) else ()
+        return (
+            updates_between(self.optimizer.log)
+            if isinstance(self.optimizer, sync.Optimizer)
+            else ()
+        )
 
     def close(self) -> None:
         if isinstance(self.optimizer, sync.Optimizer):
             self.optimizer.close()
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         if isinstance(self.optimizer, sync.Optimizer):
             self.optimizer.synchronize()
 
 
-def between(log: Sequence[UpdateEvent]) -> list[int]:
+def updates_between(log: Sequence[UpdateEvent]) -> list[int]:
     """Updates of others at a server since the same worker's last one."""
     last: dict[tuple[int, int], int] = {}
     found = []
@@ -126,5 +130,5 @@ def between(log: Sequence[UpdateEvent]) -> list[int]:
     return found
 
 
-def _right(scores: Tensor, labels: Tensor) -> float:
+def _share_right(scores: Tensor, labels: Tensor) -> float:
     return float((scores.argmax(1) == labels).double().mean())

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from raddle.errors import InputError
 
-LARGER = 2  # 8x8 digits, each pixel twice as wide and high
+SCALE = 2  # 8x8 digits, each pixel twice as wide and high
 TARGET = 0.9  # of the images that are trained on
 BATCH = 32  # global
 RATE = 0.0005  # small, so that several looks fall before the target
@@ -26,12 +26,12 @@ def digits() -> tuple[Tensor, Tensor]:
         ) from None
     found = load_digits()
     images = torch.tensor(found.images / 16, dtype=torch.float32).unsqueeze(1)
-    images = F.interpolate(images, scale_factor=LARGER, mode="bilinear")
+    images = F.interpolate(images, scale_factor=SCALE, mode="bilinear")
     whole = len(images) // BATCH * BATCH
     return images[:whole], torch.tensor(found.target)[:whole]
 
 
-def network(width: int, seed: int) -> nn.Module:
+def build_network(width: int, seed: int) -> nn.Module:
     """Three pairs of 3x3 convolutions, each closed by a pooling, then two linear layers."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
@@ -41,7 +41,7 @@ def network(width: int, seed: int) -> nn.Module:
             layers += [nn.Conv2d(channels, maps, 3, padding=1), nn.ReLU()]
             channels = maps
         layers.append(nn.MaxPool2d(2))
-    side, hidden = LARGER, 8 * width  # three poolings leave an eighth
+    side, hidden = SCALE, 8 * width  # three poolings leave an eighth
     layers += [nn.Flatten(), nn.Linear(channels * side * side, hidden), nn.ReLU()]
     layers.append(nn.Linear(hidden, 10))
     for layer in layers:

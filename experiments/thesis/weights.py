@@ -22,20 +22,20 @@ from raddle.api.programs import active_values
 from raddle.api.results import Cell, Column, Table
 
 Array = np.ndarray
-HERE = "local:1"
+THIS_MACHINE = "local:1"
 
 
-def profiled(batch: int, repeats: int) -> Array:
+def profiled_weights(batch: int, repeats: int) -> Array:
     """By layer, as the thesis combines them: operations, and seconds that are measured here."""
     graph = capture_model("vgg16", batch)
-    network, device = Partitioner(graph).network, cluster(HERE).devices[0]
+    network, device = Partitioner(graph).network, cluster(THIS_MACHINE).devices[0]
     layers = {name for layer in network.layers for name in layer.ops}
     own = [(op, op.space.full) for op in graph.ops if op.name in layers]
-    found = measure(graph, own, _wanted(graph), device.kind, repeats=repeats)
+    found = measure(graph, own, _grad_operands(graph), device.kind, repeats=repeats)
     return layer_work(graph, network, "both", device, found)
 
 
-def _wanted(graph: Graph) -> dict[str, tuple[int, ...]]:
+def _grad_operands(graph: Graph) -> dict[str, tuple[int, ...]]:
     """By operator, which operands have gradients."""
     compute = ComputeCosts(graph, frozenset(active_values(graph)))
     return {op.name: tuple(compute.grad_operands[op.name, "B"]) for op in graph.ops}

@@ -7,16 +7,23 @@ import pytest
 from experiments import links
 from experiments.experiment import RunOptions, load
 from experiments.horovod import fusion, scaling, servers
-from experiments.horovod.fusion import Pair
-from experiments.horovod.scaling import Curve
-from experiments.horovod.servers import DISTRIBUTED, NOTHING, ONE, RING, SLICED, Row
+from experiments.horovod.fusion import FusionTimes
+from experiments.horovod.scaling import ThroughputCurve
+from experiments.horovod.servers import (
+    COMPUTE_ONLY,
+    DISTRIBUTED,
+    ONE,
+    RING,
+    SLICED,
+    StepMilliseconds,
+)
 from raddle.errors import InputError
 
 # -- fusion ------------------------------------------------------------------------------------------
 
 
-def pair(by: str, fused: float, apart: float) -> Pair:
-    return Pair("resnet50", 2, "1gbit", by, fused, apart, fused, 2 * apart)
+def pair(by: str, fused: float, apart: float) -> FusionTimes:
+    return FusionTimes("resnet50", 2, "1gbit", by, fused, apart, fused, 2 * apart)
 
 
 def test_a_gain_is_time_without_over_time_with() -> None:
@@ -24,7 +31,7 @@ def test_a_gain_is_time_without_over_time_with() -> None:
 
 
 def test_where_fusion_hurts_is_told() -> None:
-    text = fusion.told([pair("DDP", 0.2, 0.3), pair("plan", 0.25, 0.2), pair("plan", 0.2, 0.2)])
+    text = fusion.summary([pair("DDP", 0.2, 0.3), pair("plan", 0.25, 0.2), pair("plan", 0.2, 0.2)])
     assert "at most 1.50 x as fast (DDP" in text
     assert "at least 0.80 x (plan" in text
     assert "slower in 1 of 3 cases" in text
@@ -39,13 +46,13 @@ def test_the_row_of_a_pair() -> None:
 # -- servers -----------------------------------------------------------------------------------------
 
 
-def row(ranks: int, **times: float) -> Row:
-    own = dict.fromkeys((NOTHING, *servers.KINDS), 100.0) | times
-    return Row(ranks, own, dict.fromkeys(servers.KINDS, 80.0))
+def row(ranks: int, **times: float) -> StepMilliseconds:
+    own = dict.fromkeys((COMPUTE_ONLY, *servers.VARIANTS), 100.0) | times
+    return StepMilliseconds(ranks, own, dict.fromkeys(servers.VARIANTS, 80.0))
 
 
 def test_the_most_ranks_are_told() -> None:
-    text = servers.told([row(2), row(4, **{ONE: 310.0, SLICED: 90.0, "raddle.sync": 105.0})])
+    text = servers.summary([row(2), row(4, **{ONE: 310.0, SLICED: 90.0, "raddle.sync": 105.0})])
     assert "On 4 ranks one server takes 3.10 x" in text
     assert "of slices 0.90 x" in text
     assert "takes 1.05 x DDP's" in text
@@ -53,21 +60,21 @@ def test_the_most_ranks_are_told() -> None:
 
 def test_predictions_that_are_off_are_told() -> None:
     rows = [row(2, **{RING: 80.0, DISTRIBUTED: 160.0})]
-    text = servers.told(rows)
-    assert f"Of {len(servers.KINDS)} predictions 1 are within 15 %" in text
+    text = servers.summary(rows)
+    assert f"Of {len(servers.VARIANTS)} predictions 1 are within 15 %" in text
     assert "off by 50%" in text
 
 
 def test_samples_of_all_ranks_count() -> None:
-    one = Row(1, {NOTHING: 50.0, DISTRIBUTED: 100.0}, {})
-    rows = {line[0]: line[1:] for line in servers.images([one, row(4)]).rows}
+    one = StepMilliseconds(1, {COMPUTE_ONLY: 50.0, DISTRIBUTED: 100.0}, {})
+    rows = {line[0]: line[1:] for line in servers.throughput_table([one, row(4)]).rows}
     assert rows[DISTRIBUTED] == [40.0, 160.0]  # 4 in 100 ms; 16 in 100 ms
     assert rows[ONE] == [None, 160.0]  # one rank has no server
 
 
 def test_every_row_of_the_table_has_all_ranks() -> None:
     table = servers.table([row(2), row(4)])
-    assert len(table.rows) == 1 + len(servers.KINDS)
+    assert len(table.rows) == 1 + len(servers.VARIANTS)
     assert len(table.columns) == 5
 
 
@@ -84,7 +91,7 @@ def test_the_cluster_is_the_papers() -> None:
 
 
 def test_efficiency_is_of_one_device() -> None:
-    curve = Curve("vgg16", {1: 50.0, 4: 190.0})
+    curve = ThroughputCurve("vgg16", {1: 50.0, 4: 190.0})
     assert curve.efficiency(4) == pytest.approx(0.95)
     assert curve.efficiency(1) == 1.0
 
@@ -96,7 +103,7 @@ def small() -> dict[int, float]:
 
 
 def test_efficiency_falls_as_devices_are_added(small: dict[int, float]) -> None:
-    curve = Curve("alexnet", small)
+    curve = ThroughputCurve("alexnet", small)
     assert 1.0 >= curve.efficiency(4) > curve.efficiency(16) > 0
 
 
@@ -116,7 +123,7 @@ def test_faster_devices_scale_worse(small: dict[int, float]) -> None:
 
 
 def test_printed_figures_stand_at_their_devices() -> None:
-    curves = [Curve(model, {1: 1.0, 128: 100.0, 512: 300.0}) for model in scaling.MODELS]
+    curves = [ThroughputCurve(model, {1: 1.0, 128: 100.0, 512: 300.0}) for model in scaling.MODELS]
     rows = {(line[0], line[1]): line[2:] for line in scaling.efficiencies(curves, curves).rows}
     assert rows["VGG-16", 512][2:] == [None, 68.0]
     assert rows["ResNet-101", 128][2:] == [88.0, 90.0]
@@ -125,9 +132,9 @@ def test_printed_figures_stand_at_their_devices() -> None:
 
 
 def test_what_is_told_follows_the_figures() -> None:
-    curves = [Curve(model, {1: 1.0, 512: 256.0}) for model in scaling.MODELS]
+    curves = [ThroughputCurve(model, {1: 1.0, 512: 256.0}) for model in scaling.MODELS]
     beside = {sync: {4: 100.0} for sync in scaling.SYNCS} | {"ps:one": {4: 25.0}}
-    text = scaling.told(curves, beside, 1.25)
+    text = scaling.summary(curves, beside, 1.25)
     assert "keep 50% on 512 devices (printed: 68%)" in text
     assert "ps:one 0.25 x" in text
     assert "1.25 x" in text

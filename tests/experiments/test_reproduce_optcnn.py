@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from experiments import simulate_methods, ten_plans
 from experiments.cost_models.plans import PlanGroup
 from experiments.optcnn import PARTS, additive
-from experiments.optcnn.plans import draw, printed, split
-from experiments.optcnn.search import plans_in
-from experiments.optcnn.throughput import Measured, grown, less_bytes
+from experiments.optcnn.plans import draw, printed_split, split
+from experiments.optcnn.search import log10_plan_count
+from experiments.optcnn.throughput import ModelThroughput, byte_ratios, scaling_factor
 from experiments.rank_correlation import kendall, ranks, spearman
 from experiments.simulate_methods import (
     WeakScalingCase,
@@ -96,9 +96,9 @@ def lenet() -> Tables:
 
 def test_optimum_costs_what_it_adds_up_to_and_no_baseline_is_less(lenet: Tables) -> None:
     chosen, solution = choose_configurations(lenet)
-    assert additive.cost_of(lenet, chosen) == pytest.approx(solution.cost, rel=1e-5)
+    assert additive.additive_cost(lenet, chosen) == pytest.approx(solution.cost, rel=1e-5)
     for name, own in additive.baselines(lenet).items():
-        assert additive.cost_of(lenet, own) >= solution.cost * (1 - 1e-6), name
+        assert additive.additive_cost(lenet, own) >= solution.cost * (1 - 1e-6), name
 
 
 @settings(max_examples=20, deadline=None)
@@ -109,28 +109,28 @@ def test_cost_is_the_sum_of_nodes_and_edges(lenet: Tables, data: Any) -> None:
     total = math.fsum(lenet.nodes[g][x] for g, x in enumerate(at))
     for source, target, cost in lenet.edges:
         total += float(cost[at[source]][at[target]])
-    assert additive.cost_of(lenet, chosen) == pytest.approx(total)
+    assert additive.additive_cost(lenet, chosen) == pytest.approx(total)
 
 
 def test_baselines_split_one_letter(lenet: Tables) -> None:
     every = additive.baselines(lenet)
     for letter, name in (("n", "data"), ("c", "model")):
         for group, own in zip(lenet.groups, every[name], strict=True):
-            assert set(additive.parts(group, own)) <= {letter}
-    weird = [additive.parts(g, c) for g, c in zip(lenet.groups, every["owt"], strict=True)]
+            assert set(additive.split_letters(group, own)) <= {letter}
+    weird = [additive.split_letters(g, c) for g, c in zip(lenet.groups, every["owt"], strict=True)]
     assert {"n": 2} in weird
     assert {"c": 2} in weird
 
 
 def test_configured_finds_parts_or_says_that_there_are_none(lenet: Tables) -> None:
-    found = additive.configured(lenet, lambda group: {"n": 2})
+    found = additive.configurations_with(lenet, lambda group: {"n": 2})
     assert found == additive.baselines(lenet)["data"]
-    assert additive.configured(lenet, lambda group: {"n": 3}) is None
+    assert additive.configurations_with(lenet, lambda group: {"n": 3}) is None
 
 
 def test_number_of_plans_is_the_product_of_configurations(lenet: Tables) -> None:
     product = math.prod(len(own) for own in lenet.configurations)
-    assert plans_in(lenet) == pytest.approx(math.log10(product))
+    assert log10_plan_count(lenet) == pytest.approx(math.log10(product))
 
 
 # -- the printed plan ------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_number_of_plans_is_the_product_of_configurations(lenet: Tables) -> None
 )  # fmt: skip
 def test_printed_plan(name: str, parts: dict[str, int]) -> None:
     group: Any = SimpleNamespace(name=name)
-    assert printed(group) == parts
+    assert printed_split(group) == parts
 
 
 def test_drawing_has_a_line_a_group_and_says_how_it_is_split(lenet: Tables) -> None:
@@ -184,9 +184,9 @@ def test_gains_are_over_the_fastest_other_that_fits() -> None:
 
 
 def test_scaling_and_communication() -> None:
-    own = Measured("alexnet", "allreduce", FOUND, 16)
-    assert grown(own) == pytest.approx(15)
-    assert less_bytes(own) == [2, 4]
+    own = ModelThroughput("alexnet", "allreduce", FOUND, 16)
+    assert scaling_factor(own) == pytest.approx(15)
+    assert byte_ratios(own) == [2, 4]
 
 
 def test_chart_has_a_line_a_method_in_the_order_of_devices() -> None:

@@ -11,7 +11,7 @@ from experiments import links, nets, sync_timing
 from experiments.counters import rates_by_slot, read_samples
 from experiments.experiment import RunOptions, load
 from experiments.p3 import bandwidth, utilisation
-from experiments.p3.bandwidth import DISTRIBUTED, KINDS, NETS, P3, SLICED, WHOLE, Point
+from experiments.p3.bandwidth import DISTRIBUTED, NETS, P3, SLICED, VARIANTS, WHOLE, Point
 from experiments.sync_timing import DDP, JobTimes, LabMeasurement, SyncVariant, TimingJob
 from raddle import zoo
 from raddle.errors import InputError
@@ -79,15 +79,15 @@ def test_slots_have_all_bytes_of_their_window(steps: list[tuple[int, int]], slot
     assert sum(back for _, _, back in found) * 40.0 / slots == pytest.approx(received - steps[0][1])
 
 
-def use_of(*slots: tuple[float, float]) -> utilisation.Use:
-    return utilisation.Use("p3", [(0.02 * k, *slot) for k, slot in enumerate(slots)])
+def use_of(*slots: tuple[float, float]) -> utilisation.LinkUse:
+    return utilisation.LinkUse("p3", [(0.02 * k, *slot) for k, slot in enumerate(slots)])
 
 
 def test_shares_of_a_link() -> None:
     use = use_of((1.0, 1.0), (0.5, 0.0), (0.0, 0.04), (0.5, 0.6))
     assert (use.sent, use.received) == (pytest.approx(0.5), pytest.approx(0.41))
     assert use.idle == 0.25  # the third alone: a twentieth of the rate is not reached either way
-    assert use.both == 0.5  # the first and the last
+    assert use.both_busy == 0.5  # the first and the last
 
 
 def test_the_last_window_of_a_kind_counts() -> None:
@@ -96,7 +96,7 @@ def test_the_last_window_of_a_kind_counts() -> None:
     job = TimingJob("vgg19", 2, {"ps": SyncVariant("plan", "ps"), "p3": SyncVariant("plan", "p3")})
     windows = [("ps", 0.0, 4.0), ("p3", 4.0, 8.0), ("ps", 12.0, 16.0)]
     found = LabMeasurement(2, "1gbit", {}, [job], [JobTimes({}, windows)], samples)
-    sent = {use.label: use.sent for use in utilisation.uses(found, 200.0)}
+    sent = {use.label: use.sent for use in utilisation.link_uses(found, 200.0)}
     assert sent == {"ps": pytest.approx(0.0), "p3": pytest.approx(0.5)}
 
 
@@ -110,29 +110,29 @@ def test_charts_have_each_direction_in_gbit() -> None:
 
 
 def point(mbit: float, p3: float, *, ps: float = 10.0, ddp: float = 20.0) -> Point:
-    own = dict.fromkeys(KINDS, 15.0) | {P3: p3, WHOLE: ps, DISTRIBUTED: ddp}
+    own = dict.fromkeys(VARIANTS, 15.0) | {P3: p3, WHOLE: ps, DISTRIBUTED: ddp}
     return Point(1e6 * mbit, own, own)
 
 
 def test_the_best_gain_and_where_it_is() -> None:
     curve = [point(100, 12), point(500, 18), point(1000, 14)]
-    assert bandwidth.best(curve, P3, WHOLE) == (1.8, 5e8)
-    assert bandwidth.best(curve, P3, DISTRIBUTED) == (0.9, 5e8)
-    assert bandwidth.best(curve, SLICED, WHOLE)[0] == 1.5
+    assert bandwidth.largest_gain(curve, P3, WHOLE) == (1.8, 5e8)
+    assert bandwidth.largest_gain(curve, P3, DISTRIBUTED) == (0.9, 5e8)
+    assert bandwidth.largest_gain(curve, SLICED, WHOLE)[0] == 1.5
 
 
 def test_losses_are_told() -> None:
     curves = {net.name: [point(100, 30), point(1000, 19)] for net in NETS}
-    text = bandwidth.told(curves)
+    text = bandwidth.summary(curves)
     assert f"slower than DDP at {len(NETS)} of {2 * len(NETS)} points" in text
     assert "3.00 x servers of whole parameters, at 100 Mbit/s" in text
     assert "VGG-19 in the paper: 1.66" in text
 
 
 def test_a_prediction_off_by_a_third_is_told() -> None:
-    own = dict.fromkeys(KINDS, 15.0)
+    own = dict.fromkeys(VARIANTS, 15.0)
     curves = {net.name: [Point(1e9, own, own | {P3: 20.0})] for net in NETS}
-    text = bandwidth.told(curves)
+    text = bandwidth.summary(curves)
     assert f"{4 * len(NETS)} are within 15 %" in text
     assert "worst is off by 33%" in text
 

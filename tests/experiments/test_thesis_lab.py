@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from experiments.experiment import RunOptions
 from experiments.thesis import lab, lab_plans, lab_table, training
 from experiments.thesis.core_sharing import crowding, step_seconds
-from experiments.thesis.lab_grid import Cell, Grid, of_microbatch
+from experiments.thesis.lab_grid import Grid, RatePair, micro_batch_graph
 from experiments.thesis.training_rank import train
-from experiments.thesis.training_runs import PLAIN, Whole, begin, between
-from experiments.thesis.training_task import batches, digits, network
+from experiments.thesis.training_runs import PLAIN, ReplicatedRun, start_run, updates_between
+from experiments.thesis.training_task import batches, build_network, digits
 from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.costs.profile import Profile
@@ -29,7 +29,7 @@ from raddle.reports.experiments.result import Result
 from raddle.searches.predict import simulate_steps
 from raddle.sync.item import UpdateEvent
 
-LABELS = (lab_table.SINGLE, *lab_plans.KINDS)
+LABELS = (lab_table.SINGLE, *lab_plans.ROWS)
 
 
 def shown(section) -> str:
@@ -53,23 +53,26 @@ def test_the_printed_table_is_whole_and_its_single_rank_is_slowest_at_large_batc
 
 def test_the_printed_crossover_is_where_the_text_of_the_thesis_has_it():
     ratios = {batch: lab.printed_ratio(4, batch) for batch in lab_table.BATCHES}
-    assert lab.wins(ratios) == "at batch 16, 32, 64, 128"
-    assert lab.wins({16: 0.5}) == "at no batch"
-    assert lab.wins({16: 1.5, 32: 2.0}) == "at every batch"
+    assert lab.batches_won(ratios) == "at batch 16, 32, 64, 128"
+    assert lab.batches_won({16: 0.5}) == "at no batch"
+    assert lab.batches_won({16: 1.5, 32: 2.0}) == "at every batch"
 
 
 @pytest.fixture(scope="module")
 def small():
     graph = capture_model("vgg16-tiny", 8)
-    return graph, lab_plans.plans(graph, cluster("local:2"), budget=0.3)
+    return graph, lab_plans.plans_by_row(graph, cluster("local:2"), budget=0.3)
 
 
 def test_every_row_has_a_plan_that_can_be_simulated(small):
     graph, plans = small
-    assert list(plans) == list(lab_plans.KINDS)
+    assert list(plans) == list(lab_plans.ROWS)
     for label, plan in plans.items():
-        assert is_asynchronous(plan) == (lab_plans.KINDS[label].schedule != ""), label
-        assert simulate_steps(of_microbatch(graph, plan), plan, cluster("local:2")).step_seconds > 0
+        assert is_asynchronous(plan) == (lab_plans.ROWS[label].schedule != ""), label
+        assert (
+            simulate_steps(micro_batch_graph(graph, plan), plan, cluster("local:2")).step_seconds
+            > 0
+        )
     assert plans[lab_plans.COARSE].tiles == plans[lab_plans.SERIAL_COARSE].tiles
     assert not plans[lab_plans.ASYNC_ALL].parsed_sync.synchronous
     assert plans[lab_plans.SYNC_ONE].server == 0
@@ -115,7 +118,7 @@ def grid(ranks, factor):
     labels = LABELS[:1] if ranks == 1 else LABELS[1:]
     link = None if ranks == 1 else {"bandwidth": 2.5e8, "latency": 2e-4}
     cells = {
-        (label, batch): Cell(100.0 * factor + at, 110.0 * factor + at)
+        (label, batch): RatePair(100.0 * factor + at, 110.0 * factor + at)
         for (at, label), batch in itertools.product(enumerate(labels), (16, 128))
     }
     return Grid(ranks, cells, link)
@@ -145,13 +148,13 @@ def test_without_a_lab_the_section_is_skipped(monkeypatch):
 
 def test_the_target_is_reached_between_two_looks():
     curve = [(0.0, 0.1, 2.3), (2.0, 0.8, 1.0), (4.0, 1.0, 0.1)]
-    assert training.reached(curve) == pytest.approx(3.0)
-    assert training.reached(curve[:2]) is None
-    assert training.reached([(0.0, 0.95, 0.1)]) == 0.0
+    assert training.seconds_to_target(curve) == pytest.approx(3.0)
+    assert training.seconds_to_target(curve[:2]) is None
+    assert training.seconds_to_target([(0.0, 0.95, 0.1)]) == 0.0
 
 
 def run(seconds, end=1.0, staleness=()):
-    return training.Trained([(0.0, 0.0, 2.3), (seconds / 0.9, end, 0.2)], staleness)
+    return training.TrainingCurve([(0.0, 0.0, 2.3), (seconds / 0.9, end, 0.2)], staleness)
 
 
 def test_the_verdict_follows_from_the_seconds():
@@ -180,7 +183,7 @@ def test_the_verdict_follows_from_the_seconds():
 def test_updates_of_others_between_two_of_a_worker():
     workers = [0, 1, 0, 0, 1]  # item 0; item 1 has updates of sums, which nobody is late for
     log = [UpdateEvent(0, worker, 0, at + 1) for at, worker in enumerate(workers)]
-    assert between([*log, UpdateEvent(1, -1, 0, 1)]) == [0, 1, 1, 0, 2]
+    assert updates_between([*log, UpdateEvent(1, -1, 0, 1)]) == [0, 1, 1, 0, 2]
 
 
 @pytest.fixture
@@ -194,8 +197,8 @@ def test_a_single_rank_learns_and_its_curve_is_measured_block_by_block(alone):
     images, labels = digits()
     assert images.shape == (1792, 1, 16, 16)
     assert float(images.max()) <= 1
-    found = begin(PLAIN, 16, seed=0)
-    assert isinstance(found, Whole)
+    found = start_run(PLAIN, 16, seed=0)
+    assert isinstance(found, ReplicatedRun)
     curve = train(found, (images[:256], labels[:256]), seed=0, blocks=2)
     assert len(curve) == 3
     assert 0 == curve[0][0] < curve[1][0] < curve[2][0]
@@ -211,7 +214,9 @@ def test_every_epoch_has_every_image_once_in_another_order():
 
 
 def test_networks_of_a_seed_are_equal():
-    a, b, c = (torch.cat([p.flatten() for p in network(4, s).parameters()]) for s in (1, 1, 2))
+    a, b, c = (
+        torch.cat([p.flatten() for p in build_network(4, s).parameters()]) for s in (1, 1, 2)
+    )
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
 

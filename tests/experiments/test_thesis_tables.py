@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from experiments.thesis import gpus, printed
-from experiments.thesis.epoch import epoch
-from experiments.thesis.grid import as_updates, crossing, fastest
+from experiments.thesis.epoch import count_epoch
+from experiments.thesis.grid import as_updates, crossover_text, fastest
 from experiments.thesis.grid import printed as printed_seconds
 from experiments.thesis.lab_table import COARSE
-from experiments.thesis.partitions import COLUMNS, MI, allowed, data_bytes, printed_row
+from experiments.thesis.partitions import COLUMNS, MI, allowed_imbalance, data_bytes, printed_row
 from experiments.thesis.printed_epoch import EPOCH_DATA, EPOCH_HYPERGRAPH
 from experiments.thesis.simulated import SERVERS, crossover
 from raddle.graph.capture import capture
@@ -29,7 +29,9 @@ def chain() -> Graph:
 
 
 @pytest.mark.parametrize("rows", [*printed.ALL, *printed.COARSE_BOUNDED, *printed.FINE_BOUNDED])
-def test_printed_rows_agree_with_themselves(rows: printed.Partitions | printed.Bounded) -> None:
+def test_printed_rows_agree_with_themselves(
+    rows: printed.PrintedTable | printed.BoundedTable,
+) -> None:
     for parts, row in rows.rows.items():
         assert parts in printed.PARTS
         assert row.least <= row.average <= row.most
@@ -48,7 +50,7 @@ def test_the_reconstructed_weights_give_the_layerwise_table() -> None:
 def test_a_row_has_the_counts_of_its_partition(chain: Graph) -> None:
     own = Partitioner(chain)
     ours = own.partition("layerwise", PartitionRequest(2))
-    row = printed_row("layer-wise", "5.1", printed.Printed(3, 1, 2, 10, 5), ours)
+    row = printed_row("layer-wise", "5.1", printed.PrintedRow(3, 1, 2, 10, 5), ours)
     found = {(c.name, c.source): value for c, value in zip(COLUMNS, row, strict=True)}
     # the best cut of 48, 24 and 8 products an image is after the first layer: 6 maps of 4 samples cross
     assert found["largest part", "counted"] == 1.5 * found["smallest part", "counted"]
@@ -59,9 +61,9 @@ def test_a_row_has_the_counts_of_its_partition(chain: Graph) -> None:
 
 @pytest.mark.usefixtures("thread_clock")
 def test_ours_are_at_most_as_uneven_as_the_printed(chain: Graph) -> None:
-    theirs = printed.Printed(13, 11, 12, 1, 1)
+    theirs = printed.PrintedRow(13, 11, 12, 1, 1)
     found = Partitioner(chain).partition(
-        "coarse", PartitionRequest(2, epsilon=allowed(theirs), budget=0.2)
+        "coarse", PartitionRequest(2, epsilon=allowed_imbalance(theirs), budget=0.2)
     )
     assert found.imbalance <= theirs.imbalance + 1e-9
 
@@ -75,7 +77,7 @@ def test_data_parallelism_of_an_epoch_is_the_printed() -> None:
 def test_savings_in_equal_units() -> None:
     # a coarse partition whose bytes are the printed elements x 4 saves what the printed one does
     coarse = {n: 4 * gib * 2**30 // 2000 for n, gib in EPOCH_HYPERGRAPH.items()}
-    found = epoch(VGG16, coarse, {"auto": {(2, 32): 0}})
+    found = count_epoch(VGG16, coarse, {"auto": {(2, 32): 0}})
     shares = [1 - 4 * EPOCH_HYPERGRAPH[n] / gib for (n, _), gib in EPOCH_DATA.items()]
     assert found.saved_printed == pytest.approx(sum(shares) / 9, abs=1e-3)
     assert found.saved == {
@@ -95,12 +97,12 @@ def test_crossover_is_where_data_parallelism_stays_ahead() -> None:
 
 def test_the_printed_crossovers() -> None:
     rows = {n: {row: printed_seconds(n, row) for row in (COARSE, *SERVERS)} for n in (2, 4)}
-    assert "from batch 256 on" in crossing(2, rows[2])
-    assert "from batch 128 on" in crossing(4, rows[4])
+    assert "from batch 256 on" in crossover_text(2, rows[2])
+    assert "from batch 128 on" in crossover_text(4, rows[4])
     # with as many images an update, synchronous servers never overtake
-    assert crossing(2, rows[2]).endswith("so at none of the batches 32, 64, 128, 256, 512.")
-    assert crossing(4, rows[4]).endswith("so at none of the batches 64, 128, 256, 512.")
-    assert crossing(4, {row: {16: 1.0} for row in rows[4]}).endswith("so at no common batch.")
+    assert crossover_text(2, rows[2]).endswith("so at none of the batches 32, 64, 128, 256, 512.")
+    assert crossover_text(4, rows[4]).endswith("so at none of the batches 64, 128, 256, 512.")
+    assert crossover_text(4, {row: {16: 1.0} for row in rows[4]}).endswith("so at no common batch.")
 
 
 def test_rows_by_batch() -> None:
@@ -109,7 +111,7 @@ def test_rows_by_batch() -> None:
 
 
 def test_gaps_are_compared_at_the_same_number_and_batch() -> None:
-    xeon, gpu = gpus.PLACES[0], gpus.PLACES[2]
+    xeon, gpu = gpus.CLUSTER_CASES[0], gpus.CLUSTER_CASES[2]
     found = [
         gpus.Gap(xeon, 4, 32, 1.0, 2.0, 1.0),
         gpus.Gap(gpu, 4, 32, 1.0, 3.0, 0.5),
