@@ -1,4 +1,4 @@
-"""Sums leave every rank in one order, whoever is ready when; what differs between ranks is an error."""
+"""CollectiveSynchroniser: all ranks sum in one order, whenever gradients are ready."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Listening:
-    """A transport that keeps what it was asked to sum, in order."""
+    """A transport that records its all-reduces, in order."""
 
     def __init__(self, transport: ThreadTransport) -> None:
         self._transport = transport
@@ -39,7 +39,7 @@ class Listening:
 
 
 class Rank:
-    """Items of three elements each, and what was applied to them."""
+    """One rank with items of three elements each; records the updates."""
 
     def __init__(
         self, transport: ThreadTransport, order: Sequence[int], groups: Sequence[tuple[int, ...]],
@@ -92,7 +92,7 @@ BOTH = [(0, 1)] * 4
 @pytest.mark.parametrize("debug", [False, True])
 @given(data=st.data())
 def test_all_ranks_sum_in_the_same_order(debug: bool, data: st.DataObject) -> None:
-    """Each hands in as it likes, one of them late; groups overlap in any way."""
+    """Ranks submit in different orders, one of them late; groups overlap in any way."""
     groups = data.draw(
         st.lists(st.sampled_from([(0, 1), (1, 2), (0, 2), (0, 1, 2), (1,)]), min_size=1, max_size=6)
     )
@@ -120,7 +120,7 @@ def test_all_ranks_sum_in_the_same_order(debug: bool, data: st.DataObject) -> No
 
 
 def test_a_step_ends_before_any_sum_has() -> None:
-    """Rank 1 comes late; rank 0 is through with its step, and waits for one item alone."""
+    """Rank 1 comes late; rank 0 has ended its step already, and waits for a single item."""
     begun = threading.Event()
 
     def work(rank: Rank) -> None:
@@ -146,7 +146,7 @@ def test_a_step_ends_before_any_sum_has() -> None:
 
 
 def test_nothing_is_waited_for_before_the_step_has_ended() -> None:
-    """An item that has not left could never arrive: the rows stay as they are until the step's end."""
+    """`wait` before the end of a step returns at once: the rows do not change until the step ends."""
 
     def work(rank: Rank) -> None:
         rank.ready(0)
@@ -172,7 +172,7 @@ def test_orders_that_differ_are_refused_at_the_start() -> None:
 
 
 def test_debug_finds_an_opposite_order_before_anything_is_summed() -> None:
-    """Without `start`, which would have refused it: a step's own check names ranks and slices."""
+    """Without `start`, which would refuse the orders: the debug check in a step names ranks and slices."""
     orders = [[0, 1, 2, 3], [3, 2, 1, 0]]
 
     def work(rank: Rank) -> None:
@@ -189,7 +189,7 @@ def test_debug_finds_an_opposite_order_before_anything_is_summed() -> None:
 
 
 def test_orders_are_compared_where_ranks_meet() -> None:
-    """Ranks that share nothing may do as they like; whoever meets, in however many groups, may not."""
+    """Ranks without a common sum may have any order; ranks that sum together must have the same."""
     a, b, c = ((0, 1), "a"), ((1, 2), "b"), ((0, 1, 2), "c")
     check_orders([[a, c], [a, b, c], [b, c]])
     check_orders([[a], [b, a], [b]])
@@ -217,7 +217,7 @@ def test_with_a_barrier_the_caller_applies(count: int) -> None:
 
 
 def test_updates_are_plain_in_the_midst_of_any_forward() -> None:
-    """What an optimizer keeps must not be made in inference mode, nor its arithmetic by autocast."""
+    """An update inside a forward must not create state in inference mode or compute with autocast."""
     seen = []
 
     class Looking(Rank):
@@ -251,7 +251,7 @@ def test_a_rank_that_fails_ends_the_others() -> None:
 
 @pytest.mark.parametrize("answered", [True, False])
 def test_drains_for_a_while(answered: bool) -> None:
-    """At the end of a rank that others still need, or that nobody answers."""
+    """`drain` at the end of a rank: other ranks still need it, or no rank answers."""
 
     def work(rank: Rank) -> None:
         if rank.rank == 0 or answered:

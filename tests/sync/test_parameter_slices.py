@@ -1,4 +1,4 @@
-"""Slices, the optimizer that updates them, and buckets, each alone: no ranks."""
+"""Unit tests of slices, of the optimizer that updates them, and of buckets, in a single process."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_buckets_are_cut_by_bytes_and_type() -> None:
 
 
 class Alone:
-    """A transport of one rank of two: the other one gives what this one does, but for its own lack."""
+    """A transport of one of two ranks. The other rank contributes the same values to each sum."""
 
     size = 2
 

@@ -1,4 +1,4 @@
-"""What private_torch.py relies on, with any version of PyTorch."""
+"""Checks the private behaviour of PyTorch on which private_torch.py relies, with any version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raddle.sync.private_torch import BackwardEnd, default_store, has_step_hooks
 
 
 class Watched:
-    """Writes down gradients and ends, in their order."""
+    """Records gradients and ends of backwards, in their order."""
 
     def __init__(self, *parameters: nn.Parameter) -> None:
         self.seen: list[str] = []

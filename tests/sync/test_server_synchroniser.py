@@ -1,4 +1,4 @@
-"""Threads as ranks: sums, staleness, order and failures of the synchroniser, against serial replays."""
+"""ServerSynchroniser with threads as ranks: sums, staleness, order, failures; against replays."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def initial(i: Item) -> Tensor:
 
 
 def gradient(i: Item, worker: int, clock: int) -> Tensor:
-    """Of very different sizes: a sum in another order has other bits."""
+    """Returns values of very different sizes, so that a sum in another order has other bits."""
     generator = torch.Generator().manual_seed(i.number * 10_007 + worker * 101 + clock)
     values = torch.randn(i.elements, generator=generator)
     return (values * 10.0 ** torch.randint(-3, 4, (i.elements,), generator=generator)).to(i.dtype)
 
 
 def update(rows: Tensor, g: Tensor) -> Tensor:
-    """In place; not commutative: another order of updates has other bits."""
+    """Updates in place. It is not commutative: another order of updates has other bits."""
     return rows.mul_(0.9).sub_(g * 0.1)
 
 
 class Job:
-    """Synchronisers of all ranks; a failure on one is told to all others."""
+    """The synchronisers of all ranks; a failure on one rank stops all others."""
 
     def __init__(self, items: list[Item], size: int, **options: Any) -> None:
         self.items, self.size = items, size
@@ -91,7 +91,7 @@ class Job:
         return [i for i in self.items if rank in i.workers]
 
     def run(self, body: Callable[[int], None]) -> list[Exception | None]:
-        """Each rank on a thread: what it raised."""
+        """Runs each rank on a thread; returns what it raised."""
         raised: list[Exception | None] = [None] * self.size
 
         def target(rank: int) -> None:
@@ -120,7 +120,7 @@ class Job:
             sync.close()
 
     def missing(self, server: int) -> list[tuple[int, ...]]:
-        """By item that a home cannot answer yet, whom it waits for."""
+        """Returns, for each item that waits at a server, the ranks that are missing."""
         return [waiting.missing for waiting in self.syncs[server]._server.stalled_items()]
 
     def wait_for_failure(self, rank: int) -> None:
@@ -128,7 +128,7 @@ class Job:
 
 
 class Clock:
-    """The homes' clock, which stands still until a test moves it on."""
+    """A fake `time` module for the servers; only a test moves it on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -141,7 +141,7 @@ class Clock:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[int, list[Item]]:
-    """Ranks, and items of some of them with a home in or outside of these."""
+    """Draws a number of ranks, and items whose server may be a worker or not."""
     size = draw(st.integers(1, 4))
     ranks = st.integers(0, size - 1)
     items = [
@@ -159,7 +159,7 @@ def jobs(draw: st.DrawFn) -> tuple[int, list[Item]]:
 
 
 def summed(items: list[Item], steps: int) -> dict[tuple[int, int], Tensor]:
-    """The serial oracle: by item and clock, the rows."""
+    """The serial oracle: returns the rows by item and clock."""
     rows_at = {}
     for i in items:
         rows = initial(i)
@@ -200,7 +200,7 @@ def test_sums_are_those_of_a_serial_oracle(job: tuple[int, list[Item]], seed: in
 
     ranks.succeed(body)
     ranks.close()
-    for i in items:  # a home that is not a worker has them too
+    for i in items:  # a server that is not a worker has them too
         assert torch.equal(ranks.rows[i.server][i.number], expected[i.number, steps])
         log = [e for e in ranks.syncs[i.server].log if e.item == i.number]
         assert log == [UpdateEvent(i.number, -1, c, c) for c in range(1, steps + 1)]
@@ -222,7 +222,7 @@ def test_what_is_handed_in_is_only_read() -> None:
 
 
 class Stale:
-    """A run with staleness, and what is needed to replay it."""
+    """A run with staleness, and the data to replay it."""
 
     def __init__(
         self, items: list[Item], size: int, s: int | None, steps: int, seed: int, slow: bool = False
@@ -267,7 +267,7 @@ class Stale:
         sync.synchronize()
 
     def check_replay(self) -> None:
-        """The log, replayed: the same rows at home; each worker saw a version that is fresh enough."""
+        """Replays the log: the server has the same rows; each worker saw a recent enough version."""
         for i in self.items:
             log = [e for e in self.job.syncs[i.server].log if e.item == i.number]
             each = [(w, c) for w in i.workers for c in range(1, self.steps + 1)]
@@ -324,7 +324,7 @@ def test_without_staleness_nobody_is_ahead(server: int) -> None:
     ranks.close()
 
 
-def test_ready_waits_for_what_is_under_way() -> None:
+def test_submit_waits_for_what_is_under_way() -> None:
     i = item(0, (0, 1), 0)
     ranks = Job([i], 2)
     order: list[str] = []
@@ -454,7 +454,7 @@ def test_barriers_and_their_methods_go_together() -> None:
 
 
 class Stub:
-    """Keeps what is sent; a test says what arrives, and when something has left."""
+    """A fake wire: records what is sent; the test decides what arrives and when a message has left."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -724,7 +724,7 @@ def test_a_dead_wire_reaches_all_who_wait() -> None:
         sync.wait(0)
 
 
-def test_a_stall_is_told_once_by_the_home_and_by_each_worker(
+def test_a_stall_is_told_once_by_the_server_and_by_each_worker(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, said = Clock(monkeypatch), list[str]()

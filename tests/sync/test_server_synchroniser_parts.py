@@ -1,4 +1,4 @@
-"""The parts of a synchroniser, each alone: no threads, no wire but a list."""
+"""Unit tests of the parts of the synchronisers: without threads, with a list as the wire."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def item(number: int = 0, workers: tuple[int, ...] = BOTH, server: int = 0) -> I
 
 
 class ServerState:
-    """Rows at a home, from which gradients are subtracted; what it sends and gives back is kept."""
+    """The rows of a server, from which gradients are subtracted; records what the server sends back."""
 
     def __init__(self, *items: Item) -> None:
         self.rows = {i.number: torch.zeros(2) for i in items}
@@ -194,7 +194,7 @@ def test_messages_go_to_whom_they_are_for() -> None:
 
 
 class Wire:
-    """Never sends."""
+    """A wire that never sends."""
 
     rank, size = 0, 2
     sent: dict[int, int]
@@ -218,7 +218,7 @@ def test_what_does_not_leave_in_time_is_a_failure() -> None:
 
 
 class Sums:
-    """Writes down what is summed."""
+    """A transport that records its all-reduces."""
 
     def __init__(self) -> None:
         self.left: list[int] = []

@@ -1,4 +1,4 @@
-"""A stock optimizer that updates slices one at a time gives the bits of whole parameters."""
+"""A stock optimizer that updates slices one at a time gives the same bits as with whole parameters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OPTIMIZERS: dict[str, Make] = {
 
 
 def slices(parameter: Tensor, cuts: list[int]) -> list[nn.Parameter]:
-    """Rows between cuts, in the parameter's own memory."""
+    """Returns the rows between cuts, as views of the parameter."""
     rows = parameter.detach()
     return [nn.Parameter(rows[a:b], requires_grad=False) for a, b in pairwise(cuts)]
 
@@ -50,7 +50,7 @@ def slices(parameter: Tensor, cuts: list[int]) -> list[nn.Parameter]:
 def both(
     make: Make, shapes: list[tuple[int, ...]], cuts: list[list[int]], steps: int
 ) -> tuple[Any, ...]:
-    """Parameters of the two ways after some steps: whole, and sliced in an order of the slices' own."""
+    """Trains some steps with whole parameters and with slices in random order; returns both parameters."""
     torch.manual_seed(0)
     whole = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     cut = [p.detach().clone() for p in whole]

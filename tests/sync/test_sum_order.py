@@ -1,4 +1,4 @@
-"""An order of sums is a schedule of one channel: checked against what a schedule has to be."""
+"""The order of sums is a schedule of one channel; these tests check the properties of such a schedule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ jobs = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9), st.integers(0, 
 
 
 def begins(order: list[int], ready: list[float], seconds: list[float]) -> list[float]:
-    """When each begins, if the channel takes them in this order and none before it is ready."""
+    """Returns when each sum starts if the channel takes them in this order, none before it is ready."""
     free, starts = 0.0, [0.0] * len(ready)
     for i in order:
         starts[i] = max(free, ready[i])
@@ -48,7 +48,7 @@ def test_an_infinitely_fast_channel_takes_them_as_they_come(
 
 
 def test_the_last_layer_is_overtaken() -> None:
-    """Gradients come from the last layer on; the first layer passes whatever waits."""
+    """Gradients are complete from the last layer on; the first layer overtakes all that wait."""
     ready, urgency = [0.0, 0.0, 0.0, 1.0, 2.0], [2, 2, 2, 1, 0]
     assert order_sums(ready, [1.0] * 5, urgency) == [0, 3, 4, 1, 2]
     assert order_sums(ready, [9.0] * 5, urgency) == [0, 4, 3, 1, 2]

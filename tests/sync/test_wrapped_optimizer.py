@@ -1,4 +1,4 @@
-"""A wrapped optimizer trains as DistributedDataParallel does, on real processes, and fails in words.
+"""A wrapped optimizer trains as DistributedDataParallel does, on real processes, and has clear errors.
 
 Ranks are forked once for each number of ranks and run all of its cases: `wrapped_optimizer_cases.py`.
 """
@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.parametrize("size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_trains_as_ddp_does(size: int) -> None:
-    """In a process of its own: it forks ranks, which after a backward here would be forbidden."""
+    """Runs in a new process, because it forks ranks: PyTorch forbids a fork after a backward."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "wrapped_optimizer_ranks.py"), str(size)],
         capture_output=True, text=True, timeout=LONG_HANG, check=False,
@@ -48,7 +48,7 @@ def test_the_cases_cover_all_kinds() -> None:
 
 
 def torchrun(how: str, kind: str) -> subprocess.CompletedProcess[str]:
-    """Without restarts; torchrun itself would end rank 0 when rank 1 dies, so ranks are started here."""
+    """Starts the ranks itself, because torchrun would end rank 0 when rank 1 dies."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

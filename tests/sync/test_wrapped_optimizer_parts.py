@@ -1,4 +1,4 @@
-"""The parts of a wrapped optimizer, each alone: no ranks, no process group."""
+"""Unit tests of the parts of a wrapped optimizer: no other ranks, no process group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wrapped optimizer has to do on every number of ranks: DistributedDataParallel is the oracle."""
+"""Test cases of a wrapped optimizer for any number of ranks, with DistributedDataParallel as the oracle."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Shared(nn.Module):
 
 
 class Unused(nn.Module):
-    """Layers that nobody uses, that rank 0 alone uses, and that all use in every third step."""
+    """Has layers that no rank uses, that only rank 0 uses, and that all ranks use in every third step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def train(
     before: Callable[[], Any] = lambda: None,
     after: Callable[[], Any] = lambda: None,
 ) -> None:
-    """`net` is what is called, `before` comes before a step, `after` behind it."""
+    """Trains. net: the module that is called. before, after: called before and after each step."""
     dtype = next(model.parameters()).dtype
     for step in steps:
         for k in range(passes):
@@ -171,7 +171,7 @@ def train(
 
 
 def dtype_of(size: int) -> torch.dtype:
-    """Two ranks give the same bits; for more, what differs must be rounding and nothing else."""
+    """Two ranks give the same bits; with more ranks only rounding may differ."""
     return torch.float32 if size == 2 else torch.float64
 
 
@@ -184,7 +184,7 @@ def oracle(kind: type[nn.Module], name: str, passes: int = 1) -> dict[str, Tenso
 
 
 def same(model: nn.Module, expected: dict[str, Tensor]) -> None:
-    """Bit by bit for two ranks."""
+    """Compares bit by bit for two ranks, else with a tolerance."""
     actual = model.state_dict()
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
@@ -221,7 +221,7 @@ def against_ddp(
     rank: int, size: int, text: str, with_ours: Callable[[Any, nn.Module], dict[str, Any]],
     with_ddp: Callable[[Any, nn.Module], dict[str, Any]], make_optimizer: Any = sgd, **more: Any,
 ) -> Any:  # fmt: skip
-    """Trains both with callbacks of a step, and compares."""
+    """Trains DDP and the wrapped optimizer, each with its callbacks, and compares them."""
     model = make(Plain, dtype_of(size))
     inner = make_optimizer(model.parameters())
     train(DDP(model, broadcast_buffers=False), model, inner, rank, **with_ddp(inner, model))
@@ -233,7 +233,7 @@ def against_ddp(
 
 
 def scheduler(rank: int, size: int, *, text: str) -> None:
-    """Every step has another rate, and momentum; p3's updates of a step may come after the next one."""
+    """Every step has another learning rate and momentum; p3 may update after the next step has begun."""
 
     def scheduled(optimizer: Any, model: nn.Module) -> dict[str, Any]:
         one = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=STEPS + 1)
@@ -265,7 +265,7 @@ def clipping_by_torch(rank: int, size: int, *, text: str, barrier: bool) -> None
 
 
 def clipping_without_asking(rank: int, size: int) -> None:
-    """p.grad is changed before it is summed: an error on all ranks, not a wrong result."""
+    """If p.grad is changed before it is summed, all ranks raise; there is no wrong result."""
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "p3")
     settled(optimizer)
@@ -293,7 +293,7 @@ def rate_changed_too_late(rank: int, size: int) -> None:
 
 
 def expect(words: str, work: Callable[[], Any], kind: type[Exception] = Exception) -> None:
-    """The session is of no use afterwards: it is ended here, on every rank."""
+    """Expects errors, after which the session cannot be used; so this ends it on every rank."""
     refused(words, work, kind)
     try:
         raise RuntimeError("a test has seen what it wanted")
@@ -302,7 +302,7 @@ def expect(words: str, work: Callable[[], Any], kind: type[Exception] = Exceptio
 
 
 def settled(optimizer: sync.Optimizer) -> None:
-    """On all ranks: others hear of an error as soon as it happens, even if they are a step behind."""
+    """Waits for all ranks, because an error on one reaches the others at once, even a step behind."""
     optimizer.synchronize()
     dist.barrier()
 
@@ -313,7 +313,7 @@ def refused(words: str, work: Callable[[], Any], kind: type[Exception] = Excepti
 
 
 def scaler(rank: int, size: int, *, text: str, barrier: bool, explicit: bool) -> None:
-    """Losses are scaled; in one step one rank has infinite gradients, and all leave that step out."""
+    """With a GradScaler: in one step one rank has infinite gradients, and all ranks skip this step."""
 
     def trained(net: nn.Module, model: nn.Module, optimizer: Any) -> None:
         grad_scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
@@ -385,7 +385,7 @@ def closure(rank: int, size: int, *, text: str) -> None:
 
 
 def lbfgs(rank: int, size: int) -> None:
-    """Evaluates as often as it likes, by the loss of all ranks: it ends as one process would."""
+    """LBFGS calls the closure many times, with the loss of all ranks; it ends as a single process would."""
     xs, ys = zip(*(batch(r, 0, torch.float64) for r in range(size)), strict=True)
 
     def trained(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
@@ -423,7 +423,7 @@ def zeroing(rank: int, size: int, *, text: str, how: str) -> None:
     ways = {
         "none": lambda o: o.zero_grad(set_to_none=True),
         "zeros": lambda o: o.zero_grad(set_to_none=False),
-        "never": lambda o: None,  # homes take gradients away themselves
+        "never": lambda o: None,  # submitting takes gradients out of p.grad
         "twice": lambda o: (o.zero_grad(), o.zero_grad(set_to_none=False)),
     }
     model = make(Plain, dtype_of(size))
@@ -433,7 +433,7 @@ def zeroing(rank: int, size: int, *, text: str, how: str) -> None:
 
 
 def states(rank: int, size: int, *, text: str, name: str) -> None:
-    """Half of the steps, a checkpoint as the plain optimizer has it, and the other half from there."""
+    """Trains half of the steps, saves a checkpoint of the plain optimizer, and continues from it."""
     model = make(Plain, dtype_of(size))
     optimizer = sync.Optimizer(OPTIMIZERS[name](model.parameters()), model, text)
     train(model, model, optimizer, rank, steps=range(STEPS // 2))
@@ -494,7 +494,7 @@ def unguarded(rank: int, size: int) -> None:
 
 
 class Late(nn.Module):
-    """Takes another way from the fourth step on."""
+    """Its forward uses other layers from the fourth step on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -535,7 +535,7 @@ def logged(level: int = logging.INFO) -> Iterator[list[str]]:
 
 
 def opposite_order(rank: int, size: int, *, text: str) -> None:
-    """Of the same shapes: without the check, sums would be wrong and nobody would know."""
+    """Ranks have the same parameters in opposite orders: without the check, sums would be wrong."""
 
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -559,7 +559,7 @@ def other_settings(rank: int, size: int) -> None:
 
 
 def other_order_of_sums(rank: int, size: int) -> None:
-    """A rank that sums in another order: `debug` finds it before anything is summed."""
+    """One rank sums in another order: `debug` finds it before anything is summed."""
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "allreduce", bucket=1, debug=True)
     train(model, model, optimizer, rank, steps=range(1))
@@ -570,7 +570,7 @@ def other_order_of_sums(rank: int, size: int) -> None:
 
 
 def other_order_of_slices(rank: int, size: int) -> None:
-    """The same of slices: `debug` names them in every step, before anything is summed."""
+    """The same with slices: `debug` names them before anything is summed."""
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "p3:collective", debug=True)
     train(model, model, optimizer, rank, steps=range(2))
@@ -584,7 +584,7 @@ def other_order_of_slices(rank: int, size: int) -> None:
 
 
 class Branches(nn.Module):
-    """Whose gradients come in another order on every other rank."""
+    """Its gradients are complete in another order on every other rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -598,7 +598,7 @@ class Branches(nn.Module):
 
 
 def static_order(rank: int, size: int) -> None:
-    """Ranks are ready in other orders, and one is slow: sums leave in the same order on all."""
+    """Ranks have their gradients in different orders, and one is slow; all issue sums in the same order."""
     model = make(Branches, dtype_of(size))
     optimizer = sync.Optimizer(sgd(model.parameters()), model, COLLECTIVE)
     train(model, model, optimizer, rank, steps=range(1))
@@ -629,7 +629,7 @@ def static_order(rank: int, size: int) -> None:
 
 
 def evaluated(rank: int, size: int) -> None:
-    """A forward in inference mode, or with autocast, brings updates that are none of its own."""
+    """A forward in inference mode or with autocast makes the updates of the step before."""
     model = make(Plain, dtype_of(size))
     optimizer = sync.Optimizer(adam(model.parameters()), model, COLLECTIVE)
 
@@ -644,7 +644,7 @@ def evaluated(rank: int, size: int) -> None:
 
 
 def collective_report(rank: int, size: int) -> None:
-    """What is handed to sums is the gradients; every rank keeps the whole state."""
+    """Counts bytes: only gradients are summed; every rank has the whole optimizer state."""
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, COLLECTIVE)
     train(model, model, optimizer, rank)
@@ -702,7 +702,7 @@ def unfrozen(rank: int, size: int) -> None:
 
 
 def disjoint_backwards(rank: int, size: int, *, text: str) -> None:
-    """Two losses with parameters of their own are two backward calls, of which each gradient sees one."""
+    """Two losses with different parameters: two backward calls, and one gradient for each parameter."""
 
     def trained(a: nn.Module, b: nn.Module, pair: nn.Module, optimizer: Any) -> None:
         for step in range(5):
@@ -722,7 +722,7 @@ def disjoint_backwards(rank: int, size: int, *, text: str) -> None:
 
 
 def two_optimizers(rank: int, size: int) -> None:
-    """Each has lines of its own; their steps interleave differently on every rank."""
+    """Two optimizers have separate channels; their steps interleave differently on every rank."""
     one, two = make(Plain, dtype_of(size)), make(Plain, dtype_of(size))
     first = sync.Optimizer(sgd(one.parameters()), one, "allreduce", bucket=600)
     second = sync.Optimizer(adam(two.parameters()), two, "p3:slice=7")
@@ -734,7 +734,7 @@ def two_optimizers(rank: int, size: int) -> None:
 
 
 def transposed(rank: int, size: int) -> None:
-    """A parameter whose rows are not contiguous cannot be cut into slices: sums instead, and it is said."""
+    """A parameter that is not contiguous cannot be cut into slices: it is all-reduced, with a reason."""
     models = [make(Plain, dtype_of(size)) for _ in "12"]
     for model in models:
         model.fc1.weight = nn.Parameter(model.fc1.weight.detach().t().contiguous().t())
@@ -750,7 +750,7 @@ def transposed(rank: int, size: int) -> None:
 
 
 def slow(rank: int, size: int, *, text: str) -> None:
-    """A rank that is slow is named, with what it keeps back, before the time is up."""
+    """A warning names a slow rank, and what it has not submitted, before the time is up."""
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, text, stall=0.2)
     train(model, model, optimizer, rank, steps=range(2))
@@ -773,7 +773,7 @@ def slow(rank: int, size: int, *, text: str) -> None:
 
 
 def staleness(rank: int, size: int, *, text: str) -> None:
-    """All ranks end with what the homes hold, every gradient was an update, and bounds were kept."""
+    """All ranks end with the servers' values, every gradient was an update, and bounds were kept."""
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters(), lr=0.01), model, text)
     pause = (lambda: time.sleep(0.004)) if rank else (lambda: None)
@@ -793,7 +793,7 @@ def staleness(rank: int, size: int, *, text: str) -> None:
 
 
 def digits(rank: int, size: int) -> None:
-    """Asynchronous and bounded: as right on real digits as a synchronous run, with one worker slowed."""
+    """Asynchronous and with a bound: as accurate on digits as a synchronous run, with one slow worker."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -849,7 +849,7 @@ def timeline(rank: int, size: int) -> None:
 
 
 def reports(rank: int, size: int) -> None:
-    """Bytes are what the kinds cost: two ranks, homes balanced: half the gradients, half the rows."""
+    """Bytes of each sync kind; with two ranks and balanced servers half the gradients and half the rows."""
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "p3:slice=9")
     train(model, model, optimizer, rank)
@@ -864,7 +864,7 @@ def reports(rank: int, size: int) -> None:
 
 
 def raises(rank: int, size: int, *, text: str) -> None:
-    """A rank whose own code raises: the others hear why, and not that their time is up."""
+    """One rank's script raises: the others raise its reason, not a time-out."""
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, text)
     train(model, model, optimizer, rank, steps=range(2))
@@ -880,7 +880,7 @@ def raises(rank: int, size: int, *, text: str) -> None:
 
 
 def garbage(rank: int, size: int) -> None:
-    """A peer that talks nonsense is named by the one who hears it, and the others are told."""
+    """A peer that sends invalid data is named by the rank that gets it, and the others stop."""
     model = make(Plain, torch.float32)
     optimizer = sync.Optimizer(sgd(model.parameters()), model, "p3")
     train(model, model, optimizer, rank, steps=range(2))

@@ -1,6 +1,6 @@
-"""Ranks as processes on gloo, forked once, that run many cases: for tests.
+"""Forks ranks as processes on gloo, which run many test cases.
 
-    python tests/sync/wrapped_optimizer_ranks.py 2 [words]     runs all cases for 2 ranks whose names have a word
+    python tests/sync/wrapped_optimizer_ranks.py 2 [words]   runs the cases with a word in their name
 
 Prints a JSON object: by case, what went wrong on which rank; empty if nothing did.
 """
@@ -29,7 +29,7 @@ Case = Callable[[int, int], None]  # rank, size
 
 
 def run(size: int, cases: dict[str, Case]) -> dict[str, str]:
-    """By case, its errors. A rank that dies fails what is left."""
+    """Returns the errors of each case. If a rank dies, all later cases fail."""
     fork = multiprocessing.get_context("fork")
     errors_by_case: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +89,7 @@ def _rank(rank: int, size: int, store: str, cases: dict[str, Case], pipe: Connec
 
 
 def _start(sync: Any) -> None:
-    """A session serves many cases, unless one has ended it."""
+    """Starts a session if there is none: a case may have ended the last one."""
     from raddle.sync import session
 
     if session._session is None:

@@ -1,4 +1,4 @@
-"""A training script as users write them, started by torchrun; a word says how rank 1 ends."""
+"""A training script as users write it; its first argument says how rank 1 ends."""
 
 from __future__ import annotations
 

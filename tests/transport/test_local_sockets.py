@@ -1,4 +1,4 @@
-"""Words between neighbours: each arrives once, in its order, whoever reads; nobody waits for ever."""
+"""LocalSockets: each packet arrives once, in order, whichever thread reads; no wait is endless."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raddle.transport.local_sockets import LocalSockets
 
 
 def meet(size: int) -> list[LocalSockets]:
-    """The ranks are threads here; who can meet through `share` can be anywhere."""
+    """Connects ranks that are threads of this process."""
     barrier = threading.Barrier(size)
     names: list[Any] = [None] * size
 
@@ -53,7 +53,7 @@ def test_tags_keep_apart_and_each_keeps_its_order(pair: list[LocalSockets]) -> N
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_many_threads_wait_and_read_for_each_other(size: int) -> None:
-    """Every rank has a thread a tag; all send to all, in random orders, more than lines can hold."""
+    """Every rank has a thread for each tag; all send to all, more than sockets can buffer."""
     ranks, tags, count = meet(size), range(4), 300
 
     def talk(rank: int, tag: int) -> bool:
@@ -112,7 +112,7 @@ def test_patience_ends(pair: list[LocalSockets]) -> None:
         for _ in range(100_000):
             zero.send(1, 0, bytes(4096), 0.2)
 
-    with pytest.raises(TimeoutError):  # nobody reads, and the line is full
+    with pytest.raises(TimeoutError):  # no thread reads, and the socket is full
         fill()
 
 

@@ -56,7 +56,7 @@ while True:
 
 
 class Started:
-    """Processes of one scene; all of them are gone after the test."""
+    """The processes of one test; all of them are ended after it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,7 +68,7 @@ class Started:
         return [sys.executable, str(self.folder / "child.py"), str(self.folder), kind]
 
     def start(self, how: str, command: list[str]) -> subprocess.Popen[bytes]:
-        """With nothing in the environment that would make this process somebody's rank."""
+        """Returns an environment without variables of raddle or torchrun."""
         clean = {k: v for k, v in os.environ.items() if k not in (STARTED_BY, "RANK")}
         clean.pop("TORCHELASTIC_RUN_ID", None)
         words = [sys.executable, str(self.folder / "starter.py"), how, *command]
@@ -77,7 +77,7 @@ class Started:
         return process
 
     def noted(self, name: str) -> int:
-        """The process that has written its number there."""
+        """Returns the pid that a process has written there."""
         file = self.folder / name
         wait_until(lambda: file.exists() and file.read_text() != "")
         self._ids.append(int(file.read_text()))
@@ -96,7 +96,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
 
 
 def status(number: int) -> list[str]:
-    """The state and the parent of a process; nothing if it has ended."""
+    """Returns the state and the parent of a process; empty if it has ended."""
     try:
         words = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[:2]
     except OSError:
@@ -128,7 +128,7 @@ def test_a_child_ends_when_its_starter_is_killed(started: Started, how: str, kin
 
 @pytest.mark.parametrize("reap", [True, False])
 def test_a_child_that_comes_to_watch_too_late_ends_too(started: Started, reap: bool) -> None:
-    """Its starter was killed while it was importing; it may not have been waited for, either."""
+    """The starter was killed while the child was importing, and may still be a zombie."""
     starter = started.start("raddle", started.child("slow"))
     child = started.noted("slow0")
     kill(starter, reap=reap)

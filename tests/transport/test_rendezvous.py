@@ -1,4 +1,4 @@
-"""How ranks meet: whatever strangers say and whoever is slow, all ranks get the lines that they should.
+"""connect_ranks: all ranks get their connections, whatever other processes send and whichever rank is slow.
 
 Ranks are threads here, on loopback and on local sockets; a scene draws who comes late, who is held up,
 and what strangers do at every door.
@@ -26,12 +26,12 @@ from raddle.transport.rendezvous import CONFIRM, HELLO, MAGIC, connect_ranks
 
 PATIENCE = 0.05  # seconds: a handshake in these tests
 LIMIT = 60.0  # seconds that end a hang
-DOORS = {"network": partial(listen_on_network, host="127.0.0.1"), "local": listen_locally}
+LISTENERS = {"network": partial(listen_on_network, host="127.0.0.1"), "local": listen_locally}
 
 
 @dataclass(frozen=True)
 class Stranger:
-    """Connects to the door of a rank, says something, and stays or goes."""
+    """Connects to a rank's listener, sends something, and stays connected or not."""
 
     says: tuple[bytes, ...]  # one after the other
     delay: float  # seconds before each
@@ -71,8 +71,8 @@ def scenes(draw: st.DrawFn) -> Scene:
     met = draw(
         st.one_of(
             st.just(pairs),  # as a wire
-            st.just([(0, b) for b in range(1, size)]),  # as the alarm
-            st.lists(st.sampled_from(pairs), unique=True),  # as neighbours
+            st.just([(0, b) for b in range(1, size)]),  # as in the failure channel
+            st.lists(st.sampled_from(pairs), unique=True),  # as between local peers
         )
     )
     peers = [frozenset({a + b - r for a, b in met if r in (a, b)}) for r in range(size)]
@@ -86,24 +86,26 @@ def scenes(draw: st.DrawFn) -> Scene:
 
 
 def visit(stranger: Stranger, address: Any, end: threading.Event) -> None:
-    lines = []
+    connections = []
     with contextlib.suppress(OSError):
         for _ in range(stranger.count):
-            lines.append(connect_to(address[0][0], address[1], 1.0))
-            lines[-1].settimeout(0.01)  # nobody may read what it says
+            connections.append(connect_to(address[0][0], address[1], 1.0))
+            connections[-1].settimeout(0.01)  # nobody may read what it says
     for words in stranger.says:
         end.wait(stranger.delay)
-        for line in lines:
+        for connection in connections:
             with contextlib.suppress(OSError):
-                line.sendall(words[:100_000] if line.family == socket.AF_UNIX else words)
+                connection.sendall(
+                    words[:100_000] if connection.family == socket.AF_UNIX else words
+                )
     if stranger.stays:
         end.wait(LIMIT)
-    for line in lines:
-        line.close()
+    for connection in connections:
+        connection.close()
 
 
 def play(scene: Scene, kind: str) -> list[dict[int, socket.socket]]:
-    """The lines of every rank."""
+    """Returns the connections of every rank."""
     size, end = len(scene.peers), threading.Event()
     gathered: list[Any] = [None] * size
     all_here = threading.Barrier(size)
@@ -120,7 +122,7 @@ def play(scene: Scene, kind: str) -> list[dict[int, socket.socket]]:
             time.sleep(scene.after[r])
             return gathered
 
-        return connect_ranks(r, scene.peers[r], share, LIMIT, DOORS[kind])
+        return connect_ranks(r, scene.peers[r], share, LIMIT, LISTENERS[kind])
 
     try:
         with ThreadPoolExecutor(size) as pool:
@@ -133,7 +135,7 @@ def play(scene: Scene, kind: str) -> list[dict[int, socket.socket]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def impatient() -> Iterator[None]:
-    """Ranks call again soon, so that a rank that is held up finds lines that were given up."""
+    """Ranks retry soon, so that a slow listener gets connections that were given up."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rendezvous, "HANDSHAKE_SECONDS", PATIENCE)
         patch.setattr(rendezvous, "RETRY_SECONDS", 0.01)
@@ -147,48 +149,48 @@ LETTERS = Stranger(('["ß", 1]\n'.encode(),), 0.0, stays=True, count=1)
 CROWD = Stranger((HALF[:-1],), 0.0, stays=True, count=200)
 
 
-@pytest.mark.parametrize("kind", DOORS)
+@pytest.mark.parametrize("kind", LISTENERS)
 @example(Scene(PAIR, (0.0, 0.0), (3.5 * PATIENCE, 0.0), ((), ())))
 @example(Scene(PAIR, (0.0, 0.0), (0.0, 0.0), ((SILENT, LINES, LETTERS, CROWD), ())))
 @given(scene=scenes())
 @settings(max_examples=max(1, settings().max_examples // 2))  # each waits for slow ranks
 def test_all_ranks_meet_whatever_strangers_do(kind: str, scene: Scene) -> None:
-    lines = play(scene, kind)
-    for rank, by_peer in enumerate(lines):
+    connections = play(scene, kind)
+    for rank, by_peer in enumerate(connections):
         assert by_peer.keys() == scene.peers[rank]
-        for peer, line in by_peer.items():
-            line.sendall(bytes([rank, peer]))
-    for rank, by_peer in enumerate(lines):
-        for peer, line in by_peer.items():
-            line.settimeout(LIMIT)
-            assert line.recv(100) == bytes([peer, rank])  # the other end of this very line
-            line.close()
+        for peer, connection in by_peer.items():
+            connection.sendall(bytes([rank, peer]))
+    for rank, by_peer in enumerate(connections):
+        for peer, connection in by_peer.items():
+            connection.settimeout(LIMIT)
+            assert connection.recv(100) == bytes([peer, rank])  # the other end of this connection
+            connection.close()
 
 
-@pytest.mark.parametrize("kind", DOORS)
+@pytest.mark.parametrize("kind", LISTENERS)
 def test_who_waits_for_whom_is_said(kind: str) -> None:
-    """Rank 0 never calls nor answers; rank 2 has given its address and gone."""
-    with DOORS[kind](1) as silent:
+    """Rank 0 never connects or replies; rank 2 has given its address and ended."""
+    with LISTENERS[kind](1) as silent:
         zero = (silent.hosts, silent.port, bytes(32).hex())
         two = ([], 0, bytes(32).hex())
         with pytest.raises(TimeoutError) as raised:
-            connect_ranks(1, [0, 2], lambda address: [zero, address, two], 0.3, DOORS[kind])
+            connect_ranks(1, [0, 2], lambda address: [zero, address, two], 0.3, LISTENERS[kind])
     said = str(raised.value)
     assert said.startswith("rank 1 has waited 0.3 s for ranks 0, 2 to meet it (it calls rank 0 at ")
     assert "; it listens for rank 2 at " in said
 
 
 def test_a_listener_that_trickles_holds_up_nobody() -> None:
-    """At the first address of rank 0 somebody else answers a byte at a time, and never ends."""
+    """At the first address of rank 0 another process replies byte by byte, without end."""
     end = threading.Event()
 
     def trickle() -> None:
         with contextlib.suppress(OSError):
             while True:
-                line = impostor.accept()[0]
-                with line:
+                connection = impostor.accept()[0]
+                with connection:
                     while not end.wait(0.02):
-                        line.sendall(b"\0")
+                        connection.sendall(b"\0")
 
     with socket.create_server(("127.0.0.2", 0)) as impostor:
         port = impostor.getsockname()[1]

@@ -93,13 +93,13 @@ def assert_equal(trainer: Trainer, model: nn.Module) -> None:
 
 
 def sockets() -> int:
-    """How many this process has open, where the system says so."""
+    """Returns how many files this process has open, if the system tells."""
     links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     return sum(os.path.islink(f) and os.readlink(f).startswith("socket:") for f in links)
 
 
 def threads() -> set[threading.Thread]:
-    """Those that raddle has started; earlier tests of a failure may have left some."""
+    """Returns the threads that raddle has started; earlier tests of failures may have left some."""
     return {t for t in threading.enumerate() if t.name.startswith("raddle")}
 
 
@@ -152,7 +152,7 @@ def test_a_plan_of_more_devices_says_what_to_start() -> None:
 
 
 def test_half_an_environment_is_not_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four processes that were not told which rank they are must not train alone, each by itself."""
+    """With WORLD_SIZE but without RANK, four processes must not train separately."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(InputError, match="start with torchrun"):
         parallelize(net(), plan(), sgd, loss=F.cross_entropy, graph=graph())

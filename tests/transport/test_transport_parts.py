@@ -1,4 +1,4 @@
-"""The parts of transports, each alone: no process group but one of this process, no other ranks."""
+"""Unit tests of the parts of transports: a process group of this process only, no other ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECEIVE = WaitLabel("receive from", 1, 5, "halo")
 
 
 class FakeFailureChannel:
-    """Has rung, or rings when it is told."""
+    """Calls on_failure at once when a failure is reported."""
 
     def __init__(self, *_: Any) -> None:
         self.first_failure: tuple[int, str] | None = None
@@ -132,7 +132,7 @@ def test_what_has_begun_is_waited_for_once(failures_of_0: Failures) -> None:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[ProcessGroups]:
-    """Groups of one process."""
+    """Process groups of a single process."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     groups = ProcessGroups(torch.device("cpu"), "gloo", 20.0)
     groups.connect()
@@ -171,7 +171,7 @@ def test_a_single_process_has_no_local_peers(alone: ProcessGroups) -> None:
 
 
 class Shared:
-    """Gives two threads what both have."""
+    """An all-gather between two threads."""
 
     def __init__(self) -> None:
         self._barrier = threading.Barrier(2)

@@ -1,4 +1,4 @@
-"""Transports: the same scenes on threads and on processes (gloo, loopback), failures among them.
+"""Transports: the same scenes on threads and on processes (gloo, loopback), with failures.
 
 A scene is a function of one rank's transport; a world runs it on all ranks and returns what each
 returned, or the error it raised.
@@ -42,7 +42,7 @@ Scene = Callable[[Transport], Any]
 
 
 def play(scene: Scene, transport: Transport) -> Any:
-    """A scene as an executor would run it: what it raises, all hear."""
+    """Runs a scene on one rank as an executor would: an exception is reported to all ranks."""
     try:
         return scene(transport)
     except Exception as error:
@@ -73,7 +73,7 @@ class ThreadWorld:
 
 
 class ProcessWorld:
-    """Processes that outlive a scene, with a process group as a user would have made it."""
+    """Processes that run many scenes, with a process group as a user would have made it."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -195,7 +195,7 @@ def test_messages_of_one_tag_keep_their_order(world: ThreadWorld | ProcessWorld)
 
 
 def packed(transport: Transport) -> bool:
-    """One buffer holds a halo and a whole tensor; both ends see it as they like."""
+    """One buffer holds a halo and a whole tensor; sender and receiver may view it differently."""
     parts = [torch.arange(6.0).view(2, 3), torch.arange(4.0) + 10]
     if transport.rank == 1:
         buffer = torch.cat([part.flatten() for part in parts])
@@ -267,7 +267,7 @@ def test_all_get_the_same_bits(world: ThreadWorld | ProcessWorld) -> None:
 
 
 def busy(transport: Transport) -> tuple[float, float, bool]:
-    """A broadcast and a message while three big sums cannot end, as rank 2 has not begun them."""
+    """A broadcast and a message pass while three big sums wait for rank 2."""
     big = [torch.ones(MI) for _ in range(3)]
     pending = []
     if transport.rank != 2:
@@ -338,11 +338,13 @@ def test_the_users_collectives_do_not_mix_with_ours(process_world: ProcessWorld)
 def limits(transport: Transport) -> set[float | None]:
     assert isinstance(transport, ProcessTransport)
     assert transport.failures._channel is not None
-    return {line.gettimeout() for line in transport.failures._channel._connections.values()}
+    return {
+        connection.gettimeout() for connection in transport.failures._channel._connections.values()
+    }
 
 
 def test_silence_is_no_failure(process_world: ProcessWorld) -> None:
-    """The alarm's handshake has a limit; once that is over, its lines are listened to for ever."""
+    """The handshake of the failure channel has a time limit; its connections have none afterwards."""
     assert process_world.run(limits) == [{None}] * SIZE
 
 
@@ -380,7 +382,7 @@ def test_all_hear_why_a_rank_failed(
 
 
 def failed(transport: Transport) -> bool:
-    """Whether this rank has heard of a failure."""
+    """Returns whether this rank knows of a failure."""
     try:
         transport.check()
     except RuntimeError:
@@ -389,7 +391,7 @@ def failed(transport: Transport) -> bool:
 
 
 def busy_computing(transport: Transport) -> list[str]:
-    """The failure comes while nobody waits: the next check raises, and so does the next wait."""
+    """A failure arrives while no rank waits: the next check and the next wait raise."""
     if transport.rank == 0:
         transport.fail("no space left")
     wait_until(lambda: failed(transport))
@@ -412,7 +414,7 @@ def test_a_failure_is_heard_later(world: ThreadWorld | ProcessWorld) -> None:
 
 
 def early_failure(transport: Transport) -> list[str]:
-    """A rank fails as soon as it is up, while others may still be making their ends."""
+    """A rank fails as soon as its transport exists, while others may still be making theirs."""
     raised: list[str] = []
     before = threading.excepthook
     threading.excepthook = lambda args: raised.append(f"{args.exc_type.__name__}: {args.exc_value}")
@@ -442,7 +444,7 @@ def test_a_failure_may_be_heard_at_any_time(process_world: ProcessWorld) -> None
 
 
 class Stops:
-    """Notes what it is told."""
+    """Records the messages of failures."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
@@ -452,7 +454,7 @@ class Stops:
 
 
 def stopped(transport: Transport) -> list[list[str]]:
-    """Whoever asks before a failure is told of it, and so is who asks after it."""
+    """A callback that was registered before the failure is called, and so is a later one."""
     early, late = Stops(), Stops()
     transport.on_failure(early)
     transport.barrier()
@@ -470,7 +472,7 @@ def test_who_asks_late_hears_of_a_failure_too(world: ThreadWorld | ProcessWorld)
 
 
 def impatient(transport: Transport) -> None:
-    """From here on a second is long: whatever it takes to make the groups is not in it."""
+    """Sets a time-out of a second from here on: the time to make the groups does not count."""
     if isinstance(transport, ProcessTransport):
         transport.failures.set_timeout(1.0)
     else:
@@ -592,7 +594,7 @@ def test_threads_refuse_what_does_not_match(scene: Scene, said: str) -> None:
     assert any(said in str(result) for result in ThreadWorld().run(scene))
 
 
-# --- the alarm's lines
+# --- the failure channel
 
 
 class Gathered:
@@ -611,7 +613,7 @@ class Gathered:
         return share
 
 
-def test_an_alarm_tells_who_failed_and_why() -> None:
+def test_the_failure_channel_tells_who_failed_and_why() -> None:
     ranks, rung = Gathered(3), [queue.SimpleQueue[tuple[int, str]]() for _ in range(3)]
 
     def make(rank: int) -> failure_channel.FailureChannel:

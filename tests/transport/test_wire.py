@@ -1,4 +1,4 @@
-"""Wires: the same scenes in memory and over sockets, then what only sockets can suffer."""
+"""Wires: the same scenes in memory and over sockets, then failures that only sockets have."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Ranks:
 
 
 def together(size: int, work: Callable[[int], Any]) -> list[Any]:
-    """What `work(rank)` gives on each rank, or the error that it raises."""
+    """Returns the result of `work(rank)` on each rank, or the error that it raises."""
 
     def safely(rank: int) -> Any:
         try:
@@ -78,7 +78,7 @@ def socket_wires(size: int, **more: Any) -> list[SocketWire]:
 
 
 class End:
-    """A rank that notes what happens to it; it takes nothing while its gate is shut."""
+    """A rank that records its messages and failures; it receives nothing while its gate is closed."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
@@ -116,7 +116,7 @@ Join = Callable[..., list[End]]
 
 @pytest.fixture
 def opened() -> Iterator[list[End]]:
-    """Ends that are closed after the test, whose threads must then be gone."""
+    """Makes ends that are closed after the test, and checks that their threads have ended."""
     ends: list[End] = []
     yield ends
     for end in ends:
@@ -140,18 +140,18 @@ def join(request: pytest.FixtureRequest, opened: list[End]) -> Join:
 
 
 @pytest.fixture
-def lines(opened: list[End]) -> Join:
-    """Ranks with sockets, started."""
+def socket_ends(opened: list[End]) -> Join:
+    """Starts ranks with sockets."""
 
-    def lines(size: int, **more: Any) -> list[End]:
+    def socket_ends(size: int, **more: Any) -> list[End]:
         ends = [End(wire).start() for wire in socket_wires(size, **more)]
         opened.extend(ends)
         return ends
 
-    return lines
+    return socket_ends
 
 
-def line(end: End, peer: int) -> socket.socket:
+def connection(end: End, peer: int) -> socket.socket:
     assert isinstance(end.wire, SocketWire)
     return end.wire._connections[peer]
 
@@ -159,10 +159,10 @@ def line(end: End, peer: int) -> socket.socket:
 # Order
 
 
-def test_the_most_urgent_leaves_first_while_the_line_is_blocked(join: Join) -> None:
+def test_the_most_urgent_leaves_first_while_the_connection_is_blocked(join: Join) -> None:
     a, b = join(2)
     if isinstance(b.wire, SocketWire):  # or the kernel may take all of it
-        line(b, 0).setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        connection(b, 0).setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
     b.gate.clear()
     a.start()
     b.start()
@@ -261,7 +261,7 @@ def test_all_types_and_sizes_arrive_as_they_left(join: Join) -> None:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Its bytes, by way of numpy, which the wires do without."""
+    """Returns a tensor's bytes through numpy, which the wires do not use."""
     data = tensor.detach().reshape(-1)
     if not data.numel():
         return torch.empty(0, dtype=torch.uint8)
@@ -293,7 +293,7 @@ def test_both_directions_at_once(join: Join) -> None:
 
 
 def test_peers_are_heard_at_the_same_time(join: Join) -> None:
-    """Rank 0 takes from rank 1 only once it has taken from rank 2."""
+    """Rank 0 accepts a message of rank 1 only after one of rank 2."""
     ends = join(3)
     first, second = threading.Event(), threading.Event()
     sources: list[int] = []
@@ -428,7 +428,7 @@ def test_an_end_may_be_closed_where_it_hears_of_a_failure(opened: list[End]) -> 
 
     a.start()
     b.wire.start(b.arrive, fail)
-    line(a, 1).sendall(b"nonsense")
+    connection(a, 1).sendall(b"nonsense")
     assert closed.wait(HANG)
     assert len(b.failures) == 1
     a.wait(failures=1)  # no goodbye, which would mean that all is well
@@ -454,7 +454,7 @@ def test_frames_that_nobody_expects_are_refused(join: Join) -> None:
         assert len(b.got) == 1
 
 
-def test_one_rank_alone_needs_no_line(join: Join) -> None:
+def test_one_rank_alone_needs_no_connection(join: Join) -> None:
     (end,) = join(1)
     end.start()
     assert end.wire.sent == {}
@@ -488,7 +488,7 @@ def test_an_end_that_was_never_started_says_goodbye(join: Join) -> None:
         (HEADER.pack(MAGIC, PULL, 7, 1, 0, 2**63), f"at most 4 bytes, not {2**63}"),
     ],
 )
-def test_nonsense_on_a_line_names_the_rank(
+def test_nonsense_on_a_connection_names_the_rank(
     opened: list[End], garbage: bytes, sentence: str
 ) -> None:
     a, b = (End(wire) for wire in socket_wires(2))
@@ -498,15 +498,15 @@ def test_nonsense_on_a_line_names_the_rank(
     b.start()
     a.wire.send(1, Frame(PUSH, 7, 1), torch.ones(1), 0)
     b.wait(got=1)
-    line(a, 1).sendall(garbage)
+    connection(a, 1).sendall(garbage)
     if not sentence:
         time.sleep(0.1)
         assert not b.failures
-        line(a, 1).shutdown(socket.SHUT_RDWR)  # in the middle of a header
+        connection(a, 1).shutdown(socket.SHUT_RDWR)  # in the middle of a header
         sentence = "rank 1 has lost rank 0: its process has ended without a word"
     b.wait(failures=1)
     assert sentence in b.failures[0]
-    a.wait(failures=1)  # its line has been cut
+    a.wait(failures=1)  # its connection has been cut
     assert "rank 0 has lost rank 1" in a.failures[0]
     assert len(b.got) == len(b.failures) == len(a.failures) == 1
 
@@ -520,7 +520,7 @@ def stranger(port: int, says: bytes) -> socket.socket:
 def test_strangers_stay_outside_and_ranks_get_in(
     opened: list[End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waited for those who say nothing, or not enough, would wait longer than there is time."""
+    """A listener that waited for silent or slow callers would need more time than it has."""
     monkeypatch.setattr(rendezvous, "HANDSHAKE_SECONDS", 2 * HANG)
     ranks = Ranks(3)
     callers: list[socket.socket] = []
@@ -606,7 +606,7 @@ def test_a_crowd_of_silent_strangers_is_sent_away() -> None:
 @pytest.mark.parametrize("missing", [0, 1, 2])
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_rank_that_never_comes_is_named(missing: int, listens: bool) -> None:
-    """It may have died since it gave its address, or its kernel may still answer for it."""
+    """The rank may have died after it gave its address, or its kernel may still accept connections."""
     ranks = Ranks(3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = (["127.0.0.1"], server.getsockname()[1], bytes(32).hex())
@@ -677,7 +677,7 @@ def test_nobody_listens_to_the_network_where_all_ranks_are_on_one_machine(
 
 
 def test_a_host_that_leads_elsewhere_is_passed_over() -> None:
-    """Rank 0 has two addresses: at the first, somebody else answers, with the wrong token."""
+    """Rank 0 has two addresses: at the first, another process replies with the wrong token."""
     tokens = [bytes([rank]) * rendezvous.TOKEN_BYTES for rank in (1, 2)]
     received: list[bytes] = []
 
@@ -706,32 +706,32 @@ def test_a_host_that_leads_elsewhere_is_passed_over() -> None:
     accepted[1].close()
 
 
-def test_the_kernel_is_given_little_room(lines: Join) -> None:
-    a, b = lines(2, send_buffer=64 * 1024)
+def test_the_kernel_is_given_little_room(socket_ends: Join) -> None:
+    a, b = socket_ends(2, send_buffer=64 * 1024)
     for end, peer in ((a, 1), (b, 0)):
-        room = line(end, peer).getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        room = connection(end, peer).getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         assert (
             64 * 1024 <= room <= 2 * 64 * 1024
         )  # Linux gives twice what is asked, for its own needs
-        assert line(end, peer).getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert connection(end, peer).getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_a_goodbye_is_answered_and_then_the_line_is_silent(lines: Join) -> None:
-    a, b = lines(2)
-    line(a, 1).sendall(BYE)
+def test_a_goodbye_is_answered_and_then_the_connection_is_silent(socket_ends: Join) -> None:
+    a, b = socket_ends(2)
+    connection(a, 1).sendall(BYE)
     with contextlib.suppress(OSError):  # both ends may have said goodbye by now
-        line(a, 1).shutdown(socket.SHUT_WR)
+        connection(a, 1).shutdown(socket.SHUT_WR)
     for thread in threading.enumerate():
         if thread.name.endswith("from 1"):
-            thread.join(HANG)  # it has heard the answer
+            thread.join(HANG)  # it has got the reply
             assert not thread.is_alive()
     assert a.failures + b.failures == []
 
 
-def test_only_the_first_failure_is_told(lines: Join) -> None:
-    a, b, c = lines(3)
+def test_only_the_first_failure_is_told(socket_ends: Join) -> None:
+    a, b, c = socket_ends(3)
     for end in (b, c):
-        line(end, 0).shutdown(socket.SHUT_RDWR)
+        connection(end, 0).shutdown(socket.SHUT_RDWR)
         a.wait(failures=1)
     assert isinstance(a.wire, SocketWire)
     for thread in a.wire._threads:
@@ -769,7 +769,9 @@ def in_process(rank: int, pipe: Connection, scene: str) -> None:
         pipe.send((messages, end.failures, end.wire.sent))
     elif rank == 2:  # half a message to everybody, and then no more
         for peer in end.wire.sent:
-            line(end, peer).sendall(HEADER.pack(MAGIC, PUSH, 0, 1, 0, 8 * MB) + bytes(100_000))
+            connection(end, peer).sendall(
+                HEADER.pack(MAGIC, PUSH, 0, 1, 0, 8 * MB) + bytes(100_000)
+            )
         pipe.send("ready")
         time.sleep(2 * HANG)  # until it is killed
     else:

@@ -25,7 +25,7 @@ from raddle.sync.consistency import check_same
 from raddle.sync.stall_inspector import StallInspector
 from raddle.transport.base import Pending, Transport
 
-BUCKET_BYTES = 25 * 2**20  # bytes
+BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
 RecordSpan = Callable[[str, str, float, float], None]  # name, lane, start, end
 
 

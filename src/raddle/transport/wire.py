@@ -168,7 +168,7 @@ def refusal_reason(frame: Frame, nbytes: int, limits: Mapping[int, int] | None) 
 
 
 def check_payload(rank: int, size: int, target: int, payload: Tensor) -> None:
-    """Raises ValueError for a target or a payload to which nothing can be sent."""
+    """Raises ValueError if the target is no other rank, or the payload no contiguous CPU tensor."""
     if target == rank or not 0 <= target < size:
         raise ValueError(
             f"rank {rank} cannot send to rank {target}: choose another of {size} ranks"
