@@ -1,7 +1,7 @@
 """Warns which ranks are missing in an all-reduce, like Horovod's stall inspector.
 
 An all-reduce does not say which rank is missing. So a rank that has waited long writes into the job's
-store (the TCPStore of torch.distributed) what it waits for, and so do all others that wait for the same.
+store (the store of torch.distributed) what it waits for, and so do all others that wait for the same.
 Ranks that have not written a little later are missing. It costs nothing as long as no rank waits for
 long.
 """
