@@ -36,24 +36,28 @@ def put(result: Result) -> None:
 
 
 def _results(path: pathlib.Path, result: Result, titles: list[str]) -> None:
-    known = _blocks(path.read_text(), r"^## (.+)$") if path.exists() else {}
-    known |= {
-        own.title: "\n".join([f"## {own.title}", "", _made(result), "", *section_lines(own)[2:]])
-        for own in result.sections
+    blocks = _blocks(path.read_text(), r"^## (.+)$") if path.exists() else {}
+    blocks |= {
+        section.title: "\n".join(
+            [f"## {section.title}", "", _made(result), "", *section_lines(section)[2:]]
+        )
+        for section in result.sections
     }
-    path.write_text("\n".join([f"# {result.title}", "", *_in_order(known, titles)]).rstrip() + "\n")
+    path.write_text(
+        "\n".join([f"# {result.title}", "", *_in_order(blocks, titles)]).rstrip() + "\n"
+    )
 
 
 def _readme(path: pathlib.Path, result: Result, titles: list[str]) -> None:
-    before, found, after = _around(path.read_text())
-    first = re.search(r"^\*\*", found, re.MULTILINE)
-    head = found[: first.start()] if first else found
-    known = _blocks(found, r"^\*\*(.+?)\.?\*\*")
-    known |= {
-        own.title: f"**{own.title}.** *{_made(result)}* {own.text or own.skipped}\n"
-        for own in result.sections
+    before, section_text, after = _around(path.read_text())
+    first = re.search(r"^\*\*", section_text, re.MULTILINE)
+    head = section_text[: first.start()] if first else section_text
+    blocks = _blocks(section_text, r"^\*\*(.+?)\.?\*\*")
+    blocks |= {
+        section.title: f"**{section.title}.** *{_made(result)}* {section.text or section.skipped}\n"
+        for section in result.sections
     }
-    path.write_text(before + head + "\n".join(_in_order(known, titles)) + after)
+    path.write_text(before + head + "\n".join(_in_order(blocks, titles)) + after)
 
 
 def _around(text: str) -> tuple[str, str, str]:
@@ -65,15 +69,15 @@ def _around(text: str) -> tuple[str, str, str]:
 
 def _blocks(text: str, start: str) -> Blocks:
     """Cut before every line that the pattern finds, by what is in its group."""
-    found = list(re.finditer(start, text, re.MULTILINE))
-    assert found, f"nothing begins as {start}"
-    ends = [match.start() for match in found[1:]] + [len(text)]
-    return {match[1]: text[match.start() : end] for match, end in zip(found, ends, strict=True)}
+    matches = list(re.finditer(start, text, re.MULTILINE))
+    assert matches, f"nothing begins as {start}"
+    ends = [match.start() for match in matches[1:]] + [len(text)]
+    return {match[1]: text[match.start() : end] for match, end in zip(matches, ends, strict=True)}
 
 
-def _in_order(known: Blocks, titles: list[str]) -> list[str]:
-    assert set(known) <= set(titles), f"no part is called {set(known) - set(titles)}"
-    return [known[title].rstrip() + "\n" for title in titles if title in known]
+def _in_order(blocks: Blocks, titles: list[str]) -> list[str]:
+    assert set(blocks) <= set(titles), f"no part is called {set(blocks) - set(titles)}"
+    return [blocks[title].rstrip() + "\n" for title in titles if title in blocks]
 
 
 def _made(result: Result) -> str:

@@ -16,10 +16,10 @@ from typing import Any
 def raddle(*words: str, to: pathlib.Path | None = None) -> Any:
     """What a verb says with --json, which may be kept in a file."""
     line = [sys.executable, "-m", "raddle", *words, "--json"]
-    said = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True).stdout
+    output = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True).stdout
     if to is not None:
-        to.write_text(said)
-    return json.loads(said)
+        to.write_text(output)
+    return json.loads(output)
 
 
 def main(

@@ -50,8 +50,8 @@ shuffle = torch.Generator().manual_seed(1)  # the same on all ranks, of which ea
 for epoch in range(chosen.epochs):
     mixed = train[torch.randperm(len(train), generator=shuffle)]
     for samples in mixed.split(96):
-        own = samples.chunk(sync.size())[sync.rank()]  # 4: a part of the batch
-        loss = F.cross_entropy(model(images[own]), labels[own])
+        part = samples.chunk(sync.size())[sync.rank()]  # 4: a part of the batch
+        loss = F.cross_entropy(model(images[part]), labels[part])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

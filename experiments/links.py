@@ -75,7 +75,7 @@ def measure_link(rank: int, size: int) -> dict[str, float]:
 
     wire.expect({0: MEGABYTE.nbytes})
     wire.start(arrive, lambda reason: None)
-    found: dict[int, list[float]] = {1: [], FRAMES: []}
+    seconds_by_count: dict[int, list[float]] = {1: [], FRAMES: []}
     for count in (1, 1, 1, 1, 1, 1, FRAMES, FRAMES, FRAMES):
         left[0] = count
         there.clear()
@@ -85,12 +85,12 @@ def measure_link(rank: int, size: int) -> dict[str, float]:
         for clock in range(count):
             wire.send((rank + 1) % size, Frame(PUSH, 0, clock + 1), payload, 0)
         there.wait(120)
-        found[count].append(time.perf_counter() - start)
+        seconds_by_count[count].append(time.perf_counter() - start)
     dist.barrier()
     wire.close()
-    latency = min(found[1])
+    latency = min(seconds_by_count[1])
     return {
-        "bandwidth": FRAMES * MEGABYTE.nbytes / (min(found[FRAMES]) - latency),
+        "bandwidth": FRAMES * MEGABYTE.nbytes / (min(seconds_by_count[FRAMES]) - latency),
         "latency": latency,
     }
 

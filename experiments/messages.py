@@ -19,20 +19,21 @@ TIMEOUT = 120.0  # seconds
 
 
 def measure_messages(repeats: int) -> dict[str, Any]:
-    """`bandwidth`, `latency`, and what communication takes from a rank (`host_overhead`); all ranks call it."""
+    """`bandwidth`, `latency`, and what communication takes from a rank (`host_overhead`); all "
+    f"ranks call it."""
     transport = ProcessTransport(torch.device("cpu"), "gloo", TIMEOUT)
     transport.prepare([])
     link = fit_link_with_burst(
         [(nbytes, _exchange_seconds(transport, nbytes, repeats)) for nbytes in SIZES]
     )
-    found = {
+    result = {
         "bandwidth": link.bandwidth,
         "latency": max(1e-5, link.latency),
         "host_overhead": measure_host_overhead(transport, rounds=2 * repeats),
     }
     transport.barrier()
     transport.close()
-    return found
+    return result
 
 
 def fit_link_with_burst(samples: Sequence[tuple[int, float]]) -> Link:

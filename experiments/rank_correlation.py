@@ -9,16 +9,16 @@ from collections.abc import Sequence
 def ranks(values: Sequence[float]) -> list[float]:
     """From 1; equal ones share the mean of their places: 3, 1, 3 -> 2.5, 1, 2.5."""
     order = sorted(range(len(values)), key=values.__getitem__)
-    found = [0.0] * len(values)
+    result = [0.0] * len(values)
     begin = 0
     while begin < len(order):
         end = begin
         while end < len(order) and values[order[end]] == values[order[begin]]:
             end += 1
         for place in order[begin:end]:
-            found[place] = (begin + 1 + end) / 2
+            result[place] = (begin + 1 + end) / 2
         begin = end
-    return found
+    return result
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:

@@ -64,19 +64,21 @@ def simulate_method(
     settings = Settings(sync=sync, budget=budget)
     begun = perf_counter()
     try:
-        own = SearchResult(EXTRA_METHODS[method](graph, on)) if method in EXTRA_METHODS else None
+        search_result = (
+            SearchResult(EXTRA_METHODS[method](graph, on)) if method in EXTRA_METHODS else None
+        )
         prepared = perf_counter() - begun
         plan, row, _ = plan_and_predict(
-            graph, on, method, model=case.model, settings=settings, result=own
+            graph, on, method, model=case.model, settings=settings, result=search_result
         )
     except InputError:
         return None
     history = row.get("history") or [[0.0, 0, 0.0]]
-    found = SimulatedStep(
+    simulated = SimulatedStep(
         plan, row["step_ms"] / 1e3, row["samples_per_s"], row["comm_bytes"], row["fits"],
         row["search_s"] + prepared, row.get("proposals", 0), history[-1][0],
     )  # fmt: skip
-    return found if found.fits else None
+    return simulated if simulated.fits else None
 
 
 # -- methods that are not raddle's own -------------------------------------------------------------
@@ -109,30 +111,30 @@ StepsByMethod = Mapping[tuple[str, int], SimulatedStep | None]  # by method and 
 
 
 def fastest(
-    found: StepsByMethod, methods: Sequence[str], count: int
+    steps: StepsByMethod, methods: Sequence[str], count: int
 ) -> tuple[str, SimulatedStep] | None:
     """The fastest of some methods."""
-    able = [(m, s) for m in methods if (s := found.get((m, count))) is not None]
-    return min(able, key=lambda own: own[1].seconds) if able else None
+    able = [(m, s) for m in methods if (s := steps.get((m, count))) is not None]
+    return min(able, key=lambda item: item[1].seconds) if able else None
 
 
 def gain_over_best(
-    found: StepsByMethod, method: str, others: Sequence[str], count: int
+    steps: StepsByMethod, method: str, others: Sequence[str], count: int
 ) -> float | None:
     """How many times as many samples a second as the best of the others."""
-    own, other = found.get((method, count)), fastest(found, others, count)
-    return own.samples_per_s / other[1].samples_per_s if own and other else None
+    step, other = steps.get((method, count)), fastest(steps, others, count)
+    return step.samples_per_s / other[1].samples_per_s if step and other else None
 
 
 def throughput_chart(
-    title: str, found: StepsByMethod, names: Mapping[str, str], note: str = ""
+    title: str, steps: StepsByMethod, names: Mapping[str, str], note: str = ""
 ) -> Chart:
     """Samples a second against devices, a line a method."""
     lines = []
     for method, name in names.items():
         points = [
             (count, s.samples_per_s)
-            for (m, count), s in sorted(found.items())
+            for (m, count), s in sorted(steps.items())
             if m == method and s is not None
         ]
         if points:

@@ -67,7 +67,10 @@ class JobTimes:
 
     @property
     def seconds(self) -> dict[str, float]:
-        return {label: statistics.median(own) for label, own in self.blocks.items()}
+        return {
+            label: statistics.median(seconds_of_blocks)
+            for label, seconds_of_blocks in self.blocks.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -93,39 +96,39 @@ def measure_in_lab(
     """All jobs in one run on hosts of the lab; NoLab where there can be none."""
     with ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        asked = {
+        request = {
             "jobs": [asdict(job) for job in jobs], "rounds": rounds, "steps": steps,
-            "out": str(folder / "found.json"),
+            "out": str(folder / "result.json"),
         }  # fmt: skip
-        write_scratch(folder / "asked.json", asked)
+        write_scratch(folder / "request.json", request)
         lab = stack.enter_context(start_lab(ranks, rate))
         with ExitStack() as inner:
             if with_counters:
                 inner.enter_context(counters.sample_counters(lab, 0, folder / "samples"))
-            argv = ["-m", RANK, str(folder / "asked.json")]
+            argv = ["-m", RANK, str(folder / "request.json")]
             launch(lab, torchrun_commands(lab, argv).__getitem__, TIMEOUT, env=THREADS)
-        found = read_scratch(folder / "found.json")
+        reply = read_scratch(folder / "result.json")
         samples = counters.read_samples(folder / "samples") if with_counters else []
-    own = [JobTimes(**job) for job in found["jobs"]]
-    return LabMeasurement(ranks, rate, found["link"], jobs, own, samples)
+    results = [JobTimes(**job) for job in reply["jobs"]]
+    return LabMeasurement(ranks, rate, reply["link"], jobs, results, samples)
 
 
-def predict(found: LabMeasurement) -> list[dict[str, float]]:
+def predict(measurement: LabMeasurement) -> list[dict[str, float]]:
     """Seconds of a step by job and label, from the operators and the link as they were measured.
 
     Sums have the latency of gloo's, all else that of the lines that slices travel on. Operators were
     measured beside a step's bytes, which therefore take nothing more from a core; messages do.
     """
-    link, result = found.link, []
+    link, result = measurement.link, []
     host_overhead = {**link["host_overhead"], "byte": 0.0} if link["host_overhead"] else {}
-    for job, own in zip(found.jobs, found.results, strict=True):
+    for job, job_times in zip(measurement.jobs, measurement.results, strict=True):
         seconds = {}
         for label, kind in job.variants.items():
             if kind.runner != "alone":
-                program = _program(job.net, job.batch, kind, found.ranks)
+                program = _program(job.net, job.batch, kind, measurement.ranks)
                 late = link["sum" if kind.sync.startswith("allreduce") else "latency"]
-                on = lab_cluster(found.ranks, link["bandwidth"], late, host_overhead)
-                seconds[label] = simulate(program, on, Profile(own.profile)).step_seconds
+                on = lab_cluster(measurement.ranks, link["bandwidth"], late, host_overhead)
+                seconds[label] = simulate(program, on, Profile(job_times.profile)).step_seconds
         result.append(seconds)
     return result
 

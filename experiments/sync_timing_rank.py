@@ -1,4 +1,4 @@
-"""One rank of `syncing`: python -m experiments.sync_timing_rank asked.json, under torchrun in the lab.
+"""One rank of `syncing`: python -m experiments.sync_timing_rank request.json, under torchrun in the lab.
 
 A block of steps runs without a barrier inside, so that steps may overlap as they do in training; blocks of
 different kinds take turns, so that what disturbs the machine disturbs all of them.
@@ -46,7 +46,7 @@ MESSAGES = 5  # of each size, to measure what they take
 Call = Callable[[], None]
 
 
-def main(asked: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -60,9 +60,9 @@ def main(asked: dict[str, Any]) -> None:
             "sum": measure_all_reduce(size),
             "host_overhead": host_overhead,
         }
-    jobs = [JobRunner(job_from_dict(job), asked, link).run() for job in asked["jobs"]]
+    jobs = [JobRunner(job_from_dict(job), request, link).run() for job in request["jobs"]]
     if rank == 0:
-        write_scratch(asked["out"], {"link": link, "jobs": jobs})
+        write_scratch(request["out"], {"link": link, "jobs": jobs})
     sync.close()
     dist.barrier()
     dist.destroy_process_group()
@@ -71,12 +71,13 @@ def main(asked: dict[str, Any]) -> None:
 class JobRunner:
     """The kinds of one job beside each other."""
 
-    def __init__(self, job: TimingJob, asked: dict[str, Any], link: dict[str, Any]) -> None:
-        self.job, self.asked, self.link = job, asked, link
+    def __init__(self, job: TimingJob, request: dict[str, Any], link: dict[str, Any]) -> None:
+        self.job, self.request, self.link = job, request, link
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.workload = load_workload(nets.spec(job.net), batch=job.batch, device="cpu")
         self.graph = capture(
-            self.workload.model, self.workload.inputs, targets=self.workload.targets, loss=self.workload.loss,
+            self.workload.model, self.workload.inputs, targets=self.workload.targets,
+            loss=self.workload.loss,
             name=job.net,
         )  # fmt: skip
         self.waits: dict[str, Call] = {}  # by label, waits for what is under way
@@ -91,9 +92,9 @@ class JobRunner:
             step()  # warms up
         blocks: dict[str, list[float]] = {label: [] for label in steps}
         order = list(steps)
-        for turn in range(self.asked["rounds"]):
+        for turn in range(self.request["rounds"]):
             for label in order[turn % len(order) :] + order[: turn % len(order)]:
-                blocks[label].append(self._block(label, steps[label], self.asked["steps"]))
+                blocks[label].append(self._block(label, steps[label], self.request["steps"]))
         dist.barrier()
         for end in self.close_calls:
             end()
@@ -145,8 +146,8 @@ class JobRunner:
 
     def _torch_step(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
         inputs, targets = (
-            [t.tensor_split(self.size)[self.rank] for t in own]
-            for own in (self.workload.inputs, self.workload.targets)
+            [t.tensor_split(self.size)[self.rank] for t in tensors]
+            for tensors in (self.workload.inputs, self.workload.targets)
         )
 
         def step() -> None:

@@ -46,16 +46,16 @@ def make_ten_plans(
 ) -> dict[str, Plan]:
     """Ten different plans: of methods, then drawn; `changes` groups of data parallelism, or all."""
     on = assumed_cluster(group.ranks)
-    found: dict[str, Plan] = {}
+    plans: dict[str, Plan] = {}
     seen = set()
     for name, plan in _candidates(graph, on, methods, changed_groups):
         key = write_tiles(graph, plan.tiles)
         if key not in seen:
             seen.add(key)
-            found[name] = plan
-        if len(found) == TEN:
+            plans[name] = plan
+        if len(plans) == TEN:
             break
-    return found
+    return plans
 
 
 def _candidates(
@@ -87,43 +87,45 @@ def _candidates(
 
 
 def measure_plans(
-    group: PlanGroup, methods: Sequence[str], changed_groups: int | None, asked: RunOptions
+    group: PlanGroup, methods: Sequence[str], changed_groups: int | None, options: RunOptions
 ) -> list[PlanTimes]:
     """The plans by measured time; operators and links are measured on the same ranks."""
     graph = group.graph()
     plans = make_ten_plans(group, graph, methods, changed_groups)
-    asked.report("measuring operators and links", 0.1)
-    devices = probe_devices(group.ranks, quick=asked.quick)
-    profile = measure_profile(group, graph, plans, devices[0].kind, quick=asked.quick)
-    on = measure_cluster(devices, None, quick=asked.quick)
-    asked.report(f"running {len(plans)} plans", 0.5)
-    timed = time_plans(group.spec, graph, plans, ranks=group.ranks, rounds=5 if asked.quick else 9)
-    found = [
+    options.report("measuring operators and links", 0.1)
+    devices = probe_devices(group.ranks, quick=options.quick)
+    profile = measure_profile(group, graph, plans, devices[0].kind, quick=options.quick)
+    on = measure_cluster(devices, None, quick=options.quick)
+    options.report(f"running {len(plans)} plans", 0.5)
+    timed = time_plans(
+        group.spec, graph, plans, ranks=group.ranks, rounds=5 if options.quick else 9
+    )
+    results = [
         PlanTimes(name, timed[name], simulate_steps(graph, plan, on, profile).step_seconds)
         for name, plan in plans.items()
     ]
-    return sorted(found, key=lambda own: own.measured.seconds)
+    return sorted(results, key=lambda result: result.measured.seconds)
 
 
-def section(title: str, group: PlanGroup, found: Sequence[PlanTimes], printed: str) -> Section:
-    real, guess = [r.measured.seconds for r in found], [r.simulated for r in found]
-    off = [abs(r.error) for r in found]
-    first = min(found, key=lambda r: r.simulated)
+def section(title: str, group: PlanGroup, results: Sequence[PlanTimes], printed: str) -> Section:
+    real, guess = [r.measured.seconds for r in results], [r.simulated for r in results]
+    off = [abs(r.error) for r in results]
+    first = min(results, key=lambda r: r.simulated)
     text = (
-        f"{len(found)} plans of a network shaped as {group.function} at batch {group.batch}, on "
+        f"{len(results)} plans of a network shaped as {group.function} at batch {group.batch}, on "
         f"{group.ranks} ranks of this machine. Spearman's correlation is {spearman(real, guess):.2f}, "
         f"Kendall's {kendall(real, guess):.2f}; the simulation is {100 * sum(off) / len(off):.0f} % off on "
         f"average, {100 * max(off):.0f} % at most. The plan that is simulated to be fastest, "
         f"{first.name}, takes {first.measured.seconds / min(real):.2f} x the fastest. {printed}"
     )
-    order = sorted(range(len(found)), key=guess.__getitem__)
+    order = sorted(range(len(results)), key=guess.__getitem__)
     place = {at: number + 1 for number, at in enumerate(order)}
     rows: list[list[Cell]] = [
         [
             r.name, 1e3 * r.measured.seconds, 1e3 * r.measured.shortest, 1e3 * r.measured.longest,
             1e3 * r.simulated, 100 * r.error, at + 1, place[at],
         ]
-        for at, r in enumerate(found)
+        for at, r in enumerate(results)
     ]  # fmt: skip
     note = (
         "Measured: the median over blocks of steps, plans in turn, of the slowest rank. Simulated: from "

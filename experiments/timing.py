@@ -62,18 +62,18 @@ def time_plans(
                 kinds[label] = plan.bucket_mb
             else:
                 kinds[label] = str(folder / f"{number}.json")
-                own = graph.for_batch(
+                micro_batch_graph = graph.for_batch(
                     -(-graph.batch // plan.microbatches)
                 )  # a plan is of a micro-batch
-                save_plan(plan, own, folder / f"{number}.json")
-        asked = {
+                save_plan(plan, micro_batch_graph, folder / f"{number}.json")
+        request = {
             "spec": spec, "batch": graph.batch, "kinds": kinds, "rounds": rounds, "steps": steps,
-            "peaks": peaks, "out": str(folder / "found.json"),
+            "peaks": peaks, "out": str(folder / "result.json"),
         }  # fmt: skip
-        write_scratch(folder / "asked.json", asked)
-        run_ranks(ranks, rate, ["-m", "experiments.timing_rank", str(folder / "asked.json")])
-        found = read_scratch(folder / "found.json")
-    return {label: StepTimes(**own) for label, own in found.items()}
+        write_scratch(folder / "request.json", request)
+        run_ranks(ranks, rate, ["-m", "experiments.timing_rank", str(folder / "request.json")])
+        result = read_scratch(folder / "result.json")
+    return {label: StepTimes(**times) for label, times in result.items()}
 
 
 def run_ranks(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
@@ -91,13 +91,13 @@ def run_ranks(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
         check=False,
     )  # fmt: skip
     if done.returncode:
-        said = _traceback(done.stderr)
-        print(said, file=sys.stderr, flush=True)
-        last = (said.strip().splitlines() or ["they said nothing"])[-1]
+        output = _traceback(done.stderr)
+        print(output, file=sys.stderr, flush=True)
+        last = (output.strip().splitlines() or ["they said nothing"])[-1]
         raise InputError(f"{ranks} ranks of this machine failed: {last}")
 
 
-def _traceback(said: str) -> str:
+def _traceback(output: str) -> str:
     """What a rank said, before what torchrun says of it."""
-    start = said.find("Traceback")
-    return said[start : start + 4000] if start >= 0 else said[-2000:]
+    start = output.find("Traceback")
+    return output[start : start + 4000] if start >= 0 else output[-2000:]

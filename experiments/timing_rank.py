@@ -1,4 +1,4 @@
-"""One rank of `timing`: python -m experiments.timing_rank asked.json, under torchrun."""
+"""One rank of `timing`: python -m experiments.timing_rank request.json, under torchrun."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ WARM_UP = 2
 Step = Callable[[], float]
 
 
-def main(asked: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    work = load_workload(asked["spec"], batch=asked["batch"], device="cpu")
+    work = load_workload(request["spec"], batch=request["batch"], device="cpu")
     trainers: dict[str, Trainer] = {}
     graphs = GraphsBySize(work)
     steps = {
         label: make_step(work, kind, label, trainers, graphs)
-        for label, kind in asked["kinds"].items()
+        for label, kind in request["kinds"].items()
     }
     losses = {label: [step() for _ in range(WARM_UP)] for label, step in steps.items()}
     times: dict[str, list[float]] = {label: [] for label in steps}
     order = list(steps)
-    for turn in range(asked["rounds"]):
+    for turn in range(request["rounds"]):
         for label in order[turn % len(order) :] + order[: turn % len(order)]:
-            times[label].append(_block(steps[label], trainers.get(label), asked["steps"]))
-    found = {}
-    for label, own in times.items():
-        found[label] = {
-            "seconds": statistics.median(own), "least": min(own), "most": max(own),
+            times[label].append(_block(steps[label], trainers.get(label), request["steps"]))
+    results = {}
+    for label, seconds in times.items():
+        results[label] = {
+            "seconds": statistics.median(seconds), "least": min(seconds), "most": max(seconds),
             "losses": losses[label],
-            "peaks": _peak_bytes(steps[label], trainers.get(label)) if asked["peaks"] else [],
+            "peaks": _peak_bytes(steps[label], trainers.get(label)) if request["peaks"] else [],
         }  # fmt: skip
     if dist.get_rank() == 0:
-        write_scratch(asked["out"], found)
+        write_scratch(request["out"], results)
     dist.barrier()
     for trainer in trainers.values():
         trainer.close()
@@ -98,7 +98,8 @@ def ddp_step(work: Workload, module: DistributedDataParallel) -> Step:
     optimizer = sgd(module.parameters())
     size, rank = dist.get_world_size(), dist.get_rank()
     inputs, targets = (
-        [tensor.tensor_split(size)[rank] for tensor in own] for own in (work.inputs, work.targets)
+        [tensor.tensor_split(size)[rank] for tensor in tensors]
+        for tensors in (work.inputs, work.targets)
     )
 
     def step() -> float:

@@ -24,64 +24,67 @@ from raddle.searches.hypergraph.partitioner import Partitioner, PartitionRequest
 MI = 2**20
 BLOCKS = 32  # a layer, for Mt-KaHyPar
 # Tables 5.9 to 5.12: volume, and the largest part's work over the average.
-PATOH = {own.method: {n: row.volume for n, row in own.rows.items()} for own in (COARSE, FINE)}
+PATOH = {
+    printed_table.method: {n: row.volume for n, row in printed_table.rows.items()}
+    for printed_table in (COARSE, FINE)
+}
 PATOH_IMBALANCE = {n: round(row.imbalance - 1, 3) for n, row in COARSE.rows.items()}
 
 
-def kahypar(own: Partitioner, parts: int, epsilon: float) -> dict[str, Any]:
+def kahypar(partitioner: Partitioner, parts: int, epsilon: float) -> dict[str, Any]:
     begun = perf_counter()
-    x = partition_blocks(own.model, parts, epsilon, BLOCKS, 0)
+    x = partition_blocks(partitioner.model, parts, epsilon, BLOCKS, 0)
     return {
-        "volume": volume(own.model, x) / MI,
-        "imbalance": imbalance(own.model, x),
+        "volume": volume(partitioner.model, x) / MI,
+        "imbalance": imbalance(partitioner.model, x),
         "seconds": perf_counter() - begun,
     }
 
 
 def ours(
-    own: Partitioner, method: str, parts: int, epsilon: float = 0.1, budget: float = 10.0
+    partitioner: Partitioner, method: str, parts: int, epsilon: float = 0.1, budget: float = 10.0
 ) -> dict[str, Any]:
-    found = own.partition(method, PartitionRequest(parts, epsilon=epsilon, budget=budget))
+    result = partitioner.partition(method, PartitionRequest(parts, epsilon=epsilon, budget=budget))
     return {
-        "volume": found.volume / MI,
-        "bytes": found.volume_bytes,
-        "imbalance": found.imbalance,
-        "bound": found.lower_bound and found.lower_bound / MI,
-        "seconds": found.seconds,
+        "volume": result.volume / MI,
+        "bytes": result.volume_bytes,
+        "imbalance": result.imbalance,
+        "bound": result.lower_bound and result.lower_bound / MI,
+        "seconds": result.seconds,
     }
 
 
 def vgg16() -> list[dict[str, Any]]:
-    own = Partitioner(capture_model("vgg16", 32))
+    partitioner = Partitioner(capture_model("vgg16", 32))
     rows = []
     for parts in PARTS:
         row: dict[str, Any] = {"parts": parts, "patoh": {k: v[parts] for k, v in PATOH.items()}}
         for method in ("filter-horizontal", "filter-incremental", "channel-incremental"):
-            row[method] = ours(own, method, parts)
+            row[method] = ours(partitioner, method, parts)
         if parts <= 16:
-            row["layerwise"] = ours(own, "layerwise", parts)
-            row["mixed"] = ours(own, "mixed", parts)
-        row["mt-kahypar"] = kahypar(own, parts, 0.1)
-        row["coarse"] = ours(own, "coarse", parts)
-        row["coarse 0.03"] = ours(own, "coarse", parts, 0.03)
-        row["fine"] = ours(own, "fine", parts)
-        rows.append(told(row))
+            row["layerwise"] = ours(partitioner, "layerwise", parts)
+            row["mixed"] = ours(partitioner, "mixed", parts)
+        row["mt-kahypar"] = kahypar(partitioner, parts, 0.1)
+        row["coarse"] = ours(partitioner, "coarse", parts)
+        row["coarse 0.03"] = ours(partitioner, "coarse", parts, 0.03)
+        row["fine"] = ours(partitioner, "fine", parts)
+        rows.append(print_row(row))
     return rows
 
 
 def reconstructed() -> list[dict[str, Any]]:
     """Connected layers are one vertex, as in the thesis, and the imbalance is PaToH's own."""
-    own = Partitioner(
+    partitioner = Partitioner(
         capture_model("vgg16", 32), np.array(RECONSTRUCTED, float), connected_as_one=True
     )
     return [
-        told(
+        print_row(
             {
                 "parts": parts,
                 "epsilon": PATOH_IMBALANCE[parts],
                 "patoh": PATOH["coarse"][parts],
-                "mt-kahypar": kahypar(own, parts, PATOH_IMBALANCE[parts]),
-                "coarse": ours(own, "coarse", parts, PATOH_IMBALANCE[parts]),
+                "mt-kahypar": kahypar(partitioner, parts, PATOH_IMBALANCE[parts]),
+                "coarse": ours(partitioner, "coarse", parts, PATOH_IMBALANCE[parts]),
             }
         )
         for parts in PARTS
@@ -92,30 +95,33 @@ def epoch() -> list[dict[str, Any]]:
     """Table 5.14: GiB of an epoch of 64,000 images, all forward and backward, in the same bytes."""
     rows = []
     for batch in (16, 32, 64):
-        own = Partitioner(capture_model("vgg16", batch))
-        parameters = sum(layer.parameters for layer in own.network.layers)
+        partitioner = Partitioner(capture_model("vgg16", batch))
+        parameters = sum(layer.parameters for layer in partitioner.network.layers)
         for parts in (2, 4, 8):
             steps = 64_000 // batch
             data = 2 * (parts - 1) * 4 * parameters * steps / 2**30
             row: dict[str, Any] = {"parts": parts, "batch": batch, "data": data}
             for method in ("coarse", "fine", "mixed"):
-                row[method] = ours(own, method, parts)["bytes"] * steps / 2**30
-            rows.append(told(row))
+                row[method] = ours(partitioner, method, parts)["bytes"] * steps / 2**30
+            rows.append(print_row(row))
     return rows
 
 
 def others() -> list[dict[str, Any]]:
     rows = []
     for model in ("resnet50", "inception_v3", "unet"):
-        own = Partitioner(capture_model(model, 32))
+        partitioner = Partitioner(capture_model(model, 32))
         for parts in PARTS[:5]:
             row = {"model": model, "parts": parts}
-            row |= {"mt-kahypar": kahypar(own, parts, 0.1), "coarse": ours(own, "coarse", parts)}
-            rows.append(told(row))
+            row |= {
+                "mt-kahypar": kahypar(partitioner, parts, 0.1),
+                "coarse": ours(partitioner, "coarse", parts),
+            }
+            rows.append(print_row(row))
     return rows
 
 
-def told(row: dict[str, Any]) -> dict[str, Any]:
+def print_row(row: dict[str, Any]) -> dict[str, Any]:
     print(json.dumps(row), flush=True)
     return row
 

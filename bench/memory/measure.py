@@ -45,8 +45,10 @@ def main() -> None:
         ("gpt", "adam", (4, 16)),
     ]:
         for batch in batches:
-            found = peak(name, batch, optimizer)
-            rows.append({"model": name, "batch": batch, "optimizer": optimizer, "bytes": found})
+            peak_bytes = peak(name, batch, optimizer)
+            rows.append(
+                {"model": name, "batch": batch, "optimizer": optimizer, "bytes": peak_bytes}
+            )
     device = torch.cuda.get_device_name()
     json.dump({"device": device, "torch": torch.__version__, "rows": rows}, sys.stdout, indent=1)
 

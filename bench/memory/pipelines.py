@@ -40,14 +40,16 @@ def plans(folder: Path) -> None:
             settings = Settings(
                 schedule=schedule, stages=4, microbatches=count, bn="local", optimizer="momentum"
             )
-            found = run_method(graph, cluster, "pipeline", settings)
-            assert found.pipeline is not None
-            plan = build_plan(graph, cluster, "pipeline", found, settings, model=model, batch=batch)
+            result = run_method(graph, cluster, "pipeline", settings)
+            assert result.pipeline is not None
+            plan = build_plan(
+                graph, cluster, "pipeline", result, settings, model=model, batch=batch
+            )
             if again:
                 plan = replace(plan, recompute=plan.stages)
             name = f"{model}_{words.replace(', ', '-')}"
-            plan_file.save(plan, found.pipeline.graph, folder / f"{name}.json")
-            timeline = simulate_steps(found.pipeline.graph, plan, cluster)
+            plan_file.save(plan, result.pipeline.graph, folder / f"{name}.json")
+            timeline = simulate_steps(result.pipeline.graph, plan, cluster)
             peaks = peak_bytes(timeline, through_host=True)
             predicted[name] = [int(peak) for peak in peaks]
     (folder / "predicted.json").write_text(json.dumps(predicted))

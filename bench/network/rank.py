@@ -40,15 +40,15 @@ def _link() -> dict[str, float]:
     times = {}
     for nbytes in (4096, 16 * 2**20):
         buffer, other = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
-        found = []
+        seconds = []
         for _ in range(5):
             dist.barrier()
             start = time.perf_counter()
             work = [dist.isend(buffer, (rank + 1) % size), dist.irecv(other, (rank - 1) % size)]
             for w in work:
                 w.wait()
-            found.append(time.perf_counter() - start)
-        times[nbytes] = statistics.median(found)
+            seconds.append(time.perf_counter() - start)
+        times[nbytes] = statistics.median(seconds)
     (small, fast), (large, slow) = times.items()
     bandwidth = (large - small) / (slow - fast)
     return {"bandwidth": bandwidth, "latency": max(1e-5, fast - small / bandwidth)}
@@ -66,11 +66,11 @@ def measure(folder: pathlib.Path, batch: int, rounds: int) -> dict[str, Any]:
     module = DistributedDataParallel(work.model)
     optimizer = sgd(module.parameters())
     rank, size = dist.get_rank(), dist.get_world_size()
-    own = [t.chunk(size)[rank] for t in (*work.inputs, *work.targets)]
+    batch_part = [t.chunk(size)[rank] for t in (*work.inputs, *work.targets)]
 
     def ddp() -> float:
         optimizer.zero_grad()
-        loss = work.loss(module(own[0]), own[1])
+        loss = work.loss(module(batch_part[0]), batch_part[1])
         loss.backward()
         optimizer.step()
         return float(loss.detach())

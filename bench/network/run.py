@@ -54,12 +54,15 @@ def main() -> None:
         except InputError as error:
             print(f"skipped: {error}")
             sys.exit(0)
-        found = json.loads((pathlib.Path(folder) / "rows.json").read_text())
-    rows = [row | predicted(graphs[row["batch"]], measured, found["link"]) for row in found["rows"]]
+        measurement = json.loads((pathlib.Path(folder) / "rows.json").read_text())
+    rows = [
+        row | predicted(graphs[row["batch"]], measured, measurement["link"])
+        for row in measurement["rows"]
+    ]
     if chosen.json:
-        print(json.dumps({**found, "rows": rows}, indent=1))
+        print(json.dumps({**measurement, "rows": rows}, indent=1))
         return
-    link = found["link"]
+    link = measurement["link"]
     print(f"link: {link['bandwidth'] / 1e6:.1f} MB/s, {1e3 * link['latency']:.2f} ms\n")
     print("batch   DDP ms   owt ms  faster   predicted: data ms   owt ms  faster    off")
     for r in rows:

@@ -29,14 +29,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, browser() as started:
         for model, on in CASES:
             path = pathlib.Path(folder) / "page.html"
-            said = raddle_json(
+            report = raddle_json(
                 "report", model, "--cluster", on, "--batch", "512", "--budget", "5", "-o", str(path)
             )
             row = {
                 "model": model,
                 "cluster": on,
-                "methods": len(said["methods"]),
-                "bytes": said["bytes"],
+                "methods": len(report["methods"]),
+                "bytes": report["bytes"],
             }
             begun = perf_counter()
             with open_page(started, path) as page:

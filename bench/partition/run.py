@@ -43,17 +43,19 @@ def best_of(count: int, work: Callable[[], T]) -> tuple[T, float]:
 
 
 def ours(layers: Layers, devices: int) -> dict[str, Any]:
-    found, seconds = best_of(5, lambda: partition_for_period(layers, devices, bandwidth=BANDWIDTH))
+    partition, seconds = best_of(
+        5, lambda: partition_for_period(layers, devices, bandwidth=BANDWIDTH)
+    )
     alone = sum(layers.forward) + sum(layers.backward)
     one_order = partition_for_period(layers, devices, bandwidth=BANDWIDTH, max_ideals=1)
     return {
-        "speedup": alone / found.period,
+        "speedup": alone / partition.period,
         "one order": alone / one_order.period,
         "seconds": seconds,
-        "ideals": found.ideals,
-        "exact": found.exact,
-        "replicas": [stage.replicas for stage in found.stages],
-        "layers": [len(stage.layers) for stage in found.stages],
+        "ideals": partition.ideals,
+        "exact": partition.exact,
+        "replicas": [stage.replicas for stage in partition.stages],
+        "layers": [len(stage.layers) for stage in partition.stages],
     }
 
 
@@ -65,7 +67,7 @@ def theirs(checkout: Path, path: Path, devices: int) -> dict[str, Any]:
         command += ["-f", str(path), "-b", str(BANDWIDTH), "--activation_compression_ratio", "1"]
         begun = perf_counter()
         try:
-            said = subprocess.run(
+            output = subprocess.run(
                 command,
                 cwd=checkout / "optimizer",
                 env={**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"},
@@ -76,12 +78,12 @@ def theirs(checkout: Path, path: Path, devices: int) -> dict[str, Any]:
             ).stdout
         except subprocess.TimeoutExpired:
             return {"seconds": None}
-    speedup = re.search(r"increase \(compared to single machine\): (\S+)", said)
+    speedup = re.search(r"increase \(compared to single machine\): (\S+)", output)
     assert speedup
     return {
         "seconds": perf_counter() - begun,
         "speedup": float(speedup[1]),
-        "replicas": [int(r) for r in re.findall(r"^\(\d+, \d+\) \S+ (\d+)$", said, re.MULTILINE)],
+        "replicas": [int(r) for r in re.findall(r"^\(\d+, \d+\) \S+ (\d+)$", output, re.MULTILINE)],
     }
 
 
@@ -101,14 +103,14 @@ def flushed(layers: Layers, devices: int) -> dict[str, Any]:
         layers.successors,
     )
     line = DeviceChain.uniform(devices, bandwidth=BANDWIDTH, latency=1e-5, capacity=16e9)
-    found, seconds = best_of(3, lambda: partition_for_step(work, line, microbatches=m))
-    assert found
+    partition, seconds = best_of(3, lambda: partition_for_step(work, line, microbatches=m))
+    assert partition
     return {
-        "speedup": (sum(layers.forward) + sum(layers.backward)) / found.seconds,
+        "speedup": (sum(layers.forward) + sum(layers.backward)) / partition.seconds,
         "seconds": seconds,
-        "exact": found.exact,
-        "ideals": found.ideals,
-        "replicas": [len(stage.devices) for stage in found.stages],
+        "exact": partition.exact,
+        "ideals": partition.ideals,
+        "replicas": [len(stage.devices) for stage in partition.stages],
     }
 
 
@@ -148,18 +150,18 @@ def tables(results: dict[str, Any]) -> str:
     rows = [[*head.split("|"), "ideals", "our replicas, by stage", "PipeDream's "]]
     steps = [["profile", "devices", "× one device", "s", "ideals", "exact", "replicas, by stage"]]
     for row in results["rows"]:
-        own, other, step = row["ours"], row["pipedream"], row["flushed"]
+        result, other, step = row["ours"], row["pipedream"], row["flushed"]
         theirs = ["–", f"did not finish in {PATIENCE} s", "–"]
         if other["seconds"] is not None:
             theirs = [f"{other['speedup']:.2f}", f"{other['seconds']:.1f}", plus(other["replicas"])]
         case = [row["profile"], str(row["devices"])]
-        reached = [f"**{own['speedup']:.2f}**", f"{own['one order']:.2f}", theirs[0]]
-        took = [f"{own['seconds']:.3f}", theirs[1]]
+        reached = [f"**{result['speedup']:.2f}**", f"{result['one order']:.2f}", theirs[0]]
+        took = [f"{result['seconds']:.3f}", theirs[1]]
         rows.append(
-            [*case, *reached, *took, f"{own['ideals']:,}", plus(own["replicas"]), theirs[2]]
+            [*case, *reached, *took, f"{result['ideals']:,}", plus(result["replicas"]), theirs[2]]
         )
-        found = [f"{step['speedup']:.2f}", f"{step['seconds']:.3f}", f"{step['ideals']:,}"]
-        steps.append([*case, *found, "yes" if step["exact"] else "no", plus(step["replicas"])])
+        cells = [f"{step['speedup']:.2f}", f"{step['seconds']:.3f}", f"{step['ideals']:,}"]
+        steps.append([*case, *cells, "yes" if step["exact"] else "no", plus(step["replicas"])])
     first = [f"{what}: {seconds:.1f} s" for what, seconds in results["first use"].items()]
     return "\n\n".join([markdown(rows), markdown(steps), "; ".join(first)])
 

@@ -93,7 +93,7 @@ def calibrate(row: Row, repeats: int = 25) -> tuple[float, float]:
         torch.autograd.grad(y, [x, stage.weight], seed)
         end = time.perf_counter()
         beyond.append((middle - start - row.forward, end - again - row.backward))
-    forward, backward = (statistics.median(own) for own in zip(*beyond, strict=True))
+    forward, backward = (statistics.median(seconds) for seconds in zip(*beyond, strict=True))
     torch.ops.raddle_bench.set_leads(forward, backward)
     return forward, backward
 

@@ -47,15 +47,15 @@ def measure(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
         schedule: [float(trainer.step(*batch)) for _ in range(WARM_UP)]
         for schedule, trainer in trainers.items()
     }
-    for own in losses.values():
-        same = torch.tensor(own), torch.tensor(losses["sequential"])
+    for schedule_losses in losses.values():
+        same = torch.tensor(schedule_losses), torch.tensor(losses["sequential"])
         torch.testing.assert_close(*same, rtol=1e-4, atol=1e-5)
     times: dict[str, list[float]] = {schedule: [] for schedule in trainers}
     for number in range(rounds):
         order = list(trainers)
         for schedule in order[number % len(order) :] + order[: number % len(order)]:
             times[schedule].append(_timed(trainers[schedule], batch))
-    found = {
+    measured = {
         schedule: {
             "ms": 1e3 * statistics.median(times[schedule]),
             "all_ms": [round(1e3 * t, 1) for t in times[schedule]],
@@ -66,7 +66,7 @@ def measure(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
     }
     for trainer in trainers.values():
         trainer.close()
-    return {"net": name, "ranks": dist.get_world_size(), "measured": found}
+    return {"net": name, "ranks": dist.get_world_size(), "measured": measured}
 
 
 def _timed(trainer: Any, batch: list[Tensor]) -> float:

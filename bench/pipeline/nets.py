@@ -76,13 +76,13 @@ def profiled(graph: Graph, kind: str) -> Profile:
 
 
 def planned(graph: Graph, stages: Sequence[Sequence[str]], schedule: str) -> Plan:
-    of = {name: s for s, own in enumerate(stages) for name in own}
+    of = {name: s for s, stage in enumerate(stages) for name in stage}
     tiles = {
         op.name: whole_tiling([d.size for d in op.space.dims], [of[op.name]]) for op in graph.ops
     }
     return Plan(
         tiles, len(stages), bn="microbatch", microbatches=MICROBATCHES, schedule=schedule,
-        stages=tuple(tuple(own) for own in stages), model=graph.name, batch=MICROBATCHES * graph.batch,
+        stages=tuple(tuple(stage) for stage in stages), model=graph.name, batch=MICROBATCHES * graph.batch,
         fingerprint=graph.fingerprint(), inputs=describe_inputs(graph), parameters=parameter_shapes(graph),
     )  # fmt: skip
 
@@ -111,7 +111,7 @@ def cut(graph: Graph, count: int, cluster: Cluster, profile: Profile) -> list[li
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     for left in range(count - 1, -1, -1):
         ends = [points[-1]] if left == 0 else points[1:-1]
-        found: dict[int, tuple[float, list[int]]] = {}
+        extended: dict[int, tuple[float, list[int]]] = {}
         for q in ends:
             options = [
                 (max(slowest, before[q] - before[p] + sent[q]), [*cuts, q])
@@ -119,8 +119,8 @@ def cut(graph: Graph, count: int, cluster: Cluster, profile: Profile) -> list[li
                 if p < q
             ]
             if options:
-                found[q] = min(options)
-        best = found
+                extended[q] = min(options)
+        best = extended
     ((_, cuts),) = best.values()
     return [names[a:b] for a, b in itertools.pairwise([0, *cuts])]
 

@@ -32,7 +32,7 @@ def main(settings: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     harness.build()
     dist.init_process_group("gloo")
-    rows = [measure(Row(*own), settings["rounds"]) for own in settings["rows"]]
+    rows = [measure(Row(*fields), settings["rounds"]) for fields in settings["rows"]]
     if dist.get_rank() == 0:
         pathlib.Path(settings["out"]).write_text(json.dumps(rows, indent=1))
     dist.destroy_process_group()
@@ -56,19 +56,19 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
             times[name].append(_timed(steps[name]))
     profile = _profile(trainer, ours)
     trainer.close()
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "schedule": row.schedule,
         "megabytes": row.megabytes,
         "ideal_ms": 1e3 * row.ideal,
     }
-    for name, own in times.items():
-        found[f"{name}_ms"] = 1e3 * statistics.median(own)
-        found[f"{name}_overhead"] = statistics.median(own) / row.ideal - 1
-        found[f"{name}_all_ms"] = [round(1e3 * t, 1) for t in own]
-    found["ratio"] = found["raddle_overhead"] / found["torch_overhead"]
-    found["profile_ms"] = profile
-    found["leads_ms"] = [round(1e3 * lead, 2) for lead in leads]
-    return found
+    for name, seconds in times.items():
+        result[f"{name}_ms"] = 1e3 * statistics.median(seconds)
+        result[f"{name}_overhead"] = statistics.median(seconds) / row.ideal - 1
+        result[f"{name}_all_ms"] = [round(1e3 * t, 1) for t in seconds]
+    result["ratio"] = result["raddle_overhead"] / result["torch_overhead"]
+    result["profile_ms"] = profile
+    result["leads_ms"] = [round(1e3 * lead, 2) for lead in leads]
+    return result
 
 
 def of_raddle(row: Row) -> tuple[Any, Callable[[], float]]:
@@ -87,7 +87,7 @@ def planned(graph: Graph, row: Row) -> Plan:
     names = [op.name for op in graph.ops]
     cut = 1 + names.index(graph.opaque_ops[0].name)
     stages = tuple(names[:cut]), tuple(names[cut:])
-    of = {name: s for s, own in enumerate(stages) for name in own}
+    of = {name: s for s, stage_ops in enumerate(stages) for name in stage_ops}
     tiles = {
         op.name: whole_tiling([d.size for d in op.space.dims], [of[op.name]]) for op in graph.ops
     }
@@ -122,12 +122,12 @@ def of_torch(row: Row) -> Callable[[], float | None]:
 def _counted(row: Row, step: Callable[[], float | None]) -> float | None:
     """A step's loss; every micro-batch must have run forward and backward here."""
     before = harness.calls()
-    found = step()
+    loss = step()
     ran = [now - then for now, then in zip(harness.calls(), before, strict=True)]
     assert min(ran) >= row.microbatches, (
         f"stages ran {ran} times for {row.microbatches} micro-batches"
     )
-    return found
+    return loss
 
 
 def _check(losses: dict[str, list[float | None]]) -> None:
@@ -150,7 +150,7 @@ def _timed(step: Callable[[], Any]) -> float:
 
 def _profile(trainer: Any, step: Callable[[], Any], repeats: int = 5) -> list[dict[str, float]]:
     """By rank, milliseconds of a step by what it was spent on (the median step)."""
-    found = []
+    profiles = []
     for _ in range(repeats):
         spent: dict[str, float] = {}
 
@@ -164,12 +164,12 @@ def _profile(trainer: Any, step: Callable[[], Any], repeats: int = 5) -> list[di
         step()
         total = time.perf_counter() - start
         spent["rest"] = total - sum(spent.values())
-        found.append({"total": total, **spent})
+        profiles.append({"total": total, **spent})
     trainer.executor.record = None
-    middle = sorted(found, key=lambda s: s["total"])[repeats // 2]
-    own = {name: round(1e3 * seconds, 2) for name, seconds in middle.items()}
+    middle = sorted(profiles, key=lambda s: s["total"])[repeats // 2]
+    milliseconds = {name: round(1e3 * seconds, 2) for name, seconds in middle.items()}
     ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, own)
+    dist.all_gather_object(ranks, milliseconds)
     return ranks
 
 

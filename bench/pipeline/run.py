@@ -52,8 +52,8 @@ def overhead(rounds: int) -> list[dict[str, Any]]:
         out = pathlib.Path(folder) / "rows.json"
         rows = [(schedule, size) for size in MEGABYTES for schedule in ("gpipe", "1f1b")]
         _launch("rank.py", 2, {"rounds": rounds, "rows": rows, "out": str(out)})
-        found: list[dict[str, Any]] = json.loads(out.read_text())
-    return found
+        rows_measured: list[dict[str, Any]] = json.loads(out.read_text())
+    return rows_measured
 
 
 def show_overhead(rows: list[dict[str, Any]]) -> None:
@@ -94,11 +94,11 @@ def gems(chosen: argparse.Namespace) -> list[dict[str, Any]]:
         cluster = _widened(here, ranks)
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            said = {net: _plan(net, ranks, cluster, folder) for net in names}
+            predictions = {net: _plan(net, ranks, cluster, folder) for net in names}
             settings = {"folder": name, "rounds": chosen.rounds, "nets": names}
             _launch("netrank.py", ranks, settings)
             for row in json.loads((folder / "rows.json").read_text()):
-                rows.append(row | {"predicted": said[row["net"]]})
+                rows.append(row | {"predicted": predictions[row["net"]]})
     return rows
 
 
@@ -115,13 +115,13 @@ def _plan(net: str, ranks: int, cluster: Cluster, folder: pathlib.Path) -> dict[
     graph = nets.captured(net)
     profile = nets.profiled(graph, cluster.devices[0].kind)
     stages = nets.cut(graph, ranks, cluster, profile)
-    said = {}
+    predictions = {}
     for schedule in nets.SCHEDULES:
         plan = nets.planned(graph, stages, schedule)
         save(plan, graph, folder / f"{net}.{ranks}.{schedule}.json")
         seconds, peaks = nets.predicted(graph, plan, cluster, profile)
-        said[schedule] = {"ms": 1e3 * seconds, "peak_bytes": peaks}
-    return said
+        predictions[schedule] = {"ms": 1e3 * seconds, "peak_bytes": peaks}
+    return predictions
 
 
 def show_gems(rows: list[dict[str, Any]]) -> None:
@@ -140,8 +140,8 @@ def show_gems(rows: list[dict[str, Any]]) -> None:
             )
 
 
-def _mebibytes(found: dict[str, Any]) -> str:
-    return " / ".join(f"{b / 2**20:.0f}" for b in found["peak_bytes"])
+def _mebibytes(row: dict[str, Any]) -> str:
+    return " / ".join(f"{b / 2**20:.0f}" for b in row["peak_bytes"])
 
 
 def _launch(script: str, ranks: int, settings: dict[str, Any]) -> None:

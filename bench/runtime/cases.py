@@ -80,8 +80,8 @@ def tensor_parallel(split: dict[str, str]) -> Callable[[Graph], Plan]:
     def make(graph: Graph) -> Plan:
         tiles = {}
         for op in graph.ops:
-            found = [text for start, text in split.items() if op.name.startswith(start)]
-            tiles[op.name] = read_tiling(op, found[0] if found else "x2 @0,1")
+            tilings = [text for start, text in split.items() if op.name.startswith(start)]
+            tiles[op.name] = read_tiling(op, tilings[0] if tilings else "x2 @0,1")
         return replace(data_parallel("local")(graph), tiles=tiles)
 
     return make

@@ -109,10 +109,12 @@ def main() -> None:
         dist.init_process_group("gloo")
     torch.manual_seed(0)
     x = torch.randn(4, 8, dtype=torch.float64, device="cuda")
-    found = {name: deviation(Through(function).to(x), x) for name, function in FUNCTIONS.items()}
+    deviations = {
+        name: deviation(Through(function).to(x), x) for name, function in FUNCTIONS.items()
+    }
     alike = resumes_alike(x)
     if os.environ.get("RANK", "0") == "0":
-        for name, off in found.items():
+        for name, off in deviations.items():
             print(
                 f"{RANKS} rank(s) {name:8} worst deviation {off:.1e}",
                 "ok" if off < 1e-9 else "WRONG",

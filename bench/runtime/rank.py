@@ -80,8 +80,8 @@ def _peer(case: Case, model: Any, inputs: list[Tensor], targets: list[Tensor]) -
     if case.peer == "ddp":
         module: Any = DistributedDataParallel(model)
         half = len(inputs[0]) // 2
-        own = [t[rank * half : (rank + 1) * half] for t in [*inputs, *targets]]
-        mine, wanted = own[: len(inputs)], own[len(inputs) :]
+        parts = [t[rank * half : (rank + 1) * half] for t in [*inputs, *targets]]
+        mine, wanted = parts[: len(inputs)], parts[len(inputs) :]
     else:
         module = dtensor(case, model)
         mine, wanted = inputs, targets

@@ -50,7 +50,7 @@ def results() -> dict[str, Any]:
 
 def keep(part: str, key: str, row: Any) -> None:
     """Adds a result; a run may be split over several calls."""
-    found = results()
-    found.setdefault(part, {})[key] = row
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    data = results()
+    data.setdefault(part, {})[key] = row
+    RESULTS.write_text(json.dumps(data, indent=1) + "\n")
     print(part, key, json.dumps(row), flush=True)

@@ -29,10 +29,10 @@ def run() -> None:
         space, rng = PlanSpace(graph, on, Settings()), random.Random(0)
         tiles = BASELINES["data"](graph, on)
         before = simulate(lower(graph, Plan(tiles, count, bn="local")), on)
-        own = Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local"))
-        base = own.time()
+        evaluator = Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local"))
+        base = evaluator.time()
         assert base is not None
-        known = task_times(before)
+        times_before = task_times(before)
         changed, moves = [], []
         for _ in range(MOVES):
             g = rng.choice(space.unpinned)
@@ -41,9 +41,11 @@ def run() -> None:
             )
             after = simulate(lower(graph, Plan({**tiles, **move}, count, bn="local")), on)
             now = task_times(after)
-            changed.append(sum(known.get(key) != when for key, when in now.items()) / len(now))
+            changed.append(
+                sum(times_before.get(key) != when for key, when in now.items()) / len(now)
+            )
             moves.append(move)
-        short = [shortened_seconds(own, move, int(1.01 * base)) for move in moves]
+        short = [shortened_seconds(evaluator, move, int(1.01 * base)) for move in moves]
         tasks = len(before.start)
         engine = min(engine_seconds(before.tasks) for _ in range(10))
         oracle = float(np.mean(changed)) * engine

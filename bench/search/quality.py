@@ -41,11 +41,14 @@ def optcnn_claims() -> None:
     """OptCNN's own cost (additive, a server a layer) of its optimum and of what it is compared with."""
     for model, claim in OPTCNN_CLAIMS.items():
         graph, on = graph_of(model, 512), machine("p100:4x4")
-        found = build_tables(graph, on, paper=True)
-        chosen, solution = choose_configurations(found)
-        costs = {name: additive_cost(found, own) for name, own in baselines(found).items()}
+        tables = build_tables(graph, on, paper=True)
+        chosen, solution = choose_configurations(tables)
+        costs = {
+            name: additive_cost(tables, configurations)
+            for name, configurations in baselines(tables).items()
+        }
         best = min(costs.values())
-        assert abs(additive_cost(found, chosen) - solution.cost) <= 1e-5 * solution.cost
+        assert abs(additive_cost(tables, chosen) - solution.cost) <= 1e-5 * solution.cost
         simulated = {
             m: plan_and_predict(graph, on, m, settings=Settings(sync="server", budget=20))[1][
                 "step_ms"
@@ -68,11 +71,13 @@ def optcnn_claims() -> None:
 def vgg_plan() -> None:
     """VGG-16 on 4 GPUs in one node, as the paper counts."""
     graph, on = graph_of("vgg16", 128), machine("p100:1x4")
-    found = build_tables(graph, on, paper=True)
-    chosen, _ = choose_configurations(found)
+    tables = build_tables(graph, on, paper=True)
+    chosen, _ = choose_configurations(tables)
     plan = {}
-    for group, own in zip(found.groups, chosen, strict=True):
-        splits = [f"{x}={n}" for x, n in zip(group.letters, own.degrees, strict=True) if n > 1]
+    for group, configuration in zip(tables.groups, chosen, strict=True):
+        splits = [
+            f"{x}={n}" for x, n in zip(group.letters, configuration.degrees, strict=True) if n > 1
+        ]
         plan[group.name] = " ".join(splits) or "one device"
     keep("vgg16-on-4", "plan", plan)
 
@@ -83,11 +88,11 @@ def flexflow_claims(budget: float, models: list[str]) -> None:
         graph, on = graph_of(model, BATCH[model]), machine("p100:4x4")
         row: dict[str, Any] = {"batch": BATCH[model]}
         for sync in ("server", "allreduce"):
-            asked = Settings(sync=sync, budget=budget)
+            settings = Settings(sync=sync, budget=budget)
             times = {}
             for method in ("data", "optcnn", "flexflow"):
-                _, found, _ = plan_and_predict(graph, on, method, settings=asked)
-                times[method] = found["step_ms"]
+                _, metrics, _ = plan_and_predict(graph, on, method, settings=settings)
+                times[method] = metrics["step_ms"]
             row[sync] = {m: round(t, 2) for m, t in times.items()}
             row[f"{sync}_over_data"] = round(times["data"] / times["flexflow"], 2)
             row[f"{sync}_over_optcnn"] = round(times["optcnn"] / times["flexflow"], 2)
@@ -124,8 +129,10 @@ def reduction(budget: float) -> None:
             on = replace(on, devices=tuple(replace(d, memory=64 * 10**9) for d in on.devices))
             times = {}
             for allowed in (False, True):
-                asked = Settings(budget=budget, reduction=allowed)
-                times[allowed] = plan_and_predict(graph, on, "auto", settings=asked)[1]["step_ms"]
+                settings = Settings(budget=budget, reduction=allowed)
+                times[allowed] = plan_and_predict(graph, on, "auto", settings=settings)[1][
+                    "step_ms"
+                ]
             keep(
                 "reduction", f"{graph.name} {spec}",
                 {
@@ -160,19 +167,19 @@ def auto(budget: float, models: list[str], clusters: list[str]) -> None:
             }
             baselines = {m: t for m, t in fits.items() if m in BASELINES}
             best = min(baselines, key=lambda m: baselines[m]) if baselines else None
-            found = by["auto"]
+            auto_row = by["auto"]
             keep(
                 "auto", key,
                 {
                     "batch": BATCH[model],
                     "step_ms": {m: round(t, 4) for m, t in fits.items()},
                     "best_baseline": best,
-                    "auto_over_best": round(baselines[best] / found["step_ms"], 3) if best else None,
-                    "never_slower": all(found["step_ms"] <= t * (1 + 1e-9) for t in fits.values()),
-                    "lower_bound_ms": round(found["lower_bound_ms"], 4),
-                    "gap_percent": round(100 * (found["step_ms"] / found["lower_bound_ms"] - 1), 1),
+                    "auto_over_best": round(baselines[best] / auto_row["step_ms"], 3) if best else None,
+                    "never_slower": all(auto_row["step_ms"] <= t * (1 + 1e-9) for t in fits.values()),
+                    "lower_bound_ms": round(auto_row["lower_bound_ms"], 4),
+                    "gap_percent": round(100 * (auto_row["step_ms"] / auto_row["lower_bound_ms"] - 1), 1),
                     "data_fits": by["data"].get("fits"),
-                    "start": found.get("start"),
+                    "start": auto_row.get("start"),
                     "seconds": round(time.perf_counter() - begun, 1),
                 },
             )  # fmt: skip
@@ -188,12 +195,14 @@ def memory(budget: float) -> None:
         row: dict[str, Any] = {}
         for method in ("data", "auto"):
             try:
-                _, found, _ = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
+                _, metrics, _ = plan_and_predict(
+                    graph, on, method, settings=Settings(budget=budget)
+                )
                 row[method] = {
-                    "step_ms": round(found["step_ms"], 2),
-                    "peak_gb": round(found["peak_bytes"] / 1e9, 2),
-                    "fits": found["fits"],
-                    "start": found.get("start"),
+                    "step_ms": round(metrics["step_ms"], 2),
+                    "peak_gb": round(metrics["peak_bytes"] / 1e9, 2),
+                    "fits": metrics["fits"],
+                    "start": metrics.get("start"),
                 }
             except InputError as error:
                 row[method] = {"error": str(error)}
@@ -212,20 +221,20 @@ def heterogeneous(budget: float) -> None:
         ("inception_v3", 128),
     ):
         graph = graph_of(model, batch)
-        asked = Settings(budget=budget)
-        rows = compare(graph, on, [*BASELINES, "optcnn", "auto"], settings=asked)
+        settings = Settings(budget=budget)
+        rows = compare(graph, on, [*BASELINES, "optcnn", "auto"], settings=settings)
         times = {r["method"]: r["step_ms"] for r in rows if r["step_ms"] is not None and r["fits"]}
-        found = times.pop("auto")
+        auto_ms = times.pop("auto")
         best = min(times, key=lambda m: times[m])
-        plan, *_ = plan_and_predict(graph, on, "auto", settings=asked)
+        plan, *_ = plan_and_predict(graph, on, "auto", settings=settings)
         first = graph.ops[0]
         keep(
             "heterogeneous", model,
             {
                 "best_equal": best,
                 "equal_ms": round(times[best], 2),
-                "auto_ms": round(found, 2),
-                "gain": round(times[best] / found, 2),
+                "auto_ms": round(auto_ms, 2),
+                "gain": round(times[best] / auto_ms, 2),
                 "first_layer": write_tiling(first, plan.tiles[first.name]),
             },
         )  # fmt: skip
@@ -238,12 +247,12 @@ def scale(budget: float) -> None:
         row: dict[str, Any] = {}
         for method in ("data", "optcnn", "auto"):
             begun = time.perf_counter()
-            _, found, _ = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
+            _, metrics, _ = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
             row[method] = {
-                "step_ms": round(found["step_ms"], 2),
+                "step_ms": round(metrics["step_ms"], 2),
                 "seconds": round(time.perf_counter() - begun, 1),
             }
-        row["lower_bound_ms"] = round(found["lower_bound_ms"], 2)
+        row["lower_bound_ms"] = round(metrics["lower_bound_ms"], 2)
         keep("scale", f"{model} {count}", row)
 
 

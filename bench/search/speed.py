@@ -45,13 +45,13 @@ def optcnn() -> None:
         seconds = []
         for _ in range(8 if count < 64 else 3):
             begun = time.perf_counter()
-            found = build_tables(graph, on, powers_of_two=powers)
-            _, solution = choose_configurations(found)
+            tables = build_tables(graph, on, powers_of_two=powers)
+            _, solution = choose_configurations(tables)
             seconds.append(time.perf_counter() - begun)
         row = {
             "devices": count,
             "degrees": "powers of two" if powers else "all",
-            "configurations": max(len(c) for c in found.configurations),
+            "configurations": max(len(c) for c in tables.configurations),
             "seconds": round(min(seconds), 3),
             "first": round(seconds[0], 3),
             "target": target,
@@ -66,9 +66,11 @@ def simulation() -> None:
         graph, on = graph_of(model, PER_DEVICE[model] * count), machine(spec(count))
         tasks = build_tasks(lower(graph, plan_for(graph, on, "data")), on)
         best = min(engine_seconds(tasks) for _ in range(10))
-        own = Evaluator(graph, on, Plan(BASELINES["data"](graph, on), len(on.devices), bn="local"))
-        own.time()
-        folded = min(_timed(own.time) for _ in range(10))
+        evaluator = Evaluator(
+            graph, on, Plan(BASELINES["data"](graph, on), len(on.devices), bn="local")
+        )
+        evaluator.time()
+        folded = min(_timed(evaluator.time) for _ in range(10))
         keep(
             "simulation", f"{model} {count}",
             {
@@ -76,9 +78,9 @@ def simulation() -> None:
                 "full_ms": round(1e3 * best, 3),
                 "ns_a_task": round(1e9 * best / len(tasks.duration), 1),
                 "folded_ms": round(1e3 * folded, 3),
-                "folded_nodes": int(own.counts[0]),
-                "step_ms": round(own.time() / 1e6, 1),
-                "times_faster_than_running": round(own.time() / 1e9 / folded),
+                "folded_nodes": int(evaluator.counts[0]),
+                "step_ms": round(evaluator.time() / 1e6, 1),
+                "times_faster_than_running": round(evaluator.time() / 1e9 / folded),
             },
         )  # fmt: skip
 
@@ -97,13 +99,13 @@ def proposals() -> None:
         short, full, accepted, seconds = [], [], 0, {}
         for _ in range(2):
             for plain, times in ((False, short), (True, full)):
-                own = begun_chain(graph, on, temperature, plain)
+                chain = begun_chain(graph, on, temperature, plain)
                 begun = time.perf_counter()
                 for _ in range(number):
-                    own.step()
+                    chain.step()
                 times.append(time.perf_counter() - begun)
-                seconds[plain] = own.best_time
-                accepted = own.accepted
+                seconds[plain] = chain.best_time
+                accepted = chain.accepted
         assert seconds[False] == seconds[True], "a decision differed"
         keep(
             "proposals", f"{model} {count}",
@@ -122,11 +124,11 @@ def proposals() -> None:
 
 def begun_chain(graph: Any, on: Any, temperature: float, plain: bool) -> Chain:
     tiles = BASELINES["data"](graph, on)
-    own = Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local"))
+    evaluator = Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local"))
     if plain:
-        disable_shortening(own)
+        disable_shortening(evaluator)
     space = PlanSpace(graph, on, Settings())
-    return start_chain(space, own, "data", tiles, seed=0, guided=0.0, temperature=temperature)
+    return start_chain(space, evaluator, "data", tiles, seed=0, guided=0.0, temperature=temperature)
 
 
 def compilation() -> None:

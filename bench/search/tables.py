@@ -22,22 +22,22 @@ def table(part: str, key: str, columns: Mapping[str, Column]) -> str:
 
 def inside(*path: str) -> Column:
     def find(row: Row) -> Any:
-        found: Any = row
+        value: Any = row
         for step in path:
-            found = found.get(step, "") if isinstance(found, Mapping) else ""
-        return found
+            value = value.get(step, "") if isinstance(value, Mapping) else ""
+        return value
 
     return find
 
 
 def _either(method: str) -> Column:
     def text(row: Row) -> Any:
-        own = row[method]
-        if "error" in own:
-            return own["error"]
-        word = "fits" if own["fits"] else "does not fit"
-        start = f", {own['start']}" if own["start"] else ""
-        return f"{own['step_ms']} ms, {own['peak_gb']} GB, {word}{start}"
+        result = row[method]
+        if "error" in result:
+            return result["error"]
+        word = "fits" if result["fits"] else "does not fit"
+        start = f", {result['start']}" if result["start"] else ""
+        return f"{result['step_ms']} ms, {result['peak_gb']} GB, {word}{start}"
 
     return text
 

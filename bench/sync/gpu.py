@@ -62,18 +62,18 @@ def main(kinds: list[str]) -> int:
         ddp = DDP(expected, broadcast_buffers=False)
         train(ddp, optimizer_of(expected.parameters()), place)
         for kind in kinds:
-            own = model(place)
-            optimizer = sync.Optimizer(optimizer_of(own.parameters()), own, sync=kind)
-            train(own, optimizer, place)
+            net = model(place)
+            optimizer = sync.Optimizer(optimizer_of(net.parameters()), net, sync=kind)
+            train(net, optimizer, place)
             optimizer.synchronize()
-            pairs = zip(own.parameters(), expected.parameters(), strict=True)
+            pairs = zip(net.parameters(), expected.parameters(), strict=True)
             off = max(float((a - b).detach().abs().max()) for a, b in pairs)
             optimizer.close()
             fine = off == 0 if "16" not in kind else 0 < off < 0.05
             wrong += not fine
             if dist.get_rank() == 0:
-                said = "the same bits" if not off else f"{off:.1e} away"
-                print(f"{name:5} {kind:18} {said}{'' if fine else '  WRONG'}", flush=True)
+                verdict = "the same bits" if not off else f"{off:.1e} away"
+                print(f"{name:5} {kind:18} {verdict}{'' if fine else '  WRONG'}", flush=True)
     sync.close()
     return wrong
 

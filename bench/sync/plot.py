@@ -66,5 +66,5 @@ def draw(rows: list[dict[str, Any]], batch: int) -> str:
 
 
 if __name__ == "__main__":
-    found = json.loads(pathlib.Path(sys.argv[1]).read_text())
-    pathlib.Path(sys.argv[2]).write_text(draw(found, found[0]["batch"]))
+    measured_rows = json.loads(pathlib.Path(sys.argv[1]).read_text())
+    pathlib.Path(sys.argv[2]).write_text(draw(measured_rows, measured_rows[0]["batch"]))

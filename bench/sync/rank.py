@@ -38,27 +38,27 @@ from raddle.searches.planning import plan_for
 from raddle.searches.predict import simulate_steps
 
 
-def main(asked: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = Bench(asked).run()
+    result = Bench(request).run()
     if dist.get_rank() == 0:
-        pathlib.Path(asked["out"]).write_text(json.dumps(found))
+        pathlib.Path(request["out"]).write_text(json.dumps(result))
     dist.destroy_process_group()
 
 
 class Bench:
-    def __init__(self, asked: dict[str, Any]) -> None:
-        self.asked = asked
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.request = request
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.task = task(asked["model"], asked["batch"])
+        self.task = task(request["model"], request["batch"])
         example = (self.task.inputs, self.task.targets)
         self.graph = capture(
             self.task.model,
             example[0],
             targets=example[1],
             loss=self.task.loss,
-            name=asked["model"],
+            name=request["model"],
         )
         self.trainers: dict[str, Trainer] = {}
         self.chosen: tuple[str, int] | None = None  # what `auto` takes: sync and bytes of a bucket
@@ -69,12 +69,12 @@ class Bench:
         plain()
         self.profile = self._profile(self._rate([self._block(plain, None)], link))
         self.on = lab_cluster(self.size, **link)
-        steps = {kind: self._step(kind) for kind in self.asked["kinds"]}
+        steps = {kind: self._step(kind) for kind in self.request["kinds"]}
         steps["compute"] = plain
         times: dict[str, list[float]] = {name: [] for name in (*steps, "compute beside traffic")}
         if "p3" in steps:
             times["communication"] = []
-        for turn in range(1 + self.asked["rounds"]):  # the first warms up
+        for turn in range(1 + self.request["rounds"]):  # the first warms up
             for name, step in steps.items():
                 self._note(times, name, turn, self._block(step, self.trainers.get(name)))
             with background_traffic(
@@ -85,8 +85,14 @@ class Bench:
             if "p3" in steps:
                 self._note(times, "communication", turn, self._talk(self.trainers["p3"]))
         result = {
-            "seconds": {name: statistics.median(own) for name, own in times.items()},
-            "spread": {name: [min(own), max(own)] for name, own in times.items()},
+            "seconds": {
+                name: statistics.median(seconds_of_blocks)
+                for name, seconds_of_blocks in times.items()
+            },
+            "spread": {
+                name: [min(seconds_of_blocks), max(seconds_of_blocks)]
+                for name, seconds_of_blocks in times.items()
+            },
             "link": link,
             "loads": {kind: loads_of(t) for kind, t in self.trainers.items()},
             "profile": self.profile,
@@ -106,7 +112,7 @@ class Bench:
             times[name].append(float(slowest))
 
     def _block(self, step: Callable[[], None], trainer: Trainer | None) -> float:
-        count = self.asked["steps"]
+        count = self.request["steps"]
         if trainer is not None:
             trainer.synchronize()
         step()  # the first has nothing to wait for
@@ -134,17 +140,17 @@ class Bench:
         return lambda: void(trainer.step(*part))
 
     def _plan(self, sync: str) -> Plan:
-        on = lab_cluster(self.size, self.asked["bytes_per_s"])
+        on = lab_cluster(self.size, self.request["bytes_per_s"])
         if sync == "auto":
             plan = self._plan("allreduce")
-            found: list[Any] = [None]
+            choice: list[Any] = [None]
             if self.rank == 0:
                 best = with_fastest_sync(plan, self.on, self._seconds)
-                found = [(best.sync, best.bucket)]
-            dist.broadcast_object_list(found)
-            self.chosen = found[0]
-            return replace(plan, sync=found[0][0], bucket=found[0][1])
-        return plan_for(self.graph, on, self.asked["method"], bn="local", sync=sync)
+                choice = [(best.sync, best.bucket)]
+            dist.broadcast_object_list(choice)
+            self.chosen = choice[0]
+            return replace(plan, sync=choice[0][0], bucket=choice[0][1])
+        return plan_for(self.graph, on, self.request["method"], bn="local", sync=sync)
 
     def _seconds(self, plan: Plan) -> float:
         timeline = simulate_steps(self.graph, plan, self.on, Profile(self.profile))
@@ -205,11 +211,11 @@ class Bench:
 
 def loads_of(trainer: Trainer) -> float:
     """The elements of the busiest server over the average."""
-    found = [0] * trainer.plan.devices
+    elements = [0] * trainer.plan.devices
     for slices in trainer.program.slices.values():
         for share in slices:
-            found[share.server] += share.box.volume
-    return max(found) * len(found) / sum(found) if any(found) else 1.0
+            elements[share.server] += share.box.volume
+    return max(elements) * len(elements) / sum(elements) if any(elements) else 1.0
 
 
 def void(_: object) -> None:

@@ -63,50 +63,50 @@ def main() -> None:
 def at_rate(chosen: argparse.Namespace, rate: str, kinds: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "found.json"
-        asked = {
+        request = {
             "model": chosen.model, "batch": chosen.batch, "kinds": kinds, "rounds": chosen.rounds,
             "steps": chosen.steps, "method": chosen.method, "out": str(out),
             "bytes_per_s": parse_rate(rate) / 8,
         }  # fmt: skip
         try:
             with Lab.up(hosts=chosen.hosts, rate=rate, name="bench-sync") as lab:
-                argv = [str(HERE / "rank.py"), json.dumps(asked)]
+                argv = [str(HERE / "rank.py"), json.dumps(request)]
                 launch(lab, torchrun_commands(lab, argv).__getitem__, 1500)
         except InputError as error:
             print(f"skipped: {error}")
             sys.exit(0)
-        found = json.loads(out.read_text())
-    found["bytes_per_s"] = asked["bytes_per_s"]
-    found["predicted"] = predicted(chosen, kinds, found)
-    del found["profile"]
+        result = json.loads(out.read_text())
+    result["bytes_per_s"] = request["bytes_per_s"]
+    result["predicted"] = predicted(chosen, kinds, result)
+    del result["profile"]
     return {
-        "model": chosen.model, "hosts": chosen.hosts, "batch": chosen.batch, "rate": rate, **found,
+        "model": chosen.model, "hosts": chosen.hosts, "batch": chosen.batch, "rate": rate, **result,
     }  # fmt: skip
 
 
 def predicted(
-    chosen: argparse.Namespace, kinds: list[str], found: dict[str, Any]
+    chosen: argparse.Namespace, kinds: list[str], measured: dict[str, Any]
 ) -> dict[str, float]:
     """Seconds by the simulation, with the operators and the link as they were measured there."""
     given = task(chosen.model, chosen.batch)
     graph = capture(given.model, given.inputs, targets=given.targets, loss=given.loss)
-    on = lab_cluster(chosen.hosts, **found["link"])
-    planned = lab_cluster(chosen.hosts, found["bytes_per_s"])
-    result = {}
+    on = lab_cluster(chosen.hosts, **measured["link"])
+    planned = lab_cluster(chosen.hosts, measured["bytes_per_s"])
+    seconds_by_kind = {}
     for kind in kinds:
         sync, method = ("allreduce", "data") if kind == "ddp" else (kind, chosen.method)
         plan = plan_for(
             graph, planned, method, bn="local", sync="allreduce" if kind == "auto" else sync
         )
         if kind == "auto":
-            plan = replace(plan, sync=found["auto"][0], bucket=found["auto"][1])
-        timeline = simulate(lower(graph, replace(plan, steps=4)), on, Profile(found["profile"]))
-        result[kind] = timeline.step_seconds
-    return result
+            plan = replace(plan, sync=measured["auto"][0], bucket=measured["auto"][1])
+        timeline = simulate(lower(graph, replace(plan, steps=4)), on, Profile(measured["profile"]))
+        seconds_by_kind[kind] = timeline.step_seconds
+    return seconds_by_kind
 
 
 def show(row: dict[str, Any], kinds: list[str]) -> None:
-    seconds, said = row["seconds"], row["predicted"]
+    seconds, predicted_seconds = row["seconds"], row["predicted"]
     busy, wire = seconds["compute beside traffic"], seconds.get("communication", 0.0)
     link = row["link"]
     print(
@@ -121,10 +121,11 @@ def show(row: dict[str, Any], kinds: list[str]) -> None:
         print(f"  auto: {row['auto'][0]}, buckets of {row['auto'][1] / 2**20:g} MiB")
     print(f"  {'':32}      ms  predicted        over bound   x DDP   busiest server / average")
     for kind in kinds:
-        own = seconds[kind]
+        taken = seconds[kind]
         print(
-            f"  {kind:32} {1e3 * own:7.0f} {1e3 * said[kind]:10.0f} {said[kind] / own - 1:+6.0%} "
-            f"{own / max(busy, wire) - 1:+10.0%} {seconds.get('ddp', own) / own:8.2f} "
+            f"  {kind:32} {1e3 * taken:7.0f} {1e3 * predicted_seconds[kind]:10.0f} "
+            f"{predicted_seconds[kind] / taken - 1:+6.0%} "
+            f"{taken / max(busy, wire) - 1:+10.0%} {seconds.get('ddp', taken) / taken:8.2f} "
             f"{row['loads'].get(kind, 1.0):8.2f}"
         )
     sys.stdout.flush()

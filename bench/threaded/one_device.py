@@ -21,8 +21,8 @@ aten = torch.ops.aten
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    found = [m for m in model.modules() if not list(m.children())]
-    return [m for m in found if not isinstance(m, nn.Dropout | nn.AdaptiveAvgPool2d)]
+    leaves = [m for m in model.modules() if not list(m.children())]
+    return [m for m in leaves if not isinstance(m, nn.Dropout | nn.AdaptiveAvgPool2d)]
 
 
 def forward(layer: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -134,8 +134,8 @@ def step(layers, owner, rank, x, y, shapes, outs) -> None:  # type: ignore[no-un
         work.wait()
     g = (value.softmax(1) - nn.functional.one_hot(y, value.shape[1])) / len(y)
     for at in reversed(range(len(layers))):
-        g, found = backward(layers[at], g, kept_of[at])
-        for n, (p, gradient) in enumerate(zip(layers[at].parameters(), found, strict=True)):
+        g, gradients = backward(layers[at], g, kept_of[at])
+        for n, (p, gradient) in enumerate(zip(layers[at].parameters(), gradients, strict=True)):
             p -= 0.01 * gradient
             if owner[at]:
                 sent = gradient.contiguous()

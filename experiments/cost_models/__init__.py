@@ -31,26 +31,26 @@ DIFFERS = (
 )
 
 
-def local(asked: RunOptions) -> Section:
-    return section("Ranks of one machine", _measure_all(asked, None))
+def local(options: RunOptions) -> Section:
+    return section("Ranks of one machine", _measure_all(options, None))
 
 
-def lab(asked: RunOptions) -> Section:
+def lab(options: RunOptions) -> Section:
     title = f"Hosts of the lab, {RATE} each"
     try:
-        return section(title, _measure_all(asked, RATE))
+        return section(title, _measure_all(options, RATE))
     except InputError as error:
         return Section(title, skipped=str(error))
 
 
-def _measure_all(asked: RunOptions, rate: str | None) -> list[MeasuredPlan]:
-    groups = QUICK if asked.quick else FULL
-    found: list[MeasuredPlan] = []
+def _measure_all(options: RunOptions, rate: str | None) -> list[MeasuredPlan]:
+    groups = QUICK if options.quick else FULL
+    measured_plans: list[MeasuredPlan] = []
     for done, group in enumerate(groups):
         where = f" at {rate}" if rate else ""
-        asked.report(f"{group.name}{where}", done / len(groups))
-        found += measure_group(group, rate, quick=asked.quick)
-    return found
+        options.report(f"{group.name}{where}", done / len(groups))
+        measured_plans += measure_group(group, rate, quick=options.quick)
+    return measured_plans
 
 
 PARTS = (

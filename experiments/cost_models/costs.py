@@ -114,7 +114,7 @@ def additive_costs(timeline: Timeline) -> AdditiveCosts:
         else:
             assert isinstance(instruction, Move | Reduce | Update)
             sync += longest[number]
-    compute = sum(max(own.values()) for own in operators.values())
+    compute = sum(max(by_device.values()) for by_device in operators.values())
     return AdditiveCosts(compute / 1e9, transfer / 1e9, sync / 1e9)
 
 
@@ -127,7 +127,7 @@ def _longest_by_instruction(timeline: Timeline) -> Array:
         real = resource >= 0
         place = tasks.instruction[real] * tasks.resources + resource[real]
         columns.append((place, (tasks.duration - latency)[real], latency[real]))
-    place, duration, late = (np.concatenate(own) for own in zip(*columns, strict=True))
+    place, duration, late = (np.concatenate(column) for column in zip(*columns, strict=True))
     places, inverse = np.unique(place, return_inverse=True)
     total, once = np.bincount(inverse, weights=duration), np.zeros(len(places))
     np.maximum.at(once, inverse, late)
@@ -138,11 +138,11 @@ def _longest_by_instruction(timeline: Timeline) -> Array:
 def _latencies(timeline: Timeline) -> Array:
     """Of tasks that are messages, what their way takes however short they are; 0 of all else."""
     tasks, cluster = timeline.tasks, timeline.cluster
-    found = np.zeros(len(tasks.duration))
+    latencies = np.zeros(len(tasks.duration))
     for task in np.flatnonzero(tasks.source != tasks.device):
         route = cluster.route(int(tasks.source[task]), int(tasks.device[task]))
-        found[task] = 1e9 * route.latency
-    return found
+        latencies[task] = 1e9 * route.latency
+    return latencies
 
 
 def server_sync_seconds(program: Program, cluster: Cluster) -> float:

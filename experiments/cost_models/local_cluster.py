@@ -33,12 +33,14 @@ def measure_cluster(devices: Sequence[Device], rate: str | None, *, quick: bool)
     The probe's own link is that of ranks which compute meanwhile; a rank that waits for a message does not.
     """
     ranks = len(devices)
-    found = call_ranks({"what": "messages", "repeats": 3 if quick else 7}, ranks, rate)
-    bandwidth, latency = found["bandwidth"], found["latency"]
-    devices = [replace(d, host_overhead=found["host_overhead"]) for d in devices]
+    link = call_ranks({"what": "messages", "repeats": 3 if quick else 7}, ranks, rate)
+    bandwidth, latency = link["bandwidth"], link["latency"]
+    devices = [replace(d, host_overhead=link["host_overhead"]) for d in devices]
     if rate is None:
-        own = [replace(d, node=0) for d in devices]
-        return build_cluster(f"{ranks} ranks here", [(own, Link(bandwidth, latency), None)])
+        local_devices = [replace(d, node=0) for d in devices]
+        return build_cluster(
+            f"{ranks} ranks here", [(local_devices, Link(bandwidth, latency), None)]
+        )
     network = Network(bandwidth, latency)
     hosts = [([replace(d, node=a)], None, network) for a, d in enumerate(devices)]
     return build_cluster(f"{ranks} hosts at {rate}", hosts)
@@ -53,20 +55,22 @@ def measure_profile(
         paths = [pathlib.Path(name) / f"{number}.json" for number in range(len(plans))]
         for path, plan in zip(paths, plans.values(), strict=True):
             save_plan(plan, micro_batch_graph(graph, plan), path)
-        asked = {
+        request = {
             "what": "profile", "spec": group.spec, "batch": group.batch, "kind": kind,
             "plans": list(map(str, paths)), "repeats": 3 if quick else 5,
         }  # fmt: skip
-        seconds = call_ranks(asked, busy, None)
-    return Profile({key: own * group.ranks / busy for key, own in seconds.items()})
+        seconds = call_ranks(request, busy, None)
+    return Profile(
+        {key: tile_seconds * group.ranks / busy for key, tile_seconds in seconds.items()}
+    )
 
 
-def call_ranks(asked: Mapping[str, Any], ranks: int, rate: str | None) -> dict[str, Any]:
+def call_ranks(request: Mapping[str, Any], ranks: int, rate: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        out = folder / "found.json"
-        write_scratch(folder / "asked.json", {**asked, "out": str(out)})
-        words = ["-m", "experiments.cost_models.local_cluster_rank", str(folder / "asked.json")]
+        out = folder / "result.json"
+        write_scratch(folder / "request.json", {**request, "out": str(out)})
+        words = ["-m", "experiments.cost_models.local_cluster_rank", str(folder / "request.json")]
         run_ranks(ranks, rate, words)
-        found: dict[str, Any] = read_scratch(out)
-    return found
+        result: dict[str, Any] = read_scratch(out)
+    return result

@@ -1,4 +1,4 @@
-"""One rank of `here`: python -m experiments.cost_models.local_cluster_rank asked.json, under torchrun."""
+"""One rank of `here`: python -m experiments.cost_models.local_cluster_rank request.json, under torchrun."""
 
 from __future__ import annotations
 
@@ -19,44 +19,46 @@ from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
 
 
-def main(asked: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = (
-        measure_messages(asked["repeats"]) if asked["what"] == "messages" else measure_tiles(asked)
+    result = (
+        measure_messages(request["repeats"])
+        if request["what"] == "messages"
+        else measure_tiles(request)
     )
     if dist.get_rank() == 0:
-        write_scratch(asked["out"], found)
+        write_scratch(request["out"], result)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def measure_tiles(asked: dict[str, Any]) -> dict[str, float]:
+def measure_tiles(request: dict[str, Any]) -> dict[str, float]:
     """Seconds of the tiles of all plans, while the other ranks measure the same; the ranks' median."""
-    graph = capture_model(asked["spec"], asked["batch"])
-    found = Profile()
-    for path in asked["plans"]:
+    graph = capture_model(request["spec"], request["batch"])
+    measured = Profile()
+    for path in request["plans"]:
         data = read_plan(path)
-        own = graph.for_batch(-(-data["batch"] // data["microbatches"]))
-        plan = plan_from_dict(data, own)
+        micro_batch_graph = graph.for_batch(-(-data["batch"] // data["microbatches"]))
+        plan = plan_from_dict(data, micro_batch_graph)
         for phase in ("B", "W") if plan.split_backward else ("B",):
-            found = _measure_plan(own, plan, phase, asked, found)
+            measured = _measure_plan(micro_batch_graph, plan, phase, request, measured)
     ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, found.seconds)
-    return {key: statistics.median(own[key] for own in ranks) for key in found.seconds}
+    dist.all_gather_object(ranks, measured.seconds)
+    return {key: statistics.median(of_rank[key] for of_rank in ranks) for key in measured.seconds}
 
 
 def _measure_plan(
-    graph: Graph, plan: Plan, phase: str, asked: dict[str, Any], known: Profile
+    graph: Graph, plan: Plan, phase: str, request: dict[str, Any], previous: Profile
 ) -> Profile:
     compute = ComputeCosts(
         graph, frozenset(active_values(graph)), split_backward=plan.split_backward
     )
     wanted = {op.name: compute.grad_operands[op.name, phase] for op in graph.ops}
     boxes = [(op, box) for op in graph.ops for box in plan.tiles[op.name].boxes]
-    kind, repeats = asked["kind"], asked["repeats"]
-    return measure(graph, boxes, wanted, kind, previous=known, repeats=repeats)
+    kind, repeats = request["kind"], request["repeats"]
+    return measure(graph, boxes, wanted, kind, previous=previous, repeats=repeats)
 
 
 if __name__ == "__main__":

@@ -78,15 +78,15 @@ def micro_batch_graph(graph: Graph, plan: Plan) -> Graph:
 def distinct_plans(group: PlanGroup, graph: Graph, *, quick: bool = False) -> dict[str, Plan]:
     """By name, those that can be applied and that are not the same as one before."""
     on = assumed_cluster(group.ranks)
-    found: dict[str, Plan] = {}
+    distinct: dict[str, Plan] = {}
     seen: set[tuple[object, ...]] = set()
     for name, plan in _candidates(group, graph, on, quick=quick):
         tiles = write_tiles(micro_batch_graph(graph, plan), plan.tiles)
         key = (tiles, plan.sync, plan.bucket, plan.schedule, plan.workers)
         if key not in seen:
             seen.add(key)
-            found[name] = replace(plan, optimizer="momentum")
-    return found
+            distinct[name] = replace(plan, optimizer="momentum")
+    return distinct
 
 
 def _candidates(
@@ -103,8 +103,10 @@ def _candidates(
             yield f"data, {sync}", replace(data, sync=sync)
         yield "data, a bucket a parameter", replace(data, bucket=0)
     for schedule, count in SCHEDULES[1:] if quick else SCHEDULES:
-        asked = replace(settings, schedule=schedule, microbatches=count, stages=group.ranks)
-        plan = _plan_of_method(graph, on, "pipeline", asked)
+        pipeline_settings = replace(
+            settings, schedule=schedule, microbatches=count, stages=group.ranks
+        )
+        plan = _plan_of_method(graph, on, "pipeline", pipeline_settings)
         if plan is not None:
             yield f"{schedule}, {count} micro-batches", plan
     yield from random_plans(group, graph, on, settings)
@@ -112,8 +114,8 @@ def _candidates(
 
 def _plan_of_method(graph: Graph, on: Cluster, method: str, settings: Settings) -> Plan | None:
     try:
-        found = run_method(graph, on, method, settings)
-        return build_plan(graph, on, method, found, settings)
+        search_result = run_method(graph, on, method, settings)
+        return build_plan(graph, on, method, search_result, settings)
     except InputError:
         return None  # too few samples for so many stages, say
 

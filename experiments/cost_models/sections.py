@@ -22,36 +22,39 @@ PRINTED = {
 }
 
 
-def section(title: str, found: Sequence[MeasuredPlan]) -> Section:
-    groups = {name: list(own) for name, own in groupby(found, key=lambda f: f.group)}
+def section(title: str, measured_plans: Sequence[MeasuredPlan]) -> Section:
+    groups = {
+        name: list(members) for name, members in groupby(measured_plans, key=lambda f: f.group)
+    }
     accuracies = {
-        (name, model): measure_accuracy(predicted(own, model), seconds(own))
-        for name, own in groups.items()
+        (name, model): measure_accuracy(predicted(members, model), seconds(members))
+        for name, members in groups.items()
         for model in MODELS
     }
     tables = (
-        summary_table(groups, accuracies), group_table(groups, accuracies), scatter_chart(groups, accuracies),
-        kind_table(found), printed_error_table(found), plan_table(found),
+        summary_table(groups, accuracies), group_table(groups, accuracies),
+        scatter_chart(groups, accuracies),
+        kind_table(measured_plans), printed_error_table(measured_plans), plan_table(measured_plans),
     )  # fmt: skip
     return Section(title, text(groups, accuracies), tables)
 
 
-def predicted(found: Sequence[MeasuredPlan], model: str) -> list[float]:
-    return [float(getattr(f.costs, model)) for f in found]
+def predicted(measured_plans: Sequence[MeasuredPlan], model: str) -> list[float]:
+    return [float(getattr(f.costs, model)) for f in measured_plans]
 
 
-def seconds(found: Sequence[MeasuredPlan]) -> list[float]:
-    return [f.times.seconds for f in found]
+def seconds(measured_plans: Sequence[MeasuredPlan]) -> list[float]:
+    return [f.times.seconds for f in measured_plans]
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
 def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
-    every = [f for own in groups.values() for f in own]
+    every = [f for members in groups.values() for f in members]
     rows: list[list[Cell]] = []
     for model, title in MODELS.items():
-        own = [accuracies[name, model] for name in groups]
+        by_name = [accuracies[name, model] for name in groups]
         together = measure_accuracy(predicted(every, model), seconds(every))
         fitted = [
             abs(e)
@@ -61,12 +64,12 @@ def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
         plain = [abs(e) for e in relative_errors(predicted(every, model), seconds(every))]
         rows.append([
             title,
-            mean([v.spearman for v in own]), mean([v.kendall for v in own]),
+            mean([v.spearman for v in by_name]), mean([v.kendall for v in by_name]),
             together.spearman, together.kendall,
             percent(statistics.median(fitted)), percent(max(fitted)),
             *([percent(statistics.median(plain)), percent(max(plain))]
               if model in IN_SECONDS else [None, None]),
-            percent(mean([v.regret for v in own])), percent(max(v.regret for v in own)),
+            percent(mean([v.regret for v in by_name])), percent(max(v.regret for v in by_name)),
         ])  # fmt: skip
     heads = (
         ("Spearman, mean of groups", 2), ("Kendall, mean of groups", 2),
@@ -88,15 +91,15 @@ def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
 
 def group_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
     rows: list[list[Cell]] = []
-    for name, own in groups.items():
-        best = min(own, key=lambda f: f.times.seconds)
+    for name, members in groups.items():
+        best = min(members, key=lambda f: f.times.seconds)
         for model, title in MODELS.items():
             v = accuracies[name, model]
-            plain = relative_errors(predicted(own, model), seconds(own))
+            plain = relative_errors(predicted(members, model), seconds(members))
             rows.append([
                 name, title, v.spearman, v.kendall, percent(v.median_error), percent(v.worst_error),
                 percent(statistics.median(map(abs, plain))) if model in IN_SECONDS else None,
-                own[v.predicted_best].name, best.name, percent(v.regret),
+                members[v.predicted_best].name, best.name, percent(v.regret),
             ])  # fmt: skip
     columns = (
         Column("group"), Column("cost model"), Column("Spearman", "measured", 2),
@@ -107,16 +110,18 @@ def group_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
     return Table("Group by group", columns, rows, "Errors after one factor a group, as above.")
 
 
-def kind_table(found: Sequence[MeasuredPlan]) -> Table:
+def kind_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
     kinds: dict[str, list[MeasuredPlan]] = {}
-    for f in found:
+    for f in measured_plans:
         kinds.setdefault(f.kind, []).append(f)
     rows: list[list[Cell]] = []
-    for kind, own in kinds.items():
-        off = [relative_errors(predicted(own, model), seconds(own)) for model in IN_SECONDS]
+    for kind, members in kinds.items():
+        off = [relative_errors(predicted(members, model), seconds(members)) for model in IN_SECONDS]
         worst = max(off[-1], key=abs)
         middle: list[Cell] = [percent(statistics.median(each)) for each in off]
-        rows.append([kind, len(own), *middle, percent(worst), own[off[-1].index(worst)].name])
+        rows.append(
+            [kind, len(members), *middle, percent(worst), members[off[-1].index(worst)].name]
+        )
     columns = (
         Column("kind of plan"), Column("plans"),
         *(Column(f"{MODELS[model]}: median error, %", "measured", 0) for model in IN_SECONDS),
@@ -126,13 +131,13 @@ def kind_table(found: Sequence[MeasuredPlan]) -> Table:
     return Table("Where predictions are off", columns, rows, note)
 
 
-def printed_error_table(found: Sequence[MeasuredPlan]) -> Table:
+def printed_error_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
     rows: list[list[Cell]] = []
     for model, (claim, low, high) in PRINTED.items():
-        off = relative_errors(predicted(found, model), seconds(found))
+        off = relative_errors(predicted(measured_plans, model), seconds(measured_plans))
         inside = sum(low <= e <= high for e in off) / len(off)
-        printed, own = [percent(low), percent(high)], [percent(min(off)), percent(max(off))]
-        rows.append([MODELS[model], claim, *printed, *own, percent(inside)])
+        printed, here = [percent(low), percent(high)], [percent(min(off)), percent(max(off))]
+        rows.append([MODELS[model], claim, *printed, *here, percent(inside)])
     columns = (
         Column("cost model"), Column("claim of"), Column("from, %", "printed", 0),
         Column("to, %", "printed", 0), Column("from, % ", "measured", 0),
@@ -144,9 +149,9 @@ def printed_error_table(found: Sequence[MeasuredPlan]) -> Table:
     return Table("Beside what is printed", columns, rows, note)
 
 
-def plan_table(found: Sequence[MeasuredPlan]) -> Table:
+def plan_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
     rows: list[list[Cell]] = []
-    for f in found:
+    for f in measured_plans:
         c, t = f.costs, f.times
         rows.append([
             f.group, f.name, 1e3 * t.seconds, percent((t.longest - t.shortest) / t.seconds), c.flops / 1e9,
@@ -172,8 +177,8 @@ def scatter_chart(groups: PlansByGroup, accuracies: Accuracies) -> Chart:
     for model, title in MODELS.items():
         points = [
             (1e3 * f.times.seconds, 1e3 * accuracies[name, model].factor * p)
-            for name, own in groups.items()
-            for f, p in zip(own, predicted(own, model), strict=True)
+            for name, members in groups.items()
+            for f, p in zip(members, predicted(members, model), strict=True)
             if p > 0
         ]
         source = "simulated" if model in IN_SECONDS else "counted"
@@ -210,15 +215,16 @@ def _losses(groups: PlansByGroup, accuracies: Accuracies) -> str:
     """Where another model ranks or chooses better than the simulator."""
     lost = []
     for name in groups:
-        own = accuracies[name, "simulator"]
+        simulator = accuracies[name, "simulator"]
         better = [
-            f"{title} ranks better ({accuracies[name, m].spearman:.2f} against {own.spearman:.2f})"
+            f"{title} ranks better ({accuracies[name, m].spearman:.2f} against {simulator.spearman:.2f})"
             for m, title in MODELS.items()
-            if accuracies[name, m].spearman > own.spearman + 0.005
+            if accuracies[name, m].spearman > simulator.spearman + 0.005
         ] + [
-            f"{title} chooses better (regret {accuracies[name, m].regret:.1%} against {own.regret:.1%})"
+            f"{title} chooses better (regret {accuracies[name, m].regret:.1%} against "
+            f"{simulator.regret:.1%})"
             for m, title in MODELS.items()
-            if accuracies[name, m].regret < own.regret - 0.0005
+            if accuracies[name, m].regret < simulator.regret - 0.0005
         ]  # fmt: skip
         if better:
             lost.append(f"{name}: {'; '.join(better)}")
@@ -228,7 +234,7 @@ def _losses(groups: PlansByGroup, accuracies: Accuracies) -> str:
 
 
 def _noise(groups: PlansByGroup) -> str:
-    every = [f.times for own in groups.values() for f in own]
+    every = [f.times for members in groups.values() for f in members]
     spread = statistics.median((t.longest - t.shortest) / t.seconds for t in every)
     return (
         f"Half of the plans differ by more than {spread:.0%} of their time between their fastest and their "
@@ -236,8 +242,12 @@ def _noise(groups: PlansByGroup) -> str:
     )
 
 
-def _fitted_errors(found: Sequence[MeasuredPlan], model: str, factor: float) -> list[float]:
-    return relative_errors([factor * p for p in predicted(found, model)], seconds(found))
+def _fitted_errors(
+    measured_plans: Sequence[MeasuredPlan], model: str, factor: float
+) -> list[float]:
+    return relative_errors(
+        [factor * p for p in predicted(measured_plans, model)], seconds(measured_plans)
+    )
 
 
 def mean(values: Sequence[float]) -> float:

@@ -25,8 +25,8 @@ QUICK = ExperimentSize(("alexnet", "inception_v3", "rnntc", "nmt"), (4,), (4,), 
 FULL = ExperimentSize(MODELS, (4, 16, 64), (4, 16), 10.0)
 
 
-def experiment_size(asked: RunOptions) -> ExperimentSize:
-    return QUICK if asked.quick else FULL
+def experiment_size(options: RunOptions) -> ExperimentSize:
+    return QUICK if options.quick else FULL
 
 
 def case(model: str, count: int) -> WeakScalingCase:

@@ -23,25 +23,25 @@ _STEP = re.compile(r"(?P<layer>.+\.l\d+r?)\.t\d+\.")
 WorkShares = Mapping[str, Sequence[float]]  # by layer, of each device
 
 
-def plans(asked: RunOptions) -> Section:
-    own = case("nmt", GPUS)
-    asked.report("searching", 0.2)
-    found = simulate_method(own, "flexflow", "allreduce", experiment_size(asked).budget)
-    if found is None:
+def plans(options: RunOptions) -> Section:
+    nmt = case("nmt", GPUS)
+    options.report("searching", 0.2)
+    simulated = simulate_method(nmt, "flexflow", "allreduce", experiment_size(options).budget)
+    if simulated is None:
         return Section(TITLE, skipped="no plan that was found for NMT fits 4 K80.")
-    placed = work_shares(own.graph, found.plan)
+    placed = work_shares(nmt.graph, simulated.plan)
     drawing = Drawing(
         "Layers and GPUs", draw(placed),
         "The part of a layer's work that each GPU has, in %: all steps of a layer together.",
     )  # fmt: skip
-    return Section(TITLE, _text(placed), [drawing, _split_table(own.graph, found.plan)])
+    return Section(TITLE, _text(placed), [drawing, _split_table(nmt.graph, simulated.plan)])
 
 
 def layer_of(op: Op) -> str:
     """Steps of a recurrent layer are one layer, and so is what attends."""
-    found = _STEP.match(op.name)
-    if found:
-        return found["layer"]
+    match = _STEP.match(op.name)
+    if match:
+        return match["layer"]
     return "attention" if op.name in ATTENTION else op.name
 
 
@@ -55,7 +55,7 @@ def work_shares(graph: Graph, plan: Plan) -> WorkShares:
     for layer, op in _heavy_ops(graph):
         for tile in plan.tiles[op.name].tiles:
             points[layer][tile.device] += tile.box.volume
-    return {layer: [own / sum(every) for own in every] for layer, every in points.items()}
+    return {layer: [volume / sum(every) for volume in every] for layer, every in points.items()}
 
 
 def draw(placed: WorkShares) -> list[str]:
@@ -63,8 +63,8 @@ def draw(placed: WorkShares) -> list[str]:
     width = max(len(layer) for layer in placed)
     count = len(next(iter(placed.values())))
     lines = [(" " * width + "".join(f"  GPU {d:<{WIDTH}}" for d in range(count))).rstrip()]
-    for layer, own in placed.items():
-        bars = "".join(f"  {_bar(share)} {100 * share:3.0f}" for share in own)
+    for layer, layer_shares in placed.items():
+        bars = "".join(f"  {_bar(share)} {100 * share:3.0f}" for share in layer_shares)
         lines.append(f"{layer:<{width}}{bars}")
     return lines
 
@@ -76,8 +76,8 @@ def _bar(share: float) -> str:
 
 
 def _text(placed: WorkShares) -> str:
-    alone = [layer for layer, own in placed.items() if max(own) > 0.999]
-    everywhere = [layer for layer, own in placed.items() if min(own) > 0]
+    alone = [layer for layer, layer_shares in placed.items() if max(layer_shares) > 0.999]
+    everywhere = [layer for layer, layer_shares in placed.items() if min(layer_shares) > 0]
     return (
         f"Of {len(placed)} layers, {len(alone)} are on one GPU ({', '.join(alone) or 'none'}) and "
         f"{len(everywhere)} on all ({', '.join(everywhere) or 'none'})."
@@ -86,12 +86,12 @@ def _text(placed: WorkShares) -> str:
 
 def _split_table(graph: Graph, plan: Plan) -> Table:
     """How often each split occurs in a layer."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    splits: dict[str, Counter[str]] = defaultdict(Counter)
     for layer, op in _heavy_ops(graph):
-        found[layer][write_tiling(op, plan.tiles[op.name])] += 1
+        splits[layer][write_tiling(op, plan.tiles[op.name])] += 1
     rows: list[list[Cell]] = [
-        [layer, "; ".join(f"{split} ({times})" for split, times in own.most_common(3))]
-        for layer, own in found.items()
+        [layer, "; ".join(f"{split} ({times})" for split, times in counter.most_common(3))]
+        for layer, counter in splits.items()
     ]
     columns = (Column("layer"), Column("splits, and of how many operators", "counted"))
     note = "n: samples, c: output channels, k: summed channels; n/2 @0-1: in two parts on GPUs 0 and 1."

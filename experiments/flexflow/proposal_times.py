@@ -34,12 +34,12 @@ def time_proposals(case: WeakScalingCase, proposals: int) -> ProposalTimes:
     """Both judge the same draws; that they decide alike is asserted."""
     rates, ends = {}, {}
     for full in (False, True):
-        own = _chain(case, full=full)
+        chain = _chain(case, full=full)
         begun = perf_counter()
         for _ in range(proposals):
-            own.step()
+            chain.step()
         rates[full] = proposals / (perf_counter() - begun)
-        ends[full] = (own.time, own.accepted)
+        ends[full] = (chain.time, chain.accepted)
     assert ends[False] == ends[True], ends
     return ProposalTimes(*_measure_delta(case, rates[False], rates[True]))
 
@@ -48,21 +48,27 @@ def _chain(case: WeakScalingCase, *, full: bool) -> Chain:
     """Uniform moves from data parallelism."""
     graph, on = case.graph, case.cluster
     tiles = BASELINES["data"](graph, on)
-    own = Evaluator(graph, on, Plan(tiles, case.gpus, bn="local"))
+    evaluator = Evaluator(graph, on, Plan(tiles, case.gpus, bn="local"))
     if full:
-        disable_shortening(own)
-    return start_chain(PlanSpace(graph, on, Settings()), own, "data", tiles, seed=0, guided=0.0)
+        disable_shortening(evaluator)
+    return start_chain(
+        PlanSpace(graph, on, Settings()), evaluator, "data", tiles, seed=0, guided=0.0
+    )
 
 
-def disable_shortening(own: Evaluator) -> None:
+def disable_shortening(evaluator: Evaluator) -> None:
     """Every task is simulated, to the end."""
-    judge = own.time
+    judge = evaluator.time
 
     def in_full(limit: int | None = None) -> int | None:
-        found = judge(fold=False)
-        return found if limit is None or (found is not None and found <= limit) else None
+        nanoseconds = judge(fold=False)
+        return (
+            nanoseconds
+            if limit is None or (nanoseconds is not None and nanoseconds <= limit)
+            else None
+        )
 
-    own.time = in_full  # type: ignore[method-assign, assignment]
+    evaluator.time = in_full  # type: ignore[method-assign, assignment]
 
 
 def _measure_delta(
@@ -73,10 +79,10 @@ def _measure_delta(
     tiles = BASELINES["data"](graph, on)
     plan = Plan(tiles, case.gpus, bn="local")
     before = simulate(lower(graph, plan), on)
-    own = Evaluator(graph, on, plan)
-    base = own.time()
+    evaluator = Evaluator(graph, on, plan)
+    base = evaluator.time()
     assert base is not None
-    known = task_times(before)
+    times_before = task_times(before)
     changed, seconds = [], []
     for _ in range(MOVES):
         g = rng.choice(space.unpinned)
@@ -84,8 +90,10 @@ def _measure_delta(
         after = task_times(
             simulate(lower(graph, Plan({**tiles, **move}, case.gpus, bn="local")), on)
         )
-        changed.append(sum(known.get(key) != when for key, when in after.items()) / len(after))
-        seconds.append(shortened_seconds(own, move, int(1.01 * base)))
+        changed.append(
+            sum(times_before.get(key) != when for key, when in after.items()) / len(after)
+        )
+        seconds.append(shortened_seconds(evaluator, move, int(1.01 * base)))
     engine = min(engine_seconds(before.tasks) for _ in range(5))
     share = float(np.mean(changed))
     return (
@@ -93,23 +101,24 @@ def _measure_delta(
     )  # fmt: skip
 
 
-def shortened_seconds(own: Evaluator, move: Tiles, limit: int) -> float:
+def shortened_seconds(evaluator: Evaluator, move: Tiles, limit: int) -> float:
     """Seconds to judge a move: the best of three."""
-    undo = own.move(move)
-    found = []
+    undo = evaluator.move(move)
+    seconds = []
     for _ in range(3):
         begun = perf_counter()
-        own.time(limit)
-        found.append(perf_counter() - begun)
-    own.restore(undo)
-    return min(found)
+        evaluator.time(limit)
+        seconds.append(perf_counter() - begun)
+    evaluator.restore(undo)
+    return min(seconds)
 
 
 def engine_seconds(tasks: Tasks) -> float:
     """Of the event loop on all tasks."""
     begun = perf_counter()
     run_tasks(
-        tasks.duration, tasks.first_resource, tasks.second_resource, tasks.wait_count, tasks.pointer, tasks.successor,
+        tasks.duration, tasks.first_resource, tasks.second_resource, tasks.wait_count,
+        tasks.pointer, tasks.successor,
         tasks.resources, tasks.urgency,
     )  # fmt: skip
     return perf_counter() - begun
@@ -117,15 +126,15 @@ def engine_seconds(tasks: Tasks) -> float:
 
 def task_times(timeline: Timeline) -> dict[Any, tuple[int, int]]:
     """Start and end by what a task is: it may have another number in another plan."""
-    found: dict[Any, tuple[int, int]] = {}
+    times: dict[Any, tuple[int, int]] = {}
     names = [_name(i) for i in timeline.program.instructions]
     t = timeline.tasks
     for task in range(len(timeline.start)):
         key: Any = (names[t.instruction[task]], int(t.source[task]), int(t.device[task]))
-        while key in found:
+        while key in times:
             key = (key, "again")
-        found[key] = (int(timeline.start[task]), int(timeline.end[task]))
-    return found
+        times[key] = (int(timeline.start[task]), int(timeline.end[task]))
+    return times
 
 
 def _name(i: Any) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ class SmallNetGroup(PlanGroup):
         return nets.spec(self.function)
 
 
-def ranking(asked: RunOptions) -> Section:
+def ranking(options: RunOptions) -> Section:
     group = SmallNetGroup("lstm", 16, 2, 0)
-    found = ten_plans.measure_plans(group, ("data", "optcnn", "layerwise"), None, asked)
-    return ten_plans.section(TITLE, group, found, PRINTED)
+    plan_times = ten_plans.measure_plans(group, ("data", "optcnn", "layerwise"), None, options)
+    return ten_plans.section(TITLE, group, plan_times, PRINTED)

@@ -20,26 +20,30 @@ QUICK_CHAINS = (("inception_v3", 4, 60), ("rnntc", 4, 40))  # proposals
 CHAINS = (("inception_v3", 4, 200), ("inception_v3", 16, 200), ("nmt", 4, 100), ("nmt", 16, 100))
 
 
-def search(asked: RunOptions) -> Section:
-    seconds = _search_table(asked)
-    chains = QUICK_CHAINS if asked.quick else CHAINS
+def search(options: RunOptions) -> Section:
+    seconds = _search_table(options)
+    chains = QUICK_CHAINS if options.quick else CHAINS
     every = []
     for number, (model, count, proposals) in enumerate(chains):
-        asked.report(f"proposals, {model} on {count}", (1 + number / len(chains)) / 2)
+        options.report(f"proposals, {model} on {count}", (1 + number / len(chains)) / 2)
         every.append((model, count, time_proposals(case(model, count), proposals)))
-    text = f"{seconds_text(seconds)}\n\n{_chains_text([own for _, _, own in every])}"
+    text = f"{seconds_text(seconds)}\n\n{_chains_text([times for _, _, times in every])}"
     return Section(TITLE, text, [seconds, _chain_table(every)])
 
 
-def _search_table(asked: RunOptions) -> Table:
+def _search_table(options: RunOptions) -> Table:
     """As in the throughput part, whose searches are taken over where it was done."""
-    own = experiment_size(asked)
+    size = experiment_size(options)
     rows: list[list[Cell]] = []
-    for number, model in enumerate(own.models):
-        for count in own.gpu_counts:
-            asked.report(f"{model} on {count}", number / len(own.models) / 2)
-            found = simulate_method(case(model, count), "flexflow", "allreduce", own.budget)
-            given = (found.search_s, found.proposals, found.improved_s) if found else (None,) * 3
+    for number, model in enumerate(size.models):
+        for count in size.gpu_counts:
+            options.report(f"{model} on {count}", number / len(size.models) / 2)
+            simulated = simulate_method(case(model, count), "flexflow", "allreduce", size.budget)
+            given = (
+                (simulated.search_s, simulated.proposals, simulated.improved_s)
+                if simulated
+                else (None,) * 3
+            )
             rows.append([model, count, *given, PRINTED[model][count]])
     columns = (
         Column("network"), Column("GPUs"), Column("seconds in all", "measured"),
@@ -48,7 +52,7 @@ def _search_table(asked: RunOptions) -> Table:
     )  # fmt: skip
     note = (
         f"One core of this machine, K80 in nodes of 4, all-reduce. The chains are stopped after "
-        f"{own.budget:g} s; before them, OptCNN's optima and experts' plans are made and simulated. The "
+        f"{size.budget:g} s; before them, OptCNN's optima and experts' plans are made and simulated. The "
         "paper's search ends when nothing has improved for half of its time."
     )
     return Table("Searches", columns, rows, note)
@@ -71,11 +75,11 @@ def _chain_table(every: list[tuple[str, int, ProposalTimes]]) -> Table:
     )  # fmt: skip
     rows: list[list[Cell]] = [
         [
-            model, count, own.tasks, own.shortened_rate, own.full_rate,
-            own.shortened_rate / own.full_rate, PRINTED_DELTA, 100 * own.changed,
-            1e3 * own.ideal_delta_s, 1e3 * own.shortened_s,
+            model, count, times.tasks, times.shortened_rate, times.full_rate,
+            times.shortened_rate / times.full_rate, PRINTED_DELTA, 100 * times.changed,
+            1e3 * times.ideal_delta_s, 1e3 * times.shortened_s,
         ]
-        for model, count, own in every
+        for model, count, times in every
     ]  # fmt: skip
     note = (
         "Uniform moves from data parallelism, the same draws both ways, with the same decisions. "
@@ -86,11 +90,13 @@ def _chain_table(every: list[tuple[str, int, ProposalTimes]]) -> Table:
 
 
 def _chains_text(every: list[ProposalTimes]) -> str:
-    times = [own.shortened_rate / own.full_rate for own in every]
-    slower = sum(own.ideal_delta_s > own.shortened_s for own in every)
+    times = [case_times.shortened_rate / case_times.full_rate for case_times in every]
+    slower = sum(case_times.ideal_delta_s > case_times.shortened_s for case_times in every)
     return (
         f"Proposals are judged {min(times):.1f} to {max(times):.1f} x as fast as in full (the paper's "
-        f"delta: {PRINTED_DELTA} x). A move changes {100 * min(own.changed for own in every):.0f} to "
-        f"{100 * max(own.changed for own in every):.0f} % of the timeline; an ideal delta would take "
+        f"delta: {PRINTED_DELTA} x). A move changes "
+        f"{100 * min(case_times.changed for case_times in every):.0f} to "
+        f"{100 * max(case_times.changed for case_times in every):.0f} % of the timeline; an ideal "
+        f"delta would take "
         f"longer than the shortened simulation in {slower} of {len(every)} cases."
     )

@@ -38,25 +38,25 @@ class ModelThroughput(NamedTuple):
         return sorted({count for _, count in self.steps})
 
 
-def throughput(asked: RunOptions) -> Section:
-    own = experiment_size(asked)
+def throughput(options: RunOptions) -> Section:
+    size = experiment_size(options)
     every = []
-    for number, model in enumerate(own.models):
+    for number, model in enumerate(size.models):
         for at, sync in enumerate(SYNCS):
-            asked.report(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(own.models))
-            every.append(_simulate_model(model, sync, own))
-    charts = [_chart(own) for own in every if len(own.counts) > 1]
+            options.report(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(size.models))
+            every.append(_simulate_model(model, sync, size))
+    charts = [_chart(result) for result in every if len(result.counts) > 1]
     return Section(TITLE, gains_text(every), [gains_table(every), *charts])
 
 
-def _simulate_model(model: str, sync: str, own: ExperimentSize) -> ModelThroughput:
-    found: dict[tuple[str, int], SimulatedStep | None] = {}
-    for count in own.gpu_counts if sync == "allreduce" else own.server_counts:
+def _simulate_model(model: str, sync: str, size: ExperimentSize) -> ModelThroughput:
+    steps: dict[tuple[str, int], SimulatedStep | None] = {}
+    for count in size.gpu_counts if sync == "allreduce" else size.server_counts:
         for method in ("data", expert(model), "flexflow"):
-            found[method, count] = simulate_method(case(model, count), method, sync, own.budget)
+            steps[method, count] = simulate_method(case(model, count), method, sync, size.budget)
         if count == AUTO_GPUS and sync == "allreduce":
-            found["auto", count] = simulate_method(case(model, count), "auto", "auto", own.budget)
-    return ModelThroughput(model, sync, found)
+            steps["auto", count] = simulate_method(case(model, count), "auto", "auto", size.budget)
+    return ModelThroughput(model, sync, steps)
 
 
 def gains_table(every: Sequence[ModelThroughput]) -> Table:
@@ -67,7 +67,7 @@ def gains_table(every: Sequence[ModelThroughput]) -> Table:
         Column("over the better of both", "simulated"), Column("in the paper, up to", "printed"),
         Column("data, GB", "counted"), Column("flexflow, GB", "counted"),
     )  # fmt: skip
-    rows = [_row(own, count) for own in every for count in own.counts]
+    rows = [_row(result, count) for result in every for count in result.counts]
     note = (
         "Samples a second on K80 in nodes of 4, and bytes between GPUs in a step. Expert: 'one weird "
         "trick' for convolutional networks; a GPU for each depth on every node for recurrent ones. A dash: "
@@ -76,39 +76,41 @@ def gains_table(every: Sequence[ModelThroughput]) -> Table:
     return Table("Samples a second", columns, rows, note)
 
 
-def _row(own: ModelThroughput, count: int) -> list[Cell]:
-    methods = (*own.baselines, "flexflow", "auto")
-    speeds = [s.samples_per_s if (s := own.steps.get((m, count))) else None for m in methods]
-    sent = [s.comm_bytes / 1e9 if (s := own.steps.get((m, count))) else None
+def _row(result: ModelThroughput, count: int) -> list[Cell]:
+    methods = (*result.baselines, "flexflow", "auto")
+    speeds = [s.samples_per_s if (s := result.steps.get((m, count))) else None for m in methods]
+    sent = [s.comm_bytes / 1e9 if (s := result.steps.get((m, count))) else None
             for m in ("data", "flexflow")]  # fmt: skip
     return [
-        own.model, count, SYNCS[own.sync], *speeds, gain_over_best(own.steps, "flexflow", ["data"], count),
-        gain_over_best(own.steps, "flexflow", own.baselines, count), PRINTED_GAIN, *sent,
+        result.model, count, SYNCS[result.sync], *speeds,
+        gain_over_best(result.steps, "flexflow", ["data"], count),
+        gain_over_best(result.steps, "flexflow", result.baselines, count), PRINTED_GAIN, *sent,
     ]  # fmt: skip
 
 
-def _chart(own: ModelThroughput) -> Chart:
-    title = f"{own.model}, synchronised by {SYNCS[own.sync]}: samples a second"
-    names = {"data": "data", own.baselines[1]: "expert", "flexflow": "flexflow", "auto": "auto"}
-    return throughput_chart(title, own.steps, names)
+def _chart(result: ModelThroughput) -> Chart:
+    title = f"{result.model}, synchronised by {SYNCS[result.sync]}: samples a second"
+    names = {"data": "data", result.baselines[1]: "expert", "flexflow": "flexflow", "auto": "auto"}
+    return throughput_chart(title, result.steps, names)
 
 
 def gains_text(every: Sequence[ModelThroughput]) -> str:
-    said = []
+    sentences = []
     for sync, name in SYNCS.items():
         gains = [
-            (gain, f"{own.model} on {count}")
-            for own in every
-            if own.sync == sync
-            for count in own.counts
-            if (gain := gain_over_best(own.steps, "flexflow", own.baselines, count)) is not None
+            (gain, f"{result.model} on {count}")
+            for result in every
+            if result.sync == sync
+            for count in result.counts
+            if (gain := gain_over_best(result.steps, "flexflow", result.baselines, count))
+            is not None
         ]
         if gains:
             most, least = max(gains), min(gains)
-            said.append(
+            sentences.append(
                 f"With {name}, flexflow's plans have {least[0]:.2f} ({least[1]}) to {most[0]:.2f} x "
                 f"({most[1]}) the throughput of the better of data parallelism and the expert; the "
                 f"paper: up to {PRINTED_GAIN} x. {sum(gain < 1.01 for gain, _ in gains)} of {len(gains)} "
                 "gain less than 1 %."
             )
-    return "\n\n".join(said)
+    return "\n\n".join(sentences)

@@ -44,28 +44,28 @@ class LargestSizes(NamedTuple):
     batch_peak: int
 
 
-def make(asked: RunOptions) -> Section:
+def make(options: RunOptions) -> Section:
     on = cluster(CLUSTER)
     room = on.devices[0].memory
     chosen = [
-        (net, own)
-        for net in (("unet",) if asked.quick else simulated.NETS)
-        for own in METHODS
-        if own.name in QUICK_METHODS or not (asked.quick or net == DEEP)
+        (net, method)
+        for net in (("unet",) if options.quick else simulated.NETS)
+        for method in METHODS
+        if method.name in QUICK_METHODS or not (options.quick or net == DEEP)
     ]
-    found: list[LargestSizes] = []
-    for net, own in chosen:
-        asked.report(f"{net}, {own.name}", len(found) / (len(chosen) + 3))
-        found.append(largest_sizes(net, own, on, room))
-    parts = [_table(found, room)]
+    sizes: list[LargestSizes] = []
+    for net, method in chosen:
+        options.report(f"{net}, {method.name}", len(sizes) / (len(chosen) + 3))
+        sizes.append(largest_sizes(net, method, on, room))
+    parts = [_table(sizes, room)]
     nets_ = list(dict.fromkeys(net for net, _ in chosen))
-    if not asked.quick:
-        asked.report("auto", len(chosen) / (len(chosen) + 3))
-        searched = [_auto_largest(net, on, found) for net in nets_ if net != DEEP]
-        parts[0] = _table([*found, *searched], room)
-    asked.report("training what fits", (len(chosen) + 2) / (len(chosen) + 3))
-    real_text, real_table = fits_for_real(asked.quick)
-    text = [_sentence(net, [f for f in found if f.net == net]) for net in nets_]
+    if not options.quick:
+        options.report("auto", len(chosen) / (len(chosen) + 3))
+        searched = [_auto_largest(net, on, sizes) for net in nets_ if net != DEEP]
+        parts[0] = _table([*sizes, *searched], room)
+    options.report("training what fits", (len(chosen) + 2) / (len(chosen) + 3))
+    real_text, real_table = fits_for_real(options.quick)
+    text = [_sentence(net, [f for f in sizes if f.net == net]) for net in nets_]
     return Section(
         "The largest image and batch under a capacity",
         "\n\n".join([*text, real_text]),
@@ -78,46 +78,46 @@ def _graph(net: str, side: int) -> Graph:
     return capture_model(nets.spec(net, side), 1)
 
 
-def peak_bytes(net: str, own: Method, on: Cluster, side: int, batch: int) -> int:
-    made = make_plans([own], _graph(net, side), on, batch=batch)
-    return max(predict(made[own.name], on).peaks)
+def peak_bytes(net: str, method: Method, on: Cluster, side: int, batch: int) -> int:
+    made = make_plans([method], _graph(net, side), on, batch=batch)
+    return max(predict(made[method.name], on).peaks)
 
 
-def largest_sizes(net: str, own: Method, on: Cluster, room: int) -> LargestSizes:
+def largest_sizes(net: str, method: Method, on: Cluster, room: int) -> LargestSizes:
     side, side_peak = largest_fitting(
-        lambda s: peak_bytes(net, own, on, s, BATCH),
+        lambda s: peak_bytes(net, method, on, s, BATCH),
         room,
         unit=SIDE_UNIT,
         power=2,
         max_size=MAX_SIZE,
     )
     batch, batch_peak = largest_fitting(
-        lambda b: peak_bytes(net, own, on, SIDE, b),
+        lambda b: peak_bytes(net, method, on, SIDE, b),
         room,
-        unit=own.microbatches,
+        unit=method.microbatches,
         power=1,
         max_size=MAX_SIZE,
     )
-    return LargestSizes(net, own.name, side, side_peak, batch, batch_peak)
+    return LargestSizes(net, method.name, side, side_peak, batch, batch_peak)
 
 
-def _auto_largest(net: str, on: Cluster, found: Sequence[LargestSizes]) -> LargestSizes:
+def _auto_largest(net: str, on: Cluster, sizes: Sequence[LargestSizes]) -> LargestSizes:
     """From the largest that the others hold, in steps of a quarter of it: a search a step is slow."""
-    base = max(f.side for f in found if f.net == net)
+    base = max(f.side for f in sizes if f.net == net)
     side = peak = 0
     for quarters in range(4, 9):
         wanted = base * quarters // 4 // SIDE_UNIT * SIDE_UNIT
         spec = nets.spec(net, wanted)
         try:
-            own = simulated.plan_auto(capture_model(spec, BATCH), on, spec, budget=5.0)
+            planned = simulated.plan_auto(capture_model(spec, BATCH), on, spec, budget=5.0)
         except InputError:
             break
-        side, peak = wanted, max(predict(own, on).peaks)
+        side, peak = wanted, max(predict(planned, on).peaks)
     return LargestSizes(net, simulated.AUTO, side, peak, 0, 0)
 
 
-def _sentence(net: str, found: Sequence[LargestSizes]) -> str:
-    sides = {f.method: f.side for f in found}
+def _sentence(net: str, sizes: Sequence[LargestSizes]) -> str:
+    sides = {f.method: f.side for f in sizes}
     name = max(sides, key=sides.__getitem__)
     words = [
         f"{ratio_text(sides['GEMS MASTER'], sides[base])} the side of {base}"
@@ -128,7 +128,7 @@ def _sentence(net: str, found: Sequence[LargestSizes]) -> str:
     return f"{first} GEMS MASTER holds {', '.join(words)}."
 
 
-def _table(found: Sequence[LargestSizes], room: int) -> Table:
+def _table(sizes: Sequence[LargestSizes], room: int) -> Table:
     columns = [
         Column("net"), Column("method"), Column("largest side, pixels", "simulated"),
         Column("its peak, GiB", "simulated"), Column(f"largest batch of {SIDE}²", "simulated"),
@@ -136,10 +136,11 @@ def _table(found: Sequence[LargestSizes], room: int) -> Table:
     ]  # fmt: skip
     rows: list[list[Cell]] = [
         [f.net, f.method, f.side, f.side_peak / GIB, f.batch or None, f.batch_peak / GIB or None]
-        for f in found
+        for f in sizes
     ]
     note = (
-        f"{format_size(room, GIB)} GiB a device ({CLUSTER}), predicted peaks; sides are multiples of {SIDE_UNIT} at a "
+        f"{format_size(room, GIB)} GiB a device ({CLUSTER}), predicted peaks; sides are multiples "
+        f"of {SIDE_UNIT} at a "
         f"batch of {BATCH}, batches multiples of the method's micro-batches (4; MAST 2; spatial 1), which "
         "grow with the batch. With micro-batches of one image, and more of them, all but GPipe hold any "
         "batch if one image fits. auto's side is the last that fitted in steps of a quarter of the others' "
@@ -156,18 +157,19 @@ def fits_for_real(quick: bool) -> tuple[str, Table]:
     graph = capture_model(spec, BATCH)
     chosen = [m for m in METHODS if not quick or m.name in (*QUICK_METHODS, "GPipe")]
     made = make_plans(chosen, graph, on, batch=BATCH, model=spec)
-    said = {name: predict(own, on) for name, own in made.items()}
+    predicted = {name: predict(planned, on) for name, planned in made.items()}
     timed = time_plans(
-        spec, graph, {name: own.plan for name, own in made.items()}, ranks=DEVICES, rounds=1,
+        spec, graph, {name: planned.plan for name, planned in made.items()}, ranks=DEVICES, rounds=1,
         steps=1, peaks=True,
     )  # fmt: skip
-    seen = {name: max(own.peaks) for name, own in timed.items()}
+    seen = {name: max(times.peaks) for name, times in timed.items()}
     rows: list[list[Cell]] = [
         [
-            name, max(said[name].peaks) / MIB, _yes(max(said[name].peaks), room), seen[name] / MIB,
-            _yes(seen[name], room), own.losses[0], own.losses[-1],
+            name, max(predicted[name].peaks) / MIB, _yes(max(predicted[name].peaks), room),
+            seen[name] / MIB,
+            _yes(seen[name], room), times.losses[0], times.losses[-1],
         ]
-        for name, own in timed.items()
+        for name, times in timed.items()
     ]  # fmt: skip
     columns = [
         Column("method"), Column("peak, MiB", "simulated"), Column("fits", "simulated"),
@@ -175,7 +177,7 @@ def fits_for_real(quick: bool) -> tuple[str, Table]:
         Column("first loss", "measured", 4), Column("second loss", "measured", 4),
     ]  # fmt: skip
     title = f"{net}/{narrow} of {side}² under {format_size(room, MIB)} MiB a rank, for real"
-    return _real_sentence(said, seen, room), Table(title, columns, rows, _REAL_NOTE)
+    return _real_sentence(predicted, seen, room), Table(title, columns, rows, _REAL_NOTE)
 
 
 _REAL_NOTE = (
@@ -184,11 +186,14 @@ _REAL_NOTE = (
 )
 
 
-def _real_sentence(said: Mapping[str, PredictedStep], seen: Mapping[str, int], room: int) -> str:
-    agree = [n for n in seen if (max(said[n].peaks) <= room) == (seen[n] <= room)]
+def _real_sentence(
+    predicted: Mapping[str, PredictedStep], seen: Mapping[str, int], room: int
+) -> str:
+    agree = [n for n in seen if (max(predicted[n].peaks) <= room) == (seen[n] <= room)]
     fit = [n for n in seen if seen[n] <= room]
     return (
-        f"For real under {format_size(room, MIB)} MiB a rank: {', '.join(fit) or 'nothing'} fits; prediction and "
+        f"For real under {format_size(room, MIB)} MiB a rank: {', '.join(fit) or 'nothing'} fits; "
+        f"prediction and "
         f"measurement agree for {len(agree)} of {len(seen)} methods."
     )
 

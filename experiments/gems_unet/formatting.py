@@ -35,10 +35,10 @@ def gems_sentence(where: str, cases: Sequence[tuple[ByMethod, ByMethod]]) -> str
     """Images a second and memory of MASTER beside those it is to be compared with, over several sizes."""
     words = []
     for base in ("model parallel", "GPipe", "1F1B", "spatial by image"):
-        own = [(rates, peaks) for rates, peaks in cases if base in rates and GEMS in rates]
-        if own:
-            speed = range_text([rates[GEMS] / rates[base] for rates, _ in own])
-            memory = range_text([peaks[GEMS] / peaks[base] for _, peaks in own])
+        comparable = [(rates, peaks) for rates, peaks in cases if base in rates and GEMS in rates]
+        if comparable:
+            speed = range_text([rates[GEMS] / rates[base] for rates, _ in comparable])
+            memory = range_text([peaks[GEMS] / peaks[base] for _, peaks in comparable])
             words.append(f"{speed} x the images a second of {base} at {memory} x its peak memory")
     names = list(dict.fromkeys(largest_name(rates) for rates, _ in cases))
     ahead = range_text([max(rates.values()) / rates[GEMS] for rates, _ in cases if GEMS in rates])

@@ -45,6 +45,6 @@ def _guess(peaks: dict[int, int], capacity: int, power: int, low: int, high: int
     if slope <= 0:
         return (low + high) // 2
     wanted = a + (capacity - peaks[n]) / slope
-    found = int(max(0.0, wanted) ** (1 / power))
+    estimate = int(max(0.0, wanted) ** (1 / power))
     # once low is the line's own guess, what is left to see is whether the next one fits
-    return found if found > low else low + 1
+    return estimate if estimate > low else low + 1

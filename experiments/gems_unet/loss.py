@@ -20,32 +20,32 @@ SLOW = "spatial by image"  # of which --quick has none
 TITLE = "Time to a loss on a segmentation task"
 
 
-def make(asked: RunOptions) -> Section:
+def make(options: RunOptions) -> Section:
     if importlib.util.find_spec("sklearn") is None:
         return Section(TITLE, skipped="scikit-learn, whose digits are the data, is not installed.")
-    side, blocks, steps = (64, 9, 5) if asked.quick else (128, 12, 10)
+    side, blocks, steps = (64, 9, 5) if options.quick else (128, 12, 10)
     spec = nets.spec("unet", side, width_divisor=NARROW)
-    asked.report("planning")
+    options.report("planning")
     graph = capture_model(spec, BATCH)
-    chosen = [m for m in METHODS if m.name in NAMES or (m.name == SLOW and not asked.quick)]
+    chosen = [m for m in METHODS if m.name in NAMES or (m.name == SLOW and not options.quick)]
     made = make_plans(chosen, graph, cluster(f"local:{DEVICES}"), batch=BATCH, model=spec)
-    asked.report("training", 0.1)
+    options.report("training", 0.1)
     curves = train(spec, made, ranks=DEVICES, side=side, blocks=blocks, steps=steps)
     return section(curves, side, blocks, steps)
 
 
 def section(curves: Mapping[str, LossCurve], side: int, blocks: int, steps: int) -> Section:
     lines = [
-        Line(name, list(zip(own.seconds, own.losses, strict=True)), "measured")
-        for name, own in curves.items()
+        Line(name, list(zip(curve.seconds, curve.losses, strict=True)), "measured")
+        for name, curve in curves.items()
     ]
     chart = Chart("Loss over time", "seconds of training", "mean cross entropy of a pixel", lines)
     rows: list[list[Cell]] = [
         [
-            name, own.reaches(TARGET), 1e3 * own.seconds[-1] / (blocks * steps),
-            own.losses[0], own.losses[-1], largest_loss_difference(own, curves["one device"]),
+            name, curve.reaches(TARGET), 1e3 * curve.seconds[-1] / (blocks * steps),
+            curve.losses[0], curve.losses[-1], largest_loss_difference(curve, curves["one device"]),
         ]
-        for name, own in curves.items()
+        for name, curve in curves.items()
     ]  # fmt: skip
     columns = [
         Column("method"), Column(f"seconds to {TARGET}", "measured", 1), Column("step, ms", "measured", 0),
@@ -62,8 +62,8 @@ def section(curves: Mapping[str, LossCurve], side: int, blocks: int, steps: int)
     )
 
 
-def largest_loss_difference(own: LossCurve, other: LossCurve) -> float:
-    return max(abs(a - b) for a, b in zip(own.losses, other.losses, strict=True))
+def largest_loss_difference(curve: LossCurve, other: LossCurve) -> float:
+    return max(abs(a - b) for a, b in zip(curve.losses, other.losses, strict=True))
 
 
 def _sentence(curves: Mapping[str, LossCurve]) -> str:

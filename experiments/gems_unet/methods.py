@@ -87,19 +87,21 @@ def make_plans(
 ) -> dict[str, PlannedMethod]:
     """Plans by name of a method; `graph` may be of any batch, stages are cut once for all schedules."""
     cuts: dict[tuple[int, int], Stages] = {}
-    found = {}
-    for own in methods:
-        micro = graph.for_batch(batch // own.microbatches)
+    planned = {}
+    for method in methods:
+        micro = graph.for_batch(batch // method.microbatches)
         stages: Stages = ()
-        if own.stages * own.pipelines > 1:
-            key = (micro.batch, own.stages)
+        if method.stages * method.pipelines > 1:
+            key = (micro.batch, method.stages)
             if key not in cuts:
-                cuts[key] = partition_stages(micro, cluster, own.stages, own.microbatches, profile)
+                cuts[key] = partition_stages(
+                    micro, cluster, method.stages, method.microbatches, profile
+                )
             stages = cuts[key]
-        plan = replace(_plan(own, micro, cluster, stages), batch=batch, model=model)
+        plan = replace(_plan(method, micro, cluster, stages), batch=batch, model=model)
         validate(plan, micro)
-        found[own.name] = PlannedMethod(micro, plan)
-    return found
+        planned[method.name] = PlannedMethod(micro, plan)
+    return planned
 
 
 def predict(
@@ -121,9 +123,9 @@ def partition_stages(
     line = build_device_chain(cluster)
     line = replace(line, capacity=(float("inf"),) * len(line.kinds))
     work = LayerCostModel(nodes, cluster, compute).micro_batch_costs(graph.batch)
-    found = PipelineRequest("gems", count).partition(work, line, microbatches, STATE_FACTOR)
-    assert found is not None
-    return stage_op_names(nodes, [stage.layers for stage in found.stages])
+    partition = PipelineRequest("gems", count).partition(work, line, microbatches, STATE_FACTOR)
+    assert partition is not None
+    return stage_op_names(nodes, [stage.layers for stage in partition.stages])
 
 
 def parallel_pipelines(schedule: str, stages: int, microbatches: int, pipelines: int) -> str:
@@ -133,12 +135,14 @@ def parallel_pipelines(schedule: str, stages: int, microbatches: int, pipelines:
     F2.0 B2.0 F3.0 B3.0
     """
     share = microbatches // pipelines
-    own = MAKERS[schedule](stages, share)
+    pipeline = MAKERS[schedule](stages, share)
     rows, waits = list[tuple[Action, ...]](), list[tuple[Action, Action]]()
     for first in range(0, pipelines * share, share):
-        rows += [tuple(_shift_micro_batch(action, first) for action in row) for row in own.rows]
+        rows += [
+            tuple(_shift_micro_batch(action, first) for action in row) for row in pipeline.rows
+        ]
         waits += [
-            (_shift_micro_batch(a, first), _shift_micro_batch(b, first)) for a, b in own.waits
+            (_shift_micro_batch(a, first), _shift_micro_batch(b, first)) for a, b in pipeline.waits
         ]
     return schedule_to_text(Schedule(tuple(rows), tuple(waits)))
 
@@ -147,20 +151,20 @@ def _shift_micro_batch(action: Action, micros: int) -> Action:
     return action._replace(micro_batch=action.micro_batch + micros)
 
 
-def _plan(own: Method, graph: Graph, cluster: Cluster, stages: Stages) -> Plan:
+def _plan(method: Method, graph: Graph, cluster: Cluster, stages: Stages) -> Plan:
     count = len(cluster.devices)
     of = {name: s for s, names in enumerate(stages) for name in names}
     plan = Plan(
         {op.name: copies(op, [of.get(op.name, 0)]) for op in graph.ops}, count,
-        bn="microbatch" if own.microbatches > 1 else "global", microbatches=own.microbatches,
-        stages=stages, optimizer=OPTIMIZER, cluster=cluster.to_dict(), method=own.name,
+        bn="microbatch" if method.microbatches > 1 else "global", microbatches=method.microbatches,
+        stages=stages, optimizer=OPTIMIZER, cluster=cluster.to_dict(), method=method.name,
         fingerprint=graph.fingerprint(), inputs=describe_inputs(graph),
         parameters=parameter_shapes(graph),
     )  # fmt: skip
-    if own.schedule == SPATIAL:
+    if method.schedule == SPATIAL:
         return replace(plan, tiles=spatial(graph, cluster))
-    if own.pipelines == 1:
-        return replace(plan, schedule=own.schedule)
-    rows = parallel_pipelines(own.schedule, own.stages, own.microbatches, own.pipelines)
-    workers = tuple((device,) for device in range(own.stages * own.pipelines))
+    if method.pipelines == 1:
+        return replace(plan, schedule=method.schedule)
+    rows = parallel_pipelines(method.schedule, method.stages, method.microbatches, method.pipelines)
+    workers = tuple((device,) for device in range(method.stages * method.pipelines))
     return replace(plan, schedule=rows, workers=workers)

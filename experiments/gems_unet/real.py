@@ -62,26 +62,26 @@ class CaseResult(NamedTuple):
     chosen: str  # what `auto` took
 
     def rates(self) -> dict[str, float]:
-        return {name: BATCH / own.seconds for name, own in self.timed.items()}
+        return {name: BATCH / times.seconds for name, times in self.timed.items()}
 
 
-def make(asked: RunOptions) -> Section:
-    asked.report("probing this machine")
-    cluster = probe_machine(DEVICES, quick=asked.quick)
-    cases, found = QUICK if asked.quick else FULL, []
+def make(options: RunOptions) -> Section:
+    options.report("probing this machine")
+    cluster = probe_machine(DEVICES, quick=options.quick)
+    cases, results = QUICK if options.quick else FULL, []
     weights = [_relative_duration(case) for case in cases]
     for number, case in enumerate(cases):
-        asked.report(case.title, sum(weights[:number]) / sum(weights))
-        found.append(_measure_case(case, cluster, budget=3.0 if asked.quick else 10.0))
-    return section(found)
+        options.report(case.title, sum(weights[:number]) / sum(weights))
+        results.append(_measure_case(case, cluster, budget=3.0 if options.quick else 10.0))
+    return section(results)
 
 
-def section(found: Sequence[CaseResult]) -> Section:
+def section(results: Sequence[CaseResult]) -> Section:
     text = [f"{DEVICES} ranks, a batch of {BATCH}, one thread each."]
-    for net in dict.fromkeys(own.case.net for own in found):
-        text.append(_sentence([own for own in found if own.case.net == net]))
+    for net in dict.fromkeys(result.case.net for result in results):
+        text.append(_sentence([result for result in results if result.case.net == net]))
     title = "Images per second and memory, for real"
-    return Section(title, "\n\n".join(text), [*_charts(found), _table(found)])
+    return Section(title, "\n\n".join(text), [*_charts(results), _table(results)])
 
 
 def _measure_case(case: RealCase, cluster: Cluster, budget: float) -> CaseResult:
@@ -95,9 +95,9 @@ def _measure_case(case: RealCase, cluster: Cluster, budget: float) -> CaseResult
     made = make_plans(methods, graph, cluster, batch=BATCH, model=spec, profile=profile)
     made[AUTO] = _auto(graph, cluster, spec, profile, budget)
     profile = measure_operators(made.values(), kind, profile, repeats)
-    predicted = {name: predict(own, cluster, profile) for name, own in made.items()}
+    predicted = {name: predict(planned, cluster, profile) for name, planned in made.items()}
     timed = time_plans(
-        spec, graph, {name: own.plan for name, own in made.items()}, ranks=DEVICES,
+        spec, graph, {name: planned.plan for name, planned in made.items()}, ranks=DEVICES,
         rounds=case.rounds, steps=1, peaks=True,
     )  # fmt: skip
     return CaseResult(case, timed, predicted, describe(made[AUTO]))
@@ -129,54 +129,64 @@ def describe(planned: PlannedMethod) -> str:
     return ", ".join([*words, "recomputed"] if plan.recompute else words)
 
 
-def _sentence(found: Sequence[CaseResult]) -> str:
+def _sentence(results: Sequence[CaseResult]) -> str:
     """Of one network at several sizes."""
-    sides = " to ".join(dict.fromkeys(f"{own.case.side}²" for own in (found[0], found[-1])))
-    cases = [(own.rates(), {n: float(max(t.peaks)) for n, t in own.timed.items()}) for own in found]
-    said = gems_sentence(f"{found[0].case.net}/{found[0].case.width_divisor}, {sides}", cases)
-    order = f"Predicted and measured steps have rank correlation {range_text([_rank_correlation(f) for f in found])}."
+    sides = " to ".join(
+        dict.fromkeys(f"{result.case.side}²" for result in (results[0], results[-1]))
+    )
+    cases = [
+        (result.rates(), {n: float(max(t.peaks)) for n, t in result.timed.items()})
+        for result in results
+    ]
+    gems_text = gems_sentence(
+        f"{results[0].case.net}/{results[0].case.width_divisor}, {sides}", cases
+    )
+    order = (
+        "Predicted and measured steps have rank correlation "
+        f"{range_text([_rank_correlation(f) for f in results])}."
+    )
     losses = (
         "First losses of the methods with micro-batches of one image are within "
-        f"{max(_largest_loss_difference(own) for own in found):.0e} of one device's."
+        f"{max(_largest_loss_difference(result) for result in results):.0e} of one device's."
     )
-    chosen = "; ".join(f"{own.case.side}²: {own.chosen}" for own in found)
-    return " ".join([said, order, losses, f"`auto` took, at {chosen}."])
+    chosen = "; ".join(f"{result.case.side}²: {result.chosen}" for result in results)
+    return " ".join([gems_text, order, losses, f"`auto` took, at {chosen}."])
 
 
-def _rank_correlation(found: CaseResult) -> float:
-    names = list(found.timed)
+def _rank_correlation(result: CaseResult) -> float:
+    names = list(result.timed)
     return spearman(
-        [found.timed[n].seconds for n in names],
-        [seconds_with_shared_cores(found.predicted[n]) for n in names],
+        [result.timed[n].seconds for n in names],
+        [seconds_with_shared_cores(result.predicted[n]) for n in names],
     )
 
 
-def _largest_loss_difference(found: CaseResult) -> float:
+def _largest_loss_difference(result: CaseResult) -> float:
     """How far first losses are from one device's, at most."""
-    one = found.timed["one device"].losses[0]
+    one = result.timed["one device"].losses[0]
     return max(
-        abs(own.losses[0] - one)
-        for name, own in found.timed.items()
+        abs(times.losses[0] - one)
+        for name, times in result.timed.items()
         if name not in ("GEMS MAST", "spatial", AUTO)
     )
 
 
-def _charts(found: Sequence[CaseResult]) -> list[Chart]:
+def _charts(results: Sequence[CaseResult]) -> list[Chart]:
     charts = []
-    for net in dict.fromkeys(own.case.net for own in found):
-        own = [f for f in found if f.case.net == net]
+    for net in dict.fromkeys(result.case.net for result in results):
+        of_net = [f for f in results if f.case.net == net]
         lines = [
-            Line(name, [(f.case.side, f.rates()[name]) for f in own], "measured")
-            for name in own[0].timed
+            Line(name, [(f.case.side, f.rates()[name]) for f in of_net], "measured")
+            for name in of_net[0].timed
         ]
-        title = f"{net}, widths / {own[0].case.width_divisor}"
+        title = f"{net}, widths / {of_net[0].case.width_divisor}"
         charts.append(
             Chart(title, "side of an image, pixels", "images/s", lines, log_x=True, log_y=True)
         )
     return charts
 
 
-def _table(found: Sequence[CaseResult]) -> Table:
+def _table(results: Sequence[CaseResult]) -> Table:
     columns = [
         Column("net"), Column("side"), Column("method"), Column("images/s", "measured"),
         Column("step, ms", "measured", 0), Column("least – most, ms", "measured"),
@@ -185,13 +195,15 @@ def _table(found: Sequence[CaseResult]) -> Table:
         Column("peak by rank, MiB", "measured"), Column("peak by rank, MiB", "simulated"),
     ]  # fmt: skip
     rows: list[list[Cell]] = []
-    for case, timed, predicted, _ in found:
-        for name, own in timed.items():
-            said = predicted[name]
+    for case, timed, predicted, _ in results:
+        for name, times in timed.items():
+            prediction = predicted[name]
             rows.append([
-                f"{case.net}/{case.width_divisor}", case.side, name, BATCH / own.seconds, 1e3 * own.seconds,
-                f"{1e3 * own.shortest:.0f} – {1e3 * own.longest:.0f}", 1e3 * said.seconds, 1e3 * seconds_with_shared_cores(said),
-                sizes_text(own.peaks, MIB), sizes_text(said.peaks, MIB),
+                f"{case.net}/{case.width_divisor}", case.side, name, BATCH / times.seconds,
+                1e3 * times.seconds,
+                f"{1e3 * times.shortest:.0f} – {1e3 * times.longest:.0f}",
+                1e3 * prediction.seconds, 1e3 * seconds_with_shared_cores(prediction),
+                sizes_text(times.peaks, MIB), sizes_text(prediction.peaks, MIB),
             ])  # fmt: skip
     note = (
         f"A batch of {BATCH} on {DEVICES} ranks of this machine, one thread each; widths divided by the "

@@ -21,27 +21,27 @@ class ScalingPoint(NamedTuple):
     rate: float  # images a second
 
 
-def make(asked: RunOptions) -> Section:
+def make(options: RunOptions) -> Section:
     graph = capture_model(nets.spec(NET, SIDE), 1)
-    found: list[ScalingPoint] = []
-    counts = (1, 4) if asked.quick else (1, 2, 4, 8, 16)
+    points: list[ScalingPoint] = []
+    counts = (1, 4) if options.quick else (1, 2, 4, 8, 16)
     for number, count in enumerate(counts):
-        asked.report(f"{STAGES * count} GPUs", number / len(counts))
+        options.report(f"{STAGES * count} GPUs", number / len(counts))
         on, batch = cluster(f"v100:{count}x{STAGES}"), SHARE * count
-        own = Method("GEMS x data", "gems", batch, stages=STAGES, pipelines=count)
-        seconds = predict(make_plans([own], graph, on, batch=batch)[own.name], on).seconds
-        found.append(ScalingPoint(STAGES * count, batch / seconds))
-    return section(found)
+        method = Method("GEMS x data", "gems", batch, stages=STAGES, pipelines=count)
+        seconds = predict(make_plans([method], graph, on, batch=batch)[method.name], on).seconds
+        points.append(ScalingPoint(STAGES * count, batch / seconds))
+    return section(points)
 
 
-def efficiency(own: ScalingPoint, first: ScalingPoint) -> float:
+def efficiency(point: ScalingPoint, first: ScalingPoint) -> float:
     """Per cent of so many times the first one's images a second."""
-    return 100 * own.rate / first.rate * first.devices / own.devices
+    return 100 * point.rate / first.rate * first.devices / point.devices
 
 
-def section(found: list[ScalingPoint]) -> Section:
-    first, last = found[0], found[-1]
-    rows: list[list[Cell]] = [[f.devices, f.rate, efficiency(f, first), None] for f in found]
+def section(points: list[ScalingPoint]) -> Section:
+    first, last = points[0], points[-1]
+    rows: list[list[Cell]] = [[f.devices, f.rate, efficiency(f, first), None] for f in points]
     rows.append([1024, None, None, PRINTED])
     columns = [
         Column("GPUs"), Column("images/s", "simulated"), Column("efficiency, %", "simulated", 2),
@@ -57,7 +57,7 @@ def section(found: list[ScalingPoint]) -> Section:
         "batch grows with the GPUs. The simulation has no stragglers, no input and no congestion beyond "
         "the nodes' links, so that it says what communication alone costs."
     )
-    line = Line(NET, [(f.devices, efficiency(f, first)) for f in found], "simulated")
+    line = Line(NET, [(f.devices, efficiency(f, first)) for f in points], "simulated")
     printed = Line("paper, ResNet-1k", [(1024.0, PRINTED)], "printed")
     chart = Chart("Scaling", "GPUs", "efficiency, %", [line, printed], log_x=True)
     table = Table("GEMS side by side", columns, rows, note)

@@ -46,7 +46,7 @@ class SimulatedCase(NamedTuple):
     errors: Mapping[str, str]  # methods that have no plan, and why
 
     def rates(self) -> dict[str, float]:
-        return {name: BATCH / own.seconds for name, own in self.predicted.items()}
+        return {name: BATCH / prediction.seconds for name, prediction in self.predicted.items()}
 
     def fitting(self) -> dict[str, float]:
         """The rates of those that fit."""
@@ -54,31 +54,35 @@ class SimulatedCase(NamedTuple):
         return {name: rate for name, rate in self.rates().items() if peaks[name] <= self.capacity}
 
     def peaks(self) -> dict[str, float]:
-        return {name: float(max(own.peaks)) for name, own in self.predicted.items()}
+        return {name: float(max(prediction.peaks)) for name, prediction in self.predicted.items()}
 
 
-def make(asked: RunOptions) -> Section:
-    found, cases = [], QUICK if asked.quick else FULL
+def make(options: RunOptions) -> Section:
+    results, cases = [], QUICK if options.quick else FULL
     for number, (net, side, name) in enumerate(cases):
-        asked.report(f"{net}, {side}² on {name}", number / len(cases))
-        found.append(simulate_case(net, side, cluster(name), budget=4.0 if asked.quick else 10.0))
-    return section(found)
+        options.report(f"{net}, {side}² on {name}", number / len(cases))
+        results.append(
+            simulate_case(net, side, cluster(name), budget=4.0 if options.quick else 10.0)
+        )
+    return section(results)
 
 
-def section(found: Sequence[SimulatedCase]) -> Section:
+def section(results: Sequence[SimulatedCase]) -> Section:
     text = [f"Simulated in float32, a batch of {BATCH}."]
-    for net, on in dict.fromkeys((own.net, own.on) for own in found):
-        text.append(_sentence([own for own in found if (own.net, own.on) == (net, on)]))
-    charts = [_chart(net, found) for net in NETS if any(own.net == net for own in found)]
+    for net, on in dict.fromkeys((result.net, result.on) for result in results):
+        text.append(
+            _sentence([result for result in results if (result.net, result.on) == (net, on)])
+        )
+    charts = [_chart(net, results) for net in NETS if any(result.net == net for result in results)]
     title = "Images per second and memory to 8192², simulated"
-    return Section(title, "\n\n".join(text), [*charts, _table(found)])
+    return Section(title, "\n\n".join(text), [*charts, _table(results)])
 
 
 def simulate_case(net: str, side: int, on: Cluster, budget: float) -> SimulatedCase:
     spec = nets.spec(net, side)
     graph = capture_model(spec, BATCH)
     made = make_plans(METHODS, graph, on, batch=BATCH, model=spec)
-    predicted = {name: predict(own, on) for name, own in made.items()}
+    predicted = {name: predict(planned, on) for name, planned in made.items()}
     errors = {}
     try:
         predicted[AUTO] = predict(plan_auto(graph, on, spec, budget), on)
@@ -92,52 +96,64 @@ def plan_auto(graph: Graph, on: Cluster, spec: str, budget: float) -> PlannedMet
     return PlannedMethod(graph.for_batch(-(-plan.batch // plan.microbatches)), plan)
 
 
-def _sentence(found: Sequence[SimulatedCase]) -> str:
+def _sentence(results: Sequence[SimulatedCase]) -> str:
     """Of one network on one cluster."""
-    first, last = found[0], found[-1]
-    sides = " to ".join(dict.fromkeys(f"{own.side}²" for own in (first, last)))
+    first, last = results[0], results[-1]
+    sides = " to ".join(dict.fromkeys(f"{result.side}²" for result in (first, last)))
     where = f"{first.net}, {sides} on {first.on} ({format_size(first.capacity, GIB)} GiB each)"
-    said = gems_sentence(where, [(own.rates(), own.peaks()) for own in found])
+    gems_text = gems_sentence(where, [(result.rates(), result.peaks()) for result in results])
     return " ".join(
-        [said, *(_fitting_sentence(own) for own in found if len(own.fitting()) < len(METHODS))]
+        [
+            gems_text,
+            *(
+                _fitting_sentence(result)
+                for result in results
+                if len(result.fitting()) < len(METHODS)
+            ),
+        ]
     )
 
 
-def _fitting_sentence(own: SimulatedCase) -> str:
+def _fitting_sentence(result: SimulatedCase) -> str:
     """What is left where memory is short."""
-    fitting = own.fitting()
+    fitting = result.fitting()
     if not fitting:
-        return f"At {own.side}² nothing fits."
+        return f"At {result.side}² nothing fits."
     fastest = max(fitting, key=fitting.__getitem__)
     others = ", ".join(name for name in fitting if name != fastest)
-    return f"At {own.side}² the fastest that fits is {fastest}" + (
+    return f"At {result.side}² the fastest that fits is {fastest}" + (
         f"; so do {others}." if others else ", and nothing else does."
     )
 
 
-def _chart(net: str, found: Sequence[SimulatedCase]) -> Chart:
-    own = [f for f in found if f.net == net and f.on == CLUSTER]
-    names = list(dict.fromkeys(name for f in own for name in f.predicted))
+def _chart(net: str, results: Sequence[SimulatedCase]) -> Chart:
+    on_cluster = [f for f in results if f.net == net and f.on == CLUSTER]
+    names = list(dict.fromkeys(name for f in on_cluster for name in f.predicted))
     lines = [
-        Line(name, [(f.side, f.rates()[name]) for f in own if name in f.predicted], "simulated")
+        Line(
+            name,
+            [(f.side, f.rates()[name]) for f in on_cluster if name in f.predicted],
+            "simulated",
+        )
         for name in names
     ]
     title = f"{net} on {CLUSTER}, whether it fits or not"
     return Chart(title, "side of an image, pixels", "images/s", lines, log_x=True, log_y=True)
 
 
-def _table(found: Sequence[SimulatedCase]) -> Table:
+def _table(results: Sequence[SimulatedCase]) -> Table:
     columns = [
         Column("net"), Column("side"), Column("cluster"), Column("method"), Column("images/s", "simulated"),
         Column("step, ms", "simulated"), Column("largest peak, GiB", "simulated"),
         Column("least peak, GiB", "simulated"), Column("fits", "simulated"),
     ]  # fmt: skip
     rows: list[list[Cell]] = []
-    for net, side, on, room, predicted, errors in found:
-        for name, own in predicted.items():
+    for net, side, on, room, predicted, errors in results:
+        for name, prediction in predicted.items():
             rows.append([
-                net, side, on, name, BATCH / own.seconds, 1e3 * own.seconds, max(own.peaks) / GIB,
-                min(own.peaks) / GIB, "yes" if max(own.peaks) <= room else "no",
+                net, side, on, name, BATCH / prediction.seconds, 1e3 * prediction.seconds,
+                max(prediction.peaks) / GIB,
+                min(prediction.peaks) / GIB, "yes" if max(prediction.peaks) <= room else "no",
             ])  # fmt: skip
         rows += [[net, side, on, name, None, None, None, None, "no"] for name in errors]
     note = (

@@ -36,12 +36,12 @@ def train(
             files[label] = str(folder / f"{number}.json")
             save_plan(plan, graph, files[label])
         batch = next(iter(plans.values())).plan.batch
-        asked = {
+        request = {
             "spec": spec, "plans": files, "batch": batch, "side": side, "blocks": blocks,
-            "steps": steps, "out": str(folder / "found.json"),
+            "steps": steps, "out": str(folder / "result.json"),
         }  # fmt: skip
-        write_scratch(folder / "asked.json", asked)
+        write_scratch(folder / "request.json", request)
         rank = "experiments.gems_unet.training_rank"
-        run_ranks(ranks, None, ["-m", rank, str(folder / "asked.json")])
-        found = read_scratch(folder / "found.json")
-    return {label: LossCurve(**own) for label, own in found.items()}
+        run_ranks(ranks, None, ["-m", rank, str(folder / "request.json")])
+        curves = read_scratch(folder / "result.json")
+    return {label: LossCurve(**curve) for label, curve in curves.items()}

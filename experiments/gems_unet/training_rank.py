@@ -1,4 +1,4 @@
-"""One rank of `training`: python -m experiments.gems_unet.training_rank asked.json, under torchrun."""
+"""One rank of `training`: python -m experiments.gems_unet.training_rank request.json, under torchrun."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ RATE = 1e-2  # of Adam
 WARM = 10**6  # the seed of a batch that no block has
 
 
-def main(asked: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    work = load_workload(asked["spec"], batch=asked["batch"], device="cpu")
+    work = load_workload(request["spec"], batch=request["batch"], device="cpu")
     trainers = {
         label: raddle.parallelize(
             copy.deepcopy(work.model), path, _adam, loss=work.loss, device="cpu"
         )
-        for label, path in asked["plans"].items()
+        for label, path in request["plans"].items()
     }
     for trainer in trainers.values():  # the first step makes buffers, and counts for all alike
-        trainer.step(*trainer.part(*batch(asked["batch"], asked["side"], WARM)))
-    found: dict[str, dict[str, list[float]]] = {
+        trainer.step(*trainer.part(*batch(request["batch"], request["side"], WARM)))
+    curves: dict[str, dict[str, list[float]]] = {
         label: {"seconds": [], "losses": []} for label in trainers
     }
     order = list(trainers)
-    for block in range(asked["blocks"]):
+    for block in range(request["blocks"]):
         for label in order[block % len(order) :] + order[: block % len(order)]:
-            seconds, loss = _block(trainers[label], asked, block)
-            before = found[label]["seconds"][-1] if found[label]["seconds"] else 0.0
-            found[label]["seconds"].append(before + seconds)
-            found[label]["losses"].append(loss)
+            seconds, loss = _block(trainers[label], request, block)
+            before = curves[label]["seconds"][-1] if curves[label]["seconds"] else 0.0
+            curves[label]["seconds"].append(before + seconds)
+            curves[label]["losses"].append(loss)
     if dist.get_rank() == 0:
-        write_scratch(asked["out"], found)
+        write_scratch(request["out"], curves)
     dist.barrier()
     for trainer in trainers.values():
         trainer.close()
@@ -56,14 +56,14 @@ def _adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=RATE)
 
 
-def _block(trainer: Trainer, asked: dict[str, Any], block: int) -> tuple[float, float]:
+def _block(trainer: Trainer, request: dict[str, Any], block: int) -> tuple[float, float]:
     """Seconds of the slowest rank, without drawing the batches, and the mean loss."""
-    steps = asked["steps"]
+    steps = request["steps"]
     seeds = range(block * steps, (block + 1) * steps)
-    batches = [trainer.part(*batch(asked["batch"], asked["side"], seed)) for seed in seeds]
+    batches = [trainer.part(*batch(request["batch"], request["side"], seed)) for seed in seeds]
     dist.barrier()
     begin = time.perf_counter()
-    losses = [float(trainer.step(*own)) for own in batches]
+    losses = [float(trainer.step(*examples)) for examples in batches]
     trainer.synchronize()
     spent = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
     dist.all_reduce(spent, dist.ReduceOp.MAX)

@@ -42,17 +42,17 @@ class FusionTimes(NamedTuple):
         return self.unfused / self.fused
 
 
-def make(asked: RunOptions) -> Section:
+def make(options: RunOptions) -> Section:
     title = "Fusion on and off"
-    places = QUICK if asked.quick else FULL
-    found: list[FusionTimes] = []
+    places = QUICK if options.quick else FULL
+    times: list[FusionTimes] = []
     try:
         for done, (hosts, rate) in enumerate(places):
-            asked.report(f"{hosts} hosts at {rate}", done / len(places))
-            found += measure_fusion(hosts, rate, quick=asked.quick)
+            options.report(f"{hosts} hosts at {rate}", done / len(places))
+            times += measure_fusion(hosts, rate, quick=options.quick)
     except LabUnavailable as reason:
         return Section(title, skipped=str(reason))
-    return Section(title, summary(found), [table(found)])
+    return Section(title, summary(times), [table(times)])
 
 
 def measure_fusion(hosts: int, rate: str, *, quick: bool) -> list[FusionTimes]:
@@ -61,19 +61,23 @@ def measure_fusion(hosts: int, rate: str, *, quick: bool) -> list[FusionTimes]:
         kinds[f"{by}, fused"], kinds[f"{by}, apart"] = fused, apart
     jobs = [TimingJob(net, hosts * samples, kinds) for net, samples in PER_RANK.items()]
     rounds, steps = (2, 3) if quick else (3, 4)
-    found = measure_in_lab(jobs, ranks=hosts, rate=rate, rounds=rounds, steps=steps)
+    measurement = measure_in_lab(jobs, ranks=hosts, rate=rate, rounds=rounds, steps=steps)
     rows = []
-    for job, own, said in zip(jobs, found.results, predict(found), strict=True):
+    for job, job_times, predicted in zip(
+        jobs, measurement.results, predict(measurement), strict=True
+    ):
         for by in PAIRS:
             labels = (f"{by}, fused", f"{by}, apart")
-            seconds = [own.seconds[label] for label in labels]
+            seconds = [job_times.seconds[label] for label in labels]
             rows.append(
-                FusionTimes(job.net, hosts, rate, by, *seconds, *(said[label] for label in labels))
+                FusionTimes(
+                    job.net, hosts, rate, by, *seconds, *(predicted[label] for label in labels)
+                )
             )
     return rows
 
 
-def table(found: Sequence[FusionTimes]) -> Table:
+def table(times: Sequence[FusionTimes]) -> Table:
     columns = (
         Column("network"), Column("tensors", "counted"), Column("hosts"), Column("rate"),
         Column("by"), Column("fused, ms", "measured"), Column("predicted", "simulated"),
@@ -83,11 +87,12 @@ def table(found: Sequence[FusionTimes]) -> Table:
     )  # fmt: skip
     rows: list[list[Cell]] = [
         [
-            TITLES[pair.net], len(nets.parameter_sizes(nets.build_on_meta(pair.net))), pair.hosts, pair.rate, pair.runner,
+            TITLES[pair.net], len(nets.parameter_sizes(nets.build_on_meta(pair.net))), pair.hosts,
+            pair.rate, pair.runner,
             1e3 * pair.fused, 1e3 * pair.fused_predicted, 1e3 * pair.unfused, 1e3 * pair.unfused_predicted,
             pair.gain, pair.unfused_predicted / pair.fused_predicted, PRINTED,
         ]
-        for pair in found
+        for pair in times
     ]  # fmt: skip
     note = (
         "Milliseconds a step, and how much longer it takes where each tensor is summed by itself. Fused: "
@@ -97,14 +102,15 @@ def table(found: Sequence[FusionTimes]) -> Table:
     return Table("Steps with fusion and without", columns, rows, note)
 
 
-def summary(found: Sequence[FusionTimes]) -> str:
-    most = max(found, key=lambda pair: pair.gain)
-    least = min(found, key=lambda pair: pair.gain)
-    hurt = sum(pair.gain < 1 for pair in found)
+def summary(times: Sequence[FusionTimes]) -> str:
+    most = max(times, key=lambda pair: pair.gain)
+    least = min(times, key=lambda pair: pair.gain)
+    hurt = sum(pair.gain < 1 for pair in times)
     return (
-        f"Fused steps are at most {most.gain:.2f} x as fast ({most.runner}, {TITLES[most.net]}, {most.hosts} "
+        f"Fused steps are at most {most.gain:.2f} x as fast ({most.runner}, {TITLES[most.net]}, "
+        f"{most.hosts} "
         f"hosts at {most.rate}) and at least {least.gain:.2f} x ({least.runner}, {TITLES[least.net]}, "
-        f"{least.hosts} hosts at {least.rate}); they are slower in {hurt} of {len(found)} cases. The paper "
+        f"{least.hosts} hosts at {least.rate}); they are slower in {hurt} of {len(times)} cases. The paper "
         f"prints up to {PRINTED:.2f} x. A tensor by itself leaves as soon as it is there, and costs a "
         "message; a bucket leaves when it is full."
     )

@@ -55,23 +55,23 @@ class ThroughputCurve(NamedTuple):
         return self.rates[devices] / (devices * self.rates[1])
 
 
-def make(asked: RunOptions) -> Section:
-    sizes = QUICK if asked.quick else FULL
+def make(options: RunOptions) -> Section:
+    sizes = QUICK if options.quick else FULL
     factor = calibration()
     sheet, fitted = [], []
     for done, model in enumerate(MODELS):
         rates: list[dict[int, float]] = [{}, {}]
         for at, devices in enumerate(sizes):
-            asked.report(
+            options.report(
                 f"{MODELS[model]} on {devices}", (done + at / len(sizes)) / (len(MODELS) + 1)
             )
             program = program_of(model, devices)
-            for own, speed in zip(rates, (1.0, factor), strict=True):
-                own[devices] = images_per_s(program, devices, speed)
+            for rates_at_speed, speed in zip(rates, (1.0, factor), strict=True):
+                rates_at_speed[devices] = images_per_s(program, devices, speed)
         sheet.append(ThroughputCurve(model, rates[0]))
         fitted.append(ThroughputCurve(model, rates[1]))
-    asked.report("servers", len(MODELS) / (len(MODELS) + 1))
-    beside = server_throughput(SERVER_SIZES_QUICK if asked.quick else SERVER_SIZES, factor)
+    options.report("servers", len(MODELS) / (len(MODELS) + 1))
+    beside = server_throughput(SERVER_SIZES_QUICK if options.quick else SERVER_SIZES, factor)
     parts = (
         efficiencies(sheet, fitted),
         chart(fitted),
@@ -120,11 +120,13 @@ def calibration() -> float:
 
 def server_throughput(sizes: Sequence[int], factor: float) -> dict[str, dict[int, float]]:
     """Images a second of SERVED by the kind of synchronisation and the number of devices."""
-    found: dict[str, dict[int, float]] = {sync: {} for sync in SYNCS}
-    for sync, own in found.items():
+    throughput: dict[str, dict[int, float]] = {sync: {} for sync in SYNCS}
+    for sync, by_devices in throughput.items():
         for devices in sizes:
-            own[devices] = images_per_s(program_of(SERVER_MODEL, devices, sync), devices, factor)
-    return found
+            by_devices[devices] = images_per_s(
+                program_of(SERVER_MODEL, devices, sync), devices, factor
+            )
+    return throughput
 
 
 def efficiencies(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCurve]) -> Table:
@@ -134,11 +136,13 @@ def efficiencies(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCu
         Column("RDMA, %", "printed", 0),
     )  # fmt: skip
     rows: list[list[Cell]] = []
-    for plain, own in zip(sheet, fitted, strict=True):
+    for plain, fitted_curve in zip(sheet, fitted, strict=True):
         for devices in plain.rates:
-            printed = [_percent(table.get(own.model, {}).get(devices)) for table in (TCP, RDMA)]
-            simulated = [100 * curve.efficiency(devices) for curve in (plain, own)]
-            rows.append([MODELS[own.model], devices, *simulated, *printed])
+            printed = [
+                _percent(table.get(fitted_curve.model, {}).get(devices)) for table in (TCP, RDMA)
+            ]
+            simulated = [100 * curve.efficiency(devices) for curve in (plain, fitted_curve)]
+            rows.append([MODELS[fitted_curve.model], devices, *simulated, *printed])
     return Table(
         "Scaling efficiency", columns, rows,
         f"Of the images a second of so many single devices; {PER_DEVICE} images a device, nodes of {NODE} "
@@ -151,8 +155,8 @@ def efficiencies(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCu
 def chart(fitted: Sequence[ThroughputCurve]) -> Chart:
     lines = []
     for curve in fitted:
-        own = [(float(n), 100 * curve.efficiency(n)) for n in curve.rates]
-        lines.append(Line(MODELS[curve.model], own, "simulated"))
+        points = [(float(n), 100 * curve.efficiency(n)) for n in curve.rates]
+        lines.append(Line(MODELS[curve.model], points, "simulated"))
         printed = [(float(n), 100 * share) for n, share in RDMA[curve.model].items()]
         lines.append(Line(f"{MODELS[curve.model]}, RDMA", printed, "printed"))
     return Chart("Scaling efficiency, fitted", "devices", "%", lines, log_x=True)
@@ -172,7 +176,7 @@ def throughput(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCurv
 def server_table(beside: Mapping[str, Mapping[int, float]]) -> Table:
     sizes = list(beside[RING])
     columns = [Column("synchronised by"), *(Column(f"{n} devices", "simulated") for n in sizes)]
-    rows: list[list[Cell]] = [[sync, *own.values()] for sync, own in beside.items()]
+    rows: list[list[Cell]] = [[sync, *by_devices.values()] for sync, by_devices in beside.items()]
     return Table(
         f"{MODELS[SERVER_MODEL]}: rings and servers, images a second, fitted", columns, rows,
         "Servers share the devices' links. The paper's servers ran as processes of their own on the nodes; "
@@ -191,8 +195,8 @@ def summary(
         sentences.append(f"{text} (printed: {printed:.0%})." if printed else f"{text}.")
     most = max(beside[RING])
     parts = ", ".join(
-        f"{sync} {own[most] / beside[RING][most]:.2f} x"
-        for sync, own in beside.items()
+        f"{sync} {by_devices[most] / beside[RING][most]:.2f} x"
+        for sync, by_devices in beside.items()
         if sync != RING
     )
     return (

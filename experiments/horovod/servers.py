@@ -35,14 +35,14 @@ class StepMilliseconds(NamedTuple):
     simulated: Mapping[str, float]
 
 
-def make(asked: RunOptions) -> Section:
+def make(options: RunOptions) -> Section:
     title = "The ring against servers"
-    sizes = QUICK if asked.quick else FULL
+    sizes = QUICK if options.quick else FULL
     rows = []
     try:
         for done, ranks in enumerate(sizes):
-            asked.report(f"{ranks} ranks", done / len(sizes))
-            rows.append(measure_ranks(ranks, quick=asked.quick))
+            options.report(f"{ranks} ranks", done / len(sizes))
+            rows.append(measure_ranks(ranks, quick=options.quick))
     except LabUnavailable as reason:
         return Section(title, skipped=str(reason))
     return Section(title, summary(rows), [table(rows), throughput_table(rows), chart(rows)])
@@ -53,12 +53,12 @@ def measure_ranks(ranks: int, *, quick: bool) -> StepMilliseconds:
     kinds = {COMPUTE_ONLY: NO_SYNC, **(VARIANTS if ranks > 1 else {DISTRIBUTED: DDP})}
     jobs = [TimingJob(NET, PER_RANK * ranks, kinds)]
     rounds, steps = (2, 2) if quick else (3, 3)
-    found = measure_in_lab(jobs, ranks=ranks, rate=RATE, rounds=rounds, steps=steps)
-    own, said = found.results[0].seconds, predict(found)[0]
+    measurement = measure_in_lab(jobs, ranks=ranks, rate=RATE, rounds=rounds, steps=steps)
+    measured, predicted = measurement.results[0].seconds, predict(measurement)[0]
     return StepMilliseconds(
         ranks,
-        {label: 1e3 * seconds for label, seconds in own.items()},
-        {label: 1e3 * seconds for label, seconds in said.items()},
+        {label: 1e3 * seconds for label, seconds in measured.items()},
+        {label: 1e3 * seconds for label, seconds in predicted.items()},
     )
 
 
@@ -91,23 +91,26 @@ def throughput_table(rows: Sequence[StepMilliseconds]) -> Table:
 def chart(rows: Sequence[StepMilliseconds]) -> Chart:
     lines = []
     for label in VARIANTS:
-        own = [(float(row.ranks), row.measured[label]) for row in rows if label in row.measured]
-        lines.append(Line(label, own, "measured"))
+        points = [(float(row.ranks), row.measured[label]) for row in rows if label in row.measured]
+        lines.append(Line(label, points, "measured"))
     return Chart("A step over the number of ranks", "ranks", "ms", lines, log_x=True, log_y=True)
 
 
 def summary(rows: Sequence[StepMilliseconds]) -> str:
     """What was found at the most ranks."""
     last = rows[-1]
-    own = last.measured
-    ratios = {label: own[label] / own[RING] for label in (ONE, WHOLE, SLICED)}
+    milliseconds = last.measured
+    ratios = {label: milliseconds[label] / milliseconds[RING] for label in (ONE, WHOLE, SLICED)}
     errors = sorted(
-        abs(said / row.measured[label] - 1) for row in rows for label, said in row.simulated.items()
+        abs(predicted / row.measured[label] - 1)
+        for row in rows
+        for label, predicted in row.simulated.items()
     )
     return (
         f"On {last.ranks} ranks one server takes {ratios[ONE]:.2f} x the ring's step, distributed servers "
         f"of whole tensors {ratios[WHOLE]:.2f} x, of slices {ratios[SLICED]:.2f} x. raddle.sync, which a "
-        f"script uses as it would Horovod, takes {own[RING_WRAPPED] / own[DISTRIBUTED]:.2f} x DDP's step."
+        f"script uses as it would Horovod, takes "
+        f"{milliseconds[RING_WRAPPED] / milliseconds[DISTRIBUTED]:.2f} x DDP's step."
         f"\n\nOf {len(errors)} predictions {sum(e <= 0.15 for e in errors)} are within 15 %; the worst is "
         f"off by {errors[-1]:.0%}."
     )

@@ -10,32 +10,32 @@ from collections.abc import Callable, Mapping, Sequence
 from raddle.api.searching import Configuration, Group, Tables
 
 
-def additive_cost(found: Tables, chosen: Sequence[Configuration]) -> float:
+def additive_cost(tables: Tables, chosen: Sequence[Configuration]) -> float:
     """Seconds of a step, one configuration a group; of their devices the tables know the number."""
     at = [
-        [c.degrees for c in own].index(wanted.degrees)
-        for own, wanted in zip(found.configurations, chosen, strict=True)
+        [c.degrees for c in options].index(wanted.degrees)
+        for options, wanted in zip(tables.configurations, chosen, strict=True)
     ]
-    total = sum(float(node[x]) for node, x in zip(found.nodes, at, strict=True))
-    return total + sum(float(e.cost[at[e.source], at[e.target]]) for e in found.edges)
+    total = sum(float(node[x]) for node, x in zip(tables.nodes, at, strict=True))
+    return total + sum(float(e.cost[at[e.source], at[e.target]]) for e in tables.edges)
 
 
-def split_by_letter(found: Tables, letter_of: Callable[[Group], str]) -> list[Configuration]:
+def split_by_letter(tables: Tables, letter_of: Callable[[Group], str]) -> list[Configuration]:
     """Every group in the most parts of one letter that its table has."""
     chosen = []
-    for group, own in zip(found.groups, found.configurations, strict=True):
-        able = [c for c in own if set(split_letters(group, c)) <= {letter_of(group)}]
+    for group, options in zip(tables.groups, tables.configurations, strict=True):
+        able = [c for c in options if set(split_letters(group, c)) <= {letter_of(group)}]
         chosen.append(max(able, key=lambda c: len(c.devices)))
     return chosen
 
 
-def baselines(found: Tables) -> dict[str, list[Configuration]]:
+def baselines(tables: Tables) -> dict[str, list[Configuration]]:
     """Data and model parallelism, and 'one weird trick': fully connected layers by channel."""
     return {
-        "data": split_by_letter(found, lambda g: "n"),
-        "model": split_by_letter(found, lambda g: "c"),
+        "data": split_by_letter(tables, lambda g: "n"),
+        "model": split_by_letter(tables, lambda g: "c"),
         "owt": split_by_letter(
-            found, lambda g: "c" if "h" not in g.letters and "k" in g.letters else "n"
+            tables, lambda g: "c" if "h" not in g.letters and "k" in g.letters else "n"
         ),
     }
 
@@ -47,13 +47,13 @@ def split_letters(group: Group, configuration: Configuration) -> dict[str, int]:
 
 
 def configurations_with(
-    found: Tables, wanted: Callable[[Group], Mapping[str, int]]
+    tables: Tables, wanted: Callable[[Group], Mapping[str, int]]
 ) -> list[Configuration] | None:
     """The configurations with these parts; None where a table lacks one."""
     chosen = []
-    for group, own in zip(found.groups, found.configurations, strict=True):
-        asked = dict(wanted(group))
-        able = [c for c in own if split_letters(group, c) == asked]
+    for group, options in zip(tables.groups, tables.configurations, strict=True):
+        split = dict(wanted(group))
+        able = [c for c in options if split_letters(group, c) == split]
         if not able:
             return None
         chosen.append(able[0])

@@ -28,16 +28,16 @@ def printed_split(group: Group) -> dict[str, int]:
     return {"h": 2, "w": 2} if last else {"n": 4}
 
 
-def plans(asked: RunOptions) -> Section:
+def plans(options: RunOptions) -> Section:
     graph, on = CASE.graph, CASE.cluster
-    asked.report("servers", 0.3)
+    options.report("servers", 0.3)
     paper = build_tables(graph, on, paper=True)
-    asked.report("all-reduce", 0.6)
+    options.report("all-reduce", 0.6)
     today = build_tables(graph, on)
     chosen = [choose_configurations(paper)[0], choose_configurations(today)[0]]
     alike = sum(
-        split_letters(group, own) == printed_split(group)
-        for group, own in zip(paper.groups, chosen[0], strict=True)
+        split_letters(group, configuration) == printed_split(group)
+        for group, configuration in zip(paper.groups, chosen[0], strict=True)
     )
     text = (
         f"Counted as the paper does, {alike} of {len(paper.groups)} groups are split as printed. "
@@ -52,25 +52,28 @@ def plans(asked: RunOptions) -> Section:
     return Section(TITLE, text, [drawing, _cost_table(paper, chosen[0])])
 
 
-def _cost_text(found: Tables, chosen: Sequence[Configuration]) -> str:
-    own, theirs = additive_cost(found, chosen), configurations_with(found, printed_split)
+def _cost_text(tables: Tables, chosen: Sequence[Configuration]) -> str:
+    optimum, theirs = additive_cost(tables, chosen), configurations_with(tables, printed_split)
     if theirs is None:
         return "The printed plan is not in the tables."
-    other = additive_cost(found, theirs)
+    other = additive_cost(tables, theirs)
     return (
-        f"By these costs the printed plan takes {1e3 * other:.1f} ms and the optimum {1e3 * own:.1f} ms, "
-        f"{100 * (1 - own / other):.1f} % less."
+        f"By these costs the printed plan takes {1e3 * other:.1f} ms and the optimum "
+        f"{1e3 * optimum:.1f} ms, "
+        f"{100 * (1 - optimum / other):.1f} % less."
     )
 
 
-def _cost_table(found: Tables, chosen: Sequence[Configuration]) -> Table:
+def _cost_table(tables: Tables, chosen: Sequence[Configuration]) -> Table:
     every = {
-        **baselines(found),
-        "printed": configurations_with(found, printed_split),
+        **baselines(tables),
+        "printed": configurations_with(tables, printed_split),
         "optimum": list(chosen),
     }
     rows: list[list[Cell]] = [
-        [name, 1e3 * additive_cost(found, own)] for name, own in every.items() if own is not None
+        [name, 1e3 * additive_cost(tables, configurations)]
+        for name, configurations in every.items()
+        if configurations is not None
     ]
     columns = (Column("plan"), Column("a step by OptCNN's cost, ms", "counted"))
     note = "Batch 128; a server a layer, nothing overlaps, links at their nominal rates."
@@ -85,7 +88,10 @@ def draw(groups: Sequence[Group], columns: Sequence[Sequence[Configuration] | No
     heads = ("as the paper counts", "all-reduce", "printed")
     rows: list[tuple[str, ...]] = [("layer", "output of a sample", *heads)]
     for g, group in enumerate(groups):
-        splits = ("–" if own is None else split(split_letters(group, own[g])) for own in columns)
+        splits = (
+            "–" if configurations is None else split(split_letters(group, configurations[g]))
+            for configurations in columns
+        )
         rows.append((group.name, _shape(group.members[0].op), *splits))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [_padded(row, widths) for row in rows]

@@ -13,7 +13,7 @@ PRINTED = "The paper's cost model is -5 to +9 % off its measurements, on GPUs."
 CHANGES = 4  # groups of data parallelism that a drawn plan has otherwise
 
 
-def ranking(asked: RunOptions) -> Section:
+def ranking(options: RunOptions) -> Section:
     group = PlanGroup("alexnet", 16, 2, 0)
-    found = ten_plans.measure_plans(group, (*BASELINES, "optcnn"), CHANGES, asked)
-    return ten_plans.section(TITLE, group, found, PRINTED)
+    plan_times = ten_plans.measure_plans(group, (*BASELINES, "optcnn"), CHANGES, options)
+    return ten_plans.section(TITLE, group, plan_times, PRINTED)

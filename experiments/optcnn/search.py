@@ -26,33 +26,34 @@ def time_search(case: WeakScalingCase, repeats: int) -> SearchTime:
     seconds = []
     for _ in range(repeats):
         begun = perf_counter()
-        found = build_tables(case.graph, case.cluster, paper=True)
-        _, solution = choose_configurations(found)
+        tables = build_tables(case.graph, case.cluster, paper=True)
+        _, solution = choose_configurations(tables)
         seconds.append(perf_counter() - begun)
-    return SearchTime(min(seconds), found, solution.certified)
+    return SearchTime(min(seconds), tables, solution.certified)
 
 
-def log10_plan_count(found: Tables) -> float:
+def log10_plan_count(tables: Tables) -> float:
     """The logarithm to base 10 of the number of plans that were not tried one by one."""
-    return math.fsum(math.log10(len(own)) for own in found.configurations)
+    return math.fsum(math.log10(len(configurations)) for configurations in tables.configurations)
 
 
-def search(asked: RunOptions) -> Section:
-    counts = (4, 16) if asked.quick else (4, 16, 64)
+def search(options: RunOptions) -> Section:
+    counts = (4, 16) if options.quick else (4, 16, 64)
     rows: list[list[Cell]] = []
     slower = []
     for number, (model, printed) in enumerate(PRINTED.items()):
         for count in counts:
-            asked.report(f"{model} on {count}", number / len(PRINTED))
-            own = time_search(
+            options.report(f"{model} on {count}", number / len(PRINTED))
+            search_time = time_search(
                 WeakScalingCase(model, "p100", count, SAMPLES), 5 if count < 64 else 2
             )
-            told = printed if count == 4 else None
-            if told is not None and own.seconds > told:
-                slower.append(f"{model} ({own.seconds / told:.1f} x)")
+            printed_here = printed if count == 4 else None
+            if printed_here is not None and search_time.seconds > printed_here:
+                slower.append(f"{model} ({search_time.seconds / printed_here:.1f} x)")
             rows.append(
-                [model, count, len(own.tables.groups), f"10^{log10_plan_count(own.tables):.0f}", own.seconds,
-                 told, "yes" if own.certified else "no"]
+                [model, count, len(search_time.tables.groups),
+                 f"10^{log10_plan_count(search_time.tables):.0f}", search_time.seconds, printed_here,
+                 "yes" if search_time.certified else "no"]
             )  # fmt: skip
     columns = (
         Column("network"), Column("GPUs"), Column("groups", "counted"), Column("plans", "counted"),
@@ -62,5 +63,5 @@ def search(asked: RunOptions) -> Section:
         "One core of this machine; the best of several. Not counted: capturing the network (seconds) and "
         "compiling raddle's kernels on first use. The paper's processor is another one."
     )
-    said = f"Slower than the paper's on 4 GPUs: {', '.join(slower) if slower else 'none'}."
-    return Section(TITLE, said, [Table("Groups, tables and elimination", columns, rows, note)])
+    text = f"Slower than the paper's on 4 GPUs: {', '.join(slower) if slower else 'none'}."
+    return Section(TITLE, text, [Table("Groups, tables and elimination", columns, rows, note)])

@@ -35,7 +35,8 @@ class PrintedGains(NamedTuple):
 
 
 PRINTED = {
-    "alexnet": PrintedGains(2.2, 12.2), "vgg16": PrintedGains(1.5, 14.8), "inception_v3": PrintedGains(1.4, 15.5)
+    "alexnet": PrintedGains(2.2, 12.2), "vgg16": PrintedGains(1.5, 14.8),
+    "inception_v3": PrintedGains(1.4, 15.5)
 }  # fmt: skip
 PRINTED_BYTE_RATIOS = "1.3–23"  # times less is communicated, over all networks and baselines
 
@@ -54,40 +55,45 @@ class ModelThroughput(NamedTuple):
         return "optcnn-paper" if self.sync == "server" else "optcnn"
 
 
-def throughput(asked: RunOptions) -> Section:
-    counts = (1, 4, 16) if asked.quick else (1, 2, 4, 8, 16)
+def throughput(options: RunOptions) -> Section:
+    counts = (1, 4, 16) if options.quick else (1, 2, 4, 8, 16)
     every = []
     for number, model in enumerate(PRINTED):
         for at, sync in enumerate(SYNCS):
-            asked.report(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(PRINTED))
-            every.append(_simulate_model(model, sync, counts, budget=2.0 if asked.quick else 10.0))
+            options.report(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(PRINTED))
+            every.append(
+                _simulate_model(model, sync, counts, budget=2.0 if options.quick else 10.0)
+            )
     added = {model: _additive_gain(model, counts[-1]) for model in PRINTED}
     return Section(
         TITLE,
         _text(every),
-        [_gains_table(every, added), _byte_table(every), *(_chart(own) for own in every)],
+        [_gains_table(every, added), _byte_table(every), *(_chart(result) for result in every)],
     )
 
 
 def _simulate_model(model: str, sync: str, counts: Sequence[int], budget: float) -> ModelThroughput:
     """`auto` on the most devices alone: it takes longest."""
-    found: dict[tuple[str, int], SimulatedStep | None] = {}
+    steps: dict[tuple[str, int], SimulatedStep | None] = {}
     for count in counts:
         case = WeakScalingCase(model, "p100", count, SAMPLES)
-        own = "optcnn-paper" if sync == "server" else "optcnn"
-        for method in (*BASELINES, own):
-            found[method, count] = simulate_method(case, method, sync, budget)
+        optcnn_method = "optcnn-paper" if sync == "server" else "optcnn"
+        for method in (*BASELINES, optcnn_method):
+            steps[method, count] = simulate_method(case, method, sync, budget)
         if count == counts[-1] and sync == "allreduce":
-            found["auto", count] = simulate_method(case, "auto", "auto", budget)
-    return ModelThroughput(model, sync, found, counts[-1])
+            steps["auto", count] = simulate_method(case, "auto", "auto", budget)
+    return ModelThroughput(model, sync, steps, counts[-1])
 
 
 def _additive_gain(model: str, count: int) -> float:
     """The gain over the best baseline by the paper's own cost, where nothing overlaps."""
     case = WeakScalingCase(model, "p100", count, SAMPLES)
-    found = build_tables(case.graph, case.cluster, paper=True)
-    optimum = choose_configurations(found)[1].cost
-    return min(additive_cost(found, own) for own in baselines(found).values()) / optimum
+    tables = build_tables(case.graph, case.cluster, paper=True)
+    optimum = choose_configurations(tables)[1].cost
+    return (
+        min(additive_cost(tables, configurations) for configurations in baselines(tables).values())
+        / optimum
+    )
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -102,7 +108,7 @@ def _gains_table(every: Sequence[ModelThroughput], added: dict[str, float]) -> T
         Column("in the paper, up to", "printed"),
         Column(f"1 to {most} GPUs, times", "simulated"), Column("in the paper", "printed"),
     )  # fmt: skip
-    rows = [list(_gains_row(own, added[own.model])) for own in every]
+    rows = [list(_gains_row(result, added[result.model])) for result in every]
     note = (
         f"{SAMPLES} images a GPU, {most} P100 in nodes of 4. By OptCNN's cost: the sum of its tables with "
         "a server a layer and nothing overlapped, of the best other plan over that of the optimum."
@@ -110,20 +116,20 @@ def _gains_table(every: Sequence[ModelThroughput], added: dict[str, float]) -> T
     return Table(f"Against the best other on {most} GPUs", columns, rows, note)
 
 
-def _gains_row(own: ModelThroughput, added: float) -> Iterator[Cell]:
-    printed, other = PRINTED[own.model], fastest(own.steps, BASELINES, own.max_gpus)
-    here = own.steps[own.method, own.max_gpus]
-    yield from (own.model, SYNCS[own.sync])
+def _gains_row(result: ModelThroughput, added: float) -> Iterator[Cell]:
+    printed, other = PRINTED[result.model], fastest(result.steps, BASELINES, result.max_gpus)
+    here = result.steps[result.method, result.max_gpus]
+    yield from (result.model, SYNCS[result.sync])
     yield from (NAMES[other[0]], other[1].samples_per_s) if other else (None, None)
     yield here.samples_per_s if here else None
-    yield gain_over_best(own.steps, own.method, BASELINES, own.max_gpus)
-    yield from (added if own.sync == "server" else None, printed.over_best)
-    yield from (scaling_factor(own), printed.scaling)
+    yield gain_over_best(result.steps, result.method, BASELINES, result.max_gpus)
+    yield from (added if result.sync == "server" else None, printed.over_best)
+    yield from (scaling_factor(result), printed.scaling)
 
 
-def scaling_factor(own: ModelThroughput) -> float | None:
+def scaling_factor(result: ModelThroughput) -> float | None:
     """Throughput on the most GPUs over that on one."""
-    one, all_of = own.steps[own.method, 1], own.steps[own.method, own.max_gpus]
+    one, all_of = result.steps[result.method, 1], result.steps[result.method, result.max_gpus]
     return all_of.samples_per_s / one.samples_per_s if one and all_of else None
 
 
@@ -136,12 +142,12 @@ def _byte_table(every: Sequence[ModelThroughput]) -> Table:
         Column("most, times"), Column("in the paper, times", "printed"),
     )  # fmt: skip
     rows: list[list[Cell]] = []
-    for own in every:
-        given = [own.steps[m, most] for m in (*BASELINES, own.method)]
+    for result in every:
+        given = [result.steps[m, most] for m in (*BASELINES, result.method)]
         gigabytes = [s.comm_bytes / 1e9 if s else None for s in given]
-        less = byte_ratios(own)
+        less = byte_ratios(result)
         rows.append(
-            [own.model, SYNCS[own.sync], *gigabytes, *((less[0], less[-1]) if less else (None, None)),
+            [result.model, SYNCS[result.sync], *gigabytes, *((less[0], less[-1]) if less else (None, None)),
              PRINTED_BYTE_RATIOS]
         )  # fmt: skip
     note = (
@@ -151,51 +157,51 @@ def _byte_table(every: Sequence[ModelThroughput]) -> Table:
     return Table(f"Communication of a step on {most} GPUs", columns, rows, note)
 
 
-def byte_ratios(own: ModelThroughput) -> list[float]:
+def byte_ratios(result: ModelThroughput) -> list[float]:
     """How many times as much each of the others communicates, the least first."""
-    here = own.steps[own.method, own.max_gpus]
-    given = (own.steps[m, own.max_gpus] for m in BASELINES)
+    here = result.steps[result.method, result.max_gpus]
+    given = (result.steps[m, result.max_gpus] for m in BASELINES)
     return sorted(s.comm_bytes / here.comm_bytes for s in given if s and here and here.comm_bytes)
 
 
-def _chart(own: ModelThroughput) -> Chart:
-    title = f"{own.model}, synchronised by {SYNCS[own.sync]}: images a second"
-    names = {m: name for m, name in NAMES.items() if any(key[0] == m for key in own.steps)}
-    return throughput_chart(title, own.steps, names)
+def _chart(result: ModelThroughput) -> Chart:
+    title = f"{result.model}, synchronised by {SYNCS[result.sync]}: images a second"
+    names = {m: name for m, name in NAMES.items() if any(key[0] == m for key in result.steps)}
+    return throughput_chart(title, result.steps, names)
 
 
 # -- words -----------------------------------------------------------------------------------------
 
 
 def _text(every: Sequence[ModelThroughput]) -> str:
-    said = []
-    for own in every:
+    sentences = []
+    for result in every:
         gain, scaling = (
-            gain_over_best(own.steps, own.method, BASELINES, own.max_gpus),
-            scaling_factor(own),
+            gain_over_best(result.steps, result.method, BASELINES, result.max_gpus),
+            scaling_factor(result),
         )
         if gain is None or scaling is None:
-            said.append(f"{own.model} with {SYNCS[own.sync]}: a plan is missing.")
+            sentences.append(f"{result.model} with {SYNCS[result.sync]}: a plan is missing.")
             continue
-        printed = PRINTED[own.model]
-        said.append(
-            f"{own.model} with {SYNCS[own.sync]}: {gain:.2f} x the best other (the paper: up to "
+        printed = PRINTED[result.model]
+        sentences.append(
+            f"{result.model} with {SYNCS[result.sync]}: {gain:.2f} x the best other (the paper: up to "
             f"{printed.over_best}), {scaling:.1f} x one GPU (the paper: {printed.scaling})."
         )
     behind = [
-        f"{own.model} with {SYNCS[own.sync]}"
-        for own in every
-        if (gain_over_best(own.steps, own.method, BASELINES, own.max_gpus) or 0)
-        < PRINTED[own.model].over_best
+        f"{result.model} with {SYNCS[result.sync]}"
+        for result in every
+        if (gain_over_best(result.steps, result.method, BASELINES, result.max_gpus) or 0)
+        < PRINTED[result.model].over_best
     ]
     if behind:
-        said.append(f"Less than the paper's gain over the best other: {'; '.join(behind)}.")
+        sentences.append(f"Less than the paper's gain over the best other: {'; '.join(behind)}.")
     autos = [
-        (own.model, g)
-        for own in every
-        if (g := gain_over_best(own.steps, "auto", BASELINES, own.max_gpus))
+        (result.model, g)
+        for result in every
+        if (g := gain_over_best(result.steps, "auto", BASELINES, result.max_gpus))
     ]
     if autos:
         gains = ", ".join(f"{model} {gain:.2f} x" for model, gain in autos)
-        said.append(f"raddle's auto over the best other, with all-reduce: {gains}.")
-    return "\n\n".join(said)
+        sentences.append(f"raddle's auto over the best other, with all-reduce: {gains}.")
+    return "\n\n".join(sentences)

@@ -72,18 +72,18 @@ class Point(NamedTuple):
         return self.measured[label] / self.measured[over]
 
 
-def make(asked: RunOptions) -> Section:
+def make(options: RunOptions) -> Section:
     title = "Throughput against bandwidth"
-    rates = QUICK if asked.quick else FULL
+    rates = QUICK if options.quick else FULL
     jobs = [TimingJob(net.name, net.batch, VARIANTS) for net in NETS]
     curves: dict[str, list[Point]] = {net.name: [] for net in NETS}
     try:
         for done, rate in enumerate(rates):
-            asked.report(f"four networks at {rate}", done / len(rates))
-            short = asked.quick or parse_rate(rate) < SLOW
+            options.report(f"four networks at {rate}", done / len(rates))
+            short = options.quick or parse_rate(rate) < SLOW
             rounds, steps = (2, 2) if short else (3, 3)
-            found = measure_in_lab(jobs, ranks=HOSTS, rate=rate, rounds=rounds, steps=steps)
-            for net, point in zip(NETS, points(found), strict=True):
+            measurement = measure_in_lab(jobs, ranks=HOSTS, rate=rate, rounds=rounds, steps=steps)
+            for net, point in zip(NETS, points(measurement), strict=True):
                 curves[net.name].append(point)
     except LabUnavailable as reason:
         return Section(title, skipped=str(reason))
@@ -93,16 +93,18 @@ def make(asked: RunOptions) -> Section:
     return Section(title, summary(curves), parts)
 
 
-def points(found: LabMeasurement) -> list[Point]:
+def points(measurement: LabMeasurement) -> list[Point]:
     """By network, samples a second."""
-    bits = parse_rate(found.rate)
+    bits = parse_rate(measurement.rate)
     return [
         Point(
             bits,
-            {label: job.batch / seconds for label, seconds in own.seconds.items()},
-            {label: job.batch / seconds for label, seconds in said.items()},
+            {label: job.batch / seconds for label, seconds in job_times.seconds.items()},
+            {label: job.batch / seconds for label, seconds in predicted.items()},
         )
-        for job, own, said in zip(found.jobs, found.results, predict(found), strict=True)
+        for job, job_times, predicted in zip(
+            measurement.jobs, measurement.results, predict(measurement), strict=True
+        )
     ]
 
 
@@ -161,8 +163,8 @@ def chart(net: NetCase, curve: Sequence[Point]) -> Chart:
     for label in VARIANTS:
         lines.append(Line(label, [(p.bits / 1e6, p.measured[label]) for p in curve], "measured"))
     for label in (WHOLE, P3):
-        own = [(p.bits / 1e6, p.simulated[label]) for p in curve]
-        lines.append(Line(f"{label}, predicted", own, "simulated"))
+        predicted = [(p.bits / 1e6, p.simulated[label]) for p in curve]
+        lines.append(Line(f"{label}, predicted", predicted, "simulated"))
     return Chart(f"{net.title} over the bandwidth", "Mbit/s", "samples/s", lines, log_x=True)
 
 

@@ -45,31 +45,33 @@ class LinkUse(NamedTuple):
         return sum(min(out, back) >= 0.5 for _, out, back in self.slots) / len(self.slots)
 
 
-def make(asked: RunOptions) -> Section:
+def make(options: RunOptions) -> Section:
     title = "The link over time"
-    asked.report(f"{NET} at {RATE}")
+    options.report(f"{NET} at {RATE}")
     jobs = [TimingJob(NET, BATCH, {label: VARIANTS[label] for label in LABELS})]
     try:
-        found = measure_in_lab(jobs, ranks=HOSTS, rate=RATE, rounds=2, steps=4, with_counters=True)
+        measurement = measure_in_lab(
+            jobs, ranks=HOSTS, rate=RATE, rounds=2, steps=4, with_counters=True
+        )
     except LabUnavailable as reason:
         return Section(title, skipped=str(reason))
-    found_uses = link_uses(found, parse_rate(RATE) / 8)
+    found_uses = link_uses(measurement, parse_rate(RATE) / 8)
     return Section(title, summary(found_uses), [table(found_uses), *charts(found_uses)])
 
 
-def link_uses(found: LabMeasurement, bytes_per_s: float) -> list[LinkUse]:
+def link_uses(measurement: LabMeasurement, bytes_per_s: float) -> list[LinkUse]:
     """Of each kind's last block, which has warmed up."""
-    windows = {label: (begin, end) for label, begin, end in found.results[0].windows}
+    windows = {label: (begin, end) for label, begin, end in measurement.results[0].windows}
     result = []
-    for label in found.jobs[0].variants:
-        slots = rates_by_slot(found.samples, *windows[label], SLOT)
+    for label in measurement.jobs[0].variants:
+        slots = rates_by_slot(measurement.samples, *windows[label], SLOT)
         result.append(
             LinkUse(label, [(t, out / bytes_per_s, back / bytes_per_s) for t, out, back in slots])
         )
     return result
 
 
-def table(found: Sequence[LinkUse]) -> Table:
+def table(link_uses: Sequence[LinkUse]) -> Table:
     columns = (
         Column("kind"), Column("sent, % of the rate", "measured", 0),
         Column("received, %", "measured", 0), Column("idle, % of the time", "measured", 0),
@@ -77,7 +79,7 @@ def table(found: Sequence[LinkUse]) -> Table:
     )  # fmt: skip
     rows: list[list[Cell]] = [
         [use.label, *(100 * share for share in (use.sent, use.received, use.idle, use.both_busy))]
-        for use in found
+        for use in link_uses
     ]
     return Table(
         f"Host 0's link, VGG-19-like at {RATE}", columns, rows,
@@ -87,13 +89,13 @@ def table(found: Sequence[LinkUse]) -> Table:
     )  # fmt: skip
 
 
-def charts(found: Sequence[LinkUse]) -> list[Chart]:
+def charts(link_uses: Sequence[LinkUse]) -> list[Chart]:
     """One of each direction; all kinds begin with a forward."""
     gbit = parse_rate(RATE) / 1e9
     result = []
     for way, name in enumerate(("sent", "received")):
         lines = []
-        for use in found:
+        for use in link_uses:
             shown = [(t, shares[way]) for t, *shares in use.slots if t < SHOWN]
             points = [(round(1e3 * t, 1), round(gbit * share, 3)) for t, share in shown]
             lines.append(Line(use.label, points, "measured"))
@@ -101,8 +103,8 @@ def charts(found: Sequence[LinkUse]) -> list[Chart]:
     return result
 
 
-def summary(found: Sequence[LinkUse]) -> str:
-    of = {use.label: use for use in found}
+def summary(link_uses: Sequence[LinkUse]) -> str:
+    of = {use.label: use for use in link_uses}
     whole, urgent = of[WHOLE], of[P3]
     return (
         f"With servers of whole parameters the link is idle for {whole.idle:.0%} of the time and busy both "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.experiment import RunOptions as Wanted
+from experiments.experiment import RunOptions
 from experiments.thesis.partitions import MI, allowed_imbalance, heaviest_volume
 from experiments.thesis.printed import COARSE_BOUNDED, FINE_BOUNDED, BoundedTable
 from raddle.api.partitioning import Partitioner, PartitionRequest
@@ -23,22 +23,26 @@ NOTE = (
 )
 
 
-def tables(own: Partitioner, counts: Sequence[int], budget: float, asked: Wanted) -> list[Table]:
-    found = []
+def tables(
+    partitioner: Partitioner, counts: Sequence[int], budget: float, options: RunOptions
+) -> list[Table]:
+    result = []
     for method, bounded in (("coarse", COARSE_BOUNDED), ("fine", FINE_BOUNDED)):
         rows = []
         for one in bounded:
             for parts in counts:
-                asked.report(f"{method}, imbalance {one.epsilon:g}, {parts} parts", 0.7)
-                rows.append(row(own, method, one, parts, budget))
+                options.report(f"{method}, imbalance {one.epsilon:g}, {parts} parts", 0.7)
+                rows.append(row(partitioner, method, one, parts, budget))
         numbers = "A.1 to A.3, A.7 to A.9" if method == "coarse" else "A.4 to A.6, A.10 to A.12"
-        found.append(Table(f"Tables {numbers}: {method}-grain", COLUMNS, rows, NOTE))
-    return found
+        result.append(Table(f"Tables {numbers}: {method}-grain", COLUMNS, rows, NOTE))
+    return result
 
 
-def row(own: Partitioner, method: str, one: BoundedTable, parts: int, budget: float) -> list[Cell]:
+def row(
+    partitioner: Partitioner, method: str, one: BoundedTable, parts: int, budget: float
+) -> list[Cell]:
     theirs = one.rows[parts]
-    ours = own.partition(
+    ours = partitioner.partition(
         method, PartitionRequest(parts, epsilon=allowed_imbalance(theirs), budget=budget)
     )
     least = None if ours.lower_bound is None else ours.lower_bound / MI

@@ -52,19 +52,23 @@ def count_epoch(
             saved["printed"].append(1 - printed / data)
             saved["coarse"].append(1 - ours / data)
             for name, nbytes in further.items():
-                own = nbytes.get((parts, batch))
-                row.append(None if own is None else own * steps / GI)
-                if own is not None:
-                    saved[name].append(1 - own * steps / GI / data)
+                step_bytes = nbytes.get((parts, batch))
+                row.append(None if step_bytes is None else step_bytes * steps / GI)
+                if step_bytes is not None:
+                    saved[name].append(1 - step_bytes * steps / GI / data)
             rows.append(row)
     theirs = mean(saved.pop("printed"))
-    averages = {name: f"{mean(own):.0%} over {len(own)} rows" for name, own in saved.items() if own}
+    averages = {
+        name: f"{mean(shares):.0%} over {len(shares)} rows"
+        for name, shares in saved.items()
+        if shares
+    }
     return EpochBytes(_table(rows, list(further)), theirs, averages)
 
 
-def _share(own: float, data: float) -> float:
+def _share(nbytes: float, data: float) -> float:
     """Percent that is saved of data parallelism."""
-    return 100 * (1 - own / data)
+    return 100 * (1 - nbytes / data)
 
 
 def _table(rows: list[list[Cell]], further: list[str]) -> Table:

@@ -58,17 +58,17 @@ class Gap(NamedTuple):
         return self.allreduce / self.coarse if self.allreduce and self.coarse else None
 
 
-def make(asked: RunOptions) -> Section:
-    counts, batches = ((4,), (32,)) if asked.quick else ((2, 4, 8), (32, 128))
+def make(options: RunOptions) -> Section:
+    counts, batches = ((4,), (32,)) if options.quick else ((2, 4, 8), (32, 128))
     wanted = [(n, batch, place) for n in counts for batch in batches for place in CLUSTER_CASES]
-    found = []
+    gaps = []
     for i, (n, batch, place) in enumerate(wanted):
-        asked.report(f"{place.name}, N = {n}, batch {batch}", i / len(wanted))
-        found.append(gap(place, n, batch))
-    parts: list[Table | Chart] = [table(found)]
+        options.report(f"{place.name}, N = {n}, batch {batch}", i / len(wanted))
+        gaps.append(gap(place, n, batch))
+    parts: list[Table | Chart] = [table(gaps)]
     if len(counts) > 1:
-        parts += [chart(found, batch) for batch in batches]
-    return Section(TITLE, text(found), parts)
+        parts += [chart(gaps, batch) for batch in batches]
+    return Section(TITLE, text(gaps), parts)
 
 
 def gap(place: ClusterCase, n: int, batch: int) -> Gap:
@@ -77,11 +77,11 @@ def gap(place: ClusterCase, n: int, batch: int) -> Gap:
     def time(row: str) -> float | None:
         return simulate_row(on, row, batch, dtype=place.dtype).seconds
 
-    servers = [own for own in map(time, SERVERS) if own is not None]
+    servers = [seconds for seconds in map(time, SERVERS) if seconds is not None]
     return Gap(place, n, batch, time(COARSE), min(servers, default=None), time(DDP))
 
 
-def table(found: Sequence[Gap]) -> Table:
+def table(gaps: Sequence[Gap]) -> Table:
     columns = [
         Column("N"), Column("batch"), Column("cluster"),
         Column("coarse, s", "simulated"), Column("fastest servers, s", "simulated"),
@@ -90,10 +90,10 @@ def table(found: Sequence[Gap]) -> Table:
     ]  # fmt: skip
     rows: list[list[Cell]] = [
         [
-            own.n, own.batch, own.cluster_case.name, own.coarse, own.servers, own.allreduce,
-            own.of_servers, own.of_allreduce, _printed(own),
+            each.n, each.batch, each.cluster_case.name, each.coarse, each.servers, each.allreduce,
+            each.of_servers, each.of_allreduce, _printed(each),
         ]
-        for own in found
+        for each in gaps
     ]  # fmt: skip
     note = (
         "Seconds of ten epochs of 10,240 images. A ratio above 1: the coarse partition is ahead. "
@@ -103,21 +103,21 @@ def table(found: Sequence[Gap]) -> Table:
     return Table("Data parallelism over the coarse partition", columns, rows, note)
 
 
-def _printed(own: Gap) -> float | None:
-    if own.cluster_case.gpu or own.n not in (2, 4):
+def _printed(case_gap: Gap) -> float | None:
+    if case_gap.cluster_case.gpu or case_gap.n not in (2, 4):
         return None
-    best = fastest([printed(own.n, row) for row in SERVERS])
-    return best[own.batch] / printed(own.n, COARSE)[own.batch]
+    best = fastest([printed(case_gap.n, row) for row in SERVERS])
+    return best[case_gap.batch] / printed(case_gap.n, COARSE)[case_gap.batch]
 
 
-def chart(found: Sequence[Gap], batch: int) -> Chart:
+def chart(gaps: Sequence[Gap], batch: int) -> Chart:
     lines = [
         Line(
             place.name,
             [
-                (own.n, own.of_servers)
-                for own in found
-                if (own.cluster_case, own.batch) == (place, batch) and own.of_servers is not None
+                (each.n, each.of_servers)
+                for each in gaps
+                if (each.cluster_case, each.batch) == (place, batch) and each.of_servers is not None
             ],
             "simulated",
         )
@@ -128,25 +128,31 @@ def chart(found: Sequence[Gap], batch: int) -> Chart:
     )
 
 
-def text(found: Sequence[Gap]) -> str:
+def text(gaps: Sequence[Gap]) -> str:
     """For how many GPU clusters the gap is larger than on the thesis's nodes, by either network."""
     texts = [
-        _compare_text(found, "servers", [(own, own.of_servers) for own in found]),
-        _compare_text(found, "all-reduce", [(own, own.of_allreduce) for own in found]),
+        _compare_text(gaps, "servers", [(each, each.of_servers) for each in gaps]),
+        _compare_text(gaps, "all-reduce", [(each, each.of_allreduce) for each in gaps]),
     ]
     return "\n\n".join(texts)
 
 
-def _compare_text(found: Sequence[Gap], what: str, gaps: Sequence[tuple[Gap, float | None]]) -> str:
-    known = {
-        (own.cluster_case.name, own.n, own.batch): value for own, value in gaps if value is not None
+def _compare_text(
+    all_gaps: Sequence[Gap], what: str, gaps: Sequence[tuple[Gap, float | None]]
+) -> str:
+    gap_by_case = {
+        (each.cluster_case.name, each.n, each.batch): value
+        for each, value in gaps
+        if value is not None
     }
     texts = []
     for base in (place for place in CLUSTER_CASES if not place.gpu):
         ratios = [
-            value / known[base.name, own.n, own.batch]
-            for own, value in gaps
-            if own.cluster_case.gpu and value is not None and (base.name, own.n, own.batch) in known
+            value / gap_by_case[base.name, each.n, each.batch]
+            for each, value in gaps
+            if each.cluster_case.gpu
+            and value is not None
+            and (base.name, each.n, each.batch) in gap_by_case
         ]
         larger = sum(ratio > 1 for ratio in ratios)
         if ratios:
@@ -154,8 +160,8 @@ def _compare_text(found: Sequence[Gap], what: str, gaps: Sequence[tuple[Gap, flo
                 f"than with {base.name} in {larger} of {len(ratios)} cases "
                 f"({min(ratios):.2f} to {max(ratios):.2f} x)"
             )
-    ahead = sum(value > 1 for own, value in gaps if own.cluster_case.gpu and value is not None)
-    of = sum(value is not None for own, value in gaps if own.cluster_case.gpu)
+    ahead = sum(value > 1 for each, value in gaps if each.cluster_case.gpu and value is not None)
+    of = sum(value is not None for each, value in gaps if each.cluster_case.gpu)
     return (
         f"Against {what}, the gap on GPUs is larger {' and '.join(texts)}; the coarse partition is ahead "
         f"in {ahead} of {of} cases on GPUs."

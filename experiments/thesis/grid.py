@@ -29,34 +29,37 @@ QUICK_SEARCHED = (64,)  # batches that are searched, where it must be quick
 CellsByRow = Mapping[tuple[int, str, int], SimulatedRow]  # by parts, row and batch
 
 
-def make(asked: RunOptions) -> Section:
-    batches = QUICK if asked.quick else BATCHES
-    searched = QUICK_SEARCHED if asked.quick else BATCHES
-    found: dict[str, CellsByRow] = {}
+def make(options: RunOptions) -> Section:
+    batches = QUICK if options.quick else BATCHES
+    searched = QUICK_SEARCHED if options.quick else BATCHES
+    cells_by_network: dict[str, CellsByRow] = {}
     for i, network in enumerate(NETWORKS):
-        found[network] = _cells(network, batches, searched, asked, i)
+        cells_by_network[network] = _cells(network, batches, searched, options, i)
     parts: list[Table | Chart] = []
-    for network, cells in found.items():
+    for network, cells in cells_by_network.items():
         parts.append(table(network, cells, batches))
         parts += [chart(network, cells, batches, n) for n in (2, 4)]
-    texts = [_printed_text(), *(network_text(name, cells) for name, cells in found.items())]
+    texts = [
+        _printed_text(),
+        *(network_text(name, cells) for name, cells in cells_by_network.items()),
+    ]
     return Section(TITLE, "\n\n".join(texts), parts)
 
 
 def _cells(
-    network: str, batches: Sequence[int], searched: Sequence[int], asked: RunOptions, done: int
+    network: str, batches: Sequence[int], searched: Sequence[int], options: RunOptions, done: int
 ) -> CellsByRow:
-    found: dict[tuple[int, str, int], SimulatedRow] = {}
+    cells: dict[tuple[int, str, int], SimulatedRow] = {}
     wanted = [(1, SINGLE, batch) for batch in batches]
     for n in (2, 4):
         wanted += [(n, row, batch) for row in (*MODEL, *DATA) for batch in batches]
         wanted += [(n, row, batch) for row in FURTHER for batch in searched]
     for i, (n, row, batch) in enumerate(wanted):
-        asked.report(f"{network}, N = {n}, {row}, batch {batch}", (done + i / len(wanted)) / 2)
-        budget, times = (0.5, (2,)) if asked.quick else (2.0, (1, 2, 4))
+        options.report(f"{network}, N = {n}, {row}, batch {batch}", (done + i / len(wanted)) / 2)
+        budget, times = (0.5, (2,)) if options.quick else (2.0, (1, 2, 4))
         on = f"{network}:{n}x1"
-        found[n, row, batch] = simulate_row(on, row, batch, budget=budget, times=times)
-    return found
+        cells[n, row, batch] = simulate_row(on, row, batch, budget=budget, times=times)
+    return cells
 
 
 def table(network: str, cells: CellsByRow, batches: Sequence[int]) -> Table:
@@ -76,8 +79,8 @@ def table(network: str, cells: CellsByRow, batches: Sequence[int]) -> Table:
 def _row(cells: CellsByRow, n: int, row: str, batches: Sequence[int]) -> list[Cell]:
     values: list[Cell] = [n, row]
     for batch in batches:
-        own = cells.get((n, row, batch))
-        values += [printed(n, row).get(batch), None if own is None else own.seconds]
+        cell = cells.get((n, row, batch))
+        values += [printed(n, row).get(batch), None if cell is None else cell.seconds]
     last = cells.get((n, row, batches[-1]))
     return [*values, last.steps_in_flight if last is not None and row in MODEL else None]
 
@@ -89,9 +92,9 @@ def printed(n: int, row: str) -> dict[int, float]:
 
 def seconds(cells: CellsByRow, n: int, row: str) -> dict[int, float]:
     return {
-        batch: own.seconds
-        for (count, name, batch), own in cells.items()
-        if (count, name) == (n, row) and own.seconds is not None
+        batch: cell.seconds
+        for (count, name, batch), cell in cells.items()
+        if (count, name) == (n, row) and cell.seconds is not None
     }
 
 
@@ -103,7 +106,7 @@ def fastest(rows: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 def as_updates(row: Mapping[int, float], n: int) -> dict[int, float]:
     """By images of an update, where every one of n workers has a batch."""
-    return {n * batch: own for batch, own in row.items()}
+    return {n * batch: seconds_of_batch for batch, seconds_of_batch in row.items()}
 
 
 def chart(network: str, cells: CellsByRow, batches: Sequence[int], n: int) -> Chart:
@@ -126,12 +129,12 @@ def _printed_text() -> str:
     halves = [
         printed(2, name)[batch] / printed(4, name)[batch] for name in SERVERS for batch in BATCHES
     ]
-    found = [
+    sentences = [
         crossover_text(n, {name: printed(n, name) for name in (COARSE, *SERVERS)}) for n in (2, 4)
     ]
     return (
         f"Printed: with servers, 2 workers take {min(halves):.2f} to {max(halves):.2f} x as long as 4 do, "
-        "at the same batch, so the batch is taken as a worker's. " + " ".join(found)
+        "at the same batch, so the batch is taken as a worker's. " + " ".join(sentences)
     )
 
 
@@ -139,8 +142,8 @@ def network_text(network: str, cells: CellsByRow) -> str:
     """The crossovers, and how the further rows stand to the best of the table's."""
     texts = [f"Simulated on {network}:"]
     for n in (2, 4):
-        own = {name: seconds(cells, n, name) for name in (COARSE, *SERVERS)}
-        texts += [crossover_text(n, own), *_further(n, cells)]
+        rows = {name: seconds(cells, n, name) for name in (COARSE, *SERVERS)}
+        texts += [crossover_text(n, rows), *_further(n, cells)]
     return " ".join(texts)
 
 
@@ -151,7 +154,8 @@ def crossover_text(n: int, rows: Mapping[str, Mapping[int, float]]) -> str:
     synchronous = [rows[name] for name in SERVERS if name.endswith(" synchronous")]
     by_update = as_updates(fastest(synchronous), n)
     return (
-        f"At N = {n} the fastest servers are ahead of the coarse partition {_since_batch(model, by_batch)}; at "
+        f"At N = {n} the fastest servers are ahead of the coarse partition "
+        f"{_since_batch(model, by_batch)}; at "
         f"equal images an update, synchronous ones are so {_since_batch(model, by_update)}."
     )
 
@@ -169,14 +173,16 @@ def _since_batch(model: Mapping[int, float], data: Mapping[int, float]) -> str:
 def _further(n: int, cells: CellsByRow) -> list[str]:
     """Against the best model parallelism of the thesis, and all-reduce with as many images a step."""
     others = {
-        "the table's fastest model parallelism": fastest([seconds(cells, n, own) for own in MODEL]),
+        "the table's fastest model parallelism": fastest(
+            [seconds(cells, n, model_row) for model_row in MODEL]
+        ),
         "all-reduce of as many images a step": as_updates(seconds(cells, n, DDP), n),
     }
     texts = []
     for row in FURTHER:
-        own = seconds(cells, n, row)
+        row_seconds = seconds(cells, n, row)
         for name, theirs in others.items():
-            ratios = [own[b] / theirs[b] for b in own if b in theirs]
+            ratios = [row_seconds[b] / theirs[b] for b in row_seconds if b in theirs]
             if ratios:
                 texts.append(f"{row} takes {_span(ratios)} of the time of {name}.")
     return texts

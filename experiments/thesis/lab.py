@@ -28,16 +28,16 @@ QUICK_BATCHES = (16, 128)
 QUICK, FULL = GridSize(images=128, rounds=2, budget=2.0), GridSize(images=256, rounds=3, budget=5.0)
 
 
-def make(asked: RunOptions) -> Section:
-    batches = QUICK_BATCHES if asked.quick else BATCHES
-    size = QUICK if asked.quick else FULL
+def make(options: RunOptions) -> Section:
+    batches = QUICK_BATCHES if options.quick else BATCHES
+    size = QUICK if options.quick else FULL
     grids = []
     try:
         check_system()
         for done, ranks in enumerate(RANKS):
 
             def say(step: str, done: int = done) -> None:
-                asked.report(step, done / len(RANKS))
+                options.report(step, done / len(RANKS))
 
             grids.append(run_grid(ranks, batches, RATE, size, say))
     except InputError as error:
@@ -86,8 +86,8 @@ def speedup(grids: Sequence[Grid], ranks: int, label: str, batch: int) -> float 
 
 
 def printed_speedup(ranks: int, label: str, batch: int) -> float | None:
-    own, single = images_per_second(ranks, label, batch), images_per_second(1, SINGLE, batch)
-    return own / single if own and single else None
+    rate, single = images_per_second(ranks, label, batch), images_per_second(1, SINGLE, batch)
+    return rate / single if rate and single else None
 
 
 def _speedups(grids: Sequence[Grid], batches: Sequence[int]) -> Table:
@@ -158,7 +158,7 @@ def _setting(grids: Sequence[Grid]) -> str:
 
 
 def _accuracy(grids: Sequence[Grid]) -> str:
-    said = []
+    sentences = []
     for grid in grids:
         cells = list(grid.cells.values())
         errors = [abs(cell.simulated / cell.measured - 1) for cell in cells]
@@ -169,24 +169,25 @@ def _accuracy(grids: Sequence[Grid]) -> str:
         if len(cells) > len({batch for _, batch in grid.cells}):
             rank = spearman([c.measured for c in cells], [c.simulated for c in cells])
             sentence += f", and ranks them with a correlation of {rank:.2f}"
-        said.append(sentence + ".")
-    return " ".join(said)
+        sentences.append(sentence + ".")
+    return " ".join(sentences)
 
 
 def _crossover(grids: Sequence[Grid], batches: Sequence[int]) -> str:
-    said = []
+    sentences = []
     for grid in grids[1:]:
         here = {
             b: grid.cells[COARSE, b].measured / grid.cells[SYNC_ALL, b].measured for b in batches
         }
         there = {b: ratio for b in batches if (ratio := printed_ratio(grid.ranks, b))}
         best = max(grid.cells, key=lambda cell: grid.cells[cell].measured)
-        said.append(
+        sentences.append(
             f"N = {grid.ranks}: the coarse hypergraph is faster than distributed synchronous servers "
-            f"{batches_won(here)} (thesis: {batches_won(there)}); the fastest of all is {best[0]} at batch {best[1]}, "
+            f"{batches_won(here)} (thesis: {batches_won(there)}); the fastest of all is {best[0]} "
+            f"at batch {best[1]}, "
             f"{grid.cells[best].measured:.0f} images/s."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def batches_won(ratios: dict[int, float]) -> str:

@@ -61,17 +61,17 @@ def run_grid(
         graphs[batch] = capture_model(SPEC, batch)
         chosen[batch] = plans_by_row(graphs[batch], planned, budget=size.budget)
     report(f"{ranks} ranks: measuring")
-    found = _measure(ranks, rate if ranks > 1 else None, device, graphs, chosen, size)
-    on = _lab_cluster(ranks, devices, found["link"]) if found["link"] else planned
+    measured = _measure(ranks, rate if ranks > 1 else None, device, graphs, chosen, size)
+    on = _lab_cluster(ranks, devices, measured["link"]) if measured["link"] else planned
     cells = {}
-    for batch, own in chosen.items():
+    for batch, plans_of_batch in chosen.items():
         report(f"{ranks} ranks, batch {batch}: simulating")
-        there = found["batches"][str(batch)]
-        for label, plan in own.items():
+        there = measured["batches"][str(batch)]
+        for label, plan in plans_of_batch.items():
             graph = micro_batch_graph(graphs[batch], plan)
             seconds = step_seconds(graph, plan, on, Profile(there["profile"]), cores())
             cells[label, batch] = RatePair(there["images_per_s"][label], batch / seconds)
-    return Grid(ranks, cells, found["link"])
+    return Grid(ranks, cells, measured["link"])
 
 
 def micro_batch_graph(graph: Graph, plan: Plan) -> Graph:
@@ -102,18 +102,18 @@ def _measure(
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         batches: dict[int, dict[str, float | str | None]] = {}
-        for batch, own in chosen.items():
+        for batch, plans_of_batch in chosen.items():
             batches[batch] = {}
-            for number, (label, plan) in enumerate(own.items()):
+            for number, (label, plan) in enumerate(plans_of_batch.items()):
                 run = plan_or_ddp(label, plan)
                 path = folder / f"{batch}.{number}.json"
                 batches[batch][label] = run.bucket_mb if isinstance(run, DdpBaseline) else str(path)
                 save_plan(plan, micro_batch_graph(graphs[batch], plan), path)
-        asked = {
+        request = {
             "spec": SPEC, "batches": batches, "device": device, "images": size.images,
-            "rounds": size.rounds, "out": str(folder / "found.json"),
+            "rounds": size.rounds, "out": str(folder / "result.json"),
         }  # fmt: skip
-        write_scratch(folder / "asked.json", asked)
-        run_ranks(ranks, rate, ["-m", "experiments.thesis.lab_rank", str(folder / "asked.json")])
-        result: dict[str, Any] = read_scratch(folder / "found.json")
+        write_scratch(folder / "request.json", request)
+        run_ranks(ranks, rate, ["-m", "experiments.thesis.lab_rank", str(folder / "request.json")])
+        result: dict[str, Any] = read_scratch(folder / "result.json")
     return result

@@ -53,16 +53,16 @@ def plans_by_row(graph: Graph, cluster: Cluster, *, budget: float) -> dict[str, 
     if len(cluster.devices) == 1:
         return {SINGLE: plan_for(graph, cluster, "data", sync="allreduce")}
     made: dict[str, Plan] = {}
-    found: dict[str, Plan] = {}
+    plans: dict[str, Plan] = {}
     for label, kind in ROWS.items():
         if kind.method not in made:
             made[kind.method] = plan_for(
                 graph, cluster, kind.method, sync=_search_sync(kind), budget=budget
             )
-        found[label] = made[kind.method]
+        plans[label] = made[kind.method]
         if kind.sync != AUTO:
-            found[label] = replace(found[label], sync=kind.sync, schedule=kind.schedule)
-    return found
+            plans[label] = replace(plans[label], sync=kind.sync, schedule=kind.schedule)
+    return plans
 
 
 def _search_sync(kind: RowSettings) -> str:

@@ -1,6 +1,6 @@
 """One rank in the lab: the link, the plans' operators, then all rows of the table in turn.
 
-python -m experiments.thesis.lab_rank asked.json, under torchrun
+python -m experiments.thesis.lab_rank request.json, under torchrun
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ REPEATS = 3  # of an operator
 SIZES = (4 * 2**10, 2**20, 8 * 2**20)  # bytes of messages
 
 
-def main(asked: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     link = measure_messages(5) if dist.get_world_size() > 1 else None
-    found: dict[str, Any] = {"link": link, "batches": {}}
-    for batch, kinds in asked["batches"].items():
-        found["batches"][batch] = _batch(asked, int(batch), kinds)
+    result: dict[str, Any] = {"link": link, "batches": {}}
+    for batch, kinds in request["batches"].items():
+        result["batches"][batch] = _batch(request, int(batch), kinds)
         if dist.get_rank() == 0:  # what there is, if a later batch fails
-            write_scratch(asked["out"], found)
+            write_scratch(request["out"], result)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _batch(asked: dict[str, Any], batch: int, kinds: dict[str, float | str]) -> dict[str, Any]:
+def _batch(request: dict[str, Any], batch: int, kinds: dict[str, float | str]) -> dict[str, Any]:
     """Images a second of every row, and seconds of every operator that they have."""
-    work = load_workload(asked["spec"], batch=batch, device="cpu")
+    work = load_workload(request["spec"], batch=batch, device="cpu")
     trainers: dict[str, Trainer] = {}
     graphs = GraphsBySize(work)
     steps = {label: make_step(work, kind, label, trainers, graphs) for label, kind in kinds.items()}
     if dist.get_world_size() == 1:  # plain torch, whatever the plan that its operators are from
         steps = {label: ddp_step(work, work.model) for label in steps}  # type: ignore[arg-type]
-    profile = _profile(list(trainers.values()), asked["device"])
+    profile = _profile(list(trainers.values()), request["device"])
     times: dict[str, list[float]] = {label: [] for label in steps}
-    count = max(2, min(8, asked["images"] // batch))
-    for _ in range(asked["rounds"]):
+    count = max(2, min(8, request["images"] // batch))
+    for _ in range(request["rounds"]):
         for label, step in steps.items():
             trainer = trainers.get(label)
             if trainer is not None and is_asynchronous(trainer.plan):
@@ -66,7 +66,7 @@ def _batch(asked: dict[str, Any], batch: int, kinds: dict[str, float | str]) -> 
     dist.barrier()
     for trainer in trainers.values():
         trainer.close()
-    rates = {label: batch / statistics.median(own) for label, own in times.items()}
+    rates = {label: batch / statistics.median(seconds) for label, seconds in times.items()}
     return {"images_per_s": rates, "profile": profile}
 
 
@@ -104,16 +104,16 @@ def _slowest(work: Callable[[], Any]) -> float:
 def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
     """Seconds of every distinct tile; as many ranks measure some at the same time as have a core."""
     rank, share = dist.get_rank(), min(cores(), dist.get_world_size())
-    known: set[str] = set()
+    seen: set[str] = set()
     mine: dict[str, float] = {}
     for trainer in trainers:
         graph, active = trainer.graph, active_values(trainer.graph)
         fresh = distinct_tiles(graph, trainer.plan.tiles, kind)
-        own = [tile for name, tile in fresh.items() if name not in known]
-        known |= fresh.keys()
+        new_tiles = [tile for name, tile in fresh.items() if name not in seen]
+        seen |= fresh.keys()
         wanted = {op.name: [i for i, n in enumerate(op.inputs) if n in active] for op in graph.ops}
         if rank < share:
-            mine |= measure(graph, own[rank::share], wanted, kind, repeats=REPEATS).seconds
+            mine |= measure(graph, new_tiles[rank::share], wanted, kind, repeats=REPEATS).seconds
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     return {name: seconds for some in every for name, seconds in some.items()}

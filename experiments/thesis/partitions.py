@@ -66,35 +66,43 @@ def allowed_imbalance(printed: PrintedRow) -> float:
 
 
 def partition_as_printed(
-    own: WeightedPartitioners, parts: int, budget: float
+    partitioners: WeightedPartitioners, parts: int, budget: float
 ) -> dict[str, PartitionResult]:
     """Ours by the name of the thesis's method, for those that it has at so many parts."""
-    found = {}
+    results = {}
     for theirs in ALL:
         if parts in theirs.rows:
-            asked = PartitionRequest(
+            request = PartitionRequest(
                 parts, epsilon=allowed_imbalance(theirs.rows[parts]), budget=budget
             )
-            found[theirs.name] = own.thesis.partition(theirs.method, asked)
-    return found
+            results[theirs.name] = partitioners.thesis.partition(theirs.method, request)
+    return results
 
 
 def measure_other_methods(
-    own: WeightedPartitioners, parts: int, budget: float, most_plans: int
+    partitioners: WeightedPartitioners, parts: int, budget: float, most_plans: int
 ) -> dict[str, StepVolume]:
     """What the thesis's tables do not have; plans for as many parts as `most_plans`."""
-    asked = PartitionRequest(parts, epsilon=DEFAULT, budget=budget)
-    found = {
-        "coarse-grain, operations": _volume_of_result(own.operations.partition("coarse", asked)),
-        "fine-grain, operations": _volume_of_result(own.operations.partition("fine", asked)),
-        "coarse-grain, profiled here": _volume_of_result(own.profiled.partition("coarse", asked)),
-        "data parallelism": StepVolume(data_bytes(own.parameters, parts), 1.0),
+    request = PartitionRequest(parts, epsilon=DEFAULT, budget=budget)
+    volumes = {
+        "coarse-grain, operations": _volume_of_result(
+            partitioners.operations.partition("coarse", request)
+        ),
+        "fine-grain, operations": _volume_of_result(
+            partitioners.operations.partition("fine", request)
+        ),
+        "coarse-grain, profiled here": _volume_of_result(
+            partitioners.profiled.partition("coarse", request)
+        ),
+        "data parallelism": StepVolume(data_bytes(partitioners.parameters, parts), 1.0),
     }
-    found["mixed, least bytes"] = _volume_of_result(own.operations.partition("mixed", asked))
+    volumes["mixed, least bytes"] = _volume_of_result(
+        partitioners.operations.partition("mixed", request)
+    )
     if parts <= most_plans:
         for method in (MIXED, AUTO):
-            found[method] = volume_of_plan(own.graph, method, parts, budget)
-    return found
+            volumes[method] = volume_of_plan(partitioners.graph, method, parts, budget)
+    return volumes
 
 
 def data_bytes(parameters: int, parts: int) -> int:
@@ -160,10 +168,10 @@ def printed_row(name: str, tables: str, theirs: PrintedRow, ours: PartitionResul
 
 
 def _further_row(name: str, counted: StepVolume) -> list[Cell]:
-    known = counted.result
+    partition = counted.result
     volume: Sequence[Cell] = [None, None, None, None]
-    if known is not None:
-        volume = [None, known.volume / MI, None, heaviest_volume(known)]
+    if partition is not None:
+        volume = [None, partition.volume / MI, None, heaviest_volume(partition)]
     return [name, "", *[None] * 5, counted.imbalance, *volume, counted.nbytes / MI]
 
 

@@ -73,13 +73,13 @@ def simulate_row(
 def simulate_threaded(graph: Graph, on: Cluster, row: str, times: Sequence[int]) -> SimulatedRow:
     """With the fastest number of steps under way, of some times N, that fits."""
     plan, count = _model_plan(graph, on, row), len(on.devices)
-    found = SimulatedRow(None)
+    best = SimulatedRow(None)
     for under_way in (count * more for more in times):
         timeline = simulate_steps(graph, replace(plan, schedule=f"threaded:{under_way}"), on)
         seconds = _ten_epochs(timeline, graph)
-        if seconds is not None and (found.seconds is None or seconds < found.seconds):
-            found = SimulatedRow(seconds, under_way)
-    return found
+        if seconds is not None and (best.seconds is None or seconds < best.seconds):
+            best = SimulatedRow(seconds, under_way)
+    return best
 
 
 def _model_plan(graph: Graph, on: Cluster, row: str) -> Plan:
@@ -118,9 +118,9 @@ def vgg16(batch: int, dtype: str = "float32") -> Graph:
 
 def crossover(model: Mapping[int, float], data: Mapping[int, float]) -> int | None:
     """The batch from which on data parallelism is never slower, of those that both have."""
-    found = None
+    first_batch = None
     for batch in sorted(set(model) & set(data), reverse=True):
         if data[batch] > model[batch]:
             break
-        found = batch
-    return found
+        first_batch = batch
+    return first_batch

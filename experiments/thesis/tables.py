@@ -29,46 +29,47 @@ Ours = Mapping[int, Mapping[str, PartitionResult]]
 Further = Mapping[int, Mapping[str, StepVolume]]
 
 
-def make(asked: RunOptions) -> Section:
-    counts = PARTS[:4] if asked.quick else PARTS
-    budget, most_plans = (0.5, 4) if asked.quick else (3.0, 128)
-    batch, repeats = (1, 1) if asked.quick else (4, 3)
-    asked.report(f"profiling VGG-16 at batch {batch}")
+def make(options: RunOptions) -> Section:
+    counts = PARTS[:4] if options.quick else PARTS
+    budget, most_plans = (0.5, 4) if options.quick else (3.0, 128)
+    batch, repeats = (1, 1) if options.quick else (4, 3)
+    options.report(f"profiling VGG-16 at batch {batch}")
     measured = weights.profiled_weights(batch, repeats)
-    own = make_partitioners(vgg16(), measured)
+    partitioners = make_partitioners(vgg16(), measured)
     ours: dict[int, Mapping[str, PartitionResult]] = {}
     further: dict[int, Mapping[str, StepVolume]] = {}
     for i, parts in enumerate(counts):
-        asked.report(f"VGG-16 in {parts} parts", 0.1 + 0.6 * i / len(counts))
-        ours[parts] = partition_as_printed(own, parts, budget)
-        further[parts] = measure_other_methods(own, parts, budget, most_plans)
+        options.report(f"VGG-16 in {parts} parts", 0.1 + 0.6 * i / len(counts))
+        ours[parts] = partition_as_printed(partitioners, parts, budget)
+        further[parts] = measure_other_methods(partitioners, parts, budget, most_plans)
     shown: list[Table | Chart | Drawing] = [
-        weights.weight_table(own.operations, measured, batch), weights.file_table(own.thesis),
+        weights.weight_table(partitioners.operations, measured, batch),
+        weights.file_table(partitioners.thesis),
     ]  # fmt: skip
     shown += [table(n, ours[n], further[n]) for n in counts]
-    shown.append(chart(own, ours, further))
-    shown += appendix.tables(own.thesis, counts, budget, asked)
-    asked.report("an epoch", 0.9)
-    found = _epoch(own, further, 0.0 if asked.quick else budget)
-    return Section(TITLE, text(ours, further, found), [*shown, found.table])
+    shown.append(chart(partitioners, ours, further))
+    shown += appendix.tables(partitioners.thesis, counts, budget, options)
+    options.report("an epoch", 0.9)
+    epoch_bytes = _epoch(partitioners, further, 0.0 if options.quick else budget)
+    return Section(TITLE, text(ours, further, epoch_bytes), [*shown, epoch_bytes.table])
 
 
-def _epoch(own: WeightedPartitioners, further: Further, budget: float) -> epoch.EpochBytes:
+def _epoch(partitioners: WeightedPartitioners, further: Further, budget: float) -> epoch.EpochBytes:
     """Other batches than 32 are searched where there is a budget."""
     coarse = {n: further[n]["coarse-grain, operations"].nbytes for n in EPOCH_HYPERGRAPH}
     nbytes: dict[str, dict[tuple[int, int], int]] = {MIXED: {}, AUTO: {}}
     for batch in EPOCH_BATCHES if budget else (32,):
-        graph = own.graph if batch == 32 else vgg16(batch)
+        graph = partitioners.graph if batch == 32 else vgg16(batch)
         for n in EPOCH_HYPERGRAPH:
             for method, own_bytes in nbytes.items():
                 if batch != 32:
                     own_bytes[n, batch] = volume_of_plan(graph, method, n, budget).nbytes
                 elif method in further[n]:
                     own_bytes[n, batch] = further[n][method].nbytes
-    return epoch.count_epoch(own.parameters, coarse, nbytes)
+    return epoch.count_epoch(partitioners.parameters, coarse, nbytes)
 
 
-def chart(own: WeightedPartitioners, ours: Ours, further: Further) -> Chart:
+def chart(partitioners: WeightedPartitioners, ours: Ours, further: Further) -> Chart:
     """Everything in MiB of a step."""
     lines = []
     for theirs in (COARSE, FINE):
@@ -77,7 +78,9 @@ def chart(own: WeightedPartitioners, ours: Ours, further: Further) -> Chart:
         points = [(n, ours[n][theirs.name].volume_bytes / MI) for n in ours]
         lines.append(Line(theirs.name, points, "counted"))
     for name in ("data parallelism", "mixed, least bytes", MIXED, AUTO):
-        points = [(n, own[name].nbytes / MI) for n, own in further.items() if name in own]
+        points = [
+            (n, volumes[name].nbytes / MI) for n, volumes in further.items() if name in volumes
+        ]
         lines.append(Line(name, points, "counted"))
     return Chart(
         "Communication by number of parts", "parts", "MiB a step", lines, log_x=True, log_y=True,
@@ -85,25 +88,25 @@ def chart(own: WeightedPartitioners, ours: Ours, further: Further) -> Chart:
     )  # fmt: skip
 
 
-def text(ours: Ours, further: Further, found: epoch.EpochBytes) -> str:
+def text(ours: Ours, further: Further, epoch_bytes: epoch.EpochBytes) -> str:
     """What the figures say, from the figures."""
     first = (
         "Volumes in Mi elements over the printed ones, on the reconstructed weights: "
         f"layer-wise, {_ratios(ours, LAYERWISE)}; coarse, at most as uneven as printed, "
         f"{_ratios(ours, COARSE)}; fine, {_ratios(ours, FINE)}."
     )
-    saved = "; ".join(f"{name}: {share}" for name, share in found.saved.items())
+    saved = "; ".join(f"{name}: {share}" for name, share in epoch_bytes.saved.items())
     second = (
         f"Of data parallelism's bytes in Table 5.14, the printed partitions save "
-        f"{found.saved_printed:.0%} on average in equal units. Ours: {saved}."
+        f"{epoch_bytes.saved_printed:.0%} on average in equal units. Ours: {saved}."
     )
     return "\n\n".join([first, _mixed_text(further), second])
 
 
 def _ratios(ours: Ours, theirs: PrintedTable) -> str:
     return ", ".join(
-        f"{own[theirs.name].volume / MI / theirs.rows[n].volume:.3g} (N = {n})"
-        for n, own in ours.items()
+        f"{results[theirs.name].volume / MI / theirs.rows[n].volume:.3g} (N = {n})"
+        for n, results in ours.items()
         if n in theirs.rows
     )
 
@@ -111,11 +114,13 @@ def _ratios(ours: Ours, theirs: PrintedTable) -> str:
 def _mixed_text(further: Further) -> str:
     """How many bytes are left where layers choose their axis."""
     parts: Sequence[str] = [
-        f"{own['mixed, least bytes'].nbytes / own['coarse-grain, operations'].nbytes:.2f} of the coarse "
-        f"partition's and {own['mixed, least bytes'].nbytes / own['data parallelism'].nbytes:.3f} of "
+        f"{volumes['mixed, least bytes'].nbytes / volumes['coarse-grain, operations'].nbytes:.2f} "
+        f"of the coarse "
+        f"partition's and "
+        f"{volumes['mixed, least bytes'].nbytes / volumes['data parallelism'].nbytes:.3f} of "
         f"data parallelism's at N = {n}"
-        for n, own in further.items()
-        if "mixed, least bytes" in own
+        for n, volumes in further.items()
+        if "mixed, least bytes" in volumes
     ]
     return "Where every layer chooses its axis, a step sends " + "; ".join(parts) + "."
 

@@ -62,8 +62,8 @@ class TrainingCurve(NamedTuple):
         return seconds_to_target(self.curve)
 
 
-def make(asked: RunOptions) -> Section:
-    size = QUICK if asked.quick else FULL
+def make(options: RunOptions) -> Section:
+    size = QUICK if options.quick else FULL
     try:
         images, labels = digits()
     except InputError as error:
@@ -74,25 +74,25 @@ def make(asked: RunOptions) -> Section:
         targets=[labels[:BATCH]],
         loss=F.cross_entropy,
     )
-    found: dict[tuple[int, str], list[TrainingCurve]] = {}
+    runs_by_kind: dict[tuple[int, str], list[TrainingCurve]] = {}
     for done, ranks in enumerate(RANKS):
-        asked.report(f"{ranks} ranks train until {TARGET:.0%} is right", done / len(RANKS))
+        options.report(f"{ranks} ranks train until {TARGET:.0%} is right", done / len(RANKS))
         for label, runs in _run(graph, ranks, size).items():
-            found[ranks, label] = [TrainingCurve(**run) for run in runs]
-    return section(found, size, len(images))
+            runs_by_kind[ranks, label] = [TrainingCurve(**run) for run in runs]
+    return section(runs_by_kind, size, len(images))
 
 
 def _run(graph: Graph, ranks: int, size: TrainingSize) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        asked = {
+        request = {
             "kinds": _kinds(graph, ranks, folder), "width": size.width, "blocks": size.blocks,
-            "seeds": size.seeds, "out": str(folder / "found.json"),
+            "seeds": size.seeds, "out": str(folder / "result.json"),
         }  # fmt: skip
-        write_scratch(folder / "asked.json", asked)
-        argv = ["-m", "experiments.thesis.training_rank", str(folder / "asked.json")]
+        write_scratch(folder / "request.json", request)
+        argv = ["-m", "experiments.thesis.training_rank", str(folder / "request.json")]
         run_ranks(ranks, None, argv)
-        result: dict[str, Any] = read_scratch(folder / "found.json")
+        result: dict[str, Any] = read_scratch(folder / "result.json")
     return result
 
 
@@ -141,27 +141,27 @@ def median_seconds(runs: Sequence[TrainingCurve]) -> float | None:
 RunsByKind = Mapping[tuple[int, str], Sequence[TrainingCurve]]
 
 
-def section(found: RunsByKind, size: TrainingSize, images: int) -> Section:
+def section(runs_by_kind: RunsByKind, size: TrainingSize, images: int) -> Section:
     seeds = f"the median of {size.seeds} seeds" if size.seeds > 1 else "one seed"
     text = (
         f"{images} digits of scikit-learn, 16 x 16, a network like VGG with {size.width} to "
         f"{4 * size.width} filters, SGD with rate {RATE:g} and momentum 0.9, batches of {BATCH} in all, "
-        f"the same weights and the same order for every kind; {seeds}. {_verdict(found)}"
+        f"the same weights and the same order for every kind; {seeds}. {_verdict(runs_by_kind)}"
     )
     charts = [
-        _chart(found, 1, "accuracy", "of the training images right"),
-        _chart(found, 2, "loss", "loss"),
+        _chart(runs_by_kind, 1, "accuracy", "of the training images right"),
+        _chart(runs_by_kind, 2, "loss", "loss"),
     ]
-    return Section(TITLE, text, [_table(found), *charts])
+    return Section(TITLE, text, [_table(runs_by_kind), *charts])
 
 
-def _table(found: RunsByKind) -> Table:
-    single = median_seconds(found[1, SINGLE])
+def _table(runs_by_kind: RunsByKind) -> Table:
+    single = median_seconds(runs_by_kind[1, SINGLE])
     rows: list[list[Cell]] = []
-    for (ranks, label), runs in found.items():
+    for (ranks, label), runs in runs_by_kind.items():
         seconds = median_seconds(runs)
         coarse = median_seconds(
-            found.get((ranks, COARSE), ()) or [TrainingCurve([(0.0, 0.0, 0.0)], ())]
+            runs_by_kind.get((ranks, COARSE), ()) or [TrainingCurve([(0.0, 0.0, 0.0)], ())]
         )
         blocks = statistics.median(len(run.curve) - 1 for run in runs)
         stale = [number for run in runs for number in run.staleness]
@@ -192,25 +192,27 @@ def _over(a: float | None, b: float | None) -> float | None:
     return a / b if a is not None and b else None
 
 
-def _chart(found: RunsByKind, at: int, title: str, y: str) -> Chart:
+def _chart(runs_by_kind: RunsByKind, at: int, title: str, y: str) -> Chart:
     """Of the first seed."""
     lines = [
         Line(
             f"{label}, N = {ranks}", [(point[0], point[at]) for point in runs[0].curve], "measured"
         )
-        for (ranks, label), runs in found.items()
+        for (ranks, label), runs in runs_by_kind.items()
     ]
     return Chart(f"Training {title} over time", "seconds", y, lines, note="The first seed.")
 
 
-def _verdict(found: RunsByKind) -> str:
+def _verdict(runs_by_kind: RunsByKind) -> str:
     """Who was first, and whether the thesis's order of kinds is seen here."""
-    said = []
-    for ranks in sorted({ranks for ranks, _ in found if ranks > 1}):
-        own = {label: median_seconds(runs) for (n, label), runs in found.items() if n == ranks}
-        there = {label: s for label, s in own.items() if s is not None}
+    sentences = []
+    for ranks in sorted({ranks for ranks, _ in runs_by_kind if ranks > 1}):
+        seconds = {
+            label: median_seconds(runs) for (n, label), runs in runs_by_kind.items() if n == ranks
+        }
+        there = {label: s for label, s in seconds.items() if s is not None}
         if not there:
-            said.append(f"With N = {ranks} no kind got there.")
+            sentences.append(f"With N = {ranks} no kind got there.")
             continue
         first = min(there, key=there.__getitem__)
         sentence = f"With N = {ranks} {first} is first ({there[first]:.1f} s)"
@@ -218,14 +220,15 @@ def _verdict(found: RunsByKind) -> str:
             sentence += ", and the asynchronous coarse hypergraph does not get there"
         else:
             others = [
-                f"{label} take {there[label] / there[COARSE]:.2f} x (thesis: {TIMES_COARSE[ranks, label]:g} x)"
+                f"{label} take {there[label] / there[COARSE]:.2f} x (thesis: "
+                f"{TIMES_COARSE[ranks, label]:g} x)"
                 for label in (ASYNC, SYNC)
                 if label in there and (ranks, label) in TIMES_COARSE
             ]
             sentence += f"; of the asynchronous coarse hypergraph's {there[COARSE]:.1f} s "
             sentence += ", ".join(others) if others else "no printed kind got there"
-        said.append(sentence + ".")
-    return " ".join(said)
+        sentences.append(sentence + ".")
+    return " ".join(sentences)
 
 
 PART = Part("accuracy", TITLE, make)

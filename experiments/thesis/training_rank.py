@@ -1,6 +1,6 @@
 """One rank that trains by every kind in turn, each until 90 % of the images are right.
 
-    python -m experiments.thesis.training_rank asked.json, under torchrun
+    python -m experiments.thesis.training_rank request.json, under torchrun
 
 Time stands still while accuracy is looked at.
 """
@@ -26,21 +26,21 @@ from raddle.files import read_scratch, write_scratch
 BLOCK = 32  # steps between two looks: as many as overlap before all is finished
 
 
-def main(asked: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     sync.init()
     data = digits()
-    found: dict[str, list[Any]] = {label: [] for label in asked["kinds"]}
-    for seed in range(asked["seeds"]):
-        for label, kind in asked["kinds"].items():
-            run = start_run(kind, asked["width"], seed)
-            curve = train(run, data, seed, asked["blocks"])
-            found[label].append({"curve": curve, "staleness": _staleness(run)})
+    results: dict[str, list[Any]] = {label: [] for label in request["kinds"]}
+    for seed in range(request["seeds"]):
+        for label, kind in request["kinds"].items():
+            run = start_run(kind, request["width"], seed)
+            curve = train(run, data, seed, request["blocks"])
+            results[label].append({"curve": curve, "staleness": _staleness(run)})
             run.close()
     if dist.get_rank() == 0:
-        write_scratch(asked["out"], found)
+        write_scratch(request["out"], results)
     dist.barrier()
     sync.close()
 
@@ -75,8 +75,8 @@ def _staleness(run: TrainingRun) -> list[int]:
     """The least and the most over all ranks; empty where nothing is stale."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, run.staleness())
-    own = [number for some in every for number in some]
-    return [min(own), max(own)] if own else []
+    numbers = [number for some in every for number in some]
+    return [min(numbers), max(numbers)] if numbers else []
 
 
 if __name__ == "__main__":

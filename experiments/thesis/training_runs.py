@@ -85,8 +85,8 @@ class ReplicatedRun:
     def train(self, batches: Batches) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
         for images, labels in batches:
-            own = (tensor.tensor_split(size)[rank] for tensor in (images, labels))
-            loss = F.cross_entropy(self.forward_module(next(own)), next(own))
+            parts = (tensor.tensor_split(size)[rank] for tensor in (images, labels))
+            loss = F.cross_entropy(self.forward_module(next(parts)), next(parts))
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -94,13 +94,13 @@ class ReplicatedRun:
 
     def evaluate(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
         """Rank 0's copy: with asynchronous servers others may differ a little."""
-        found = torch.zeros(2, dtype=torch.float64)
+        result = torch.zeros(2, dtype=torch.float64)
         if dist.get_rank() == 0:
             with torch.no_grad():
                 scores = self.model(images)
-                found[0], found[1] = F.cross_entropy(scores, labels), _share_right(scores, labels)
-        dist.broadcast(found, 0)
-        return float(found[0]), float(found[1])
+                result[0], result[1] = F.cross_entropy(scores, labels), _share_right(scores, labels)
+        dist.broadcast(result, 0)
+        return float(result[0]), float(result[1])
 
     def staleness(self) -> Sequence[int]:
         return (
@@ -121,13 +121,13 @@ class ReplicatedRun:
 def updates_between(log: Sequence[UpdateEvent]) -> list[int]:
     """Updates of others at a server since the same worker's last one."""
     last: dict[tuple[int, int], int] = {}
-    found = []
+    result = []
     for event in log:
         if event.worker >= 0:
-            own = (event.item, event.worker)
-            found.append(event.version - last.get(own, 0) - 1)
-            last[own] = event.version
-    return found
+            item_and_worker = (event.item, event.worker)
+            result.append(event.version - last.get(item_and_worker, 0) - 1)
+            last[item_and_worker] = event.version
+    return result
 
 
 def _share_right(scores: Tensor, labels: Tensor) -> float:

@@ -24,11 +24,11 @@ def digits() -> tuple[Tensor, Tensor]:
         raise InputError(
             "the digits come with scikit-learn, which is not there: pip install scikit-learn."
         ) from None
-    found = load_digits()
-    images = torch.tensor(found.images / 16, dtype=torch.float32).unsqueeze(1)
+    dataset = load_digits()
+    images = torch.tensor(dataset.images / 16, dtype=torch.float32).unsqueeze(1)
     images = F.interpolate(images, scale_factor=SCALE, mode="bilinear")
     whole = len(images) // BATCH * BATCH
-    return images[:whole], torch.tensor(found.target)[:whole]
+    return images[:whole], torch.tensor(dataset.target)[:whole]
 
 
 def build_network(width: int, seed: int) -> nn.Module:

@@ -30,9 +30,9 @@ def profiled_weights(batch: int, repeats: int) -> Array:
     graph = capture_model("vgg16", batch)
     network, device = Partitioner(graph).network, cluster(THIS_MACHINE).devices[0]
     layers = {name for layer in network.layers for name in layer.ops}
-    own = [(op, op.space.full) for op in graph.ops if op.name in layers]
-    found = measure(graph, own, _grad_operands(graph), device.kind, repeats=repeats)
-    return layer_work(graph, network, "both", device, found)
+    boxes = [(op, op.space.full) for op in graph.ops if op.name in layers]
+    profile = measure(graph, boxes, _grad_operands(graph), device.kind, repeats=repeats)
+    return layer_work(graph, network, "both", device, profile)
 
 
 def _grad_operands(graph: Graph) -> dict[str, tuple[int, ...]]:
@@ -63,12 +63,12 @@ def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:
     return Table("Weights of layers", columns, rows, note)
 
 
-def file_table(own: Partitioner) -> Table:
+def file_table(partitioner: Partitioner) -> Table:
     """PaToH files of both grains, written and left again."""
     rows: list[list[Cell]] = []
     with tempfile.TemporaryDirectory() as folder:
         for grain in GRAINS:
-            spelt = hypergraph(own, grain)
+            spelt = hypergraph(partitioner, grain)
             path = pathlib.Path(folder) / f"vgg16.{grain}.patoh"
             write_hypergraph(spelt, path, "patoh")
             size = os.path.getsize(path) / 2**20

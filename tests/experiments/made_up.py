@@ -13,7 +13,7 @@ DIFFERS = ("Nothing is run.",)
 DEVICES = (1, 2, 4, 8)
 
 
-def table(asked: RunOptions) -> Section:
+def table(options: RunOptions) -> Section:
     rows = [["b|c", 2, 12.345, None], ["a", 10, 1234.5, 0.5], ["d", 1, None, 3.25]]
     columns = [
         Column("plan"),
@@ -24,12 +24,12 @@ def table(asked: RunOptions) -> Section:
     return Section(
         "Steps",
         "The first.\n\nThe second.",
-        [Table("A step", columns, rows[: 2 if asked.quick else 3], "of batch 8")],
+        [Table("A step", columns, rows[: 2 if options.quick else 3], "of batch 8")],
     )
 
 
-def chart(asked: RunOptions) -> Section:
-    asked.report("half of it", 0.5)
+def chart(options: RunOptions) -> Section:
+    options.report("half of it", 0.5)
     lines = [
         Line("data", [(n, 100.0 * n) for n in DEVICES], "simulated"),
         Line("data", [(n, 90.0 * n) for n in DEVICES[:3]], "printed"),
@@ -41,11 +41,11 @@ def chart(asked: RunOptions) -> Section:
     )
 
 
-def skipped(asked: RunOptions) -> Section:
+def skipped(options: RunOptions) -> Section:
     return Section("Links", skipped="there is no lab on this machine.")
 
 
-def fails(asked: RunOptions) -> Section:
+def fails(options: RunOptions) -> Section:
     raise InputError("two ranks of this machine failed: free some memory.")
 
 

@@ -71,9 +71,9 @@ def test_flops_of_layers_are_those_of_their_matrices(mlp: Graph) -> None:
     plan = plan_for(mlp, on_two(), "data", sync="allreduce")
     samples = 4  # a device has half of the batch
     products = 2 * samples * (20 * 24 * 2 + 24 * 18 * 3 + 18 * 5 * 3)
-    found = busiest_flops(lower(mlp, plan))
+    flops = busiest_flops(lower(mlp, plan))
     small = 20 * samples * (24 + 18 + 5)  # biases, activations and the loss
-    assert products < found < products + small
+    assert products < flops < products + small
 
 
 def test_a_device_alone_has_the_flops_of_two_in_data_parallel(lenet: Graph) -> None:
@@ -108,37 +108,43 @@ def test_a_server_receives_and_sends_every_copy(lenet: Graph) -> None:
 def test_additive_cost_is_that_of_optcnns_tables(model: str, devices: int) -> None:
     """Plans of its own space; parts of t_C and t_X are told apart differently."""
     graph, on = capture_model(model, 8), cluster(f"p100:1x{devices}")
-    found = build_tables(graph, on, paper=True)
-    asked = settings.Settings(sync="allreduce")
-    space = PlanSpace(graph, on, asked)
+    tables = build_tables(graph, on, paper=True)
+    search_settings = settings.Settings(sync="allreduce")
+    space = PlanSpace(graph, on, search_settings)
     for seed in range(3):
         rng = random.Random(seed)
-        at = [rng.randrange(len(own)) for own in found.configurations]
-        tiles = space.tiles([own[x] for own, x in zip(found.configurations, at, strict=True)])
-        plan = build_plan(graph, on, "random", settings.SearchResult(tiles), asked)
+        at = [rng.randrange(len(configurations)) for configurations in tables.configurations]
+        tiles = space.tiles(
+            [configurations[x] for configurations, x in zip(tables.configurations, at, strict=True)]
+        )
+        plan = build_plan(graph, on, "random", settings.SearchResult(tiles), search_settings)
         timeline = simulate_steps(graph, plan, on)
-        t_s = sum(float(own[x]) for own, x in zip(found.sync, at, strict=True))
+        t_s = sum(
+            float(costs_of_group[x]) for costs_of_group, x in zip(tables.sync, at, strict=True)
+        )
         assert server_sync_seconds(timeline.program, on) == pytest.approx(t_s)
-        rest = sum(float(own[x]) for own, x in zip(found.compute, at, strict=True))
-        rest += sum(float(e.cost[at[e.source], at[e.target]]) for e in found.edges)
-        own = additive_costs(timeline)
-        assert own.compute + own.transfer == pytest.approx(rest, rel=0.08)
+        expected = sum(
+            float(costs_of_group[x]) for costs_of_group, x in zip(tables.compute, at, strict=True)
+        )
+        expected += sum(float(e.cost[at[e.source], at[e.target]]) for e in tables.edges)
+        additive = additive_costs(timeline)
+        assert additive.compute + additive.transfer == pytest.approx(expected, rel=0.08)
 
 
 def test_what_overlaps_is_no_slower_than_one_after_the_other(lenet: Graph) -> None:
     on = assumed_cluster(2)
     for method in ("data", "model", "owt", "layerwise"):
         plan = plan_for(lenet, on, method, sync="allreduce")
-        found = costs(lenet, plan, on)
-        assert found.simulator <= found.additive * (1 + 1e-6)
+        all_costs = costs(lenet, plan, on)
+        assert all_costs.simulator <= all_costs.additive * (1 + 1e-6)
 
 
 def test_pipelines_gain_in_the_simulator_alone(lenet: Graph, plans: dict[str, Plan]) -> None:
     """The sum does not see that stages work at the same time."""
     plan, on = plans["1f1b, 4 micro-batches"], assumed_cluster(2)
-    found = costs(lenet.for_batch(2), plan, on)
+    all_costs = costs(lenet.for_batch(2), plan, on)
     added_up = additive_costs(simulate_steps(lenet.for_batch(2), plan, on))
-    assert found.simulator < 0.9 * sum(added_up)
+    assert all_costs.simulator < 0.9 * sum(added_up)
 
 
 # -- plans -----------------------------------------------------------------------------------------
@@ -158,8 +164,8 @@ def test_plans_differ_from_each_other_and_can_be_lowered(
 
 def test_random_plans_are_the_same_again(lenet: Graph) -> None:
     group, on = PlanGroup("alexnet", 8, 2, 2), assumed_cluster(2)
-    asked = settings.Settings(sync="allreduce")
-    one, two = ([write_tiles(lenet, p.tiles) for _, p in random_plans(group, lenet, on, asked)]
+    search_settings = settings.Settings(sync="allreduce")
+    one, two = ([write_tiles(lenet, p.tiles) for _, p in random_plans(group, lenet, on, search_settings)]
                 for _ in range(2))  # fmt: skip
     assert one == two
     assert one[0] != one[1]
@@ -185,17 +191,17 @@ def test_kinds_of_plans(lenet: Graph) -> None:
 
 
 def test_a_perfect_model_in_other_units() -> None:
-    found = measure_accuracy([3.0, 1.0, 2.0], [0.3, 0.1, 0.2])
-    assert found.spearman == found.kendall == pytest.approx(1)
-    assert found.factor == pytest.approx(0.1)
-    assert found.worst_error == pytest.approx(0)
-    assert (found.regret, found.predicted_best) == (0, 1)
+    accuracy = measure_accuracy([3.0, 1.0, 2.0], [0.3, 0.1, 0.2])
+    assert accuracy.spearman == accuracy.kendall == pytest.approx(1)
+    assert accuracy.factor == pytest.approx(0.1)
+    assert accuracy.worst_error == pytest.approx(0)
+    assert (accuracy.regret, accuracy.predicted_best) == (0, 1)
 
 
 def test_regret_is_what_the_first_choice_loses() -> None:
-    found = measure_accuracy([1.0, 2.0, 3.0], [0.5, 0.4, 0.8])
-    assert found.regret == pytest.approx(0.25)
-    assert found.kendall == pytest.approx(1 / 3)
+    accuracy = measure_accuracy([1.0, 2.0, 3.0], [0.5, 0.4, 0.8])
+    assert accuracy.regret == pytest.approx(0.25)
+    assert accuracy.kendall == pytest.approx(1 / 3)
 
 
 def test_factor_is_the_middle_and_leaves_out_what_is_nothing() -> None:
@@ -225,8 +231,8 @@ SOME = [
 ]  # fmt: skip
 
 
-def tables_of(found: list[MeasuredPlan]) -> dict[str, Table]:
-    return {p.title: p for p in section("here", found).parts if isinstance(p, Table)}
+def tables_of(measured_plans: list[MeasuredPlan]) -> dict[str, Table]:
+    return {p.title: p for p in section("here", measured_plans).parts if isinstance(p, Table)}
 
 
 def cell(table: Table, row: str, column: str, at: int = 0) -> object:
@@ -235,8 +241,8 @@ def cell(table: Table, row: str, column: str, at: int = 0) -> object:
 
 
 def test_tables_say_what_was_found() -> None:
-    found = tables_of(SOME)
-    best = found["Which cost model ranks best"]
+    tables = tables_of(SOME)
+    best = tables["Which cost model ranks best"]
     assert [row[0] for row in best.rows] == list(MODELS.values())
     # The simulator is right in group a and the wrong way round in b, where it takes twice the best.
     assert cell(best, "raddle's simulator", "Spearman, mean of groups") == pytest.approx(0)
@@ -244,8 +250,8 @@ def test_tables_say_what_was_found() -> None:
     assert cell(best, "raddle's simulator", "worst error without fit, %") == pytest.approx(100)
     assert cell(best, "additive, sync as run", "mean regret, %") == 0
     assert cell(best, "flops only", "median error without fit, %") is None
-    assert len(found["All plans"].rows) == len(SOME)
-    printed = found["Beside what is printed"]
+    assert len(tables["All plans"].rows) == len(SOME)
+    printed = tables["Beside what is printed"]
     assert cell(printed, "raddle's simulator", "plans inside of the printed, %") == 60
 
 

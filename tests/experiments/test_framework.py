@@ -130,16 +130,16 @@ def test_a_line_of_a_chart_is_a_column() -> None:
 
 def test_the_whole_as_markdown() -> None:
     result = reproduce(MADE_UP, quick=False, on_progress=lambda state: None)
-    head, _, rest = markdown(result).partition("\n## Steps")
+    head, _, sections = markdown(result).partition("\n## Steps")
     assert head.startswith("# A made-up paper\n\n")
     assert head.rstrip().endswith("; full, 0 s.")
-    assert f"## Steps{rest}" == MARKDOWN
+    assert f"## Steps{sections}" == MARKDOWN
 
 
 def test_progress_is_told_part_by_part() -> None:
-    told: list[Mapping[str, Any]] = []
-    reproduce(MADE_UP, quick=True, on_progress=told.append)
-    assert [(state["step"], state["done"], state["of"]) for state in told] == [
+    states: list[Mapping[str, Any]] = []
+    reproduce(MADE_UP, quick=True, on_progress=states.append)
+    assert [(state["step"], state["done"], state["of"]) for state in states] == [
         ("Steps", 0, 3),
         ("Speed", 1, 3),
         ("half of it", 1.5, 3),
@@ -155,10 +155,10 @@ def test_quick_is_passed_on() -> None:
 
 
 def test_a_part_says_what_it_is() -> None:
-    found = result_to_dict(reproduce(MADE_UP, quick=False, on_progress=lambda state: None))
-    kinds = [[part["is"] for part in section["parts"]] for section in found["sections"]]
+    data = result_to_dict(reproduce(MADE_UP, quick=False, on_progress=lambda state: None))
+    kinds = [[part["is"] for part in section["parts"]] for section in data["sections"]]
     assert kinds == [["table"], ["chart", "drawing"], []]
-    assert found["sections"][2]["skipped"] == "there is no lab on this machine."
+    assert data["sections"][2]["skipped"] == "there is no lab on this machine."
 
 
 def test_json_is_read_back() -> None:
@@ -245,8 +245,8 @@ def test_a_result_at_the_terminal(raddle: Raddle) -> None:
 
 
 def test_every_face_has_the_same_figures(raddle: Raddle, tmp_path: pathlib.Path) -> None:
-    said = json.loads(raddle("reproduce", "made-up", "--quick", "--json").stdout)
-    assert (said["name"], said["quick"]) == ("made-up", True)
+    data = json.loads(raddle("reproduce", "made-up", "--quick", "--json").stdout)
+    assert (data["name"], data["quick"]) == ("made-up", True)
     for suffix in (".json", ".md", ".html"):
         path = tmp_path / f"found{suffix}"
         done = raddle("reproduce", "made-up", "--quick", "-o", str(path))
@@ -254,7 +254,7 @@ def test_every_face_has_the_same_figures(raddle: Raddle, tmp_path: pathlib.Path)
         assert "1234" in done.stdout
         assert path.stat().st_size > 500
     written = json.loads((tmp_path / "found.json").read_text())
-    assert written["sections"] == said["sections"]
+    assert written["sections"] == data["sections"]
     assert "| a | 10 | 1234 | 0.5 |" in (tmp_path / "found.md").read_text()
     assert (tmp_path / "found.html").read_text().startswith("<!DOCTYPE html>")
 

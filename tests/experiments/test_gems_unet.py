@@ -46,7 +46,7 @@ def made(graph: Graph) -> dict[str, PlannedMethod]:
 @pytest.fixture(scope="module")
 def predicted(made: dict[str, PlannedMethod]) -> dict[str, PredictedStep]:
     on = cluster("v100:4")
-    return {name: predict(own, on) for name, own in made.items() if "data" not in name}
+    return {name: predict(planned, on) for name, planned in made.items() if "data" not in name}
 
 
 # -- networks ------------------------------------------------------------------------------------------
@@ -84,10 +84,10 @@ def test_pipelines_side_by_side_are_the_one_alone_with_other_micro_batches() -> 
 def test_every_device_trains_and_every_method_takes_the_whole_batch(
     made: dict[str, PlannedMethod],
 ) -> None:
-    for name, own in made.items():
-        assert own.plan.batch == BATCH == own.graph.batch * own.plan.microbatches, name
-        workers = {d for worker in own.plan.workers for d in worker}
-        used = {d for tiling in own.plan.tiles.values() for d in tiling.devices} | workers
+    for name, planned in made.items():
+        assert planned.plan.batch == BATCH == planned.graph.batch * planned.plan.microbatches, name
+        workers = {d for worker in planned.plan.workers for d in worker}
+        used = {d for tiling in planned.plan.tiles.values() for d in tiling.devices} | workers
         assert used == ({0} if name == "one device" else {0, 1, 2, 3}), name
 
 
@@ -106,7 +106,7 @@ def test_all_methods_compute_the_same_work(predicted: dict[str, PredictedStep]) 
 def test_memory_is_ordered_as_the_micro_batches_that_are_alive(
     predicted: dict[str, PredictedStep],
 ) -> None:
-    peaks = {name: max(own.peaks) for name, own in predicted.items()}
+    peaks = {name: max(prediction.peaks) for name, prediction in predicted.items()}
     assert peaks["GEMS MASTER"] < peaks["GEMS MAST"] < peaks["GPipe"]
     assert peaks["1F1B"] <= peaks["GPipe"]
     assert peaks["model parallel"] <= peaks["GEMS MASTER"]  # one replica less
@@ -132,10 +132,10 @@ def test_gems_gains_no_more_than_its_bubble_lets_it(predicted: dict[str, Predict
 def test_the_largest_fits_and_the_next_does_not(
     fixed: int, slope: int, room: int, unit: int, power: int, bend: int
 ) -> None:
-    asked = []
+    sizes = []
 
     def peak(size: int) -> int:
-        asked.append(size)
+        sizes.append(size)
         n = size // unit
         return fixed + slope * n**power + bend * n
 
@@ -144,7 +144,7 @@ def test_the_largest_fits_and_the_next_does_not(
     every = [n for n in range(1, 101) if fixed + slope * n**power + bend * n <= room]
     assert size == unit * max(every, default=0)
     assert at == (peak(size) if size else 0)
-    assert all(a % unit == 0 and 0 < a <= most for a in asked)
+    assert all(a % unit == 0 and 0 < a <= most for a in sizes)
 
 
 def test_a_line_is_found_in_a_few_looks() -> None:
@@ -168,15 +168,15 @@ def test_ranks_that_share_cores_take_what_all_compute_over_them() -> None:
 
 def test_a_sentence_has_the_ratios_of_the_figures() -> None:
     rates = {"GEMS MASTER": 2.0, "1F1B": 4.0}
-    said = gems_sentence("here", [(rates, {"GEMS MASTER": 3.0, "1F1B": 6.0})])
-    assert "0.50 x the images a second of 1F1B at 0.50 x its peak memory" in said
-    assert "The fastest is 1F1B, 2.00 x GEMS MASTER." in said
+    sentence = gems_sentence("here", [(rates, {"GEMS MASTER": 3.0, "1F1B": 6.0})])
+    assert "0.50 x the images a second of 1F1B at 0.50 x its peak memory" in sentence
+    assert "The fastest is 1F1B, 2.00 x GEMS MASTER." in sentence
 
 
 def test_what_does_not_fit_has_no_rate_among_those_that_do() -> None:
     both = {"a": PredictedStep(1.0, 1.0, (5, 9)), "b": PredictedStep(2.0, 1.0, (5, 5))}
-    own = simulated.SimulatedCase("unet", 64, "v100:4", 8, both, {})
-    assert own.fitting() == {"b": BATCH / 2.0}
+    case = simulated.SimulatedCase("unet", 64, "v100:4", 8, both, {})
+    assert case.fitting() == {"b": BATCH / 2.0}
 
 
 def test_efficiency_is_of_the_first() -> None:
@@ -189,8 +189,8 @@ def test_a_curve_reaches_its_target_at_the_end_of_a_block() -> None:
     curve = LossCurve([1.0, 2.0, 3.0], [0.5, 0.2, 0.3])
     assert curve.reaches(0.2) == 2.0
     assert curve.reaches(0.1) is None
-    found = loss.section({"one device": curve}, 64, 3, 1)
-    assert ("Not reached" in found.text) == (loss.TARGET < 0.2)
+    section = loss.section({"one device": curve}, 64, 3, 1)
+    assert ("Not reached" in section.text) == (loss.TARGET < 0.2)
 
 
 # -- the task ---------------------------------------------------------------------------------------------

@@ -38,6 +38,6 @@ def test_noise_gives_a_link_all_the_same() -> None:
 @pytest.mark.slow  # beside other work it measures that
 def test_a_slow_link_is_not_taken_for_a_busy_core() -> None:
     """At 100 Mbit/s half a megabyte takes 40 ms, of which a core has a fraction."""
-    found = call_ranks({"what": "messages", "repeats": 3}, 2, "100mbit")
-    assert found["bandwidth"] == pytest.approx(12.5e6, rel=0.2)
-    assert found["host_overhead"]["byte"] < 0.3 / 12.5e6
+    link = call_ranks({"what": "messages", "repeats": 3}, 2, "100mbit")
+    assert link["bandwidth"] == pytest.approx(12.5e6, rel=0.2)
+    assert link["host_overhead"]["byte"] < 0.3 / 12.5e6

@@ -49,28 +49,28 @@ def result(*sections: Section, name: str = "made-up", title: str = made_up.TITLE
 
 
 @pytest.fixture(scope="module")
-def found() -> Result:
+def paper_result() -> Result:
     made = [part.make(RunOptions()) for part in made_up.PARTS]
     return result(*made, Section("More", parts=[WIDE, CLOUD]))
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory, found: Result) -> pathlib.Path:
-    own = tmp_path_factory.mktemp("paper") / "page.html"
-    own.write_text(paper_page(found), encoding="utf-8")
-    return own
+def path(tmp_path_factory: pytest.TempPathFactory, paper_result: Result) -> pathlib.Path:
+    page_path = tmp_path_factory.mktemp("paper") / "page.html"
+    page_path.write_text(paper_page(paper_result), encoding="utf-8")
+    return page_path
 
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[Any]:
-    with browser() as own:
-        yield own
+    with browser() as started_browser:
+        yield started_browser
 
 
 @pytest.fixture
 def page(started: Any, path: pathlib.Path) -> Iterator[Any]:
-    with open_page(started, path) as own:
-        yield own
+    with open_page(started, path) as opened_page:
+        yield opened_page
 
 
 def body(page: Any, figure: str) -> list[list[str]]:
@@ -92,7 +92,7 @@ def words(table: Table) -> list[list[str]]:
 
 @pytest.mark.parametrize("look", ["desktop light", "desktop dark", "phone light", "phone dark"])
 def test_it_shows_what_was_found(
-    started: Any, path: pathlib.Path, found: Result, look: str
+    started: Any, path: pathlib.Path, paper_result: Result, look: str
 ) -> None:
     size, theme = look.split()
     with open_page(started, path, size, theme) as page:
@@ -101,8 +101,10 @@ def test_it_shows_what_was_found(
         head = page.locator("#headline").inner_text()
         for text in (*made_up.CLAIMS, *made_up.DIFFERS, "a machine", "12.3 s", "raddle 9.9"):
             assert text in head
-        assert page.locator(".contents a").all_inner_texts() == [s.title for s in found.sections]
-        assert body(page, "A step") == words(found.sections[0].parts[0])
+        assert page.locator(".contents a").all_inner_texts() == [
+            s.title for s in paper_result.sections
+        ]
+        assert body(page, "A step") == words(paper_result.sections[0].parts[0])
         heads = page.locator("figure[aria-label='A step'] th").all_inner_texts()
         assert [head.split("\n")[1:] for head in heads] == [[], [], ["measured"], ["printed"]]
         assert page.locator("#part-1 > p").all_inner_texts() == ["The first.", "The second."]
@@ -147,12 +149,12 @@ def test_a_wide_table_scrolls_in_its_box(started: Any, path: pathlib.Path) -> No
         assert box.bounding_box()["y"] <= corner["y"] < row["y"]
 
 
-def test_a_chart_says_its_values(page: Any, found: Result) -> None:
+def test_a_chart_says_its_values(page: Any, paper_result: Result) -> None:
     """At every device of the first line, by keyboard and by pointer."""
     plot = page.locator("figure[aria-label=Throughput] svg[tabindex]")
     plot.focus()
     tip = page.locator(".tip")
-    chart = found.sections[1].parts[0]
+    chart = paper_result.sections[1].parts[0]
     assert isinstance(chart, Chart)
     for n, speed in chart.lines[0].points:
         assert tip.inner_text() == f"data (simulated)\ndevices: {n}\nimages/s: {speed:.0f}"
@@ -200,8 +202,8 @@ def test_points_that_are_no_line(page: Any) -> None:
     assert "Not drawn: 2 points at or below zero" in figure.inner_text()
 
 
-def test_a_chart_is_a_table_too(page: Any, found: Result) -> None:
-    chart = found.sections[1].parts[0]
+def test_a_chart_is_a_table_too(page: Any, paper_result: Result) -> None:
+    chart = paper_result.sections[1].parts[0]
     assert isinstance(chart, Chart)
     page.locator("figure[aria-label=Throughput] summary").click()
     page.wait_for_selector("figure[aria-label=Throughput] tbody tr")
@@ -215,9 +217,9 @@ def test_it_prints_every_row(page: Any) -> None:
     assert box.evaluate("(box) => box.scrollHeight <= box.clientHeight")
 
 
-def test_the_page_has_no_data_as_text_and_fetches_nothing(found: Result) -> None:
-    html = paper_page(found)
-    assert html == paper_page(found)
+def test_the_page_has_no_data_as_text_and_fetches_nothing(paper_result: Result) -> None:
+    html = paper_page(paper_result)
+    assert html == paper_page(paper_result)
     assert "made-up" not in html
     assert "default-src 'none'" in html
     assert "connect-src 'none'" in html

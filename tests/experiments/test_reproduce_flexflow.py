@@ -55,14 +55,14 @@ def test_full_has_all_models_and_what_quick_has() -> None:
 
 def test_shares_of_data_parallelism_are_equal_and_of_one_gpu_whole() -> None:
     graph, on = capture_model("nmt-tiny", 8), cluster("k80:1x4")
-    found = work_shares(graph, Plan(BASELINES["data"](graph, on), 4))
+    shares = work_shares(graph, Plan(BASELINES["data"](graph, on), 4))
     expected = {"source_embedding", "target_embedding", "attention", "output"}
     expected |= {f"{part}coder.l{number}" for part in ("en", "de") for number in (0, 1)}
-    assert set(found) == expected
-    for layer, own in found.items():
-        assert own == pytest.approx([0.25] * 4), layer
+    assert set(shares) == expected
+    for layer, layer_shares in shares.items():
+        assert layer_shares == pytest.approx([0.25] * 4), layer
     alone = work_shares(graph, Plan(BASELINES["data"](graph, cluster("k80:1x1")), 4))
-    assert all(own == [1, 0, 0, 0] for own in alone.values())
+    assert all(layer_shares == [1, 0, 0, 0] for layer_shares in alone.values())
 
 
 def test_drawing() -> None:
@@ -77,23 +77,23 @@ def test_drawing() -> None:
 
 
 def test_both_ways_to_judge_decide_alike_and_a_move_changes_a_part() -> None:
-    found = time_proposals(
+    times = time_proposals(
         WeakScalingCase("lenet-tiny", "k80", 2, 4), proposals=20
     )  # asserts that they do
-    assert 0 < found.changed <= 1
-    assert found.tasks > 0
-    assert min(found.shortened_rate, found.full_rate, found.shortened_s, found.ideal_delta_s) > 0
+    assert 0 < times.changed <= 1
+    assert times.tasks > 0
+    assert min(times.shortened_rate, times.full_rate, times.shortened_s, times.ideal_delta_s) > 0
 
 
 def test_search_is_no_slower_than_what_it_starts_from() -> None:
-    found = simulate_method(
+    search = simulate_method(
         WeakScalingCase("lenet-tiny", "k80", 2, 4), "flexflow", "allreduce", 0.3
     )
-    assert found is not None
-    assert 0 <= found.improved_s <= found.search_s
+    assert search is not None
+    assert 0 <= search.improved_s <= search.search_s
     data = simulate_method(WeakScalingCase("lenet-tiny", "k80", 2, 4), "data", "allreduce", 0.3)
     assert data is not None
-    assert found.seconds <= data.seconds
+    assert search.seconds <= data.seconds
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -110,12 +110,12 @@ FOUND: Any = {
 
 
 def test_rows_and_words_of_throughput() -> None:
-    own = ModelThroughput("nmt", "allreduce", FOUND)
-    assert own.counts == [4, 16]
-    table = gains_table([own])
+    throughput = ModelThroughput("nmt", "allreduce", FOUND)
+    assert throughput.counts == [4, 16]
+    table = gains_table([throughput])
     assert list(table.rows[0][3:9]) == [10, 20, 30, 40, 3, 1.5]
     assert list(table.rows[1][3:9]) == [50, None, 50, None, 1, 1]
-    text = gains_text([own])
+    text = gains_text([throughput])
     assert "1.00 (nmt on 16) to 1.50 x (nmt on 4)" in text
     assert "1 of 2 gain less than 1 %" in text
 
@@ -127,10 +127,10 @@ def test_words_of_the_search_count_what_is_longer() -> None:
 
 
 def test_small_network_is_a_group_of_its_own_file() -> None:
-    own = SmallNetGroup("lstm", 4, 2, 0)
-    assert isinstance(own, PlanGroup)
-    assert own.spec.endswith("nets.py:lstm")
-    assert own.graph().batch == 4
+    group = SmallNetGroup("lstm", 4, 2, 0)
+    assert isinstance(group, PlanGroup)
+    assert group.spec.endswith("nets.py:lstm")
+    assert group.graph().batch == 4
 
 
 def test_parts_have_names_of_their_own() -> None:

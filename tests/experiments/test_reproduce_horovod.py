@@ -47,8 +47,8 @@ def test_the_row_of_a_pair() -> None:
 
 
 def row(ranks: int, **times: float) -> StepMilliseconds:
-    own = dict.fromkeys((COMPUTE_ONLY, *servers.VARIANTS), 100.0) | times
-    return StepMilliseconds(ranks, own, dict.fromkeys(servers.VARIANTS, 80.0))
+    milliseconds = dict.fromkeys((COMPUTE_ONLY, *servers.VARIANTS), 100.0) | times
+    return StepMilliseconds(ranks, milliseconds, dict.fromkeys(servers.VARIANTS, 80.0))
 
 
 def test_the_most_ranks_are_told() -> None:
@@ -141,7 +141,7 @@ def test_what_is_told_follows_the_figures() -> None:
 
 
 def test_without_a_lab_only_scaling_is_left(monkeypatch) -> None:
-    def none(**asked):
+    def none(**options):
         raise InputError("a lab needs root.")
 
     monkeypatch.setattr(links.Lab, "up", none)

@@ -63,14 +63,14 @@ def test_correlations_are_symmetric_bounded_and_turn_with_the_sign(
 ) -> None:
     a, b = both
     for measure in (spearman, kendall):
-        found = measure(a, b)
+        correlation = measure(a, b)
         if len(set(a)) == 1:
-            assert math.isnan(found)
+            assert math.isnan(correlation)
             continue
-        assert -1 - 1e-12 <= found <= 1 + 1e-12
-        assert found == pytest.approx(measure(b, a))
-        assert found == pytest.approx(-measure(a, [-x for x in b]))
-        assert found == pytest.approx(measure([x**3 for x in a], b)), "only the order counts"
+        assert -1 - 1e-12 <= correlation <= 1 + 1e-12
+        assert correlation == pytest.approx(measure(b, a))
+        assert correlation == pytest.approx(-measure(a, [-x for x in b]))
+        assert correlation == pytest.approx(measure([x**3 for x in a], b)), "only the order counts"
         assert measure(a, a) == pytest.approx(1)
 
 
@@ -97,15 +97,18 @@ def lenet() -> Tables:
 def test_optimum_costs_what_it_adds_up_to_and_no_baseline_is_less(lenet: Tables) -> None:
     chosen, solution = choose_configurations(lenet)
     assert additive.additive_cost(lenet, chosen) == pytest.approx(solution.cost, rel=1e-5)
-    for name, own in additive.baselines(lenet).items():
-        assert additive.additive_cost(lenet, own) >= solution.cost * (1 - 1e-6), name
+    for name, configurations in additive.baselines(lenet).items():
+        assert additive.additive_cost(lenet, configurations) >= solution.cost * (1 - 1e-6), name
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_cost_is_the_sum_of_nodes_and_edges(lenet: Tables, data: Any) -> None:
-    at = [data.draw(st.integers(0, len(own) - 1)) for own in lenet.configurations]
-    chosen = [own[x] for own, x in zip(lenet.configurations, at, strict=True)]
+    at = [
+        data.draw(st.integers(0, len(configurations) - 1))
+        for configurations in lenet.configurations
+    ]
+    chosen = [configurations[x] for configurations, x in zip(lenet.configurations, at, strict=True)]
     total = math.fsum(lenet.nodes[g][x] for g, x in enumerate(at))
     for source, target, cost in lenet.edges:
         total += float(cost[at[source]][at[target]])
@@ -115,21 +118,21 @@ def test_cost_is_the_sum_of_nodes_and_edges(lenet: Tables, data: Any) -> None:
 def test_baselines_split_one_letter(lenet: Tables) -> None:
     every = additive.baselines(lenet)
     for letter, name in (("n", "data"), ("c", "model")):
-        for group, own in zip(lenet.groups, every[name], strict=True):
-            assert set(additive.split_letters(group, own)) <= {letter}
+        for group, configuration in zip(lenet.groups, every[name], strict=True):
+            assert set(additive.split_letters(group, configuration)) <= {letter}
     weird = [additive.split_letters(g, c) for g, c in zip(lenet.groups, every["owt"], strict=True)]
     assert {"n": 2} in weird
     assert {"c": 2} in weird
 
 
 def test_configured_finds_parts_or_says_that_there_are_none(lenet: Tables) -> None:
-    found = additive.configurations_with(lenet, lambda group: {"n": 2})
-    assert found == additive.baselines(lenet)["data"]
+    configurations = additive.configurations_with(lenet, lambda group: {"n": 2})
+    assert configurations == additive.baselines(lenet)["data"]
     assert additive.configurations_with(lenet, lambda group: {"n": 3}) is None
 
 
 def test_number_of_plans_is_the_product_of_configurations(lenet: Tables) -> None:
-    product = math.prod(len(own) for own in lenet.configurations)
+    product = math.prod(len(configurations) for configurations in lenet.configurations)
     assert log10_plan_count(lenet) == pytest.approx(math.log10(product))
 
 
@@ -175,36 +178,36 @@ FOUND: Any = {
 
 def test_gains_are_over_the_fastest_other_that_fits() -> None:
     others = ("data", "model", "owt")
-    found = fastest(FOUND, others, 16)
-    assert found is not None
-    assert found[0] == "owt"
+    winner = fastest(FOUND, others, 16)
+    assert winner is not None
+    assert winner[0] == "owt"
     assert gain_over_best(FOUND, "optcnn", others, 16) == pytest.approx(1.25)
     assert gain_over_best(FOUND, "auto", others, 16) is None
     assert fastest(FOUND, ["model"], 16) is None
 
 
 def test_scaling_and_communication() -> None:
-    own = ModelThroughput("alexnet", "allreduce", FOUND, 16)
-    assert scaling_factor(own) == pytest.approx(15)
-    assert byte_ratios(own) == [2, 4]
+    throughput = ModelThroughput("alexnet", "allreduce", FOUND, 16)
+    assert scaling_factor(throughput) == pytest.approx(15)
+    assert byte_ratios(throughput) == [2, 4]
 
 
 def test_chart_has_a_line_a_method_in_the_order_of_devices() -> None:
-    found = throughput_chart(
+    drawn = throughput_chart(
         "images", FOUND, {"data": "data", "model": "model", "optcnn": "OptCNN"}
     )
-    assert [line.name for line in found.lines] == ["data", "OptCNN"], "what never fits has no line"
-    assert found.lines[0].points == [(1.0, 10), (16.0, 100)]
+    assert [line.name for line in drawn.lines] == ["data", "OptCNN"], "what never fits has no line"
+    assert drawn.lines[0].points == [(1.0, 10), (16.0, 100)]
 
 
 def test_step_of_a_method() -> None:
     case = WeakScalingCase("lenet-tiny", "p100", 2, 4)
     assert case.graph.batch == 8
     assert len(case.cluster.devices) == 2
-    found = simulate_method(case, "optcnn-paper", "server", 1.0)
-    assert found is not None
-    assert found.samples_per_s == pytest.approx(8 / found.seconds)
-    assert found.plan.sync == "server"
+    simulated = simulate_method(case, "optcnn-paper", "server", 1.0)
+    assert simulated is not None
+    assert simulated.samples_per_s == pytest.approx(8 / simulated.seconds)
+    assert simulated.plan.sync == "server"
 
 
 def test_what_cannot_be_or_does_not_fit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,11 +223,11 @@ def test_what_cannot_be_or_does_not_fit_is_none(monkeypatch: pytest.MonkeyPatch)
     case = WeakScalingCase("lenet-tiny", "p100", 2, 4)
     assert simulate_method(case, "never", "server", 1.0) is None
     assert simulate_method(case, "large", "server", 1.0) is None
-    found = simulate_method(case, "small", "server", 1.0)
-    assert found is not None
-    assert (found.seconds, found.proposals, found.improved_s) == (0.002, 9, 0.5)
-    assert found.search_s >= 3
-    assert simulate_method(case, "small", "server", 1.0) is found, "remembered"
+    simulated = simulate_method(case, "small", "server", 1.0)
+    assert simulated is not None
+    assert (simulated.seconds, simulated.proposals, simulated.improved_s) == (0.002, 9, 0.5)
+    assert simulated.search_s >= 3
+    assert simulate_method(case, "small", "server", 1.0) is simulated, "remembered"
 
 
 def test_clusters_have_nodes_of_four() -> None:
@@ -238,19 +241,19 @@ def test_clusters_have_nodes_of_four() -> None:
 def test_ten_plans_differ() -> None:
     group = PlanGroup("alexnet", 16, 2, 0)
     graph = group.graph()
-    found = ten_plans.make_ten_plans(group, graph, ("data", "owt", "layerwise"), changed_groups=4)
-    assert len(found) == 10
-    assert list(found)[:3] == ["data", "owt", "layerwise"]
-    every = [tuple(sorted((k, repr(v)) for k, v in plan.tiles.items())) for plan in found.values()]
+    plans = ten_plans.make_ten_plans(group, graph, ("data", "owt", "layerwise"), changed_groups=4)
+    assert len(plans) == 10
+    assert list(plans)[:3] == ["data", "owt", "layerwise"]
+    every = [tuple(sorted((k, repr(v)) for k, v in plan.tiles.items())) for plan in plans.values()]
     assert len(set(every)) == 10
 
 
 def test_section_says_how_well_the_order_is_kept() -> None:
-    found = [
+    results = [
         ten_plans.PlanTimes(name, StepTimes(real, real, real, [], []), guess)
         for name, real, guess in (("a", 1.0, 1.1), ("b", 2.0, 4.0), ("c", 3.0, 3.0))
     ]
-    section = ten_plans.section("order", PlanGroup("alexnet", 16, 2, 0), found, "")
+    section = ten_plans.section("order", PlanGroup("alexnet", 16, 2, 0), results, "")
     assert "Spearman's correlation is 0.50" in section.text
     assert "100 % at most" in section.text
     assert "a, takes 1.00 x the fastest" in section.text

@@ -20,8 +20,8 @@ from raddle.errors import InputError
 
 
 def test_vgg_has_most_of_its_parameters_in_one_tensor_and_resnet_has_not() -> None:
-    share = {name: max(own) / sum(own) for name in ("vgg19", "resnet50", "inception")
-             for own in [nets.parameter_sizes(nets.build_on_meta(name))]}  # fmt: skip
+    share = {name: max(sizes) / sum(sizes) for name in ("vgg19", "resnet50", "inception")
+             for sizes in [nets.parameter_sizes(nets.build_on_meta(name))]}  # fmt: skip
     assert share["vgg19"] == pytest.approx(
         0.715, abs=0.02
     )  # of the original, one tensor has 71.5 %
@@ -35,8 +35,8 @@ def test_tensors_are_as_many_as_the_networks_say() -> None:
 
 
 def test_the_lstm_needs_its_largest_tensor_first() -> None:
-    own = nets.parameter_sizes(nets.build_on_meta("lstm"))
-    assert own[0] == max(own)
+    sizes = nets.parameter_sizes(nets.build_on_meta("lstm"))
+    assert sizes[0] == max(sizes)
 
 
 @pytest.mark.parametrize("name", ["lstm", "small"])
@@ -74,9 +74,9 @@ def test_slots_have_all_bytes_of_their_window(steps: list[tuple[int, int]], slot
     for k, (out, back) in enumerate(steps):
         sent, received = sent + out, received + back
         samples.append((float(k), sent, received))
-    found = rates_by_slot(samples, 0.0, 40.0, 40.0 / slots)
-    assert sum(out for _, out, _ in found) * 40.0 / slots == pytest.approx(sent - steps[0][0])
-    assert sum(back for _, _, back in found) * 40.0 / slots == pytest.approx(received - steps[0][1])
+    rates = rates_by_slot(samples, 0.0, 40.0, 40.0 / slots)
+    assert sum(out for _, out, _ in rates) * 40.0 / slots == pytest.approx(sent - steps[0][0])
+    assert sum(back for _, _, back in rates) * 40.0 / slots == pytest.approx(received - steps[0][1])
 
 
 def use_of(*slots: tuple[float, float]) -> utilisation.LinkUse:
@@ -95,8 +95,8 @@ def test_the_last_window_of_a_kind_counts() -> None:
     samples = [(float(k), 100 * min(k, 10), 0) for k in range(21)]
     job = TimingJob("vgg19", 2, {"ps": SyncVariant("plan", "ps"), "p3": SyncVariant("plan", "p3")})
     windows = [("ps", 0.0, 4.0), ("p3", 4.0, 8.0), ("ps", 12.0, 16.0)]
-    found = LabMeasurement(2, "1gbit", {}, [job], [JobTimes({}, windows)], samples)
-    sent = {use.label: use.sent for use in utilisation.link_uses(found, 200.0)}
+    measurement = LabMeasurement(2, "1gbit", {}, [job], [JobTimes({}, windows)], samples)
+    sent = {use.label: use.sent for use in utilisation.link_uses(measurement, 200.0)}
     assert sent == {"ps": pytest.approx(0.0), "p3": pytest.approx(0.5)}
 
 
@@ -110,8 +110,8 @@ def test_charts_have_each_direction_in_gbit() -> None:
 
 
 def point(mbit: float, p3: float, *, ps: float = 10.0, ddp: float = 20.0) -> Point:
-    own = dict.fromkeys(VARIANTS, 15.0) | {P3: p3, WHOLE: ps, DISTRIBUTED: ddp}
-    return Point(1e6 * mbit, own, own)
+    rates = dict.fromkeys(VARIANTS, 15.0) | {P3: p3, WHOLE: ps, DISTRIBUTED: ddp}
+    return Point(1e6 * mbit, rates, rates)
 
 
 def test_the_best_gain_and_where_it_is() -> None:
@@ -130,8 +130,8 @@ def test_losses_are_told() -> None:
 
 
 def test_a_prediction_off_by_a_third_is_told() -> None:
-    own = dict.fromkeys(VARIANTS, 15.0)
-    curves = {net.name: [Point(1e9, own, own | {P3: 20.0})] for net in NETS}
+    rates = dict.fromkeys(VARIANTS, 15.0)
+    curves = {net.name: [Point(1e9, rates, rates | {P3: 20.0})] for net in NETS}
     text = bandwidth.summary(curves)
     assert f"{4 * len(NETS)} are within 15 %" in text
     assert "worst is off by 33%" in text
@@ -139,13 +139,13 @@ def test_a_prediction_off_by_a_third_is_told() -> None:
 
 def test_points_are_samples_a_second(monkeypatch) -> None:
     job = TimingJob("vgg19", 20, {"p3": SyncVariant("plan", "p3")})
-    found = LabMeasurement(2, "500mbit", {}, [job], [JobTimes({"p3": [0.5, 4.0, 0.4]})])
-    monkeypatch.setattr(bandwidth, "predict", lambda found: [{"p3": 0.25}])
-    assert bandwidth.points(found) == [Point(5e8, {"p3": 40.0}, {"p3": 80.0})]
+    measurement = LabMeasurement(2, "500mbit", {}, [job], [JobTimes({"p3": [0.5, 4.0, 0.4]})])
+    monkeypatch.setattr(bandwidth, "predict", lambda measurement: [{"p3": 0.25}])
+    assert bandwidth.points(measurement) == [Point(5e8, {"p3": 40.0}, {"p3": 80.0})]
 
 
 def test_without_a_lab_a_part_is_skipped(monkeypatch) -> None:
-    def none(**asked):
+    def none(**options):
         raise InputError("a lab needs root.")
 
     monkeypatch.setattr(links.Lab, "up", none)
@@ -162,7 +162,8 @@ def test_without_a_lab_a_part_is_skipped(monkeypatch) -> None:
 def predicted() -> dict[float, dict[str, float]]:
     """By bandwidth, for two hosts; all operators by the roofline of links.DEVICE."""
     kinds = {"ddp": DDP, "apart": SyncVariant("plan", bucket=0), "ps:one": SyncVariant("plan", "ps:one"),
-             "wrapped": SyncVariant("wrapped", bucket=25 * 2**20), "p3": SyncVariant("plan", "p3")}  # fmt: skip
+             "wrapped": SyncVariant("wrapped", bucket=25 * 2**20),
+             "p3": SyncVariant("plan", "p3")}  # fmt: skip
     job = TimingJob("lstm", 4, kinds)
     return {
         bandwidth: sync_timing.predict(
@@ -189,8 +190,8 @@ def test_a_slow_link_is_predicted_by_its_bytes(predicted) -> None:
 
 
 def test_ddp_and_what_is_wrapped_are_predicted_alike(predicted) -> None:
-    for own in predicted.values():
-        assert own["ddp"] == own["wrapped"]
+    for seconds in predicted.values():
+        assert seconds["ddp"] == seconds["wrapped"]
 
 
 def test_links_matter(predicted) -> None:
@@ -246,7 +247,7 @@ def test_jobs_come_back_from_json() -> None:
 def test_two_ranks_in_a_lab() -> None:
     kinds = {"ddp": DDP, "p3": SyncVariant("plan", "p3"), "wrapped": SyncVariant("wrapped", "p3")}
     try:
-        found = sync_timing.measure_in_lab(
+        measurement = sync_timing.measure_in_lab(
             [TimingJob("small", 4, kinds)],
             ranks=2,
             rate="1gbit",
@@ -256,9 +257,9 @@ def test_two_ranks_in_a_lab() -> None:
         )
     except links.LabUnavailable as reason:
         pytest.skip(str(reason))
-    assert 50e6 < found.link["bandwidth"] < 130e6
-    assert set(found.results[0].seconds) == set(kinds)
-    sent = [s for _, s, _ in found.samples]
+    assert 50e6 < measurement.link["bandwidth"] < 130e6
+    assert set(measurement.results[0].seconds) == set(kinds)
+    sent = [s for _, s, _ in measurement.samples]
     weights = 4 * sum(nets.parameter_sizes(nets.build_on_meta("small")))
     assert sent[-1] - sent[0] > 3 * weights  # a step of each kind at least
-    assert torch.tensor(list(sync_timing.predict(found)[0].values())).gt(0).all()
+    assert torch.tensor(list(sync_timing.predict(measurement)[0].values())).gt(0).all()

@@ -40,7 +40,7 @@ def shown(section) -> str:
 
 
 def test_the_printed_table_is_whole_and_its_single_rank_is_slowest_at_large_batches():
-    rows = [(n, row) for n, own in lab_table.SECONDS.items() for row in own]
+    rows = [(n, row) for n, seconds_by_row in lab_table.SECONDS.items() for row in seconds_by_row]
     assert len(rows) == 1 + 7 + 7
     for n, row in rows:
         assert len(lab_table.SECONDS[n][row]) == len(lab_table.BATCHES)
@@ -93,13 +93,13 @@ def profile_of(graph, plan, kind):
     from raddle.costs.profile import profile_key
     from raddle.graph.gradients import active_values
 
-    active, found = active_values(graph), {}
+    active, seconds = active_values(graph), {}
     for op in graph.ops:
         wanted = tuple(i for i, name in enumerate(op.inputs) if name in active)
         for box in plan.tiles[op.name].boxes:
-            found[profile_key(op, box, "F", None, kind)] = 1e-3
-            found[profile_key(op, box, "B", wanted, kind)] = 1e-3
-    return found
+            seconds[profile_key(op, box, "F", None, kind)] = 1e-3
+            seconds[profile_key(op, box, "B", wanted, kind)] = 1e-3
+    return seconds
 
 
 @given(
@@ -158,7 +158,7 @@ def run(seconds, end=1.0, staleness=()):
 
 
 def test_the_verdict_follows_from_the_seconds():
-    found = {
+    runs_by_kind = {
         (1, training.SINGLE): [run(10)],
         (2, training.COARSE): [run(6, staleness=(-1, 3)), run(8), run(4)],
         (2, training.SYNC): [run(3)],
@@ -166,7 +166,7 @@ def test_the_verdict_follows_from_the_seconds():
         (4, training.COARSE): [run(5, end=0.5)],
         (4, training.TORCH): [run(2)],
     }
-    text = shown(training.section(found, training.QUICK, 1792))
+    text = shown(training.section(runs_by_kind, training.QUICK, 1792))
     assert "With N = 2 servers, synchronous is first (3.0 s)" in text
     assert "servers, synchronous take 0.50 x (thesis: 2.25 x)" in text
     assert "6.0 s servers, asynchronous take 1.50 x (thesis: 1.2 x)" in text
@@ -197,9 +197,9 @@ def test_a_single_rank_learns_and_its_curve_is_measured_block_by_block(alone):
     images, labels = digits()
     assert images.shape == (1792, 1, 16, 16)
     assert float(images.max()) <= 1
-    found = start_run(PLAIN, 16, seed=0)
-    assert isinstance(found, ReplicatedRun)
-    curve = train(found, (images[:256], labels[:256]), seed=0, blocks=2)
+    training_run = start_run(PLAIN, 16, seed=0)
+    assert isinstance(training_run, ReplicatedRun)
+    curve = train(training_run, (images[:256], labels[:256]), seed=0, blocks=2)
     assert len(curve) == 3
     assert 0 == curve[0][0] < curve[1][0] < curve[2][0]
     assert curve[2][1] > curve[0][1] + 0.15  # of the images right

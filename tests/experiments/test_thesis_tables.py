@@ -48,43 +48,43 @@ def test_the_reconstructed_weights_give_the_layerwise_table() -> None:
 
 
 def test_a_row_has_the_counts_of_its_partition(chain: Graph) -> None:
-    own = Partitioner(chain)
-    ours = own.partition("layerwise", PartitionRequest(2))
+    partitioner = Partitioner(chain)
+    ours = partitioner.partition("layerwise", PartitionRequest(2))
     row = printed_row("layer-wise", "5.1", printed.PrintedRow(3, 1, 2, 10, 5), ours)
-    found = {(c.name, c.source): value for c, value in zip(COLUMNS, row, strict=True)}
+    cells = {(c.name, c.source): value for c, value in zip(COLUMNS, row, strict=True)}
     # the best cut of 48, 24 and 8 products an image is after the first layer: 6 maps of 4 samples cross
-    assert found["largest part", "counted"] == 1.5 * found["smallest part", "counted"]
-    assert found["volume", "counted"] == 6 * 4 / MI
-    assert found["MiB a step", "counted"] == 8 * 6 * 4 / MI
-    assert found["largest/average", "printed"] == 1.5
+    assert cells["largest part", "counted"] == 1.5 * cells["smallest part", "counted"]
+    assert cells["volume", "counted"] == 6 * 4 / MI
+    assert cells["MiB a step", "counted"] == 8 * 6 * 4 / MI
+    assert cells["largest/average", "printed"] == 1.5
 
 
 @pytest.mark.usefixtures("thread_clock")
 def test_ours_are_at_most_as_uneven_as_the_printed(chain: Graph) -> None:
     theirs = printed.PrintedRow(13, 11, 12, 1, 1)
-    found = Partitioner(chain).partition(
+    result = Partitioner(chain).partition(
         "coarse", PartitionRequest(2, epsilon=allowed_imbalance(theirs), budget=0.2)
     )
-    assert found.imbalance <= theirs.imbalance + 1e-9
+    assert result.imbalance <= theirs.imbalance + 1e-9
 
 
 def test_data_parallelism_of_an_epoch_is_the_printed() -> None:
     for (parts, batch), printed_gib in EPOCH_DATA.items():
-        own = data_bytes(VGG16, parts) * (64_000 // batch) / 2**30
-        assert own == pytest.approx(printed_gib, abs=1)
+        gib = data_bytes(VGG16, parts) * (64_000 // batch) / 2**30
+        assert gib == pytest.approx(printed_gib, abs=1)
 
 
 def test_savings_in_equal_units() -> None:
     # a coarse partition whose bytes are the printed elements x 4 saves what the printed one does
     coarse = {n: 4 * gib * 2**30 // 2000 for n, gib in EPOCH_HYPERGRAPH.items()}
-    found = count_epoch(VGG16, coarse, {"auto": {(2, 32): 0}})
+    epoch_bytes = count_epoch(VGG16, coarse, {"auto": {(2, 32): 0}})
     shares = [1 - 4 * EPOCH_HYPERGRAPH[n] / gib for (n, _), gib in EPOCH_DATA.items()]
-    assert found.saved_printed == pytest.approx(sum(shares) / 9, abs=1e-3)
-    assert found.saved == {
-        "coarse": f"{found.saved_printed:.0%} over 9 rows",
+    assert epoch_bytes.saved_printed == pytest.approx(sum(shares) / 9, abs=1e-3)
+    assert epoch_bytes.saved == {
+        "coarse": f"{epoch_bytes.saved_printed:.0%} over 9 rows",
         "auto": "100% over 1 rows",
     }
-    assert len(found.table.rows) == 9
+    assert len(epoch_bytes.table.rows) == 9
 
 
 def test_crossover_is_where_data_parallelism_stays_ahead() -> None:
@@ -112,12 +112,12 @@ def test_rows_by_batch() -> None:
 
 def test_gaps_are_compared_at_the_same_number_and_batch() -> None:
     xeon, gpu = gpus.CLUSTER_CASES[0], gpus.CLUSTER_CASES[2]
-    found = [
+    gaps = [
         gpus.Gap(xeon, 4, 32, 1.0, 2.0, 1.0),
         gpus.Gap(gpu, 4, 32, 1.0, 3.0, 0.5),
         gpus.Gap(gpu, 8, 32, 1.0, 9.0, None),  # has no counterpart
     ]
-    servers, reduced = gpus.text(found).split("\n\n")
+    servers, reduced = gpus.text(gaps).split("\n\n")
     assert "in 1 of 1 cases (1.50 to 1.50 x)" in servers
     assert "in 0 of 1 cases (0.50 to 0.50 x)" in reduced
-    assert [row[6] for row in gpus.table(found).rows] == [2.0, 3.0, 9.0]
+    assert [row[6] for row in gpus.table(gaps).rows] == [2.0, 3.0, 9.0]

@@ -64,7 +64,7 @@ class Nobody:
         return Done()
 
 
-def own_seconds(name: str, method: str, bn: str) -> tuple[float, int, int]:
+def python_seconds(name: str, method: str, bn: str) -> tuple[float, int, int]:
     """Of a step of rank 1 of 2; how many instructions of the program that is, and how many actions."""
     work = zoo.load(name, device="cpu")
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
@@ -124,10 +124,10 @@ if __name__ == "__main__":
         ("gpt-tiny", "model", "local"),
     ]:
         kept = running.torch.autograd.grad, running.get_gradient_edge
-        seconds, count, actions = own_seconds(model, method, bn)
+        seconds, count, actions = python_seconds(model, method, bn)
         running.torch.autograd.grad, running.get_gradient_edge = kept
-        own = 1e6 * seconds
+        microseconds = 1e6 * seconds
         print(
-            f"{model:16} {method:8} {bn:7} {own:14.0f} {count:12} {own / count:8.1f} "
-            f"{actions:8} {own / actions:8.1f}"
+            f"{model:16} {method:8} {bn:7} {microseconds:14.0f} {count:12} {microseconds / count:8.1f} "
+            f"{actions:8} {microseconds / actions:8.1f}"
         )
