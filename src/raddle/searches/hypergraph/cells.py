@@ -160,10 +160,10 @@ def partition_from_vector(network: LayerNetwork, part: Array) -> Cells | list[Ar
     if len(part) == sum(units):
         return np.split(part, np.cumsum(units)[:-1])
     if len(part) == sum(sizes) + sum(units):
-        cells, sums = part[: sum(sizes)], part[sum(sizes) :]
+        cells, sum_owners = part[: sum(sizes)], part[sum(sizes) :]
         cell_lists = np.split(cells, np.cumsum(sizes)[:-1])
         return Cells(
             [layer_cells.reshape(n, -1) for layer_cells, n in zip(cell_lists, units, strict=True)],
-            np.split(sums, np.cumsum(units)[:-1]),
+            np.split(sum_owners, np.cumsum(units)[:-1]),
         )
     return None

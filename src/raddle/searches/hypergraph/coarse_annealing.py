@@ -125,13 +125,13 @@ def _shift(
     m: CountModel, neighbours: LayerNeighbours, w: CoarseWalk, p: int, l: int, k: int
 ) -> int:
     """Puts k more units of layer l into part p; returns the growth of the volume."""
-    column, received, cost, maps = w.x[p], w.received[p], m.cost, neighbours.maps
-    column[l] += k
+    part_counts, received, cost, maps = w.x[p], w.received[p], m.cost, neighbours.maps
+    part_counts[l] += k
     w.work[p] += k * m.work[l]
     growth = 0
     for i in range(neighbours.map_start[l], neighbours.map_start[l + 1]):
         v = maps[i]
-        units = _units_received(m, column, v)
+        units = _units_received(m, part_counts, v)
         growth += cost[v] * (units - received[v])
         received[v] = units
     return growth

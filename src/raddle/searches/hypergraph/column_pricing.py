@@ -64,14 +64,14 @@ class WorkGrid(NamedTuple):
 
 
 def cheapest_column(
-    m: CountModel, sweep: Sweep, grid: WorkGrid, prices: Array, presence: Array
+    m: CountModel, sweep: Sweep, grid: WorkGrid, prices: Array, presence_prices: Array
 ) -> tuple[float, Array]:
     """Returns the minimum of received - prices . column - presence . (column > 0), and its column.
 
     prices: per unit, by layer; presence: paid once if the part has any units of the layer.
     """
     column = np.zeros(m.num_layers, np.int64)
-    least = _run_sweep(m.work, sweep, grid, prices.copy(), presence.copy(), column)
+    least = _run_sweep(m.work, sweep, grid, prices.copy(), presence_prices.copy(), column)
     return float(least), column
 
 
@@ -233,7 +233,7 @@ def _unit_worth(sweep: Sweep, prices: Array, l: int, s: int) -> float:
 
 @njit(cache=True)
 def _run_sweep(
-    work: Array, sweep: Sweep, grid: WorkGrid, prices: Array, presence: Array, column: Array
+    work: Array, sweep: Sweep, grid: WorkGrid, prices: Array, presence_prices: Array, column: Array
 ) -> float:
     """Runs the dynamic program; writes the cheapest column to `column` and returns its cost."""
     cells = grid.cells
@@ -254,7 +254,7 @@ def _run_sweep(
                     grid,
                     work[l],
                     worth,
-                    presence[l],
+                    presence_prices[l],
                     l,
                     s,
                     least[s],
@@ -292,7 +292,7 @@ def _choose_units(
     grid: WorkGrid,
     work: float,
     worth: float,
-    presence: float,
+    presence_price: float,
     l: int,
     s: int,
     least: Array,
@@ -313,7 +313,7 @@ def _choose_units(
         # First min_units, then bundles of 1, 2, 4, ... units; the cells of each are rounded down.
         first = grid.min_units[l]
         cells = int(first * work / grid.cell_work)
-        least[cells:] = without[: len(without) - cells] - first * worth - presence
+        least[cells:] = without[: len(without) - cells] - first * worth - presence_price
         chosen[:], cells_used[:] = first, cells
         remaining, bundle = grid.max_units[l] - first, 1
         while remaining > 0 and (worth > 0 or grid.min_cells > 0):

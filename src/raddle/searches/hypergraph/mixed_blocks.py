@@ -61,7 +61,7 @@ class MixedBlocks:
     blocks: tuple[MixedBlock, ...]
     block_of: Mapping[str, int]  # by name of the operator
     independent_ops: BatchIndependentOps
-    layers: frozenset[str]  # operators whose work is balanced
+    layer_ops: frozenset[str]  # operators whose work is balanced
 
     def tiles(self, ranges: Sequence[tuple[str, UnitRuns]], parts: int) -> Tiles:
         """Returns the tiles of a plan; ranges: axis and runs of each block."""
@@ -78,7 +78,7 @@ class MixedBlocks:
         """Returns the operations of the layers in a forward, by part."""
         part_work = [0] * parts
         for op in self.graph.ops:
-            if op.name in self.layers:
+            if op.name in self.layer_ops:
                 for tile in tilings[op.name].tiles:
                     part_work[tile.device] += work(op, tile.box).flops
         return part_work
