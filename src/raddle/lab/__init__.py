@@ -6,7 +6,7 @@ Each host is a network namespace. Its link to a bridge is limited to a rate by `
         lab.run("plan.json", steps=3, timeout=600)
         print(lab.counters())
 
-      raddle-lab-0        raddle-lab-1        raddle-lab-2      a namespace a host,
+      raddle-lab-0        raddle-lab-1        raddle-lab-2      a namespace per host,
      lab0 10.77.0.1      lab0 10.77.0.2      lab0 10.77.0.3     with one interface
            |                   |                   |            veth pairs, tbf on both ends
          host0               host1               host2

@@ -23,7 +23,7 @@ class Kernel:
     """A kernel to time."""
 
     name: str
-    work: float  # of one call: floating-point operations, bytes or, for "operators", operators
+    work: float  # of one call: FLOPs; for "copy" bytes; for "operators" their number in a chain
     make: Callable[[], Call]  # allocates the tensors only now, so that they are freed afterwards
 
 

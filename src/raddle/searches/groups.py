@@ -94,7 +94,7 @@ def _join_producers(graph: Graph) -> Memberships:
     producer = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
     order = {op.name: i for i, op in enumerate(graph.ops)}
     members: Memberships = {}
-    layers: dict[str, str] = {}  # composite layer -> group of its first operator
+    layers: dict[str, str] = {}  # name of a composite -> root of the group of its first operator
     for op in graph.ops:
         if op.name in independent:
             continue
@@ -147,7 +147,9 @@ def _is_elementwise(op: Op, access: Access) -> bool:
 
 def _join_readers(graph: Graph, members: Memberships) -> None:
     """Joins each group of cheap operators (views and the like) to the only group that reads it."""
-    readers: dict[str, list[tuple[Op, int, int]]] = {}
+    readers: dict[
+        str, list[tuple[Op, int, int]]
+    ] = {}  # operator, operand; the last number is unused
     for op in graph.ops:
         for operand, name in enumerate(op.inputs):
             readers.setdefault(name, []).append((op, operand, 0))

@@ -108,7 +108,7 @@ def build_plan(
         cluster=cluster.to_dict(),
         method=method,
         recompute=() if block_count is None else recompute_blocks(graph, block_count),
-        sums=result.sums,
+        sums=result.sums,  # where partial sums are added, by operator
         inputs=describe_inputs(graph),
         parameters=parameter_shapes(graph),
         **settings.plan_fields,
@@ -135,6 +135,7 @@ def _choose_sync(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings)
 
     def step_seconds(candidate: Plan) -> float:
         timeline = simulate_steps(graph, candidate, cluster, settings.profile)
+        # host_seconds is 0 if the cluster states host overheads: the simulation then counts that time.
         return timeline.step_seconds + host_seconds(timeline)
 
     return with_fastest_sync(
@@ -149,7 +150,10 @@ def _with_slice_order(graph: Graph, plan: Plan, cluster: Cluster, settings: Sett
 
 
 def check_pipeline(method: str, settings: Settings) -> None:
-    """Raises InputError if a schedule, stages or micro-batches do not go with the method."""
+    """Raises InputError if a schedule, stages or micro-batches do not go with the method.
+
+    The schedule `threaded:N` runs N steps at once on any tiles, so every method accepts it.
+    """
     threaded = settings.schedule.split(":")[0] == "threaded"
     requested = settings.schedule or settings.stages or settings.microbatches
     has_stages = method in METHODS and METHODS[method].has_stages

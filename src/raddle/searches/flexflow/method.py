@@ -5,8 +5,10 @@ is False, summed dimensions may be split. Parts may be on any devices, so that o
 time. Several chains start from data parallelism, OptCNN's optima, expert plans and a random plan.
 
 Differs from the paper: all operators of a group share a configuration (groups.py); the tiles of an operator
-are on different devices; there are guided moves; proposals are timed by a shortened simulation with the
-same decisions (chain.py). With `guided=0` and the starts "data" and "random" it is the paper's search.
+are on different devices; besides uniform moves there are guided ones, such as copying the configuration of
+a neighbouring group (moves.py); the simulation of a proposal stops as soon as its rejection is certain, so
+the chain accepts and rejects the same proposals as with full simulations (chain.py). With
+`guided=0` and the starts "data" and "random" it is the paper's search.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ stage passes such a value on to the next one, so the value counts at every cut t
 
 `antichain_bytes`: the counting of PipeDream's optimizer. It adds the outputs of
 - the last layers of the ideal (no layer of the ideal reads them), even if no layer at all reads them;
-- for each last layer v, each predecessor of v that is also read by a layer that is neither v nor a
-  predecessor of v. This reader may be inside the ideal.
+- for each last layer v, each direct or indirect predecessor of v that is also read by a layer
+  that is neither v nor a predecessor of v. This reader may be inside the ideal.
 The result is never less than the crossing bytes, and is more where branches fork and end in the ideal.
 """
 
