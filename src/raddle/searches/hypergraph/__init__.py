@@ -1,17 +1,20 @@
 """The methods hypergraph-coarse, hypergraph-fine and hypergraph-mixed: partition layers over devices.
 
 The model is that of the thesis (docs/papers.md). A *part* is what one device gets. Vertices of the
-hypergraph are filters (coarse) or single input channels of filters (fine). A net joins all vertices that
-need the same feature map. The *volume* of communication is the sum over nets of (parts in the net - 1) x
-cost. The third kind, mixed, is raddle's: each layer is split along an axis of its own choice.
+hypergraph are whole filters (*coarse*) or single input channels of filters (*fine*). There is a net for the
+output of each filter: it joins the filter with all vertices that read this output. Its cost is the elements
+of the output. In the fine hypergraph another net joins the channels of each filter, whose partial results
+are summed. The *volume* of communication is the sum over nets of (parts in the net - 1) x cost. The
+third kind, *mixed*, is raddle's: the search chooses for each layer an axis to split (samples, filters,
+input channels, height or width).
 
 network          the graph as layers of filters and the feature maps between them
 counts, cells    a coarse partition as counts of filters; a fine partition channel by channel
 explicit         the hypergraphs with all vertices and nets
 formats          files of hypergraphs and partitions for other partitioners
-layouts          from counts to the tiles of a plan
+filter_layouts   from counts of filters to the tiles of a plan
 partitioner      runs a method by its name; method: the searches of plans
-coarse, fine, mixed   the three solvers; modules with these prefixes are their pieces
+coarse, fine, mixed   the three solvers; modules with these prefixes are their helpers
 """
 
 from __future__ import annotations
@@ -34,11 +37,11 @@ class HypergraphSearch(Search):
     (fine), or of an axis chosen for each layer (mixed)."""
 
     grain: Literal["coarse", "fine", "mixed"]
-    jit_functions = (EVALUATOR, PARTITIONERS)
+    jit_functions = (EVALUATOR, PARTITIONERS)  # numba compiles them before the search is timed
 
     def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         from raddle.searches.hypergraph.method import search
 
         if settings.pins:
-            raise InputError(f"{self.name} leaves nothing pinned: use optcnn, flexflow or auto.")
+            raise InputError(f"{self.name} cannot pin operators: use optcnn, flexflow or auto.")
         return search(graph, cluster, self.grain, settings)

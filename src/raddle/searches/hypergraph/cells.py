@@ -1,10 +1,13 @@
 """Fine partitions, cell by cell: what they send, the work of their parts, and the tiles of a plan.
 
-A cell is one input channel of one filter. cells[l][j, k] is the part that multiplies channel k of filter j
-of layer l. owners[l][j] is the part that sums the partial results of filter j and then has its output.
+In a *fine* partition the input channels of a filter may be in different parts (a *part* is a device's
+share); in a *coarse* one a filter is whole. A *cell* is one input channel of one filter. cells[l][j, k] is
+the part that multiplies channel k of filter j of layer l. owners[l][j] is the part that sums the partial
+results of filter j and then has its output. network.py defines layers, their units (filters), feature maps,
+and the pieces and readers of maps.
 """
 
-# l: layer; j: filter; k: channel; p: part; v: map
+# l: layer; t: layer that reads a map; j: filter; k: channel; p: part; v: map
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ def count_traffic(network: LayerNetwork, partition: Cells, parts: int) -> PartTr
 def _owned_mask(
     feature_map: FeatureMap, owners: Sequence[Array], parts: int, pieces_read: object = None
 ) -> Array:
-    """Returns a mask [part, unit]: which part owns which unit of the map, or of the reader's pieces."""
+    """Returns a mask [part, unit]: which part owns which unit of the map.
+
+    pieces_read: pieces of an elementwise reader, whose units are taken instead of the map's.
+    """
     pieces = feature_map.pieces if pieces_read is None else pieces_read
     owner_of_unit = np.concatenate([owners[piece.layer] for piece in pieces])  # type: ignore[attr-defined]
     mask = np.zeros((parts, len(owner_of_unit)), bool)
@@ -113,7 +119,8 @@ def cell_tiles(graph: Graph, network: LayerNetwork, partition: Cells) -> tuple[T
 
 
 def _can_split_channels(op: Op, cells: Array) -> bool:
-    """Whether an operator's channels can be cut where the cells are; if not, it is split by filters."""
+    """Whether the operator's dimension k can be cut between cells: a cell may be several elements of k, as
+    after a flatten. If not, the operator is split by filters."""
     return dim_of(op, "k") is not None and size_of(op, "k") % cells.shape[1] == 0
 
 
@@ -140,6 +147,7 @@ def _tiling(op: Op, rectangles: Sequence[Rectangle], shape: tuple[int, ...]) -> 
     c, k = dim_of(op, "c"), dim_of(op, "k")
     assert c is not None
     assert k is not None
+    # Elements of the operator's dimensions c and k per filter and per cell
     scales = size_of(op, "c") // shape[0], size_of(op, "k") // shape[1]
     tiles = []
     for rectangle in rectangles:
@@ -151,7 +159,7 @@ def _tiling(op: Op, rectangles: Sequence[Rectangle], shape: tuple[int, ...]) -> 
 
 
 def partition_from_vector(network: LayerNetwork, part: Array) -> Cells | list[Array] | None:
-    """Reads the part of each vertex, as another partitioner returns it, for either explicit hypergraph.
+    """Reads the part of each vertex, as another partitioner returns it for a hypergraph of explicit.py.
 
     Returns the owners of filters by layer (coarse), Cells (fine), or None if the length fits neither.
     """

@@ -1,9 +1,11 @@
 """The solver of coarse partitions: the least volume found within a time budget, and a lower bound.
 
-Simulated annealing runs from several starts, in rounds that double in length. The order of the runs depends
-only on the seed, so a longer budget continues what a shorter one does. For up to 4 parts a mixed-integer
-program (exact.py) may prove that the result is the best. lower_bound.py says how far it is from the best at
-most. A partition is a matrix of counts x[layer, part] (counts.py).
+In a *coarse* partition every filter is whole in one part; a *part* is a device's share. The *volume* is the
+elements that cross parts in a forward. Simulated annealing runs from several starts, in rounds that double
+in length. The order of the runs depends only on the seed, so a longer budget continues what a shorter one
+does. For up to 4 parts a mixed-integer program (exact.py) may prove that the result is the best.
+lower_bound.py says how far it is from the best at most. A partition is a matrix of counts x[layer, part]:
+how many units (filters) of the layer the part has (counts.py).
 """
 
 # p: part; m: the network as arrays; x: counts [layer, part]
@@ -25,7 +27,7 @@ from raddle.searches.hypergraph.kahypar_blocks import partition_blocks
 from raddle.searches.hypergraph.lower_bound import volume_bounds as lower_bounds
 from raddle.searches.settings import OnProgress
 
-FIRST_ROUND_MOVES = 1 << 17  # of one run
+FIRST_ROUND_MOVES = 1 << 17  # of one run of annealing
 EXACT_LIMIT = 256  # layers x parts, up to which the exact program is tried
 # Temperatures, as fractions of what a part receives on average
 HOT, WARM, MILD = 0.1, 0.03, 0.01  # the first of a run
@@ -34,7 +36,7 @@ SLACK = 1e-9  # fraction of a capacity that rounding may exceed
 
 
 class CoarseSolution(NamedTuple):
-    """The counts found, and how good they are."""
+    """The best counts of filters, and how good they are."""
 
     x: Array  # [layer, part]
     volume: int  # elements
@@ -58,7 +60,8 @@ def solve(
 ) -> CoarseSolution:
     """Returns the counts of least volume found in `budget` seconds; JIT compilation is not counted.
 
-    A part may have (1 + epsilon) x its share of all work. starts: counts [layer, part] to begin with.
+    A part may have (1 + epsilon) x its share of all work. shares: of the work, by part; None: equal.
+    starts: counts [layer, part] to begin with.
     """
     if parts == 1:
         return CoarseSolution(m.units[:, None].copy(), 0, 0.0, True, 0.0, "whole", True)
@@ -72,8 +75,9 @@ def solve(
     for x in given:
         record.offer("given", x)
     rounds = AnnealingRuns(problem, record).steps(given, started_at + 0.5 * budget)
-    # The first round of annealing; then a lower bound and the exact program, which may prove that the
-    # result is the best already; then further rounds.
+    # `rounds` and `bounds` are iterators that stop and continue here: the first round of annealing; then a
+    # lower bound and the exact program, which may prove that the result is the best already; then further
+    # rounds.
     record.run_until(started_at + 0.5 * budget, rounds, lambda round_number: round_number > 0)
     bounds = _bound_steps(record)
     record.run_until(perf_counter() + 0.12 * budget, bounds)
@@ -100,7 +104,7 @@ class CoarseProblem(NamedTuple):
     epsilon: float
     seed: int
     shares: Sequence[float] | None
-    capacity: Array  # most work, by part
+    capacity: Array  # most work, by part, with (1 + epsilon)
     chain: Array  # counts of two starts (coarse_starts.py)
     balanced: Array
 
@@ -124,8 +128,10 @@ class SearchRecord:
     def __init__(self, problem: CoarseProblem, on_progress: OnProgress) -> None:
         self.problem, self.on_progress = problem, on_progress
         self.best, self.best_volume, self.start = problem.balanced, math.inf, "balanced"
-        self.columns: dict[bytes, Array] = {}  # counts of single parts, from feasible partitions
+        # Columns x[:, p], the counts of single parts, from feasible partitions; by their bytes
+        self.columns: dict[bytes, Array] = {}
         self.bound = 0.0
+        # Every volume is a multiple of this:
         self.volume_unit = int(np.gcd.reduce(problem.m.cost)) if len(problem.m.cost) else 1
         self.started_at = perf_counter()
 
@@ -190,9 +196,10 @@ class AnnealingRuns:
         self.best, self.best_volume = problem.chain, math.inf
 
     def steps(self, given: Sequence[Array], blocks_deadline: float) -> Iterator[int]:
-        """Runs one after the other; yields the number of the round after every chunk of moves.
+        """Executes the runs one after the other; yields the number of the round after every chunk of moves.
 
-        given: starts of the caller; blocks_deadline: Mt-KaHyPar is skipped if it would take longer.
+        given: starts of the caller; blocks_deadline: Mt-KaHyPar, a partitioner that works on blocks of
+        filters (kahypar_blocks.py), is skipped if it would take longer.
         """
         m, capacity = self.problem.m, self.problem.capacity
         for run_number, (round_number, name, x, hot) in enumerate(
@@ -224,7 +231,7 @@ class AnnealingRuns:
         yield 0, "chain", problem.chain, HOT
         yield 0, "balanced", problem.balanced, HOT
         yield 0, "layerwise", layerwise(m, problem.capacity), HOT
-        for blocks in (16, 32):
+        for blocks in (16, 32):  # per layer
             if perf_counter() + _expected_seconds(m, parts, blocks) < blocks_deadline:
                 x = partition_blocks(m, parts, epsilon, blocks, seed, shares=shares)
                 warm_starts.append((f"Mt-KaHyPar on {blocks} blocks", x))
@@ -251,6 +258,7 @@ class AnnealingRuns:
                 m, self.neighbours, capacity, walk, FIRST_ROUND_MOVES, *temperatures
             ):
                 pass
+        # walk.best[p]: the units of part p by layer; a chain of these alone cuts the part in two.
         cut = [chain(m._replace(units=counts), pairs[p]) for p, counts in enumerate(walk.best)]
         return np.concatenate(cut, axis=1)
 
@@ -264,9 +272,9 @@ def _warm_up(problem: CoarseProblem) -> None:
             coarse_annealing.build_neighbours(problem.m),
             problem.capacity,
             walk,
-            1,
-            1.0,
-            1.0,
+            1,  # move
+            1.0,  # first temperature
+            1.0,  # last temperature
         )
     )
     next(lower_bounds(problem.m, problem.capacity, ()))
@@ -293,5 +301,6 @@ def _run_exact(record: SearchRecord, seconds: float) -> None:
 
 def _expected_seconds(m: CountModel, parts: int, blocks: int) -> float:
     """Returns a generous estimate of the seconds that Mt-KaHyPar takes."""
+    # The pins of a net are its vertices.
     pins = float((np.diff(m.dense_start) * np.diff(m.piece_start)).sum()) * blocks * blocks
     return 0.2 + 4e-6 * pins * math.sqrt(parts)

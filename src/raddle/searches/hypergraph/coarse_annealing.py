@@ -1,14 +1,20 @@
 """Simulated annealing of coarse partitions: it changes the counts x and updates the volume move by move.
 
-A *move* is a list of *shifts*; a shift changes the number of units of one layer in one part. After a shift
-only the maps of that layer are counted again. A part pays for a whole map as soon as one of its units
-reads the map, so moving single units often changes nothing. Most moves therefore take all units of a
-layer, or of several neighbouring layers, or as many as fit, or exchange equal work. Work above a part's
-capacity (overload) has a price; it rises while parts are overloaded and falls while none is.
+In a *coarse* partition every filter is whole in one part; a *part* is a device's share. x[p, l] counts the
+units (filters) of layer l in part p. A *map* is a feature map, made of *pieces*: the units of one layer,
+then those of the next. Its *dense* readers need all units of it, its elementwise readers (an add) only
+those with the same numbers (network.py). The *volume* is the elements that parts receive in a forward.
+
+A *move* is a list of *shifts*; a shift changes the number of units of one layer in one part. After a shift,
+the units received are computed again only for the maps that this layer makes or reads. A part receives
+all units of a map that it lacks as soon as one of its units reads the map, so moving single units often
+changes nothing. Most moves therefore take all units of a layer, or of several neighbouring layers, or as
+many as fit, or exchange equal work. Work above a part's capacity (*overload*) has a price, which is added
+to the volume; it rises while parts are overloaded and falls while none is.
 """
 
-# l, t: layers; v: map; p, q, s: parts; k: units moved; n: shifts logged so far; m: the network as arrays;
-# w: walk
+# l, t: layers; v: map; p, q, s: parts; k: units moved; n: shifts in the log so far; m: the network as
+# arrays (counts.py); w: walk, the state of an annealing run
 
 from __future__ import annotations
 
@@ -30,7 +36,10 @@ _units_received = njit(inline="always")(units_received.py_func)
 
 
 class LayerNeighbours(NamedTuple):
-    """Maps and layers connected to each layer; those of layer l are X_start[l] to X_start[l + 1]."""
+    """Maps and layers connected to each layer.
+
+    Those of layer l are the entries map_start[l] to map_start[l + 1] of maps, and likewise of layers.
+    """
 
     map_start: Array
     maps: Array  # that the layer makes or reads
@@ -45,7 +54,7 @@ class CoarseWalk(NamedTuple):
     work: Array  # by part
     received: Array  # [part, map] units received
     best: Array  # [part, layer] counts of least volume within the capacities
-    totals: Array  # [VOLUME], [BEST_VOLUME] of `best`, [PRICE] of a unit of overload (float)
+    totals: Array  # [VOLUME], [BEST_VOLUME] of `best`, [PRICE] of overload, elements per work
     rng_state: Array  # of random_below (uint64)
 
 
@@ -53,9 +62,10 @@ VOLUME, BEST_VOLUME, PRICE = 0, 1, 2
 
 
 def build_neighbours(m: CountModel) -> LayerNeighbours:
-    """Finds the maps to count again when a layer's counts change, and the layer's neighbours."""
+    """Finds, for each layer, the maps that it makes or reads, and the layers that share such a map."""
     maps: list[dict[int, None]] = [{} for _ in range(m.num_layers)]
     neighbours: list[dict[int, None]] = [{} for _ in range(m.num_layers)]
+    # The layers of each map: of its pieces, of its dense readers, of its elementwise readers
     sides = (
         (m.piece_start, m.piece_layer),
         (m.dense_start, m.dense_layer),
@@ -112,7 +122,7 @@ def anneal(
 
 
 @njit(cache=True)
-def _count_volume(m: CountModel, w: CoarseWalk) -> None:
+def _count_volume(m: CountModel, w: CoarseWalk) -> None:  # from scratch
     w.totals[VOLUME] = 0
     for p in range(w.x.shape[0]):
         for v in range(len(m.cost)):
@@ -180,14 +190,14 @@ def _units_that_fit(m: CountModel, capacity: Array, w: CoarseWalk, p: int, l: in
 
 @njit(cache=True)
 def _log_shift(log: Array, at: int, p: int, l: int, k: int) -> int:
-    """Writes a shift at position `at`; returns the next position."""
+    """Writes a shift (part, layer, units; k < 0: fewer) at position `at`; returns the next position."""
     log[at, 0], log[at, 1], log[at, 2] = p, l, k
     return at + 1
 
 
 @njit(cache=True)
 def _log_move(log: Array, at: int, p: int, q: int, l: int, k: int) -> int:
-    """Writes the two shifts that move k units from p to q."""
+    """Writes the two shifts that move k units of layer l from p to q; returns the next position."""
     return _log_shift(log, _log_shift(log, at, p, l, -k), q, l, k)
 
 
@@ -242,7 +252,8 @@ def _move_layers(
     max_layers: int,
     limit: float,
 ) -> tuple[int, float]:
-    """Moves a chain of up to `max_layers` neighbouring layers from p to q, up to a limit of work.
+    """Moves a chain of up to `max_layers` neighbouring layers, from layer l on, from p to q, up to a limit
+    of work. The move is only written to the log, which has n shifts already.
 
     Returns the number of shifts in the log and the work moved.
     """
@@ -325,6 +336,7 @@ def _walk(
     hot: float,
     cold: float,
 ) -> None:
+    # Makes `moves` moves and changes w in place. log: the shifts of one move, [shift, (part, layer, units)]
     log = np.zeros((w.x.shape[0] + 4 * MAX_LAYERS, 3), np.int64)
     temperature, cooling = hot, (cold / hot) ** (1.0 / max(1, moves))
     for p in range(len(capacity)):
@@ -355,5 +367,5 @@ def _walk(
                 w.totals[BEST_VOLUME] = w.totals[VOLUME]
                 w.best[:] = w.x
         else:
-            for i in range(n):
+            for i in range(n):  # undo
                 _shift(m, neighbours, w, log[i, 0], log[i, 1], -log[i, 2])

@@ -1,6 +1,8 @@
-"""Quick coarse partitions from which annealing starts, as counts of filters [layer, part].
+"""Starts for the annealing of coarse partitions, which are computed quickly.
 
-capacity: the most work of each part.
+*Coarse* means that every filter is whole in one part, and not that the partition is rough; a *part* is a
+device's share. A start is a matrix of counts x[layer, part]: how many units (filters) of the layer the part
+has (counts.py). capacity: the most work of each part.
 """
 
 # l: layer; p: part; x: counts [layer, part]; m: the network as arrays (counts.py)
@@ -20,6 +22,7 @@ def chain(m: CountModel, capacity: Array) -> Array:
     ends = np.cumsum(capacity / capacity.sum()) * m.total_work
     ends[-1] = math.inf
     x = np.zeros((m.num_layers, len(capacity)), np.int64)
+    # By layer: the work of all layers before it
     before = np.concatenate([[0.0], np.cumsum(m.units * m.work)])
     for l in range(m.num_layers):
         # A unit whose work crosses the border of two parts goes where the middle of its work is.
@@ -31,6 +34,7 @@ def chain(m: CountModel, capacity: Array) -> Array:
 def balanced(m: CountModel, capacity: Array) -> Array:
     """Balances the work: heavy units first, each into the part that is filled to the smallest fraction."""
     x = np.zeros((m.num_layers, len(capacity)), np.int64)
+    # A heap of (fraction of the capacity that is filled, part)
     parts = [(0.0, p) for p in range(len(capacity))]
     for l in sorted(range(m.num_layers), key=lambda l: -m.work[l]):
         for _ in range(m.units[l]):

@@ -1,11 +1,13 @@
 """The pricing problem of column generation (lower_bound.py): the cheapest column at given prices.
 
-A column is the counts of one part, by layer (counts.py). Its cost is what the part receives, in elements,
-less the prices of its units. Dynamic programming finds the minimum: a *sweep* over the layers from the last
-to the first. The state of the sweep is the work used so far, in cells of a grid, and one bit
+It serves a lower bound on the volume of *coarse* partitions, in which every filter is whole in one part. A
+*column* is the number of units (filters) of each layer in one part (counts.py). Its cost is what the part
+receives of feature *maps*, in elements, less the prices of its units: a price is paid to the part. Dynamic
+programming finds the minimum: a *sweep* over the layers from the last to the first. The state of the sweep
+is the work used so far, in *cells* (equal amounts of work), and one bit
 
-    per map     whether the part has a dense reader of the map: if so, it pays for all units of the map, and
-                each unit that it has itself saves its own elements
+    per map     whether the part has units of a dense reader of the map: if so, it pays for all units of the
+                map, and each unit that it has itself saves its own elements
     per layer   that is read elementwise: whether the part has units of the layer
 
 A bit is open only between the first and the last layer that depend on it. Three relaxations make the
@@ -36,7 +38,7 @@ Spans = dict[tuple[str, int], tuple[int, int]]
 class Sweep(NamedTuple):
     """The steps of the sweep, and the costs of a unit that depend on bits.
 
-    The entries of layer l are X_start[l] to X_start[l + 1].
+    The gains of layer l are the entries gain_start[l] to gain_start[l + 1]; likewise elementwise costs.
     """
 
     step_kind: Array  # by step: OPEN, LAYER or CLOSE
@@ -68,7 +70,8 @@ def cheapest_column(
 ) -> tuple[float, Array]:
     """Returns the minimum of received - prices . column - presence . (column > 0), and its column.
 
-    prices: per unit, by layer; presence: paid once if the part has any units of the layer.
+    prices: per unit, by layer; presence_prices: by layer, once if the part has any units of it. Both are
+    revenues of the part. received: elements that it receives.
     """
     column = np.zeros(m.num_layers, np.int64)
     least = _run_sweep(m.work, sweep, grid, prices.copy(), presence_prices.copy(), column)
@@ -92,8 +95,9 @@ def build_grid(m: CountModel, sweep: Sweep, capacity: float, all_capacity: float
 
     cell_work = min(cell_works, key=rounding_loss) * (1 - 1e-9)
     max_units = np.minimum(m.units, np.floor(capacity / np.maximum(m.work, 1e-300) * (1 + 1e-12)))
-    # This part needs the work that does not fit into all others, less what rounding down can hide: one
-    # cell for each bundle of units (_choose_units), counted as 14 bundles per layer.
+    # This part needs the work that does not fit into all others, less what rounding down can hide.
+    # _choose_units adds the units of a layer in bundles of 1, 2, 4, ...; each loses less than one cell. We
+    # assume at most 14 bundles per layer.
     min_cells = (m.total_work - (all_capacity - capacity)) / cell_work - 14 * m.num_layers
     cells = int(capacity * (1 + 1e-12) / cell_work)
     return WorkGrid(
@@ -118,13 +122,13 @@ def build_sweep(m: CountModel) -> Sweep:
             open_bits[first : last + 1] += 1
         if open_bits.max(initial=0) <= MAX_OPEN_BITS:
             return _build_steps(m, maps, spans)
-        deepest = int(open_bits.argmax())
+        deepest = int(open_bits.argmax())  # the layer with the most open bits
         crossing = [v for v in maps if any(a <= deepest <= b for a, b in v.spans().values())]
         max(crossing, key=lambda v: v.length()).shorten()
 
 
 class _RelaxedMap:
-    """The readers of map v that the relaxation counts: dense ones, and one elementwise one per piece."""
+    """Map v with the readers that the relaxation counts: dense ones, and one elementwise one per piece."""
 
     def __init__(self, m: CountModel, v: int) -> None:
         self.number, self.cost = v, int(m.cost[v])
@@ -164,7 +168,8 @@ class _RelaxedMap:
 
 def _build_steps(m: CountModel, maps: list[_RelaxedMap], spans: Spans) -> Sweep:
     """Builds the sweep: for each layer from the last on, open bits, choose units, close bits."""
-    steps: list[tuple[int, int, int]] = []
+    steps: list[tuple[int, int, int]] = []  # (kind, bit or layer, cost if the opened bit is set)
+    # bit: the open bits by key of a span; bits_used: those that were ever open
     free_bits, bit, bits_used = list(range(MAX_OPEN_BITS))[::-1], {}, {}
     gains: list[list[tuple[int, int]]] = [[] for _ in range(m.num_layers)]
     elementwise: list[list[tuple[int, int]]] = [[] for _ in range(m.num_layers)]
@@ -239,7 +244,8 @@ def _run_sweep(
     cells = grid.cells
     shape = (len(sweep.step_kind), sweep.num_states, cells + 1)
     # least[s, b]: the lowest cost so far in state s with b cells used
-    # chosen, used: to trace back: units and cells of a LAYER step; the value of the bit of a CLOSE step
+    # chosen, cells_used: to trace back. Of a LAYER step: units and cells; of a CLOSE step: chosen is the
+    # bit if it was set, else 0.
     least = np.full(shape[1:], np.inf)
     chosen, cells_used = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     least[0, 0] = 0.0
@@ -299,7 +305,10 @@ def _choose_units(
     chosen: Array,
     cells_used: Array,
 ) -> None:
-    """Chooses the best number of units of layer l in state s, for every number of cells."""
+    """Chooses the best number of units of layer l in state s, for every number of cells.
+
+    work, worth: of one unit; least, chosen, cells_used: by number of cells, changed in place.
+    """
     presence_bit = sweep.presence_bit[l]
     must_be_present = presence_bit >= 0 and s >> presence_bit & 1
     may_be_present = (
@@ -337,6 +346,7 @@ def _choose_units(
 def _add_bundle(
     k: int, cells: int, worth: float, least: Array, chosen: Array, cells_used: Array
 ) -> None:
+    # Adds a bundle of k units (with these cells and this worth) wherever that lowers the cost.
     for b in range(len(least) - 1, cells - 1, -1):
         value = least[b - cells] - worth
         if value < least[b]:

@@ -1,13 +1,15 @@
 """The compressed model of a coarse partition: only the number of units of each layer in each part.
 
-The units of a layer are interchangeable, so a partition is a matrix of counts x[l, p]. For every map, part
-p receives these units:
+In a *coarse* partition every filter is whole in one part; a *part* is a device's share, a *unit* a filter.
+A *map* is a feature map: a value that layers read. The units of a layer are interchangeable, so a partition
+is a matrix of counts x[l, p]. For every map, part p receives these units:
 
     all units that it does not have     if a dense reader of the map has units in p
     max(0, x[t, p] - x[l, p])           for a piece of layer l that an elementwise reader t reads
 
-The column x[:, p] alone decides what part p receives. The total is the connectivity (km1) of the explicit
-hypergraph if units that are read elementwise are placed together as far as possible; layouts.py does that.
+The column x[:, p] alone decides what part p receives. The total is the *volume*. It equals the connectivity
+(km1) of the hypergraph of explicit.py if units that are read elementwise are placed together as far as
+possible; filter_layouts.py does that.
 Words: a *column* is x[:, p]; a dense or elementwise reader and a piece are defined in network.py.
 """
 
@@ -28,7 +30,8 @@ Array = np.ndarray
 class CountModel(NamedTuple):
     """A LayerNetwork as arrays, for numba.
 
-    Entries of all maps stand one after the other: those of map v are X_start[v] to X_start[v + 1].
+    Entries of all maps stand one after the other: the pieces of map v are piece_start[v] to
+    piece_start[v + 1] of piece_layer; likewise its dense and its elementwise readers.
     """
 
     units: Array  # by layer
@@ -39,8 +42,8 @@ class CountModel(NamedTuple):
     dense_start: Array
     dense_layer: Array  # the layer of each dense reader
     elementwise_start: Array
-    elementwise_piece: Array  # of each elementwise reader: the piece of the map that it reads
-    elementwise_layer: Array  # and the layer that has the reading units
+    elementwise_piece: Array  # by elementwise reader: number, in the map, of the piece it reads
+    elementwise_layer: Array  # by elementwise reader: the layer that has its units
 
     @property
     def num_layers(self) -> int:
@@ -75,7 +78,10 @@ def build_count_model(network: LayerNetwork, work: Any = None) -> CountModel:
 
 
 def _elementwise_pairs(pieces: Any, readers: Any) -> list[tuple[int, int]]:
-    """Returns pairs (piece of the map, layer that reads its units). Map and reader have equal pieces."""
+    """Returns pairs (number of a piece of the map, layer that reads its units).
+
+    Map and reader have as many pieces, of equal sizes.
+    """
     return [
         (i, reader_piece.layer)
         for reader in readers

@@ -1,9 +1,12 @@
 """The coarse partition of least volume into few parts, as a mixed-integer program for HiGHS.
 
-The variables are the counts of units, a presence bit for every layer and part (whether the part has units
-of the layer), and the units of every map that each part receives. Two constraints make the linear
-relaxation strong enough: the units of a layer in a part are limited by what fits, times the presence bit;
-and parts of equal capacity are ordered by their work. network.py defines pieces and readers of maps.
+In a *coarse* partition every filter (*unit*) is whole in one part; a *part* is a device's share. The
+*volume* is the elements of feature *maps* that parts receive in a forward. HiGHS is a solver of linear and
+mixed-integer programs. The variables are the counts of units, a presence bit for every layer and part
+(whether the part has units of the layer), and the units of every map that each part receives. Two
+constraints make the linear relaxation strong enough: the units of a layer in a part are limited by what
+fits, times the presence bit; and parts of equal capacity are ordered by their work. network.py defines
+pieces and readers of maps. A column of the program is a variable, a row is a constraint.
 """
 
 # l, t: layers; v: map; p: part; m: the network as arrays (counts.py)
@@ -30,7 +33,7 @@ def solve(
 ) -> ExactResult:
     """Finds the counts of least volume within the capacities, or the best within the time limit.
 
-    start: feasible counts to begin with.
+    capacity: most work, by part; start: feasible counts to begin with, [layer, part].
     """
     program = _Program(m, capacity, start)
     program.solver.setOptionValue("time_limit", max(0.01, seconds))
@@ -64,6 +67,7 @@ class _Program:
         }.items():
             self.solver.setOptionValue(name, value)
         self.parts, self.inf = len(capacity), highspy.kHighsInf
+        # Numbers of the first columns of x, a and r:
         self.first_count, self.first_bit = 0, self.parts * m.num_layers
         self.first_received = 2 * self.parts * m.num_layers
         self._add_columns(highspy)
@@ -100,7 +104,7 @@ class _Program:
         for l in range(m.num_layers):
             layer_row = {self._count_column(p, l): 1.0 for p in range(self.parts)}
             self._add_row(float(m.units[l]), float(m.units[l]), layer_row)
-        scale = m.total_work / self.parts
+        scale = m.total_work / self.parts  # so that coefficients are about 1
         for p in range(self.parts):
             work_row = {
                 self._count_column(p, l): float(m.work[l]) / scale for l in range(m.num_layers)
@@ -132,13 +136,14 @@ class _Program:
             self._add_row(
                 0.0, self.inf, {r: 1.0, **held_units, self._bit_column(p, int(t)): -all_units}
             )
-            if min_received > 0:
+            if min_received > 0:  # true for whole bits anyway, but makes the relaxation stronger
                 self._add_row(0.0, self.inf, {r: 1.0, self._bit_column(p, int(t)): -min_received})
         self._add_elementwise(p, v, r, pieces)
 
     def _add_elementwise(self, p: int, v: int, r: int, pieces: list[int]) -> None:
-        """Adds rows: for each piece, at least the units that an elementwise reader has more than the part
-        has of the piece. Several pieces are added up; each then has a column of its own."""
+        """Adds rows for elementwise readers: of a piece of layer l that layer t reads, part p receives at
+        least x[p, t] - x[p, l] units. If the map has several such pieces, each has an additional column,
+        and r is at least their sum."""
         m = self.m
         pairs = range(m.elementwise_start[v], m.elementwise_start[v + 1])
         readers_by_piece: dict[int, list[int]] = {}
@@ -191,7 +196,7 @@ class _Program:
         first = highspy.HighsSolution()
         values = [*x.ravel(), *(x > 0).ravel(), *np.ravel(r)]
         first.col_value = [float(value) for value in values]
-        if self.solver.getNumCol() == len(values):
+        if self.solver.getNumCol() == len(values):  # no additional columns of _add_elementwise
             self.solver.setSolution(first)
 
     def _count_column(self, p: int, l: int) -> int:

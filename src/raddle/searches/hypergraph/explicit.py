@@ -1,6 +1,7 @@
 """The hypergraphs of a network with every vertex and net, for other partitioners and for tests.
 
-raddle's own solvers work on compressed models (counts.py, fine_rows.py); tests check those against this
+A *layer* has filters, also called units; a *map* is a feature map that layers read (network.py). raddle's
+own solvers work on compressed models (counts.py, fine_rows.py); tests check those against this
 file.
 
 Coarse: a vertex is a filter; its weight is its work. The net of a filter joins the filter and all filters
@@ -29,11 +30,11 @@ from raddle.searches.hypergraph.counts import CountModel
 from raddle.searches.hypergraph.network import LayerNetwork
 
 Array = np.ndarray
-MAX_PINS = 400_000_000
+MAX_PINS = 400_000_000  # a pin is a vertex in a net
 
 
 class Hypergraph(NamedTuple):
-    """The pins of net i are pins[net_start[i] : net_start[i + 1]]."""
+    """The pins (vertices) of net i are pins[net_start[i] : net_start[i + 1]]."""
 
     weight: Array  # work, by vertex
     cost: Array  # elements, by net
@@ -44,7 +45,7 @@ class Hypergraph(NamedTuple):
 def km1(h: Hypergraph, part: Array) -> int:
     """Returns the connectivity of a partition: the sum over nets of (parts in the net - 1) x cost.
 
-    part: of every vertex.
+    part: the part (device) of every vertex.
     """
     count = int(part.max()) + 1
     net = np.repeat(np.arange(len(h.cost), dtype=np.int64), np.diff(h.net_start))
@@ -112,7 +113,7 @@ def fine(network: LayerNetwork, m: CountModel) -> Hypergraph:
 
 
 def channel_count(network: LayerNetwork, l: int) -> int:
-    """Returns how many units a filter of layer l sums over: of the maps that it reads.
+    """Returns how many channels a filter of layer l sums over: the units of the maps that it reads.
 
     A layer that reads only the network's input has the channels of that input instead.
     """
@@ -151,6 +152,7 @@ def _list_starts(sizes: list[int]) -> Array:
 
 
 def _build(weight: Array, nets: Iterator[tuple[int, Array]], pins: int) -> Hypergraph:
+    # nets: (cost, pins) of each; pins: about how many there are in all nets
     if pins > MAX_PINS:
         raise InputError(
             f"the hypergraph would have about {pins} pins, more than {MAX_PINS}: take the coarse one."

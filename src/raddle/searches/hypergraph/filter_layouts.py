@@ -1,8 +1,13 @@
 """From counts to a plan: assign units of layers to parts, and tile every operator accordingly.
 
+A *unit* is a filter of a layer, a *part* a device's share. The *counts* x[l, p] of a coarse partition
+(which keeps filters whole) say how many units of layer l part p has (counts.py). The *owner* of a unit is
+the part that has its output. The channels of a value are *pieces*: the units of one layer, then those
+of the next (network.py). A *layout* lists ranges of units or channels and their parts.
+
 Units that are read elementwise (the two operands of an add) are placed in the same part as far as the
-counts allow. The later layer takes over the earlier layer's owner of each unit, until a part has its
-count; the remaining units fill the parts that miss some. So a part may have several ranges of a layer's
+counts allow. The later layer gives each unit the owner that it has in the earlier layer, until a part has
+its count; the remaining units fill the parts that miss some. So a part may have several ranges of a layer's
 filters, and no filter is renumbered.
 """
 
@@ -88,7 +93,7 @@ def place_operators(
     before.
     """
     tiles: Tiles = dict(given_tiles or {})
-    independent = BatchIndependentOps(graph)
+    independent = BatchIndependentOps(graph)  # operators that read no samples; placed at the end
     views: list[Op] = []
     last_part = layouts[0].parts[0]
     for op in graph.ops:
@@ -121,7 +126,7 @@ def _layout_of_pieces(
 
 
 def channel_tiles(op: Op, pieces: Pieces, layouts: Sequence[ChannelLayout]) -> Tiling:
-    """Returns an operator's tiles: its channels are in the parts of the units of its pieces."""
+    """Returns an operator's tiles: split by channel, each channel in the part that owns its unit."""
     c = dim_of(op, "c")
     assert c is not None
     layout = _layout_of_pieces(pieces, layouts, op.space.dims[c].size)

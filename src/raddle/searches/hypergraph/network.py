@@ -1,5 +1,6 @@
 """A captured graph as layers of interchangeable filters, and the feature maps between them.
 
+The partitions of this package (__init__.py) distribute these filters, or their input channels, over parts.
 A *layer* is all operators that share a weight with filters: a convolution, a linear layer, all time steps
 of a recurrent layer. A *unit* is one of its filters. Operators that work channel by channel (batch norm,
 relu, pools, adds, concatenations) run where their channels are. So the channels of any value are *pieces*:
@@ -53,7 +54,7 @@ class NetworkLayer:
     channels: int  # input channels that a filter sums over
     flops: int  # of all filters in a forward
     parameters: int  # elements of all filters; 0 for attention heads
-    unit_elements: int = 0  # outputs of one unit for the whole batch, before pools
+    unit_elements: int = 0  # output elements of one unit for the whole batch, before pools
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class FeatureMap:
     pieces: Pieces
     unit_elements: int  # elements of one unit that are read, for the whole batch
     dense_readers: tuple[int, ...]  # layers whose parts need all units
-    # Pieces of operators whose parts need the units that they have themselves:
+    # For each elementwise reader, the pieces of that operator: a part that has unit i of the operator
+    # needs unit i of this map.
     elementwise_readers: tuple[Pieces, ...]
 
     @property
@@ -91,11 +93,13 @@ class _NetworkBuilder:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.independent_ops = batch_independent(graph)
+        self.independent_ops = batch_independent(graph)  # names of operators that read no samples
+        # By value: the position of the operator that computes it
         self.order = {o: i for i, op in enumerate(graph.ops) for o in op.outputs}
+        # The key of a layer: its weight (of heads: their first operator), and its number of units
         self.layers: dict[tuple[str, int], list[Op]] = {}
         self.layer_numbers: dict[tuple[str, int], int] = {}
-        self.head_layers: set[int] = set()  # layers without a weight
+        self.head_layers: set[int] = set()  # numbers of layers without a weight: attention heads
         self.value_pieces: dict[str, Pieces] = {}
         # For a value without pieces: the values with pieces that it is a view of.
         self.view_sources: dict[str, tuple[str, ...]] = {}
@@ -138,7 +142,8 @@ class _NetworkBuilder:
         return (value,) if value in self.value_pieces else self.view_sources.get(value, ())
 
     def _op_pieces(self, op: Op) -> Pieces | None:
-        """Returns the units of the operator's own layer, or the pieces of the input that it follows."""
+        """Returns the pieces of an operator: the units of its layer, or the pieces of the input that it
+        follows (_input_pieces)."""
         key = self._weight_and_size(op)
         pieces = self._input_pieces(op) if key is None else None
         c = dim_of(op, "c")
@@ -165,7 +170,7 @@ class _NetworkBuilder:
         return weight, op.space.dims[c].size
 
     def _input_pieces(self, op: Op) -> Pieces | None:
-        """Returns the pieces of the input that an operator follows.
+        """Returns the pieces of the input that an operator follows: it runs where that input is.
 
         Of several inputs it follows the one computed last; the others are ready earlier and can be sent.
         """
@@ -261,7 +266,8 @@ def _num_elements(graph: Graph, value: str) -> int:
 def merge_layers(network: LayerNetwork, ops: Collection[str]) -> LayerNetwork:
     """Returns the network with each layer of the given operators as a single unit.
 
-    The thesis treats fully connected layers so. A layer whose map is concatenated with others is unchanged.
+    The thesis (docs/papers.md) treats fully connected layers so. A layer whose map is concatenated with
+    others is unchanged.
     """
     concatenated = {p.layer for v in network.maps if len(v.pieces) > 1 for p in v.pieces}
     merged = {
