@@ -1,1 +1,4 @@
-"""The experiments of the papers that raddle stands on, done again: `raddle reproduce NAME`."""
+"""Repeats the experiments of the papers that raddle builds on: `raddle reproduce NAME`.
+
+In all files, "printed" means: a number that the paper or thesis prints.
+"""

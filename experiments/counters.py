@@ -1,7 +1,7 @@
-"""Samples the counters of a lab host's interface while others use it.
+"""Samples the byte counters of a lab host's network interface while ranks train.
 
-Run as a script inside of the host it needs no package: `python -I -S counters.py lab0 FILE` appends the
-time (that of time.perf_counter, which all processes share), bytes sent and bytes received, every 5 ms.
+As a script it runs inside the host and imports no package: `python -I -S counters.py lab0 FILE` writes
+a line every 5 ms: time.perf_counter() (the same clock in all processes), bytes sent, bytes received.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Sample = tuple[float, int, int]  # seconds, bytes sent, bytes received
 
 @contextmanager
 def sample_counters(lab: Lab, host: int, file: Path) -> Iterator[None]:
-    """Samples a host until the end of the body; `read` has what was found."""
+    """Samples a host's counters into `file` during the `with` block; read them with `read_samples`."""
     from raddle.api.lab import INTERFACE
 
     argv = [sys.executable, "-I", "-S", __file__, INTERFACE, str(file)]
@@ -35,7 +35,7 @@ def sample_counters(lab: Lab, host: int, file: Path) -> Iterator[None]:
 
 
 def read_samples(file: Path) -> list[Sample]:
-    """All whole lines: the last one may have been cut."""
+    """The samples in a file. The last line may be incomplete and is left out."""
     lines = file.read_text().split("\n")[:-1]
     rows = [line.split() for line in lines]
     return [(float(t), int(sent), int(received)) for t, sent, received in rows]
@@ -44,7 +44,10 @@ def read_samples(file: Path) -> list[Sample]:
 def rates_by_slot(
     samples: Sequence[Sample], begin: float, end: float, slot: float
 ) -> list[tuple[float, float, float]]:
-    """(seconds since `begin` at the middle of a slot, bytes/s sent, bytes/s received) of each slot."""
+    """Average rates in slots of `slot` seconds between `begin` and `end`.
+
+    Returns (seconds from `begin` to the middle of the slot, bytes/s sent, bytes/s received) for each slot.
+    """
     import numpy as np
 
     count = int((end - begin) / slot + 1e-9)

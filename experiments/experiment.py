@@ -1,4 +1,8 @@
-"""An experiment is parts in an order, each of which makes a section."""
+"""Defines, loads and runs experiments: an experiment is a list of parts, and each part makes a Section.
+
+An experiment is a module of this package with TITLE, CLAIMS (what the paper says), DIFFERS (how the
+experiment differs from the paper's) and PARTS.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,15 @@ ProgressCallback = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """`quick`: minutes on two cores, of the same things at fewer sizes."""
+    """What a part is told when it runs: its size, and where it reports progress."""
 
-    quick: bool = False
+    quick: bool = False  # fewer sizes, so that it takes minutes on two cores
     on_progress: ProgressCallback = field(default=lambda state: None)
-    parts_done: int = 0
+    parts_done: int = 0  # parts finished before this one
     part_count: int = 1
 
     def report(self, step: str, fraction: float = 0.0) -> None:
-        """Moves the bar: what is done now, and how much of this part is behind."""
+        """Reports progress: what is done now, and which fraction (0 to 1) of this part is finished."""
         self.on_progress({"step": step, "done": self.parts_done + fraction, "of": self.part_count})
 
 
@@ -46,7 +50,7 @@ class Experiment(NamedTuple):
     parts: Sequence[Part]
 
 
-# By name, one sentence; the module has the same name, with _ for -.
+# Name of an experiment -> one sentence. Its module has the same name, with _ instead of -.
 EXPERIMENTS = {
     "thesis": "filters and channels partitioned by hypergraph, servers, asynchronous training",
     "gems-unet": "GEMS, pipelines and spatial tiles for deep ResNets and U-Nets on large images",
@@ -66,7 +70,7 @@ def load(name: str) -> Experiment:
 
 
 def choose(experiment: Experiment, names: Sequence[str]) -> Experiment:
-    """Only these parts; all where none are named."""
+    """The experiment with only the named parts; with all parts if `names` is empty."""
     part_names = [part.name for part in experiment.parts]
     for name in names:
         if name not in part_names:
@@ -78,7 +82,7 @@ def choose(experiment: Experiment, names: Sequence[str]) -> Experiment:
 
 
 def reproduce(experiment: Experiment, *, quick: bool, on_progress: ProgressCallback) -> Result:
-    """Does all parts in turn."""
+    """Runs all parts, one after the other. A part that raises InputError is shown as skipped."""
     begin = time.monotonic()
     sections = []
     for done, part in enumerate(experiment.parts):
@@ -86,7 +90,9 @@ def reproduce(experiment: Experiment, *, quick: bool, on_progress: ProgressCallb
         options.report(part.title)
         try:
             sections.append(replace(part.make(options), title=part.title))
-        except InputError as error:  # what the others have found, perhaps for long, is not lost
+        except (
+            InputError
+        ) as error:  # keep the results of the other parts, which may have taken long
             sections.append(Section(part.title, skipped=str(error)))
     return Result(
         experiment.name, experiment.title, experiment.claims, experiment.differs, sections,

@@ -1,4 +1,7 @@
-"""The links of a lab: measured by the ranks that talk over them, and as a cluster to simulate on."""
+"""The network links of a lab: measures them between ranks, and describes the lab as a Cluster to simulate.
+
+A lab is a set of network namespaces on this machine (hosts), each behind a link of limited rate.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +21,23 @@ from raddle.api.transports import PUSH, Frame, SocketWire
 from raddle.errors import InputError
 
 MEGABYTE = torch.zeros(2**18)
-FRAMES = 24  # of a megabyte, to measure a link
-ALL_REDUCES = 50  # to measure what a small one takes
+FRAMES = 24  # frames of a megabyte, to measure a link
+ALL_REDUCES = 50  # small all-reduces in one measurement
 TIMEOUT = 60.0  # seconds until all ranks have met
 
-# A core of the machine; operators are measured, so this counts for updates and searches alone.
+# Describes one CPU core. Operators are measured, so only updates and searches use these numbers.
 DEVICE = {
     "flops": {"float32": "60 GFLOP/s"}, "bandwidth": "8 GB/s", "memory": "8 GB", "overhead": "10 us",
 }  # fmt: skip
 
 
 class LabUnavailable(Exception):
-    """This machine cannot make one; the text says why."""
+    """This machine cannot run a lab; the message says why."""
 
 
 @contextmanager
 def start_lab(hosts: int, rate: str) -> Iterator[Lab]:
-    """A lab under a name of its own, removed at the end."""
+    """Starts a lab and removes it at the end of the `with` block."""
     try:
         lab = Lab.up(hosts=hosts, rate=rate, name="reproduce-sync")
     except InputError as error:
@@ -49,7 +52,10 @@ def lab_cluster(
     latency: float = 2e-4,
     host_overhead: Mapping[str, float] | None = None,
 ) -> Cluster:
-    """The lab as a cluster; bandwidth in bytes/s."""
+    """The lab as a cluster of `count` hosts with one core each.
+
+    bandwidth: bytes/s, latency: seconds, host_overhead: as Device.host_overhead.
+    """
     return Cluster.from_dict(
         {
             "name": "lab",
@@ -63,7 +69,7 @@ def lab_cluster(
 
 
 def measure_link(rank: int, size: int) -> dict[str, float]:
-    """Bandwidth and latency to the next rank while all talk at once; all ranks call it."""
+    """Bandwidth (bytes/s) and latency (seconds) to the next rank while all ranks send. Collective."""
     wire = SocketWire(rank, size, _address_exchange(size), timeout=TIMEOUT)
     there = threading.Event()
     left = [0]
@@ -96,7 +102,7 @@ def measure_link(rank: int, size: int) -> dict[str, float]:
 
 
 def measure_all_reduce(size: int) -> float:
-    """Seconds that a message of a ring takes when next to nothing is summed; all ranks call it."""
+    """Seconds for one message of a ring all-reduce of 1 KiB, which is mostly latency. Collective."""
     small = torch.zeros(256)
     dist.barrier()
     start = time.perf_counter()
@@ -107,7 +113,7 @@ def measure_all_reduce(size: int) -> float:
 
 @contextmanager
 def background_traffic(rank: int, size: int, rate: float) -> Iterator[None]:
-    """Sends so many bytes a second to the next rank: what a step sends, spread over it."""
+    """Sends `rate` bytes/s to the next rank during the `with` block, as evenly as a training step might."""
     wire, over = SocketWire(rank, size, _address_exchange(size), timeout=TIMEOUT), threading.Event()
     wire.expect({0: MEGABYTE.nbytes})
     wire.start(lambda source, frame, payload: None, lambda reason: None)

@@ -1,4 +1,4 @@
-"""Messages between the ranks of an experiment, over what plans run on: how long, and from whom."""
+"""Measures messages between ranks with the transport that plans use: link speed and host overhead."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ TIMEOUT = 120.0  # seconds
 
 
 def measure_messages(repeats: int) -> dict[str, Any]:
-    """`bandwidth`, `latency`, and what communication takes from a rank (`host_overhead`); all "
-    f"ranks call it."""
+    """Measures a link; all ranks call it.
+
+    Returns bandwidth (bytes/s), latency (seconds) and host_overhead (time that communication takes from
+    the rank itself, see Device.host_overhead).
+    """
     transport = ProcessTransport(torch.device("cpu"), "gloo", TIMEOUT)
     transport.prepare([])
     link = fit_link_with_burst(
@@ -37,8 +40,11 @@ def measure_messages(repeats: int) -> dict[str, Any]:
 
 
 def fit_link_with_burst(samples: Sequence[tuple[int, float]]) -> Link:
-    """Of a link that lets the first bytes of a message through at once, as the lab's do: what a longer one
-    takes beyond a shorter one; both are longer than that."""
+    """Fits a link that lets the first bytes of a message pass at full speed, as the lab's token buckets do.
+
+    The bandwidth comes from the two longest messages, which are both longer than that burst.
+    samples: (bytes, seconds) pairs.
+    """
     (shorter, before), (longer, after) = sorted(samples)[-2:]
     if after <= before:  # noise
         return fit(samples)
@@ -46,7 +52,7 @@ def fit_link_with_burst(samples: Sequence[tuple[int, float]]) -> Link:
 
 
 def _exchange_seconds(transport: Transport, nbytes: int, repeats: int) -> float:
-    """Seconds of a message to the next rank, while all send and receive."""
+    """Median seconds of a message to the next rank, while all ranks send and receive."""
     rank, size = transport.rank, transport.size
     buffer, taken = torch.zeros(nbytes, dtype=torch.uint8), []
     for _ in range(repeats + 1):

@@ -1,6 +1,6 @@
-"""Networks shaped as those of P3's and Horovod's papers, small enough for one core of the lab.
+"""Networks shaped like those of the P3 and Horovod papers, small enough for one core of the lab.
 
-Each function is a model of the zoo by its file: zoo.load(spec("vgg19"), batch=20).
+The zoo loads each function by its file and name: zoo.load(spec("vgg19"), batch=20).
 """
 
 # n: sample, t: time step
@@ -32,12 +32,12 @@ SIDE = 96  # of an image, in pixels
 
 
 def spec(name: str) -> str:
-    """What the zoo loads a function of this file by."""
+    """The name by which the zoo loads a function of this file."""
     return f"{__file__}:{name}"
 
 
 def vgg19(batch: int = 20) -> Task:
-    """A quarter as wide; one tensor has 73 % of the parameters, in the original 71.5."""
+    """A quarter of the width. One tensor has 73 % of the parameters; in the original it has 71.5 %."""
     model = VGG(VGG19, widths=(16, 32, 64, 128, 128), hidden=1024, classes=CLASSES, dropout=0.0)
     return model, *images(3, SIDE, CLASSES)(batch), class_loss
 
@@ -55,7 +55,7 @@ def inception(batch: int = 8) -> Task:
 
 
 def lstm(batch: int = 16) -> Task:
-    """Two layers between an embedding, which is needed first, and a projection of the same size."""
+    """Two LSTM layers between an embedding (needed first) and an equally large projection."""
     model = LanguageModel(vocabulary=4000, hidden=384, layers=2, dropout=0.0)
     return model, *text(4000, 12)(batch), token_loss
 
@@ -83,12 +83,12 @@ def alexnet(batch: int = 32) -> Task:
 
 
 def parameter_sizes(model: nn.Module) -> list[int]:
-    """Elements of each parameter."""
+    """Number of elements of each parameter."""
     return [p.numel() for p in model.parameters()]
 
 
 def build_on_meta(name: str) -> nn.Module:
-    """A network of this file without memory: only shapes count."""
+    """Builds a network of this file on the meta device: shapes only, no memory."""
     with torch.device("meta"):
         made: Task = globals()[name](batch=2)
     return made[0]

@@ -1,4 +1,4 @@
-"""Do two lists of figures put the same things in the same order? Rank correlations, ties and all."""
+"""Rank correlations of two lists of numbers, with ties: Spearman's rho and Kendall's tau-b."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """From 1; equal ones share the mean of their places: 3, 1, 3 -> 2.5, 1, 2.5."""
+    """Ranks from 1; equal values share the mean of their ranks: 3, 1, 3 -> 2.5, 1, 2.5."""
     order = sorted(range(len(values)), key=values.__getitem__)
     result = [0.0] * len(values)
     begin = 0
@@ -22,7 +22,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Pearson's correlation of the ranks; not a number where all of one list are equal."""
+    """Pearson's correlation of the ranks; nan if all values of a list are equal."""
     assert len(a) == len(b), (len(a), len(b))
     x, y = _centred(ranks(a)), _centred(ranks(b))
     size = math.sqrt(math.fsum(v * v for v in x) * math.fsum(v * v for v in y))
@@ -30,8 +30,10 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def kendall(a: Sequence[float], b: Sequence[float]) -> float:
-    """Tau-b: pairs in the same order less pairs in the other, over those that are tied in neither,
-    list by list; not a number where all of one list are equal."""
+    """Tau-b: (pairs in the same order - pairs in opposite order) / sqrt(untied pairs of a * those of b).
+
+    nan if all values of a list are equal.
+    """
     assert len(a) == len(b), (len(a), len(b))
     agree = in_a = in_b = 0
     for i in range(len(a)):

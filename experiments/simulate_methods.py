@@ -1,4 +1,7 @@
-"""Methods on clusters of growing size: a step of each, simulated, and how long its plan was looked for."""
+"""Plans a model by several methods on clusters of growing size and simulates a step of each plan.
+
+The OptCNN and FlexFlow experiments use it. The batch grows with the devices (weak scaling).
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ SYNCS = {"server": "servers", "allreduce": "all-reduce"}
 
 
 class WeakScalingCase(NamedTuple):
-    """A model on so many devices; the batch grows with them."""
+    """A model on `gpus` devices with `samples` samples for each of them."""
 
     model: str
-    kind: str  # of device
+    kind: str  # of device, as in a cluster's name: p100, k80
     gpus: int
-    samples: int  # a device
+    samples: int  # per device
 
     @property
     def graph(self) -> Graph:
@@ -38,7 +41,7 @@ class WeakScalingCase(NamedTuple):
 
 
 class SimulatedStep(NamedTuple):
-    """What the simulator says of a method's plan."""
+    """A method's plan and what the simulator predicts for a training step of it."""
 
     plan: Plan
     seconds: float
@@ -46,8 +49,8 @@ class SimulatedStep(NamedTuple):
     comm_bytes: int
     fits: bool
     search_s: float
-    proposals: int  # of chains, where there are any
-    improved_s: float  # after so many seconds of the chains for the last time
+    proposals: int  # of the search's Markov chains; 0 without chains
+    improved_s: float  # seconds of the chains until the last improvement
 
 
 @lru_cache(maxsize=3)
@@ -59,7 +62,10 @@ def capture_graph(model: str, batch: int) -> Graph:
 def simulate_method(
     case: WeakScalingCase, method: str, sync: str, budget: float
 ) -> SimulatedStep | None:
-    """None where the method cannot be applied, or its plan does not fit; remembered, for other parts."""
+    """Plans and simulates. None if the method does not apply or its plan does not fit the memory.
+
+    Results are cached, because several parts ask for the same ones. budget: seconds of search.
+    """
     graph, on = case.graph, case.cluster
     settings = Settings(sync=sync, budget=budget)
     begun = perf_counter()
@@ -81,7 +87,7 @@ def simulate_method(
     return simulated if simulated.fits else None
 
 
-# -- methods that are not raddle's own -------------------------------------------------------------
+# -- methods that raddle itself does not offer -----------------------------------------------------
 
 
 def _optcnn_paper(graph: Graph, on: Cluster) -> Tiles:
@@ -89,7 +95,7 @@ def _optcnn_paper(graph: Graph, on: Cluster) -> Tiles:
 
 
 def recurrent_expert(graph: Graph, on: Cluster) -> Tiles:
-    """Samples over the nodes, and on each node a GPU for every depth of the network."""
+    """The expert plan: data parallel over nodes; inside a node each GPU has one depth of the network."""
     space = PlanSpace(graph, on, Settings())
     nodes = [on.members(a) for a in range(on.nodes)]
     chosen = [
@@ -105,7 +111,7 @@ EXTRA_METHODS: dict[str, Callable[[Graph, Cluster], Tiles]] = {
 }
 
 
-# -- what is said of several -----------------------------------------------------------------------
+# -- comparisons -----------------------------------------------------------------------------------
 
 StepsByMethod = Mapping[tuple[str, int], SimulatedStep | None]  # by method and number of devices
 
@@ -113,7 +119,7 @@ StepsByMethod = Mapping[tuple[str, int], SimulatedStep | None]  # by method and 
 def fastest(
     steps: StepsByMethod, methods: Sequence[str], count: int
 ) -> tuple[str, SimulatedStep] | None:
-    """The fastest of some methods."""
+    """The fastest of some methods on `count` devices, with its step; None if no plan fits."""
     able = [(m, s) for m in methods if (s := steps.get((m, count))) is not None]
     return min(able, key=lambda item: item[1].seconds) if able else None
 
@@ -121,7 +127,7 @@ def fastest(
 def gain_over_best(
     steps: StepsByMethod, method: str, others: Sequence[str], count: int
 ) -> float | None:
-    """How many times as many samples a second as the best of the others."""
+    """Throughput of a method divided by that of the fastest of the others."""
     step, other = steps.get((method, count)), fastest(steps, others, count)
     return step.samples_per_s / other[1].samples_per_s if step and other else None
 
@@ -129,7 +135,10 @@ def gain_over_best(
 def throughput_chart(
     title: str, steps: StepsByMethod, names: Mapping[str, str], note: str = ""
 ) -> Chart:
-    """Samples a second against devices, a line a method."""
+    """Samples per second over the number of devices, with one line for each method.
+
+    names: method -> name of its line.
+    """
     lines = []
     for method, name in names.items():
         points = [

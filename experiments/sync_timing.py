@@ -1,10 +1,10 @@
-"""Ways to synchronise, measured in a lab and predicted for it: `timing` for what agrees on parameters.
+"""Measures kinds of parameter synchronisation in a lab, and predicts the same steps by simulation.
 
-    found = measure([Job("vgg19", 20, kinds)], ranks=2, rate="1gbit")
-    found.jobs[0].seconds["p3"], predict(found)[0]["p3"]
+    measurement = measure_in_lab([TimingJob("vgg19", 20, variants)], ranks=2, rate="1gbit", ...)
+    measurement.results[0].seconds["p3"], predict(measurement)[0]["p3"]
 
-Differs from `timing`: a block's first step is not counted, because with P3 it has nothing to wait for; the
-link and the operators (beside a step's traffic) are measured in the same run, which predictions need.
+Unlike timing.py, the same run also measures the link and the operators, which predictions need. Operators
+are measured while the link carries as much traffic as in a training step.
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ RANK = "experiments.sync_timing_rank"
 
 @dataclass(frozen=True)
 class SyncVariant:
-    """`how`: a plan, torch's DistributedDataParallel, raddle.sync's wrapper, or nothing at all."""
+    """One way to train that is measured: who runs the step, and how parameters are synchronised."""
 
-    runner: str  # plan, ddp, wrapped or alone
+    runner: (
+        str  # plan, ddp (torch's), wrapped (raddle.sync.Optimizer) or alone (no synchronisation)
+    )
     sync: str = "allreduce"
-    bucket: int = DEFAULT_BUCKET  # bytes that are summed at once; 0: each tensor by itself
+    bucket: int = DEFAULT_BUCKET  # bytes of an all-reduce bucket; 0: each tensor by itself
 
 
-DDP = SyncVariant("ddp", bucket=25 * MIB)  # as torch has it by itself
+DDP = SyncVariant("ddp", bucket=25 * MIB)  # torch's default
 NO_SYNC = SyncVariant("alone")
 
 
 @dataclass(frozen=True)
 class TimingJob:
-    """One network of `nets`, its global batch, and what is measured of it, by label."""
+    """One network of nets.py, its global batch, and the variants to measure, by label."""
 
     net: str
     batch: int
@@ -59,10 +61,12 @@ class TimingJob:
 
 @dataclass(frozen=True)
 class JobTimes:
-    """Of a job, by label: seconds of a step in each block, of the slowest rank; and when that was."""
+    """Measured times of one job. blocks: label -> seconds per step of the slowest rank, by block."""
 
     blocks: Mapping[str, Sequence[float]]
-    windows: Sequence[tuple[str, float, float]] = ()  # label, begin, end
+    windows: Sequence[
+        tuple[str, float, float]
+    ] = ()  # label, begin, end (perf_counter) of each block
     profile: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -77,7 +81,7 @@ class JobTimes:
 class LabMeasurement:
     ranks: int
     rate: str
-    # bandwidth in bytes/s; in seconds latency, that of a `sum`, and what a message takes (`host_overhead`)
+    # bandwidth (bytes/s), latency (s), sum (latency of an all-reduce message, s), host_overhead
     link: Mapping[str, Any]
     jobs: Sequence[TimingJob]
     results: Sequence[JobTimes]
@@ -93,7 +97,10 @@ def measure_in_lab(
     steps: int,
     with_counters: bool = False,
 ) -> LabMeasurement:
-    """All jobs in one run on hosts of the lab; NoLab where there can be none."""
+    """Runs all jobs on hosts of a lab; LabUnavailable if this machine cannot run one.
+
+    rounds: blocks of each variant; steps: of a block; with_counters: also sample host 0's interface.
+    """
     with ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         request = {
@@ -114,10 +121,10 @@ def measure_in_lab(
 
 
 def predict(measurement: LabMeasurement) -> list[dict[str, float]]:
-    """Seconds of a step by job and label, from the operators and the link as they were measured.
+    """Predicted seconds of a step by job and label, from the measured operators and link.
 
-    Sums have the latency of gloo's, all else that of the lines that slices travel on. Operators were
-    measured beside a step's bytes, which therefore take nothing more from a core; messages do.
+    All-reduces have gloo's latency; other messages have that of raddle's own connections. Operators were
+    measured next to a step's traffic, so bytes have no further host overhead here, but messages have.
     """
     link, result = measurement.link, []
     host_overhead = {**link["host_overhead"], "byte": 0.0} if link["host_overhead"] else {}
@@ -134,7 +141,7 @@ def predict(measurement: LabMeasurement) -> list[dict[str, float]]:
 
 
 def data_parallel_plan(graph: Graph, ranks: int, kind: SyncVariant) -> Plan:
-    """Data parallelism, its parameters synchronised so; for DistributedDataParallel what is the same."""
+    """The data-parallel plan of a variant; for DistributedDataParallel the plan that does the same."""
     plan = plan_for(graph, lab_cluster(ranks, 1e8), "data", bn="local", sync=kind.sync)
     return replace(plan, bucket=kind.bucket)
 
@@ -151,6 +158,6 @@ def _graph(net: str, batch: int) -> Graph:
 
 
 def job_from_dict(data: Mapping[str, Any]) -> TimingJob:
-    """What `measure` wrote for its ranks."""
+    """The TimingJob that `measure_in_lab` wrote into the request file."""
     kinds = {label: SyncVariant(**kind) for label, kind in data["kinds"].items()}
     return TimingJob(data["net"], data["batch"], kinds)

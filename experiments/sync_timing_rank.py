@@ -1,7 +1,9 @@
-"""One rank of `syncing`: python -m experiments.sync_timing_rank request.json, under torchrun in the lab.
+"""One rank that measures the jobs of sync_timing.py in the lab, under torchrun:
 
-A block of steps runs without a barrier inside, so that steps may overlap as they do in training; blocks of
-different kinds take turns, so that what disturbs the machine disturbs all of them.
+    python -m experiments.sync_timing_rank request.json
+
+Inside a block of steps there is no barrier, so that steps may overlap as in training. Blocks of different
+variants take turns, so that a disturbance of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ def main(request: dict[str, Any]) -> None:
 
 
 class JobRunner:
-    """The kinds of one job beside each other."""
+    """Measures all variants of one job, in turn."""
 
     def __init__(self, job: TimingJob, request: dict[str, Any], link: dict[str, Any]) -> None:
         self.job, self.request, self.link = job, request, link
@@ -80,7 +82,7 @@ class JobRunner:
             loss=self.workload.loss,
             name=job.net,
         )  # fmt: skip
-        self.waits: dict[str, Call] = {}  # by label, waits for what is under way
+        self.waits: dict[str, Call] = {}  # by label: waits until all synchronisation is finished
         self.close_calls: list[Call] = []
         self.windows: list[tuple[str, float, float]] = []
 
@@ -101,14 +103,14 @@ class JobRunner:
         return {"blocks": blocks, "windows": self.windows, "profile": profile}
 
     def _block(self, label: str, step: Call, count: int) -> float:
-        """Seconds of a step of the slowest rank.
+        """Seconds per step of the slowest rank.
 
-        What is under way at the end belongs to the last step: it would have overlapped with the next.
+        Communication still in flight at the end is not timed: it would overlap with the next step.
         """
         settle = self.waits.get(label, _nothing)
         settle()
         dist.barrier()
-        step()  # the first has nothing to wait for
+        step()  # not timed: no earlier step's communication delays it
         start = time.perf_counter()
         for _ in range(count):
             step()
@@ -122,7 +124,7 @@ class JobRunner:
     def _step(self, label: str, kind: SyncVariant) -> Call:
         model = copy.deepcopy(self.workload.model)
         if kind.runner == "ddp":
-            # Said aloud, even torch's own size changes what it does: its first bucket then is no smaller.
+            # None keeps torch's smaller first bucket; naming even the default size would disable it.
             size = None if kind == DDP else max(kind.bucket, 1) / MIB
             module = DistributedDataParallel(model, bucket_cap_mb=size)
             return self._torch_step(module, sgd(module.parameters()))
@@ -160,7 +162,7 @@ class JobRunner:
         return step
 
     def _profile(self) -> dict[str, float]:
-        """Operators of a rank's share, on all ranks at the same time, beside a step's traffic."""
+        """Seconds of a rank's operators, measured on all ranks at once, next to a step's traffic."""
         alone = self._step("", NO_SYNC)
         alone()
         compute = self._block("", alone, 2)
@@ -175,7 +177,7 @@ class JobRunner:
             return measure(self.graph, boxes, wanted, "core", repeats=REPEATS).seconds
 
     def _background_traffic(self, compute: float) -> AbstractContextManager[None]:
-        """What data parallelism sends in a step, spread over the step."""
+        """Sends as many bytes/s as data parallelism sends on average during a step."""
         if self.size == 1:
             return nullcontext()
         weights = sum(p.nbytes for p in self.workload.model.parameters())

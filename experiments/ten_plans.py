@@ -1,4 +1,4 @@
-"""Plans of one small network on ranks of this machine: in which order are they simulated and measured?"""
+"""Simulates and measures ten plans of a small network, and compares their two rankings by step time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from raddle.api.simulating import simulate_steps
 from raddle.errors import InputError
 
 TEN = 10
-MAX_DRAWS = 50  # draws, until ten different plans are there
+MAX_DRAWS = 50  # random plans drawn until ten different ones exist
 COLUMNS = (
     Column("plan"), Column("a step, ms", "measured"), Column("least", "measured"),
     Column("most", "measured"), Column("simulated, ms", "simulated"), Column("error, %", digits=1),
@@ -37,14 +37,17 @@ class PlanTimes(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the simulation, relative; negative where it is too short."""
+        """Relative error of the simulation; negative if it predicts too short a step."""
         return self.simulated / self.measured.seconds - 1
 
 
 def make_ten_plans(
     group: PlanGroup, graph: Graph, methods: Sequence[str], changed_groups: int | None
 ) -> dict[str, Plan]:
-    """Ten different plans: of methods, then drawn; `changes` groups of data parallelism, or all."""
+    """Ten different plans: those of the methods, then random ones.
+
+    changed_groups: a random plan differs from data parallelism in so many groups; None: in all of them.
+    """
     on = assumed_cluster(group.ranks)
     plans: dict[str, Plan] = {}
     seen = set()
@@ -69,7 +72,7 @@ def _candidates(
                 build_plan(graph, on, method, run_method(graph, on, method, settings), settings),
             )
         except InputError:
-            continue  # a method that does not apply
+            continue  # the method does not apply here
     space, rng = PlanSpace(graph, on, settings), random.Random(0)
     for seed in range(MAX_DRAWS):
         tiles = random_start(space, seed)
@@ -82,14 +85,17 @@ def _candidates(
             plan = build_plan(graph, on, "random", SearchResult(tiles), settings)
             lower(graph, plan)
         except InputError:
-            continue  # no plan can be so
+            continue  # these tiles make no valid plan
         yield f"random {seed}", plan
 
 
 def measure_plans(
     group: PlanGroup, methods: Sequence[str], changed_groups: int | None, options: RunOptions
 ) -> list[PlanTimes]:
-    """The plans by measured time; operators and links are measured on the same ranks."""
+    """Measures and simulates ten plans; returns them sorted by measured time.
+
+    The operators and links for the simulation are measured on the same ranks.
+    """
     graph = group.graph()
     plans = make_ten_plans(group, graph, methods, changed_groups)
     options.report("measuring operators and links", 0.1)

@@ -1,10 +1,10 @@
-"""Times plans for real: all of them in one run, block of steps by block in turn, on ranks of this machine.
+"""Measures the step time of plans on ranks of this machine. All plans run in turn, in blocks of steps.
 
-    found = time_plans("alexnet", graph, {"ddp": Ddp(), "owt": plan}, ranks=4, rate="1gbit")
-    found["owt"].seconds
+    times = time_plans("alexnet", graph, {"ddp": DdpBaseline(), "owt": plan}, ranks=4, rate="1gbit")
+    times["owt"].seconds
 
-With a rate the ranks are hosts of the lab, each behind a link of that rate; without, they share this
-machine. Every rank has one thread.
+With a rate, each rank runs on a host of the lab behind a link of that rate; without, the ranks are plain
+processes of this machine. Every rank has one thread.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class DdpBaseline(NamedTuple):
-    """torch's DistributedDataParallel, beside which plans are measured."""
+    """torch's DistributedDataParallel, measured next to the plans."""
 
-    bucket_mb: float | None = None  # None: as it is by default, 25 MiB and a first bucket of one
+    bucket_mb: float | None = None  # None: torch's default, 25 MiB and a first bucket of 1 MiB
 
 
 class StepTimes(NamedTuple):
-    seconds: float  # of a step: the median over blocks of the slowest rank's
+    seconds: float  # of a step, on the slowest rank: the median over blocks
     shortest: float
     longest: float
     losses: Sequence[float]  # of the first steps
-    peaks: Sequence[int]  # bytes by rank, where asked for
+    peaks: Sequence[int]  # peak bytes by rank; empty unless requested
 
 
 def time_plans(
@@ -52,8 +52,10 @@ def time_plans(
     steps: int = 2,
     peaks: bool = False,
 ) -> dict[str, StepTimes]:
-    """`spec`: of the zoo, or file.py:function, at the batch of the graph; the lab raises InputError
-    where it cannot be."""
+    """Measures plans by label; InputError if `rate` is given and this machine cannot run a lab.
+
+    spec: the model, as a name of the zoo or file.py:function; it is run at the batch of the graph.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         kinds: dict[str, float | str | None] = {}
@@ -64,7 +66,7 @@ def time_plans(
                 kinds[label] = str(folder / f"{number}.json")
                 micro_batch_graph = graph.for_batch(
                     -(-graph.batch // plan.microbatches)
-                )  # a plan is of a micro-batch
+                )  # a plan's tiles are of a micro-batch
                 save_plan(plan, micro_batch_graph, folder / f"{number}.json")
         request = {
             "spec": spec, "batch": graph.batch, "kinds": kinds, "rounds": rounds, "steps": steps,
@@ -77,7 +79,7 @@ def time_plans(
 
 
 def run_ranks(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
-    """Runs a script on so many ranks, until it ends; `argv` as torchrun has it."""
+    """Runs a script on `ranks` ranks until it ends. argv: as for torchrun."""
     if rate is not None:
         with Lab.up(hosts=ranks, rate=rate, name="reproduce") as lab:
             launch(lab, torchrun_commands(lab, argv).__getitem__, TIMEOUT, env=THREADS)
@@ -98,6 +100,6 @@ def run_ranks(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
 
 
 def _traceback(output: str) -> str:
-    """What a rank said, before what torchrun says of it."""
+    """The rank's own traceback, without torchrun's report after it."""
     start = output.find("Traceback")
     return output[start : start + 4000] if start >= 0 else output[-2000:]

@@ -1,4 +1,7 @@
-"""One rank of `timing`: python -m experiments.timing_rank request.json, under torchrun."""
+"""One rank that times plans for timing.py, under torchrun:
+
+python -m experiments.timing_rank request.json
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 class GraphsBySize:
-    """Of a workload, by the size of a micro-batch, each captured once."""
+    """The graphs of a workload by micro-batch size, each captured once."""
 
     def __init__(self, work: Workload) -> None:
         self.full_batch = capture(
@@ -113,9 +116,9 @@ def ddp_step(work: Workload, module: DistributedDataParallel) -> Step:
 
 
 def _block(step: Step, trainer: Trainer | None, count: int) -> float:
-    """Seconds of a step of the slowest rank; steps of a block may overlap, as they do in training.
+    """Seconds per step of the slowest rank. Steps of a block may overlap, as they do in training.
 
-    The first has nothing to wait for, and is not counted: what it leaves under way, the next waits for.
+    The first step is not timed, because no earlier step's communication delays it.
     """
     if trainer is not None:
         trainer.synchronize()
@@ -130,12 +133,12 @@ def _block(step: Step, trainer: Trainer | None, count: int) -> float:
 
 
 def _peak_bytes(step: Step, trainer: Trainer | None) -> list[int]:
-    """By rank, the most that was allocated at once: what lasts, and what torch gave out in a step."""
+    """Peak bytes by rank: persistent tensors, and what torch allocates during a step."""
     dist.barrier()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
     level = peak = 0
-    for event in seen.profiler.kineto_results.events():  # every allocation, every return
+    for event in seen.profiler.kineto_results.events():  # every allocation and every release
         if event.name() == "[memory]":
             level += event.nbytes()
             peak = max(peak, level)
@@ -145,7 +148,7 @@ def _peak_bytes(step: Step, trainer: Trainer | None) -> list[int]:
 
 
 def _persistent_bytes(trainer: Trainer) -> int:
-    """Bytes of parameters, buffers, buckets of gradients and what the optimizer keeps."""
+    """Bytes of parameters, buffers, gradient buckets and optimizer state."""
     executor = trainer.executor
     tensors = [t for t in executor.slots if isinstance(t, Tensor)] + list(
         executor.parameter_updater.bucket_buffers

@@ -1,8 +1,7 @@
-"""Which cost model ranks plans best? Four of them against plans that were measured.
+"""Compares cost models by how well they rank plans whose step time is measured.
 
-The question of those who read OptCNN (Jia et al., arXiv 1802.04924): its plans were judged by its own cost
-model. Beside it stand what is simpler, flops and volume, and what is less so, a simulation (FlexFlow,
-arXiv 1807.05358).
+OptCNN (Jia et al., arXiv 1802.04924) evaluates plans by its own additive cost model. Here that model is
+compared with simpler ones (flops, volume) and with a simulation (FlexFlow, arXiv 1807.05358).
 """
 
 from __future__ import annotations

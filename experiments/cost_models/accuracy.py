@@ -1,8 +1,8 @@
-"""How well predictions agree with what was measured: in order, in size, and in what one would choose.
+"""Measures how accurate predicted step times are: their order, their size, and the plan they choose.
 
 order    Spearman's and Kendall's rank correlation
-size     the relative error, as predicted, and after one factor was fitted for all plans together
-choice   the regret: how much slower the plan that is predicted to be best is than the best
+size     the relative error after one common factor was fitted for all plans
+choice   the regret: how much slower the plan predicted to be best is than the really best plan
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Accuracy(NamedTuple):
     median_error: float  # relative error after the fit
     worst_error: float
     regret: float
-    factor: float  # that was fitted
-    predicted_best: int  # which plan is predicted to be best
+    factor: float  # the fitted one: predictions are multiplied by it
+    predicted_best: int  # index of the plan predicted to be best
 
 
 def measure_accuracy(predicted: Sequence[float], measured: Sequence[float]) -> Accuracy:
@@ -36,11 +36,11 @@ def measure_accuracy(predicted: Sequence[float], measured: Sequence[float]) -> A
 
 
 def fit_factor(predicted: Sequence[float], measured: Sequence[float]) -> float:
-    """The middle of what predictions would have to be multiplied by; those of nothing do not count."""
+    """Median of measured / predicted; predictions of 0 do not count."""
     ratios = [m / p for p, m in zip(predicted, measured, strict=True) if p > 0]
     return statistics.median(ratios) if ratios else math.nan
 
 
 def relative_errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
-    """Relative, negative where the prediction is too small."""
+    """Relative errors; negative if the prediction is too small."""
     return [p / m - 1 for p, m in zip(predicted, measured, strict=True)]

@@ -1,4 +1,4 @@
-"""What each cost model says of a plan, from one lowered program.
+"""Computes the cost of a plan under each cost model, from one lowered program.
 
     flops       of the busiest device in a step, forward and backward
     volume      bytes that cross devices in a step
@@ -8,8 +8,7 @@
 
 Differs from the paper: OptCNN has these costs in tables by configuration (searches/optcnn/tables.py), for
 plans of its own space on the first devices; here they are counted for any plan. A node is an operator, not
-a group. A plan of micro-batches costs the sum over them: the model knows nothing that happens at the same
-time but the tiles of an operator.
+a group. Micro-batches are added up: in this model only the tiles of one operator run at the same time.
 """
 
 # d: device; durations of tasks are in nanoseconds
@@ -32,7 +31,7 @@ Array = np.ndarray
 
 
 class Costs(NamedTuple):
-    """What the models say of one plan; in the order of MODELS."""
+    """The cost of one plan under each model, in the order of MODELS."""
 
     flops: float
     volume: float  # bytes
@@ -49,7 +48,7 @@ IN_SECONDS = ("optcnn", "additive", "simulator")
 
 
 def costs(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Costs:
-    """`graph` is of a micro-batch, where the plan divides the batch."""
+    """The cost of a plan under every model. graph: of a micro-batch, if the plan has micro-batches."""
     timeline = simulate_steps(graph, plan, cluster, profile)
     sums = additive_costs(timeline)
     return Costs(
@@ -65,7 +64,7 @@ def costs(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = 
 
 
 def busiest_flops(program: Program) -> float:
-    """In a step, of the device that has most; what is computed again counts again."""
+    """Flops of a step on the device that has most; recomputed operators count again."""
     compute = ComputeCosts(
         program.graph, program.active, split_backward=program.plan.split_backward
     )
@@ -85,7 +84,7 @@ def busiest_flops(program: Program) -> float:
 
 
 class AdditiveCosts(NamedTuple):
-    """Seconds of a step, each thing after the other."""
+    """Seconds of a step if nothing overlapped."""
 
     compute: float  # t_C: the device that takes longest, operator by operator
     transfer: float  # t_X: the link that takes longest, value by value
@@ -93,7 +92,7 @@ class AdditiveCosts(NamedTuple):
 
 
 def additive_costs(timeline: Timeline) -> AdditiveCosts:
-    """From the tasks of the last step: what each instruction takes by itself."""
+    """The additive cost: the durations of the last step's instructions, each by itself."""
     program, tasks = timeline.program, timeline.tasks
     instructions, last = program.instructions, program.plan.steps - 1
     longest = _longest_by_instruction(timeline)
@@ -119,7 +118,7 @@ def additive_costs(timeline: Timeline) -> AdditiveCosts:
 
 
 def _longest_by_instruction(timeline: Timeline) -> Array:
-    """By instruction, nanoseconds of the resource that has most to do for it; one latency a link."""
+    """Nanoseconds of each instruction on its busiest resource; the latency of a link counts once."""
     tasks, longest = timeline.tasks, np.zeros(len(timeline.program.instructions))
     latency = _latencies(timeline)
     columns: list[tuple[Array, ...]] = []
@@ -136,7 +135,7 @@ def _longest_by_instruction(timeline: Timeline) -> Array:
 
 
 def _latencies(timeline: Timeline) -> Array:
-    """Of tasks that are messages, what their way takes however short they are; 0 of all else."""
+    """Latency of each task in nanoseconds: that of its links for a message, 0 for other tasks."""
     tasks, cluster = timeline.tasks, timeline.cluster
     latencies = np.zeros(len(tasks.duration))
     for task in np.flatnonzero(tasks.source != tasks.device):
@@ -146,7 +145,7 @@ def _latencies(timeline: Timeline) -> Array:
 
 
 def server_sync_seconds(program: Program, cluster: Cluster) -> float:
-    """t_S as the paper has it: every holder sends its gradient to a server and receives the parameter,
+    """t_S of the paper: every holder sends its gradient to a server and receives the parameter,
     all through one link."""
     nbytes = sum(
         server_bytes(len(share.devices), share.box.volume * program.element_bytes(name))

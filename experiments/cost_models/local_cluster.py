@@ -1,7 +1,7 @@
-"""This machine as a cluster, and what the plans' operators take on it: what predictions are made from.
+"""Measures ranks of this machine (or hosts of a lab) as a Cluster, and the operators of plans as a Profile.
 
-Operators are measured by as many ranks at once as there are cores. Where there are more ranks than cores,
-each gets its share of them: what was measured is multiplied by ranks / cores.
+Predictions are made from both. As many ranks measure operators at once as there are cores. If there are
+more ranks than cores, the measured seconds are multiplied by ranks / cores.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from raddle.files import read_scratch, write_scratch
 
 
 def probe_devices(ranks: int, *, quick: bool) -> tuple[Device, ...]:
-    """One of so many ranks, while all of them compute, measured now."""
+    """Measures `ranks` ranks while all of them compute; one device for each."""
     return Cluster.from_dict(describe(probe(ranks, quick=quick, fresh=True))).devices
 
 
 def measure_cluster(devices: Sequence[Device], rate: str | None, *, quick: bool) -> Cluster:
-    """The devices and the messages between them as the ranks find them: of this machine or of the lab.
+    """A cluster of the devices with the links measured between their ranks, in a lab if `rate` is given.
 
-    The probe's own link is that of ranks which compute meanwhile; a rank that waits for a message does not.
+    The probe measures its link while ranks compute. Here ranks only wait for messages, as in a plan.
     """
     ranks = len(devices)
     link = call_ranks({"what": "messages", "repeats": 3 if quick else 7}, ranks, rate)
@@ -49,7 +49,7 @@ def measure_cluster(devices: Sequence[Device], rate: str | None, *, quick: bool)
 def measure_profile(
     group: PlanGroup, graph: Graph, plans: Mapping[str, Plan], kind: str, *, quick: bool
 ) -> Profile:
-    """Seconds of every distinct tile of the plans."""
+    """Measured seconds of every distinct tile of the plans. kind: of device, for the profile's keys."""
     busy = min(group.ranks, cores())
     with tempfile.TemporaryDirectory() as name:
         paths = [pathlib.Path(name) / f"{number}.json" for number in range(len(plans))]

@@ -1,4 +1,7 @@
-"""One rank of `here`: python -m experiments.cost_models.local_cluster_rank request.json, under torchrun."""
+"""One rank that measures links or operators for local_cluster.py.
+
+It runs under torchrun: python -m experiments.cost_models.local_cluster_rank request.json
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def main(request: dict[str, Any]) -> None:
 
 
 def measure_tiles(request: dict[str, Any]) -> dict[str, float]:
-    """Seconds of the tiles of all plans, while the other ranks measure the same; the ranks' median."""
+    """Seconds of the tiles of all plans: the median of the ranks, which all measure at the same time."""
     graph = capture_model(request["spec"], request["batch"])
     measured = Profile()
     for path in request["plans"]:

@@ -1,4 +1,4 @@
-"""Plans of a group, measured, and what the cost models say of them."""
+"""Measures the plans of a group and computes their costs under all cost models."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from raddle.api.costs import Profile
 from raddle.api.models import Graph
 from raddle.api.plans import Plan
 
-ROUNDS = 7  # blocks of steps of each plan, in turn with the others'
+ROUNDS = 7  # blocks of steps of each plan; plans take turns
 QUICK_ROUNDS = 5
 
 
 class PreparedGroup(NamedTuple):
-    """What both networks share."""
+    """What the measurements with and without a lab share."""
 
     graph: Graph
     plans: Mapping[str, Plan]
@@ -29,7 +29,7 @@ class PreparedGroup(NamedTuple):
 
 
 class MeasuredPlan(NamedTuple):
-    """One plan: its name, what it took, and what was predicted."""
+    """One plan with its measured step times and its predicted costs."""
 
     group: str
     name: str
@@ -48,7 +48,7 @@ def prepare_group(group: PlanGroup, quick: bool) -> PreparedGroup:
 
 
 def measure_group(group: PlanGroup, rate: str | None, *, quick: bool) -> list[MeasuredPlan]:
-    """InputError where a lab is asked for and cannot be."""
+    """Measures all plans of a group, in a lab if `rate` is given; InputError if there can be no lab."""
     graph, plans, devices, profile = prepare_group(group, quick)
     on = measure_cluster(devices, rate, quick=quick)
     timed = time_plans(
@@ -65,7 +65,7 @@ def measure_group(group: PlanGroup, rate: str | None, *, quick: bool) -> list[Me
 
 
 def plan_kind(name: str, plan: Plan) -> str:
-    """For whom a model is better or worse."""
+    """The kind of a plan, as the table of errors groups them."""
     if plan.stages:
         return "pipelines"
     if plan.parsed_sync.has_servers:

@@ -1,7 +1,7 @@
-"""The networks whose plans are measured: the zoo's, so small that a step takes a tenth of a second.
+"""The networks whose plans are measured: small versions of the zoo's, with steps of a tenth of a second.
 
-`file.py:function`, as every verb takes a model; an image a side, the layers' widths and what of the step
-is weights differ as in the large ones.
+Each is loaded as `models.py:function`. Like the large originals, they differ in image size, in layer widths
+and in how much of a step's data is weights.
 """
 
 from raddle.api.models import Workload
@@ -31,6 +31,6 @@ def resnet(batch: int = 16) -> Workload:
 
 
 def unet(batch: int = 4) -> Workload:
-    """Maps that wait for the way back."""
+    """Skip connections keep large feature maps alive until the decoder."""
     model = UNet(widths=(8, 16, 32, 64))
     return Workload("unet-like", model, *masked_images(3, 96, classes=2)(batch), class_loss)

@@ -1,7 +1,7 @@
-"""The plans that are measured: of every method, pipelines, ways to synchronise, and random ones.
+"""Makes the plans that are measured: of every method, pipelines, several kinds of sync, and random ones.
 
-All are made for devices of assumed speed at the lab's rate, so that they do not depend on a measurement
-and are the same with and without the lab; the random ones draw a configuration for every group of layers,
+All are made for devices of assumed speed at the lab's rate. So they do not depend on a measurement and
+are the same with and without the lab. The random ones draw a configuration for every group of layers,
 as FlexFlow's search does (arXiv 1807.05358, section 6).
 """
 
@@ -32,12 +32,12 @@ QUICK_METHODS = ("data", "owt", "layerwise", "spatial", "filter-horizontal", "op
 
 
 class PlanGroup(NamedTuple):
-    """One model on so many ranks: its plans are compared with each other."""
+    """One model on some ranks; its plans are compared with each other."""
 
     function: str  # of models.py
     batch: int
     ranks: int
-    random_count: int  # plans drawn
+    random_count: int  # number of random plans
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class PlanGroup(NamedTuple):
         return capture_model(self.spec, self.batch)
 
 
-# A rank has a core of its own: what ranks take that share one depends on who waits when.
+# At most one rank per core: the times of ranks that share a core depend on who waits when.
 RANKS_PER_CORE = max(2, min(4, cores()))
 QUICK = (PlanGroup("alexnet", 16, 2, 2),)
 FULL = (
@@ -63,7 +63,7 @@ FULL = (
 
 
 def assumed_cluster(ranks: int) -> Cluster:
-    """Hosts with one device each, as the lab has them."""
+    """A cluster like the lab, with one device of assumed speed on each host."""
     device = cluster(f"local:{ranks}").devices[0]
     network = Network(parse_rate(RATE) / 8, LATENCY)
     hosts = [([replace(device, node=a)], None, network) for a in range(ranks)]
@@ -71,12 +71,12 @@ def assumed_cluster(ranks: int) -> Cluster:
 
 
 def micro_batch_graph(graph: Graph, plan: Plan) -> Graph:
-    """What a plan's tiles are of: a micro-batch, where it divides the batch."""
+    """The graph of one micro-batch, which the plan's tiles refer to."""
     return graph.for_batch(-(-graph.batch // plan.microbatches))
 
 
 def distinct_plans(group: PlanGroup, graph: Graph, *, quick: bool = False) -> dict[str, Plan]:
-    """By name, those that can be applied and that are not the same as one before."""
+    """All applicable plans by name, without duplicates."""
     on = assumed_cluster(group.ranks)
     distinct: dict[str, Plan] = {}
     seen: set[tuple[object, ...]] = set()

@@ -1,4 +1,4 @@
-"""Tables, charts and sentences of what was found."""
+"""Tables, charts and sentences that compare the cost models, made from the measured plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 PlansByGroup = Mapping[str, Sequence[MeasuredPlan]]
 Accuracies = Mapping[tuple[str, str], Accuracy]  # by group and cost model
 
-# What the papers say of their models: relative error, from and to.
+# The range of relative errors that the papers print for their own models.
 PRINTED = {
     "optcnn": ("OptCNN", -0.05, 0.09),
     "simulator": ("FlexFlow", -0.30, 0.30),
@@ -212,7 +212,7 @@ def _winners(groups: PlansByGroup, accuracies: Accuracies) -> str:
 
 
 def _losses(groups: PlansByGroup, accuracies: Accuracies) -> str:
-    """Where another model ranks or chooses better than the simulator."""
+    """A sentence: in which groups another model ranks or chooses better than the simulator."""
     lost = []
     for name in groups:
         simulator = accuracies[name, "simulator"]
@@ -251,7 +251,7 @@ def _fitted_errors(
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of those that are numbers: all plans of a group may be predicted to be equal."""
+    """Mean without nan. A correlation is nan if a model predicts the same for all plans of a group."""
     real = [v for v in values if not math.isnan(v)]
     return statistics.fmean(real) if real else math.nan
 
