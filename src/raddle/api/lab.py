@@ -14,6 +14,6 @@ __all__ = [
     "LaunchError",
     "check_system",
     "launch",
-    "torchrun_commands",
     "parse_rate",
+    "torchrun_commands",
 ]

@@ -13,10 +13,10 @@ from raddle.transport.orphans import starter_env
 
 __all__ = [
     "Machines",
-    "rank_environment",
-    "gpus",
     "choose_device",
     "exec_torchrun",
+    "gpus",
+    "rank_environment",
     "torchrun_arguments",
 ]
 

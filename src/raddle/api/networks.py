@@ -13,7 +13,21 @@ from raddle.zoo.unet import UNet
 from raddle.zoo.vgg import VGG, VGG16, VGG19
 
 __all__ = [
-    "RESNET50", "VGG", "VGG16", "VGG19", "AlexNet", "CifarResNet", "Inception3", "LanguageModel",
-    "BatchMaker", "ResNet", "UNet", "class_loss", "class_loss_with_auxiliary", "images", "masked_images",
-    "text", "token_loss",
+    "RESNET50",
+    "VGG",
+    "VGG16",
+    "VGG19",
+    "AlexNet",
+    "BatchMaker",
+    "CifarResNet",
+    "Inception3",
+    "LanguageModel",
+    "ResNet",
+    "UNet",
+    "class_loss",
+    "class_loss_with_auxiliary",
+    "images",
+    "masked_images",
+    "text",
+    "token_loss",
 ]  # fmt: skip

@@ -22,8 +22,22 @@ from raddle.searches.registry import METHODS, SEARCHES
 from raddle.searches.settings import AUTO, SearchResult, Settings
 
 __all__ = [
-    "AUTO", "BASELINES", "METHODS", "SEARCHES", "SearchResult", "EvaluatedPlan", "Settings", "check_pipeline", "compare",
-    "run_method", "method_names", "plan_for", "build_plan", "plan_and_predict", "predict", "read_search_settings",
+    "AUTO",
+    "BASELINES",
+    "METHODS",
+    "SEARCHES",
+    "EvaluatedPlan",
+    "SearchResult",
+    "Settings",
+    "build_plan",
+    "check_pipeline",
+    "compare",
+    "method_names",
+    "plan_and_predict",
+    "plan_for",
+    "predict",
+    "read_search_settings",
+    "run_method",
 ]  # fmt: skip
 
 

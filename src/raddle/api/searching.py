@@ -20,7 +20,24 @@ from raddle.searches.plan_space import PlanSpace
 from raddle.searches.starts import random_start, split_one_letter, stage_of_groups
 
 __all__ = [
-    "PipelineRequest", "Chain", "Configuration", "LayerCostModel", "Group", "PlanSpace", "Tables", "Tiles", "start_chain",
-    "choose_configurations", "copies", "build_device_chain", "build_layer_graph", "split_one_letter", "optcnn_paper", "random_start", "spatial",
-    "stage_op_names", "stage_of_groups", "build_tables",
+    "Chain",
+    "Configuration",
+    "Group",
+    "LayerCostModel",
+    "PipelineRequest",
+    "PlanSpace",
+    "Tables",
+    "Tiles",
+    "build_device_chain",
+    "build_layer_graph",
+    "build_tables",
+    "choose_configurations",
+    "copies",
+    "optcnn_paper",
+    "random_start",
+    "spatial",
+    "split_one_letter",
+    "stage_of_groups",
+    "stage_op_names",
+    "start_chain",
 ]  # fmt: skip

@@ -11,6 +11,14 @@ from raddle.simulation.timeline import Timeline, simulate
 from raddle.simulation.trace import write_trace
 
 __all__ = [
-    "STEPS", "Evaluator", "Tasks", "Timeline", "details", "simulate_steps", "peak_bytes", "run_tasks",
-    "simulate", "write_trace",
+    "STEPS",
+    "Evaluator",
+    "Tasks",
+    "Timeline",
+    "details",
+    "peak_bytes",
+    "run_tasks",
+    "simulate",
+    "simulate_steps",
+    "write_trace",
 ]  # fmt: skip

@@ -1,1 +1,1 @@
-"""What people see of a result: tables for a terminal, pages for a browser."""
+"""Presents results to people: tables for a terminal, HTML pages for a browser."""

@@ -1,4 +1,7 @@
-"""The hosts of labs, as a table."""
+"""Prints the results of `raddle lab`: a table of hosts, and what `raddle lab down` removed.
+
+A lab is a set of hosts (network namespaces) on one machine, with a shaped network between them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from raddle.reports.units import bytes_text, plural
 
 
 def show_hosts(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what `raddle lab status` found."""
+    """Print one row for each host, as `raddle.lab.status.host_rows` returns them."""
     if not rows:
         print("no lab is up: make one with `raddle lab up`.")
         return
@@ -26,7 +29,10 @@ def show_hosts(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_removed(lab: str, removed: Collection[str], ended: Collection[int]) -> None:
-    """Print what `raddle lab down` did."""
+    """Print the result of `raddle lab down`.
+
+    removed: names of network namespaces; ended: ids of the processes that ran in them.
+    """
     if removed:
         print(
             f"lab '{lab}': {plural(len(removed), 'namespace')} removed, "

@@ -1,4 +1,8 @@
-"""What a captured model consists of, layer by layer: one data for the table and for `--json`."""
+"""Describes a captured model layer by layer, for the table and the `--json` of `raddle models`.
+
+A layer is the run of operators with the same `op.layer`; a composite module (an LSTM, a batch norm) is one
+layer of several operators.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,11 @@ from raddle.graph.ops import work
 
 
 def describe_model(graph: Graph) -> dict[str, Any]:
-    """Totals and layers; a composite (an LSTM, a batch norm) is one layer.
+    """Return the totals of a model and one row for each layer.
 
-    `flops_*` are the operations of contractions, as torch.utils.flop_counter counts them: twice the
-    multiply-adds that papers print. `activation_bytes` is what layers hand to each other.
+    `flops_*` count the operations of contractions (convolutions, matrix products, attention) as
+    torch.utils.flop_counter does: twice the multiply-adds that papers print. `activation_bytes` are the
+    bytes of the values that other layers read.
     """
     layers = [list(ops) for _, ops in groupby(graph.ops, key=lambda op: op.layer)]
     differentiable = graph.differentiable()
@@ -40,7 +45,10 @@ def describe_model(graph: Graph) -> dict[str, Any]:
 def _layer_row(
     graph: Graph, ops: list[Op], counted_parameters: set[str], readers: Mapping[str, set[str]]
 ) -> dict[str, Any]:
-    """One layer; a parameter counts where it is used first."""
+    """Describe one layer. A shared parameter counts for the first layer that uses it.
+
+    counted_parameters: those of earlier layers; this layer's are added to it.
+    """
     layer = ops[0].layer
     outputs = [o for op in ops for o in op.outputs]
     passed_on = [o for o in outputs if readers.get(o, set()) - {layer}] or outputs[-1:]
@@ -63,7 +71,10 @@ def _layer_row(
 
 
 def split_text(graph: Graph, op: Op) -> str:
-    """The dimensions that can be split, with their kinds: `n S, c P, h A, w A, k R`."""
+    """Return the dimensions that can be split, each with its kind: `n S, c P, h A, w A, k R`.
+
+    S: sample, P: parameter, A: attribute (as height and width), R: reduction (splitting it splits a sum).
+    """
     pairs = zip(op.space.dims, graph.dim_kinds(op), strict=True)
     return ", ".join(f"{dim.name} {kind}" for dim, kind in pairs if kind != "-")
 

@@ -1,4 +1,4 @@
-"""What `raddle partition` and `raddle export` say."""
+"""Prints the results of `raddle partition` (a table) and of `raddle export` (one line)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ MI = 2**20
 
 
 def show_partitions(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a line a partition; volumes are of a forward, in Mi elements."""
+    """Print one row for each partition; volumes are elements sent in a forward pass, in Mi (2**20).
+
+    Below the table: why a method failed, and which partitions exceed the allowed imbalance.
+    """
     console = stdout()
     table = new_table(console)
     table.add_column("method", no_wrap=True)

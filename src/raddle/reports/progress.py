@@ -1,4 +1,8 @@
-"""Progress on stderr: a spinner or a bar for people, lines of JSON for another program."""
+"""Shows progress on stderr: a spinner or a bar for people, lines of JSON for another program.
+
+`progress_bar` and `progress_lines` give their body a function to report progress with. It takes a mapping
+such as {"step": "owt", "done": 2, "of": 5}: what is being done, and how much of how much is finished.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-PROGRESS_SECONDS = 0.1  # between lines of progress
+PROGRESS_SECONDS = 0.1  # shortest time between two lines of JSON
 
 
 @contextmanager
 def spinner(message: str) -> Iterator[None]:
-    """Show a spinner on stderr while the body runs, if somebody is looking at it."""
+    """Show a spinner on stderr while the body runs; nothing if stderr is not a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -28,9 +32,9 @@ def spinner(message: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Show a bar on stderr, if somebody is looking at it, that {"step", "done", "of"} moves.
+    """Show a bar on stderr, and yield the function that moves it; nothing if stderr is not a terminal.
 
-    Who does not know how far it is leaves out the last two.
+    "done" and "of" may be left out where the amount of work is unknown.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -48,7 +52,10 @@ def progress_bar(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
 @contextmanager
 def progress_lines(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """The same as lines of JSON on stderr, for another program; of quick ones, some."""
+    """Yield a function that prints progress as lines of JSON on stderr, for another program.
+
+    A line within PROGRESS_SECONDS of the line before is dropped.
+    """
     last = 0.0
 
     def print_line(step: Mapping[str, Any]) -> None:

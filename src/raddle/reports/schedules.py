@@ -1,4 +1,4 @@
-"""Schedules of pipelines: data for scripts, pictures for people."""
+"""Describes pipeline schedules for `raddle schedule`: data for `--json`, pictures for a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ def schedule_names() -> list[dict[str, str]]:
 
 
 def describe_schedule(schedule: Schedule, name: str, backward: int = 1) -> dict[str, Any]:
-    """What a schedule does: its picture, the idle share, and what is alive at most on each worker."""
+    """Return a schedule's picture, its idle share (bubble) and its memory use.
+
+    backward: duration of a backward, where a forward takes 1. "alive": by worker, the largest number of
+    micro-batches whose activations are held at once. "versions": by worker, the largest number of weight
+    versions held at once, for schedules that keep several.
+    """
     result: dict[str, Any] = {
         "name": name,
         "stages": schedule.stages,

@@ -1,4 +1,4 @@
-"""Tables at a terminal; plain, uncoloured and unwrapped text when piped."""
+"""Creates consoles and tables for stdout: coloured at a terminal, plain and unwrapped text when piped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-PIPED_WIDTH = 10_000  # columns: a table is as wide as its content, and a pipe never cuts it
+PIPED_WIDTH = 10_000  # characters: wide enough that piped tables are never cut or wrapped
 
 
 def stdout() -> Console:

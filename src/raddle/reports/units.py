@@ -1,4 +1,4 @@
-"""Figures as people read them: three digits and a unit."""
+"""Writes numbers for people: about three digits and a unit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bytes_text(nbytes: float) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """12.5e9 -> "12.5 GB/s"; decimal, as data sheets have it."""
+    """12.5e9 -> "12.5 GB/s"; powers of 1000, as in data sheets."""
     return _scaled(rate, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s"))
 
 
@@ -40,7 +40,10 @@ def plural(count: int, noun: str) -> str:
 
 
 def _scaled(value: float, base: int, units: Sequence[str]) -> str:
-    """Three digits and the largest unit that leaves something before the point."""
+    """Return the value in the largest unit in which it is at least 1, with three digits.
+
+    base: ratio of a unit to the one before it in `units`.
+    """
     scaled, step = float(value), 0
     while round(scaled) >= base and step < len(units) - 1:
         scaled, step = scaled / base, step + 1

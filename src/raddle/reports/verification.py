@@ -1,4 +1,4 @@
-"""What `raddle verify` found, as a table."""
+"""Prints the result of `raddle verify`: one row for each check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raddle.reports.units import plural
 
 
 def show_verdict(result: Mapping[str, Any]) -> None:
-    """Print what `raddle.verification.verify_plan.verify` says."""
+    """Print the result of `raddle.verification.verify_plan.verify`."""
     console = stdout()
     console.print(
         f"{result['model']}, batch {result['batch']}, {result['method'] or 'a plan'} on "

@@ -1,1 +1,1 @@
-"""What an experiment has found, and its faces: a table for a terminal, Markdown for READMEs."""
+"""Results of experiments (`raddle reproduce`), and their forms: terminal tables, Markdown for READMEs."""

@@ -1,4 +1,4 @@
-"""A result as Markdown, for the READMEs of bench/."""
+"""Writes the result of an experiment as Markdown, for the READMEs of bench/."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _table(table: Table) -> list[str]:
 
 
 def chart_to_table(chart: Chart) -> Table:
-    """A line is a column, where its points share their x."""
+    """Return a chart as a table: a row for each x, a column for each line (None: no point there)."""
     all_x = sorted({x for line in chart.lines for x, _ in line.points})
     lines_by_x = [dict(line.points) for line in chart.lines]
     rows: list[list[Cell]] = [

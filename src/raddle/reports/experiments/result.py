@@ -1,7 +1,9 @@
-"""What an experiment has found: sections of tables, charts and drawings, and where each figure is from.
+"""The result of an experiment: sections of tables, charts and drawings.
 
-measured    on this machine, by running it
-simulated   by raddle, on the cluster that is named
+A column of a table and a line of a chart name the source of their numbers:
+
+measured    by running it on this machine
+simulated   by raddle, on the named cluster
 counted     from a plan alone: bytes, flops, weights
 printed     in the paper
 """
@@ -18,10 +20,13 @@ SOURCES = ("", "measured", "simulated", "counted", "printed")
 
 @dataclass(frozen=True)
 class Column:
-    """`digits` after the point; without any, as many as three in all need."""
+    """A column of a table.
+
+    digits: digits after the decimal point; None: three significant digits.
+    """
 
     name: str
-    source: str = ""
+    source: str = ""  # one of SOURCES
     digits: int | None = None
 
     def __post_init__(self) -> None:
@@ -33,7 +38,7 @@ class Table:
     title: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
-    note: str = ""  # units, and what differs
+    note: str = ""  # below the table: units, and differences from the paper
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -43,15 +48,15 @@ class Table:
 @dataclass(frozen=True)
 class Line:
     name: str
-    points: Sequence[tuple[float, float]]
+    points: Sequence[tuple[float, float]]  # (x, y)
     source: str = ""
 
 
 @dataclass(frozen=True)
 class Chart:
     title: str
-    x: str  # with its unit
-    y: str
+    x: str  # title of the x axis, with its unit
+    y: str  # title of the y axis, with its unit
     lines: Sequence[Line]
     log_x: bool = False
     log_y: bool = False
@@ -60,7 +65,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Lines of text, each character as wide as another."""
+    """Lines of text, shown in a monospaced font."""
 
     title: str
     lines: Sequence[str]
@@ -69,10 +74,13 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Section:
-    """`skipped`: why there is nothing, where this machine cannot do it."""
+    """One part of an experiment.
+
+    skipped: why this machine cannot do it; empty where it was done.
+    """
 
     title: str
-    text: str = ""  # paragraphs, apart by empty lines
+    text: str = ""  # paragraphs, separated by empty lines
     parts: Sequence[Table | Chart | Drawing] = ()
     skipped: str = ""
 
@@ -81,17 +89,17 @@ class Section:
 class Result:
     name: str
     title: str
-    claims: Sequence[str]  # of the paper, in one sentence each
-    differs: Sequence[str]  # what is not as it was there
+    claims: Sequence[str]  # of the paper, one sentence each
+    differs: Sequence[str]  # how the experiment differs from the paper's
     sections: Sequence[Section]
     machine: str
-    quick: bool
-    seconds: float
+    quick: bool  # whether only the small sizes were done
+    seconds: float  # duration of the experiment
     version: str = field(default="")
 
 
 def result_to_dict(result: Result) -> dict[str, Any]:
-    """As JSON has it; a part says what it is."""
+    """Return the result as JSON data; each part has its type in "is": table, chart or drawing."""
     data = asdict(result)
     for section, section_object in zip(data["sections"], result.sections, strict=True):
         for part, part_object in zip(section["parts"], section_object.parts, strict=True):
@@ -100,7 +108,7 @@ def result_to_dict(result: Result) -> dict[str, Any]:
 
 
 def result_from_dict(data: dict[str, Any]) -> Result:
-    """What `plain` was made of."""
+    """Return the result that `result_to_dict` made this data of."""
     sections = [
         Section(**{**section, "parts": [_part(part) for part in section["parts"]]})
         for section in data["sections"]
@@ -122,14 +130,14 @@ def _part(data: dict[str, Any]) -> Table | Chart | Drawing:
 
 
 def cell_text(value: Cell, column: Column) -> str:
-    """1234.5 -> "1234", 0.01234 -> "0.0123"; what there is not, is a dash."""
+    """1234.5 -> "1234", 0.01234 -> "0.0123", None -> a dash."""
     if value is None:
         return "–"
     if isinstance(value, str):
         return value
     if column.digits is not None:
         return f"{value:.{column.digits}f}"
-    if isinstance(value, int) or not abs(value) < 100:  # also what is no number
+    if isinstance(value, int) or not abs(value) < 100:  # true for NaN too
         return f"{value:.0f}"
     if value == 0:
         return "0"

@@ -1,4 +1,4 @@
-"""What `raddle reproduce` has found, at a terminal."""
+"""Prints the list of experiments and the result of one at a terminal, for `raddle reproduce`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What `raddle explain PLAN OP` prints: how an operator is split, and what else it could be."""
+"""Prints the result of `raddle explain PLAN OP`: how an operator is split, and the cost of other splits.
+
+Operators that are split together form a group; one of them, the anchor, decides the split. A letter is the
+name of a dimension that can be split (n: samples, c: channels, ...). "One step on its own" is a step that
+does not overlap with the steps before and after it.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +30,17 @@ from raddle.reports.units import (
     plural,
 )
 
-DERIVATIONS = {
+DERIVATIONS = {  # what decides the tiles of a member of a group
     "anchor": "the layer that is split",
     "own": "its own letters",
     "after": "what it reads: {}",
     "before": "who reads it: {}",
 }
-MIN_SHARE = 0.1  # of a difference: what makes up less of it is not named
+MIN_SHARE = 0.1  # a cause of less than this share of a time difference is not named
 
 
 def show_op(result: Mapping[str, Any]) -> None:
-    """Print what `raddle.searches.explanation.explain_op.explain_op` says."""
+    """Print the result of `raddle.searches.explanation.explain_op.explain_op`."""
     console = stdout()
     console.print(heading(result), style="bold")
     console.print(f"{result['op']} ({result['kind']}): {result['tiles']}")
@@ -131,7 +136,7 @@ def _alternative_table(
 
 
 def comparison_sentence(result: Mapping[str, Any]) -> str:
-    """How the present split does among its alternatives."""
+    """Return a sentence that compares the present split with its alternatives."""
     if not result["timed"]:
         return "There is no other way to split it here."
     others = plural(result["timed"], "other way")
@@ -147,12 +152,15 @@ def comparison_sentence(result: Mapping[str, Any]) -> str:
 
 
 def describe_changes(base: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
-    """Why an alternative takes longer or shorter, in words: time first, and then bytes."""
+    """Return phrases that say why an alternative is slower or faster: times first, then bytes sent.
+
+    base: the measures of the present split; row: those of the alternative.
+    """
     times = {
         "computing on the busiest device": row["compute_ms"] - base["compute_ms"],
         "messages on the busiest link": row["link_ms"] - base["link_ms"],
     }
-    if "average" in row:  # it was simulated
+    if "average" in row:  # only simulated alternatives have it
         for what, key in {"waiting for data": "exposed_ms", "idle": "idle_ms"}.items():
             times[what] = row["average"][key] - base["average"][key]
     threshold = max(MIN_SHARE * abs(row["difference_ms"]), 1e-6)

@@ -1,4 +1,4 @@
-"""Words that explanations share: durations, shares, lists, and what is sent more or less."""
+"""Writes the phrases that explanations share: durations, shares, lists, and changes of the bytes sent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from raddle.reports.units import (
     seconds_text,
 )
 
-MAX_ROWS = 12  # of a table, beyond which the rest is counted
-NEGLIGIBLE = 0.01  # a change of less than this share is not worth a word
+MAX_ROWS = 12  # rows of a table that are shown; the others are only counted
+NEGLIGIBLE = 0.01  # a change of less than this share is not mentioned
 
 
 def heading(result: Mapping[str, Any]) -> str:
@@ -35,12 +35,15 @@ def heading(result: Mapping[str, Any]) -> str:
 
 
 def has_comparison(result: Mapping[str, Any]) -> bool:
-    """Whether there is a data-parallel plan to look at beside this one."""
+    """Whether there is a data-parallel plan, other than this one, to compare with."""
     return result["data"] is not None and not result["data"]["same"]
 
 
 def sent_changes(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[str]:
-    """What is sent more or less, the largest change first; little of all that is sent goes unsaid."""
+    """Yield phrases on what the new plan sends more or less, the largest change first.
+
+    old, new: bytes by purpose. Negligible changes are left out.
+    """
     threshold = NEGLIGIBLE * max(sum(old.values()), sum(new.values()))
     changes = {purpose: new[purpose] - old[purpose] for purpose in new}
     if changes["activations"] * changes["gradients"] > 0:
@@ -63,7 +66,7 @@ def signed_ms(ms: float) -> str:
 
 
 def percent(share: float) -> str:
-    """0.034 -> "3 %"; what is little but not nothing has a digit more."""
+    """0.034 -> "3 %", 0.004 -> "0.4 %"."""
     percent = 100 * share
     return f"{percent:.1f} %" if 0.05 <= percent < 0.95 else f"{percent:.0f} %"
 
@@ -73,12 +76,12 @@ def more_or_less(change: float) -> str:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """a, b and c."""
+    """["a", "b", "c"] -> "a, b and c"."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def shorten_names(names: str) -> str:
-    """Of a bucket of parameters, the first few."""
+    """Shorten the names of a bucket's parameters: "a, b, c, d" -> "a, b and 2 more"."""
     parts = names.split(", ")
     return names if len(parts) <= 3 else f"{', '.join(parts[:2])} and {len(parts) - 2} more"
 

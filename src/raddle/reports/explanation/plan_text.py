@@ -1,4 +1,4 @@
-"""What `raddle explain PLAN` prints: sentences first, and the tables that they are drawn from."""
+"""Prints the result of `raddle explain PLAN`: sentences, then the tables that their numbers come from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raddle.reports.units import (
     plural,
 )
 
-STOP_REASONS = {
+STOP_REASONS = {  # why a search ended, by the name in a plan file
     "budget": "its time was over",
     "proposals": "it had made as many proposals as it may",
     "no improvement": "nothing had become faster for long",
@@ -36,7 +36,7 @@ AVERAGES = {"compute_ms": "computing", "exposed_ms": "waiting for data", "idle_m
 
 
 def show_plan(result: Mapping[str, Any]) -> None:
-    """Print what `raddle.searches.explanation.explain_plan.explain_plan` says."""
+    """Print the result of `raddle.searches.explanation.explain_plan.explain_plan`."""
     console = stdout()
     console.print(heading(result), style="bold")
     for sentence in sentences(result):
@@ -51,7 +51,7 @@ def show_plan(result: Mapping[str, Any]) -> None:
 
 
 def _comparison_table(console: Console, result: Mapping[str, Any]) -> Table:
-    """A row a figure, this plan beside data parallel."""
+    """Return a table with a row for each metric: this plan next to data parallelism."""
     sides = [result["plan"]]
     if has_comparison(result):
         sides.append(result["data"])
@@ -104,7 +104,7 @@ def _show_search(console: Console, search: Mapping[str, Any]) -> None:
 
 
 def _verdict(row: Mapping[str, Any], memory: Sequence[int]) -> str:
-    """Why something that was tried was not taken."""
+    """Return whether a candidate of the search was taken, or else why not."""
     if row["taken"]:
         return "taken"
     if row["fits"] is False:

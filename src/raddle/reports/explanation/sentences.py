@@ -1,4 +1,7 @@
-"""A whole plan in a few sentences, against data parallelism and against the lower bound."""
+"""Explains a whole plan in a few sentences: against data parallelism and against the lower bound.
+
+The lower bound is a time that no plan on these devices can be faster than.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from raddle.reports.units import (
     bytes_text,
 )
 
-BOUND_REASONS = {
+BOUND_REASONS = {  # what sets the lower bound
     "work": "all the work, spread evenly over the devices",
     "path": "operators that wait for each other, one after the other",
     "message": "a single message",
@@ -27,7 +30,10 @@ BOUND_REASONS = {
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
-    """A plan in a few words; every number is one of the data's."""
+    """Return the sentences about a plan; every number in them is taken from `result`.
+
+    result: as `raddle.searches.explanation.explain_plan.explain_plan` returns it.
+    """
     return [
         _speedup_sentence(result),
         _shares_sentence(result),
@@ -39,7 +45,7 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
 
 
 def _pipeline_sentences(result: Mapping[str, Any]) -> list[str]:
-    """Of a pipeline: what its schedule alone makes idle, and what it keeps."""
+    """Return a sentence about a pipeline's schedule (its bubble and memory), or nothing for other plans."""
     schedule = result.get("schedule")
     if not schedule or "alive" not in schedule:
         return []
@@ -74,8 +80,8 @@ def _speedup_sentence(result: Mapping[str, Any]) -> str:
 def _shares_sentence(result: Mapping[str, Any]) -> str:
     shares = _percents(result["plan"])
     text = (
-        f"{shares[0]} of a step is computing, {shares[1]} waiting for data and {shares[2]} idle, on average "
-        "over the devices"
+        f"{shares[0]} of a step is computing, {shares[1]} waiting for data and {shares[2]} idle, "
+        "on average over the devices"
     )
     if not has_comparison(result):
         return f"{text}."
@@ -95,7 +101,8 @@ def _bound_sentence(result: Mapping[str, Any]) -> str:
     if bound is None:
         return f"{result['bound_error'].capitalize()}."
     return (
-        f"No plan on these devices takes less than {ms_text(bound['ms'])} ({BOUND_REASONS[bound['binding']]}): "
+        f"No plan on these devices takes less than {ms_text(bound['ms'])} "
+        f"({BOUND_REASONS[bound['binding']]}): "
         f"this one takes {result['plan']['step_ms'] / bound['ms']:.2f} x as long, "
         f"{ms_text(result['gap_ms'])} more."
     )

@@ -1,4 +1,4 @@
-"""One HTML file that shows plans: data in `data.py` and beside it, scripts and styles in `web/`.
+"""Writes one HTML file that shows plans: Python collects the data, `web/` has the scripts and styles.
 
 docs/page.md says what the data looks like and how the page is put together.
 """

@@ -1,4 +1,4 @@
-"""What other splits of each layer would cost, for the page: as many layers as there is time for."""
+"""Describes for the page what other splits of the layers would cost, within a time limit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 def describe_alternatives(
     plan: Plan, timeline: Timeline, profile: Profile | None, seconds: float, on_progress: OnProgress
 ) -> list[dict[str, Any]]:
-    """By group of operators that are split together: its members, and what else could be done.
+    """Return, for each group of operators that are split together, its members and other splits.
 
-    The groups of most work come first; what is not reached within `seconds` has no alternatives.
+    Groups with the most work come first; groups not reached within `seconds` are left out.
     """
     graph, cluster = timeline.program.graph, timeline.cluster
     if plan.devices > MAX_EVALUATED_DEVICES or seconds <= 0:
@@ -32,7 +32,7 @@ def describe_alternatives(
     space = plan_space_of(graph, plan, cluster, profile)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     timer = make_timer(space, plan, timeline)
-    started = perf_counter()  # whatever was compiled for the first time by then
+    started = perf_counter()  # after make_timer, which may JIT compile
     operator_seconds = whole_operator_seconds(graph)
 
     def group_seconds(g: int) -> float:

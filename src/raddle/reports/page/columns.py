@@ -1,7 +1,8 @@
-"""Numbers for the page, small: each column as bytes that compress well, all columns in one block.
+"""Stores columns of integers for the page compactly: all columns in one block of bytes.
 
-A column is stored less its smallest value, in as few bytes a number as it needs: first all lowest bytes,
-then the next ones. `delta` stores differences, for numbers that rise. Equal columns are stored once.
+The smallest value of a column is subtracted from all its numbers. They are then stored in as few bytes per
+number as the column needs: first the lowest byte of each number, then the next bytes; this compresses well.
+With `delta`, differences are stored, for numbers that rise. Equal columns are stored once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ Array = np.ndarray
 
 
 class Columns:
-    """Collects columns; what `add` returns is where the page finds one."""
+    """Collects columns; `add` returns the description with which the page reads a column."""
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
@@ -22,7 +23,11 @@ class Columns:
         self._size = 0
 
     def add(self, values: Any, *, delta: bool = False) -> dict[str, int]:
-        """`at`, `n`, `width` (bytes a number), `least`, and `delta` (0 or 1)."""
+        """Store a column and return its description.
+
+        at: offset in the block; n: count of numbers; width: bytes per number; least: smallest value,
+        which was subtracted; delta: 1 if differences are stored.
+        """
         numbers = np.asarray(values, np.int64)
         if delta and len(numbers):
             numbers = np.concatenate([numbers[:1], np.diff(numbers)])
@@ -45,7 +50,7 @@ class Columns:
 
 
 def read_column(block: bytes, column: dict[str, int]) -> Array:
-    """What the page does with a column."""
+    """Return the numbers of a column, as the page's script decodes it."""
     n, width = column["n"], column["width"]
     planes = np.frombuffer(block, np.uint8, n * width, column["at"]).reshape(width, n)
     numbers = np.zeros(n, np.int64)

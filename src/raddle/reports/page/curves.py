@@ -1,4 +1,4 @@
-"""Memory over time for the page: few points, none of which hides a peak."""
+"""Describes memory over time for the page: curves with few points that still show every peak."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from raddle.reports.page.columns import Columns
 from raddle.simulation.memory.peaks import memory_curves
 from raddle.simulation.timeline import Timeline
 
-MAX_POINTS = 400  # of a curve: about as many as a screen shows
+MAX_POINTS = 400  # points of a curve: about as many as a screen shows
 Array = np.ndarray
 
 
 def describe_memory(timeline: Timeline, columns: Columns) -> dict[str, Any]:
-    """Curves in the period of a step, one for all devices that have the same, and what devices hold."""
+    """Return memory curves over the last step's period, and the capacity of each device in bytes.
+
+    Devices with equal curves share one. Times are in ns since the period began, levels in bytes.
+    """
     begin, end = ([0, *timeline.step_ends])[-2:]
     curves: dict[bytes, dict[str, Any]] = {}
     for d, (times, levels) in enumerate(memory_curves(timeline)):
@@ -39,7 +42,7 @@ def _clip_to_window(times: Array, levels: Array, begin: int, end: int) -> tuple[
 
 
 def thin_curve(times: Array, levels: Array, points: int = MAX_POINTS) -> tuple[Array, Array]:
-    """A step curve of at most `points` points that is nowhere lower, and as high at its peak."""
+    """Return a step curve of at most `points` points, nowhere below the given one and with its peak."""
     if len(times) <= points:
         return times, levels
     starts = np.linspace(0, len(times), points + 1).astype(int)[:-1]

@@ -1,4 +1,7 @@
-"""All that the page shows, collected plan by plan: one piece of JSON, and columns of numbers beside it."""
+"""Collects the data of the page, plan by plan: JSON data, and columns of numbers that the JSON refers to.
+
+The page opens with one plan: the first plan of the user, or else the fastest that fits into memory.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +37,19 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class Entry:
-    """A plan that was simulated, or a method that could not be applied, with its row of figures."""
+    """A simulated plan with its predicted metrics, or a method that could not be applied (plan is None)."""
 
     label: str
     row: dict[str, Any]
     plan: Plan | None = None
     timeline: Timeline | None = None
-    run: Mapping[str, Any] | None = None  # what was measured of it
-    from_user: bool = False  # whether it is a plan that the user brought: the first such one opens
+    run: Mapping[str, Any] | None = None  # the measured run of the plan, as `read_run` returns it
+    from_user: bool = False  # a plan file of the user; the page opens with the first such plan
 
 
 @dataclass(frozen=True)
 class PageData:
-    """What the page is given: plain data, and the columns that it refers to."""
+    """The data of a page: JSON data, and the block of columns that it refers to."""
 
     json_data: dict[str, Any]
     columns: bytes
@@ -62,10 +65,10 @@ def describe_entries(
     alternatives: float = 0.0,
     on_progress: OnProgress = lambda step: None,
 ) -> PageData:
-    """Entries are looked at one by one: one timeline is held at a time, and that of the plan that opens.
+    """Describe entries for the page.
 
-    That is the first plan that the user brought, or else the fastest of those that fit. `alternatives` is
-    how many seconds may be spent on other ways to split each of its layers.
+    entries: read one by one, to hold few timelines in memory. alternatives: seconds to spend on other
+    splits of the layers of the plan that the page opens with.
     """
     columns = Columns()
     ops = operator_numbers(graph)
@@ -89,7 +92,7 @@ def describe_entries(
             if not user_plan_opens and (entry.from_user or best == number):
                 opened = number, entry.plan, entry.timeline, entry.from_user
         methods.append(method)
-    # A plan of several micro-batches has another batch, and the speedup that its sentences say.
+    # A plan with another batch keeps the speedup of its explanation, over data parallelism at that batch.
     add_speedups([m for m in methods if m.get("batch", graph.batch) == graph.batch])
     if opened is not None:
         number, plan, timeline, _ = opened
@@ -114,7 +117,7 @@ def _is_faster(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _fastest_or_first(methods: list[dict[str, Any]]) -> int:
-    """Of plans that do not fit the fastest, else the first row."""
+    """Return the number of the fastest plan, though it does not fit, or 0 if there is no plan."""
     timed = [m for m in range(len(methods)) if methods[m]["step_ms"] is not None]
     return max(timed, key=lambda m: methods[m]["samples_per_s"], default=0)
 
@@ -140,7 +143,7 @@ def _describe_plan(
     profile: Profile | None,
     data_timeline: Timeline | None,
 ) -> dict[str, Any]:
-    micro_batch = timeline.program.graph  # of a micro-batch, where a plan divides the batch
+    micro_batch = timeline.program.graph  # the graph of one micro-batch
     explained = explain_timeline(plan, timeline, profile, data_timeline)
     bound, history = explained["bound"], plan.predicted.get("history")
     return {
@@ -181,12 +184,12 @@ def _describe_cluster(cluster: Cluster) -> dict[str, Any]:
 
 
 def plan_file_name(plan: Plan) -> str:
-    """What the page saves a plan as, and calls it in lines for a shell: a plan's method may be any text."""
+    """Return a safe file name for a plan: its method may be any text, and the name goes into a command."""
     return f"{re.sub(r'[^A-Za-z0-9_.]+', '-', plan.method)[:80].strip('-.') or 'plan'}.json"
 
 
 def torchrun_command(plan: Plan, cluster: Cluster) -> str:
-    """What runs a plan that was saved from the page; on several machines, on each of them."""
+    """Return the command that runs a plan saved from the page; with several nodes, it is for each node."""
     name = plan_file_name(plan)
     sizes = {len(cluster.members(a)) for a in range(cluster.nodes)}
     if cluster.nodes == 1 or len(sizes) > 1:

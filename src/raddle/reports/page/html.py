@@ -1,8 +1,8 @@
-"""Puts the page together: scripts and styles of `web/`, and the data, in one file that needs nothing else.
+"""Assembles the page: scripts and styles of `web/` and the data, in one self-contained HTML file.
 
-Nothing of the data stands in the page as text: it is compressed and in base64, and the scripts put names
-into the page as text nodes. A content security policy lets the page's own script and style in, by their
-hashes, and nothing else: no other script would run, and nothing is fetched.
+The data are compressed and in base64, and the scripts insert names as text nodes, so no name can become
+markup. The content security policy allows only the page's own script and style, by their hashes: no other
+script runs, and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the server puts the page together too, and needs no torch
+if TYPE_CHECKING:  # importing data.py would import torch
     from raddle.reports.page.data import PageData
 
-# In the order in which they are read: what stands above is known below.
+# In this order: a script may use what earlier ones define.
 SCRIPTS = (
     "basics.js", "data.js", "colours.js",
     "headline.js", "bars.js",
@@ -29,23 +29,23 @@ SCRIPTS = (
     "page.js", "start.js",
 )  # fmt: skip
 STYLES = ("page.css", "timeline.css", "network.css", "charts.css")
-LIVE_FILES = ("live.js", "live.css")  # what the page of `raddle serve` has besides
+LIVE_FILES = ("live.js", "live.css")  # additional files of the page of `raddle serve`
 
 
 def render_page(data: PageData) -> str:
-    """The HTML of a report."""
+    """Return the HTML of a report."""
     return assemble_page(pack_data(data.json_data, data.columns))
 
 
 def render_live_page() -> str:
-    """The page without data, which asks the server that it comes from."""
+    """Return the page of `raddle serve`: without data, which it requests from its server."""
     return assemble_page(None, live=True)
 
 
 def pack_data(plain: Mapping[str, Any], columns: bytes = b"") -> bytes:
-    """The length of the JSON in four bytes, the JSON, and the columns; compressed."""
+    """Return the compressed data: the length of the JSON in four bytes, the JSON, the columns."""
     text = json.dumps(plain, separators=(",", ":")).encode()
-    # Without the time of writing: the same data gives the same page.
+    # mtime=0: the same data always gives the same page.
     return gzip.compress(len(text).to_bytes(4, "little") + text + columns, 9, mtime=0)
 
 
@@ -56,7 +56,10 @@ def assemble_page(
     styles: Sequence[str] = STYLES,
     live: bool = False,
 ) -> str:
-    """The page around packed data; without any, it waits for some."""
+    """Return the HTML of a page around packed data; None: the page loads its data later.
+
+    live: add LIVE_FILES, and let the page connect to its server.
+    """
     scripts, styles = (*scripts, *LIVE_FILES[:live]), (*styles, *LIVE_FILES[1 : 1 + live])
     style = "\n".join(read_web_file(name) for name in styles)
     script = (

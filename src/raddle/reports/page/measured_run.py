@@ -1,4 +1,8 @@
-"""What a run measured, for the page: the JSON of `raddle run --json`, and the trace that it names."""
+"""Reads a measured run for the page: the JSON of `raddle run --json`, and the trace file that it names.
+
+A trace is in the Chrome trace format: an event with ph "X" is a slice (an interval) in a lane (pid, tid),
+an event with ph "M" names a process or a lane.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,18 @@ RUN_METRICS = (
     "loss_first", "loss_last",
 )  # fmt: skip
 
-MAX_MICROSECONDS = 1e15  # microseconds: what nanoseconds in 64 bits can hold
-MAX_COUNT = 2**31  # processes, lanes, steps and micro-batches
-MAX_BYTES = 2**53  # bytes: what the page's numbers can hold
+MAX_MICROSECONDS = 1e15  # so that nanoseconds fit into 64 bits
+MAX_COUNT = 2**31  # limit for numbers of processes, lanes, steps and micro-batches
+MAX_BYTES = 2**53  # exact in JavaScript's numbers
 
 Event = Mapping[str, Any]
 
 
 def read_run(path: str | pathlib.Path) -> dict[str, Any]:
-    """The result of a run; its plan and trace are found beside it if they are not where it says."""
+    """Return the result of a run.
+
+    If its plan or trace is missing at the named path, a file of that name next to `path` is taken.
+    """
     path = pathlib.Path(path)
     result = read_json(path, "result of a run")
     if not isinstance(result, dict) or not all(key in result for key in (*RUN_METRICS, "plan")):
@@ -41,13 +48,13 @@ def read_run(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def _check_run(run: Fields) -> None:
-    """InputError unless every figure is one that a run can have."""
+    """Raise InputError for a value that a run cannot have."""
     for key in ("step_ms", "fastest_ms", "slowest_ms", "samples_per_s"):
         run.number(key)
     for key in ("steps", "warmup", "threads"):
         run.count(key, 0, MAX_COUNT)
     for key in ("loss_first", "loss_last"):
-        if run.data[key] is not None:  # as of a run whose loss was no number in the end
+        if run.data[key] is not None:  # None: the loss was not a number
             run.number(key, -math.inf)
     for key in ("device", "plan"):
         run.text(key)
@@ -56,9 +63,9 @@ def _check_run(run: Fields) -> None:
 
 
 def _resolve_path(path: pathlib.Path, path_in_file: str) -> pathlib.Path:
-    """What a file names, where it says, or else beside it."""
+    """Return a path named in the file `path`, or the file of that name next to it if only that exists."""
     sibling = path.parent / pathlib.PurePath(path_in_file).name
-    # os.path.exists, which a name that no file can have does not make fail
+    # os.path.exists does not raise for impossible file names
     moved = not os.path.exists(path_in_file) and os.path.exists(sibling)
     return sibling if moved else pathlib.Path(path_in_file)
 
@@ -66,7 +73,10 @@ def _resolve_path(path: pathlib.Path, path_in_file: str) -> pathlib.Path:
 def describe_run(
     result: Mapping[str, Any], ops: Mapping[str, int], columns: Columns
 ) -> dict[str, Any]:
-    """Its figures, and the timeline of a typical step where there is a trace."""
+    """Return the metrics of a run, and the timeline of its median step if it has a trace.
+
+    ops: numbers of operators, by name.
+    """
     timeline = None
     if result.get("trace") is not None:
         timeline = _timeline(read_trace(result["trace"]), ops, columns)
@@ -74,7 +84,7 @@ def describe_run(
 
 
 def read_trace(path: str | pathlib.Path) -> list[Event]:
-    """The events of a trace that `raddle run --trace` wrote."""
+    """Return the checked events of a trace that `raddle run --trace` wrote."""
     where = f"the trace {quote(path)}"
     events = Fields.from_data(read_json(path, "trace of a run", missing_hint="run it again"), where)
     trace_events = events.list("traceEvents")
@@ -95,7 +105,7 @@ def read_trace(path: str | pathlib.Path) -> list[Event]:
 
 
 def _check_slice(slice: Fields, lanes: set[tuple[int, int]]) -> None:
-    """InputError unless a slice has all that the page shows, in a lane that has a name."""
+    """Raise InputError if a slice lacks something that the page shows, or its lane has no name."""
     if (slice.count("pid", 0, MAX_COUNT), slice.count("tid", 0, MAX_COUNT)) not in lanes:
         raise slice.error("tid", "a lane that has a name")
     for key in ("ts", "dur"):
@@ -112,7 +122,7 @@ def _check_slice(slice: Fields, lanes: set[tuple[int, int]]) -> None:
 def _timeline(
     events: Sequence[Event], ops: Mapping[str, int], columns: Columns
 ) -> dict[str, Any] | None:
-    """As `slices.describe_timeline`, of the step in the middle; times since it began."""
+    """Return the median step as `slices.describe_timeline` does; times in ns since the step began."""
     slices = [e for e in events if e["ph"] == "X"]
     if not slices:
         return None
@@ -141,7 +151,7 @@ def _timeline(
 
 
 def _median_step(slices: Sequence[Event]) -> tuple[int, float, float]:
-    """The step of median length, when it begins and when it ends, in microseconds."""
+    """Return the step of median length, its begin and its end in microseconds."""
     spans: dict[int, tuple[float, float]] = {}
     for e in slices:
         first, last = spans.get(e["args"]["step"], (e["ts"], e["ts"]))
@@ -152,7 +162,7 @@ def _median_step(slices: Sequence[Event]) -> tuple[int, float, float]:
 
 
 def _lanes(events: Sequence[Event]) -> dict[tuple[int, int], tuple[int, dict[str, Any]]]:
-    """By process and thread its number and its name; devices come first, then links."""
+    """Return (number, description) of each lane, by (pid, tid), in the order of pid and tid."""
     names = [e for e in events if e["ph"] == "M"]
     process = {e["pid"]: e["args"]["name"] for e in names if e["name"] == "process_name"}
     lanes: dict[tuple[int, int], tuple[int, dict[str, Any]]] = {}

@@ -1,6 +1,6 @@
-"""The model for the page: operators, the values between them, and how they are split."""
+"""Describes the model for the page: operators, the values between them, and how operators are split."""
 
-# v: value; d: dimension
+# v: value
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raddle.reports.models import split_text
 
 
 def describe_network(graph: Graph) -> dict[str, Any]:
-    """Operators in the order in which they run; `edges` are producer, consumer and value, by number."""
+    """Return operators in execution order, values, and edges: numbers [producer, consumer, value]."""
     number = {op.name: i for i, op in enumerate(graph.ops)}
     producer = {value: number[op.name] for op in graph.ops for value in op.outputs}
     values = {name: v for v, name in enumerate(producer)}
@@ -59,7 +59,10 @@ def _elements(graph: Graph, value: str) -> int:
 
 
 def describe_tiles(graph: Graph, tiles: Mapping[str, Tiling]) -> dict[str, Any]:
-    """Each distinct tiling once, as cuts and devices or as boxes; by operator its number and its text."""
+    """Return each distinct tiling and its text once, and for each operator the numbers of both.
+
+    A grid is described by its cuts and devices, any other tiling by its boxes.
+    """
     tilings: dict[Tiling, int] = {}
     texts: dict[str, int] = {}
     tiling_of, text_of = [], []

@@ -1,4 +1,7 @@
-"""From plans, runs and methods to the entries of a page."""
+"""Builds the page of a report: simulates given plans, plans with methods, and describes all of them.
+
+`report` is the public raddle.report; `build_page_data` serves the verb `raddle report`.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,17 @@ from raddle.searches.explanation.explain_plan import devices_of_plan
 from raddle.searches.predict import predicted_metrics, simulate_steps
 from raddle.searches.settings import Settings
 
-ALTERNATIVES_SECONDS = 10.0  # seconds for other ways to split each layer of the plan that opens
+ALTERNATIVES_SECONDS = 10.0  # seconds for other splits of the layers of the opened plan
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
 class GivenPlan(NamedTuple):
-    """A plan that is there already, and what was measured of it."""
+    """A plan of the user, and a measured run of it if there is one."""
 
     plan: Plan
-    name: str = ""  # of its file
-    run: Mapping[str, Any] | None = None
+    name: str = ""  # path of the plan file
+    run: Mapping[str, Any] | None = None  # as `read_run` returns it
 
 
 def report(
@@ -47,8 +50,7 @@ def report(
         plans = [raddle.search(graph, raddle.cluster("p100:4x4"), method) for method in ("data", "auto")]
         raddle.report(graph, plans, "plans.html")
 
-    The page opens with the first of them. `alternatives` is how many seconds may be spent on other ways to
-    split each of its layers.
+    The page opens with the first plan. `alternatives`: seconds to spend on other splits of its layers.
     """
     from raddle.errors import InputError
 
@@ -75,7 +77,7 @@ def build_page_data(
     alternatives: float = ALTERNATIVES_SECONDS,
     on_progress: OnProgress = lambda step: None,
 ) -> PageData:
-    """What a page shows of methods and of given plans."""
+    """Plan with each of `methods`, simulate these and the given plans, and return the page's data."""
     settings = settings or Settings()
     entries = _entries(graph, cluster, given, methods, model, settings, on_progress)
     return describe_entries(
@@ -121,7 +123,7 @@ def _simulate_given(
 
 
 def _with_unique_labels(entries: Iterator[Entry]) -> Iterator[Entry]:
-    """Each with a label of its own."""
+    """Give each entry a label of its own: "data", "data (2)", ..."""
     seen: set[str] = set()
     for entry in entries:
         label, number = entry.label, 1

@@ -1,7 +1,7 @@
-"""The page of `raddle reproduce`: what an experiment has found, as one file that needs nothing else.
+"""Writes the page of `raddle reproduce`: the result of an experiment in one self-contained HTML file.
 
-Figures are put into words here, by `cell_text`, so that the page says what the terminal and the
-Markdown say; scripts sort and draw by the numbers beside them.
+Numbers are formatted here by `cell_text`, so that the page shows the same text as the terminal and the
+Markdown. The page also gets the numbers themselves, to sort and draw by.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MAX_FLOAT = sys.float_info.max
 
 
 def paper_page(result: Result) -> str:
-    """The HTML of a result."""
+    """Return the HTML of a result."""
     return assemble_page(pack_data(paper_data(result)), scripts=SCRIPTS, styles=STYLES)
 
 
 def paper_data(result: Result) -> dict[str, Any]:
-    """As `plain` has it, but for sections, whose paragraphs are apart and whose figures are words."""
+    """Return the data of `result_to_dict`, with text split into paragraphs and numbers formatted."""
     return {
         **result_to_dict(result),
         "sections": [_section(section) for section in result.sections],
@@ -69,7 +69,7 @@ def _part(part: Table | Chart | Drawing) -> dict[str, Any]:
 
 
 def _table(table: Table) -> Mapping[str, Any]:
-    """Columns that have any number stand to the right."""
+    """Describe a table; "number" marks a column with any number, which the page aligns right."""
     columns = [
         {
             "name": column.name,
@@ -86,17 +86,17 @@ def _table(table: Table) -> Mapping[str, Any]:
 
 
 def _cell(value: Cell, column: Column) -> list[Any]:
-    """[text], [text, number], or [text, None] of what is missing: it is sorted after all else."""
+    """Return [text], [text, number], or [text, None] for a missing value, which is sorted last."""
     text = cell_text(value, column)
     if isinstance(value, str):
         return [text]
     if value is None or math.isnan(value):
         return [text, None]
-    return [text, max(-MAX_FLOAT, min(MAX_FLOAT, value))]  # JSON knows no infinity
+    return [text, max(-MAX_FLOAT, min(MAX_FLOAT, value))]  # JSON has no infinity
 
 
 def _line(line: Line, chart: Chart) -> dict[str, Any]:
-    """Points as [x, y, x in words, y in words]; what is no number cannot be drawn."""
+    """Describe a line with points [x, y, text of x, text of y]; points that are not finite are left out."""
     x_column, y_column = Column(chart.x), Column(line.name)
     points = [
         [x, y, cell_text(x, x_column), cell_text(y, y_column)]

@@ -1,7 +1,8 @@
-"""A simulated timeline for the page: what is busy when, in the period of one step.
+"""Describes a simulated timeline for the page: which device or link is busy when, in one step.
 
-The window is the last step's period, so it begins when the last update of the step before it ends. What
-runs across its beginning is kept whole: its start is negative.
+A slice is one task's interval, as in Perfetto; a lane is the row of a device or link. The window shown is
+the last step's period: it begins when the last update of the step before ends. A slice that began earlier
+is not cut: its start is negative.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from raddle.program.program import Instruction, Merge, Move, Reduce, Run
 from raddle.reports.page.columns import Columns
 from raddle.simulation.timeline import Timeline
 
-MAX_SLICES = 100_000  # of one timeline; beyond that its first devices are drawn
+MAX_SLICES = 100_000  # of one timeline; if it has more, only its first devices are shown
 
-Title = tuple[str, str, str, int, int]
+Title = tuple[str, str, str, int, int]  # kind, name, phase, operator number or -1, micro-batch
 
 
 def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
-    """Lanes (devices, then links), titles, and columns over slices; times in ns since the window began."""
+    """Return lanes (devices, then links), titles, and columns with one number per slice.
+
+    Times are in ns since the window began. A message may occupy two links: lanes `lane` and `lane2`.
+    """
     tasks, devices = timeline.tasks, timeline.program.plan.devices
     begin, end = ([0, *timeline.step_ends])[-2:]
     chosen = (tasks.first_resource >= 0) & (timeline.end > begin) & (timeline.start < end)
@@ -32,7 +36,7 @@ def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     shown_tasks = np.flatnonzero(chosen)
     first, second = tasks.first_resource[shown_tasks], tasks.second_resource[shown_tasks]
     used_resources = np.unique(np.concatenate([first, second[second >= 0], np.arange(drawn)]))
-    lane = np.full(tasks.resources + 1, -1)  # the last stands for no second link
+    lane = np.full(tasks.resources + 1, -1)  # the last item (index -1): no second link
     lane[used_resources] = np.arange(len(used_resources))
     title_of, titles = _titles(timeline, tasks.instruction[shown_tasks])
     critical = np.isin(shown_tasks, timeline.critical_path())
@@ -55,7 +59,7 @@ def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
 
 
 def _drawable_devices(slice_devices: np.ndarray, devices: int) -> int:
-    """How many devices, from the first, have no more slices than a page can draw."""
+    """Return how many devices, from the first, have at most MAX_SLICES slices together; at least 1."""
     total = np.cumsum(np.bincount(slice_devices, minlength=devices))
     return max(1, int(np.searchsorted(total, MAX_SLICES, side="right")))
 
@@ -72,7 +76,7 @@ def _lane(timeline: Timeline, resource: int) -> dict[str, Any]:
 
 
 def _titles(timeline: Timeline, instructions: np.ndarray) -> tuple[np.ndarray, list[list[Any]]]:
-    """By slice the number of its title: kind, name, phase, operator (or -1), micro-batch."""
+    """Return the title number of each slice, and the titles."""
     titles: dict[Title, int] = {}
     number = np.zeros(len(timeline.program.instructions), np.int64)
     ops = operator_numbers(timeline.program.graph)
@@ -83,10 +87,13 @@ def _titles(timeline: Timeline, instructions: np.ndarray) -> tuple[np.ndarray, l
 
 
 def operator_numbers(graph: Graph) -> dict[str, int]:
-    """Operators, values and parameters -> the operator that a click on them means."""
+    """Return the operator number for each name of an operator, value or parameter.
+
+    A value belongs to its producer, a parameter to its first reader.
+    """
     operators: dict[str, int] = {}
     for i, op in enumerate(graph.ops):
-        for name in op.inputs:  # a parameter belongs to the first that reads it
+        for name in op.inputs:
             operators.setdefault(name, i)
     for i, op in enumerate(graph.ops):
         operators.update(dict.fromkeys(op.outputs, i))
@@ -112,7 +119,7 @@ def _title(i: Instruction, ops: dict[str, int]) -> Title:
 
 
 def names_text(names: Sequence[str]) -> str:
-    """Of a bucket of parameters, the first few."""
+    """Shorten the names of a bucket's parameters: "a, b and 2 more"."""
     return (
         ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"
     )

@@ -1,4 +1,4 @@
-"""The figures that a page shows, for scripts and for a terminal."""
+"""Summarises the data of a page for `raddle report --json` and for the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS = (
 
 
 def summary(data: PageData, output: str) -> dict[str, Any]:
-    """What the page of a file shows."""
+    """Return the metrics of all plans on a page; output: the file of the page, already written."""
     plain = data.json_data
     return {
         "file": output,

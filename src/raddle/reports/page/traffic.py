@@ -1,4 +1,4 @@
-"""Bytes of a step for the page: between devices, and of every operator."""
+"""Describes the traffic and the work of a step for the page: by pair of devices, and by operator."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from raddle.simulation.timeline import Timeline
 
 
 def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
-    """Pairs of devices with their bytes in the last step; a ring sends from each device to the next.
+    """Return the bytes that each pair of devices exchanges in the last step.
 
-    `values` are bytes of each value forward and backward, by its number in the network.
+    An all-reduce counts as a ring: each device sends to the next. "values": bytes of each value, forward
+    and backward, by its number in `describe_network`.
     """
     program, last = timeline.program, timeline.program.plan.steps - 1
     pairs: Counter[tuple[int, int]] = Counter()
@@ -57,8 +58,8 @@ def _ring_pairs(program: Program, reduce: Reduce) -> Counter[tuple[int, int]]:
 
 
 def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
-    """By operator, in the last step: ns on its busiest device, bytes of its parameters' sums, and its ns on
-    the critical path of an average step."""
+    """Return for each operator, in the last step: ns on its busiest device, forward and backward; bytes
+    that synchronise its parameters; and its ns on the critical path, averaged over all steps."""
     program, tasks = timeline.program, timeline.tasks
     ops, steps, count = operator_numbers(program.graph), program.plan.steps, len(program.graph.ops)
     busy_ns = {phase: np.zeros((count, program.plan.devices), np.int64) for phase in "FB"}

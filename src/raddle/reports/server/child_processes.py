@@ -1,4 +1,4 @@
-"""Processes that do the work; they are known by their ids, and end when the server does."""
+"""Starts the child processes that do the server's work, and ends them when the server ends."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import IO, Any
 
 from raddle.errors import InputError
 
-GRACE = 3.0  # seconds between asking a child to end and killing it
+GRACE = 3.0  # seconds between SIGTERM and SIGKILL
 
 
 class ChildProcesses:
-    """All that were started and have not been waited for."""
+    """The running child processes."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -24,7 +24,7 @@ class ChildProcesses:
     def start(
         self, module: str, *arguments: str, output: IO[str] | int = subprocess.PIPE
     ) -> subprocess.Popen[str]:
-        """`python -m module arguments`."""
+        """Start `python -m MODULE ARGUMENTS`; output: where its stdout goes."""
         with self._lock:
             if self._closed:
                 raise InputError("the server is ending: start it again.")
@@ -41,12 +41,12 @@ class ChildProcesses:
         return child
 
     def forget(self, child: subprocess.Popen[str]) -> None:
-        """It has been waited for."""
+        """Remove a child that has ended and was waited for."""
         with self._lock:
             self._running.discard(child)
 
     def end_all(self) -> None:
-        """End all of them, and start no more."""
+        """End all children, and refuse to start others."""
         with self._lock:
             self._closed = True
             running = list(self._running)
@@ -61,7 +61,10 @@ class ChildProcesses:
 
 
 def failure_reason(code: int, messages: list[str]) -> str:
-    """Why a child ended, from its exit code and the lines on its stderr."""
+    """Return a sentence that says why a child failed.
+
+    code: its exit code, negative for a signal; messages: the lines on its stderr.
+    """
     errors = [line.removeprefix("raddle: ") for line in messages if line.startswith("raddle: ")]
     if code == 2 and errors:
         return errors[-1]
@@ -71,6 +74,9 @@ def failure_reason(code: int, messages: list[str]) -> str:
 
 
 def parse_printed_json(text: str) -> dict[str, Any]:
-    """The object at the end of what a verb printed with --json: a user's file may have printed before."""
+    """Return the JSON object at the end of a verb's output with --json.
+
+    A model file of the user may have printed something before it.
+    """
     result: dict[str, Any] = json.loads(text[text.rfind("\n{\n") + 1 :])
     return result

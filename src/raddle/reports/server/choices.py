@@ -1,4 +1,7 @@
-"""What can be chosen, and the page to choose it on: asked of a child, which imports torch in its place."""
+"""Loads the choices of the live page (models, clusters, methods) and its HTML.
+
+A child process collects them, because that needs torch, which the server does not import.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from typing import Any
 from raddle.errors import InputError
 from raddle.reports.server.child_processes import ChildProcesses, failure_reason
 
-CHOICES_MODULE = "raddle.api.live_page"  # prints it as JSON
+CHOICES_MODULE = "raddle.api.live_page"  # prints the choices as JSON
 
 
 class Choices:
-    """A child makes it while the server starts; who asks first waits for it."""
+    """The choices: a child collects them while the server starts; the first `get` waits for it."""
 
     def __init__(self, children: ChildProcesses) -> None:
         self._choices: dict[str, Any] = {}
@@ -23,7 +26,7 @@ class Choices:
         self._thread.start()
 
     def get(self) -> dict[str, Any]:
-        """models, clusters, methods, searches, page."""
+        """Return the choices, with the keys of `raddle.api.live_page.live_page_data`."""
         self._thread.join()
         if self._error:
             raise InputError(self._error)

@@ -1,4 +1,4 @@
-"""Other splits of an operator, on demand: `raddle explain` in a child; of several questions the last."""
+"""Explains an operator on request of the page, with `raddle explain` in a child process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from raddle.errors import InputError
 from raddle.reports.server.child_processes import ChildProcesses, failure_reason, parse_printed_json
 from raddle.reports.server.report_folder import ReportFolder
 
-TIMEOUT = 120.0
+TIMEOUT = 120.0  # seconds
 
 
 class Explanations:
-    """Who asks about another operator has no use for the last answer: its child is ended."""
+    """Answers one request at a time: a new request ends the child of the one before."""
 
     def __init__(self, report_folder: ReportFolder, children: ChildProcesses) -> None:
         self._report_folder, self._children = report_folder, children
@@ -22,7 +22,7 @@ class Explanations:
         self._child: subprocess.Popen[str] | None = None
 
     def explain(self, report: str, method: str, op: str) -> dict[str, Any]:
-        """What `raddle explain PLAN OP --json` prints."""
+        """Return the output of `raddle explain PLAN OP --json` for a method's plan in a report."""
         plan = self._report_folder.plan_path(report, method)
         with self._lock:
             if self._child is not None:

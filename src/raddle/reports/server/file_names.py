@@ -1,4 +1,4 @@
-"""Names of files: of safe characters and some length, whatever a user wrote."""
+"""Makes file names with safe characters and a limited length from any text of a user."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from datetime import datetime
 from pathlib import PurePath
 
-MAX_PART = 40  # characters of a model or a cluster in a name
+MAX_PART = 40  # characters of a model, a cluster or a method in a name
 REPORT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,139}")
 
 
 def is_name(text: object) -> bool:
-    """Whether a report may be called this: one piece of a path, and no hidden file."""
+    """Whether a text is a valid report name: no folder in it, no hidden file."""
     return isinstance(text, str) and REPORT_NAME.fullmatch(text) is not None
 
 
 def safe_name(text: str) -> str:
-    """What is left of a text in a file's name."""
+    """Replace unsafe characters and shorten: "auto (2)" -> "auto-2"."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:MAX_PART].strip("-._")
     return cleaned or "x"
 

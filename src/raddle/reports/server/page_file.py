@@ -1,4 +1,4 @@
-"""The data of a page that was written, without torch: see `raddle.reports.page.html.pack`."""
+"""Reads the data that `raddle.reports.page.html.pack_data` packed into a page's HTML, without torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLOSE = "</script>"
 
 
 def read_page(path: Path) -> dict[str, Any]:
-    """The JSON; the columns of numbers behind it are left alone."""
+    """Return the JSON data of a page; the columns of numbers after it are not read."""
     text = read_text(path, "page of raddle")
     try:
         start = text.index(OPEN) + len(OPEN)

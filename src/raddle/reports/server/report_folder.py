@@ -1,7 +1,7 @@
-"""The folder in which reports are kept; nothing else on disk is read, written or deleted.
+"""The folder with the server's reports; the server reads, writes and deletes no other files.
 
-NAME.html           the page, which opens on its own
-NAME.json           its figures, as `raddle report --json` prints them; written last
+NAME.html           the page, which also opens without the server
+NAME.json           its summary, as `raddle report --json` prints it; written last
 NAME/METHOD.json    its plans
 """
 
@@ -21,7 +21,7 @@ from raddle.reports.server.report_request import ReportRequest
 
 
 class ReportFolder:
-    """Reports by name. A report is known once its NAME.json is there."""
+    """Stores reports by name. A report exists once its NAME.json is written."""
 
     def __init__(self, folder: str) -> None:
         self.path = Path(folder).resolve()
@@ -33,7 +33,7 @@ class ReportFolder:
             ) from None
 
     def new_name(self, request: ReportRequest) -> str:
-        """One that is not taken."""
+        """Return an unused name for a report."""
         base = report_name(request.model, request.cluster, request.batch, datetime.now())
         name, number = base, 1
         while any(path.exists() for path in self._paths(name)):
@@ -42,11 +42,11 @@ class ReportFolder:
         return name
 
     def page_path(self, name: str) -> Path:
-        """Where the page of a report lies, or will lie."""
+        """Return the path of a report's page, which need not exist yet."""
         return self._paths(name)[0]
 
     def save(self, name: str, summary: Mapping[str, Any]) -> None:
-        """Write the plans of a page, and its figures."""
+        """Write the plans of a page that is written already, and its summary."""
         page, figures, plans = self._paths(name)
         plans.mkdir(exist_ok=True)
         for method in read_page(page)["methods"]:
@@ -56,28 +56,28 @@ class ReportFolder:
         write_atomically(figures, json.dumps(summary, indent=2))
 
     def list_reports(self) -> list[dict[str, Any]]:
-        """The kept ones, the newest first."""
+        """Return a row for each report, the newest first."""
         names = [path.stem for path in self.path.glob("*.json") if self.has(path.stem)]
         rows = [row for row in map(self._row, names) if row is not None]
         return sorted(rows, key=lambda row: (row["time"], row["name"]), reverse=True)
 
     def has(self, name: object) -> bool:
-        """Whether a report of this name is kept: both files, and neither a link to elsewhere."""
+        """Whether there is a report of this name: both files, neither of them a symbolic link."""
         if not isinstance(name, str) or not is_name(name):
             return False
         return all(p.is_file() and not p.is_symlink() for p in self._paths(name)[:2])
 
     def plan_path(self, name: str, method: str) -> Path:
-        """The file of a method's plan."""
+        """Return the path of a method's plan in a report."""
         path = self._paths(name)[2] / f"{safe_name(method)}.json"
         if not self.has(name) or not path.is_file() or path.is_symlink():
             raise InputError(f"no plan of '{method}' is kept with '{name}': show another report.")
         return path
 
     def delete(self, name: str) -> None:
-        """A report and its plans."""
+        """Delete a report and its plans."""
         page, figures, plans = self._paths(name)
-        for path in (figures, page):  # from here on it is not known
+        for path in (figures, page):  # the summary first: without it the report does not exist
             path.unlink(missing_ok=True)
         if plans.is_dir() and not plans.is_symlink():
             for path in plans.glob("*.json"):
@@ -91,7 +91,7 @@ class ReportFolder:
         return self.path / f"{name}.html", self.path / f"{name}.json", self.path / name
 
     def _row(self, name: str) -> dict[str, Any] | None:
-        """What the list shows; None for a file that is not a summary."""
+        """Return the row of a report in the list; None if its NAME.json is not a summary."""
         path = self._paths(name)[1]
         try:
             summary = Fields.from_data(read_json(path, "summary"), quote(path))

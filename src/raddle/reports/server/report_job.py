@@ -1,4 +1,7 @@
-"""A report in the making: a child, what it has told so far, and what becomes of it."""
+"""Makes a report in a child process, `raddle report ... --progress`, and follows its progress.
+
+The child prints its progress as lines of JSON on stderr, and the report's summary as JSON on stdout.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from raddle.reports.server.child_processes import ChildProcesses, failure_reason
 from raddle.reports.server.report_folder import ReportFolder
 from raddle.reports.server.report_request import ReportRequest
 
-MAX_MESSAGES = 20  # of the child's last lines on stderr that are no progress
+MAX_MESSAGES = 20  # last lines of the child's stderr, without progress, that are remembered
 
 
 class ReportJob:
-    """`state` is running, then done, failed or cancelled."""
+    """One report being made: its state is "running", then "done", "failed" or "cancelled"."""
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class ReportJob:
         self._started = monotonic()
         self._lock = Lock()
         self._messages = deque[str](maxlen=MAX_MESSAGES)
-        self._interrupted = set[str]()  # methods whose search was told to stop
+        self._interrupted = set[str]()  # methods whose search was sent SIGINT
         self._state: dict[str, Any] = {
             "number": number,
             "state": "running",
@@ -53,7 +56,7 @@ class ReportJob:
             "lower_bound_ms": None,
             "seconds": 0.0,
         }
-        # A file and not a pipe, which would have to be emptied; the thread closes it.
+        # A file: a pipe could fill up while the thread reads stderr. The thread closes it.
         output: IO[str] = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         arguments = request.arguments(str(report_folder.page_path(self.name)))
         self.child = children.start("raddle", *arguments, output=output)
@@ -65,16 +68,16 @@ class ReportJob:
         return bool(self._state["state"] == "running")
 
     def snapshot(self) -> dict[str, Any]:
-        """What the page shows of it."""
+        """Return the state that the page shows."""
         with self._lock:
             seconds = monotonic() - self._started if self.running else self._state["seconds"]
             return {**self._state, "history": list(self._state["history"]), "seconds": seconds}
 
     def stop(self) -> None:
-        """End the searches with the best that they have; the report is written nevertheless.
+        """End the searches early with their best plans so far; the report is still written.
 
-        An interrupt is a search's to handle and would end all else, so it is sent when a search tells
-        of its best, also to those that follow.
+        Only a running search handles SIGINT; at any other time it would end the child. So it is sent when
+        a search reports its best plan: now, and for each search that follows.
         """
         with self._lock:
             if not self.running or not self.request.searches:
@@ -82,7 +85,7 @@ class ReportJob:
             self._state["stopping"] = True
 
     def cancel(self) -> None:
-        """End it without a report."""
+        """End the job without a report."""
         with self._lock:
             if not self.running:
                 raise InputError("nothing is running any more.")
@@ -90,7 +93,7 @@ class ReportJob:
             self.child.kill()
 
     def _watch(self, output: IO[str]) -> None:
-        """Until the child has ended; its figures are on stdout, progress and messages on stderr."""
+        """Follow the child until it has ended; this runs in a thread of its own."""
         assert self.child.stderr is not None
         with self.child.stderr as lines, output:
             for line in lines:
@@ -121,7 +124,7 @@ class ReportJob:
                 self.child.send_signal(signal.SIGINT)
 
     def _final_state(self, printed: str) -> dict[str, Any]:
-        """What is kept, or why nothing is."""
+        """Save the report if the child succeeded; return the last changes of the state."""
         code = self.child.returncode
         try:
             if code == 0:
@@ -135,8 +138,11 @@ class ReportJob:
                     ),
                 }
             error = self._failure_text(code)
-        except Exception as problem:  # whatever it is, the page must not wait for ever
-            error = f"the report could not be kept ({problem}): look at the folder {self.report_folder.path}."
+        except Exception as problem:  # after any error the page must learn that the job has ended
+            error = (
+                f"the report could not be kept ({problem}): "
+                f"look at the folder {self.report_folder.path}."
+            )
         with suppress(OSError):
             os.unlink(self.report_folder.page_path(self.name))
         return {"state": "cancelled" if self._state["cancelled"] else "failed", "error": error}
@@ -150,7 +156,7 @@ class ReportJob:
 
 
 def _parse_progress(line: str) -> dict[str, Any] | None:
-    """A line of progress, or None: whatever else is written there."""
+    """Return the progress in a line of stderr, or None if it is another message."""
     if not line.startswith('{"progress"'):
         return None
     try:
@@ -161,7 +167,7 @@ def _parse_progress(line: str) -> dict[str, Any] | None:
 
 
 class ReportJobs:
-    """One at a time, and the last one."""
+    """Runs one job at a time; `last` is the running or the latest one."""
 
     def __init__(self, report_folder: ReportFolder, children: ChildProcesses) -> None:
         self._report_folder, self._children = report_folder, children
@@ -187,4 +193,4 @@ class ReportJobs:
 
 
 class ServerBusy(InputError):
-    """Something else is running."""
+    """Raised for a start while another job is running."""

@@ -1,4 +1,7 @@
-"""What a user asks for, checked: it becomes the arguments of a child, as a list and without a shell."""
+"""Checks a request for a report from the page, and turns it into arguments of `raddle report`.
+
+The arguments are a list and pass through no shell.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,27 @@ from typing import Any
 
 from raddle.errors import InputError, quote
 
-MAX_TEXT = 1000  # characters of a model, a cluster or an operator
+MAX_TEXT = 1000  # characters of a text from the page
 MAX_BATCH = 10**9
-MAX_BUDGET = 86400.0  # seconds
+MAX_BUDGET = 86400.0  # seconds of a search
 
 
 @dataclass(frozen=True)
 class ReportRequest:
-    """A report: `methods` on a model and a cluster."""
+    """A checked request for a report: a model, a cluster and the methods to compare."""
 
     model: str
     cluster: str
     batch: int | None
     methods: tuple[str, ...]
-    searches: tuple[str, ...]  # those of the methods that can be stopped
-    budget: float  # seconds of each search
+    searches: tuple[str, ...]  # those of `methods` that search, and so can be stopped early
+    budget: float  # seconds for each search
 
     def arguments(self, output: str) -> list[str]:
-        """Of `raddle`; what a user wrote stands after `=` or `--`, so that it is never an option."""
+        """Return the arguments of `raddle`; output: the file of the page.
+
+        Texts of the user stand after `=` or `--`, so that none is taken for an option.
+        """
         options = [
             f"--cluster={self.cluster}",
             f"--methods={','.join(self.methods)}",
@@ -41,7 +47,7 @@ class ReportRequest:
 def read_request(
     body: Mapping[str, Any], baselines: Sequence[str], searches: Sequence[str]
 ) -> ReportRequest:
-    """From what the page sent; raises InputError with what is to be changed."""
+    """Return the request in the JSON body of a POST; raises InputError if it is not valid."""
     methods = _methods(body.get("methods"), [*baselines, *searches])
     return ReportRequest(
         read_text(body, "model", "name a model of the zoo, or file.py:function."),
@@ -54,7 +60,7 @@ def read_request(
 
 
 def read_text(body: Mapping[str, Any], key: str, missing: str) -> str:
-    """One line of text that a child can be given."""
+    """Return the text of a key, one printable line; missing: the error if there is none."""
     text = body.get(key)
     if not isinstance(text, str) or not text.strip():
         raise InputError(missing)
@@ -81,7 +87,7 @@ def _budget(budget: object) -> float:
     if (
         isinstance(budget, bool)
         or not isinstance(budget, int | float)
-        or not 0 <= budget <= MAX_BUDGET  # nor what is no number
+        or not 0 <= budget <= MAX_BUDGET  # false for NaN too
     ):
         raise InputError(
             f"the time of a search is {short(budget)}: seconds from 0 to {MAX_BUDGET:g}."

@@ -1,4 +1,4 @@
-"""What is answered: pages, reports and JSON, by path."""
+"""Routes of the server: the functions that answer GET and POST requests, by path."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from raddle.reports.server.report_job import ReportJobs
 from raddle.reports.server.report_request import read_request, read_text
 
 HTML = "text/html; charset=utf-8"
-# A report that somebody else put into the folder must not speak in the server's name.
+# A report may come from somebody else: in a sandbox its page cannot send requests as the live page.
 SANDBOX_POLICY = "sandbox allow-scripts allow-downloads allow-popups; frame-ancestors 'none'"
 
 
 class PageResponse(NamedTuple):
-    """A page."""
+    """The HTML of a page and its Content-Security-Policy header."""
 
     body: bytes
     policy: str
 
 
 class ServerRoutes:
-    """All that the server knows; `get` and `post` are by path."""
+    """The state of the server; `get` and `post` map a path to the function that answers it."""
 
     def __init__(self, folder: str) -> None:
         self.report_folder = ReportFolder(folder)
@@ -53,19 +53,19 @@ class ServerRoutes:
         }
 
     def page(self, path: str) -> PageResponse | None:
-        """The live page, or a report that is kept, by its exact name."""
+        """Return the live page ("/") or a stored report ("/reports/NAME.html"), else None."""
         if path == "/":
             return PageResponse(self.choices.get()["page"].encode(), "frame-ancestors 'none'")
         name = path.removeprefix("/reports/").removesuffix(".html")
         if path == f"/reports/{name}.html" and self.report_folder.has(name):
-            with suppress(InputError):  # deleted in this moment
+            with suppress(InputError):  # it was deleted since `has`
                 return PageResponse(
                     read_bytes(self.report_folder.page_path(name), "page"), SANDBOX_POLICY
                 )
         return None
 
     def shut_down(self) -> None:
-        """No child outlives the server, and nothing half done is left in the folder."""
+        """End all children, and wait until the last job has removed its unfinished files."""
         self.children.end_all()
         if self.jobs.last is not None:
             self.jobs.last.thread.join()

@@ -1,4 +1,4 @@
-"""From the start of the server to its end, which is a signal."""
+"""Runs the server of `raddle serve` until a signal ends it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ END_SIGNALS = (
 
 
 def run_server(port: int, folder: str, *, show: bool = False) -> None:
-    """Serve until a signal of ENDS; children end first."""
-    # Set, and not taken as it is: a shell's background jobs ignore SIGINT, and children would inherit that.
-    # Only a hangup that is ignored stays so: that is what nohup is for.
+    """Serve until one of END_SIGNALS arrives, then end the child processes.
+
+    port: 0 takes a free one; folder: where reports are stored; show: open the page in a browser.
+    """
+    # A shell's background jobs ignore SIGINT, and children would inherit that: so handlers are set here.
+    # Only an ignored SIGHUP stays ignored, as nohup wants it.
     handled = [
         e for e in END_SIGNALS if e != signal.SIGHUP or signal.getsignal(e) != signal.SIG_IGN
     ]

@@ -1,9 +1,9 @@
-"""HTTP on the loopback: who may ask, and in which form.
+"""The HTTP server on 127.0.0.1: checks who sends a request, and calls the routes.
 
-Other pages in the same browser can send requests here, and names on the web can be made to point here. So
-the Host must be this server's, other sites are refused, and what changes something is a POST of JSON with
-the key that stands in the address which is printed. Other users of the machine do not have it: a model's
-file is code, which would run as the server's user.
+Other pages in the same browser can send requests here (CSRF), and a name on the web can be made to point
+here (DNS rebinding). So the Host header must be this server's, requests from other sites are refused, and
+every change is a POST of JSON with a key. The key is part of the address that `raddle serve` prints, so
+other users of the machine do not have it: a model file is code, and would run as the server's user.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from raddle.reports.server.report_job import ServerBusy
 from raddle.reports.server.routes import HTML, ServerRoutes
 
 LOOPBACK = "127.0.0.1"
-MAX_BODY = 16 * 1024  # bytes of a body
-MAX_DRAINED = 1024 * 1024  # bytes of a refused body that are read, so that the answer arrives
+MAX_BODY = 16 * 1024  # bytes of a request's body
+MAX_DRAINED = 1024 * 1024  # bytes read of a refused body, so that the client receives the response
 
 
 class Server(ThreadingHTTPServer):
-    """Bound to the loopback, and to nothing else."""
+    """The server; it listens on 127.0.0.1 only."""
 
     daemon_threads = True
 
@@ -58,17 +58,17 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What opens the page with the key; what stands behind # is never sent."""
+        """The address of the page with the key; a browser never sends the part after #."""
         return f"{self.url}/#key={self.routes.key}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer is nothing to report."""
+        """Report an error, unless the browser closed the connection."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
 class RequestRefused(Exception):
-    """A request that is not answered, and why."""
+    """Raised for a request that is refused, with the HTTP status and the reason."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
@@ -76,10 +76,10 @@ class RequestRefused(Exception):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handles one request."""
 
     server: Server
-    timeout = 30.0  # seconds that a sender may be silent
+    timeout = 30.0  # seconds to wait for the client's data
     server_version = "raddle"
     sys_version = ""
 
@@ -137,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
             raise RequestRefused(
                 HTTPStatus.FORBIDDEN, f"this server is {self.server.url} and no other."
             )
-        # A link from elsewhere may open the page; only the page itself may ask further.
+        # A link on another site may open the page; all other requests must come from the page itself.
         site = self.headers.get("Sec-Fetch-Site", "same-origin")
         if self.path != "/" and site not in ("same-origin", "none"):
             raise RequestRefused(HTTPStatus.FORBIDDEN, "other sites cannot ask here.")
@@ -178,10 +178,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What http.server refuses by itself, in the same form."""
+        """Send errors that http.server itself finds as JSON too."""
         self._send(
             code, "application/json", json.dumps({"error": message or str(code)}).encode(), {}
         )
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The terminal is for what people should know."""
+        """Print no line for each request."""

@@ -1,4 +1,7 @@
-"""Presets of clusters, and the devices and routes of one."""
+"""Prints the cluster presets, and the devices and routes of one cluster, for `raddle clusters`.
+
+A route is the links that a transfer between two devices occupies; there is one example of each kind.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from raddle.reports.units import (
 
 
 def show_clusters(presets: Sequence[Mapping[str, Any]]) -> None:
-    """Print what `raddle.clusters.presets` lists, and below it where the figures come from."""
+    """Print the presets as `raddle.clusters.presets` lists them, and the sources of their numbers."""
     console = stdout()
     table = new_table(console)
     table.add_column("preset", no_wrap=True)
@@ -44,14 +47,14 @@ def show_clusters(presets: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _bandwidth_text(link: Mapping[str, Any] | None, flag: str, note: str) -> str:
-    """A bandwidth, and whom it serves where that is not the usual."""
+    """Return the bandwidth of a link, followed by `note` if the link's `flag` is set."""
     if link is None:
         return ""
     return f"{rate_text(link['bandwidth'])} {note}" if link[flag] else rate_text(link["bandwidth"])
 
 
 def show_cluster(cluster: Mapping[str, Any]) -> None:
-    """Print what `raddle.clusters.summary.summarise` says of a cluster."""
+    """Print a cluster as `raddle.clusters.summary.summarise` describes it."""
     console = stdout()
     console.print(cluster["name"], style="bold")
     console.print(
@@ -64,7 +67,7 @@ def show_cluster(cluster: Mapping[str, Any]) -> None:
 
 
 def _kind_table(console: Console, kinds: Sequence[Mapping[str, Any]]) -> Table:
-    """A column a kind: there are few of them, and many figures."""
+    """Return a table with a column for each kind of device and a row for each property."""
     table = new_table(console)
     table.add_column("device", no_wrap=True)
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""The models of the zoo, and the layers of one."""
+"""Prints the names of the zoo's models, and the layers of one model, for `raddle models`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from raddle.reports.units import (
 
 
 def show_models(models: Sequence[Mapping[str, Any]]) -> None:
-    """Print one name a line, so that a shell can loop over them."""
+    """Print one name per line, so that a shell can loop over them."""
     for model in models:
         print(model["name"])
 
 
 def show_model(model: Mapping[str, Any]) -> None:
-    """Print what `raddle.reports.models.describe` says of a captured model."""
+    """Print a model as `raddle.reports.models.describe_model` describes it."""
     console = stdout()
     console.print(f"{model['name']}, batch {model['batch']}", style="bold")
     console.print(

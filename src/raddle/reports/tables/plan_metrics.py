@@ -1,4 +1,4 @@
-"""The figures of plans: one, several that are compared, and one simulated in detail."""
+"""Prints the predicted metrics of plans: of one, of several compared, and of one simulated in detail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ METRIC_TITLES = {
 
 
 def show_plan(row: Mapping[str, Any]) -> None:
-    """Print the predicted figures of one plan, how it was found, and where it was written."""
+    """Print the predicted metrics of one plan, how it was found, and the file it was written to."""
     show_comparison([row])
     if row.get("proposals"):
         ended = STOP_REASONS.get(row["stopped"], row["stopped"])
@@ -43,11 +43,14 @@ def show_plan(row: Mapping[str, Any]) -> None:
 
 
 def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what `raddle.searches.comparison.compare` says of methods; reasons stand below the table."""
+    """Print the rows of `raddle.searches.comparison.compare`: one for each method.
+
+    Below the table: why a method failed, plans that do not fit, and the lower bound of the step time.
+    """
     console = stdout()
     table = new_table(console)
     table.add_column("method", no_wrap=True)
-    shown = {  # what no row has is left out: without data parallelism there is no speedup
+    shown = {  # a metric that no row has gets no column, as the speedup without data parallelism
         key: title
         for key, title in METRIC_TITLES.items()
         if any(row[key] is not None for row in rows) or key == "step_ms"
@@ -94,7 +97,7 @@ def _row_style(row: Mapping[str, Any]) -> str | None:
 
 
 def show_report(result: Mapping[str, Any]) -> None:
-    """Print the comparison that a page shows, and where the page is."""
+    """Print the comparison that an HTML page shows, and the file of the page."""
     show_comparison([{**row, "method": row["label"]} for row in result["methods"]])
     for row in result["methods"]:
         if row["measured_ms"] is not None:
@@ -104,7 +107,7 @@ def show_report(result: Mapping[str, Any]) -> None:
 
 
 def show_simulation(result: Mapping[str, Any]) -> None:
-    """Print what `raddle.searches.predict.details` says of a simulated plan."""
+    """Print a simulated plan as `raddle.searches.predict.details` describes it."""
     console = stdout()
     console.print(
         f"{result['model']}, batch {result['batch']}, {result['method'] or 'a plan'} "

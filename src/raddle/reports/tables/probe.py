@@ -1,4 +1,4 @@
-"""What was measured of this machine."""
+"""Prints the results of `raddle probe`: measurements of this machine, or of a model's operators."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from raddle.reports.units import (
     speed_text,
 )
 
-HOST_OVERHEAD_TEXTS = {
+HOST_OVERHEAD_TEXTS = {  # time that communication takes from a rank, for each ...
     "message": "an end of a message", "slice": "an end of a slice", "byte": "a byte", "sum": "a sum",
 }  # fmt: skip
 
 
 def show_probe(result: Mapping[str, Any]) -> None:
-    """Print what `raddle.probe.probe` measured, and where it was written."""
+    """Print the measurements of `raddle.probe.probe`, and the file they were written to."""
     console = stdout()
     ranks, gpu = result["ranks"], result["gpu"]
     console.print(
@@ -73,7 +73,7 @@ def _measurement_table(console: Console, measurements: Mapping[str, Any]) -> Tab
 
 
 def show_profile(result: Mapping[str, Any]) -> None:
-    """Print what `raddle probe --model` measured."""
+    """Print how many operators `raddle probe --model` measured, and the profile that has them."""
     print(
         f"{result['measured']} operators of {result['model']} measured; "
         f"'{result['profile']}' holds {result['entries']}: use it with --profile."
