@@ -93,10 +93,10 @@ def parse(data: object, where: str, *, name: str | None = None) -> tuple[str, li
     if not isinstance(title, str) or not title.strip():
         raise top.child("name").error(f"is {short(title)}: write a text.")
     kinds = _kinds(fields["devices"], top.child("devices"))
-    shared = None
+    default_network = None
     if fields.get("network") is not None:
-        shared = _network(fields["network"], top.child("network"))
-    nodes = _nodes(fields["nodes"], top.child("nodes"), kinds, shared)
+        default_network = _network(fields["network"], top.child("network"))
+    nodes = _nodes(fields["nodes"], top.child("nodes"), kinds, default_network)
     if len(nodes) > 1 and any(network is None for _, _, network in nodes):
         raise top.error(
             f"has {len(nodes)} nodes and no network: add network: {{bandwidth: 100 Gbit/s, latency: 5 us}}."
@@ -147,7 +147,7 @@ def _device(kind: str, data: object, place: Place) -> Device:
     host_overhead = _fields(
         fields.get("host_overhead", {}), place.child("host_overhead"), optional=HOST_OVERHEAD
     )
-    kinds = {"conv": MULTIPLE, "matmul": SIZE_OR_ZERO}
+    quantities = {"conv": MULTIPLE, "matmul": SIZE_OR_ZERO}
     overhead = (
         {"overhead": _number(fields, "overhead", TIME, place)} if "overhead" in fields else {}
     )
@@ -161,7 +161,8 @@ def _device(kind: str, data: object, place: Place) -> Device:
             key: _number(efficiency, key, FRACTION, place.child("efficiency")) for key in efficiency
         },
         workspace={
-            key: _number(workspace, key, kinds[key], place.child("workspace")) for key in workspace
+            key: _number(workspace, key, quantities[key], place.child("workspace"))
+            for key in workspace
         },
         host_overhead={
             key: _number(host_overhead, key, TIME, place.child("host_overhead"))
@@ -172,12 +173,12 @@ def _device(kind: str, data: object, place: Place) -> Device:
 
 
 def _nodes(
-    data: object, place: Place, kinds: Mapping[str, Device], shared: Network | None
+    data: object, place: Place, kinds: Mapping[str, Device], default_network: Network | None
 ) -> list[Node]:
     nodes: list[Node] = []
     total = 0
     for i, entry in enumerate(_list(data, place, "at least one node, as - {devices: [gpu]}")):
-        count, node = _node(entry, place.child(i), kinds, shared)
+        count, node = _node(entry, place.child(i), kinds, default_network)
         total += count * len(node[0])
         if total > MAX_DEVICES:
             raise place.child(i).error(
@@ -188,14 +189,14 @@ def _nodes(
 
 
 def _node(
-    data: object, place: Place, kinds: Mapping[str, Device], shared: Network | None
+    data: object, place: Place, kinds: Mapping[str, Device], default_network: Network | None
 ) -> tuple[int, Node]:
     fields = _fields(data, place, required=("devices",), optional=("count", "link", "network"))
     count = fields.get("count", 1)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise place.child("count").error(f"is {short(count)}: write a whole number from 1 on.")
     devices = _devices(fields["devices"], place.child("devices"), kinds)
-    link, network = None, shared
+    link, network = None, default_network
     if fields.get("link") is not None:
         link = _link(fields["link"], place.child("link"))
     elif len(devices) > 1:

@@ -137,15 +137,15 @@ def _grouped_call(
             index = torch.tensor(read_channels, device=x.device)
             x = x.index_select(1, index)
             w = w.index_select(0, index) if transposed else w
-        pieces, k, c = [], 0, 0
+        pieces, first_group, first_filter = [], 0, 0
         for filters, groups, begin in runs:
-            xs = x.narrow(1, k * kn, groups * kn)
+            xs = x.narrow(1, first_group * kn, groups * kn)
             if transposed:
-                ws = w.narrow(0, k * kn, groups * kn).narrow(1, begin - column0, filters)
+                ws = w.narrow(0, first_group * kn, groups * kn).narrow(1, begin - column0, filters)
             else:
-                ws = w.narrow(0, c, groups * filters)
+                ws = w.narrow(0, first_filter, groups * filters)
             pieces.append(call(xs, ws, groups))
-            k, c = k + groups, c + groups * filters
+            first_group, first_filter = first_group + groups, first_filter + groups * filters
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
     return run
