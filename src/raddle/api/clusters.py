@@ -1,4 +1,4 @@
-"""Clusters: devices and the links between them, and what presets there are."""
+"""Clusters: devices and the links between them, and the list of presets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds of operators, measured or by a roofline, and bytes of synchronisation."""
+"""Costs: seconds of operators, measured or from a roofline model, and bytes of synchronisation."""
 
 from __future__ import annotations
 

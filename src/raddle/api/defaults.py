@@ -1,3 +1,3 @@
-"""Defaults that verbs and the live page share; nothing is imported, as `raddle --help` shows them."""
+"""Defaults shared by the verbs and the live page; imports nothing, so that `raddle --help` is fast."""
 
-COMPARE_SECONDS = 10.0  # of each search, where several are compared
+COMPARE_SECONDS = 10.0  # for each search, where several methods are compared

@@ -1,4 +1,4 @@
-"""Why a plan is as fast as it is, and what another split of an operator would change."""
+"""Explains where a plan's time goes, and what another split of an operator would change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What numba compiles on its first use on a machine, so that who waits for it can be told."""
+"""Lists the functions that numba compiles on their first use on a machine.
+
+The command line compiles them before its work, with a message, so that the user knows why to wait.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ __all__ = ["EVALUATOR", "PARTITIONERS", "JitFunctions", "jit_functions_for"]
 
 
 def jit_functions_for(methods: Sequence[str]) -> list[JitFunctions]:
-    """What methods of plans, or of partitions, need."""
+    """Return the functions that the named methods of planning or of partitioning need."""
     functions = jit_functions_of(methods)
     if PARTITIONERS not in functions and not SOLVERS.keys().isdisjoint(methods):
         functions.append(PARTITIONERS)

@@ -1,4 +1,4 @@
-"""Hosts on a shaped network, on one machine, and commands on all of them."""
+"""Labs: hosts with a shaped network between them, on one machine, and commands that run on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torchrun line of `raddle run`, and what it needs of this machine."""
+"""Builds and runs the torchrun command of `raddle run`: machines, device, backend, environment."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Machines:
-    """How many there are, which one this is, and where they meet."""
+    """The machines (nodes) of a run, as torchrun's options describe them."""
 
-    count: int | None = None  # None: this one alone
-    node_rank: int | None = None
-    address: str | None = None
-    port: int | None = None
+    count: int | None = None  # None: this machine only
+    node_rank: int | None = None  # which machine this is
+    address: str | None = None  # of the machine with rank 0
+    port: int | None = None  # on that machine
 
     def __post_init__(self) -> None:
         given = {
@@ -48,7 +48,7 @@ class Machines:
             )
 
     def devices_per_node(self, devices: int) -> int:
-        """How many of a plan's devices are on this machine."""
+        """Return how many of a plan's devices each machine has."""
         if devices % (self.count or 1):
             raise InputError(
                 f"{self.count} machines cannot have equal shares of the plan's {devices} devices: "
@@ -58,14 +58,14 @@ class Machines:
 
     def flags(self) -> list[str]:
         if self.count is None:
-            return ["--standalone"]  # a free port of its own
+            return ["--standalone"]  # torchrun chooses a free port
         flags = ["--nnodes", str(self.count), "--node-rank", str(self.node_rank or 0)]
         flags += ["--master-addr", self.address or "localhost"]
         return flags if self.port is None else [*flags, "--master-port", str(self.port)]
 
 
 def gpus() -> int:
-    """How many GPUs torch can use here."""
+    """Return how many GPUs torch can use on this machine."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -74,7 +74,10 @@ def gpus() -> int:
 def choose_device(
     options: Options, devices: int, *, local: bool, single_node: bool, gpus: int
 ) -> Options:
-    """The options with a device and a backend for so many ranks of this machine."""
+    """Return the options with the device, and where needed the backend, filled in.
+
+    devices: ranks on this machine; local: accept ranks that share this machine's CPU; gpus: GPUs here.
+    """
     if options.device != "cpu" and gpus >= devices:
         return replace(options, device="cuda")
     if options.device == "cuda" and not gpus:
@@ -85,7 +88,7 @@ def choose_device(
             f"with {devices} processes on the CPU, or --nnodes for several machines."
         )
     if options.device == "cuda":
-        return replace(options, backend=options.backend or "gloo")  # NCCL wants a GPU for each rank
+        return replace(options, backend=options.backend or "gloo")  # NCCL needs a GPU for each rank
     if devices > 1 and single_node and not local:
         raise InputError(
             f"the plan needs {devices} ranks, and on the CPU of one machine they only share it: "
@@ -95,13 +98,16 @@ def choose_device(
 
 
 def torchrun_arguments(options: Options, devices: int, machines: Machines) -> list[str]:
-    """The words after `torchrun`."""
+    """Return the arguments of torchrun; devices: ranks on this machine."""
     ranks = ["--nproc-per-node", str(devices)]
     return [*machines.flags(), *ranks, "-m", "raddle.runtime", *options.command_line()]
 
 
 def rank_environment(options: Options, devices: int) -> dict[str, str]:
-    """With the threads of a rank, else torchrun gives it one and says so at length."""
+    """Return the environment of the ranks, with the number of threads for each.
+
+    Without OMP_NUM_THREADS torchrun would give each rank one thread, and print a long warning.
+    """
     threads = options.threads or max(1, cores() // devices)
     return {
         "OMP_NUM_THREADS": str(threads),
@@ -111,6 +117,6 @@ def rank_environment(options: Options, devices: int) -> dict[str, str]:
 
 
 def exec_torchrun(arguments: list[str], env: dict[str, str]) -> None:
-    """Becomes torchrun."""
+    """Replace this process by torchrun; does not return."""
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", "torch.distributed.run", *arguments], env)

@@ -1,4 +1,7 @@
-"""What can be chosen on the live page, and the page: `python -m raddle.api.live_page` prints it as JSON."""
+"""Collects the data of the page of `raddle serve`: the choices it offers, and its HTML.
+
+`python -m raddle.api.live_page` prints them as JSON; the server runs this in a child process.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ __all__ = ["live_page_data"]
 
 
 def live_page_data() -> dict[str, Any]:
-    """Names of models, clusters and methods, the seconds of a search, and the page's HTML."""
+    """Return names of models, clusters and methods, the default budget in seconds, and the page's HTML."""
     return {
         "models": zoo_names(),
         "clusters": [_spec(preset) for preset in presets()],

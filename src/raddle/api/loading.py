@@ -1,4 +1,4 @@
-"""Models, profiles and plans by name, for all verbs; torch is imported when it is needed."""
+"""Loads models, profiles and plans by name, for all verbs; torch is imported only when needed."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +24,10 @@ MAX_SAMPLES = 2**31
 
 
 def capture_model(name: str, batch: int | None, dtype: str = "float32") -> "Graph":
-    """The graph of a model of the zoo or file.py:function, at a global batch or at its own."""
+    """Return the graph of a model of the zoo or of file.py:function.
+
+    batch: the global batch; None: the model's default.
+    """
     import torch
 
     from raddle import zoo
@@ -43,14 +46,14 @@ def capture_model(name: str, batch: int | None, dtype: str = "float32") -> "Grap
 
 
 def load_optional_profile(path: str | None) -> "Profile | None":
-    """The profile of a file, where one is named."""
+    """Return the profile of a file, or None if no file is named."""
     from raddle.costs.profile import load_profile
 
     return None if path is None else load_profile(path)
 
 
 class LoadedPlan(NamedTuple):
-    """A plan with the model that it is for, and a cluster to simulate it on."""
+    """A plan, the graph of its model (at one micro-batch), and a cluster to simulate it on."""
 
     graph: "Graph"
     plan: "Plan"
@@ -58,7 +61,10 @@ class LoadedPlan(NamedTuple):
 
 
 def load_plan(path: str, *, cluster: str | None = None, model: str | None = None) -> LoadedPlan:
-    """The plan of a file; its model is captured, and a cluster or model that is given replaces its own."""
+    """Load a plan file and capture its model.
+
+    cluster, model: replace those named in the file.
+    """
     from raddle.plans import plan_file
     from raddle.runtime.job import takes_batch
 
@@ -73,7 +79,7 @@ def load_plan(path: str, *, cluster: str | None = None, model: str | None = None
 
 
 class LoadedPlans(NamedTuple):
-    """Plans of one model, its graph at their batch, and a cluster to simulate them on."""
+    """Plans of one model, its graph at the first plan's whole batch, and a cluster to simulate them on."""
 
     graph: "Graph"
     plans: "list[Plan]"
@@ -83,7 +89,7 @@ class LoadedPlans(NamedTuple):
 def load_plans(
     paths: Sequence[str], *, cluster: str | None = None, model: str | None = None
 ) -> LoadedPlans:
-    """The plans of files; the first one's model and cluster are those of all."""
+    """Load plan files; the model and the cluster of the first are used for all."""
     from raddle.plans import plan_file
     from raddle.plans.pipelining import micro_batch_graph
 

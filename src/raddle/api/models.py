@@ -1,4 +1,4 @@
-"""Models as graphs: captured modules, and workloads of the zoo (a module, its batch and its loss)."""
+"""Models: capturing a module as a graph, and workloads of the zoo (a module, a batch and a loss)."""
 
 from __future__ import annotations
 

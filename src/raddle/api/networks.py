@@ -1,4 +1,4 @@
-"""The zoo's parts, to put other workloads together: networks, losses, and batches made up for them."""
+"""Parts of the zoo for building other workloads: networks, losses, and random batches."""
 
 from __future__ import annotations
 

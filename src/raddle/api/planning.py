@@ -1,4 +1,4 @@
-"""Plans by name of a method: what is asked for is checked first, then searched and predicted."""
+"""Makes plans with a named method: checks the options, runs the method, predicts the plan's metrics."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def method_names(text: str | None) -> list[str]:
-    """Methods as a command line has them, "data,owt"; all where none are named."""
+    """Return the methods of an option such as "data,owt"; None: all methods."""
     return list(METHODS) if text is None else [name.strip() for name in text.split(",")]
 
 
@@ -57,7 +57,11 @@ def read_search_settings(
     reduction: bool | None,
     profile: str | None,
 ) -> Settings:
-    """Looks at everything that can be wrong before anything is captured."""
+    """Return checked settings; raises InputError before a model is captured.
+
+    budget: seconds for each search; pins: texts such as "features.*=n/4"; reduction: whether sums may be
+    split, None: as the method does by default; profile: path of a profile file.
+    """
     check_settings(methods, bn=bn, sync=sync)
     return Settings(
         bn=bn,
@@ -80,7 +84,11 @@ def predict(
     recompute: int | None = None,
     partition: str | None = None,
 ) -> EvaluatedPlan:
-    """The plan of a method, or of another partitioner's file, simulated, beside data parallelism."""
+    """Make a plan and simulate it; its row has the speedup over data parallelism.
+
+    recompute: number of blocks for activation checkpointing. partition: the file of another partitioner's
+    result, from which the plan is made instead of by `method`.
+    """
     partition_result = None if partition is None else plan_from_partition(graph, cluster, partition)
     evaluated = plan_and_predict(
         graph,

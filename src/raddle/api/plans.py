@@ -1,4 +1,4 @@
-"""Plans, the text of their tiles, and their files."""
+"""Plans, the text notation of their tiles, and plan files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures this machine: what its ranks compute and how they talk, and the operators of a model."""
+"""Measures this machine: compute speed and communication of its ranks, and operators of a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class ProfileCounts(NamedTuple):
-    """How many operators a profile has, and how many of them are new."""
+    """How many measured operators a profile has, and how many of them are new."""
 
     entries: int
     new: int
@@ -38,7 +38,10 @@ def measure_operators(
     fresh: bool = False,
     on_progress: Callable[[Mapping[str, Any]], None] = lambda step: None,
 ) -> ProfileCounts:
-    """Measures operators as the methods would split them into a file, which keeps what it has already."""
+    """Measure the operators of a model, split as the methods split them, and write a profile file.
+
+    Operators that the file has already are not measured again, unless `fresh`.
+    """
     old_profile = load_profile(path) if pathlib.Path(path).exists() and not fresh else Profile()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(cluster.devices)))
     new_profile = profile_methods(graph, cluster, profile=old_profile, on_progress=on_progress)

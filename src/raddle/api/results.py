@@ -1,4 +1,4 @@
-"""What an experiment has found: sections of tables and charts, whose figures say where they are from."""
+"""Results of experiments: sections of tables and charts that name the source of their numbers."""
 
 from __future__ import annotations
 

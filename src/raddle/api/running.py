@@ -1,4 +1,4 @@
-"""Training by a plan, or with the wrapper of raddle.sync; torch and the standard library alone."""
+"""Trains with a plan; imports only torch and the standard library, so that ranks start fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["Options", "Trainer", "UpdateEvent", "devices_needed", "measure_host_
 
 
 def devices_needed(plan: str, *, model: str | None, dtype: str | None, seed: int) -> int:
-    """How many devices the plan of a file needs; raises what every rank would, before one is started."""
+    """Return how many devices a plan file needs.
+
+    Raises the errors that every rank would raise, before any rank is started.
+    """
     job = load_job(plan, model=model or "", dtype=dtype or "", seed=seed, device="meta")
     optimizer_for(job.plan.optimizer)
     return job.plan.devices

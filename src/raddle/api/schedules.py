@@ -1,4 +1,4 @@
-"""Schedules of pipelines, by name or as rows in a file."""
+"""Pipeline schedules, by name or from a file with a row of actions for each worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = [
 
 
 def make_schedule(name: str, *, stages: int, microbatches: int, workers: int | None) -> Schedule:
-    """The schedule of a name for so many stages, or of a file, which has its own."""
+    """Return a named schedule, or the schedule of a file, which has its own numbers of stages and so on."""
     if name in NAMES:
         rows = workers or max(1, stages // SCHEDULES[name].chunks)
         return named_schedule(name, stages, rows, microbatches)
@@ -23,7 +23,7 @@ def make_schedule(name: str, *, stages: int, microbatches: int, workers: int | N
 
 
 def read_schedule(name_or_path: str | None) -> str:
-    """A name as it is; a file's rows."""
+    """Return a schedule's name unchanged, or the rows of a schedule file as text; "" for none."""
     if not name_or_path or name_or_path in NAMES or name_or_path.startswith("threaded"):
         return name_or_path or ""
     advice = (

@@ -1,4 +1,4 @@
-"""What searches are made of: groups, configurations, tables, chains, starts, and nodes of a pipeline."""
+"""Building blocks of searches: groups, configurations, cost tables, Markov chains, starts, layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timelines: a plan or a program simulated on a cluster, what it takes, and a trace of it."""
+"""Simulates a plan or a program on a cluster: timeline, metrics, peak memory, trace file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages between ranks, and processes that end with the one that started them."""
+"""Messages between ranks, and child processes that end when their parent ends."""
 
 from __future__ import annotations
 

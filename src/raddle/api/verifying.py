@@ -1,4 +1,4 @@
-"""A plan trained beside the plain module, and compared: numbers, and bytes that were sent."""
+"""Trains with a plan and with the plain module, and compares values and bytes sent."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The command line: a file a verb, what verbs share (options, output, compiling, waiting), and main."""
+"""The command line: one file for each verb; options, output and preparation are shared; main starts it."""

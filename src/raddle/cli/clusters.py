@@ -1,4 +1,4 @@
-"""The verb `clusters`."""
+"""The verb `clusters`: lists the cluster presets, or shows one cluster."""
 
 from typing import Annotated
 
@@ -12,12 +12,13 @@ def clusters(
     spec: Annotated[
         str | None,
         typer.Argument(
-            metavar="CLUSTER", help="A preset, as p100:4x4, h100:16 or local:2, or a YAML file."
+            metavar="CLUSTER",
+            help="A preset such as p100:4x4 (nodes x devices), h100:16 or local:2, or a YAML file.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the presets, or show a cluster: its devices, and the routes between them."""
+    """List the presets, or show a cluster: its devices, and the links between them."""
     from raddle.api.clusters import cluster, presets, summarise
     from raddle.reports.tables import clusters as tables
 

@@ -1,4 +1,4 @@
-"""The verb `compare`."""
+"""The verb `compare`: predicts the plans of several methods and prints them as one table."""
 
 from raddle.api.defaults import COMPARE_SECONDS as BUDGET
 from raddle.cli.options import (
@@ -33,7 +33,7 @@ def compare(
     profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:
-    """Compare methods: one row each, with the time of a step and what it moves."""
+    """Compare methods: one row for each, with step time, bytes sent and peak memory."""
     from raddle.api import clusters, planning
     from raddle.api.jit_warmup import jit_functions_for
     from raddle.reports.progress import progress_bar

@@ -1,4 +1,4 @@
-"""The verb `explain`."""
+"""The verb `explain`: says where a plan's time goes, or what other splits of an operator would cost."""
 
 from typing import Annotated
 
@@ -13,14 +13,14 @@ def explain(
     plan: PlanFile,
     op: Annotated[
         str | None,
-        typer.Argument(metavar="OP", help="An operator or module, to see what else it could be."),
+        typer.Argument(metavar="OP", help="An operator or module whose other splits are shown."),
     ] = None,
     cluster: OtherCluster = None,
     model: OtherModel = None,
     profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:
-    """Say where a plan's time goes against data parallel, or what another split of OP would cost."""
+    """Show where a plan's time goes against data parallelism, or what other splits of OP would cost."""
     from raddle.api.explaining import explain_op, explain_plan, find_ops
     from raddle.api.jit_warmup import EVALUATOR
     from raddle.api.loading import load_optional_profile
@@ -34,7 +34,7 @@ def explain(
             result = explain_plan(graph, loaded_plan, target_cluster, measured_profile)
         show(result, explanation.show_plan, as_json=as_json)
         return
-    find_ops(graph, op)  # before anything is compiled
+    find_ops(graph, op)  # an unknown operator is an error before the slow JIT compilation
     if loaded_plan.devices <= len(target_cluster.devices):
         warm_up_jit([EVALUATOR])
     with spinner(f"explaining '{op}' in {plan}"):

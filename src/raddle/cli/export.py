@@ -1,4 +1,4 @@
-"""The verb `export`."""
+"""The verb `export`: writes a model as a hypergraph for another partitioner."""
 
 from typing import Annotated
 
@@ -11,10 +11,16 @@ from raddle.cli.preparation import capture_with_spinner
 
 def export(
     model: Model,
-    to: Annotated[str, typer.Option(metavar="patoh|hmetis", help="The format.")],
-    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where to.")],
+    to: Annotated[str, typer.Option(metavar="patoh|hmetis", help="The file format.")],
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar="FILE", help="The file to write.")
+    ],
     grain: Annotated[
-        str, typer.Option(metavar="coarse|fine", help="Vertices: filters, or their channels.")
+        str,
+        typer.Option(
+            metavar="coarse|fine",
+            help="A vertex is a filter (coarse), or one input channel of a filter (fine).",
+        ),
     ] = "coarse",
     batch: Batch = None,
     weights: Weights = "flops",
@@ -23,7 +29,7 @@ def export(
     profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:
-    """Write a model's hypergraph for another partitioner; `plan --from-partition` takes its answer."""
+    """Write a model's hypergraph for another partitioner; `plan --from-partition` reads its result."""
     from raddle.api import partitioning
     from raddle.reports.partitions import show_export
     from raddle.reports.progress import spinner

@@ -1,4 +1,7 @@
-"""`raddle lab`: hosts on a shaped network, on one machine."""
+"""The verbs of `raddle lab`: hosts with a shaped network between them, emulated on one machine.
+
+A host is a network namespace; a shaped network has links of limited rate.
+"""
 
 import json
 import os
@@ -16,25 +19,31 @@ if TYPE_CHECKING:
     from raddle.lab.launch import LaunchError
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Hosts on a shaped network, on one machine."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Emulate hosts on a network of limited rate, on this machine.",
 )
 
-Name = Annotated[str, typer.Option(metavar="NAME", help="Which lab; several can be up.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")]
+Name = Annotated[str, typer.Option(metavar="NAME", help="Name of the lab; several labs can be up.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 
 
 @app.command()
 def up(
-    hosts: Annotated[int, typer.Option(metavar="H", help="Hosts, 1 to 64.")] = 4,
-    rate: Annotated[str, typer.Option(metavar="R", help="Of every link, as 1gbit.")] = "1gbit",
+    hosts: Annotated[int, typer.Option(metavar="H", help="Number of hosts, 1 to 64.")] = 4,
+    rate: Annotated[
+        str, typer.Option(metavar="R", help="Rate of every link, such as 1gbit.")
+    ] = "1gbit",
     rate_of: Annotated[
         list[str] | None,
-        typer.Option(metavar="HOST=R", help="Another rate for a host, as 2=100mbit; repeatable."),
+        typer.Option(
+            metavar="HOST=R", help="Another rate for one host, such as 2=100mbit. Repeatable."
+        ),
     ] = None,
     name: Name = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Make the hosts and the network between them."""
+    """Create the hosts and the network between them."""
     from raddle.lab import Lab
     from raddle.lab.rates import parse_rates
 
@@ -44,8 +53,10 @@ def up(
 
 @app.command("exec")
 def execute(
-    host: Annotated[int, typer.Argument(metavar="HOST", help="0, 1, ….")],
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to run.")],
+    host: Annotated[int, typer.Argument(metavar="HOST", help="Number of the host: 0, 1, ....")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="The command to run.")
+    ],
     name: Name = DEFAULT,
 ) -> None:
     """Run a command on a host; its exit code is passed on."""
@@ -58,7 +69,8 @@ def execute(
 @app.command()
 def status(
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="One lab; all of them if none is named.")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the lab; without it, all labs are shown."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -86,7 +98,9 @@ def run(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
     steps: Annotated[int | None, typer.Option(metavar="K", min=1, help="Training steps.")] = None,
     per_host: Annotated[int, typer.Option(metavar="N", help="Ranks on each host.")] = 1,
-    timeout: Annotated[float, typer.Option(metavar="S", help="Seconds until all is ended.")] = 3600,
+    timeout: Annotated[
+        float, typer.Option(metavar="S", help="Seconds after which the run is ended.")
+    ] = 3600,
     name: Name = DEFAULT,
 ) -> None:
     """Run a plan on all hosts of a lab; further options are passed on to `raddle run`."""
@@ -105,7 +119,7 @@ def run(
 
 @app.command()
 def down(name: Name = DEFAULT, as_json: Json = False) -> None:
-    """End what runs on the hosts, and remove them; fine if there are none."""
+    """End the processes on the hosts, and remove the hosts. It is no error if there are none."""
     from raddle.lab.commands import check_system
     from raddle.lab.names import check_name
     from raddle.lab.namespaces import remove
@@ -121,12 +135,15 @@ def down(name: Name = DEFAULT, as_json: Json = False) -> None:
 
 
 def _exit(number: int, frame: object) -> None:
-    """A SIGTERM ends the hosts too, as Ctrl-C does."""
+    """Handle SIGTERM like Ctrl-C, so that the commands on the hosts end too."""
     sys.exit(128 + number)
 
 
 def _exit_code(error: "LaunchError") -> int:
-    """The code of the first host that failed, as a shell would give it; 124 for time, as timeout(1)."""
+    """Return the exit code of the first host that failed; 124 for a timeout, as timeout(1) does.
+
+    A host ended by signal N gives 128 + N, as in a shell.
+    """
     if error.timed_out:
         return 124
     code = next(code for code in error.codes.values() if code != 0)

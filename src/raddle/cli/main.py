@@ -1,4 +1,4 @@
-"""The command line: registers the verbs, each with a table for people and `--json` for scripts.
+"""Starts the command line: registers the verbs, and prints errors of the user as one sentence.
 
 torch is imported inside the verbs that need it, so that `raddle --help` answers at once.
 """
@@ -35,7 +35,7 @@ VERBS = (
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # a traceback is a mistake in raddle: show all of it
+    pretty_exceptions_enable=False,  # a traceback means a bug in raddle: show all of it
     rich_markup_mode=None,
 )
 
@@ -51,7 +51,7 @@ app.add_typer(lab, name="lab")
 
 
 def main() -> None:
-    """Run the verb; a sentence and exit code 2 for what the user can mend."""
+    """Run the verb; an InputError is printed as one sentence, with exit code 2."""
     warnings.formatwarning = _format_warning
     try:
         app(prog_name="raddle")
@@ -66,7 +66,7 @@ _format = warnings.formatwarning
 def _format_warning(
     message: Warning | str, category: type[Warning], *where: Any, **line: Any
 ) -> str:
-    """A candidate that failed is a sentence; where that was is in it already."""
+    """Format warnings; one of a search's failed candidate is printed without file and line."""
     if issubclass(category, FailedCandidate):
         return f"raddle: {message}\n"
     return _format(message, category, *where, **line)

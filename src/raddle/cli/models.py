@@ -1,4 +1,4 @@
-"""The verb `models`."""
+"""The verb `models`: lists the zoo, or shows the layers of one model."""
 
 from typing import Annotated
 
@@ -12,12 +12,14 @@ from raddle.cli.preparation import capture_with_spinner
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A model of the zoo or file.py:function."),
+        typer.Argument(
+            metavar="NAME", help="A model of the zoo, or file.py:function that builds one."
+        ),
     ] = None,
     batch: Batch = None,
     as_json: Json = False,
 ) -> None:
-    """List the zoo, or show a model layer by layer."""
+    """List the models of the zoo, or show one model layer by layer."""
     from raddle.reports.models import describe_model
     from raddle.reports.tables import models as tables
 

@@ -1,47 +1,62 @@
-"""Options that several verbs take."""
+"""Options and arguments that several verbs share."""
 
 from typing import Annotated
 
 import typer
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model of the zoo or file.py:function.")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A model of the zoo, or file.py:function that builds one."
+    ),
 ]
-PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")]
+PlanFile = Annotated[
+    str, typer.Argument(metavar="PLAN", help="A plan file, from `raddle plan -o FILE`.")
+]
 ClusterOption = Annotated[
     str,
     typer.Option(
-        "--cluster", metavar="C", help="A preset, as p100:4x4 or local:2, or a YAML file."
+        "--cluster",
+        metavar="C",
+        help="A preset such as p100:4x4 (nodes x devices) or local:2, or a YAML file.",
     ),
 ]
 Methods = Annotated[
-    str | None, typer.Option(metavar="A,B,…", help="Methods; all if none are named.")
+    str | None, typer.Option(metavar="A,B,…", help="Methods to compare; without it, all methods.")
 ]
-Batch = Annotated[int | None, typer.Option(metavar="B", min=1, help="Global batch.")]
+Batch = Annotated[
+    int | None, typer.Option(metavar="B", min=1, help="Global batch: samples of one training step.")
+]
 Statistics = Annotated[
-    str, typer.Option(metavar="local|global", help="Samples that batch statistics are taken over.")
+    str,
+    typer.Option(
+        metavar="local|global",
+        help="Samples that batch norm uses: those of a device, or of the whole batch.",
+    ),
 ]
 Sync = Annotated[
     str,
     typer.Option(
         metavar="auto|allreduce|sharded|ps|p3",
-        help="How copies of a parameter agree; with words as in ps:sliced,greedy or p3:collective "
-        "(docs/syncing.md).",
+        help="How copies of a parameter are synchronised; some take options, such as ps:sliced,greedy or "
+        "p3:collective (docs/syncing.md).",
     ),
 ]
 ProfileOption = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Measured operators, from `raddle probe --model`."),
+    typer.Option(metavar="FILE", help="Measured times of operators, from `raddle probe --model`."),
 ]
 Budget = Annotated[
-    float, typer.Option(metavar="S", min=0.0, help="Seconds that a search may take, about.")
+    float,
+    typer.Option(metavar="S", min=0.0, help="Seconds that each search may take, approximately."),
 ]
-Seed = Annotated[int, typer.Option(metavar="N", help="Of a search's random moves.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the random numbers of a search.")]
 Reduction = Annotated[
     bool | None,
     typer.Option(
         "--reduction/--no-reduction",
-        help="Whether sums (k) may be split. flexflow and auto do, optcnn does not.",
+        help="Whether dimensions that are summed over may be split. Default: flexflow and auto do, optcnn "
+        "does not.",
     ),
 ]
 Pins = Annotated[
@@ -49,31 +64,41 @@ Pins = Annotated[
     typer.Option(
         "--pin",
         metavar="PATTERN=SPLIT",
-        help="What is decided already: 'features.*=n/4'. Repeatable.",
+        help="A fixed split for operators, such as 'features.*=n/4'. Repeatable.",
     ),
 ]
 Weights = Annotated[
     str,
     typer.Option(
-        metavar="flops|time|both|FILE", help="The work that is balanced; a file has it by layer."
+        metavar="flops|time|both|FILE",
+        help="The work that is balanced over parts; FILE is JSON with the work of each layer.",
     ),
 ]
 Connected = Annotated[
-    bool, typer.Option("--connected-as-one", help="Fully connected layers are never split.")
+    bool, typer.Option("--connected-as-one", help="Do not split fully connected layers.")
 ]
 DeviceOf = Annotated[
-    str, typer.Option("--cluster", metavar="C", help="Whose first device --weights time means.")
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="C",
+        help="Cluster whose first device gives the times of --weights time.",
+    ),
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option(metavar="FILE.PY:FUNCTION", help="The model, if the plan names none."),
+    typer.Option(metavar="FILE.PY:FUNCTION", help="The model, if the plan file names none."),
 ]
-RunSeed = Annotated[int, typer.Option(metavar="S", help="Of weights, batch and dropout.")]
+RunSeed = Annotated[int, typer.Option(metavar="S", help="Seed of weights, batch and dropout.")]
 OtherCluster = Annotated[
-    str | None, typer.Option(metavar="C", help="Another cluster than the plan's own.")
+    str | None,
+    typer.Option(metavar="C", help="Simulate on this cluster instead of the plan's own."),
 ]
 OtherModel = Annotated[
     str | None,
-    typer.Option(metavar="FILE.PY:FUNCTION", help="The model, if its name has changed."),
+    typer.Option(
+        metavar="FILE.PY:FUNCTION",
+        help="The model, if it is no longer at the name in the plan file.",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON alone on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]

@@ -1,4 +1,4 @@
-"""What all verbs share: two faces of one piece of data, and files that can be written."""
+"""Output of the verbs: a table or JSON of the same data, and a check of output paths."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def show(value: T, table: Callable[[T], None], *, as_json: bool) -> None:
-    """One piece of data, two faces."""
+    """Print a value as JSON, or with the function `table`."""
     if as_json:
         print(json.dumps(value, indent=2))
     else:
@@ -19,6 +19,6 @@ def show(value: T, table: Callable[[T], None], *, as_json: bool) -> None:
 
 
 def check_folder(path: str) -> None:
-    """Refuse to write where there is no folder."""
+    """Raise InputError if the folder of an output file does not exist."""
     if not pathlib.Path(path).resolve().parent.is_dir():
         raise InputError(f"there is no folder for '{path}': make it, or name another file.")

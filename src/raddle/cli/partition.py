@@ -1,4 +1,4 @@
-"""The verb `partition`."""
+"""The verb `partition`: partitions a model's filters and channels with several methods."""
 
 from typing import Annotated
 
@@ -12,17 +12,24 @@ from raddle.errors import InputError
 
 def partition(
     model: Model,
-    parts: Annotated[str, typer.Option("-k", metavar="N,M,…", help="Numbers of parts.")],
+    parts: Annotated[
+        str, typer.Option("-k", metavar="N,M,…", help="Numbers of parts, such as 2,4,8.")
+    ],
     method: Annotated[
         str,
-        typer.Option(metavar="A,B,…", help="Methods; `all` for all."),
+        typer.Option(metavar="A,B,…", help="Methods, or `all`."),
     ] = "coarse",
     epsilon: Annotated[
-        float, typer.Option(metavar="E", min=0.0, help="Work of a part over the average, less 1.")
+        float,
+        typer.Option(
+            metavar="E",
+            min=0.0,
+            help="Allowed imbalance: 0.1 lets a part have 10 % more work than the average.",
+        ),
     ] = 0.1,
     batch: Batch = None,
     budget: Annotated[
-        float, typer.Option(metavar="S", min=0.0, help="Seconds of each solver, about.")
+        float, typer.Option(metavar="S", min=0.0, help="Seconds for each solver, approximately.")
     ] = 10.0,
     seed: Seed = 0,
     weights: Weights = "flops",
@@ -31,7 +38,7 @@ def partition(
     profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:
-    """Partition filters and channels: work and communication of each method, as tables.
+    """Partition filters and channels, and print the work and communication of each method.
 
     Methods: layerwise, filter-horizontal, filter-incremental, channel-incremental, coarse, fine, mixed.
     """

@@ -1,4 +1,4 @@
-"""The verb `plan`."""
+"""The verb `plan`: makes a plan with one method, predicts its metrics and writes it to a file."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -27,7 +27,7 @@ def plan(
     model: Model,
     cluster: ClusterOption,
     method: Annotated[
-        str, typer.Option(metavar="M", help="As `raddle compare` lists them.")
+        str, typer.Option(metavar="M", help="A method; `raddle compare` lists them.")
     ] = "auto",
     batch: Batch = None,
     bn: Statistics = "local",
@@ -36,7 +36,7 @@ def plan(
         int | None,
         typer.Option(
             metavar="K",
-            help="Keep values for the backward at the borders of K blocks, and compute the rest again.",
+            help="Activation checkpointing: save values at the borders of K blocks, recompute the others.",
         ),
     ] = None,
     budget: Budget = 30.0,
@@ -47,31 +47,42 @@ def plan(
         str | None,
         typer.Option(
             metavar="S",
-            help="Of a pipeline, as `raddle schedule` lists them, or a file with its rows; "
-            "threaded:4 with any method.",
+            help="Schedule of a pipeline (`raddle schedule` lists them), or a file with its rows; "
+            "threaded:4 (four steps that overlap) works with any method.",
         ),
     ] = None,
     stages: Annotated[
-        int | None, typer.Option(metavar="P", min=1, help="Stages of a pipeline.")
+        int | None, typer.Option(metavar="P", min=1, help="Number of stages of a pipeline.")
     ] = None,
     microbatches: Annotated[
-        int | None, typer.Option(metavar="M", min=1, help="Micro-batches of a pipeline.")
+        int | None, typer.Option(metavar="M", min=1, help="Number of micro-batches of a pipeline.")
     ] = None,
     epsilon: Annotated[
-        float, typer.Option(metavar="E", min=0.0, help="Imbalance that hypergraph-* may leave.")
+        float,
+        typer.Option(
+            metavar="E", min=0.0, help="Allowed imbalance of the hypergraph-* methods; 0.1 is 10 %."
+        ),
     ] = 0.1,
     from_partition: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Another partitioner's answer; see `raddle export`."),
+        typer.Option(
+            metavar="FILE",
+            help="Make the plan from another partitioner's result; see `raddle export`.",
+        ),
     ] = None,
     profile: ProfileOption = None,
     output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan as JSON.")
+        str | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write the plan to this file, as JSON."
+        ),
     ] = None,
-    text: Annotated[bool, typer.Option("--text", help="The plan in plain text notation.")] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="Print the plan's tiles in text notation.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a plan by a method, and predict what it takes. An interrupted search keeps its best."""
+    """Make a plan with a method, and predict its metrics. Ctrl-C ends a search with its best plan."""
     from raddle.api import clusters
     from raddle.api.jit_warmup import jit_functions_for
     from raddle.api.planning import check_pipeline, predict, read_search_settings
@@ -94,14 +105,14 @@ def plan(
     if text and as_json:
         raise InputError("--text and --json are two forms of one output: ask for one of them.")
     if output is not None:
-        check_folder(output)  # before the work, and not after it
+        check_folder(output)  # before the search, which may take long
     target_cluster = clusters.cluster(cluster)
     graph = capture_with_spinner(model, batch)
     warm_up_jit(jit_functions_for([method]))
     with progress_bar(f"planning {model}, {method}") as on_progress:
         new_plan, row, timeline = predict(
-            graph, target_cluster, method, replace(settings, on_progress=on_progress), model=model, recompute=recompute,
-            partition=from_partition,
+            graph, target_cluster, method, replace(settings, on_progress=on_progress), model=model,
+            recompute=recompute, partition=from_partition,
         )  # fmt: skip
     if output is not None:
         save_plan(new_plan, timeline.program.graph, output)

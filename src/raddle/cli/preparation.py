@@ -1,4 +1,4 @@
-"""What verbs wait for before their own work, with a word about it: a captured model, compiled functions."""
+"""Prepares the work of verbs and shows what the user waits for: capturing a model, JIT compilation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def capture_with_spinner(model: str, batch: int | None) -> Graph:
-    """The graph of a model by name."""
+    """Return the graph of a model, as `capture_model` does."""
     from raddle.api.loading import capture_model
     from raddle.reports.progress import spinner
 
@@ -23,7 +23,7 @@ def capture_with_spinner(model: str, batch: int | None) -> Graph:
 
 
 def load_plan_with_spinner(plan: str, cluster: str | None, model: str | None) -> LoadedPlan:
-    """The plan of a file, its model's graph, and its cluster or another one."""
+    """Return a plan with its graph and cluster, as `load_plan` does."""
     from raddle.api.loading import load_plan
     from raddle.reports.progress import spinner
 
@@ -32,7 +32,7 @@ def load_plan_with_spinner(plan: str, cluster: str | None, model: str | None) ->
 
 
 def warm_up_jit(functions: Iterable[JitFunctions]) -> None:
-    """Searches are compiled on their first use on a machine; who waits is told why."""
+    """Compile the functions that are not in numba's cache on this machine, with a message for each."""
     from raddle.reports.progress import spinner
 
     for part in functions:

@@ -1,4 +1,4 @@
-"""The verb `probe`."""
+"""The verb `probe`: measures this machine, or the operators of a model on it."""
 
 from typing import Annotated
 
@@ -12,29 +12,40 @@ from raddle.cli.preparation import capture_with_spinner
 def probe(
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write the cluster as a YAML file."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write the measured cluster to this YAML file."
+        ),
     ] = None,
-    ranks: Annotated[int, typer.Option(metavar="N", help="Processes that share this machine.")] = 2,
+    ranks: Annotated[
+        int, typer.Option(metavar="N", help="Number of processes that share this machine.")
+    ] = 2,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure again, whatever is remembered.")
+        bool, typer.Option("--fresh", help="Measure again, even if there are cached results.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Rough figures in a few seconds.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Rough measurements, in a few seconds.")
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="Measure this model's operators instead; see --profile."
+            metavar="MODEL",
+            help="Measure the operators of this model instead, into the file of --profile.",
         ),
     ] = None,
     batch: Batch = None,
     cluster: Annotated[
-        str | None, typer.Option(metavar="C", help="Whose plans' tiles to measure: local:N.")
+        str | None,
+        typer.Option(
+            metavar="C",
+            help="With --model: the cluster whose plans split the operators; default: local:RANKS.",
+        ),
     ] = None,
     profile: Annotated[
-        str, typer.Option(metavar="FILE", help="Where measured operators are kept.")
+        str, typer.Option(metavar="FILE", help="With --model: the file for the measured times.")
     ] = "profile.json",
     as_json: Json = False,
 ) -> None:
-    """Measure this machine: what N ranks compute at the same time, and how they talk.
+    """Measure this machine: the speed of N ranks that compute at the same time, and of their messages.
 
     With --model, measure the operators of that model as the methods would split them.
     """
@@ -46,7 +57,7 @@ def probe(
     from raddle.reports.tables.probe import show_probe
 
     if output is not None:
-        probing.check_output(output)  # before the work, and not after it
+        probing.check_output(output)  # before the measurements, which take long
     with progress_bar("probing") as on_progress:
         measured = probing.probe(ranks, quick=quick, fresh=fresh, on_progress=on_progress)
     if output is not None:

@@ -1,4 +1,4 @@
-"""The verb `report`."""
+"""The verb `report`: writes an HTML page that compares methods and plans."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -34,31 +34,37 @@ def report(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="A model of the zoo or file.py:function; else the plans' own."
+            metavar="MODEL",
+            help="A model of the zoo, or file.py:function; without it, the plans' own.",
         ),
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="C", help="A preset, as p100:4x4, or a YAML file; else the plans'."),
+        typer.Option(
+            metavar="C",
+            help="A preset such as p100:4x4, or a YAML file; without it, the plans' own.",
+        ),
     ] = None,
     batch: Batch = None,
     methods: Annotated[
         str | None,
         typer.Option(
-            metavar="A,B,…", help="Methods; all if none are named, and `data` beside given plans."
+            metavar="A,B,…",
+            help="Methods to compare; without it, all methods, or only `data` if there are plans.",
         ),
     ] = None,
     plan: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="A plan file. Repeatable.")
+        list[str] | None, typer.Option(metavar="FILE", help="A plan file to show. Repeatable.")
     ] = None,
     run: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FILE", help="What `raddle run PLAN --json` printed, measured. Repeatable."
+            metavar="FILE",
+            help="A measured run: the output of `raddle run PLAN --json`. Repeatable.",
         ),
     ] = None,
     output: Annotated[
-        str, typer.Option("-o", "--output", metavar="FILE", help="Where the page is written.")
+        str, typer.Option("-o", "--output", metavar="FILE", help="The HTML file to write.")
     ] = "report.html",
     bn: Statistics = "local",
     sync: Sync = "allreduce",
@@ -72,15 +78,15 @@ def report(
         typer.Option(
             metavar="S",
             min=0.0,
-            help="Seconds for other splits of the layers of the plan that opens.",
+            help="Seconds to spend on other splits of the layers of the plan shown first.",
         ),
     ] = 10.0,
     json_progress: Annotated[
-        bool, typer.Option("--progress", help="Progress as lines of JSON on stderr.")
+        bool, typer.Option("--progress", help="Print progress as lines of JSON on stderr.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a page that shows methods and plans: one HTML file that needs no network."""
+    """Write a page that shows methods and plans: one HTML file that works offline."""
     from raddle.api.jit_warmup import EVALUATOR, jit_functions_for
     from raddle.api.planning import method_names, read_search_settings
     from raddle.reports.page import html, page_report
@@ -105,8 +111,8 @@ def report(
     bar = progress_lines if json_progress else progress_bar
     with bar(f"{title} on {target_cluster.name}") as on_progress:
         data = page_report.build_page_data(
-            graph, target_cluster, given_plans, names, model=title, settings=settings, alternatives=alternatives,
-            on_progress=on_progress,
+            graph, target_cluster, given_plans, names, model=title, settings=settings,
+            alternatives=alternatives, on_progress=on_progress,
         )  # fmt: skip
     write_atomically(output, html.render_page(data))
     show(summary(data, output), show_report, as_json=as_json)
@@ -119,7 +125,7 @@ def _load(
     plans: "Sequence[str]",
     runs: "Sequence[str]",
 ) -> "tuple[Graph, Cluster, list[GivenPlan]]":
-    """The model at the plans' batch, the cluster, and the given plans with what was measured of them."""
+    """Return the model's graph, the cluster, and the given plans with their measured runs."""
     from raddle.api import clusters
     from raddle.api.loading import load_plans
     from raddle.reports.page.measured_run import read_run

@@ -1,4 +1,4 @@
-"""The verb `reproduce`."""
+"""The verb `reproduce`: runs the experiments of a paper again (folder `experiments` of a checkout)."""
 
 import os
 import pathlib
@@ -22,23 +22,30 @@ CHECKOUT_FILES = ("experiments/experiment.py", "src/raddle/version.py")
 
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="An experiment; without one, the list.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="An experiment; without it, the experiments are listed."
+        ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Minutes on two cores: fewer sizes.")
+        bool, typer.Option("--quick", help="Fewer and smaller sizes: takes minutes on two cores.")
     ] = False,
     part: Annotated[
-        list[str] | None, typer.Option(metavar="PART", help="Only this part. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="PART", help="Run only this part of the experiment. Repeatable."),
     ] = None,
     output: Annotated[
         str | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="A page (.html), tables (.md) or JSON (.json)."
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write the result as a page (.html), tables (.md) or JSON (.json).",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Do the experiments of a paper again: its figures beside raddle's, measured or simulated."""
+    """Run the experiments of a paper again: its numbers next to raddle's, measured or simulated."""
     from raddle.reports.experiments import terminal as results
     from raddle.reports.experiments.result import result_to_dict
     from raddle.reports.progress import progress_bar
@@ -65,7 +72,10 @@ def reproduce(
 
 
 def experiments() -> Any:
-    """The module that lists experiments; ranks that an experiment starts find it too, wherever they run."""
+    """Import the module that lists the experiments.
+
+    The checkout is added to PYTHONPATH too, for the ranks that an experiment starts.
+    """
     root = str(_checkout())
     if root not in sys.path:
         sys.path.insert(0, root)
@@ -76,7 +86,10 @@ def experiments() -> Any:
 
 
 def _checkout() -> pathlib.Path:
-    """The checkout of raddle that this file is in, or the working directory: no wheel has experiments."""
+    """Return the checkout of raddle: the one with this file, or else the working directory.
+
+    Installed packages of raddle do not contain the experiments.
+    """
     for root in (pathlib.Path(__file__).resolve().parents[3], pathlib.Path.cwd()):
         if all((root / part).is_file() for part in CHECKOUT_FILES):
             return root

@@ -1,4 +1,4 @@
-"""The verb `run`."""
+"""The verb `run`: trains with a plan, by replacing itself with torchrun."""
 
 import os
 import shlex
@@ -13,50 +13,68 @@ from raddle.cli.output import check_folder
 
 def run(
     plan: PlanFile,
-    steps: Annotated[int, typer.Option(metavar="K", min=1, help="Training steps.")] = 20,
+    steps: Annotated[int, typer.Option(metavar="K", min=1, help="Number of training steps.")] = 20,
     local: Annotated[
-        bool, typer.Option("--local", help="All ranks on this machine, whatever it has.")
+        bool,
+        typer.Option(
+            "--local", help="Start all ranks on this machine, even if they share its CPU."
+        ),
     ] = False,
     warmup: Annotated[
-        int | None, typer.Option(metavar="W", min=0, help="First steps that are not measured.")
+        int | None,
+        typer.Option(metavar="W", min=0, help="Number of first steps that are not measured."),
     ] = None,
     seed: RunSeed = 0,
     lr: Annotated[
         float | None, typer.Option(metavar="X", help="Learning rate of the plan's optimizer.")
     ] = None,
     clip_norm: Annotated[
-        float | None, typer.Option(metavar="X", help="Limit of the gradients' global norm.")
+        float | None, typer.Option(metavar="X", help="Clip gradients to this global norm.")
     ] = None,
     check_finite: Annotated[
-        bool, typer.Option("--check-finite", help="Stop where the loss is no number.")
+        bool, typer.Option("--check-finite", help="Stop if the loss is NaN or infinite.")
     ] = False,
     model: ModelOption = None,
     device: Annotated[
-        str | None, typer.Option(metavar="cpu|cuda", help="What ranks compute on.")
+        str | None,
+        typer.Option(
+            metavar="cpu|cuda", help="Device of the ranks; default: cuda if there are enough GPUs."
+        ),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option(metavar="gloo|nccl", help="Of torch.distributed.")
+        str | None, typer.Option(metavar="gloo|nccl", help="Backend of torch.distributed.")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(metavar="float32|float64", help="Another precision.")
+        str | None,
+        typer.Option(metavar="float32|float64", help="Precision, instead of the plan's."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Of a rank; else a share of the cores.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Threads of each rank; default: an equal share of the cores."
+        ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(metavar="S", help="Seconds that a rank waits for another.")
+        float,
+        typer.Option(metavar="S", help="Seconds that a rank waits for another before it fails."),
     ] = 300.0,
-    nnodes: Annotated[int | None, typer.Option(metavar="M", help="Several machines.")] = None,
-    node_rank: Annotated[int | None, typer.Option(metavar="I", help="Which one this is.")] = None,
-    master_addr: Annotated[str | None, typer.Option(metavar="A", help="Where they meet.")] = None,
-    master_port: Annotated[int | None, typer.Option(metavar="P", help="At which port.")] = None,
+    nnodes: Annotated[int | None, typer.Option(metavar="M", help="Number of machines.")] = None,
+    node_rank: Annotated[
+        int | None, typer.Option(metavar="I", help="Number of this machine, from 0.")
+    ] = None,
+    master_addr: Annotated[
+        str | None, typer.Option(metavar="A", help="Address of machine 0.")
+    ] = None,
+    master_port: Annotated[int | None, typer.Option(metavar="P", help="Port on machine 0.")] = None,
     trace: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write what was measured for Perfetto, as t.json.gz."),
+        typer.Option(
+            metavar="FILE", help="Write a trace of the run for Perfetto, such as t.json.gz."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a plan for real with torchrun: measured beside predicted."""
+    """Train with a plan on torchrun, and print measured next to predicted times."""
     from raddle.api.launching import (
         Machines,
         choose_device,
@@ -73,7 +91,7 @@ def run(
         check_finite=check_finite, model=model, device=device, backend=backend, dtype=dtype,
         threads=threads or _threads_from_environment(), timeout=timeout, trace=trace, json=as_json,
     )  # fmt: skip
-    parse(options.command_line())  # what ranks would refuse
+    parse(options.command_line())  # raises the errors that the ranks would raise
     machines = Machines(nnodes, node_rank, master_addr, master_port)
     if trace is not None:
         check_folder(trace)
@@ -89,6 +107,6 @@ def run(
 
 
 def _threads_from_environment() -> int | None:
-    """What the user has set, told to ranks as an option: torchrun sets the variable itself."""
+    """Return the user's OMP_NUM_THREADS, to pass as an option: torchrun may set the variable itself."""
     text = os.environ.get("OMP_NUM_THREADS", "")
     return int(text) if text.isdigit() and int(text) > 0 else None

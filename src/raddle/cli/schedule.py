@@ -1,4 +1,4 @@
-"""The verb `schedule`: the schedules of pipelines, as pictures and figures."""
+"""The verb `schedule`: lists pipeline schedules, or draws one."""
 
 from typing import Annotated
 
@@ -10,20 +10,30 @@ from raddle.cli.output import show
 
 def schedule(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A schedule, or a file with its rows.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="A schedule, or a file with a row of actions for each worker."
+        ),
     ] = None,
-    stages: Annotated[int, typer.Option(metavar="P", min=1, help="Stages.")] = 4,
-    microbatches: Annotated[int, typer.Option(metavar="M", min=1, help="Micro-batches.")] = 8,
+    stages: Annotated[int, typer.Option(metavar="P", min=1, help="Number of stages.")] = 4,
+    microbatches: Annotated[
+        int, typer.Option(metavar="M", min=1, help="Number of micro-batches.")
+    ] = 8,
     workers: Annotated[
         int | None,
-        typer.Option(metavar="W", min=1, help="Rows; interleaved has fewer than stages."),
+        typer.Option(
+            metavar="W",
+            min=1,
+            help="Number of workers (rows); interleaved has fewer workers than stages.",
+        ),
     ] = None,
     backward: Annotated[
-        int, typer.Option(metavar="B", min=1, help="A backward's time, of a forward's.")
+        int,
+        typer.Option(metavar="B", min=1, help="Time of a backward, as a multiple of a forward's."),
     ] = 1,
     as_json: Json = False,
 ) -> None:
-    """List schedules, or draw one: what each worker does when, its bubble, what is alive."""
+    """List schedules, or draw one: each worker's actions over time, the bubble, and memory use."""
     from raddle.api.schedules import make_schedule
     from raddle.reports import schedules as report
 

@@ -1,4 +1,4 @@
-"""The verb `simulate`."""
+"""The verb `simulate`: simulates a plan on a cluster."""
 
 from typing import Annotated
 
@@ -14,13 +14,13 @@ def simulate(
     cluster: OtherCluster = None,
     trace: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write a trace for Perfetto, as t.json.gz."),
+        typer.Option(metavar="FILE", help="Write a trace for Perfetto, such as t.json.gz."),
     ] = None,
     model: OtherModel = None,
     profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:
-    """Simulate a plan: the time of a step, where each device spends it, what is sent."""
+    """Simulate a plan: the step time, where each device spends it, and the largest transfers."""
     from raddle.api.loading import load_optional_profile
     from raddle.api.simulating import details, simulate_steps, write_trace
     from raddle.reports.progress import spinner

@@ -1,4 +1,4 @@
-"""The verb `verify`."""
+"""The verb `verify`: checks that training with a plan gives the values of the plain module."""
 
 import math
 import signal
@@ -14,21 +14,21 @@ from raddle.errors import InputError
 
 def verify(
     plan: PlanFile,
-    steps: Annotated[int, typer.Option(metavar="K", min=1, help="Training steps.")] = 3,
+    steps: Annotated[int, typer.Option(metavar="K", min=1, help="Number of training steps.")] = 3,
     threads: Annotated[
-        bool, typer.Option("--threads", help="Ranks are threads of this process.")
+        bool, typer.Option("--threads", help="Run ranks as threads of this process.")
     ] = False,
     tolerance: Annotated[
-        float, typer.Option(metavar="X", help="Largest relative deviation that holds.")
+        float, typer.Option(metavar="X", help="Largest relative deviation that is accepted.")
     ] = 1e-9,
     model: ModelOption = None,
     seed: RunSeed = 0,
     as_json: Json = False,
 ) -> None:
-    """Train a plan and the plain module, and compare: exit code 1 where they differ.
+    """Train with a plan and with the plain module, and compare: exit code 1 if they differ.
 
-    Losses, gradients, parameters and buffers in float64, and the bytes that were sent with those of the
-    program and of the simulator. Exit code 2 where it cannot be tried here.
+    Losses, gradients, parameters and buffers are compared in float64; the bytes sent are compared with the
+    program's and the simulator's. Exit code 2 if the plan cannot be run on this machine.
     """
     from raddle.api.verifying import verify as compared
     from raddle.reports.progress import progress_bar
@@ -48,5 +48,5 @@ def verify(
 
 
 def _exit(number: int, frame: object) -> None:
-    """A SIGTERM ends the ranks too, as Ctrl-C does."""
+    """Handle SIGTERM like Ctrl-C, so that the ranks end too."""
     sys.exit(128 + number)
