@@ -1,10 +1,14 @@
 """The solver of fine partitions: simulated annealing from several starts within a time budget.
 
+A *fine* partition may put the input channels of one filter into different parts; a *coarse* one keeps
+filters whole. A *part* is a device's share. The *volume* is the elements that cross parts in a forward. A
+part's *overload* is its work above its capacity.
+
 The starts are coarse partitions that the caller gives, chains of layers (fine_chains.py), and equal
 shares. All starts get short runs; after each round the worse half is dropped, so that the others get
-longer runs. The search works on counts (fine_rows.py). At the end the counts become a partition with
-concrete filters and channels. Its exact volume is never larger than that of a given start that keeps the
-balance as well.
+longer runs. The search works on counts of filters and channels, called rows (fine_rows.py). At the end the
+counts become a partition with concrete filters and channels. Its exact volume is never larger than that of
+a start of the caller that keeps within the capacities as well.
 """
 
 # r: round; m: the network as arrays (counts.py); pb: the problem; w: walk, the state of an annealing run
@@ -61,7 +65,7 @@ class FineSolution(NamedTuple):
     start: str  # name of the start that led to it
 
 
-class _Candidate(NamedTuple):
+class _Candidate(NamedTuple):  # a partition as counts, and the start that led to it
     start: str
     rows: FineRows
     overload: float  # work above the capacities, each as a fraction of the capacity, added up
@@ -110,7 +114,7 @@ def solve(
     deadlines = [started_at + budget * 0.9 * (r + 1) / ROUNDS for r in range(ROUNDS)]
     for r, deadline in enumerate(deadlines):
         pool = sorted(pool, key=_penalized_volume if r < 2 else _feasible_first)
-        pool = pool[: max(1, len(pool) >> (r > 0))]
+        pool = pool[: max(1, len(pool) >> (r > 0))]  # the better half, from the second round on
         for i, candidate in enumerate(pool):
             now = time.perf_counter()
             seconds = (deadline - now) / (len(pool) - i)
@@ -121,13 +125,14 @@ def solve(
     solutions = [
         _to_solution(network, m, candidate, capacity, seed)
         for candidate in [*sorted(pool, key=_feasible_first)[:2], *given_candidates]
-    ]
+    ]  # (overload, solution)
     _, best = min(solutions, key=lambda scored: (scored[0], scored[1].volume))
     return best._replace(seconds=time.perf_counter() - started_at)
 
 
 def _warm_up(pb: FineProblem, rows: FineRows, capacity: Array) -> None:
     """Runs one move, so that JIT compilation does not count as search time."""
+    # One move; temperatures and price do not matter.
     anneal(pb, start_walk(pb, rows, capacity, 0), capacity, 1, 1.0, 1.0, 1.0)
 
 
@@ -168,7 +173,7 @@ def _anneal_candidate(
 ) -> _Candidate:
     """Returns the candidate after one annealing run of `seconds`, or of `moves` if given."""
     w = start_walk(pb, candidate.rows, capacity, seed)
-    part_volume = candidate.volume / candidate.rows.owned.shape[1] + 1e-9  # elements
+    part_volume = candidate.volume / candidate.rows.owned.shape[1] + 1e-9  # elements, average
     started_at, moves_done, chunk, progress = time.perf_counter(), 0, CHUNK // 8, 0.0
     while progress < 1:
         if moves is None:

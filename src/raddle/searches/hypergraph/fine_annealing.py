@@ -1,7 +1,12 @@
 """Simulated annealing of fine partitions: moves that change the rows of one layer (fine_moves.py).
 
-A move is accepted or undone by its effect on the volume and on the overload. fine_rows.py defines rows,
-fine_walk.py the state.
+A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
+share. In each layer the parts form *rows*: the parts of a row compute the same filters, each over its own
+channels (fine_rows.py). The *width* of a part is its number of channels, the *height* of its row the number
+of filters, and its *area* their product. A part *owns* the filters whose partial results it sums.
+
+A move is accepted or undone by its effect on the volume (elements that cross parts in a forward) and on the
+overload (work above the capacities). fine_walk.py defines the state.
 """
 
 # l: layer; v: map; p: part; pb: the problem; w: walk, the state of the run
@@ -44,7 +49,7 @@ def anneal(
         l = random_below(w.rng_state, layers)
         owned, row, width = w.rows.owned[l], w.rows.row[l], w.rows.width[l]
         w.old_rows[0], w.old_rows[1], w.old_rows[2] = owned, row, width
-        growth = -partial_sum_elements(pb, w, l)
+        growth = -partial_sum_elements(pb, w, l)  # of the volume; the call also writes the heights
         w.scratch[AREA] = w.scratch[HEIGHT] * width
         if not propose_move(pb, w, l, capacity):
             owned[:], row[:], width[:] = w.old_rows[0], w.old_rows[1], w.old_rows[2]
@@ -53,6 +58,7 @@ def anneal(
         w.scratch[WORK] = w.work + pb.cell_work[l] * (w.scratch[HEIGHT] * width - w.scratch[AREA])
         new_overload = overload(w.scratch[WORK], capacity)
         random_fraction = (random_below(w.rng_state, 1 << 30) + 1) / (1 << 30)
+        # The move is accepted if the volume grows by less than this (Metropolis).
         max_growth = -temperature * np.log(random_fraction) - price * (
             new_overload - current_overload
         )

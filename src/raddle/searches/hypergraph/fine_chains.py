@@ -1,9 +1,14 @@
 """Starts for fine partitions into many parts: groups of consecutive layers, each group on its own parts.
 
+A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
+share. In each layer the parts form *rows*: the parts of a row compute the same filters (units), each over
+its own channels (fine_rows.py). A *map* is a feature map that layers read (network.py). The *volume* is the
+elements that cross parts in a forward.
+
 The volume of a group then does not depend on the other groups, so the best groups are a shortest path.
-Each layer of a group is spread evenly over the group's parts, in as many rows as are cheapest
-(fine_rows.py). With a rows of b parts each, the map that the layer reads is sent a - 1 times, once more if
-it comes from another group, and the partial results are sent b - 1 times.
+Each layer of a group is spread evenly over the group's parts, in as many rows as are cheapest. With a rows
+of b parts each, the map that the layer reads is sent a - 1 times, once more if it comes from another group,
+and the partial results are sent b - 1 times.
 """
 
 # l: layer; v: map; i, j: first layer of a group and the layer after its last; s: parts of a group; a:
@@ -23,7 +28,7 @@ from raddle.searches.hypergraph.network import LayerNetwork
 def chain_rows(
     network: LayerNetwork, pb: FineProblem, parts: int, capacity: float
 ) -> FineRows | None:
-    """Returns the rows of the best groups, or None if they need more parts.
+    """Returns the rows of the best groups, or None if no groups fit into this many parts.
 
     capacity: most work of any part.
     """
@@ -90,7 +95,7 @@ class _LayerGroups:
         return total
 
     def row_sizes(self, l: int, s: int) -> tuple[list[int], float]:
-        """Returns the number of parts in each row of layer l where this is cheapest on s parts, and the
+        """Returns the cheapest rows of layer l on s parts, as the number of parts in each row, and the
         elements of partial results that they send."""
         if (l, s) not in self.row_sizes_cache:
             units, channels = int(self.pb.m.units[l]), int(self.pb.channels[l])
@@ -120,7 +125,7 @@ class _LayerGroups:
 
     def _spread_layer(self, rows: FineRows, l: int, first: int, s: int) -> None:
         sizes, _ = self.row_sizes(l, s)
-        heights = apportion(self.pb.m.units[l], np.array(sizes), 1)
+        heights = apportion(self.pb.m.units[l], np.array(sizes), 1)  # filters of each row
         part = first
         for r, (b, height) in enumerate(zip(sizes, heights, strict=True)):
             equal_shares = np.ones(b)

@@ -1,8 +1,9 @@
 """Random moves for the annealing of fine partitions: each changes the rows of one layer.
 
-The rows of a layer (fine_rows.py): each part is in one row, or in none (-1). It computes all filters of
-its row over `width` channels, and owns the sums of `owned` filters. Its *area* is filters of the row x
-width.
+A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
+share. The rows of a layer (fine_rows.py): each part is in one row, or in none (-1). It computes all filters
+of its row over `width` channels, and owns `owned` filters: it sums their partial results and has their
+output. Its *area* is filters of the row x width.
 """
 
 # l: layer; p, q, s: parts; i, j: rows; k: filters or channels moved; pb: the problem; w: the state of the
@@ -61,7 +62,7 @@ def _random_member(w: FineWalk, l: int) -> int:
 
 @njit(cache=True)
 def _random_amount(w: FineWalk, maximum: int) -> int:
-    """Returns 1, `most`, or a random number between them."""
+    """Returns 1, `maximum`, or a random number between them."""
     draw = random_below(w.rng_state, 4)
     if draw == 0:
         return 1
@@ -70,7 +71,7 @@ def _random_amount(w: FineWalk, maximum: int) -> int:
 
 @njit(cache=True)
 def _swap_parts(w: FineWalk, l: int, p: int, q: int) -> bool:
-    """Swaps the roles of two parts in the layer."""
+    """Swaps two parts in the layer: their rows, widths and owned filters."""
     for a in (w.rows.owned[l], w.rows.row[l], w.rows.width[l]):
         a[p], a[q] = a[q], a[p]
     return True
@@ -138,7 +139,7 @@ def _give_width(w: FineWalk, l: int, p: int, q: int) -> bool:
 
 @njit(cache=True)
 def _give_sums(w: FineWalk, l: int, p: int, q: int) -> bool:
-    """Moves the ownership of filters from p to q in the same row."""
+    """Moves the ownership of filters from p to q in the same row: q then sums their partial results."""
     owned = w.rows.owned[l]
     if owned[p] == 0:
         return False
@@ -164,7 +165,7 @@ def _join_row(pb: FineProblem, w: FineWalk, l: int, p: int, q: int) -> bool:
 
 @njit(cache=True)
 def _regroup(pb: FineProblem, w: FineWalk, l: int, p: int, q: int) -> bool:
-    """Changes which parts form a row, and rebuilds the rows with the same areas.
+    """Changes which parts form a row, and rebuilds the rows so that parts keep about their areas.
 
     p changes to q's row or to a new one, two rows merge, a row is divided, p and q swap rows, or p gives
     some of its area to q.
@@ -218,6 +219,7 @@ def _rebuild_rows(pb: FineProblem, w: FineWalk, l: int) -> bool:
     if row_parts.max() > pb.channels[l] or (row_parts > 0).sum() > pb.m.units[l]:
         return False
     used_rows = np.flatnonzero(row_parts > 0)
+    # Filters of each row; each has at least 1:
     height = apportion(pb.m.units[l], row_area[used_rows], 1)
     for n, i in enumerate(used_rows):
         inside = np.flatnonzero(row == i)

@@ -1,10 +1,12 @@
 """Fine partitions: each part's filters and channels of every layer; their volume and work.
 
-A *cell* is one input channel of one filter. Every cell has a part that computes it, and every filter an
-*owner*, the part that sums the partial results of its cells. A part receives the units of maps that its
-cells read and it does not own. It sends a partial result for every filter that it computes cells of and
-does not own. Operators after a layer (batch norm, relu, pool, add) run where the owner is. A coarse
-partition is the special case in which all cells of a filter are in the part of its owner.
+A *part* is a device's share. A *fine* partition may put the input channels of one filter into different
+parts. A *cell* is one input channel of one filter. Every cell has a part that computes it, and every filter
+an *owner*, the part that sums the partial results of its cells. A *map* is a feature map that layers read;
+its units are the outputs of filters (network.py). A part receives the units of maps that its cells read and
+it does not own. It sends a partial result for every filter that it computes cells of and does not own.
+Operators after a layer (batch norm, relu, pool, add) run where the owner is. A coarse partition is the
+special case in which all cells of a filter are in the part of its owner.
 """
 
 # l, t: layers; v: map. Channels of a layer are numbered through all maps that it reads, one after the
@@ -115,7 +117,11 @@ def is_complete(network: LayerNetwork, partition: FinePartition) -> bool:
 
 
 def single_input_map(network: LayerNetwork, l: int) -> FeatureMap | None:
-    """Returns the only map that layer l reads if the layer can be split between its channels."""
+    """Returns the only map that layer l reads, if the channels of its filters may be in several parts.
+
+    None if they may not: the layer does not read exactly one map, has several operators, or has a number of
+    channels that is no multiple of the map's units.
+    """
     layer, maps = network.layers[l], maps_read(network)[l]
     if len(maps) != 1 or len(layer.ops) != 1 or layer.channels % network.maps[maps[0]].units:
         return None

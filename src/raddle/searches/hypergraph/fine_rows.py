@@ -1,5 +1,8 @@
 """The compressed form of a fine partition: layers cut into rows of filters, rows cut into channels.
 
+A *fine* partition may put the input channels of one filter into different parts; a *coarse* one keeps
+filters whole. A *part* is a device's share.
+
     filters  +-------+-----+        In a row, each part has all filters of the row and `width` consecutive
        row 0 |   0   |  1  |        channels (its *window*). The row has as many filters as its parts own.
              +---+---+-----+        In a coarse partition every row has one part, which has all channels.
@@ -41,7 +44,7 @@ MAX_SWAPS = 2000  # of two windows, to find a good order
 class FineRows(NamedTuple):
     """The rows of all layers, as arrays [layer, part]."""
 
-    owned: Array  # number of filters whose sums the part owns
+    owned: Array  # number of filters that the part owns
     row: Array  # number of the part's row; -1: the part has nothing of the layer
     width: Array  # number of channels that the part reads
 
@@ -77,6 +80,7 @@ def assign_indices(network: LayerNetwork, rows: FineRows, seed: int = 0) -> Fine
         partner_owners = next(
             (owners[u] for u in elementwise_partners(network, l) if u in owners), None
         )
+        # Owners taken from the layer with which units are read elementwise (an add); -1: none yet
         preset_owners = (
             np.full(layer.units, -1)
             if partner_owners is None
@@ -102,8 +106,11 @@ def assign_indices(network: LayerNetwork, rows: FineRows, seed: int = 0) -> Fine
 def _blocks(
     rows: FineRows, l: int, owner: Array, windows: Windows | None
 ) -> tuple[ComputeBlock, ...]:
-    """Returns what each part computes of layer l; owner: of every filter; windows: None, all channels."""
-    row_of = rows.row[l][owner]
+    """Returns what each part computes of layer l.
+
+    owner: of every filter; windows: of layer l; None: every part reads all channels.
+    """
+    row_of = rows.row[l][owner]  # by filter
     blocks = []
     for p in np.flatnonzero(rows.row[l] >= 0):
         start = 0 if windows is None else int(windows[0][p])
@@ -140,6 +147,7 @@ def _order_windows(
     rows: FineRows, l: int, reader: int, windows: Windows, rng: np.random.Generator
 ) -> Windows:
     """Swaps windows of a row at random until the units of layer l can be in their owners' windows."""
+    # Units that are in their owners' windows; at best this many:
     max_fits = int(np.minimum(rows.owned[l], rows.width[reader]).sum())
     order = np.arange(rows.owned.shape[1])
     fits = _units_in_windows(rows.owned[l], *windows)

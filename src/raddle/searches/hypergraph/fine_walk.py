@@ -1,8 +1,12 @@
 """The state of an annealing run over fine partitions, and how its volume is counted.
 
-The state has only counts: fine_rows.py defines rows, owned units and windows. The volume is counted as if
-the units that a part owns were always in its window; `assign_indices` achieves that for almost all units.
-Of every map a part receives these units:
+A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
+share. The state has only counts. In each layer the parts form *rows*: the parts of a row compute the same
+filters (units), each over its own `width` of consecutive channels, its *window*. A part *owns* the filters
+whose partial results it sums (fine_rows.py). A *map* is a feature map; network.py defines its pieces and
+its dense and elementwise readers. The *volume* is the elements that cross parts in a forward. It is counted
+as if the units that a part owns were always in its window; fine_rows.assign_indices achieves that for
+almost all. Of every map a part receives these units:
 
     all units that it does not own        if a layer there reads all channels
     max(0, width - owned)                 if a layer there reads a window
@@ -11,7 +15,7 @@ Of every map a part receives these units:
 In addition it sends a partial result for every filter of its row that it does not own.
 """
 
-# l, t: layers; v: map; p: part; pb: the problem; w: the walk
+# l, t: layers; v: map; p: part; pb: the problem; w: the walk, the state of an annealing run
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ Array = np.ndarray
 class FineProblem(NamedTuple):
     """The network as arrays by layer."""
 
-    m: CountModel
+    m: CountModel  # the network as arrays (counts.py)
     channels: Array  # number of input channels
     splittable: Array  # whether a filter's channels may be in several parts
     unit_elements: Array  # elements of one filter's partial result
@@ -50,7 +54,7 @@ class FineWalk(NamedTuple):
     received: Array  # [part, map] units received
     totals: Array  # [VOLUME] of rows; [OVERLOAD] and [BEST_VOLUME] of best
     old_rows: Array  # [3, part] owned, row and width of a layer before a move
-    scratch: Array  # [4, part] (float): HEIGHT, ROW, AREA, WORK
+    scratch: Array  # [4, part] (float): HEIGHT, ROW, AREA, WORK (below)
     rng_state: Array  # of random_below
 
 

@@ -1,11 +1,15 @@
 """Files of other hypergraph partitioners: write and read hypergraphs in PaToH's and hMETIS's formats.
 
-PaToH    first line: base, vertices, nets, pins, 3 (= both weights); then the nets; all vertex weights in
-one line
-hMETIS   first line: nets, vertices, 11 (= both weights); then the nets; the vertex weights, one per line
+A hypergraph has weighted vertices and nets with costs; a net is a set of vertices, its pins (explicit.py).
 
-A net is one line: its cost, then its pins, numbered from 1. A partition file has the part of each vertex,
-numbered from 0, in order, separated by white space.
+PaToH    first line: base, vertices, nets, pins, 3; then the nets; all vertex weights in one line
+hMETIS   first line: nets, vertices, 11; then the nets; the vertex weights, one per line
+
+The numbers 3 and 11 say that vertices and nets have weights. The base is the number of the first vertex.
+raddle writes 1 and reads 0 or 1.
+
+A net is one line: its cost, then its pins, numbered from 1 (PaToH: from the base). A partition file has the
+part of each vertex, numbered from 0, in order, separated by white space.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ MAX_WEIGHT = 2**31 - 1  # of all vertices together: both programs read 32 bits
 FORMATS = ("patoh", "hmetis")
 MAX_BYTES = 4 * 2**30  # of a file that is read
 MAX_PARTS = 65_536
+# At most 18 digits: fits into 64 bits
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 

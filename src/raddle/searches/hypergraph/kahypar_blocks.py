@@ -1,5 +1,9 @@
 """Coarse partitions by Mt-KaHyPar, a general hypergraph partitioner, on blocks of filters.
 
+*Coarse* means that every filter is whole in one part, and not a coarsened hypergraph; a *part* is a
+device's share. A *map* is a feature map: a value that layers read. It consists of *pieces*: the filters
+(units) of one layer, then those of the next. network.py defines its dense and elementwise readers.
+
 Filters of a layer are interchangeable, so a few dozen blocks per layer are enough; a block is a vertex. The
 net of a block joins it with all blocks of the dense readers of its map, and with the same block of each
 elementwise reader (network.py). The cost of the net is the elements of the block's output.
@@ -39,9 +43,10 @@ def partition_blocks(
     *,
     shares: Sequence[float] | None = None,
 ) -> Array:
-    """Returns the counts [layer, part] of Mt-KaHyPar's partition, with at most `blocks` blocks per layer.
+    """Returns Mt-KaHyPar's partition, as counts of filters [layer, part]; blocks: per layer, at most.
 
-    Large blocks may exceed the balance (1 + epsilon). shares: of the work, by part.
+    A part may have (1 + epsilon) x its share of the work, or more if blocks are large. shares: of the
+    work, by part; None: equal.
     """
     graph = build_hypergraph(m, blocks)
     part_of_block = np.array(run_mtkahypar(m, graph, parts, epsilon, seed, shares=shares), np.int64)
@@ -60,6 +65,7 @@ def build_hypergraph(m: CountModel, blocks: int) -> BlockHypergraph:
         readers = {int(u) for t in dense for u in range(first_vertex[t], first_vertex[t + 1])}
         elementwise = slice(m.elementwise_start[v], m.elementwise_start[v + 1])
         for i, l in enumerate(m.piece_layer[m.piece_start[v] : m.piece_start[v + 1]]):
+            # Layers of elementwise readers: block b of each reads block b of this piece.
             same_unit_layers = m.elementwise_layer[elementwise][
                 m.elementwise_piece[elementwise] == i
             ]
@@ -120,4 +126,4 @@ def _initialized() -> Any:
     """Returns Mt-KaHyPar, initialised with one thread; it can be initialised only once per process."""
     import mtkahypar
 
-    return mtkahypar.initialize(1, False)
+    return mtkahypar.initialize(1, False)  # threads; whether to print warnings

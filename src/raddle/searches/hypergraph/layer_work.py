@@ -1,4 +1,8 @@
-"""The work of each layer that a partition balances: operations, time, both, or numbers from a file."""
+"""The work of each layer: operations, time, both, or numbers from a file.
+
+A partition gives each part (device) about the same work, or its share of it. A layer is all operators that
+share a weight (network.py).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from raddle.searches.hypergraph.network import LayerNetwork
 
 Array = np.ndarray
 KINDS = ("flops", "time", "both")
-MAX_WORK = 1e30  # of a layer, in any unit
+MAX_WORK = 1e30  # of a layer in a file, in any unit
 
 
 def layer_work(

@@ -1,8 +1,10 @@
 """A lower bound on the volume of coarse partitions, by column generation and branch and bound.
 
-A column is the counts of one part, by layer (counts.py); it alone decides what the part receives. A
-partition is one column per part such that the columns together have every unit once. For any prices pi[l]
-per unit, no partition has a smaller volume than
+In a *coarse* partition every filter (*unit*) is whole in one part; a *part* is a device's share. The
+*volume* is the elements of feature *maps* that parts receive in a forward. A *column* is the number of
+units of each layer in one part (counts.py); it alone decides what the part receives. A partition is one
+column per part such that the columns together have every unit once. For any prices pi[l] per unit, no
+partition has a smaller volume than
 
     sum over parts of min over columns (received(column) - pi . column)  +  pi . units
 
@@ -14,7 +16,7 @@ the number of parts that have units of a layer (its *presence*) has a price as w
 branches on it.
 """
 
-# l: layer; v: map; c: class of parts, all of equal capacity; m: the network as arrays
+# l: layer; v: map; c: class of parts, all of equal capacity; m: the network as arrays (counts.py)
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from raddle.searches.hypergraph.column_pricing import (
 from raddle.searches.hypergraph.counts import Array, CountModel, elements_received
 
 SUBGRADIENT_LAYERS = 30  # a network with more layers starts with subgradient steps
-SUBGRADIENT_STEPS = 60
+SUBGRADIENT_STEPS = 60  # at most
 
 
 def volume_bounds(
@@ -48,7 +50,7 @@ def volume_bounds(
     """
     search, count = _ColumnSearch(m, capacity, columns, stop_at), itertools.count()
     root = BranchNode(0.0, _fewest_parts(m, capacity), np.full(m.num_layers, float(len(capacity))))
-    nodes = [(0.0, next(count), root)]
+    nodes = [(0.0, next(count), root)]  # a heap; the count decides between equal bounds
     best = 0.0
     while nodes[0][0] < stop_at:
         _, _, node = heapq.heappop(nodes)
@@ -56,6 +58,7 @@ def volume_bounds(
         for bound in search.solve_node(node):
             best = max(best, min(bound, other_bounds))
             yield best
+        # By layer: how far its number of parts is from a whole number
         fractional = np.abs(search.parts_by_layer - np.round(search.parts_by_layer))
         l = int(fractional.argmax())
         if fractional[l] < 1e-6:
@@ -125,6 +128,7 @@ class _ColumnSearch:
         for (c, column), cost in self.column_costs.items():
             self._add_if_allowed(master, grids[c], c, np.frombuffer(column, np.int64), cost)
         prices, value, self.parts_by_layer = master.solve()
+        # centre: the prices of the best bound so far
         self.bound, centre, centre_weight = node.bound, prices, 0.0
         if node.bound == 0 and m.num_layers > SUBGRADIENT_LAYERS:
             for centre in self._subgradient_ascent(master, grids):  # noqa: B007
@@ -172,7 +176,7 @@ class _ColumnSearch:
         return bound, subgradient, new_column
 
     def _subgradient_ascent(self, master: _MasterProgram, grids: list[WorkGrid]) -> Iterator[Array]:
-        """Raises the bound by subgradient steps towards the volume known; yields the best prices so far.
+        """Raises the bound by subgradient steps towards stop_at; yields the best prices so far.
 
         With many layers the prices of the master program swing for a long time at first.
         """
@@ -180,6 +184,7 @@ class _ColumnSearch:
         target = self.stop_at if math.isfinite(self.stop_at) else master.solve()[1]
         prices = np.concatenate([m.work * target / m.total_work / 2, np.zeros(m.num_layers)])
         scale = 1 / np.concatenate([m.units, np.maximum(1, master.node.min_parts)])
+        # theta: factor of the step size; failed: steps since the bound rose last
         centre, direction, theta, failed = 0 * prices, 0 * prices, 1.0, 0
         for _ in range(SUBGRADIENT_STEPS):
             bound, subgradient, _ = self._price_columns(master, grids, prices)
@@ -238,6 +243,7 @@ class _MasterProgram:
         self.lp: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         self.lp.setOptionValue("output_flag", False)
         self.lp.setOptionValue("threads", 1)
+        # Costs are divided by this, so that the solver has small numbers:
         self.scale = float(max(1, m.cost.max(initial=1)))
         none = np.array([], np.int32), np.array([])
         rows = [
@@ -254,7 +260,7 @@ class _MasterProgram:
             self._add_lp_column(penalty / self.scale, [row], [1.0])
             self._add_lp_column(penalty / self.scale, [row], [-1.0])
         self.first_column = self.lp.getNumCol()
-        self.presence_columns: list[Array] = []
+        self.presence_columns: list[Array] = []  # by column: a mask of the layers that it has
 
     def add(self, c: int, column: Array, cost: float) -> None:
         """Adds a column for parts of class c; cost: elements that such a part receives."""

@@ -1,4 +1,9 @@
-"""The search of the hypergraph-* methods, and plans from partition files of other partitioners."""
+"""The search of the hypergraph-* methods, and plans from partition files of other partitioners.
+
+A *part* is what one device gets. A *coarse* partition distributes whole filters; a *fine* one distributes
+cells, which are single input channels of filters (Cells), and chooses where a filter's partial *sums* are
+added; a *mixed* one splits each layer along an axis that the search chooses.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +59,7 @@ def plan_from_partition(graph: Graph, cluster: Cluster, path: str | pathlib.Path
 
     The vertices are those of a hypergraph that `raddle export` wrote for the same graph.
     """
+    # part: of each vertex
     part, partitioner = read_partition(path), Partitioner(graph)
     parts = int(part.max()) + 1
     if parts > len(cluster.devices):
@@ -67,10 +73,10 @@ def plan_from_partition(graph: Graph, cluster: Cluster, path: str | pathlib.Path
             f"'{path}' has the parts of {len(part)} vertices, which are neither the filters nor the "
             f"channels of '{graph.name}': take a file that `raddle export` wrote for it."
         )
-    if isinstance(partition, Cells):
+    if isinstance(partition, Cells):  # fine; else coarse: the parts of filters, by layer
         return _search_result(partitioner.result_from_cells("partition", partition, parts))
     return _search_result(partitioner.result_from_filters("partition", partition, parts))
 
 
 def _search_result(result: PartitionResult) -> SearchResult:
-    return SearchResult(result.tiles, sums=result.sums)
+    return SearchResult(result.tiles, sums=result.sums)  # sums: where partial sums are added

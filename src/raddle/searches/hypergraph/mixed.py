@@ -5,7 +5,11 @@ over any of the parts and in unequal shares. The search minimises all bytes that
 activations, their gradients, partial sums and the synchronisation of parameters. No part may have more
 than (1 + epsilon) x its share of the work. The search anneals a compressed model (mixed_model.py,
 mixed_annealing.py); the reported bytes are counted from the lowered program. The result never sends more
-than a baseline or a given plan that keeps this balance. A part is a device.
+than a baseline or a given plan that keeps this balance.
+
+A *part* is a device. A *block* is a layer with the operators that follow it; the *units* of its axis are
+samples, filters, ... (mixed_blocks.py). A *state* says, for each block, its axis and the units of each
+part.
 """
 
 # p: part; a: axis of a block, by its position in MixedBlock.axes; state.x: units [block, part]
@@ -45,7 +49,7 @@ class SplitChoice(NamedTuple):
     """How a layer, and the operators that follow it, are split."""
 
     layer: str
-    axis: str  # a letter: n, c, k, h, w
+    axis: str  # a letter: n sample, c filter, k input channel, h height, w width
     shares: tuple[int, ...]  # units of the axis, by part
 
     def __str__(self) -> str:
@@ -117,7 +121,7 @@ def choices(blocks: MixedBlocks, state: MixedState) -> tuple[SplitChoice, ...]:
 class MixedCandidate(NamedTuple):
     """A plan with its bytes and its balance."""
 
-    rank: tuple[float, int]  # work above the balance, then bytes; the least is best
+    rank: tuple[float, int]  # imbalance above 1 + epsilon, then bytes; the least is best
     name: str
     tiles: Tiles
     bytes: Mapping[str, int]
@@ -151,7 +155,8 @@ class MixedProblem:
         starts = basic_starts(self.blocks, self.model, self.shares)
         for name, state in starts.items():
             yield from self._state_candidate(name, state)
-        equal_devices = cluster(f"p100:1x{self.parts}")  # tiles do not depend on the device
+        # Any cluster of equal devices: the tiles of baselines do not depend on the kind of device.
+        equal_devices = cluster(f"p100:1x{self.parts}")
         for name, tiles in {
             **applicable_baselines(self.graph, equal_devices),
             **given_plans,
@@ -188,6 +193,7 @@ class MixedProblem:
     def warm_up(self) -> None:
         """Anneals one step, so that JIT compilation does not count as search time."""
         start = basic_starts(self.blocks, self.model, self.shares)["sample"]
+        # A mask [block, axis] of the axes that are allowed
         all_axes = np.ones(self.model.letter.shape, np.bool_)
         anneal(
             self.model,
@@ -195,6 +201,6 @@ class MixedProblem:
             start.x,
             self.max_work,
             all_axes,
-            CoolingSchedule(1, 1.0, 1.0, 1.0),
-            0,
+            CoolingSchedule(1, 1.0, 1.0, 1.0),  # one step
+            0,  # seed
         )

@@ -1,11 +1,15 @@
 """Simulated annealing of mixed partitions, JIT-compiled: it looks for the fewest bytes within the balance.
 
-A state is an axis for each block and the units x[b, p] of each part. Work above the balance has a price,
-so a run may pass through states that are out of balance. After a move only the costs of the changed blocks
-and of the values that they make or read are counted again.
+A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
+width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of
+an axis are samples, filters, ... (mixed_blocks.py). A *state* is an axis for each block and the units
+x[b, p] of each part. Each part has a maximum of work; a state is *in balance* if no part exceeds it. Work
+above the maximum has a price, so a run may pass through states that are out of balance. After a move only
+the costs of the changed blocks and of the values that they make or read are counted again.
 """
 
-# v: value; b: block; p: part; m: the model. A move changes a run of blocks, lo to hi - 1; an exchange two
+# v: value; b: block; p: part; m: the model (mixed_model.py). A move changes a run of blocks, lo to hi - 1;
+# an exchange changes two runs.
 
 from __future__ import annotations
 
@@ -34,10 +38,10 @@ class CoolingSchedule(NamedTuple):
 class CostedState(NamedTuple):
     """A state and its costs."""
 
-    axis: Array  # by block
+    axis: Array  # by block: the position of its axis in MixedBlock.axes
     x: Array  # units [block, part]
-    value_costs: Array  # bytes, by value
-    weight_costs: Array  # bytes, by block
+    value_costs: Array  # bytes of a value and its gradient that cross parts, by value
+    weight_costs: Array  # bytes that synchronise weights, by block
     part_work: Array  # work, by part
 
 
@@ -53,7 +57,7 @@ def anneal(
 ) -> float:
     """Changes axis and x to the best state found; returns its bytes, or inf if no state is in balance.
 
-    max_work: by part; allowed: a mask [block, axis].
+    max_work: by part; allowed: a mask [block, axis] of the axes that a move may choose.
     """
     np.random.seed(seed)
     blocks, parts = x.shape
@@ -64,18 +68,19 @@ def anneal(
     old = CostedState(
         axis.copy(), np.zeros_like(x), np.zeros(len(m.nbytes)), np.zeros(blocks), np.zeros(parts)
     )
+    # Counts everything; -2 is no step, so that no value counts as done.
     _recount(m, new, old, 0, blocks, scratch, counted_in_step, -2)
     _copy_run(new, old, 0, blocks)
     current, current_overload = (
         new.value_costs.sum() + new.weight_costs.sum(),
         _overload(new.part_work, max_work),
     )
-    slack = 1e-9 * max_work.sum()
+    slack = 1e-9 * max_work.sum()  # for rounding
     best = current if current_overload <= slack else np.inf
     for step in range(schedule.steps):
         temperature = schedule.hot * (schedule.cold / schedule.hot) ** (step / schedule.steps)
         lo, hi = random_run(blocks)
-        other_lo = other_hi = 0
+        other_lo = other_hi = 0  # the second run of an exchange; here: none
         if np.random.random() < EXCHANGE_SHARE:
             other_lo, other_hi = propose_exchange(m, new.axis, new.x, lo, hi)
         else:

@@ -1,10 +1,11 @@
 """The blocks of a mixed partition: sets of operators that are split along the same axis.
 
-A block is a layer (all groups of operators that share its weights) with the operators that follow it:
-pools, reshapes, a loss. So the pooled map is sent, and not the larger one before it. A block is split
-along one *axis*, a letter of the layer's dimensions: n sample, c filter, k input channel, h height, w
-width. The *units* of an axis (samples, filters, ...) are divided among the parts. A part may have several
-ranges of units, or none:
+A *mixed* partition splits each layer along an axis that the search chooses. A *part* is a device. A *block*
+is a layer (all groups of operators that share its weights) with the operators that follow it: pools,
+reshapes, a loss. So the pooled map is sent, and not the larger one before it. A block is split along one
+*axis*, a letter of the layer's dimensions: n sample, c filter, k input channel, h height, w width. The
+*units* of an axis (samples, filters, ...) are divided among the parts. A part may have several ranges of
+units, or none:
 
     n: 0:8@0 8:20@1 20:24@0      eight samples on device 0, twelve on device 1, four more on device 0
 """
@@ -60,8 +61,8 @@ class MixedBlocks:
     graph: Graph
     blocks: tuple[MixedBlock, ...]
     block_of: Mapping[str, int]  # by name of the operator
-    independent_ops: BatchIndependentOps
-    layer_ops: frozenset[str]  # operators whose work is balanced
+    independent_ops: BatchIndependentOps  # operators that read no samples; they are in no block
+    layer_ops: frozenset[str]  # names of operators of layers: only their work counts for balance
 
     def tiles(self, ranges: Sequence[tuple[str, UnitRuns]], parts: int) -> Tiles:
         """Returns the tiles of a plan; ranges: axis and runs of each block."""
@@ -94,6 +95,7 @@ def build_blocks(graph: Graph) -> MixedBlocks:
         if (name := op.name) in layer.ops
     }
     group_lists = _group_into_blocks(graph, all_groups, flops)
+    # Whether the graph has batch norms. Their statistics are assumed to be those of one tile (bn: local).
     local_statistics = any(
         op.kind == "moments" and op.composite_kind == "batch_norm" for op in graph.ops
     )
@@ -120,7 +122,7 @@ def _group_into_blocks(
     """
     group_of = {name: g for g, group in enumerate(all_groups) for name in group.ops}
     producer = {o: group_of[op.name] for op in graph.ops if op.name in group_of for o in op.outputs}
-    root = list(range(len(all_groups)))
+    root = list(range(len(all_groups)))  # union-find: groups with the same root form a block
 
     def find_root(g: int) -> int:
         while root[g] != g:
@@ -131,6 +133,7 @@ def _group_into_blocks(
     for g, group in enumerate(all_groups):
         for name in _weights(graph, group):
             root[find_root(g)] = find_root(by_weight.setdefault(name, g))
+    # Roots of blocks with a weight
     weighted = {find_root(g) for g in by_weight.values()}
     for g, group in enumerate(all_groups):
         can_follow = (
@@ -218,6 +221,7 @@ def group_configuration(group: Group, axis: str, runs: UnitRuns) -> Configuratio
 
 
 def _degrees(group: Group, axis: str, parts: int) -> tuple[int, ...]:
+    # By letter: into how many ranges it is split
     return tuple(parts if letter == axis else 1 for letter in group.letters)
 
 

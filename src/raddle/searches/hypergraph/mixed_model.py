@@ -1,5 +1,9 @@
 """The compressed model of a mixed partition: for each block, an axis and the number of units of each part.
 
+A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
+width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of
+an axis are samples, filters, ... (mixed_blocks.py).
+
 A part *holds* a fraction s of a value along one dimension of the value, and *needs* a fraction t of it. It
 receives what it needs and does not hold, and sends the gradient back. With fractions of the value's bytes:
 
@@ -9,8 +13,7 @@ receives what it needs and does not hold, and sends the gradient back. With frac
     partial results of P parts        the whole value, P - 1 times, to sum them
 
 Weights that P parts hold are synchronised: 2 (P - 1) times their bytes. How an operator holds and needs
-values is found out by splitting its block in two, so this file knows no operator by name. Blocks, axes and
-units are defined in mixed_blocks.py.
+values is found out by splitting its block in two, so this file has no rule for single operators.
 """
 
 # v: value; b: block; a: axis of a block, by its position in MixedBlock.axes
@@ -50,7 +53,8 @@ class Split(NamedTuple):
 class MixedModel(NamedTuple):
     """A graph's blocks as arrays, for numba.
 
-    The readers of value v are X_start[v] to X_start[v + 1]; the values of block b likewise.
+    The readers of value v are the entries reader_start[v] to reader_start[v + 1] of reader and need; the
+    values of block b are touched_start[b] to touched_start[b + 1] of touched.
     """
 
     axis_count: Array  # by block
@@ -113,6 +117,7 @@ class _MixedModelBuilder:
                     needs.append(readers)
         letters = {x: i for i, x in enumerate(sorted({x for b in blocks for x in b.axes}))}
         sizes = [self.graph.values[name].nbytes for name in values]
+        # 2 if the value has a gradient, which is sent back
         directions = [1 + (name in self.active) for name in values]
         touched: list[list[int]] = [[] for _ in blocks]
         for v, source in enumerate(sources):
@@ -168,7 +173,7 @@ class _MixedModelBuilder:
             return split
         dims = op.space.outputs[output]
         if split.dim not in dims:
-            if is_local_statistics(op, "local"):
+            if is_local_statistics(op, "local"):  # the model assumes bn: local: no sums
                 return Split(ALL)
             shape = [op.space.dims[d].size for d in dims]
             return Split(EVEN, longest_dim(shape), True) if shape else Split(ALL, -1, True)
@@ -191,6 +196,7 @@ class _MixedModelBuilder:
         access, units = op.space.operands[operand], self.blocks.blocks[b].units[a]
         box = [(0, dim.size) for dim in op.space.dims]
         unit_starts = self._unit_starts(op, split.dim, b, a)
+        # What the first quarter of the units reads shows along which index the operand is cut.
         box[split.dim] = (0, max(1, unit_starts[max(1, units // 4)]))
         ranges = [index.range(box) for index in access.indices]
         cut_indices = [
@@ -248,7 +254,7 @@ class _MixedModelBuilder:
             return False
         return need.table < 0 or self._same_table(hold.table, need.table)
 
-    def _same_table(self, one: int, other: int) -> bool:
+    def _same_table(self, one: int, other: int) -> bool:  # one, other: indices of first entries
         end = one + 1
         while self.low[end] > self.low[end - 1] and self.low[end] < 1.0:
             end += 1
@@ -283,6 +289,8 @@ class _MixedModelBuilder:
         if split.kind not in (PROPORTIONAL, EVEN):
             return split.kind == ALL
         access = op.space.operands[operand]
+        # Dimensions of the operator that the operand depends on. An operand that is added once, as a bias
+        # is, is read by one part only if a summed dimension is split.
         touched = {term.dim for index in access.indices for term in index.terms}
         return split.dim not in touched | set(op.space.reduced_dims if access.added_once else ())
 

@@ -1,5 +1,10 @@
 """Random moves between mixed partitions, JIT-compiled.
 
+A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
+width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of
+an axis are samples, filters, ... (mixed_blocks.py). A partition is an axis for each block and the units
+x[b, p] of each part. A part's *shares* are its fractions of the units.
+
 A move changes a *run* of consecutive blocks in the same way, because neighbouring blocks are often best
 split alike:
 
@@ -11,8 +16,8 @@ gather        all units of one part, or of all parts, go to one part
 swap          two parts swap their units, so that a run can fit to its neighbours' order of parts
 """
 
-# b: block, of a run lo to hi - 1; a: axis; p, q: parts; axis: by block; x: units [block, part]; m: the
-# model
+# b: block, of a run lo to hi - 1; a: axis, by its position in MixedBlock.axes; p, q: parts; axis: by block;
+# x: units [block, part]; m: the model (mixed_model.py)
 
 from __future__ import annotations
 
@@ -54,7 +59,10 @@ def _change_axis(
     fractions: Array,
     allowed: Array,
 ) -> None:
-    """Gives a run an axis and shares; blocks that do not have or may not use the axis are unchanged."""
+    """Gives a run an axis and shares; blocks that do not have or may not use the axis are unchanged.
+
+    letter: of the axis, as a number; fractions: of the units, by part; allowed: a mask [block, axis].
+    """
     for b in range(lo, hi):
         for a in range(m.axis_count[b]):
             if m.letter[b, a] == letter and m.units[b, a] > 1 and allowed[b, a]:

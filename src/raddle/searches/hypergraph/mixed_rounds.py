@@ -1,11 +1,16 @@
 """Rounds of annealing of mixed partitions from several starts, within a time budget.
 
+A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
+width. A *block* is a layer with the operators that follow it; a *part* is a device's share
+(mixed_blocks.py). A *state* says, for each block, its axis and the units (samples, filters, ...) of each
+part. The *volume* is the bytes that cross parts in a step.
+
 The first round is short; it measures the speed. Every second round allows only splits by sample and by
 filter, which are best for most layers; the others allow all axes. Every third round continues from the
 best state so far.
 """
 
-# b: block; a: axis; m: the model
+# b: block; a: axis; m: the model (mixed_model.py)
 
 from __future__ import annotations
 
@@ -43,6 +48,7 @@ def annealing_rounds(
 
     max_work: by part.
     """
+    # Masks of allowed axes: of rounds with even and with odd numbers
     axes = [np.ones(m.letter.shape, np.bool_), _allowed_axes(blocks, m, "nc")]
     names = list(starts)
     best_name, best_volume = names[0], _reference_volume(m, max_work, starts)

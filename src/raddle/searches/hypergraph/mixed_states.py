@@ -1,5 +1,10 @@
 """The states of the search over mixed partitions: starts, conversion from and to tiles, and their work.
 
+A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
+width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of
+an axis are samples, filters, ... (mixed_blocks.py). A *state* says, for each block, its axis and how many
+units each part has.
+
 The basic starts are:
 
     sample     every block is split by sample, as in data parallelism
@@ -9,7 +14,7 @@ The basic starts are:
 Any other plan whose layers are each split along one axis can be a start, too.
 """
 
-# b: block; a: axis of a block, by its position in MixedBlock.axes; m: the model
+# b: block; a: axis of a block, by its position in MixedBlock.axes; m: the model (mixed_model.py)
 
 from __future__ import annotations
 
@@ -29,8 +34,8 @@ from raddle.searches.hypergraph.mixed_moves import apportion_units
 class MixedState(NamedTuple):
     """A mixed partition as the search sees it."""
 
-    axis: Array  # by block
-    x: Array  # [block, part] units of the axis
+    axis: Array  # by block: the position of its axis in MixedBlock.axes
+    x: Array  # [block, part] units (samples, filters, ...) of the block's axis
 
     def copy(self) -> MixedState:
         return MixedState(self.axis.copy(), self.x.copy())
@@ -125,7 +130,8 @@ def normalize_state(blocks: MixedBlocks, state: MixedState, shares: Array) -> Mi
 
     A block on one part gets its first axis. Parts are renumbered by the mean position of their blocks, so
     that parts with the same blocks get neighbouring numbers, and often share a node. They keep their
-    numbers if an axis is contiguous or if the shares differ.
+    numbers if the shares differ, or if a block is split along a contiguous axis (a part has one range of
+    it, in the order of parts: mixed_layouts.py).
     """
     result = state.copy()
     can_reorder = float(shares.max()) == float(shares.min())

@@ -1,5 +1,10 @@
 """Improve a mixed partition by its simulated step time, starting from the partition with the fewest bytes.
 
+A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
+width. A *block* is a layer with the operators that follow it; the *runs* of a block are consecutive units
+(samples, filters, ...) and their devices (mixed_blocks.py). A *state* says, for each block, its axis and
+how many units each part (device) has.
+
 Few bytes do not make a short step: the stages of a chain wait for each other. So the moves of
 mixed_moves.py are made again, and the simulated time of a step on the cluster decides
 (simulation/fast/evaluator.py). A *walk* is a sequence of accepted moves. Walks start from the partition
@@ -64,7 +69,7 @@ class TimedSolution:
     start: str  # name of the walk's start
     proposals: int
     seconds: float  # that the search took
-    choices: tuple[SplitChoice, ...]  # by layer; empty if the given plan is the best and has none
+    choices: tuple[SplitChoice, ...]  # by layer; empty if the given partition is best and has none
 
 
 def improve_step_time(
@@ -95,7 +100,7 @@ def improve_step_time(
         on_progress({"step": step, "done": min(clock.seconds, budget), "of": budget})
 
     start_tiles = {
-        "volume": solution.tiles,
+        "volume": solution.tiles,  # the partition with the fewest bytes
         **applicable_baselines(graph, cluster, BASELINE_STARTS),
         **(starts or {}),
     }
@@ -153,7 +158,8 @@ class PlanSimulator:
 class Proposer:
     """Makes the proposals of walks and times them.
 
-    The evaluator holds the tiles of one walk at a time: run_walks moves it there first.
+    The evaluator (a fast simulation) has the tiles of one walk at a time: run_walks first gives it those of
+    the walk that is next.
     """
 
     def __init__(
@@ -161,11 +167,12 @@ class Proposer:
     ) -> None:
         self.blocks, self.evaluator = blocks, evaluator
         self.model: MixedModel = build_mixed_model(blocks)
+        # By block: the batch-independent operators (they read no samples) whose results it reads
         self.independent_inputs = [
             blocks.independent_ops.read_by([name for group in block.groups for name in group.ops])
             for block in blocks.blocks
         ]
-        self.allowed = np.ones(self.model.letter.shape, np.bool_)
+        self.allowed = np.ones(self.model.letter.shape, np.bool_)  # [block, axis]: all axes
         self.memory = memory  # by device, bytes
         self.rng = random.Random(seed)
         self.proposals = 0
@@ -207,6 +214,7 @@ class Proposer:
         except InputError:
             return  # such a plan is impossible
         tolerance = -math.log(max(self.rng.random(), 1e-300)) * TEMPERATURE * walk.best_time
+        # None if the step takes longer than this limit, which stands for the random acceptance:
         time = self.evaluator.time(walk.time + int(tolerance))
         if time is None or bool((self.evaluator.memory > self.memory).any()):
             self.evaluator.restore(undo)

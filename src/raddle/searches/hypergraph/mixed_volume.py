@@ -1,8 +1,11 @@
 """The bytes that a mixed partition sends in a step, JIT-compiled, by the formulas of mixed_model.py.
 
-A partition is an axis for each block and the units x[b, p] of each part. A value that several blocks read
-is sent to a part once. Of needs along the same dimension the largest counts. Needs along different
-dimensions are treated as independent: the fractions that are not needed are multiplied.
+A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
+width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of
+an axis are samples, filters, ... (mixed_blocks.py). A partition is an axis for each block and the units
+x[b, p] of each part. A value that several blocks read is sent to a part once. Of needs along the same
+dimension the largest counts. Needs along different dimensions are treated as independent: the fractions
+that are not needed are multiplied.
 """
 
 # v: value; r: reader of a value; b: block; a: axis; p: part; d: dimension of a value; m: the model
@@ -79,7 +82,10 @@ def _part_fraction(
 
 @njit(cache=True)
 def value_bytes(m: MixedModel, axis: Array, x: Array, v: int, scratch: Array) -> float:
-    """Returns the bytes of value v and of its gradient that cross parts; scratch: of allocate_scratch."""
+    """Returns the bytes of value v and of its gradient that cross parts.
+
+    axis: by block; x: units [block, part]; scratch: from allocate_scratch.
+    """
     source = m.source[v]
     a, source_units = axis[source], x[source]
     kind, _, partial, _ = m.hold[v, a]
@@ -117,7 +123,7 @@ def _add_needs(m: MixedModel, axis: Array, x: Array, v: int, r: int, scratch: Ar
     source, b = m.source[v], m.reader[r]
     source_units, reader_units = x[source], x[b]
     kind, dim, _, table = m.hold[v, axis[source]]
-    kind_r, dim_r, _, table_r = m.need[r, axis[b]]
+    kind_r, dim_r, _, table_r = m.need[r, axis[b]]  # _r: of the reader
     units, active, first_part = (
         m.units[source, axis[source]],
         active_parts(source_units),
@@ -143,6 +149,7 @@ def _add_needs(m: MixedModel, axis: Array, x: Array, v: int, r: int, scratch: Ar
             elif dim_r != dim:
                 scratch[p, dim_r] = max(scratch[p, dim_r], needed)
             else:
+                # What the part needs and holds already
                 inside = _part_fraction(kind, source_units[p], p, units, active, first_part)
                 if table >= 0 and table_r >= 0 and source_units[p] > 0:
                     inside = min(hi, m.high[table + end]) - max(lo, m.low[table + begin])

@@ -1,9 +1,13 @@
-"""The naive partitions of the thesis (its sections 5.1.1 to 5.1.4), which balance the work of layers.
+"""The naive partitions of the thesis (docs/papers.md), its sections 5.1.1 to 5.1.4: they only balance work.
 
 layerwise             whole layers in order; the largest part is as small as possible
 filter-horizontal     the filters of every layer in equal numbers
 filter-incremental    filters in order fill one part after the other, each to its share of the work
 channel-incremental   the same with the input channels of filters
+
+A *part* is a device's share. All but the last are *coarse*: filters (units) stay whole, and the result is
+counts x[layer, part] of filters (counts.py). The last is *fine*: its *cells*, single input channels of
+filters, may be in different parts (cells.py).
 """
 
 # l: layer; p: part; x: counts [layer, part]; m: the network as arrays (counts.py)
@@ -26,12 +30,13 @@ Array = np.ndarray
 
 
 def layerwise(m: CountModel, parts: int) -> Array:
-    """Returns the counts of the best cut of the chain of layers, by dynamic programming."""
+    """Returns the counts; dynamic programming finds the best cut of the chain of layers."""
     if parts > m.num_layers:
         raise InputError(f"{m.num_layers} layers cannot be put into {parts} parts: split filters.")
     work_before = np.concatenate([[0.0], np.cumsum(m.units * m.work)])
     # [p, end]: of the best cut of the layers before `end` into p parts, the work of the largest part
     smallest_largest = np.full((parts + 1, m.num_layers + 1), np.inf)
+    # [p, end]: the first layer of the last part in that cut
     first_layer = np.zeros((parts + 1, m.num_layers + 1), int)
     smallest_largest[0, 0] = 0.0
     for p in range(1, parts + 1):
@@ -73,11 +78,15 @@ def channel_incremental(network: LayerNetwork, m: CountModel, parts: int) -> Cel
 
 
 def _fill_parts(m: CountModel, counts: Sequence[int], parts: int) -> list[list[FilterRun]]:
+    # counts: of what is placed, by layer: filters or cells
     work = [(int(n), float(w)) for n, w in zip(counts, m.units * m.work, strict=True)]
     min_work = 1e-12 * m.total_work  # so that a layer without work gets a part, too
     return assign_runs([(n, max(w, min_work)) for n, w in work], [m.total_work / parts] * parts)
 
 
 def _majority_part(cells: Array) -> Array:
-    """Returns, for each row, the part of its middle cell: a row is a few runs of equal parts."""
+    """Returns, for each filter (row of cells), the part of its middle cell.
+
+    A row is a few runs of equal parts, so this part mostly has the most cells.
+    """
     return cells[:, cells.shape[1] // 2].astype(np.int64)

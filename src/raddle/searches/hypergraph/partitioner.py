@@ -1,5 +1,10 @@
 """Partition a graph by the name of a method, and count the work and communication of the result.
 
+A *part* is a device's share. A *coarse* partition distributes whole filters (units of layers) and is given
+by counts (counts.py); a *fine* one distributes cells, which are single input channels of filters
+(cells.py); a *mixed* one splits each layer along an axis that the solver chooses (mixed.py). The *volume*
+is the elements that cross parts in a forward.
+
 `raddle partition` makes tables of the results (table_row); the hypergraph-* searches make plans of them.
 """
 
@@ -70,8 +75,10 @@ class PartitionResult:
     sent_elements: Mapping[str, int]  # in a forward, by name of the value that is sent
     received_elements: Array  # in a forward, by part
     volume_bytes: int  # in a step: forward, backward and synchronisation of parameters
-    sums: Tiles = field(default_factory=dict)  # where partial results are summed
-    lower_bound: float | None = None  # on the volume of any partition, in elements
+    sums: Tiles = field(
+        default_factory=dict
+    )  # fine: where the partial results of filters are summed
+    lower_bound: float | None = None  # on the volume of any coarse partition, in elements
     seconds: float = 0.0  # that the method took
 
     @property
@@ -88,8 +95,8 @@ class PartitionResult:
 class Partitioner:
     """Partitions one graph by any method.
 
-    work: of each layer, which parts balance; by default its operations in a forward. connected_as_one: each
-    fully connected layer is one unit, as in the thesis.
+    work: of each layer; it is divided evenly over the parts; by default the operations in a forward.
+    connected_as_one: each fully connected layer is one unit, as in the thesis (docs/papers.md).
     """
 
     def __init__(self, graph: Graph, work: Any = None, *, connected_as_one: bool = False) -> None:
@@ -115,7 +122,7 @@ class Partitioner:
             )
         elif method in SOLVERS:
             result = SOLVERS[method](self, request)
-        else:
+        else:  # channel-incremental
             cells = naive.channel_incremental(self.network, self.model, request.parts)
             result = self.result_from_cells(method, cells, request.parts)
         return replace(result, seconds=perf_counter() - started_at)
@@ -170,7 +177,7 @@ class Partitioner:
         )
 
     def result_from_cells(self, method: str, cells: Cells, parts: int) -> PartitionResult:
-        """Returns the result for a fine partition."""
+        """Returns the result for a fine partition, given by the part of every cell."""
         sent = count_traffic(self.network, cells, parts)
         tiles, sums = cell_tiles(self.graph, self.network, cells)
         work = cell_work(self.network, self.model.work, cells, parts)

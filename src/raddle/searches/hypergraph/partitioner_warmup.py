@@ -18,8 +18,9 @@ def warm_up_partitioners() -> None:
 
 PARTITIONERS = JitFunctions(
     "the partitioners",
-    50,
-    str(Path(__file__).parent),
+    50,  # seconds, roughly, to compile
+    str(Path(__file__).parent),  # folder of the source files
+    # Files of numba's cache that show that the functions are compiled:
     ("coarse_annealing._walk-*.nbi", "fine_annealing.anneal-*.nbi", "mixed_annealing.anneal-*.nbi"),
     warm_up_partitioners,
 )

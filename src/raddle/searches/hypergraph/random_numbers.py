@@ -1,6 +1,7 @@
 """A random number generator whose state is an array, for JIT-compiled annealing.
 
-numba's own generator is global; with this one each annealing run has a state of its own and is repeatable.
+numba's own generator, np.random, is global; with this one each annealing run has a state of its own and is
+repeatable.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Array = np.ndarray
 
 @njit(cache=True)
 def random_below(rng_state: Array, n: int) -> int:
-    """Returns a random integer from 0 to n - 1 by splitmix64; rng_state[0] is its state."""
+    """Returns a random integer from 0 to n - 1 by splitmix64; rng_state[0] (uint64) is its state."""
     rng_state[0] += np.uint64(0x9E3779B97F4A7C15)
     z = rng_state[0]
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
