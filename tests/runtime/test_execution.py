@@ -31,10 +31,10 @@ from raddle.runtime.actions import (
 )
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.delivery import MessagePart, delivery_of
-from raddle.runtime.execution.buffers import update_buffers
+from raddle.runtime.execution.buffer_updates import update_buffers
 from raddle.runtime.execution.input_feeder import InputFeeder
 from raddle.runtime.execution.losses import Losses
-from raddle.runtime.execution.messages import Messages
+from raddle.runtime.execution.message_exchange import Messages
 from raddle.runtime.execution.overlapping_parameter_updater import OverlappingParameterUpdater
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.segments import Segments

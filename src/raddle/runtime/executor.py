@@ -43,10 +43,10 @@ from raddle.runtime.actions import (
 )
 from raddle.runtime.build_actions import build_actions
 from raddle.runtime.builders.slot_table import SlotSource
-from raddle.runtime.execution import buffers
+from raddle.runtime.execution import buffer_updates
 from raddle.runtime.execution.input_feeder import InputFeeder, ReadInput
 from raddle.runtime.execution.losses import Losses
-from raddle.runtime.execution.messages import Messages
+from raddle.runtime.execution.message_exchange import Messages
 from raddle.runtime.execution.overlapping_parameter_updater import OverlappingParameterUpdater
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.segments import Segments
@@ -110,7 +110,7 @@ class Executor:
             StartAllReduce: self.parameter_updater.start_all_reduce,
             SubmitGradients: self.parameter_updater.submit_gradients,
             StartSliceAllReduce: self.parameter_updater.start_slice_all_reduce,
-            UpdateBuffers: partial(buffers.update_buffers, self.store),
+            UpdateBuffers: partial(buffer_updates.update_buffers, self.store),
             RecordLoss: self.losses.record,
             UpdateParameters: self.parameter_updater.update_parameters,
         }
