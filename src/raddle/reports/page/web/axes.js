@@ -1,9 +1,9 @@
-// The axes of a chart, linear or logarithmic: where values stand, and which are named.
+// The axes of a chart, linear or logarithmic: positions of values, and ticks with their texts.
 
-const DIGIT = 7; // pixels, about
+const DIGIT = 7; // approximate width of a digit in pixels
 
-// share(value): how far along the axis, from 0 to 1. About `count` ticks; where `lengths` are to be compared it
-// begins at zero, if that is not far, and at ticks it begins and ends.
+// An axis has share(value), the position from 0 to 1, and about `count` ticks. If `lengths` are compared on it,
+// it starts at zero (unless the values are far from zero), and it starts and ends at ticks.
 function linearAxis(values, count, lengths) {
   let [low, high] = ends(values, [0, 1]);
   if (lengths && low >= 0 && low < 0.6 * high) low = 0;
@@ -26,7 +26,7 @@ function ends(values, otherwise) {
   return low > high ? otherwise : [low, high];
 }
 
-// Ticks are the values themselves where they are few, as counts of devices are.
+// If there are few different values, such as numbers of devices, they are the ticks.
 function withFew(axis, values, most) {
   const own = [...new Set(values)].sort((a, b) => a - b);
   return own.length > 1 && own.length <= most ? { ...axis, ticks: own } : axis;
@@ -52,7 +52,7 @@ function logTicks(low, high, count) {
   return found?.length > 1 ? found : roundTicks(low, high, tickStep(high - low, count));
 }
 
-// 1500000 -> "1.5M", 1e-5 -> "10⁻⁵": the unit is with the axis' name.
+// 1500000 -> "1.5M", 1e-5 -> "10⁻⁵". The unit is in the name of the axis.
 function tickText(value) {
   const size = Math.abs(value);
   const exponent = size < 1e4 ? 0 : Math.min(4, Math.floor(Math.log10(size) / 3 + 1e-9));
@@ -67,7 +67,7 @@ function powerText(value) {
   return digits === "1" ? `10${raised}` : `${digits.replace("-", "−")}·10${raised}`;
 }
 
-// Texts that would touch the one before are left out.
+// Leaves out texts that would touch the previous one.
 function apart(ticks) {
   let end = -Infinity;
   return ticks.map(([at, text]) => {

@@ -1,4 +1,5 @@
-// A bar a method: an average device's step, computing, waiting for data and idle. A click shows the method.
+// One bar per method: the time in which an average device computes, waits for data and is idle in a step.
+// A click shows the method.
 
 const SHARES = {
   compute_ms: { variable: "--backward", pattern: "solid", text: "computing" },
@@ -7,7 +8,7 @@ const SHARES = {
 };
 const shareStyle = ({ variable, pattern }) => ({ colour: themeColour(variable), pattern });
 
-// Bars are cut off at this many times the fastest, else one slow method would leave the others no room.
+// Bars are cut off at this multiple of the fastest step. Otherwise one slow method would make all others tiny.
 const LONGEST_BAR = 4;
 
 function barsView(section, page) {
@@ -38,8 +39,8 @@ function barKeys(methods) {
   ];
 }
 
-// Fastest first (by sample: a plan of micro-batches has a larger batch); those that do not fit after those
-// that do, and what cannot be applied last.
+// Methods that fit come first, then those that do not fit, then those that cannot be applied. Within these, the
+// fastest is first, by samples per second, because a plan of micro-batches may have a larger batch.
 function barOrder(methods) {
   const rank = (m) => (methods[m].error ? 2 : methods[m].fits ? 0 : 1);
   const speed = (m) => methods[m].samples_per_s ?? 0;
@@ -121,7 +122,7 @@ function mark(context, x, height, variable, dash) {
   context.setLineDash([]);
 }
 
-// Two slanted cuts: the bar goes on.
+// Two slanted cuts show that the bar is longer than drawn.
 function breakBar(context, width, height) {
   context.strokeStyle = css(themeColour("--card"));
   context.lineWidth = 3;
@@ -133,7 +134,7 @@ function breakBar(context, width, height) {
   }
 }
 
-// Arrows move from method to method, as in any group of radio buttons.
+// Arrow keys move from method to method, as in any group of radio buttons.
 function barKey(event, list) {
   const step = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
   if (!step || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -1,8 +1,8 @@
-// Elements, texts and numbers. Every string that comes to the page comes through here, as a text node.
+// Elements, texts and numbers. All strings of the data become text nodes here, so none is read as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// What could turn a line around or hide in it is spelt out: controls, and marks that change the direction.
+// Invisible characters are shown as \uXXXX: control characters, and marks that change the direction of text.
 const UNSEEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
 
@@ -10,7 +10,7 @@ function visible(text) {
   return String(text).replace(UNSEEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
 
-// At most `most` characters: of a long name, its beginning and its end.
+// At most `most` characters; a long name keeps its beginning and its end.
 function cut(text, most = 40) {
   const shown = visible(text);
   if (shown.length <= most) return shown;
@@ -18,7 +18,7 @@ function cut(text, most = 40) {
   return `${shown.slice(0, head)}…${shown.slice(shown.length - (most - 1 - head))}`;
 }
 
-// el("button.copy", {title: "…", onclick: f}, "text", child): strings become text nodes, nothing else.
+// el("button.copy", {title: "…", onclick: f}, "text", child). Strings always become text nodes.
 function el(what, given = {}, ...children) {
   const [tag, ...classes] = what.split(".");
   return filled(document.createElement(tag), classes, given, children);
@@ -48,7 +48,7 @@ function clear(node, ...children) {
   return node;
 }
 
-// Three digits and the largest unit that leaves something before the point, as in the terminal's tables.
+// Three digits, in the largest unit in which the value is at least 1, as in the terminal's tables.
 function scaled(value, base, units) {
   let step = 0;
   let left = value;
@@ -68,7 +68,7 @@ const msText = (ms) => nsText(ms * 1e6);
 const percentText = (share) => `${(100 * share).toFixed(share > 0 && share < 0.0095 ? 1 : 0)} %`;
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
-// A round step for an axis of about `count` ticks; of bytes, powers of two.
+// A round step for an axis of about `count` ticks; a power of two if `binary` (for bytes).
 function tickStep(span, count, binary = false) {
   const rough = Math.max(span / Math.max(1, count), Number.MIN_VALUE);
   if (binary) return 2 ** Math.ceil(Math.log2(rough));
@@ -76,7 +76,7 @@ function tickStep(span, count, binary = false) {
   return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999);
 }
 
-// A box of words beside the pointer; it stays inside the window.
+// A tooltip next to the pointer; it stays inside the window.
 class Tip {
   constructor(parent) {
     this.node = el("div.tip", { hidden: true, role: "tooltip" });

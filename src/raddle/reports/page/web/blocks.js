@@ -1,12 +1,13 @@
-// Operators folded into blocks. A block is an interval of the order in which operators run, so that edges
-// between blocks never make a circle. Blocks nest as modules do; what repeats stands once, with "× N".
+// Operators folded into blocks. A block is an interval of the order in which operators run, so the edges
+// between blocks have no cycle. Blocks nest like modules; repeated blocks are shown once, with "× N".
 
-const BLOCK_UNIT = 12; // operators that are still a layer with what follows it, not opened by themselves
-const BLOCK_REPEATED = 12; // operators that must lie in a repetition, or it is shown in full
-const BLOCK_PERIOD = 64; // siblings that may make one round of a repetition
-const BLOCK_CHILDREN = 60; // of a block without structure, more are put in groups
+const BLOCK_UNIT = 12; // most operators of a layer and those that follow it; such a block is not opened at first
+const BLOCK_REPEATED = 12; // fewest operators of a repetition; a smaller one is shown in full
+const BLOCK_PERIOD = 64; // most siblings of one round of a repetition
+const BLOCK_CHILDREN = 60; // most children of a block; if there are more, they are put into groups
 
-// A block: lo, hi (operators), label, children (null: one operator), repeat (how many rounds, or 0), unit.
+// A block has lo, hi (operators), label, children (null: one operator), repeat (number of rounds, or 0), and
+// unit (whether it is a layer).
 function blockTree(network) {
   const builder = {
     ops: network.ops,
@@ -36,7 +37,7 @@ function internAll(texts) {
   return texts.map((text) => known.get(text) ?? (known.set(text, known.size), known.size - 1));
 }
 
-// A module's path; operators that were one (a loss, a softmax) stand one level further down.
+// The path of an operator's module. Operators of a composite (a loss, a softmax) are one level further down.
 function blockPath({ module, layer, composite }) {
   const path = module === "" ? [] : module.split(".");
   const within = layer.startsWith(`${module}.`) ? layer.slice(module.length + 1) : layer;
@@ -44,7 +45,7 @@ function blockPath({ module, layer, composite }) {
   return path;
 }
 
-// "conv1" of layer1.0.conv1, but "layer1.0" of layer1.0: a number alone says nothing.
+// layer1.0.conv1 -> "conv1", but layer1.0 -> "layer1.0": a number alone says nothing.
 function shortName(parts) {
   const last = parts.at(-1) || "·";
   return /^\d+$/.test(last) && parts.length > 1 ? `${parts.at(-2)}.${last}` : last;
@@ -67,11 +68,11 @@ function blockOf(builder, lo, hi, depth) {
   const label = shortName(builder.paths[lo].slice(0, depth + 1));
   const children = blockSiblings(builder, lo, hi, depth + 1);
   if (children.length > 1) return { lo, hi, label, children, repeat: 0, unit: isUnit(builder, lo, hi) };
-  // A module around one block is that block; only a repetition says more with its own name.
+  // A module with a single block is that block, with the module's name; a repetition keeps its own name.
   return children[0].repeat ? children[0] : { ...children[0], label };
 }
 
-// A layer: few operators, at most one of them with weights.
+// A layer has few operators, at most one of them with weights.
 function isUnit({ ops }, lo, hi) {
   return hi - lo <= BLOCK_UNIT && ops.slice(lo, hi).filter(hasWeights).length <= 1;
 }
@@ -107,13 +108,13 @@ function follows({ ops, inputs }, block, last) {
     && ops.slice(last.lo, last.hi).some(hasWeights);
 }
 
-// "y0[n c] = x0[n c], x1[]": nothing but letters in brackets, and no sum.
+// "y0[n c] = x0[n c], x1[]" is pointwise: only letters in the brackets, and no sum.
 function isPointwise({ line }) {
   const places = [...line.matchAll(/\[([^\]]*)\]/g)];
   return line.includes(" = ") && places.every(([, place]) => /^[A-Za-z ]*$/.test(place));
 }
 
-// Rounds of equal structure, one after the other, become one block: the most operators first.
+// Consecutive rounds of equal structure become one block; the repetition with most operators is preferred.
 function repeated(builder, blocks) {
   const same = internAll(blocks.map(({ lo, hi }) => builder.signatures.slice(lo, hi).join(",")));
   const found = [];
@@ -133,7 +134,7 @@ function longestRepeat(blocks, same, at) {
     let end = at + period;
     while (end < blocks.length && same[end] === same[end - period]) end += 1;
     const rounds = Math.floor((end - at) / period);
-    // Two layers that are alike may be branches side by side; three, or two larger blocks, repeat.
+    // Two equal layers may be parallel branches; three of them, or two larger blocks, are a repetition.
     const fewest = period === 1 && !blocks[at].unit ? 2 : 3;
     if (rounds < fewest || period * rounds <= best.period * best.rounds) continue;
     const operators = blocks[at + period * rounds - 1].hi - blocks[at].lo;
@@ -158,7 +159,7 @@ function groupBlock(builder, children) {
   return { lo, hi, label: fromTo(...ends), ends, children, repeat: 0, unit: isUnit(builder, lo, hi) };
 }
 
-// "layer1.1–2" of layer1.1 and layer1.2: what both begin with stands once.
+// layer1.1 and layer1.2 -> "layer1.1–2": the common beginning is written once.
 function fromTo(first, last) {
   let same = 0;
   while (same < first.length && first[same] === last[same]) same += 1;
@@ -178,14 +179,14 @@ function grouped(builder, blocks) {
   return found;
 }
 
-// What is open at first: no layers; repetitions only where nearly nothing else is there to be seen.
+// The blocks that are open at first. Layers are closed; repetitions are open only if few other blocks are visible.
 function firstOpen(root, most) {
   const modules = openBlocks(root, most, (block) => !block.unit && !block.repeat);
   if (modules.count * 2 > most) return modules.open;
   return openBlocks(root, most, (block) => !block.unit && !block.parent.repeat).open;
 }
 
-// Opens blocks, the largest first, while at most `most` are to be seen; `left`: how many stay closed.
+// Opens blocks, the largest first, while at most `most` are visible; `left` is how many had to stay closed.
 function openBlocks(root, most, mayOpen = () => true) {
   const open = new Set([root]);
   const waiting = [...root.children];

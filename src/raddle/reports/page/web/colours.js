@@ -1,8 +1,8 @@
-// Colours that stay apart for colour-blind eyes (Okabe and Ito's), and a pattern beside each.
+// Colours that colour-blind readers can distinguish (Okabe and Ito's), each combined with a pattern.
 
 const HUES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f7a00", "#6f5fbd"];
 
-// What slices of a timeline do -> a style variable, a pattern, and words.
+// For each activity of a timeline's slices: a CSS variable, a pattern and a text.
 const DOING = {
   forward: { variable: "--forward", pattern: "solid", text: "forward" },
   backward: { variable: "--backward", pattern: "solid", text: "backward" },
@@ -13,13 +13,13 @@ const DOING = {
   wait: { variable: "--wait", pattern: "dots", text: "sending and waiting" },
 };
 
-// Of a title [kind, name, phase, operator, micro-batch].
+// The activity of a title [kind, name, phase, operator, micro-batch].
 function doing([kind, , phase]) {
   if (kind === "run") return phase.startsWith("forward") ? "forward" : "backward";
   return kind in DOING ? kind : "wait";
 }
 
-// The value of a style variable as [r, g, b]; it follows the theme.
+// The value of a CSS variable as [r, g, b]; it depends on the theme.
 function themeColour(variable) {
   return rgb(getComputedStyle(document.documentElement).getPropertyValue(variable).trim());
 }
@@ -30,11 +30,11 @@ function rgb(hex) {
 
 const css = ([r, g, b], alpha = 1) => `rgb(${r} ${g} ${b} / ${alpha})`;
 
-// Towards white or black: `share` of the way.
+// The colour moved towards `other` by `share` (0 to 1).
 const mixed = (colour, other, share) => colour.map((c, i) => Math.round(c + (other[i] - c) * share));
 
-// A device: with several nodes, the node's hue, paler from device to device of the node, with a pattern;
-// with one node, a hue of its own, and a pattern where hues are over.
+// With several nodes, a device has the hue of its node, in a shade and with a pattern of its own. With one node,
+// every device has its own hue, and a pattern when all hues are used.
 const PATTERNS = ["solid", "rising", "dots", "falling", "rows", "columns", "grid", "crossed"];
 
 function deviceStyle(cluster, d) {
@@ -46,12 +46,12 @@ function deviceStyle(cluster, d) {
   const first = cluster.devices.findIndex((device) => device[1] === node);
   const at = d - first;
   const pale = mixed(rgb(HUES[node % HUES.length]), [255, 255, 255], 0.12 * (at % 5));
-  // Hues repeat after eight nodes: then patterns start four further on.
+  // Hues repeat after eight nodes; the next eight start four patterns later.
   const pattern = PATTERNS[(at + 4 * Math.floor(node / HUES.length)) % PATTERNS.length];
   return { colour: pale, pattern };
 }
 
-// Whether a pattern inks the pixel x, y: drawn darker (or paler) than the colour below it.
+// Whether a pattern inks the pixel x, y, which means that it is darker (or paler) than the colour.
 const INKS = {
   solid: () => false,
   rising: (x, y) => (x + y) % 6 === 0,
@@ -63,7 +63,7 @@ const INKS = {
   crossed: (x, y) => (x + y) % 6 === 0 || (x - y + 6000) % 6 === 0,
 };
 
-// A fill for 2D canvases: the colour with its pattern. Tiles of 60 pixels hold every period above.
+// A fill for 2D canvases: the colour with its pattern. 60 pixels are a multiple of every period above.
 function patternFill(context, { colour, pattern }) {
   const key = `${colour} ${pattern}`;
   if (pattern === "solid") return css(colour);
@@ -85,7 +85,7 @@ function patternTile(colour, pattern, size = 60) {
   return tile;
 }
 
-// A canvas that fills its parent's width at the screen's resolution; `draw(context, width, height)`.
+// Fits a canvas to its parent's width at the screen's resolution, and calls `draw(context, width, height)`.
 function fitCanvas(canvas, height, draw) {
   const width = Math.max(1, canvas.clientWidth || canvas.parentElement.clientWidth);
   const ratio = Math.min(2, window.devicePixelRatio || 1);
@@ -101,7 +101,7 @@ function fitCanvas(canvas, height, draw) {
   draw(context, width, height);
 }
 
-// The key of a picture: a swatch with its pattern, and words.
+// An entry of a legend: a swatch with its pattern, and a text.
 function swatch(style, text) {
   const canvas = el("canvas.swatch", { width: 28, height: 28, "aria-hidden": "true" });
   const context = canvas.getContext("2d");

@@ -1,4 +1,4 @@
-// The plan itself: as a file, as text, and the line that runs it.
+// The plan as a file and as text, and the command that runs it.
 
 function copyingView(section, page) {
   const line = el("code.name");
@@ -36,7 +36,7 @@ function copyButton(label, text) {
   return button;
 }
 
-// Pages from disk may not be let at the clipboard: then a text field stands in.
+// Browsers may deny the clipboard to pages from disk; then a text field is used.
 async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);

@@ -1,4 +1,4 @@
-// What the page was given: base64, compressed; the length of the JSON, the JSON, and columns of numbers.
+// The data of the page, compressed and in base64: the length of the JSON, the JSON, and columns of numbers.
 
 async function unpack(base64) {
   const text = atob(base64.trim());
@@ -21,7 +21,8 @@ async function unpackBytes(packed) {
   return data;
 }
 
-// See columns.py: lowest bytes first, less the smallest value, differences where `delta`.
+// See columns.py. A column is stored byte plane by byte plane, the lowest byte first, after the smallest value was
+// subtracted; with `delta` it has differences.
 function readColumn(block, { at, n, width, least, delta }) {
   const numbers = new Float64Array(n);
   for (let byte = 0, scale = 1; byte < width; byte++, scale *= 256) {

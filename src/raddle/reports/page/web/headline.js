@@ -1,4 +1,4 @@
-// The shown plan in one line, and a few sentences why.
+// The result of the shown plan in one line, and a few sentences that explain it.
 
 function headlineView(section, page) {
   const what = el("p.what.soft");

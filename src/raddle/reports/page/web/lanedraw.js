@@ -1,6 +1,6 @@
 // One frame of the timeline: axis, labels, the pixels of the rows in view, and marks on top of them.
 
-// See TimelineView.draw for what a frame has.
+// TimelineView.draw says what a frame has.
 function drawTimeline(context, frame) {
   const { palette, ratio, size, page, plot, rows, top } = frame;
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -50,7 +50,7 @@ function drawRows(context, frame, inView, ticks) {
   context.restore();
 }
 
-// The pixels below the axis, kept from frame to frame.
+// The pixels below the axis; the image is reused from frame to frame.
 function lanePicture(context, width, height, background) {
   let kept = lanePicture.kept;
   if (kept?.image.width !== width || kept.image.height !== height) {
@@ -62,7 +62,7 @@ function lanePicture(context, width, height, background) {
   return kept;
 }
 
-// Before a step begins and after it ends is not its time.
+// Greys out the time before the step begins and after it ends.
 function drawOutside(context, frame) {
   const { page, plot, palette } = frame;
   const right = plot.left + plot.width;
@@ -73,7 +73,7 @@ function drawOutside(context, frame) {
   context.fillRect(end, plot.top, right - end, plot.height);
 }
 
-// Where a step ends, predicted and measured, as far as it is in view; from left to right.
+// The predicted and the measured end of the step, if they are in view, from left to right.
 function periodMarks(frame) {
   const { palette, measured, page, plot } = frame;
   const mark = (what, time, colour, dash) => ({
@@ -122,7 +122,7 @@ function drawOutline(context, frame, { row, place }, colour, thick) {
   context.strokeRect(...box);
 }
 
-// More rows below: the last lines fade, for scroll bars are often hidden.
+// If there are more rows below, the last lines fade out, because scroll bars are often hidden.
 function drawFade(context, { plot, palette, rows, top }) {
   const last = rows.at(-1);
   if (last.top + last.height <= top + plot.height) return;
@@ -177,7 +177,7 @@ function drawAxis(context, frame, ticks) {
   }
 }
 
-// Two texts that could touch stand left and right of their lines.
+// If there are two texts, the first is left of its line and the second right, so that they do not touch.
 function drawPeriodTexts(context, { size, plot }, marks) {
   marks.forEach(({ x, text, colour }, n) => {
     const width = context.measureText(text).width;

@@ -1,12 +1,12 @@
-// Rows of a timeline as pixels. Thousands of slices cost little: each marks pixels of one line a row, and a
-// line is copied down the row with the pattern of each slice.
+// Rows of a timeline as pixels. Thousands of slices take little time: each slice marks the pixels of one line of
+// its row, and this line is then copied down the row, with the pattern of each slice.
 
 const PATTERN_PERIOD = 12; // pixels, in both directions, after which every pattern in DOING repeats
-const LEVELS = [0.55, 0.7, 0.85, 1]; // how strong a pixel is, by how much of it is busy
-const STYLES_COUNT = 1 + LOOKS.length * 2 * LEVELS.length; // 0: nothing; 2: lit and pale
-const WIDE = 44; // pixels of a slice that has room for a text
+const LEVELS = [0.55, 0.7, 0.85, 1]; // strength of a pixel's colour, by the share of its time that is busy
+const STYLES_COUNT = 1 + LOOKS.length * 2 * LEVELS.length; // style 0: nothing runs; 2: lit or pale
+const WIDE = 44; // pixels; a slice of this width has room for a text
 
-// Style of a pixel: what it shows, whether pale, and how much of it is busy.
+// The style of a pixel: the look of its slice, whether it is pale, and the level (how busy it is).
 const styleNumber = (look, pale, level) => 1 + (look * 2 + pale) * LEVELS.length + level;
 
 const pixelWord = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
@@ -41,22 +41,22 @@ function fillStyles(words, at, look, colour, paper) {
   }
 }
 
-// Where a frame's lines are put together; `width` in pixels of the canvas.
+// Buffers in which the lines of a frame are composed; `width` is in pixels of the canvas.
 function lineBuffers(width) {
   return {
     width,
-    track: new Uint32Array(width), // what a row shows where nothing runs
+    track: new Uint32Array(width), // colour of a row where nothing runs
     line: new Uint32Array(width),
     style: new Uint8Array(width),
-    busy: new Float32Array(width), // how much of a pixel's time
-    weight: new Float32Array(width), // of the slice that gives a pixel its colour
+    busy: new Float32Array(width), // share of a pixel's time in which something runs
+    weight: new Float32Array(width), // weight of the slice that gives a pixel its colour
     shown: new Uint8Array(width), // look and paleness of that slice
     critical: new Uint8Array(width),
   };
 }
 
-// Marks the pixels of a row's slices and adds those with room for a text to `wide`.
-// view: from (ns), perPixel (ns), ratio (pixels of the canvas to a CSS pixel).
+// Marks the pixels of a row's slices, and adds slices with room for a text to `wide`.
+// view: from (ns), perPixel (ns), ratio (pixels of the canvas per CSS pixel).
 function markRow(row, view, buffers, wide) {
   const { slices, start, end, layer } = row;
   const { width, busy, weight, critical } = buffers;
@@ -69,7 +69,7 @@ function markRow(row, view, buffers, wide) {
     const left = (start[i] - view.from) / view.perPixel;
     let right = (end[i] - view.from) / view.perPixel;
     if (right - left >= WIDE * view.ratio) wide.push({ row, slice, left, right });
-    if (right - left > 4 * view.ratio) right -= 0.7 * view.ratio; // so that neighbours stay apart
+    if (right - left > 4 * view.ratio) right -= 0.7 * view.ratio; // a gap between neighbours
     markSlice(buffers, left, right, layer.look[slice] * 2 + 1 - layer.lit[slice]);
     if (layer.critical[slice]) critical.fill(1, Math.max(0, Math.floor(left)), Math.floor(right) + 1);
   }
@@ -79,7 +79,7 @@ function markRow(row, view, buffers, wide) {
 function markSlice(buffers, left, right, shown) {
   const first = Math.max(0, Math.floor(left));
   const last = Math.min(buffers.width - 1, Math.floor(right));
-  if (last < first) return; // all of it that is in view was left out, to keep neighbours apart
+  if (last < first) return; // only the gap after the slice is in view
   markPixel(buffers, first, Math.min(right, first + 1) - Math.max(left, first), shown);
   if (last === first) return;
   buffers.busy.fill(1, first + 1, last);
@@ -88,7 +88,7 @@ function markSlice(buffers, left, right, shown) {
   markPixel(buffers, last, Math.min(right, last + 1) - last, shown);
 }
 
-// The longest slice in a pixel gives it its colour; a pale one does only where no other is.
+// The longest slice in a pixel gives it its colour; a pale slice only if there is no other.
 function markPixel({ busy, weight, shown: shownIn }, x, share, shown) {
   const weighed = shown % 2 ? share * 1e-4 : share + 1e-3;
   busy[x] += share;
@@ -97,7 +97,7 @@ function markPixel({ busy, weight, shown: shownIn }, x, share, shown) {
   shownIn[x] = shown;
 }
 
-// Whether the row has a pattern, so that its lines differ.
+// Computes the styles of a row's pixels. Returns whether one has a pattern, so that the lines of the row differ.
 function settleStyles({ width, style, busy, weight, shown }) {
   let patterned = false;
   for (let x = 0; x < width; x++) {
@@ -113,8 +113,8 @@ function settleStyles({ width, style, busy, weight, shown }) {
 }
 const PATTERNED = LOOKS.map((look) => DOING[look].pattern !== "solid");
 
-// Copies a marked row into the picture from its line `top`; the lines of the lowest `band` CSS pixels show
-// what is critical. Patterns move with the slices: `shift` is the phase of the first pixel.
+// Copies a marked row into the picture, from line `top` on. Its lowest `band` CSS pixels mark slices on the
+// critical path. Patterns move with the slices: `shift` is the phase of the first pixel.
 function copyRow(row, view, buffers, palette, picture, { top, band, patterned }) {
   const { width, line } = buffers;
   const height = row.height * view.ratio;
@@ -139,7 +139,7 @@ function composeLine({ width, track, line, style, critical }, { words, critical:
   }
 }
 
-// Names in slices that are wide enough; below a text on a pattern lies the plain colour.
+// Writes names into slices that are wide enough. A text on a pattern gets a background of the plain colour.
 function drawNames(context, wide, view, palette, plot) {
   context.textAlign = "left";
   context.textBaseline = "middle";

@@ -1,9 +1,10 @@
-// A timeline as rows of slices in the order of time, so that a frame touches only what is in view.
+// A timeline as rows of slices sorted by time, so that a frame reads only the slices in view.
 
 const LOOKS = Object.keys(DOING);
 const ROW_HEIGHTS = { device: 18, measured: 9, link: 13 };
 
-// By slice what the rows share, and by lane its slices. Built once a timeline; `lit` follows the selection.
+// The columns of a timeline by slice, and the slices of each lane. Built once per timeline; only `lit` changes,
+// with the selection.
 function timelineLayer(data, timeline) {
   if (!timelineLayer.known.has(timeline)) timelineLayer.known.set(timeline, newLayer(data, timeline));
   return timelineLayer.known.get(timeline);
@@ -24,7 +25,7 @@ function newLayer(data, timeline) {
   return layer;
 }
 
-// A message stands in both links that it holds.
+// A message is in the lanes of both links that it occupies.
 function slicesByLane({ timeline, start, duration, lane, lane2 }) {
   const found = timeline.lanes.map(() => []);
   for (let slice = 0; slice < timeline.count; slice++) {
@@ -41,7 +42,7 @@ function slicesByLane({ timeline, start, duration, lane, lane2 }) {
   });
 }
 
-// What is not of the selected operator, or not critical where that is asked for, is drawn pale.
+// Slices of other operators than the selected one are pale; with `criticalOnly`, also those off the critical path.
 function lightSlices(layer, op, criticalOnly) {
   for (let slice = 0; slice < layer.lit.length; slice++) {
     const chosen = op < 0 || layer.op[slice] === op;
@@ -49,7 +50,7 @@ function lightSlices(layer, op, criticalOnly) {
   }
 }
 
-// Rows from top to bottom: devices, each with what was measured beneath it, then links; apart by node.
+// Rows from top to bottom: devices, each followed by its measured row, then links; with gaps between nodes.
 function timelineRows(cluster, predicted, measured) {
   const rows = [];
   let [top, group] = [0, null];
@@ -73,7 +74,7 @@ function addRow(rows, top, kind, { name, device }, layer, number) {
 const measuredLane = ({ timeline }, device) =>
   timeline.lanes.findIndex((lane) => lane.device === device && lane.name.endsWith(", compute"));
 
-// Slices of a row do not overlap, so their ends rise as their starts do.
+// A binary search: slices of a row do not overlap, so their ends are sorted like their starts.
 function firstEndingAfter({ end }, time) {
   let [low, high] = [0, end.length];
   while (low < high) {
@@ -84,7 +85,7 @@ function firstEndingAfter({ end }, time) {
   return low;
 }
 
-// The place in a row of the slice at a time, or of the nearest that is `slack` away at most; or -1.
+// The index in a row of the slice at a time, or of the nearest slice at most `slack` away; or -1.
 function placeAt(row, time, slack) {
   let [best, least] = [-1, slack];
   const { start, end } = row;
@@ -95,7 +96,7 @@ function placeAt(row, time, slack) {
   return best;
 }
 
-// What there is to say about a slice, line by line.
+// The lines of a slice's tooltip.
 function sliceLines({ layer, kind }, slice, microbatches) {
   const { timeline, source, target, bytes } = layer;
   const [, name, phase, , micro] = timeline.titles[layer.title[slice]];

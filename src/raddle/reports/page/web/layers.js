@@ -1,23 +1,23 @@
-// A layered picture of nested blocks, from left to right, in rows as text has lines. An open block is a
-// frame with one way in and one way out, so that every edge joins siblings, or a child and its frame.
+// A layered drawing of nested blocks, from left to right, broken into rows like lines of text. An open block is a
+// frame with one entry and one exit, so every edge joins siblings, or a child and its frame.
 
-// l: layer; items stand in layers: blocks, and lanes where edges pass by
+// l: layer. The items of a layer are blocks, and lanes in which edges pass.
 
 const SPACE = { across: 22, down: 12, lane: 10, row: 18, side: 18, head: 26, foot: 12 };
 const MOST_IN_LAYER = 8;
 const WAY_IN = -1;
 const WAY_OUT = -2;
 
-// A node: block, x, y, width, height, inY, outY (where edges meet it); a frame also has `nodes` and `edges`
-// ({values, path}), placed within it.
+// A node has block, x, y, width, height, inY and outY (where edges enter and leave). A frame also has `nodes` and
+// `edges` ({values, path}), with positions relative to the frame.
 function layOut(network, root, open, width, size) {
   return frameOf(root, { open, size, edges: blockEdges(network, root, open) }, width);
 }
 
-// Eight nodes within a frame on a wide screen, two within two frames on a phone.
+// Eight nodes fit side by side into a frame on a wide screen; two into two nested frames on a phone.
 const nodeSize = (width) => ({ width: width < 480 ? 112 : 123, height: 46 });
 
-// Block -> edges between its children: {from, to, values}, numbers of children, or WAY_IN and WAY_OUT.
+// Block -> edges between its children: {from, to, values}; from and to are indices of children, or WAY_IN, WAY_OUT.
 function blockEdges(network, root, open) {
   const chains = new Array(network.ops.length);
   const visit = (block, above) => {
@@ -84,7 +84,8 @@ const itemSize = (node) =>
     ? { width: node.width, height: node.height, inY: node.inY, outY: node.outY }
     : { width: 0, height: SPACE.lane, inY: SPACE.lane / 2, outY: SPACE.lane / 2 };
 
-// As early as producers and the width of a layer allow; what nothing feeds waits for its first consumer.
+// Nodes are in the earliest layer after their producers that is not full. A node without producers is moved to the
+// layer before its first consumer.
 function layerNumbers(count, edges) {
   const [from, to] = [Array.from({ length: count }, () => []), Array.from({ length: count }, () => [])];
   for (const edge of edges) {
@@ -114,14 +115,14 @@ function layerNumbers(count, edges) {
   return closedUp(at);
 }
 
-// Without layers that were left empty.
+// Renumbers layers so that none is empty.
 function closedUp(at) {
   const used = [...new Set(at)].sort((a, b) => a - b);
   const number = new Map(used.map((layer, i) => [layer, i]));
   return at.map((layer) => number.get(layer));
 }
 
-// What leaves an item to several others runs in one lane as far as it can.
+// Edges from one item to several others share one lane as far as possible.
 function addLane(layers, items, from, edges) {
   const source = from === WAY_IN ? null : items[from];
   const first = source ? source.layer + 1 : 0;
@@ -147,7 +148,7 @@ function joinItems(a, b) {
   b.before.push(a);
 }
 
-// ---- the order within layers: barycentres, forth and back, keeping the order with the fewest crossings
+// ---- the order within layers: barycentre sweeps in both directions; the order with the fewest crossings wins
 
 function ordered(layers) {
   const number = (layer) => layer.forEach((item, i) => (item.order = i));
@@ -186,7 +187,7 @@ function allCrossings(layers) {
   return count;
 }
 
-// ---- rows, as lines of a text: few of them, broken where few edges pass
+// ---- rows, like lines of text: as few as possible, broken where few edges pass
 
 function placedRows(layers, inside, top) {
   const widths = layers.map((layer) => Math.max(...layer.map((item) => item.width)));
@@ -230,7 +231,7 @@ function brokenRows(widths, passing, inside) {
   return rows;
 }
 
-// Every item as near to the ends of its edges as order and distance allow; the row's height.
+// Places every item as near to the ends of its edges as order and distances allow. Returns the row's height.
 function placedVertically(layers) {
   for (const layer of layers) stack(layer, layer.map(() => 0));
   const inRow = new Set(layers.flat());
@@ -253,7 +254,8 @@ function wantedY(item, forth, inRow) {
   return middle - (forth ? item.inY : item.outY);
 }
 
-// Least squares under an order: neighbours that would overlap are pooled and share their mean.
+// Least squares with a fixed order (isotonic regression): neighbours that would overlap are pooled, and share
+// their mean.
 function stack(layer, wanted) {
   const pools = [];
   let offset = 0;
@@ -272,7 +274,7 @@ function stack(layer, wanted) {
 
 const meanOf = ({ sum, items }) => sum / items.length;
 
-// ---- the frame around it, and the ways of edges
+// ---- the frame around the nodes, and the paths of edges
 
 function framed(block, nodes, edges, layers, rows) {
   const width = Math.max(...rows.map((row) => row.right)) + SPACE.side;
@@ -294,8 +296,8 @@ function framed(block, nodes, edges, layers, rows) {
 
 const meanNumber = (numbers) => numbers.reduce((sum, number) => sum + number, 0) / numbers.length;
 
-// Where edges go on in the next row: the topmost turns outermost at the right and innermost at the left,
-// in the lowest line between the rows, so that edges of one order do not cross.
+// The turns of edges that continue in the next row. The topmost edge turns outermost at the right and innermost at
+// the left, in the lowest line between the rows, so that edges in the same order do not cross.
 function rowTurns(edges) {
   const found = new Map();
   for (const { items } of edges) {
@@ -325,7 +327,7 @@ function edgePath(items, frame, turns) {
   return path.join("");
 }
 
-// From column to column: straight where the column ends, then a curve in the space between.
+// The path between two columns: straight to the end of the column, then a curve in the gap.
 function stepPath(a, b, frame) {
   const from = a ? [a.column.right, a.y + a.outY] : [0, frame.inY];
   const to = b ? [b.column.left, b.y + b.inY] : [frame.width, frame.outY];
@@ -344,7 +346,7 @@ function turnPath(a, b, { at, of }) {
   ]);
 }
 
-// Straight to every point, with round corners.
+// Straight lines from point to point, with round corners.
 function roundedPath(points, radius = 5) {
   const text = [];
   for (let i = 0; i < points.length - 1; i++) {

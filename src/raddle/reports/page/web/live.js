@@ -1,6 +1,7 @@
-// The page of `raddle serve`: a panel above the report, to choose, start, watch, and find what is kept.
+// The page of `raddle serve`: a panel above the report, to choose and start a report, watch its progress, and open
+// stored reports.
 
-const LIVE_POLL = { running: 500, idle: 2000 }; // ms between questions about the state
+const LIVE_POLL = { running: 500, idle: 2000 }; // ms between requests for the state
 const LIVE_CHART = { height: 132, left: 62, right: 14, top: 12, bottom: 22 };
 
 const live = { offer: null, job: null, shown: null, reached: true, parts: {} };
@@ -15,7 +16,7 @@ async function livePost(path, body) {
   return liveAnswer(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
 }
 
-// The key comes with the address that was printed; it is kept for this tab, and not shown any longer.
+// The printed address contains the key. It is stored for this tab, and removed from the address bar.
 function liveKey() {
   const key = location.hash.match(/^#key=(.+)$/)?.[1];
   if (!key) return;
@@ -78,7 +79,7 @@ function liveMethods(title, names) {
   );
 }
 
-// What is no number goes to the server as it is, whose sentence says what a number is.
+// Text that is not a number is sent unchanged, and the server's error message explains what is wrong.
 function liveNumber(text, empty) {
   const trimmed = text.trim();
   return trimmed === "" ? empty : Number.isFinite(Number(trimmed)) ? Number(trimmed) : trimmed;
@@ -96,7 +97,7 @@ async function liveStart(form) {
   await liveTry(async () => liveTake((await livePost("/api/start", wanted)).job));
 }
 
-// Whatever goes wrong is one sentence beside the button, and the form stays as it is.
+// Any error is shown as one sentence next to the button, and the form stays as it is.
 async function liveTry(what) {
   const said = live.parts.form.querySelector(".said");
   clear(said);
@@ -190,12 +191,12 @@ function liveTitle(job) {
 const liveClock = (s) => `${Math.floor(s / 60)}:${String(Math.floor(s % 60)).padStart(2, "0")} min`;
 const liveStep = (job) => (job.of ? job.step : `${job.step} …`);
 
-// The screen is touched, and screen readers are told, only where something has changed.
+// Changes the text only if it differs, so that screen readers announce only changes.
 function liveText(node, text) {
   if (node.textContent !== visible(text)) node.textContent = visible(text);
 }
 
-// The best that each search has found, over time; what no plan can beat is known when the report is.
+// The best step of each search over time. The lower bound is known only when the report is done.
 function liveChart(job, width) {
   const { height, left, right, top, bottom } = LIVE_CHART;
   const bound = job.lower_bound_ms || null;
@@ -203,7 +204,7 @@ function liveChart(job, width) {
   const begun = job.history[0][0];
   const until = Math.max(job.seconds, begun + 1);
   let [low, high] = [Math.min(...values), Math.max(...values)];
-  const margin = Math.max((high - low) * 0.12, high * 0.02); // three digits tell the ticks apart
+  const margin = Math.max((high - low) * 0.12, high * 0.02); // wide enough for ticks to differ in three digits
   [low, high] = [Math.max(0, low - margin), high + margin];
   const x = (s) => left + ((s - begun) / (until - begun)) * (width - left - right);
   const y = (ms) => top + ((high - ms) / (high - low)) * (height - top - bottom);
@@ -233,7 +234,7 @@ function liveChart(job, width) {
   return el("div", {}, picture, liveKeys(job, until, bound));
 }
 
-// A method's steps in time, until the next one's begin.
+// One line per method, from its first point until the next method begins.
 function liveLines(job, until) {
   const lines = [];
   for (const [s, best, method] of job.history) {
@@ -262,7 +263,7 @@ function liveTicks(low, high, count) {
   return ticks;
 }
 
-// -- keeping --------------------------------------------------------------------------------------------
+// -- stored reports --------------------------------------------------------------------------------------------
 
 async function liveShelf(reports) {
   reports ??= (await liveGet("/api/reports")).reports;
@@ -291,7 +292,7 @@ function liveKept(report) {
   );
 }
 
-// Deleting takes two clicks, as there is no way back.
+// Deleting takes two clicks, because it cannot be undone.
 function liveDelete(name, what) {
   const button = el("button.plain", { "aria-label": `Delete ${cut(what)}` }, "Delete");
   const calm = () => {
@@ -303,7 +304,7 @@ function liveDelete(name, what) {
     if (button.classList.contains("sure")) {
       liveTry(async () => {
         await liveShelf((await livePost("/api/delete", { report: name })).reports);
-        live.parts.list.focus(); // the button that had it is gone
+        live.parts.list.focus(); // the button that had the focus is gone
       });
       return;
     }
@@ -342,7 +343,7 @@ function liveMark() {
   }
 }
 
-// For the view of an operator: what other splits would cost, where the page does not know it.
+// The view of an operator calls this for the costs of other splits, if the page does not have them.
 Page.prototype.explain = async function (label, opName) {
   return livePost("/api/explain", { report: this.data.report, method: label, op: opName });
 };
@@ -355,7 +356,7 @@ async function liveBegin() {
   const theme = () => {
     if (!live.shown) document.documentElement.dataset.theme = dark.matches ? "dark" : "light";
   };
-  dark.addEventListener("change", theme); // until there is a report, which has a button for it
+  dark.addEventListener("change", theme); // until there is a report, which has its own theme button
   theme();
   live.offer = await liveGet("/api/offer");
   const form = liveForm(live.offer);

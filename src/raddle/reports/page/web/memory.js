@@ -1,11 +1,11 @@
-// Memory of devices over a step, in the stretch of time that the timeline shows.
+// Memory of devices over a step, for the time span that the timeline shows.
 
 const MEMORY_HEIGHT = 240;
 const MEMORY_AXIS = 24;
-const MEMORY_KEYS = 32; // curves named below the picture
-const FAR_BELOW = 0.05; // of the capacity: then the picture shows the peak, and says the capacity
+const MEMORY_KEYS = 32; // most curves in the legend
+const FAR_BELOW = 0.05; // if the peak is below this share of the capacity, the capacity is only written, not drawn
 
-// Beside its colour a curve has a dash, as areas have patterns.
+// A curve has a dash in addition to its colour, as areas have patterns.
 const DASHES = {
   solid: [], rising: [7, 3], dots: [2, 2], falling: [9, 3, 2, 3],
   rows: [4, 4], columns: [12, 4], grid: [9, 3, 2, 3, 2, 3], crossed: [1, 3],
@@ -50,7 +50,7 @@ function memoryView(section, page) {
   showMethod();
 }
 
-// The fullest last, so that it is drawn on top.
+// The fullest device is last, so that its curve is drawn on top.
 function memoryCurves({ data, method }) {
   const curves = method.memory.curves.map((curve) => {
     const [time, bytes] = [data.column(curve.time), data.column(curve.bytes)];
@@ -96,7 +96,7 @@ function memoryPlot({ clientWidth }) {
   return { left, top: 12, width: clientWidth - left - 8, height: MEMORY_HEIGHT - MEMORY_AXIS - 12 };
 }
 
-// What the vertical axis reaches to.
+// The upper end of the vertical axis.
 function memoryTop(curves) {
   const peak = Math.max(...curves.map((curve) => curve.peak));
   const near = curves.map(({ capacity }) => capacity).filter((capacity) => peak >= FAR_BELOW * capacity);
@@ -116,7 +116,7 @@ function memoryScales({ page, canvas, curves }) {
   };
 }
 
-// The level that holds at a time, or -1 outside of the step.
+// The index of the level at a time, or -1 outside the step.
 function levelPlace({ time }, at, period) {
   if (at < time[0] || at > period) return -1;
   let [low, high] = [0, time.length];
@@ -197,7 +197,7 @@ function drawCurve(context, view, curve, scales, colour) {
   if (curve.peak > curve.capacity) drawExcess(context, path, curve, scales, colour);
 }
 
-// Steps in view: across, then up or down. Dashes along a line that goes on for miles out of view are slow.
+// The visible part of a step curve. It is clipped, because dashing long lines outside the view is slow.
 function curvePath(curve, page, { plot, x: place, y }) {
   const x = (time) => between(plot.left - 20, place(time), plot.left + plot.width + 20);
   const { time, bytes } = curve;
@@ -225,7 +225,7 @@ function drawExcess(context, path, { capacity }, { plot, y }, colour) {
   context.restore();
 }
 
-// The text of a line stands where the peak's does not; what is far above stands on top of the picture.
+// The text of a capacity is on the other side than the peak's. Capacities far above are written at the top.
 function drawCapacities(context, { curves }, { plot, most, x, y }, colour) {
   const capacities = [...new Set(curves.map((curve) => curve.capacity))].sort((a, b) => a - b);
   const right = x(curves.at(-1).peakTime) < plot.left + plot.width / 2;
@@ -266,7 +266,7 @@ function drawPeak(context, { curves }, { plot, x, y }, colour) {
   haloText(context, text, left + (leftward ? -7 : 7), top - 1, colour("paper"));
 }
 
-// Text that lines below it do not cross.
+// Text with a background outline, so that it can be read on top of lines.
 function haloText(context, text, x, y, paper) {
   context.lineWidth = 4;
   context.strokeStyle = paper;

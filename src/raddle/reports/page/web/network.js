@@ -1,4 +1,4 @@
-// The network as a graph of blocks: how each is split or where it runs, and what crosses devices.
+// The network as a graph of blocks: how each is split or on which devices it runs, and the bytes between devices.
 
 const FIRST_NODES = 55;
 const MOST_NODES = 1500;
@@ -56,7 +56,7 @@ function graphTools(view) {
   );
 }
 
-// What is drawn of the method that is shown, looked up once a drawing.
+// The data of the shown method, looked up once per drawing.
 function graphFigures({ data, method }) {
   const figures = { data, method, splits: null, work: () => 1, crossing: () => 0 };
   if (!method.tiles) return figures;
@@ -71,7 +71,7 @@ function graphFigures({ data, method }) {
     synced: column(method.work.synced_bytes),
     there,
     back,
-    // Never nothing: operators that take no time still show how they are split.
+    // Never zero, so that operators that take no time still show how they are split.
     work: (op) => forward[op] + backward[op] + 1e-3,
     crossing: (value) => there[value] + back[value],
     most: there.reduce((most, bytes, value) => Math.max(most, bytes + back[value]), 0),
@@ -101,7 +101,7 @@ function drawGraph(view) {
   setCurrent(view, view.nodes.has(view.current) ? view.current : view.nodes.keys().next().value);
 }
 
-// ---- words: the legend and tips
+// ---- the legend and tooltips
 
 function graphLegend(view) {
   const { figures } = view;
@@ -110,7 +110,7 @@ function graphLegend(view) {
   return [...keys, widthKeys(view)];
 }
 
-// The kinds that this method has, with the letters that they are split along.
+// The kinds of splits in this method, with their letters.
 function splitKeys({ splits }) {
   const letters = new Map();
   for (const { kinds, parts } of splits) {
@@ -124,7 +124,7 @@ function splitKeys({ splits }) {
   });
 }
 
-// Swatches of devices, by node where there are several.
+// Swatches of devices, grouped by node if there are several nodes.
 function deviceKeys({ devices, nodes }, most = 64) {
   const shown = devices.slice(0, most);
   const key = (d) => swatch(deviceStyle({ devices, nodes }, d), `${d}`);
@@ -209,7 +209,7 @@ function listenToGraph(view) {
   box.onpointerleave = () => tip.hide();
 }
 
-// What a click or Enter on something of the picture does.
+// A click or Enter opens a block, folds it, or selects an operator.
 function act(view, target) {
   const on = (name) => view.blocks[target.closest?.(`[data-${name}]`)?.dataset[name]];
   const [opened, closed, chosen] = [on("open"), on("fold"), on("block")];
@@ -231,7 +231,7 @@ function toggleBlock(view, block, then) {
 }
 
 function graphKey(view, event) {
-  if (event.ctrlKey || event.metaKey || event.altKey) return; // the browser's: Ctrl + plus, Alt + left
+  if (event.ctrlKey || event.metaKey || event.altKey) return; // keys of the browser: Ctrl + plus, Alt + left
   const { key } = event;
   const block = view.current;
   const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
@@ -243,7 +243,7 @@ function graphKey(view, event) {
   event.preventDefault();
 }
 
-// The next node in a direction; at the end of a row, the next in order.
+// The next node in a direction; at the end of a row, the next in the order of operators.
 function nearest(view, [dx, dy]) {
   const places = [...view.nodes].map(([block, node]) => ({ block, box: node.getBoundingClientRect() }));
   const from = places.find(({ block }) => block === view.current).box;
@@ -258,7 +258,7 @@ function nearest(view, [dx, dy]) {
   return order[order.indexOf(view.current) + dx] ?? view.current;
 }
 
-// Tab comes to one node and its sign; arrows go from node to node.
+// Tab reaches one node and its plus sign; arrow keys move from node to node.
 function setCurrent(view, block) {
   const tabbable = (which, index) => {
     const element = view.nodes.get(which);
@@ -301,7 +301,7 @@ function markChosen(view) {
   if (view.page.op >= 0) view.nodes.get(seenBlock(view, view.page.op)).classList.add("chosen");
 }
 
-// Within the box only: the page stays where it is.
+// Scrolls only the box, not the page.
 function scrollToBlock({ box, nodes }, block) {
   const [outer, inner] = [box.getBoundingClientRect(), nodes.get(block).getBoundingClientRect()];
   if (inner.top < outer.top) box.scrollTop += inner.top - outer.top - 30;

@@ -1,6 +1,6 @@
-// What the network's picture is drawn of: frames, edges, and nodes with a bar that shows shares of work.
+// Parts of the drawing of the network: frames, edges, and nodes with a bar that shows shares of work.
 
-const BAR = { left: 8, top: 34, height: 6, most: 48 }; // px; most: pieces of a bar
+const BAR = { left: 8, top: 34, height: 6, most: 48 }; // px; most: largest number of pieces of a bar
 
 // ---- frames, edges, nodes
 
@@ -40,7 +40,8 @@ function edgeBytes({ figures }, { values }) {
   return bytes;
 }
 
-// As the root, so that small values are seen beside large ones; bytes that no link would notice stay thin.
+// Proportional to the square root, so that small values are visible next to large ones. The scale has at least
+// 1 MiB, so edges with few bytes stay thin.
 function edgeWidth({ figures }, bytes) {
   return bytes ? Math.min(10, 1.5 + 8.5 * Math.sqrt(bytes / widestBytes(figures))) : 1.3;
 }
@@ -111,14 +112,14 @@ function nodeTexts({ figures, size }, block) {
   };
 }
 
-// How much is in a block: the longest text first.
+// Texts for the number of operators of a block, the longest first.
 function countTexts({ lo, hi, repeat }) {
   if (!repeat || repeat === hi - lo) return [`${hi - lo} ops`];
   const rounds = `${repeat} × ${(hi - lo) / repeat}`;
   return [`${rounds} ops`, rounds, `× ${repeat}`];
 }
 
-// The operator that stands for a block: a layer's one with weights; otherwise that which takes longest.
+// The operator that represents a block: for a layer the one with weights, otherwise the one that takes longest.
 function principal(figures, { lo, hi, unit }) {
   const { ops } = figures.data.network;
   let best = lo;
@@ -186,7 +187,7 @@ function deviceSegments(view, block) {
   const shares = workShares(figures, block, (op, add) => {
     for (const [device, share] of figures.splits[op].shares) add(device, figures.work(op) * share);
   });
-  // Of very many devices, neighbours share a piece.
+  // If there are very many devices, neighbours share a piece.
   const group = Math.ceil(cluster.devices.length / BAR.most);
   const pieces = new Map();
   for (const [device, share] of shares) {
@@ -235,7 +236,7 @@ function textWidth(text, size, weight = 400) {
   return known.get(key);
 }
 
-// As much of a text as has room.
+// As much of a text as fits.
 function fitText(text, room, size, weight = 400) {
   let most = Math.min(visible(text).length, 120);
   let shown = cut(text, most);

@@ -1,4 +1,4 @@
-// The operator that was clicked: what it computes, how it is split, what it costs, what else it could be.
+// The selected operator: what it computes, how it is split, what it costs, and other ways to split it.
 
 function operatorView(section, page) {
   const body = el("div.body", { "aria-live": "polite" });

@@ -1,4 +1,4 @@
-// The page: one section a view. Views listen to what is selected: a method, an operator, a stretch of time.
+// The page has one section per view. Views listen to the selection: a method, an operator, a time span.
 
 const VIEWS = [
   { id: "headline", view: headlineView },
@@ -21,7 +21,7 @@ class Page {
     this.number = data.opens ?? data.best;
     this.op = -1;
     this.listeners = {};
-    this.gone = new AbortController(); // ends what it listens to outside of its sections
+    this.gone = new AbortController(); // removes listeners outside its sections
     this.resetSpan();
   }
 
@@ -60,7 +60,7 @@ class Page {
 }
 
 function show(data) {
-  window.raddle?.gone.abort(); // of a live page, the report that was shown before
+  window.raddle?.gone.abort(); // on a live page: the report that was shown before
   const page = new Page(data);
   document.title = `${cut(data.model, 60)} on ${cut(data.cluster.name, 40)} · raddle`;
   const sections = VIEWS.map(({ id, title, view }) => {
@@ -72,6 +72,6 @@ function show(data) {
   for (const [section, view] of sections) view(section, page);
   window.onresize = () => page.tell("resize");
   themeButton(page);
-  window.raddle = page; // for the curious, and for tests
+  window.raddle = page; // for the browser's console, and for tests
   document.documentElement.dataset.ready = "yes";
 }

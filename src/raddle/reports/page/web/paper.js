@@ -1,16 +1,16 @@
-// The page of an experiment: what the paper claims, what differs here, and a section a part.
+// The page of an experiment: the paper's claims, the differences here, and one section per part.
 
 function show(data) {
   document.title = `${cut(data.title, 80)} · raddle`;
   const main = document.getElementById("page");
   const tip = new Tip(document.body);
-  const draws = []; // of charts, which ask how wide they are
+  const draws = []; // functions that draw charts; a chart needs its width first
   const sections = data.sections.map((own, s) => sectionView(own, s, tip, draws));
   clear(main, summary(data), sections);
   const draw = () => draws.forEach((own) => own());
   draw();
   window.onresize = draw;
-  window.raddle = { data, gone: new AbortController(), tell: () => {} }; // colours are the style's
+  window.raddle = { data, gone: new AbortController(), tell: () => {} }; // CSS sets the colours
   themeButton(window.raddle);
   document.documentElement.dataset.ready = "yes";
 }
@@ -40,7 +40,7 @@ function side(title, sentences) {
   return el("div", {}, el("h2", {}, title), el("ul", {}, sentences.map((text) => el("li.name", {}, text))));
 }
 
-// The labels that are on this page, in words.
+// The source labels that this page uses, with explanations.
 function sourceKeys(sections) {
   const parts = sections.flatMap((section) => section.parts);
   const seen = new Set(parts.flatMap((part) => part.table?.columns ?? []).map((column) => column.source));
@@ -79,7 +79,7 @@ function sectionView({ title, text, skipped, parts }, s, tip, draws) {
   );
 }
 
-// Charts that follow each other stand side by side, where there is room.
+// Groups consecutive charts, which are shown side by side if there is room.
 function runs(parts) {
   const found = [];
   for (const part of parts) {
@@ -104,7 +104,7 @@ function drawing(lines, title) {
   return el("pre.drawing", { tabindex: 0, role: "img", "aria-label": title }, lines.join("\n"));
 }
 
-// A chart may have thousands of points: they become rows when somebody looks.
+// A chart may have thousands of points, so its table is built when it is opened.
 function figuresBelow(table, title) {
   const details = el("details", {}, el("summary", {}, "As a table"));
   const open = () => details.append(tableBox(table, title));

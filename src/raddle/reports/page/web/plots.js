@@ -1,5 +1,5 @@
-// A chart as SVG: axes, lines, and a box of words at the point that the pointer or the keyboard is at.
-// Lines of one name have one colour; those that are measured have full marks, those that are printed dashes.
+// A chart as SVG: axes, lines, and a tooltip at the point that the pointer or the keyboard selects.
+// Lines with the same name have the same colour; measured lines have filled marks, printed lines are dashed.
 
 const DASHES = { counted: "2 3", printed: "7 4" };
 const MARKS = [
@@ -9,9 +9,9 @@ const MARKS = [
   (r) => `m0 ${-1.3 * r}l${1.3 * r} ${2.2 * r}h${-2.6 * r}z`, // pointing up
   (r) => `m0 ${1.3 * r}l${1.3 * r} ${-2.2 * r}h${-2.6 * r}z`, // pointing down
 ];
-const MOST_MARKS = 16; // on a line that has many points
+const MOST_MARKS = 16; // marks of a line with many points
 
-// Returns how to draw it, once it stands in the page, and whenever its width has changed.
+// Returns a function that draws the chart: call it when the box is in the page, and when its width changes.
 function plotBox(box, chart, tip) {
   const styles = lineStyles(chart.lines);
   const hidden = new Set();
@@ -42,7 +42,7 @@ function plotBox(box, chart, tip) {
   return draw;
 }
 
-// Line -> colour, mark, dash, whether its marks are full.
+// Line -> colour, mark, dash, and whether its marks are filled.
 function lineStyles(lines) {
   const names = [...new Set(lines.map((line) => line.name))];
   return new Map(
@@ -69,7 +69,7 @@ function legendKey(line, style, hidden, l, draw) {
   return button;
 }
 
-// Where everything stands: scales, ticks, and points {x, y, line, given} in pixels.
+// The layout of a chart: frame, ticks, and points {x, y, line, given} in pixels.
 function layout(chart, width) {
   const height = Math.round(Math.min(340, Math.max(230, width * 0.5)));
   const drawable = ([x, y]) => (x > 0 || !chart.log_x) && (y > 0 || !chart.log_y);
@@ -106,7 +106,7 @@ function plotSvg({ width, height, frame, points, ticks }, styles, label) {
   );
 }
 
-// Points that go back and forth are no line: they stand alone.
+// Points are joined by a line only if they are sorted by x.
 function plotLine(points, style) {
   if (!points.length) return null;
   const places = points.map(({ x, y }) => [x.toFixed(1), y.toFixed(1)]);
@@ -129,7 +129,7 @@ function markPath(places, { colour, mark, full }) {
   return svg(full ? "path.mark" : "path.mark.hollow", { d, stroke: colour, fill: full && colour });
 }
 
-// The pointer is at the nearest point; arrows go along a line, and from line to line.
+// The pointer selects the nearest point; arrow keys move along a line, and from line to line.
 function listen(place, state, chart, tip) {
   const go = (point) => point && visit(state, point, place, chart, tip);
   const near = (event) => {
@@ -157,7 +157,7 @@ function nearest(points, x, y) {
   return points.reduce((best, point) => (best && far(best) <= far(point) ? best : point), null);
 }
 
-// The point that an arrow leads to; undefined if the key is no arrow.
+// The point that an arrow key selects; undefined for other keys.
 function beside(points, at, key) {
   const arrows = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   if (!(key in arrows)) return undefined;

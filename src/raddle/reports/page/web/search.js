@@ -1,4 +1,4 @@
-// How the shown plan was found: the best step over time, above the bound that no plan can go below.
+// How the shown plan was found: the best step over time, and the lower bound.
 
 function searchView(section, page) {
   const words = el("p");
@@ -81,7 +81,7 @@ function searchLine(context, from, to, y, { text, variable, below }) {
   context.stroke();
   context.setLineDash([]);
   context.textAlign = "right";
-  context.fillText(text, to, below ? y + 9 : y - 8); // a search comes down to the bound
+  context.fillText(text, to, below ? y + 9 : y - 8); // the curve comes from above
 }
 
 function searchCurve(context, points, x, y, last) {

@@ -1,11 +1,11 @@
-// The stretch of time that timeline and memory share: its axis, and the gestures that move it.
+// The time span that timeline and memory share: its axis, and the gestures that move it.
 
 const LEAST_SPAN = 100; // ns
-const BEYOND = 0.1; // of a step, before it begins and after it ends
+const BEYOND = 0.1; // visible share of a step before it begins and after it ends
 
 const between = (least, value, most) => Math.max(least, Math.min(value, most));
 
-// From the beginning of a step to its end, predicted or measured.
+// The longer of the predicted and the measured step.
 function wholeSpan({ timeline, measured }) {
   return Math.max(timeline.period_ns, measured?.timeline?.period_ns ?? 0);
 }
@@ -22,7 +22,7 @@ function panSpan(page, share) {
   lookWithin(page, from + share * (to - from), to + share * (to - from));
 }
 
-// Around the time `at`, which stays where it is.
+// Zooms around the time `at`, which keeps its place on the screen.
 function zoomSpan(page, factor, at = (page.span[0] + page.span[1]) / 2) {
   const [from, to] = page.span;
   const length = between(LEAST_SPAN, (to - from) * factor, wholeSpan(page.method) * (1 + 2 * BEYOND));
@@ -35,12 +35,12 @@ function fitSpan(page) {
   page.look(...page.span);
 }
 
-// The left column of timeline and memory, in pixels: their times stand below each other.
+// Width of the left column in pixels. Timeline and memory have the same, so that their times are aligned.
 const labelColumn = (width) => (width < 640 ? 88 : 148);
 
 const TIME_UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]]; // prettier-ignore
 
-// Round times in view with texts of as many digits as tell them apart.
+// Round times in view, with texts that have enough digits to differ.
 function timeTicks([from, to], width) {
   const step = tickStep(to - from, width / 110);
   const largest = Math.max(Math.abs(from), Math.abs(to));
@@ -53,7 +53,7 @@ function timeTicks([from, to], width) {
   return ticks;
 }
 
-// Many events between two frames make one drawing.
+// Calls `draw` once per frame, however many events there are.
 function oncePerFrame(draw) {
   let waiting = false;
   return () => {
@@ -66,9 +66,9 @@ function oncePerFrame(draw) {
   };
 }
 
-// Dragging pans, two fingers and the wheel with Ctrl zoom, a double click shows all; a plain wheel stays
-// the page's. `plot()` is where the canvas shows time: {left, width}. `tap(event)` is a press without a
-// drag, `scroll(pixels)` the vertical part of a drag with the mouse (fingers scroll by themselves).
+// Dragging pans, two fingers and Ctrl + wheel zoom, a double click shows all; the plain wheel scrolls the page.
+// `plot()` is the part of the canvas that shows time: {left, width}. `tap(event)` is called for a press without a
+// drag, `scroll(pixels)` for the vertical part of a drag with the mouse (touch scrolls natively).
 function spanGestures(canvas, page, plot, { tap = () => {}, scroll = () => {} } = {}) {
   const pressed = new Map();
   let dragged = false;
@@ -126,12 +126,12 @@ function spanGestures(canvas, page, plot, { tap = () => {}, scroll = () => {} } 
   canvas.addEventListener("pointercancel", release);
   canvas.addEventListener("wheel", wheel, { passive: false });
   canvas.addEventListener("dblclick", () => fitSpan(page));
-  // Fingers apart are a zoom of the picture, even where they start to move up or down.
+  // Two fingers always zoom the timeline, even if they first move up or down.
   const keep = (event) => event.touches.length > 1 && event.preventDefault();
   canvas.addEventListener("touchmove", keep, { passive: false });
 }
 
-// Beside the pointer, or beneath it where there is no room.
+// Places a tooltip next to the pointer, inside the window.
 function placeTip(tip, x, y) {
   const { width, height } = tip.getBoundingClientRect();
   const right = x + 14 + width <= document.documentElement.clientWidth;

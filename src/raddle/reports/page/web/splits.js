@@ -1,6 +1,6 @@
-// How operators are split: from tilings (cuts and devices, or boxes) to letters, devices' shares, cells.
+// How operators are split: turns tilings (cuts and devices, or boxes) into letters, devices' shares and cells.
 
-// What is split -> a colour (none: it follows the theme), a pattern and words.
+// For each kind of split: a hue (null: a colour of the theme), a pattern and a text.
 const SPLIT_STYLES = {
   sample: { hue: 0, pattern: "solid", text: "samples" },
   parameter: { hue: 1, pattern: "rising", text: "parameters" },
@@ -12,7 +12,7 @@ const SPLIT_STYLES = {
 
 const SPLIT_KINDS = { S: "sample", P: "parameter", A: "attribute", R: "reduction" };
 
-// Cells of a tiling that are told apart; of finer ones, letters with few parts are not.
+// Most cells of a tiling that are drawn. In finer tilings, the letters with the fewest parts are not shown.
 const MOST_CELLS = 50000;
 
 function splitStyle(name) {
@@ -20,7 +20,7 @@ function splitStyle(name) {
   return { colour: hue === null ? themeColour("--wait") : rgb(HUES[hue]), pattern };
 }
 
-// By operator: parts [[letter, how many, kind]], copies, kinds, shares by device, and a short text.
+// For each operator: parts [[letter, number, kind]], copies, kinds, shares by device, and a short text.
 function methodSplits(data, method) {
   if (!methodSplits.known.has(method)) methodSplits.known.set(method, findSplits(data, method));
   return methodSplits.known.get(method);
@@ -56,7 +56,7 @@ function splitParts(op, tiling) {
     .filter(([, count]) => count > 1);
 }
 
-// A sum over the batch is a reduction of samples: what is split is still the batch.
+// A sum over the batch counts as a split of samples.
 function dimKind({ dims, kinds }, d) {
   const overBatch = kinds[d] === "R" && dims[d][0] === "n" && !kinds.includes("S");
   return overBatch ? "sample" : (SPLIT_KINDS[kinds[d]] ?? "attribute");
@@ -70,7 +70,7 @@ function tilingCuts({ cuts, boxes }, dims) {
   });
 }
 
-// Device -> its share of the elements that are computed, copies included; in the order of devices.
+// Device -> its share of the computed elements, including copies; sorted by device.
 function deviceShares({ cuts, devices, copies, boxes }) {
   const volumes = new Map();
   const add = (device, volume) => volumes.set(device, (volumes.get(device) ?? 0) + volume);
@@ -90,11 +90,11 @@ function deviceShares({ cuts, devices, copies, boxes }) {
   return new Map(sorted.map(([device, volume]) => [device, volume / all]));
 }
 
-// The letters that are split (that with the most parts first), their cuts, and every cell's devices.
+// The letters that are split (the one with the most parts first), their cuts, and the devices of every cell.
 function tilingCells(op, tiling) {
   const cuts = tilingCuts(tiling, op.dims);
   const split = cuts.map((_, d) => d).filter((d) => cuts[d].length > 2);
-  // Of equals, the later goes across, as in pictures (h down, w across); what is summed over goes down.
+  // With equal numbers of parts, summed letters go down, and the later letter goes across (h down, w across).
   const summed = (d) => (op.kinds[d] === "R" ? 1 : 0);
   split.sort((a, b) => cuts[b].length - cuts[a].length || summed(a) - summed(b) || b - a);
   const told = [];
@@ -114,7 +114,7 @@ function tilingCells(op, tiling) {
   return { dims: told, cuts: told.map((d) => cuts[d]), cells: [...cells.values()] };
 }
 
-// Every tile as [from, to] by letter, and its device.
+// Every tile as its ranges [from, to], one for each letter, and its device.
 function tilesOf({ cuts: given, devices, copies, boxes }, cuts) {
   if (boxes) {
     return boxes.map(([lo, hi, device]) => ({ ranges: lo.map((from, d) => [from, hi[d]]), device }));
@@ -126,12 +126,12 @@ function tilesOf({ cuts: given, devices, copies, boxes }, cuts) {
   }));
 }
 
-// The numbers of the intervals between `points` that lie within [from, to].
+// The indices of the intervals between `points` that lie within [from, to].
 function intervalsWithin(points, [from, to]) {
   return points.slice(1).flatMap((end, i) => (points[i] >= from && end <= to ? [i] : []));
 }
 
-// All ways to take one of each list, row-major.
+// The Cartesian product of the lists, row-major.
 function indices(lists) {
   return lists.reduce((all, list) => all.flatMap((index) => list.map((at) => [...index, at])), [[]]);
 }

@@ -1,4 +1,4 @@
-let chosenTheme = null; // until somebody chooses, the system's
+let chosenTheme = null; // null: the system's theme
 
 function themeButton(page) {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");

@@ -1,9 +1,9 @@
-// Who computes what: a strip for every layer, in which each element has the colour of its device.
+// A strip for every layer, in which each element has the colour of the device that computes it.
 
-const STRIP = { height: 20, row: 7, copy: 2, most: 84, visible: 5 }; // px; visible: elements are told apart
-const STRIP_WORK = 0.002; // operators below this share of the work are left out
+const STRIP = { height: 20, row: 7, copy: 2, most: 84, visible: 5 }; // px; elements of at least `visible` are separated
+const STRIP_WORK = 0.002; // operators with less than this share of the work are left out
 
-// Paper shows all rows: those that the change of theme before printing makes are drawn at once.
+// Printing shows all rows: the change of theme before it builds new rows, which must be drawn at once.
 const stripsPrinted = { now: false };
 window.addEventListener("beforeprint", () => (stripsPrinted.now = true));
 window.addEventListener("afterprint", () => (stripsPrinted.now = false));
@@ -24,7 +24,7 @@ function stripsView(section, page) {
     view.keys,
     view.list,
   );
-  // Rows out of sight are drawn when they come into it.
+  // Rows are drawn when they come into view.
   view.watcher = new IntersectionObserver((seen) => {
     for (const { target, isIntersecting } of seen) if (isIntersecting) drawStrip(view, target);
   }, { rootMargin: "300px" });
@@ -55,8 +55,8 @@ function fillStrips(view) {
   markStrip(view, false);
 }
 
-// Layers with weights (of steps of one layer that are alike, the first), and what is split otherwise than
-// what it comes from.
+// Layers with weights (of equal steps of one layer, only the first), and operators that are split differently than
+// their inputs.
 function stripOperators(data, method) {
   const { ops, edges } = data.network;
   const { text_of: texts } = method.tiles;
@@ -123,19 +123,20 @@ function drawStrip(view, row) {
   });
 }
 
-// "c 512", and what stands below each other: "c 512 × k 64".
+// "c 512"; with letters that go down, "c 512 × k 64".
 function stripAxis(op, { dims }) {
   const shown = dims.length ? dims : widestDim(op);
   return shown.map((d) => `${op.dims[d][0]} ${op.dims[d][1]}`).join(" × ");
 }
 
-// Of an operator that is not split: its filters, or its samples.
+// The letter shown for an operator that is not split: its filters, or its first letter.
 function widestDim(op) {
   const filters = op.kinds.indexOf("P");
   return op.dims.length ? [Math.max(0, filters)] : [];
 }
 
-// Every cell's place, a band a copy: the first letter across, the others down, one within the other.
+// The rectangle of every cell, divided into one band per copy. The first letter goes across; the others go down,
+// nested.
 function stripRectangles({ cuts, cells }, width, height) {
   return cells.flatMap(({ index, devices }) => {
     const [x0, x1] = cuts.length ? cutShare(cuts[0], index[0]) : [0, 1];
@@ -148,7 +149,7 @@ function stripRectangles({ cuts, cells }, width, height) {
     return devices.map((device, copy) => {
       const top = Math.round((y0 + ((y1 - y0) * copy) / devices.length) * height);
       const bottom = Math.round((y0 + ((y1 - y0) * (copy + 1)) / devices.length) * height);
-      // Narrow parts keep a pixel: that they are there matters more than how small they are.
+      // Every part has at least one pixel, so that it is visible.
       const right = Math.max(left + 1, Math.round(x1 * width));
       return { left, right, top, bottom: Math.max(top + 1, bottom), index, device };
     });
@@ -177,7 +178,7 @@ function paintStrip(context, rectangles, cluster) {
   }
 }
 
-// Whether another device has the pixel: boxes of one device are not told apart.
+// Whether the pixel belongs to another device; there is no line between boxes of the same device.
 function otherAt(rectangles, x, y, { device }) {
   return rectangleAt(rectangles, x, y)?.device !== device;
 }
@@ -186,7 +187,7 @@ function rectangleAt(rectangles, x, y) {
   return rectangles.findLast((r) => x >= r.left && x < r.right && y >= r.top && y < r.bottom);
 }
 
-// Where there is room, every element is a box of its own.
+// Separates single elements if there is room.
 function paintElements(context, op, { dims }, width, height) {
   const [d] = dims.length ? dims : widestDim(op);
   const size = d === undefined ? 1 : op.dims[d][1];

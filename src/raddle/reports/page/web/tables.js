@@ -1,4 +1,4 @@
-// A table: where its figures are from stands in its head, and a click there sorts it.
+// A table whose head names the source of each column; a click on the head sorts by the column.
 
 const SOURCES = {
   measured: "on this machine, by running it",
@@ -6,15 +6,15 @@ const SOURCES = {
   counted: "from a plan alone: bytes, flops, weights",
   printed: "in the paper",
 };
-const TALL = 24; // rows; more scroll in a box of their own, under their head
+const TALL = 24; // rows; a longer table scrolls under its head
 const LONG = 40; // characters; longer cells are broken into lines
 
 function sourceLabel(source) {
   return source && el(`span.source.${source}`, { title: `${source}: ${SOURCES[source]}` }, source);
 }
 
-// Of a table {columns: [{name, source, number}], rows: [[cell]]}; a cell is [text], [text, number] to sort
-// by, or [text, null] where there is nothing.
+// The element for a table {columns: [{name, source, number}], rows: [[cell]]}. A cell is [text], [text, number]
+// (sorted by the number), or [text, null] if there is no value.
 function tableBox({ columns, rows }, label) {
   const sort = { column: -1, falling: false };
   const body = el("tbody");
@@ -26,7 +26,7 @@ function tableBox({ columns, rows }, label) {
   const turn = (i) => {
     if (sort.column !== i) Object.assign(sort, { column: i, falling: false });
     else if (!sort.falling) sort.falling = true;
-    else sort.column = -1; // as it was given
+    else sort.column = -1; // the original order
     fill();
   };
   fill();
@@ -63,7 +63,7 @@ function sorted(rows, { column, falling }) {
   return [...rows].sort((a, b) => compareCells(a[column], b[column], sign));
 }
 
-// Numbers before texts, and what is missing last, in both directions.
+// Numbers come before texts, and missing values last, in both directions.
 function compareCells(a, b, sign) {
   const rank = (cell) => (cell.length === 1 ? 1 : cell[1] === null ? 2 : 0);
   if (rank(a) !== rank(b) || rank(a) === 2) return rank(a) - rank(b);

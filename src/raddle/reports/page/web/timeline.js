@@ -1,5 +1,5 @@
-// The timeline: what devices compute and links carry, when.
-// `lanes.js` has its rows, `lanepaint.js` their pixels, `lanedraw.js` a frame; here is what one can do.
+// The timeline: when devices compute and links transfer. `lanes.js` has its rows, `lanepaint.js` their pixels,
+// `lanedraw.js` a frame; this file handles the pointer, the keyboard and the selection.
 
 const AXIS_HEIGHT = 40;
 const FRAMES_KEPT = 200;
@@ -35,7 +35,7 @@ class TimelineView {
   build() {
     const { page } = this;
     this.canvas = el("canvas.lanes", { tabindex: 0, role: "application", "aria-label": TIMELINE_KEYS });
-    // Pixels are put, not drawn: kept in memory they need not go to a GPU and back.
+    // Frames are written with putImageData, so a canvas in main memory avoids copies to a GPU.
     this.context = this.canvas.getContext("2d", { alpha: false, willReadFrequently: true });
     this.tall = el("div.lanes-all", {}, this.canvas);
     this.scroller = el("div.lanes-window", { onscroll: () => this.move() }, this.tall);
@@ -98,7 +98,7 @@ class TimelineView {
 
   layOut() {
     this.leave();
-    this.focused = null; // a row and a place in it, for the keyboard
+    this.focused = null; // {row, place}: the slice that the keyboard selects
     this.said.textContent = "";
     const measured = this.withMeasured ? this.measured : null;
     this.rows = timelineRows(this.page.data.cluster, this.predicted, measured);
@@ -133,7 +133,7 @@ class TimelineView {
     this.font = getComputedStyle(document.body).fontFamily;
     if (!this.predicted) return;
     this.showKeys();
-    this.draw(); // at once: a page that is printed has no next frame
+    this.draw(); // at once, because a printed page has no next frame
   }
 
   relight() {
@@ -145,7 +145,7 @@ class TimelineView {
     this.redraw();
   }
 
-  // Where it is shown
+  // Sizes and positions
 
   measure() {
     const last = this.rows.at(-1);
@@ -173,7 +173,7 @@ class TimelineView {
     return left + ((time - from) / (to - from)) * width;
   }
 
-  // What is at a place on the screen: {row, place} (of a slice in the row), or null.
+  // The slice at a position on the screen, as {row, place (its index in the row)}, or null.
   at({ clientX, clientY }) {
     const box = this.canvas.getBoundingClientRect();
     const plot = this.plot();
@@ -239,7 +239,7 @@ class TimelineView {
     this.redraw();
   }
 
-  // Time or rows moved below the pointer.
+  // Called when the time span or the rows have moved.
   move() {
     this.leave();
     this.redraw();
@@ -291,7 +291,7 @@ class TimelineView {
     this.redraw();
   }
 
-  // The slice in the next row (that has any) which runs when the focused one does.
+  // Focuses the slice that runs at the same time in the next row that has slices.
   focusRow(by) {
     const { rows, focused } = this;
     let next = focused ? rows.indexOf(focused.row) + by : 0;
@@ -326,8 +326,7 @@ class TimelineView {
     this.scroller.scrollTop = between(row.top + row.height + 4 - room, scrollTop, row.top - 4);
   }
 
-  // A frame
-
+  // Drawing
   draw() {
     if (!this.palette || !this.page.method.timeline) return;
     const began = performance.now();

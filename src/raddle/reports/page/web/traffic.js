@@ -1,4 +1,4 @@
-// Bytes from device to device in a step: a heat map whose rows and columns stand node by node.
+// Bytes from device to device in a step: a heat map whose rows and columns are sorted by node.
 
 function trafficView(section, page) {
   const words = el("p.soft");
@@ -48,7 +48,7 @@ function trafficText(page, { source, target, total, most, heaviest }) {
   return text(`${bytesText(total)} a step${nodes}; ${most_}.${how}`);
 }
 
-// From nothing to the most: along one hue, so that darker (or brighter) is more for every eye.
+// One hue, from no bytes to the most. More bytes are darker (or brighter), which colour-blind readers see too.
 function heatColour(share) {
   if (share <= 0) return themeColour("--paper");
   return mixed(mixed(themeColour("--paper"), themeColour("--reduce"), 0.2), themeColour("--reduce"), share);
@@ -64,7 +64,7 @@ function heatScale(most) {
 const HEAT_MARGIN = 34;
 
 function heatCell(width, count) {
-  const cell = Math.max(1, Math.min(34, (width - HEAT_MARGIN - 1) / count)); // hidden, it has no width
+  const cell = Math.max(1, Math.min(34, (width - HEAT_MARGIN - 1) / count)); // a hidden canvas has no width
   return cell >= 4 ? Math.floor(cell) : cell;
 }
 
