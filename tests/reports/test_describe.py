@@ -6,7 +6,7 @@ import pytest
 
 from raddle import zoo
 from raddle.graph.capture import capture
-from raddle.reports.models import describe_model
+from raddle.reports.model_summary import describe_model
 
 # Parameters and multiply-adds of one image as torchvision lists them; GPT-2's count is its paper's model.
 PUBLISHED = {

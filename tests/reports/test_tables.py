@@ -13,7 +13,7 @@ from raddle.clusters import cluster, presets
 from raddle.clusters.summary import summarise
 from raddle.errors import InputError
 from raddle.graph.graph import Graph
-from raddle.reports.models import describe_model
+from raddle.reports.model_summary import describe_model
 from raddle.reports.tables.clusters import show_cluster, show_clusters
 from raddle.reports.tables.models import show_model, show_models
 from raddle.reports.tables.plan_metrics import (

@@ -20,7 +20,7 @@ def models(
     as_json: Json = False,
 ) -> None:
     """List the models of the zoo, or show one model layer by layer."""
-    from raddle.reports.models import describe_model
+    from raddle.reports.model_summary import describe_model
     from raddle.reports.tables import models as tables
 
     if name is None:

@@ -46,7 +46,7 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Run the experiments of a paper again: its numbers next to raddle's, measured or simulated."""
-    from raddle.reports.experiments import terminal as results
+    from raddle.reports.experiments import result_tables as results
     from raddle.reports.experiments.result import result_to_dict
     from raddle.reports.progress import progress_bar
 

@@ -10,7 +10,7 @@ from typing import Any
 from raddle.graph.graph import Graph
 from raddle.plans.notation import write_tiling
 from raddle.plans.tiling import Grid, Tiling
-from raddle.reports.models import split_text
+from raddle.reports.model_summary import split_text
 
 
 def describe_network(graph: Graph) -> dict[str, Any]:

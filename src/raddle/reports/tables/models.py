@@ -23,7 +23,7 @@ def show_models(models: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_model(model: Mapping[str, Any]) -> None:
-    """Print a model as `raddle.reports.models.describe_model` describes it."""
+    """Print a model as `raddle.reports.model_summary.describe_model` describes it."""
     console = stdout()
     console.print(f"{model['name']}, batch {model['batch']}", style="bold")
     console.print(
