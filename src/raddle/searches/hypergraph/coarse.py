@@ -63,7 +63,7 @@ def solve(
     A part may have (1 + epsilon) x its share of all work. shares: of the work, by part; None: equal.
     starts: counts [layer, part] to begin with.
     """
-    if parts == 1:
+    if parts == 1:  # all units are in it: volume and bound are 0, which is proven and feasible
         return CoarseSolution(m.units[:, None].copy(), 0, 0.0, True, 0.0, "whole", True)
     given = [np.asarray(x, np.int64) for x in starts]
     problem = build_coarse_problem(m, parts, epsilon, seed, shares)

@@ -85,6 +85,7 @@ def build_grid(m: CountModel, sweep: Sweep, capacity: float, all_capacity: float
     """
     usual_cells = min(2400, max(200, MAX_EFFORT // (sweep.num_states * m.num_layers)))
     work = m.work[m.work > 0]
+    # Candidates for the work of a cell: the usual one, and the work of a unit divided by 1 to 4
     cell_works = [capacity / usual_cells, *(w / i for w in np.unique(work) for i in range(1, 5))]
     cell_works = [
         s for s in cell_works if usual_cells / 2 <= capacity / s * (1 + 1e-9) <= 2 * usual_cells

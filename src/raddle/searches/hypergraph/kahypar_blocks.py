@@ -96,10 +96,12 @@ def run_mtkahypar(
     mtkahypar.set_seed(seed)
     context = mtkahypar_instance.context_from_preset(mtkahypar.PresetType.DETERMINISTIC_QUALITY)
     context.logging = False
+    # KM1: the sum over nets of (parts in the net - 1) x cost
     context.set_partitioning_parameters(parts, epsilon, mtkahypar.Objective.KM1)
     weights = _integer_weights(m.work[h.layer] * h.units, MAX_WEIGHT / 2)
     if shares is not None:
         limit = (1 + epsilon) * sum(weights) / sum(shares)
+        # Mt-KaHyPar calls a part a block.
         context.set_individual_target_block_weights([math.ceil(limit * s) for s in shares])
     common_divisor = math.gcd(*h.cost)
     max_cost = MAX_WEIGHT / min(parts, max(len(net) for net in h.nets))

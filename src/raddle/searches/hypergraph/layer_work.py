@@ -31,7 +31,7 @@ def layer_work(
 
     kind: "flops" (of a forward); "time" (seconds of forward and backward on the device, measured where the
     profile has the operator); "both" (the mean of the layer's shares of flops and of time, as in the
-    thesis); else the path of a file.
+    thesis, docs/papers.md); else the path of a file.
     """
     flops = np.array([layer.flops for layer in network.layers], float)
     if kind == "flops":
@@ -45,7 +45,7 @@ def layer_work(
             sum(
                 compute.seconds(ops[name], ops[name].space.full, phase, device)
                 for name in layer.ops
-                for phase in "FB"
+                for phase in "FB"  # forward, backward
                 if phase == "F" or has_backward(ops[name], active)
             )
             for layer in network.layers

@@ -156,6 +156,7 @@ class _ColumnSearch:
     ) -> tuple[float, Array, bool]:
         """Returns the bound at these prices, its subgradient, and whether a column is new.
 
+        prices: of a unit of each layer, then of the presence of each layer.
         The subgradient: units, and presence, that the cheapest columns together have too few.
         """
         m, new_column = self.m, False

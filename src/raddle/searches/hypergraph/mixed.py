@@ -1,11 +1,11 @@
 """The solver of mixed partitions: each layer is split along an axis of its own, with few bytes to send.
 
-The thesis splits filters only. Here a layer is split by sample, filter, input channel, height or width,
-over any of the parts and in unequal shares. The search minimises all bytes that cross devices in a step:
-activations, their gradients, partial sums and the synchronisation of parameters. No part may have more
-than (1 + epsilon) x its share of the work. The search anneals a compressed model (mixed_model.py,
-mixed_annealing.py); the reported bytes are counted from the lowered program. The result never sends more
-than a baseline or a given plan that keeps this balance.
+The thesis (docs/papers.md) splits filters and their input channels only. Here a layer is split by sample,
+filter, input channel, height or width, over any of the parts and in unequal shares. The search minimises
+all bytes that cross devices in a step: activations, their gradients, partial sums and the synchronisation
+of parameters. No part may have more than (1 + epsilon) x its share of the work. The search anneals a
+compressed model (mixed_model.py, mixed_annealing.py); the reported bytes are counted from the lowered
+program. The result never sends more than a baseline or a given plan that keeps this balance.
 
 A *part* is a device. A *block* is a layer with the operators that follow it; the *units* of its axis are
 samples, filters, ... (mixed_blocks.py). A *state* says, for each block, its axis and the units of each
@@ -52,7 +52,7 @@ class SplitChoice(NamedTuple):
     axis: str  # a letter: n sample, c filter, k input channel, h height, w width
     shares: tuple[int, ...]  # units of the axis, by part
 
-    def __str__(self) -> str:
+    def __str__(self) -> str:  # "conv1: n 8@0 12@1": 8 samples in part 0, 12 in part 1
         units_by_part = {p: units for p, units in enumerate(self.shares) if units}
         if len(units_by_part) == 1:
             return f"{self.layer}: @{next(iter(units_by_part))}"
@@ -179,6 +179,7 @@ class MixedProblem:
     ) -> Iterator[MixedCandidate]:
         """Yields the plan with its bytes and balance, or nothing if it cannot be lowered."""
         try:
+            # bn="local": batch norm statistics of each tile on its own, so they are not sent
             program = lower(self.graph, Plan(tiles, self.parts, bn="local"))
         except InputError:
             return

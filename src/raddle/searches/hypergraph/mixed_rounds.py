@@ -5,9 +5,9 @@ width. A *block* is a layer with the operators that follow it; a *part* is a dev
 (mixed_blocks.py). A *state* says, for each block, its axis and the units (samples, filters, ...) of each
 part. The *volume* is the bytes that cross parts in a step.
 
-The first round is short; it measures the speed. Every second round allows only splits by sample and by
-filter, which are best for most layers; the others allow all axes. Every third round continues from the
-best state so far.
+The first round is short; it measures how many steps annealing makes in a second. Every second round allows
+only splits by sample and by filter, which are best for most layers; the others allow all axes. Every third
+round continues from the best state so far.
 """
 
 # b: block; a: axis; m: the model (mixed_model.py)
@@ -32,7 +32,7 @@ FIRST_STEPS, MAX_STEPS = 20_000, 10_000
 # As multiples of the average volume of a part in the best partition so far:
 # temperatures: the first; the first of a round that continues from the best state; the last
 HOT, WARM, COLD = 0.8, 0.16, 0.002
-PRICE = 120.0  # of an overload by the work of the whole graph
+PRICE = 120.0  # of work above the parts' maxima that equals the work of the whole graph
 
 
 def annealing_rounds(
@@ -46,7 +46,7 @@ def annealing_rounds(
 ) -> Iterator[tuple[str, MixedState]]:
     """Yields the name of the start and the best state of each round that found a balanced state.
 
-    max_work: by part.
+    max_work: by part; a state is balanced if no part has more.
     """
     # Masks of allowed axes: of rounds with even and with odd numbers
     axes = [np.ones(m.letter.shape, np.bool_), _allowed_axes(blocks, m, "nc")]

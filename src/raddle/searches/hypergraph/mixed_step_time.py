@@ -5,7 +5,8 @@ width. A *block* is a layer with the operators that follow it; the *runs* of a b
 (samples, filters, ...) and their devices (mixed_blocks.py). A *state* says, for each block, its axis and
 how many units each part (device) has.
 
-Few bytes do not make a short step: the stages of a chain wait for each other. So the moves of
+Few bytes do not make a short step: the partition with the fewest bytes often puts consecutive layers on
+different devices, like the stages of a pipeline, which then wait for each other. So the moves of
 mixed_moves.py are made again, and the simulated time of a step on the cluster decides
 (simulation/fast/evaluator.py). A *walk* is a sequence of accepted moves. Walks start from the partition
 with the fewest bytes, from baselines and from given plans; after each round the slower half of the walks
@@ -67,7 +68,7 @@ class TimedSolution:
     volume_bytes: int  # that cross devices in a step
     fits: bool  # into the memory of all devices
     start: str  # name of the walk's start
-    proposals: int
+    proposals: int  # moves that all walks tried
     seconds: float  # that the search took
     choices: tuple[SplitChoice, ...]  # by layer; empty if the given partition is best and has none
 
@@ -179,7 +180,8 @@ class Proposer:
         seed_generator(seed)
 
     def start_walks(self, start_tiles: Mapping[str, Mapping[str, Tiling]]) -> list[TimedWalk]:
-        """Returns a walk from each start that is a mixed partition, and from the basic starts."""
+        """Returns a walk from each start that is a mixed partition, and from the basic starts
+        (mixed_states.py)."""
         parts = len(self.memory)
         states = {
             name: state_of_tiles(self.blocks, tiles, parts) for name, tiles in start_tiles.items()

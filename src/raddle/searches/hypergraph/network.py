@@ -134,7 +134,7 @@ class _NetworkBuilder:
         units = sum(piece.units for piece in pieces)
         for output in op.outputs:
             size = self._channels(output)
-            if size and size % units == 0:
+            if size and size % units == 0:  # a flatten may make several channels of a unit
                 self.value_pieces[output] = pieces
 
     def _sources(self, value: str) -> tuple[str, ...]:
@@ -147,6 +147,7 @@ class _NetworkBuilder:
         key = self._weight_and_size(op)
         pieces = self._input_pieces(op) if key is None else None
         c = dim_of(op, "c")
+        # Attention: a product of two activations, or a fused operator
         heads = op.space.is_product or op.traits.family == "attention"
         if key is None and pieces is None and c is not None and heads:
             key = op.name, op.space.dims[c].size
@@ -164,6 +165,7 @@ class _NetworkBuilder:
     def _weight_and_size(self, op: Op) -> tuple[str, int] | None:
         """Returns the weight whose filters an operator computes, and the number of filters."""
         c = dim_of(op, "c")
+        # P: a dimension of a parameter. Reduced: the operator sums over input channels.
         if c is None or self.graph.dim_kinds(op)[c] != "P" or not op.space.reduced_dims:
             return None
         weight = next(i for i in op.inputs if self.graph.values[i].role in ("parameter", "frozen"))
@@ -185,7 +187,7 @@ class _NetworkBuilder:
 
     def _add_reader(self, op: Op, operand: int, value: str, pieces: Pieces) -> None:
         if op.kind == "cat" and all(piece in pieces for piece in self.value_pieces[value]):
-            return
+            return  # a concatenation runs where its inputs are
         count = self._count_read(op, operand, value)
         self.elements_read[value] = max(count, self.elements_read.get(value, 0))
         if self._weight_and_size(op) is not None or not self._is_elementwise(
