@@ -294,11 +294,11 @@ def _temporary_file(target: str, durable: bool) -> Iterator[BinaryIO]:
 def _existing_status(target: str) -> os.stat_result | None:
     """The status of the file to be replaced; None if there is none; OSError if it is not writable."""
     if os.path.isdir(target):
-        raise IsADirectoryError(21, "Is a directory")
+        raise IsADirectoryError(21, "Is a directory")  # 21: errno.EISDIR
     if not os.path.exists(target):
         return None
     if not os.access(target, os.W_OK):
-        raise PermissionError(13, "Permission denied")
+        raise PermissionError(13, "Permission denied")  # 13: errno.EACCES
     return os.stat(target)
 
 

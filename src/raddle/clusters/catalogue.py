@@ -118,9 +118,10 @@ _K80 = Preset(
     source="K80 data sheet, per GPU; cluster of FlexFlow",
 )
 
-# The hypergraph thesis's figure 5.1: two Xeon Platinum 8280 (28 cores, 2.7 GHz) a node. All else is Intel's
-# data: two AVX-512 FMA units a core, 64 operations a cycle in float32; six channels of DDR4-2933 a socket.
-# The size of the memory is assumed (12 modules of 16 GB).
+# The nodes of the thesis on hypergraph partitions (docs/papers.md), figure 5.1: two Xeon Platinum 8280 (28
+# cores, 2.7 GHz) per node. All else is Intel's data: two AVX-512 FMA units per core, 64 operations per
+# cycle in float32; six channels of DDR4-2933 per socket. The size of the memory is assumed (12 modules of
+# 16 GB).
 _XEON_PEAK = 2 * 28 * 2.7e9 * 64 / T
 _XEON = Device(
     "2x8280",
@@ -130,7 +131,7 @@ _XEON = Device(
     2 * 6 * 2.933e9 * 8,
     overhead=20e-6,
     # conv: the thesis's table 5.15 has 102,400 images of VGG-16 in 4842 s on one node at batch 512: at
-    # 3 × 31 GFLOP an image 2.0 TFLOP/s, 20 % of the peak. The others are assumed in proportion.
+    # 3 × 31 GFLOP per image, 2.0 TFLOP/s, 20 % of the peak. The others are assumed in proportion.
     efficiency={"matmul": 0.3, "conv": 0.2, "attention": 0.15, "memory": 0.6},
 )
 
@@ -162,7 +163,7 @@ _V100 = Preset(
     device=_device("v100", _flops(7.8, 15.7, 15.7, 125), 16, 900),
     # NVLink 2: six links of 25 GB/s each way, in a cube mesh. Assumed: two of them serve a transfer.
     link=Link(50 * GB, 5e-6),
-    # One 100 Gb/s adapter a node; machines with four of them exist.
+    # One 100 Gb/s adapter per node; machines with four of them exist.
     network=Network(100 * GBIT, 5e-6),
     source="V100 SXM2 data sheet; one 100 Gb/s adapter a node",
 )
@@ -180,7 +181,7 @@ _A100 = Preset(
 )
 
 # Measured on an H200 (bench/memory): cuDNN copies the input and the output of a convolution into another
-# memory layout, and cuBLAS and cuBLASLt each keep 32 MiB allocated.
+# memory layout, and cuBLAS and cuBLASLt each keep 32 MiB allocated. devices.WORKSPACE explains the keys.
 _HOPPER = {"conv": 1.0, "matmul": 64.0 * 2**20}
 
 _H100 = Preset(

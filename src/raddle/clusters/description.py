@@ -25,7 +25,8 @@ All keys; comments give the defaults of optional keys:
         workspace:                  # memory that its libraries allocate besides tensors
           {conv: 0, matmul: 0}      #   conv: multiple of a convolution's input and output; matmul: bytes
         host_overhead:              # time that communication takes from the device itself, as on a CPU:
-          {message: 0 us, slice: 0 us, sum: 0 us, byte: 0 us}   # per end of a message, ..., per byte
+          # at each end: per message, per slice of a parameter, per all-reduce ("sum"), per byte
+          {message: 0 us, slice: 0 us, sum: 0 us, byte: 0 us}
       cpu: {flops: {float32: 1 TFLOP/s}, memory: 64 GiB, bandwidth: 100 GB/s}
     nodes:                          # in order: the first has devices 0, 1, …
       - count: 2                    # this many equal nodes; default: 1
@@ -93,7 +94,7 @@ def parse(data: object, where: str, *, name: str | None = None) -> tuple[str, li
     if not isinstance(title, str) or not title.strip():
         raise top.child("name").error(f"is {short(title)}: write a text.")
     kinds = _kinds(fields["devices"], top.child("devices"))
-    default_network = None
+    default_network = None  # of the nodes that describe none
     if fields.get("network") is not None:
         default_network = _network(fields["network"], top.child("network"))
     nodes = _nodes(fields["nodes"], top.child("nodes"), kinds, default_network)

@@ -58,7 +58,7 @@ class Cluster:
         if not len(nodes) == len(self.node_links) == len(self.node_networks):
             raise self._error(
                 f"has {len(nodes)} nodes, {len(self.node_links)} links inside and "
-                f"{len(self.node_networks)} networks: give one of each a node"
+                f"{len(self.node_networks)} networks: give one of each per node"
             )
         for a, link, network in zip(nodes, self.node_links, self.node_networks, strict=True):
             if link is None and len(self.members(a)) > 1:
@@ -116,6 +116,7 @@ class Cluster:
             link = self.node_links[a]
             assert link is not None
             if link.shared:
+                # as an index, False is 0 (to higher devices) and True is 1 (to lower ones)
                 held: tuple[int, ...] = (ports.bus[a][source > target],)
             else:
                 held = (ports.device[source][0], ports.device[target][1])

@@ -47,6 +47,7 @@ TIME = Quantity(
     "seconds",
     {
         unit: Decimal(1000) ** -i
+        # Unicode has two signs for micro: U+00B5 and the Greek letter, U+03BC
         for unit, i in {"s": 0, "ms": 1, "us": 2, "µs": 2, "μs": 2, "ns": 3}.items()
     },
     "5 us",

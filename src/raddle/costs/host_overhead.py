@@ -1,8 +1,11 @@
 """Host overhead: the seconds that communication takes from the device itself.
 
 A CPU that computes also packs, copies and wakes up for every message. It does so in the program's order,
-between its computations. The sender pays before a message leaves. At the receiver, the first instruction
-that needs the message pays. GPUs have no host overhead here.
+between its computations. The sender spends this time before a message leaves. The receiver spends it before
+the first instruction that needs the message. GPUs have no host overhead here.
+
+Device.host_overhead has the seconds by key: "message" per message, "slice" per message with a slice of a
+parameter, "sum" per all-reduce, and "byte" per byte of all of these.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ def message_host_seconds(device: Device, nbytes: int, *, sliced: bool = False) -
 
 
 def all_reduce_host_seconds(device: Device, members: int, nbytes: int) -> float:
-    """Host overhead of one member of an all-reduce."""
+    """Host overhead of one member of an all-reduce, whose fixed seconds are called "sum"."""
     overhead = device.host_overhead
     return float(
         host_seconds(

@@ -13,8 +13,9 @@ split, as in a recurrent layer, the seconds are divided among the operators by t
 place the steps of such a layer on different devices.
 
 A run makes the call only if a device's tiles of all operators match and no message passes between them
-(runtime/code_generator.py, program/segments.py). The simulation and the evaluator know all tiles and check
-this (`applicable_native_calls`). A search that asks for one operator assumes that the others match.
+(runtime/code_generator.py, program/segments.py). The simulation and the fast simulation (simulation/fast)
+know all tiles and check this (`applicable_native_calls`, `tiling_signature`). A search that asks for one
+operator assumes that the others match.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class NativeCall(NamedTuple):
     splittable_dims: frozenset[str]  # the shared dimensions that a tile may split
     fingerprint: str  # distinguishes calls with equal main operators
     time_shares: Mapping[str, float]  # by operator, its share of the call's seconds
-    neighbours: tuple[str, ...]  # operators next to it, if tiles split samples only; else empty
+    neighbours: tuple[
+        str, ...
+    ]  # its producers and readers, if only samples may be split; else empty
     has_parameters: bool
 
     def main_tile(self, op: Op, box: Box) -> Box:
@@ -61,7 +64,10 @@ class NativeCall(NamedTuple):
         return Box.full([sizes.get(dim.name, dim.size) for dim in other.space.dims])
 
     def is_whole(self, op: Op, box: Box, bn: str) -> bool:
-        """Whether a tile is whole in all dimensions that the call may not split."""
+        """Whether a tile is whole in all dimensions that the call may not split.
+
+        bn: with "local" batch-norm statistics, those of each device, every tile counts as whole.
+        """
         if self.fused.kind == "batch_norm" and bn == "local":
             return True
         pairs = zip(op.space.dims, box.shape, strict=True)
@@ -105,7 +111,8 @@ def applicable_native_calls(graph: Graph, tiles: Mapping[str, Tiling]) -> Mappin
 def find_native_calls(graph: Graph) -> Mapping[str, NativeCall]:
     """By operator, the native call that it is part of.
 
-    Small operators that lack the samples, or else the summed dimensions, are left out.
+    Small operators are left out: if only samples may be split, those without a sample dimension; else those
+    that have none of the summed dimensions.
     """
     calls: dict[str, NativeCall] = {}
     for fused in graph.fused_calls:

@@ -129,7 +129,7 @@ def measure(
     profile = Profile(previous.seconds if previous else None)
     calls = find_native_calls(graph)
     for op, box in boxes:
-        operands_of_op = tuple(grad_operands[op.name])
+        operands_of_op = tuple(grad_operands[op.name])  # the operands with a gradient
         forward = profile_key(op, box, "F", None, device_kind)
         backward = profile_key(op, box, "B", operands_of_op, device_kind)
         progress(op.name)

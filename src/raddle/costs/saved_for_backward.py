@@ -55,6 +55,7 @@ def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedFor
             name for n, name in enumerate(op.inputs)
             if set(operands_with_gradient(op, active)) - {n} and not _is_only_added(op, n)
         )  # fmt: skip
+    # an adaptive maximum pool ("largest") saves the index of each maximum, 8 bytes
     extra = 8 if op.attrs.get("largest") else op.traits.extra_saved_bytes
     return SavedForBackward(
         frozenset(chosen), rule in (SavedTensors.OUTPUT, SavedTensors.BOTH), extra

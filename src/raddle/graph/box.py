@@ -114,7 +114,7 @@ def disjoint(boxes: Sequence[Box]) -> bool:
 def cells(boxes: Sequence[Box]) -> list[tuple[Box, tuple[int, ...]]]:
     """Divides the union of boxes, which may overlap, into disjoint cells.
 
-    Returns each cell with the indices of all boxes that contain it.
+    Returns each cell with its *owners*: the indices of all boxes that contain it.
     """
     dim = _differing_dim(boxes)
     if dim is not None:

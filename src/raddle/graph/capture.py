@@ -235,6 +235,7 @@ class _Translation:
         """Translates a block under `no_grad` or `autocast`, which torch.export keeps as a subgraph."""
         kind = getattr(node.target, "__name__", "")
         graph_position = next(i for i, a in enumerate(node.args) if isinstance(a, Node))
+        # setting: (enabled,) of set_grad_enabled, or (device, dtype, enabled, ...) of autocast
         setting, arguments = node.args[:graph_position], node.args[graph_position + 1 :]
         subgraph = self._current_value(node.args[graph_position])
         if kind == "wrap_with_autocast" and setting[2]:
@@ -332,7 +333,7 @@ class _Translation:
             self.memory.put(node, self.builder.call(torch.ops.aten.detach.default, before))
             return
         if before.role == "buffer" or not carries_gradient(before.dtype):
-            # The module's name is for its main operator, not for its counter.
+            # The module's name is for its main operator, not for a counter such as num_batches_tracked.
             self.builder.is_leaf_module = False
         value = self.builder.call(out_of_place(target), *args, **kwargs)
         value = self.builder.call(torch.ops.aten.to.dtype, value, before.dtype)

@@ -24,7 +24,8 @@ class Value:
     shape: tuple[int, ...]
     dtype: torch.dtype
     letters: str
-    # op (output of an operator) | input | parameter | frozen (parameter) | buffer | constant | seed
+    # op (output of an operator) | input (of the module, or a target) | parameter | frozen (parameter)
+    # | buffer | constant | seed (of the random numbers of dropout)
     role: str = "op"
 
     @property
@@ -43,7 +44,7 @@ class Op:
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attrs: Mapping[str, Any]
+    attrs: Mapping[str, Any]  # what its kernel needs besides tensors, such as a stride
     notation: str  # its index notation (space.py), attributes as numbers
     space: Space
     # For each input, its position among the kernel's arguments, of which optional ones may be absent.
@@ -76,7 +77,10 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class FusedCall:
-    """A composite: operators that one native PyTorch call can replace if one device runs all of them."""
+    """A composite: operators that one native PyTorch call can replace if one device runs all of them.
+
+    The native call takes `inputs`, computes `outputs` and is made by FUSED_KERNELS[kind] (ops/fused.py).
+    """
 
     kind: str
     ops: tuple[str, ...]  # names of the operators

@@ -2,8 +2,8 @@
 
     h*2+R-1            affine: a strided, padded window of extent R
     c//4*8+k           floor division: the channels of a group
-    b//7%7             a digit of a merged dimension (views)
-    (h+1-R)/2          exact division: transposed convolution
+    b//7%7             one of the dimensions that a reshape merged into b
+    (h+1-R)/2          exact division: read only if nothing remains (transposed convolution)
     window(h)          a table of ranges (adaptive pools, interpolation, reflection)
     :                  the whole dimension, for every box
 
@@ -46,7 +46,7 @@ class Index(NamedTuple):
 
     terms: tuple[Term, ...]
     offset: int = 0
-    den: int = 1
+    den: int = 1  # denominator of an exact division
     extent: int = 0  # the size of the operand's dimension
     table: tuple[Range, ...] = ()  # if not empty: the range read at each value of terms[0].dim
 
@@ -93,7 +93,7 @@ class Index(NamedTuple):
             v_high = min(self.extent - 1, (coef * last + base) // self.den)
             if coef == 1:
                 a_low, a_high = v_low, v_high
-            else:  # den is 1: round to values that some a gives
+            else:  # den is 1: round to index values that some a gives
                 a_low = -(-(v_low - base) // coef) * coef + base
                 a_high = (v_high - base) // coef * coef + base
             if a_low <= a_high:

@@ -87,6 +87,8 @@ def _run_op(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: tor
             for name, out, tensor in zip(op.outputs, outs, tensors, strict=True):
                 pieces[name].append((out, tensor))
         return
+    # Partial results overlap. A cell is a box of the output; its owners are the numbers of the boxes that
+    # have a part of its sum.
     for cell, owners in cells([outs[0] for outs in produced]):
         parts = [tuple(t[cell.slices_within(produced[i][0])] for t in results[i]) for i in owners]
         complete = len(owners) == 1 and not op.space.is_partial(boxes[owners[0]])

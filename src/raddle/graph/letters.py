@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 # In the order in which unused letters are taken: the letters with a usual meaning (h w c n k) come last.
 ALPHABET = "tsabdefgijlmopqruvxyzhwcnk"
-# By number of dimensions.
+# The letters of an input of the graph, by its number of dimensions; see `input_letters`.
 INPUT_LETTERS = {0: "", 1: "n", 2: "nt", 3: "ntc", 4: "nchw", 5: "ncdhw"}
 
 

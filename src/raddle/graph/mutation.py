@@ -188,7 +188,8 @@ def is_view(node: Node) -> bool:
     if not isinstance(source, Node):
         return False
     if _name(node.target) in ("dropout", "feature_dropout", "alpha_dropout"):
-        return not node.args[2] or not node.args[1]  # nothing is dropped: it returns its argument
+        # The arguments are x, p and train. If nothing is dropped, the call returns x itself.
+        return not node.args[2] or not node.args[1]
     viewed, result = source.meta.get("val"), node.meta.get("val")
     if isinstance(result, (list, tuple)) and result:
         result = result[0]

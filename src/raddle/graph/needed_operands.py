@@ -1,4 +1,7 @@
-"""Which operands tiles need, for many tiles at once: the same rule as `Space.regions` has for one box."""
+"""Which operands tiles need, for many tiles at once: the same rule as `Space.regions` has for one box.
+
+space.py explains the words: access, factor, added once, reduced dimensions.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ from raddle.graph.mutation import Memory
 class Placeholders:
     """Adds a value for every placeholder to the builder and to the memory.
 
-    dims: letters of the dimensions of some inputs, by name; see `capture`.
+    The memory has the current value of every node (mutation.py). A *state* is a parameter or a buffer.
+        dims: letters of the dimensions of some inputs, by name; see `capture`.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Placeholders:
         self.memory, self.builder = memory, builder
         self.input_names = list(input_names)
         self.constants: dict[str, Tensor] = {}  # copies of the constants, by name
-        self.lifted_constants: list[tuple[str, Tensor]] = []  # the tensors themselves
+        self.lifted_constants: list[tuple[str, Tensor]] = []  # by name, not copied
         self.inputs: list[str] = []  # names of the inputs that are tensors
         self.aliases: dict[str, str] = {}  # further names of shared tensors -> the first name
 
@@ -66,7 +67,7 @@ class Placeholders:
         if (
             len(dim_letters) != meta.dim()
             or len(set(dim_letters)) < len(dim_letters)
-            or not (dim_letters + "a").islower()
+            or not (dim_letters + "a").islower()  # "a": islower() is False for an empty text
         ):
             raise InputError(
                 f"dims of '{name}' are '{dim_letters}': "

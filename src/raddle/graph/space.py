@@ -5,12 +5,13 @@
 The iteration space has one dimension for each letter: n c h w k R Q here. A box of it is a part of the
 operator's work. The words of this file:
 
-- A small letter is a dimension that can be split; a CAPITAL is never split (windows, sorted dimensions).
+- A small letter is a dimension that can be split; a CAPITAL is never split (a window, a dimension to sort).
 - `=` computes each output element independently; `+=` sums over the dimensions that the output lacks (the
-  *reduced* dimensions), so a box with a part of them gives a *partial* result. `moments=` and `lse=`
-  combine partial results differently (ops/norm.py).
+  *reduced* dimensions), so a box with a part of them gives a *partial* result. `moments=` (mean and
+  variance) and `lse=` (log-sum-exp) reduce too, but combine partial results differently (ops/norm.py).
 - `*` joins the factors of a product (a contraction); `+ b[c]` is an operand that is added once, by the box
   that contains the origin of the reduced dimensions; `,` separates operands of anything else.
+- An *access* is an operand with its indices, such as x[n k].
 - The *region* of an operand is the box of its elements that a box of the iteration space reads.
 
 Regions, partial sums, dimension kinds, operations and bytes are all derived here and nowhere else.

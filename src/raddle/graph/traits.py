@@ -25,9 +25,13 @@ class Traits:
     extra_saved_bytes: int = 0  # saved for each element of the output: masks, indices of maxima
     is_view: bool = False  # the output is a view of the input: no data is moved
     is_cheap: bool = False  # searches may place it together with an operator that reads its result
-    family: str = ""  # whose measured efficiency applies; "": matmul for products, else memory
+    # Whose efficiency applies (Device.efficiency): "conv", "attention", or "": matmul for products, else
+    # memory.
+    family: str = ""
     updates_buffer: bool = False  # it has no gradient and may run on every device
-    strided: bool = False  # it reads strided windows: its input may be larger than the region
+    # Its windows may ignore the last elements of its input, so the kernel may get them beyond the region
+    # (_untrimmed_region in runtime/code_generator.py).
+    strided: bool = False
 
 
 TRAITS: dict[str, Traits] = {}  # by name of the kind; filled by `declare`

@@ -1,4 +1,8 @@
-"""GPT-2: Radford et al. 2019, "Language models are unsupervised multitask learners"."""
+"""GPT-2: Radford et al. 2019, "Language models are unsupervised multitask learners".
+
+Parameter names are those of GPT-2: wte and wpe embed tokens and positions, h has the blocks, ln are layer
+norms, c_attn, c_fc and c_proj are linear layers.
+"""
 
 # n: sample, t: time step, c: channel, h: head, v: vocabulary
 

@@ -1,7 +1,7 @@
 """Inception v3: Szegedy et al. 2016, "Rethinking the Inception architecture for computer vision".
 
 Layers and parameter names are torchvision's, so that its weights load. All numbers of channels are divided
-by `shrink`, which is 1 in the original network.
+by `shrink`, which is 1 in the original network. Blocks A to E are torchvision's InceptionA to InceptionE.
 """
 
 import torch

@@ -1,10 +1,10 @@
 """Scaled dot product attention.
 
-    y[a.. t c] = q[a.. t K] k[a.. S K] v[a.. S c] mask[a.. t S]
+    y[a.. t c] = q[a.. t K], k[a.. S K], v[a.. S c], mask[a.. t S]      a..: any number of dimensions
 
 Samples, heads, queries and the features of the values can be split. With a causal mask a box needs no keys
 after its last query, which the notation says by a table: k[a.. keys(t) K]. Attention with dropout is
-decomposed into plain operators.
+decomposed into plain operators. t are queries, S are keys.
 
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
@@ -46,7 +46,7 @@ def _attention_notation(sig: Signature) -> str:
         [s[:-2] for s in sig.shapes[:3]], [a[:-2] for a in sig.letters[:3]], batch
     )
     *lead, t, c = unique([*lead, sig.letters[0][-2], sig.letters[2][-1]])
-    keys = f"keys({t})" if sig.attrs["causal"] else "%"
+    keys = f"keys({t})" if sig.attrs["causal"] else "%"  # "%" becomes the letter of the keys below
     a = [broadcast_access(s[:-2], lead, batch) for s in sig.shapes[:3]]
     # Capital letters for the dimensions that are never split: keys, and features of queries and keys.
     s, k = (letter.upper() for letter in unique("sk", [*lead, t, c]))
@@ -77,11 +77,12 @@ def _attention_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _attention_flops(space: Space, box: Box, operand: int | None) -> int:
-    """Forward: two products. Backward: the scores again, then products for the scores', q's, k's and v's
-    gradients."""
+    """Forward (operand None): two products. Backward: the scores again, then products for the gradients of
+    the scores, q, k and v. Those of the scores count for q (operand 0).
+    """
     *lead, t, c = space.output_boxes(box)[0].shape
     keys, features = (index.extent for index in space.operands[1].indices[-2:])
-    pairs = 2 * math.prod(lead) * t * keys
+    pairs = 2 * math.prod(lead) * t * keys  # of query and key, times 2 FLOP per feature
     by_k, by_c = pairs * features, pairs * c
     return {None: by_k + by_c, 0: 2 * by_k + by_c, 1: by_k, 2: by_c}.get(operand, 0)
 

@@ -4,6 +4,8 @@ linear   y[n.. c] += x[n.. k] * w[c k] + b[c]
 matmul   y[a.. m c] += x[a.. m k] * w[a.. k c]
 einsum   the equation of the call
 
+`n..` and `a..` stand for any number of dimensions.
+
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.

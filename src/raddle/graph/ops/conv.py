@@ -1,7 +1,8 @@
 """Convolutions and transposed convolutions of one to three dimensions: strided, dilated, grouped.
 
-cg and kg are the numbers of filters and of input channels of a group; without groups c//cg is 0. s, d and p
-are stride, dilation and padding. T R Q are the dimensions of the window.
+cg and kg are the numbers of filters and of input channels of a group; without groups c//cg is 0. s0, d0 and
+p0 are stride, dilation and padding of the first spatial dimension, s1, d1 and p1 those of the second. The
+spatial dimensions are d h w (depth, height, width); T R Q are those of the window. w[...] is the weight.
 
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
@@ -54,7 +55,7 @@ def choose_padding(
 
 def _conv_kernel(tile: OperatorTile) -> Kernel:
     stride, dilation = tile.attrs["stride"], tile.attrs["dilation"]
-    if tile.region(0) is None:
+    if tile.region(0) is None:  # the box reads nothing but padding
         return _only_bias(tile)
     call: Callable[..., Tensor] = (F.conv1d, F.conv2d, F.conv3d)[len(stride) - 1]
     padding, explicit_padding = choose_padding(tile.pads(0)[2:], stride)
@@ -97,7 +98,11 @@ def _transposed_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _transposed_flops(space: Space, box: Box, operand: int | None) -> int:
-    """Every element of the input's region is multiplied with every element of the window."""
+    """Every element of the input's region is multiplied with every element of the window.
+
+    operand: None for the forward, else the operand whose gradient is computed; both take the same FLOPs.
+    The gradient of the bias (operand 2) counts as none.
+    """
     region = space.regions(box)[0]
     if region is None or (operand is not None and operand > 1):
         return 0
@@ -117,6 +122,7 @@ def _grouped_call(
         return None
     cg, kg = tile.attrs["cg"], tile.attrs["kg"]
     (c0, c1), (k0, k1) = tile.range("c"), tile.range("k")
+    # groups g0 to g1 - 1; kn: input channels of the box, in each group
     g0, g1, kn = c0 // cg, (c1 - 1) // cg + 1, k1 - k0
     # Runs of groups with equally many filters of the box: part of a group, full groups, part of a group.
     runs: list[list[int]] = []  # filters per group, number of groups, first filter in its group
@@ -164,13 +170,13 @@ for _rank in (1, 2, 3):
         f"conv{_rank}d",
         CONV_NOTATION[_rank],
         _conv_kernel,
-        Traits(SavedTensors.INPUTS, family="conv", strided=True),
+        Traits(SavedTensors.INPUTS, family="conv", strided=True),  # strided: see traits.py
     )
     declare(
         f"conv_transpose{_rank}d",
         TRANSPOSED_NOTATION[_rank],
         _transposed_kernel,
-        Traits(SavedTensors.INPUTS, family="conv"),
+        Traits(SavedTensors.INPUTS, family="conv"),  # its stride is that of the output
         flops=_transposed_flops,
     )
 

@@ -14,13 +14,14 @@ from torch import Tensor
 
 Attrs = Mapping[str, Any]
 
-# Native calls that can run tiles split along samples only. The others allow all but reduced dimensions.
+# Kinds of native calls whose tiles may be split along samples only. For the other kinds, tiles may be split
+# along all dimensions that are not reduced.
 SAMPLES_ONLY = frozenset({"group_norm", "lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 def _batch_norm(a: Attrs) -> Callable[..., Any]:
     def run(x: Tensor, weight: Any, bias: Any, mean: Tensor | None, var: Tensor | None) -> Any:
-        if mean is None or var is None:
+        if mean is None or var is None:  # True below: training, with the statistics of the batch
             return (F.batch_norm(x, None, None, weight, bias, True, 0.0, a["eps"]),)
         if not a.get("in_place"):  # unless the runtime allows to update the buffers themselves
             mean, var = mean.clone(), var.clone()
@@ -67,6 +68,7 @@ def _recurrent(call: Callable[..., Any], states: int) -> Callable[[Attrs], Calla
     def make(a: Attrs) -> Callable[..., Any]:
         steps, direction = a["steps"], -1 if a["reverse"] else 1
         # train=True although there is no dropout: cuDNN has no backward otherwise.
+        # has_biases, num_layers, dropout, train, bidirectional, batch_first
         flags = (a["biases"], 1, 0.0, True, False, False)
 
         def run(*operands: Any) -> Any:

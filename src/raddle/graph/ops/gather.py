@@ -4,6 +4,7 @@
     pick        y[n s..] += x[n c s..], i[n s..]   the element of the target class
     index       y[a.. i.. b..] = x[a.. V b..], i[i..]
 
+`n..` stands for any number of dimensions.
 The positions are known only at run time, so the indexed dimension is read whole (V) or, if it is reduced
 (v, c), as far as it is in the box.
 

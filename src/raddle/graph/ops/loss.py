@@ -1,7 +1,9 @@
 """Losses. An elementwise loss becomes its elements and then their sum or mean. Cross entropy becomes
 
-    lse[n] lse= x[n c]       picked[n] += x[n c], t[n]      each[n] = lse[n] - picked[n], weighted
-    loss[] = sum of each / sum of weights,                  both sums over all samples that count
+    lse[n] lse= x[n c]              the log-sum-exp over the classes c
+    picked[n] += x[n c], t[n]       x[n t[n]], the logit of the target t[n] (gather.py)
+    each[n] = lse[n] - picked[n]    the loss of a sample, times the weight of its class
+    loss[] = sum of each / sum of weights, both over all samples that count
 
 so it is exact if samples, classes or pixels are split: the mean divides by the *global* number of samples
 that count, which depends on the data (ignore_index).
@@ -36,6 +38,7 @@ def reduce_loss(b: Builder, losses: Value, reduction: int) -> Any:
     """Adds the sum or the mean of losses."""
     if reduction == NONE:
         return losses
+    # False, here and below: keepdim
     return sum_or_mean(b, losses, tuple(range(len(losses.shape))), False, mean=reduction == MEAN)
 
 

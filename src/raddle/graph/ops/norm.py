@@ -4,7 +4,7 @@
     lse          l[n] lse= x[n c]                      log-sum-exp; partial results are (maximum, sum)
     batch norm   y[n c h w] = x[n c h w], m[c], v[c], w[c], b[c]
     layer norm   y[n.. c..] = x[n.. c..], m[n..], v[n..], w[c..], b[c..]
-    softmax      y[n c] = x[n c], l[n]
+    softmax      y[n c] = x[n c], l[n]                 (n.. and c..: any number of dimensions)
 
 Statistics of half-precision numbers are float32, and so is all that is computed from them, as in torch;
 only the results are rounded. If a device has all of the reduced dimensions, it runs the native call
@@ -169,7 +169,7 @@ def _batch_norm_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _running_statistics_kernel(tile: OperatorTile) -> Kernel:
-    """The running statistics after a step; torch uses the unbiased variance here."""
+    """Running statistics (p, q) from the old ones (a, b) and the batch's m, v; torch unbiases v here."""
     momentum, unbias = tile.attrs["momentum"], tile.attrs["unbias"]
 
     def moving_average(old: Tensor, new: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ def _translate_batch_norm(
     with b.composite("batch_norm", inputs, attrs) as outputs:
         m, v = moments(b, x, dims, "moments")
         updated: Sequence[Value] = ()
-        # Before the result, with which a stage may end: one native call computes all three together.
+        # Before the result y: one native call computes y and both, and a pipeline stage may end with y.
         if mean is not None and var is not None:
             attrs = {"momentum": momentum, "unbias": count / max(1, count - 1)}
             shapes = [(mean.shape, mean.dtype), (var.shape, var.dtype)]
@@ -273,7 +273,7 @@ def _normalise(
     """Adds the normalisation over the last `rank` dimensions."""
     dims = range(len(x.shape) - rank, len(x.shape))
     m, v = moments(b, x, dims, "moments")
-    attrs = {"rank": rank, "eps": eps, "statistics": 2}
+    attrs = {"rank": rank, "eps": eps, "statistics": 2}  # 2: mean and variance
     return b.emit("layer_norm", [x, m, v, weight, bias], [(x.shape, dtype)], attrs, suffix=suffix)
 
 
@@ -304,7 +304,7 @@ def _translate_rms_norm(
         accurate = cast(b, x, accumulation_dtype(x.dtype))
         square = b.call(A.mul.Tensor, accurate, accurate)
         mean = b.call(A.mean.dim, square, dims)
-        attrs = {"rank": rank, "eps": eps, "statistics": 1}
+        attrs = {"rank": rank, "eps": eps, "statistics": 1}  # 1: the mean of squares
         y = b.emit("layer_norm", [x, None, mean, weight], [(x.shape, x.dtype)], attrs, suffix="")
         outputs.append(y)
     return y

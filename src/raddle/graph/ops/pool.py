@@ -4,7 +4,8 @@ max_pool   y[n c h w] = x[n c h*s0+R*d0-p0 w*s1+Q*d1-p1]      borders are padded
 avg_pool   the same, a sum; its divisor depends on the border
 adaptive   y[n c h w] = x[n c window0(h) window1(w)]
 
-s, d and p are stride, dilation and padding. T R Q are the dimensions of the window.
+s0, d0 and p0 are stride, dilation and padding of the first spatial dimension. The spatial dimensions are
+d h w (depth, height, width); T R Q are those of the window. window0(h) is a table of ranges (index.py).
 
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
@@ -74,7 +75,8 @@ def _avg_pool_kernel(tile: OperatorTile) -> Kernel:
     call: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1]
     padding, explicit_padding = _pool_padding(tile, kernel, stride)
     out = tile.op.space.output_boxes(tile.box)[0]
-    # The pool divides by the whole window; these factors correct it at the borders.
+    # The pool divides by the whole window; these factors correct it at the borders. "counts" has, for each
+    # spatial dimension and output position, a factor of the right divisor (_divisor).
     factors = [[math.prod(kernel) / c for c in tile.attrs["counts"][0][out.lo[2] : out.hi[2]]]]
     for i in range(1, rank):
         factors.append([1 / c for c in tile.attrs["counts"][i][out.lo[2 + i] : out.hi[2 + i]]])
@@ -107,6 +109,7 @@ for _rank in (1, 2, 3):
         f"max_pool{_rank}d",
         POOL_NOTATION[_rank],
         _max_pool_kernel,
+        # 8 bytes for the index of each maximum; strided: see traits.py
         Traits(SavedTensors.INPUTS, extra_saved_bytes=8, strided=True),
     )
     declare(

@@ -1,6 +1,6 @@
 """Dropout that does not depend on the plan: the mask is a hash of an element's position in the tensor.
 
-dropout y[a..] = x[a..], seed[]
+dropout y[a..] = x[a..], seed[]      a..: any number of dimensions
 
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
@@ -53,14 +53,15 @@ def _dropout_kernel(tile: OperatorTile) -> Kernel:
     # The dimensions of the mask: some (feature dropout), or None for all.
     mask_dims = tile.attrs["dims"]
     box = tile.box
-    if mask_dims is not None:
+    if mask_dims is not None:  # all other dimensions of the mask have the interval 0:1
         box = Box(
             *(
                 tuple(e[d] if d in mask_dims else i for d in range(len(shape)))
-                for i, e in enumerate(box)
+                for i, e in enumerate(box)  # (0, box.lo), then (1, box.hi)
             )
         )
         shape = tuple(s if d in mask_dims else 1 for d, s in enumerate(shape))
+    # The random bits are a signed integer from -2**31 on, so the threshold is shifted by as much.
     threshold = min(round(p * 2**32), 2**32 - 1) - 2**31
     scale = 0.0 if p >= 1 else 1 / (1 - p)
 

@@ -35,7 +35,8 @@ A = torch.ops.aten
 def _lstm_cell_kernel(tile: OperatorTile) -> Kernel:
     """A cell is elementwise, so its kernel is the same for every tile.
 
-    xi and hi are the linear operators of gate i on the input and on the hidden state; s is the cell state.
+    xi and hi are the results of gate i's linear operators on the input and on the hidden state; s is the
+    cell state. The gates are i, f, g, o, and in a GRU r, z, n, as in the documentation of torch.
     """
 
     def run(
@@ -170,6 +171,7 @@ def unroll(
             for direction in range(directions):
                 number = layer * directions + direction
                 state = [start(number) for start in starts]
+                # for the native call, which takes None for zeros
                 initial = [None if z else s for z, s in zip(are_zeros, state, strict=True)]
                 steps, ops = range(len(sequence)), list[Op]()
                 outputs = [sequence[0]] * len(sequence)

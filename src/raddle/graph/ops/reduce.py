@@ -213,7 +213,7 @@ def _declare_whole(name: str) -> None:
     def translate(b: Builder, x: Value, *args: Any, **kwargs: Any) -> Any:
         target = find_overload(getattr(A, name), (x, *args), kwargs)
         by_name = arguments_by_name(target, (x, *args), kwargs)
-        if "other" in by_name:  # max(x, y)
+        if "other" in by_name:  # max(x, y) is the elementwise maximum(x, y)
             return pointwise(b, getattr(A, f"{name}imum").default, x, by_name["other"])
         dim = by_name.get("dim")
         if name in ("any", "all") and dim in ([], ()):

@@ -36,6 +36,7 @@ def _interpolate_notation(sig: Signature) -> str:
 def _interpolate_kernel(tile: OperatorTile) -> Kernel:
     out, region = tile.op.space.output_boxes(tile.box)[0], tile.region(0)
     assert region is not None
+    # Column k has the k-th tap of every output element: positions in the region, and weights.
     dtype, columns_by_dim = tile.op.dtypes[0], []
     for i, taps in enumerate(tile.attrs["taps"]):
         box_taps = [list(t) for t in taps[out.lo[2 + i] : out.hi[2 + i]]]
@@ -166,6 +167,7 @@ def _declare_upsample(name: str, taps_of: Any) -> None:
         return _interpolate(b, x, output, scales, lambda s, o, f: taps_of(s, o, f, align_corners))
 
 
+# s, o, f below: size, output size, scale factor
 for _rank in (1, 3):
     _declare_upsample(
         f"upsample_nearest{_rank}d", lambda s, o, f, _: _nearest_taps(s, o, f, exact=False)

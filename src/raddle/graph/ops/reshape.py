@@ -36,13 +36,13 @@ A = torch.ops.aten
 
 
 class Factor(NamedTuple):
-    """A common factor of a source and a target dimension, with its stride indices each."""
+    """A common factor of a source and a target dimension: its values are digits of both indices."""
 
     size: int
     source: int  # number of the source dimension
     source_stride: int  # distance of its neighbouring values in the source dimension
     target: int  # number of the target dimension
-    target_stride: int
+    target_stride: int  # the same in the target dimension
 
 
 @cache
@@ -57,6 +57,7 @@ def factors(
     common: list[Factor] = []
     mixed: set[int] = set()  # target dimensions without common factors
     for sources, targets in _groups(source, target):
+        # the strides of the dimensions in the group
         ends = sorted({*_strides(source, sources), *_strides(target, targets)}, reverse=True)
         total = math.prod(source[d] for d in sources)
         # The strides of all factors, from the largest; each must divide the one before.
