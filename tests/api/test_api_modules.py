@@ -1,4 +1,4 @@
-"""Each module of raddle.api says what it offers, and has it."""
+"""Each module of raddle.api has the names of its `__all__`, and imports no more than it should."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from raddle import api
 
 FOLDER = pathlib.Path(api.__file__).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
-LIGHT = ("defaults", "loading", "clusters", "results")  # what verbs import that do not need torch
-RANKS = ("models", "plans", "programs", "running", "transports")  # what ranks of experiments import
+LIGHT = ("defaults", "loading", "clusters", "results")  # imported by verbs that do not need torch
+RANKS = ("models", "plans", "programs", "running", "transports")  # imported by ranks of experiments
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,7 +47,7 @@ def test_the_package_lists_its_modules() -> None:
 
 
 def imported(names: tuple[str, ...]) -> set[str]:
-    """Packages that are imported with these modules, in a fresh interpreter."""
+    """Return the packages that a fresh interpreter imports with these modules."""
     script = f"import sys\nfor name in {names}:\n    __import__('raddle.api.' + name)\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""What is asked of a plan before ranks are started, and what the live page offers."""
+"""The devices that a plan needs, schedules by name or file, and the data of the live page."""
 
 from __future__ import annotations
 

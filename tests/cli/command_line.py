@@ -1,4 +1,4 @@
-"""The command line in this process: one of its own imports torch again, which takes seconds."""
+"""Runs the command line in this process: a new process would import torch again, which takes seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CommandResult(NamedTuple):
 
 
 def raddle(*args: object) -> CommandResult:
-    """What `raddle ARGS` does."""
+    """Run `raddle ARGS`, and return its exit code and output."""
     out, error, code = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
         patch.setattr(sys, "argv", ["raddle", *map(str, args)])
@@ -31,7 +31,7 @@ def raddle(*args: object) -> CommandResult:
 
 
 def refused(done: CommandResult, sentence: str) -> None:
-    """One sentence on stderr, and exit code 2."""
+    """Assert that a command printed one sentence on stderr, and ended with exit code 2."""
     assert (done.returncode, done.stdout) == (2, "")
     assert sentence in done.stderr
     assert done.stderr.startswith("raddle: ")

@@ -1,4 +1,4 @@
-"""A plan file that several verbs are given."""
+"""A plan file for the tests of several verbs."""
 
 from __future__ import annotations
 

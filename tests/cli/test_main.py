@@ -1,4 +1,4 @@
-"""All verbs are there, in files of their own, and each explains itself."""
+"""Every verb has a file of its own, and `--help`."""
 
 from __future__ import annotations
 

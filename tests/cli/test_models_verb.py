@@ -13,7 +13,7 @@ from timeouts import HANG
 
 
 def test_models_lists_the_zoo() -> None:
-    """As a shell starts it."""
+    """In a process of its own, as a shell starts it."""
     command = [sys.executable, "-m", "raddle", "models"]
     listed = subprocess.run(
         [*command, "--json"], stdout=subprocess.PIPE, text=True, timeout=HANG, check=True

@@ -14,13 +14,13 @@ from raddle.searches.hypergraph import formats
 
 
 def raddle(*words: object) -> Any:
-    """What a verb says with --json, or its exit code and what it complains of."""
+    """Return the output of a verb with --json, or its exit code and stderr if it failed."""
     done = command_line.raddle(*words, "--json")
     return (done.returncode, done.stderr) if done.returncode else json.loads(done.stdout)
 
 
 def test_the_thesis_s_layer_wise_table() -> None:
-    """Its Table 5.2, in Mi elements: volume, heaviest layer, average."""
+    """Table 5.2 of the thesis, in Mi elements: volume, heaviest layer, average."""
     rows = raddle("partition", "vgg16", "-k", "2,4,8,16", "--method", "layerwise", "--batch", 32)
     expected = [(24.5, 24.5, 12.2), (85.7, 49.0, 21.4), (131.6, 49.0, 16.4), (273.5, 98.0, 17.0)]
     for row, figures in zip(rows, expected, strict=True):
@@ -31,7 +31,7 @@ def test_the_thesis_s_layer_wise_table() -> None:
 
 
 def test_given_weights_are_balanced(tmp_path: pathlib.Path) -> None:
-    """The reconstructed weights of Table 5.1, whose largest parts are these."""
+    """With the reconstructed weights of Table 5.1, the largest parts have this work."""
     weights = [
         629, 6624, 2677, 6371, 2359, 4097, 4353, 2165, 5229, 4478, 1246, 1095, 988, 546, 84, 60,
     ]  # fmt: skip

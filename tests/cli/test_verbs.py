@@ -29,12 +29,15 @@ from raddle.verification.traffic import _cluster
 WRITTEN = "written"
 ROWS = "F0.0 F1.0 B0.0 B1.0\nF0.1 B0.1 F1.1 B1.1\nF1.0 after B0.1\n"
 SCHEDULES = (*NAMES, WRITTEN, THREADED, f"{THREADED}:2", f"{THREADED}:3:greedy")
-STARTED = ("gems-basic", f"{THREADED}:3:greedy")  # in processes; others if slow
+STARTED = (
+    "gems-basic",
+    f"{THREADED}:3:greedy",
+)  # run in processes; the others only with the slow tests
 MODEL, BATCH, DEVICES = "mlp-tiny", 5, 2
 
 
 def raddle(*words: object) -> str:
-    """What a verb prints; what it raises, if anything, is raised here."""
+    """Run a verb and return its output; an exception of the verb is raised here."""
     result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -47,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture
 def plan(folder: pathlib.Path, schedule: str) -> pathlib.Path:
-    """A plan by a schedule, made once."""
+    """A plan with the given schedule, made once."""
     path = folder / f"{schedule.replace(':', '-')}.json"
     if not path.exists():
         options: list[object] = ["--method", "pipeline", "--stages", DEVICES]

@@ -1,4 +1,4 @@
-"""Parameters and operations of captured models against the published figures."""
+"""`describe_model`: parameters and flops of captured models are the published numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sentences of `raddle explain`: every number in them is one of the data's."""
+"""The sentences of `raddle explain`: every number in them comes from the explanation's data."""
 
 from __future__ import annotations
 

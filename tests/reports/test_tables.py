@@ -1,4 +1,4 @@
-"""Tables for people, from what is known of a tiny model on a small cluster."""
+"""Terminal tables, printed for a tiny model on a small cluster."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_fails_and_what_does_not_fit_is_said_below(graph: Graph, capsys: Ca
     text = capsys.readouterr().out
     assert "data: a batch of 8 cannot be split over 16 devices" in text
     assert "model: does not fit into the devices' memory" in text
-    assert "speedup" not in text  # over nothing
+    assert "speedup" not in text  # there is no data-parallel plan to compare with
 
 
 def test_a_simulation(judged: EvaluatedPlan, capsys: Capture) -> None:

@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Numbers are written with three digits and a unit."""
 
 from __future__ import annotations
 

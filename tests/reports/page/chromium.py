@@ -1,4 +1,4 @@
-"""Looks at pages in headless Chromium, and fails on any error that it logs or anything that it fetches."""
+"""Opens pages in headless Chromium; a test fails if the page logs an error or fetches anything."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def open_page(
     theme: str = "light",
     allowed: str | None = None,
 ) -> Iterator[Any]:
-    """A page from disk, ready; whatever it logs or fetches while it is open fails the test,
-    but for messages that have `allowed` in them."""
+    """Open a page from disk and wait until it is ready. Anything that it logs or fetches fails the test,
+    except messages that contain `allowed`."""
     width, height = SIZES[size]
     context = started.new_context(
         viewport={"width": width, "height": height}, color_scheme=theme, has_touch=size == "phone"
@@ -79,7 +79,7 @@ def _local(url: str) -> bool:
 
 
 def raddle_json(*arguments: str) -> Any:
-    """What a verb says with --json."""
+    """Run `raddle ARGUMENTS --json` in a process, and return its output."""
     command = [sys.executable, "-m", "raddle", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr

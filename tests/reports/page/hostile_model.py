@@ -1,4 +1,4 @@
-"""A model whose names would like to be more than names."""
+"""A model whose layer names contain markup, scripts and control characters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = [
 
 
 class Hostile(nn.Module):
-    """A chain of layers, each under one of the names."""
+    """A chain of linear layers, one for each of NAMES."""
 
     def __init__(self) -> None:
         super().__init__()

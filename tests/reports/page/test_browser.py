@@ -1,4 +1,4 @@
-"""The page in a real browser: it shows what `--json` says, in both themes, on a desk and on a phone."""
+"""The page in a real browser shows the values of `--json`, in both themes, on a desktop and on a phone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chromium import browser, open_page, raddle_json
 
 from raddle.reports.units import bytes_text, seconds_text
 
-pytestmark = pytest.mark.xdist_group("browser")  # one browser, and one report, for all
+pytestmark = pytest.mark.xdist_group("browser")  # all tests share one browser and one report
 
 
 class Report(NamedTuple):
@@ -173,7 +173,7 @@ def test_an_operator_of_the_graph_can_be_clicked(page: Any) -> None:
 
 
 def test_edges_of_the_graph_are_as_wide_as_their_bytes(page: Any, report: Report) -> None:
-    """Where nothing crosses between two operators the edge is thin, and the widest has most bytes."""
+    """An edge with more bytes is at least as wide."""
     page.evaluate(f"raddle.select({number_of(report, 'spatial')})")
     edges = page.evaluate(
         """[...document.querySelectorAll("#network [data-bytes]")].map((e) =>
@@ -186,7 +186,7 @@ def test_edges_of_the_graph_are_as_wide_as_their_bytes(page: Any, report: Report
 
 
 def test_every_layer_has_a_strip_of_its_devices(page: Any, report: Report) -> None:
-    """Of one weird trick's last layer, whose outputs are split: a colour a device."""
+    """The method owt splits the outputs of the last layer: its strip has a colour for each device."""
     page.evaluate(f"raddle.select({number_of(report, 'owt')})")
     page.locator("#strips").scroll_into_view_if_needed()
     assert page.locator("#strips .strip-row").count() >= 16  # vgg16 has 16 layers with weights
@@ -211,7 +211,7 @@ def test_bytes_between_devices(page: Any, report: Report) -> None:
         total = page.evaluate(
             "raddle.data.column(raddle.method.traffic.bytes).reduce((a, b) => a + b, 0)"
         )
-        assert abs(total - row["comm_bytes"]) <= 4  # steps are rounded apart
+        assert abs(total - row["comm_bytes"]) <= 4  # bytes of a step are rounded
         if total:
             assert bytes_text(total) in text(page, "#traffic p")
 
@@ -221,7 +221,7 @@ def test_an_operator_is_explained(page: Any) -> None:
 
 
 def test_other_splits_of_an_operator_are_a_table(started: Any, tmp_path: pathlib.Path) -> None:
-    """Of a plan without stages; in a stage on one device there are none."""
+    """Uses a data-parallel plan: a pipeline stage on one device has no other splits."""
     path = tmp_path / "data.html"
     raddle_json(
         "report", "lenet-tiny", "--cluster", "p100:1x2", "--batch", "8", "--methods", "data",
@@ -232,7 +232,7 @@ def test_other_splits_of_an_operator_are_a_table(started: Any, tmp_path: pathlib
 
 
 def explained(page: Any) -> int:
-    """Looks at what is said of an operator, and counts its other splits."""
+    """Check the explanation of an operator on the page, and return the number of its other splits."""
     name = page.evaluate("raddle.data.network.ops[raddle.method.groups[0].anchor].name")
     page.locator("#operator input").fill(name)
     page.locator("#operator input").press("Enter")
@@ -286,8 +286,8 @@ def test_a_page_without_any_plan(started: Any, tmp_path: pathlib.Path) -> None:
             assert not page.locator(f"#{hidden}").is_visible()
 
 
-# The slice with the longest pause after it: its last third of a pixel is all of it that is in view; what is
-# drawn in its row, left of the pause's end.
+# Takes the slice with the longest pause after it, and zooms so that only its last 0.3 pixels are in view.
+# Returns the colours that are drawn in its row, left of the end of the pause.
 LAST_OF_A_SLICE = """async () => {
   const { method, data } = raddle;
   const [start, duration, lane] = ["start", "duration", "lane"].map((c) => data.column(method.timeline[c]));

@@ -1,4 +1,4 @@
-"""Columns of numbers come out as they went in."""
+"""Columns are read as they were stored, and thinned curves keep their peak."""
 
 from __future__ import annotations
 

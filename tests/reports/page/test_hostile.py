@@ -1,4 +1,4 @@
-"""Names are data: whatever a model, an operator, a cluster or a plan is called is text in the page."""
+"""Names of models, operators, clusters and plans are shown as text, even if they contain markup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARKUP = "<svg onload=alert(2)></svg><b>bold</b>"
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A report of a model file, a cluster and a plan that are all named by somebody hostile."""
+    """A report in which the names of model file, cluster and plan contain markup."""
     folder = tmp_path_factory.mktemp("hostile")
     model = folder / f"{MARKUP.replace('/', '_')}.py"
     model.write_text((pathlib.Path(__file__).parent / "hostile_model.py").read_text())
@@ -64,14 +64,14 @@ def test_names_are_shown_as_text(started: Any, path: pathlib.Path, size: str) ->
 
 
 def expected(name: str) -> str:
-    """As the page has it: marks that turn a line around are spelt out, and long names are cut."""
+    """Return a name as the page shows it: direction marks are escaped, and long names are cut."""
     for mark in "\u200f\u202e\u202c":
         name = name.replace(mark, f"\\u{ord(mark):04x}")
     return name if len(name) <= 200 else name[:80]
 
 
 def test_no_other_script_would_run(started: Any, path: pathlib.Path) -> None:
-    """Even if markup came into the page, its policy would stop it."""
+    """Even if markup came into the page, its content security policy would stop it."""
     with open_page(started, path, allowed="Content Security Policy") as page:
         page.evaluate(
             """() => {

@@ -1,4 +1,4 @@
-"""The pictures of the README: made here, and looked at by whoever changes the page.
+"""Makes the screenshots of the README; look at them after every change of the page.
 
 RADDLE_IMAGES=docs/images pytest tests/reports/page/test_images.py      (make images)
 """
@@ -41,7 +41,7 @@ def test_pictures_of_the_page(path: pathlib.Path, tmp_path: pathlib.Path) -> Non
 
 
 def colours(page: Any, picture: pathlib.Path) -> int:
-    """How many there are: an empty page has few."""
+    """Return the number of colours in a picture: an empty page has few."""
     import base64
 
     data = base64.b64encode(picture.read_bytes()).decode()

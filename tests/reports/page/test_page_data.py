@@ -1,4 +1,4 @@
-"""What the page is given is what was simulated: figures, slices, bytes, memory, tiles."""
+"""The data of the page equal the simulation: metrics, slices, bytes, memory, tiles."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_random_plans(seed: int, sync: str) -> None:
 
 
 def slices_are_the_simulation(described: dict[str, Any], read: Any, timeline: Timeline) -> None:
-    """Every task in the window is a slice on its lanes, with its times, and nothing else is."""
+    """The slices are exactly the tasks in the window, with their lanes and times."""
     begin, end = ([0, *timeline.step_ends])[-2:]
     tasks = timeline.tasks
     inside = (tasks.first_resource >= 0) & (timeline.end > begin) & (timeline.start < end)
@@ -110,7 +110,7 @@ def tiles_are_the_plan(described: dict[str, Any], graph: Graph, plan: Plan) -> N
 
 
 def work_is_the_simulation(described: dict[str, Any], read: Any, timeline: Timeline) -> None:
-    """No operator takes longer on its busiest device than that device computes in all."""
+    """No operator takes longer on its busiest device than that device computes in total."""
     total = sum(read(described[f"{phase}_ns"]) for phase in ("forward", "backward"))
     assert (total <= timeline.compute_seconds.max() * 1e9 * timeline.program.plan.steps).all()
     assert total.sum() > 0
@@ -124,7 +124,9 @@ def test_memory_curves_reach_the_peaks(lenet: Graph) -> None:
         for d in curve["devices"]:
             peaks[d] = int(read(curve["bytes"]).max())
             assert (np.diff(read(curve["time"])) >= 0).all()
-    assert list(peaks.values()) == peak_bytes(timeline)  # of a steady state, each step has the peak
+    assert list(peaks.values()) == peak_bytes(
+        timeline
+    )  # in steady state every step reaches the peak
     assert method["memory"]["capacity"] == [d.memory for d in timeline.cluster.devices]
 
 
@@ -193,7 +195,7 @@ def test_equal_labels_are_told_apart(lenet: Graph) -> None:
 
 
 def test_micro_batches_are_held_against_data_parallelism_of_as_many(lenet: Graph) -> None:
-    """Its batch is larger, and so is its step: it is not slower for that."""
+    """A plan with a larger batch is compared with data parallelism at that batch."""
     plan = raddle.search(lenet, cluster(CLUSTER), "data")
     larger = replace(plan, method="", microbatches=4, batch=4 * plan.batch)
     data = build_page_data(
@@ -239,7 +241,7 @@ def test_the_torchrun_line(lenet: Graph) -> None:
         assert plan_file_name(replace(plan, method=method)) == name
 
 
-# -- what was measured -----------------------------------------------------------------------------
+# -- measured runs ---------------------------------------------------------------------------------
 
 RESULT = {
     "plan": "p.json", "step_ms": 3.0, "fastest_ms": 2.0, "slowest_ms": 4.0, "samples_per_s": 9.0,
@@ -267,7 +269,7 @@ def test_the_step_in_the_middle_of_a_trace_is_shown(tmp_path: pathlib.Path) -> N
     columns = Columns()
     result = {**RESULT, "trace": str(tmp_path / "t.json")}
     timeline = describe_run(result, {"fc1": 7}, columns)["timeline"]
-    assert timeline["period_ns"] == 30_000  # of 90, 20 and 30 us
+    assert timeline["period_ns"] == 30_000  # the median of 90, 20 and 30 us
     assert timeline["titles"] == [["run", "fc1", "forward", 7, 0]]
     assert [lane["name"] for lane in timeline["lanes"]] == ["device 0, compute"]
     assert read_column(columns.tobytes(), timeline["start"]).tolist() == [0]

@@ -1,4 +1,4 @@
-"""`raddle report --plan` of a pipeline: the page is of the plan's whole batch, and the plan opens."""
+"""`raddle report --plan` of a pipeline: metrics are for the whole batch; the page opens with the plan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def graph() -> Graph:
 
 
 def make_pipeline_plan(graph: Graph, schedule: str) -> tuple[Plan, Graph]:
-    """Two micro-batches of 3 samples and two of 2, and the graph of the largest."""
+    """Return a plan with two micro-batches of 3 samples and two of 2, and the graph of the largest."""
     stages = 4 if schedule == "interleaved" else 2
     chosen = Settings(schedule=schedule, stages=stages, microbatches=MICROBATCHES, budget=0.1)
     result = run_method(graph, cluster(CLUSTER), "pipeline", chosen)

@@ -1,6 +1,6 @@
-"""A page of inception_v3 on 16 devices is small, and a frame of its timeline costs what its pixels cost.
+"""A page of inception_v3 on 16 devices is small, and drawing its timeline takes fewer calls than slices.
 
-How long it takes to open and to draw, `bench/page` measures.
+`bench/page` measures how long it takes to open and to draw.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from timeline_frames import frames
 
 pytestmark = pytest.mark.xdist_group("browser")
 
-# Every call of a canvas' methods is counted from here on.
+# Counts every call of a canvas method from now on.
 COUNT = """() => {
     window.calls = 0;
     const all = CanvasRenderingContext2D.prototype;

@@ -1,4 +1,4 @@
-"""Pans and zooms a page's timeline as a hand would, and takes the time of every frame."""
+"""Pans and zooms a page's timeline with mouse and keyboard, and measures the time of every frame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOP = "() => { cancelAnimationFrame(watched); return gaps; }"
 
 
 def frames(page: Any, *, moves: int = 60) -> dict[str, list[float]]:
-    """Milliseconds between frames of the whole page while panning and while zooming, and of drawing."""
+    """Return milliseconds between frames while panning and zooming, and of drawing each frame."""
     canvas = page.locator("#timeline canvas[tabindex]")
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()

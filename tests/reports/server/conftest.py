@@ -1,4 +1,4 @@
-"""A real server on a free port, in a process of its own, and a client that sends what it is told to."""
+"""Starts a real server in a process of its own, on a free port, with a client for it."""
 
 import http.client
 import json
@@ -14,7 +14,7 @@ from timeouts import HANG, wait_until
 
 
 class RunningServer:
-    """A server and how to speak to it."""
+    """A running server, and functions that send requests to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -64,7 +64,7 @@ class RunningServer:
         return self.get("/api/state")["job"]
 
     def wait(self, condition: Any) -> Any:
-        """The first state of the job that is wanted."""
+        """Wait until the job's state meets a condition, and return that state."""
         seen: list[Any] = []
 
         def look() -> Any:
@@ -89,7 +89,7 @@ def served(tmp_path_factory):
 
 @pytest.fixture
 def another(tmp_path):
-    """For a test that ends it."""
+    """A second server, for a test that ends it."""
     yield from serving(tmp_path)
 
 

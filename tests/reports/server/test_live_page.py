@@ -11,7 +11,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 @pytest.fixture(scope="module")
 def page(served):
-    """A page that notes errors, and requests to anybody else."""
+    """A page that records errors, and requests to other servers."""
     with browser() as started:
         opened = started.new_page(viewport={"width": 375, "height": 812})
         opened.set_default_timeout(1000 * HANG)
@@ -57,7 +57,7 @@ def test_a_report_is_chosen_started_shown_and_deleted(served, page):
     page.click(".kept .show")
     with page.expect_popup() as popup:
         page.click(".kept a")
-    popup.value.wait_for_selector("html[data-ready=yes]")  # alone, and without rights
+    popup.value.wait_for_selector("html[data-ready=yes]")  # in a sandbox, outside the live page
     popup.value.close()
     page.click(".kept li button.plain")
     assert page.text_content(".kept li button.plain") == "Really?"

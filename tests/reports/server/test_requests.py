@@ -1,4 +1,4 @@
-"""Who may ask, and for what: all else is refused before anything is done."""
+"""Which requests the server accepts; all others are refused before anything is done."""
 
 import json
 from datetime import datetime
@@ -12,7 +12,7 @@ REPORT = "lenet-local-2"
 
 @pytest.fixture(scope="module")
 def shelf(served):
-    """A folder with a report, and next to it what must not be reached."""
+    """A server with one report in its folder, and other files that it must not serve."""
     served.folder.joinpath(f"{REPORT}.html").write_text("<p>kept</p>")
     row = {"label": "data", "step_ms": 1.0, "speedup": 1.0}
     summary = {"model": "m", "cluster": "c", "batch": 1, "best": "data", "methods": [row]}
@@ -92,7 +92,7 @@ def test_other_sites_are_refused(shelf):
 
 
 def test_a_change_needs_the_key_and_json(shelf):
-    for path in ("/", "/api/offer", "/api/state"):  # nobody is told
+    for path in ("/", "/api/offer", "/api/state"):  # no response contains the key
         assert shelf.key.encode() not in shelf.ask("GET", path)[2]
     assert shelf.post("/api/cancel", {}, X_Raddle_Key="")[0] == 403
     assert shelf.post("/api/cancel", {}, X_Raddle_Key="ü")[0] == 403
@@ -127,7 +127,7 @@ def test_numbers_have_bounds(shelf):
 
 
 def test_what_looks_like_an_option_is_none(shelf):
-    """A model that is called --help is looked for in the zoo."""
+    """A model named --help is taken as a name, not as an option."""
     assert shelf.start(model="--help", cluster="--help")[0] == 200
     job = shelf.ended()
     assert (job["state"], job["error"][:20]) == ("failed", "no cluster '--help':")

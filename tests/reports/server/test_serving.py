@@ -1,4 +1,4 @@
-"""From a request to a report that is kept, by way of a real child."""
+"""A request makes a real child process write a report, which the server stores."""
 
 import json
 import os
@@ -130,7 +130,7 @@ def test_the_server_does_not_import_torch():
 
 
 def child_pids(parent: int) -> list[int]:
-    """The processes that a process has started."""
+    """Return the ids of the child processes of a process."""
     listing = subprocess.run(
         ["ps", "--ppid", str(parent), "-o", "pid="], capture_output=True, text=True
     )
