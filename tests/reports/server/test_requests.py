@@ -29,7 +29,7 @@ def shelf(served):
 
 def test_known_reports_are_listed_and_served(shelf):
     assert [report["name"] for report in shelf.get("/api/reports")["reports"]] == [REPORT]
-    status, headers, body = shelf.ask("GET", f"/reports/{REPORT}.html")
+    status, headers, body = shelf.send_request("GET", f"/reports/{REPORT}.html")
     assert (status, body) == (200, b"<p>kept</p>")
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Cache-Control"] == "no-store"
@@ -55,7 +55,7 @@ def test_known_reports_are_listed_and_served(shelf):
     ],
 )
 def test_nothing_else_is_served(shelf, path):
-    status, headers, _ = shelf.ask("GET", path)
+    status, headers, _ = shelf.send_request("GET", path)
     assert (status, headers["X-Content-Type-Options"]) == (404, "nosniff")
 
 
@@ -77,15 +77,17 @@ def test_only_kept_plans_are_explained(shelf):
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost", ""])
 def test_a_foreign_host_is_refused(shelf, host):
     for path in ("/", "/api/offer", f"/reports/{REPORT}.html"):
-        status, _, body = shelf.ask("GET", path, headers={"Host": host})
+        status, _, body = shelf.send_request("GET", path, headers={"Host": host})
         assert status == 403
         assert shelf.key.encode() not in body
 
 
 def test_other_sites_are_refused(shelf):
-    assert shelf.ask("GET", "/", headers={"Sec-Fetch-Site": "cross-site"})[0] == 200  # a link
+    assert (
+        shelf.send_request("GET", "/", headers={"Sec-Fetch-Site": "cross-site"})[0] == 200
+    )  # a link
     for site in ("cross-site", "same-site"):
-        assert shelf.ask("GET", "/api/offer", headers={"Sec-Fetch-Site": site})[0] == 403
+        assert shelf.send_request("GET", "/api/offer", headers={"Sec-Fetch-Site": site})[0] == 403
     for origin in ("http://evil.example", "null", "https://localhost"):
         assert shelf.post("/api/cancel", {}, Origin=origin)[0] == 403
     assert shelf.post("/api/cancel", {}, Origin=f"http://localhost:{shelf.port}")[0] == 400
@@ -93,16 +95,16 @@ def test_other_sites_are_refused(shelf):
 
 def test_a_change_needs_the_key_and_json(shelf):
     for path in ("/", "/api/offer", "/api/state"):  # no response contains the key
-        assert shelf.key.encode() not in shelf.ask("GET", path)[2]
+        assert shelf.key.encode() not in shelf.send_request("GET", path)[2]
     assert shelf.post("/api/cancel", {}, X_Raddle_Key="")[0] == 403
     assert shelf.post("/api/cancel", {}, X_Raddle_Key="ü")[0] == 403
     body, kind = b'{"report": "x"}', {"Content-Type": "application/json"}
-    assert shelf.ask("POST", "/api/delete", body, kind)[0] == 403
+    assert shelf.send_request("POST", "/api/delete", body, kind)[0] == 403
     assert shelf.post("/api/cancel", {}, Content_Type="text/plain")[0] == 415
     assert shelf.post("/api/cancel", {}, Content_Type="application/x-www-form-urlencoded")[0] == 415
     assert shelf.post("/api/cancel", [])[0] == 400
     assert shelf.post("/api/nothing", {})[0] == 404
-    assert shelf.ask("PUT", "/api/cancel", b"{}")[0] == 501
+    assert shelf.send_request("PUT", "/api/cancel", b"{}")[0] == 501
     assert shelf.get("/api/state") == {"job": None}
 
 
@@ -129,7 +131,7 @@ def test_numbers_have_bounds(shelf):
 def test_what_looks_like_an_option_is_none(shelf):
     """A model named --help is taken as a name, not as an option."""
     assert shelf.start(model="--help", cluster="--help")[0] == 200
-    job = shelf.ended()
+    job = shelf.wait_until_ended()
     assert (job["state"], job["error"][:20]) == ("failed", "no cluster '--help':")
 
 

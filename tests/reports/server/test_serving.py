@@ -25,7 +25,7 @@ def test_a_report_is_made_kept_and_deleted(served):
 
     job = served.wait(lambda job: job["of"] > 0)
     assert job["step"]
-    job = served.ended()
+    job = served.wait_until_ended()
     assert (job["state"], job["error"]) == ("done", None)
     assert job["lower_bound_ms"] > 0
 
@@ -34,7 +34,7 @@ def test_a_report_is_made_kept_and_deleted(served):
     assert (report["name"], report["model"], report["cluster"]) == (name, "lenet", "local:2")
     assert (report["best"], report["batch"]) == ("data", 64)
 
-    status, headers, page = served.ask("GET", f"/reports/{name}.html")
+    status, headers, page = served.send_request("GET", f"/reports/{name}.html")
     assert status == 200
     assert headers["Content-Security-Policy"].startswith("sandbox")
     file = served.folder / f"{name}.html"
@@ -55,7 +55,7 @@ def test_a_report_is_made_kept_and_deleted(served):
 
 def test_what_is_wrong_is_a_sentence(served):
     assert served.start(model="nope")[0] == 200
-    job = served.ended()
+    job = served.wait_until_ended()
     assert job["state"] == "failed"
     assert job["error"].startswith("no model 'nope' in the zoo")
     assert list(served.folder.iterdir()) == []
@@ -83,7 +83,7 @@ def test_a_search_that_is_stopped_keeps_its_best(served):
     assert (
         served.post("/api/stop", {})[0] == 200
     )  # the search has not begun: it is told when it has
-    job = served.ended()
+    job = served.wait_until_ended()
     assert (job["state"], job["stopping"]) == ("done", True)
     [[_, best, method], *_] = job["history"]
     assert (best > 0, method) == (True, "flexflow")
@@ -95,7 +95,7 @@ def test_a_search_that_is_stopped_keeps_its_best(served):
 def test_a_job_is_cancelled_and_a_child_ends_with_the_server(served):
     served.start()
     assert served.post("/api/cancel", {})[0] == 200
-    assert served.ended()["state"] == "cancelled"
+    assert served.wait_until_ended()["state"] == "cancelled"
     assert served.post("/api/cancel", {})[0] == 400
     assert list(served.folder.iterdir()) == []
 
