@@ -38,7 +38,8 @@ _units_received = njit(inline="always")(units_received.py_func)
 class LayerNeighbours(NamedTuple):
     """Maps and layers connected to each layer.
 
-    Those of layer l are the entries map_start[l] to map_start[l + 1] of maps, and likewise of layers.
+    Those of layer l are the entries map_start[l] to map_start[l + 1] of maps, and layer_start[l] to
+    layer_start[l + 1] of layers.
     """
 
     map_start: Array
@@ -205,7 +206,7 @@ def _log_move(log: Array, at: int, p: int, q: int, l: int, k: int) -> int:
 def _propose(
     m: CountModel, neighbours: LayerNeighbours, capacity: Array, w: CoarseWalk, log: Array
 ) -> int:
-    """Writes the shifts of a random move to `log`; returns their number."""
+    """Writes the shifts of a random move to `log` [shift, (part, layer, units)]; returns their number."""
     parts = w.x.shape[0]
     p = random_below(w.rng_state, parts)
     l = _random_layer(w, p)

@@ -1,6 +1,7 @@
 """The pricing problem of column generation (lower_bound.py): the cheapest column at given prices.
 
-It serves a lower bound on the volume of *coarse* partitions, in which every filter is whole in one part. A
+It serves a lower bound on the volume of *coarse* partitions, in which every filter is whole in one part (a
+*part* is a device's share). network.py defines the pieces of a map and its dense and elementwise readers. A
 *column* is the number of units (filters) of each layer in one part (counts.py). Its cost is what the part
 receives of feature *maps*, in elements, less the prices of its units: a price is paid to the part. Dynamic
 programming finds the minimum: a *sweep* over the layers from the last to the first. The state of the sweep
@@ -13,7 +14,7 @@ is the work used so far, in *cells* (equal amounts of work), and one bit
 A bit is open only between the first and the last layer that depend on it. Three relaxations make the
 result a lower bound: work is rounded down to whole cells; an elementwise reader pays only if the part has
 no unit of the layer read; and readers far from their map are ignored if too many bits would be open at
-once. network.py defines pieces and readers.
+once.
 """
 
 # l, t: layers; v: map; s: values of the open bits, as an integer; b: number of cells used; k: units
@@ -68,7 +69,7 @@ class WorkGrid(NamedTuple):
 def cheapest_column(
     m: CountModel, sweep: Sweep, grid: WorkGrid, prices: Array, presence_prices: Array
 ) -> tuple[float, Array]:
-    """Returns the minimum of received - prices . column - presence . (column > 0), and its column.
+    """Returns the minimum of received - prices . column - presence_prices . (column > 0), and its column.
 
     prices: per unit, by layer; presence_prices: by layer, once if the part has any units of it. Both are
     revenues of the part. received: elements that it receives.
@@ -91,7 +92,7 @@ def build_grid(m: CountModel, sweep: Sweep, capacity: float, all_capacity: float
         s for s in cell_works if usual_cells / 2 <= capacity / s * (1 + 1e-9) <= 2 * usual_cells
     ]
 
-    def rounding_loss(candidate: float) -> float:
+    def rounding_loss(candidate: float) -> float:  # work lost if each unit is rounded to cells
         return float(((work / candidate + 1e-6) % 1.0).sum() * candidate)
 
     cell_work = min(cell_works, key=rounding_loss) * (1 - 1e-9)

@@ -48,8 +48,8 @@ class FineProblem(NamedTuple):
 class FineWalk(NamedTuple):
     """The state of one annealing run, which is changed in place."""
 
-    rows: FineRows
-    best: FineRows  # of the least overload, then of the least volume
+    rows: FineRows  # the current partition
+    best: FineRows  # the partition of the least overload, then of the least volume
     work: Array  # by part
     received: Array  # [part, map] units received
     totals: Array  # [VOLUME] of rows; [OVERLOAD] and [BEST_VOLUME] of best
@@ -59,8 +59,8 @@ class FineWalk(NamedTuple):
 
 
 VOLUME, OVERLOAD, BEST_VOLUME = 0, 1, 2
-# HEIGHT: filters in the part's row; ROW: the same by number of the row; AREA: cells of the part before a
-# move; WORK: work of the part after the move
+# HEIGHT: filters in the part's row; ROW: the same by number of the row; AREA: filters of the row x
+# channels of the part, before a move; WORK: work of the part after the move
 HEIGHT, ROW, AREA, WORK = 0, 1, 2, 3
 
 

@@ -46,7 +46,7 @@ def volume_bounds(
     """Yields rising lower bounds on the volume of partitions within the capacities; inf if there is none.
 
     capacity: most work, by part; columns: of good partitions, to begin with; stop_at: the volume of the
-    best partition known, at which the search ends.
+    best partition so far, at which the search ends.
     """
     search, count = _ColumnSearch(m, capacity, columns, stop_at), itertools.count()
     root = BranchNode(0.0, _fewest_parts(m, capacity), np.full(m.num_layers, float(len(capacity))))
@@ -54,7 +54,7 @@ def volume_bounds(
     best = 0.0
     while nodes[0][0] < stop_at:
         _, _, node = heapq.heappop(nodes)
-        other_bounds = nodes[0][0] if nodes else math.inf
+        other_bounds = nodes[0][0] if nodes else math.inf  # the least bound of the others
         for bound in search.solve_node(node):
             best = max(best, min(bound, other_bounds))
             yield best

@@ -33,7 +33,7 @@ class UnitRun(NamedTuple):
     """Consecutive units of an axis that are on one device."""
 
     device: int
-    units: int
+    units: int  # how many
 
 
 UnitRuns = tuple[UnitRun, ...]  # all units of an axis, in order
@@ -60,7 +60,7 @@ class MixedBlocks:
 
     graph: Graph
     blocks: tuple[MixedBlock, ...]
-    block_of: Mapping[str, int]  # by name of the operator
+    block_of: Mapping[str, int]  # number of the block, by name of the operator
     independent_ops: BatchIndependentOps  # operators that read no samples; they are in no block
     layer_ops: frozenset[str]  # names of operators of layers: only their work counts for balance
 

@@ -3,9 +3,10 @@
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of
 an axis are samples, filters, ... (mixed_blocks.py). The search has only counts: x[b, p] is how many units
-of block b part p has. The *owner* of a unit is the part that has it. The counts give the right volume only
-if the ranges of a block lie inside those of the block that it reads. So a block takes over the owners of
-the units that it reads as far as its counts allow; only the remaining units change parts:
+of block b part p has. The *owner* of a unit is the part that has it. The counts give the right volume
+(bytes sent) only if the ranges of a block lie inside those of the block that it reads. So a block takes
+over the owners of the units that it reads as far as its counts allow; only the remaining units change
+parts:
 
     conv1  n  0 0 0 0 0 1 1 1 1 1 2 2        counts 5 5 2; the numbers are the parts of 12 samples
     conv2  n  0 0 0 0 0 1 1 1 1 1 0 0        counts 7 5 0: part 0 has two more samples, in a second range
@@ -47,6 +48,7 @@ def _source_owners(m: MixedModel, axis: Array, b: int, owners: Sequence[Array]) 
 
     They are scaled to the units of block b. None if the block reads no such value.
     """
+    # hold, need: how parts hold a value, and what they need of it; (kind, dimension, ...) (mixed_model.py)
     # best: the block that computes the largest such value so far
     best, most_bytes = None, 0.0
     for v in m.touched[m.touched_start[b] : m.touched_start[b + 1]]:
