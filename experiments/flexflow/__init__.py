@@ -1,4 +1,4 @@
-"""FlexFlow (Jia et al., arXiv 1807.05358): plans found by simulation and random moves.
+"""Repeats FlexFlow (Jia et al., arXiv 1807.05358): plans found by simulation and random moves.
 
 Differs from the paper: steps are simulated on its cluster, not measured.
 """

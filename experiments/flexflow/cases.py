@@ -9,16 +9,16 @@ from experiments.simulate_methods import WeakScalingCase
 
 RECURRENT = ("rnntc", "rnnlm", "nmt")
 MODELS = ("alexnet", "inception_v3", "resnet101", *RECURRENT)
-SAMPLES = {"alexnet": 256}  # a GPU; 64 of all others
+SAMPLES = {"alexnet": 256}  # per GPU; all other models have 64
 
 
 class ExperimentSize(NamedTuple):
-    """Of an experiment."""
+    """How much the experiment covers, in full or with --quick."""
 
     models: tuple[str, ...]
     gpu_counts: tuple[int, ...]  # GPUs
-    server_counts: tuple[int, ...]  # of these with servers, too
-    budget: float  # seconds of the chains
+    server_counts: tuple[int, ...]  # GPU counts that are also simulated with parameter servers
+    budget: float  # seconds of the search's Markov chains
 
 
 QUICK = ExperimentSize(("alexnet", "inception_v3", "rnntc", "nmt"), (4,), (4,), 2.0)
@@ -34,5 +34,5 @@ def case(model: str, count: int) -> WeakScalingCase:
 
 
 def expert(model: str) -> str:
-    """OWT for convolutional networks; for recurrent ones a GPU a depth, and copies on every node."""
+    """The expert's method: OWT for CNNs; for RNNs a GPU for each depth, replicated on every node."""
     return "expert" if model in RECURRENT else "owt"

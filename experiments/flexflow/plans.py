@@ -1,4 +1,4 @@
-"""NMT on 4 GPUs: which layers are on which of them."""
+"""Shows FlexFlow's plan of NMT on 4 GPUs: which layers are on which GPU."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from raddle.api.results import Cell, Column, Drawing, Section, Table
 
 TITLE = "NMT on 4 GPUs"
 GPUS = 4
-HEAVY = ("linear", "embedding", "matmul")  # kinds of operators that decide where a layer is
+HEAVY = ("linear", "embedding", "matmul")  # the operators whose tiles show where a layer is
 ATTENTION = ("score", "matmul", "matmul_1", "combine")
-WIDTH = 10  # of a bar
+WIDTH = 10  # characters of a bar
 _STEP = re.compile(r"(?P<layer>.+\.l\d+r?)\.t\d+\.")
 
-WorkShares = Mapping[str, Sequence[float]]  # by layer, of each device
+WorkShares = Mapping[str, Sequence[float]]  # layer -> share of its work on each device
 
 
 def plans(options: RunOptions) -> Section:
@@ -38,7 +38,7 @@ def plans(options: RunOptions) -> Section:
 
 
 def layer_of(op: Op) -> str:
-    """Steps of a recurrent layer are one layer, and so is what attends."""
+    """The layer of an operator. All time steps of a recurrent layer are one layer; so is the attention."""
     match = _STEP.match(op.name)
     if match:
         return match["layer"]
@@ -50,7 +50,7 @@ def _heavy_ops(graph: Graph) -> Iterator[tuple[str, Op]]:
 
 
 def work_shares(graph: Graph, plan: Plan) -> WorkShares:
-    """By layer, the part of its multiplications (of an embedding: of its elements) on each device."""
+    """For each layer, the share of its multiplications (embedding: of its elements) on each device."""
     points: dict[str, list[float]] = defaultdict(lambda: [0.0] * plan.devices)
     for layer, op in _heavy_ops(graph):
         for tile in plan.tiles[op.name].tiles:
@@ -59,7 +59,7 @@ def work_shares(graph: Graph, plan: Plan) -> WorkShares:
 
 
 def draw(placed: WorkShares) -> list[str]:
-    """A line a layer, a bar a device."""
+    """One line of text for each layer, with one bar for each device."""
     width = max(len(layer) for layer in placed)
     count = len(next(iter(placed.values())))
     lines = [(" " * width + "".join(f"  GPU {d:<{WIDTH}}" for d in range(count))).rstrip()]
@@ -70,7 +70,7 @@ def draw(placed: WorkShares) -> list[str]:
 
 
 def _bar(share: float) -> str:
-    """As long as the share; what is there at all has a mark."""
+    """A bar as long as the share; a share above 0 has at least one mark."""
     filled = max(round(WIDTH * share), int(share > 0))
     return "#" * filled + "." * (WIDTH - filled)
 
@@ -85,7 +85,7 @@ def _text(placed: WorkShares) -> str:
 
 
 def _split_table(graph: Graph, plan: Plan) -> Table:
-    """How often each split occurs in a layer."""
+    """A table of the splits in each layer, with the number of operators that have them."""
     splits: dict[str, Counter[str]] = defaultdict(Counter)
     for layer, op in _heavy_ops(graph):
         splits[layer][write_tiling(op, plan.tiles[op.name])] += 1

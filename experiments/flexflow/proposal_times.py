@@ -1,6 +1,7 @@
-"""Proposals of a chain judged in full and shortened, and the least that a delta simulation would cost.
+"""Times how fast proposals are simulated: in full, shortened, and by an ideal delta simulation.
 
-No delta can do less than visit once every task whose time changes.
+Shortened: raddle stops a simulation when the move is certain to be rejected. Ideal delta: a lower bound for
+FlexFlow's delta simulation, which has to visit at least once every task whose time changes.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from raddle.api.programs import Merge, Move, Reduce, Run, lower
 from raddle.api.searching import Chain, PlanSpace, Tiles, start_chain
 from raddle.api.simulating import Evaluator, Tasks, Timeline, run_tasks, simulate
 
-MOVES = 6  # whose timelines are compared
+MOVES = 6  # random moves whose timelines are compared
 
 
 class ProposalTimes(NamedTuple):
     tasks: int
     shortened_rate: float  # proposals a second
     full_rate: float
-    changed: float  # share of the tasks whose time a move changes
+    changed: float  # share of the tasks whose times a move changes, 0 to 1
     ideal_delta_s: float
     shortened_s: float
 
 
 def time_proposals(case: WeakScalingCase, proposals: int) -> ProposalTimes:
-    """Both judge the same draws; that they decide alike is asserted."""
+    """Times both simulations on the same random draws; asserts that they accept the same moves."""
     rates, ends = {}, {}
     for full in (False, True):
         chain = _chain(case, full=full)
@@ -45,7 +46,7 @@ def time_proposals(case: WeakScalingCase, proposals: int) -> ProposalTimes:
 
 
 def _chain(case: WeakScalingCase, *, full: bool) -> Chain:
-    """Uniform moves from data parallelism."""
+    """A chain of uniform moves that starts from data parallelism."""
     graph, on = case.graph, case.cluster
     tiles = BASELINES["data"](graph, on)
     evaluator = Evaluator(graph, on, Plan(tiles, case.gpus, bn="local"))
@@ -57,7 +58,7 @@ def _chain(case: WeakScalingCase, *, full: bool) -> Chain:
 
 
 def disable_shortening(evaluator: Evaluator) -> None:
-    """Every task is simulated, to the end."""
+    """Makes the evaluator simulate every task to the end."""
     judge = evaluator.time
 
     def in_full(limit: int | None = None) -> int | None:
@@ -102,7 +103,7 @@ def _measure_delta(
 
 
 def shortened_seconds(evaluator: Evaluator, move: Tiles, limit: int) -> float:
-    """Seconds to judge a move: the best of three."""
+    """Seconds to evaluate a move: the best of three. limit: nanoseconds above which it is rejected."""
     undo = evaluator.move(move)
     seconds = []
     for _ in range(3):
@@ -114,7 +115,7 @@ def shortened_seconds(evaluator: Evaluator, move: Tiles, limit: int) -> float:
 
 
 def engine_seconds(tasks: Tasks) -> float:
-    """Of the event loop on all tasks."""
+    """Seconds of the event loop on all tasks."""
     begun = perf_counter()
     run_tasks(
         tasks.duration, tasks.first_resource, tasks.second_resource, tasks.wait_count,
@@ -125,7 +126,7 @@ def engine_seconds(tasks: Tasks) -> float:
 
 
 def task_times(timeline: Timeline) -> dict[Any, tuple[int, int]]:
-    """Start and end by what a task is: it may have another number in another plan."""
+    """Start and end (ns) of each task, keyed by what it does: plans number tasks differently."""
     times: dict[Any, tuple[int, int]] = {}
     names = [_name(i) for i in timeline.program.instructions]
     t = timeline.tasks

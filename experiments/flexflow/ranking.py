@@ -1,4 +1,4 @@
-"""Are random plans simulated in the order in which they are measured? An LSTM on two ranks."""
+"""Ranks random plans of an LSTM on two ranks by simulated and by measured step time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRINTED = (
 
 
 class SmallNetGroup(PlanGroup):
-    """One of the networks for one core."""
+    """A PlanGroup (one model on some ranks) whose model is a function of experiments/nets.py."""
 
     @property
     def spec(self) -> str:

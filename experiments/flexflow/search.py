@@ -1,4 +1,7 @@
-"""Seconds of the search beside the paper's, and what incremental simulation could save."""
+"""Times the search next to the paper's times, and estimates what delta simulation could save.
+
+Delta simulation is FlexFlow's: after a move, it simulates only the tasks that the move affects.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from experiments.simulate_methods import simulate_method
 from raddle.api.results import Cell, Column, Section, Table
 
 TITLE = "Seconds of the search"
-# Delta simulation, on 4, 16 and 64 GPUs.
+# GPUs -> seconds of the paper's search with delta simulation.
 PRINTED = {
     "alexnet": {4: 0.04, 16: 0.48, 64: 5.9}, "resnet101": {4: 0.4, 16: 7.3, 64: 158.0},
     "inception_v3": {4: 4.1, 16: 77.0, 64: 1278.0}, "rnntc": {4: 7.5, 16: 170.0, 64: 1489.0},
@@ -32,7 +35,7 @@ def search(options: RunOptions) -> Section:
 
 
 def _search_table(options: RunOptions) -> Table:
-    """As in the throughput part, whose searches are taken over where it was done."""
+    """Times the searches. Those that the throughput part has already run are taken from its cache."""
     size = experiment_size(options)
     rows: list[list[Cell]] = []
     for number, model in enumerate(size.models):

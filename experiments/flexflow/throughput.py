@@ -1,4 +1,4 @@
-"""Samples a second of FlexFlow's plans beside data parallelism and experts'."""
+"""Compares the simulated throughput of FlexFlow's plans with data parallelism and experts' plans."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from raddle.api.results import Cell, Chart, Column, Section, Table
 
 TITLE = "Throughput"
 PRINTED_GAIN = 3.3  # at most, over data parallelism and experts
-AUTO_GPUS = 4  # GPUs on which `auto` is asked, too: it takes minutes on more
+AUTO_GPUS = 4  # `auto` is planned on so many GPUs only: on more it takes minutes
 
 
 class ModelThroughput(NamedTuple):
-    """One network with one way to synchronise."""
+    """The simulated steps of one network with one kind of synchronisation."""
 
     model: str
     sync: str

@@ -1,7 +1,9 @@
-"""GEMS and its neighbours on deep ResNets and U-Nets: throughput, memory, what fits, and time to a loss.
+"""Compares GEMS with other pipelines and spatial tiles on deep ResNets and U-Nets.
+
+It measures throughput, memory, the largest image that fits, and the time to a loss.
 
 Jain et al. 2020 (SC20), "GEMS: GPU-enabled memory-aware model-parallelism system for distributed DNN
-training", and the proposal to carry MASTER over to PyTorch and U-Nets on large images.
+training", and the proposal to bring MASTER to PyTorch and U-Nets on large images.
 
 Differs from the paper: see DIFFERS.
 """

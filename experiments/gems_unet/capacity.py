@@ -1,4 +1,4 @@
-"""The largest image and the largest batch that fit, by method; and one that fits, trained for real."""
+"""Finds the largest image and batch that fit the memory with each method; trains a small case for real."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from raddle.errors import InputError
 CLUSTER = simulated.CLUSTER
 BATCH = 4
 SIDE_UNIT = 64  # pixels
-MAX_SIZE = 16384  # pixels, and images
-SIDE = 512  # of the largest batch
+MAX_SIZE = 16384  # limit of the search, for pixels of a side and for images of a batch
+SIDE = 512  # pixels of the images whose largest batch is searched
 QUICK_METHODS = ("1F1B", "GEMS MASTER", "spatial by image")
-DEEP = "resnet1001"  # a try takes half a minute: few methods, and no search
+DEEP = "resnet1001"  # one simulation takes half a minute: few methods, no search
 SMALL = ("unet", 8, 128, 12 * MIB)  # net, divisor of its widths, side, capacity of a rank
 
 
@@ -102,7 +102,7 @@ def largest_sizes(net: str, method: Method, on: Cluster, room: int) -> LargestSi
 
 
 def _auto_largest(net: str, on: Cluster, sizes: Sequence[LargestSizes]) -> LargestSizes:
-    """From the largest that the others hold, in steps of a quarter of it: a search a step is slow."""
+    """The largest side for `auto`, in coarse steps because each step is a search."""
     base = max(f.side for f in sizes if f.net == net)
     side = peak = 0
     for quarters in range(4, 9):
@@ -150,7 +150,7 @@ def _table(sizes: Sequence[LargestSizes], room: int) -> Table:
 
 
 def fits_for_real(quick: bool) -> tuple[str, Table]:
-    """Who fits under a small capacity, predicted and measured: this machine has more, so that all run."""
+    """Which methods fit a small capacity, predicted and measured; all can run on this machine."""
     net, narrow, side, room = SMALL
     spec = nets.spec(net, side, width_divisor=narrow)
     on = cluster(f"local:{DEVICES}")

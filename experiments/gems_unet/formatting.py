@@ -1,4 +1,4 @@
-"""Sentences and cells that several parts share."""
+"""Formats numbers and sentences that several parts share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ GIB, MIB = 2**30, 2**20
 
 
 def sizes_text(peaks: Sequence[int], unit: int) -> str:
-    """1234, 567 bytes in MiB -> "0.00 / 0.00"; as many digits as are worth reading."""
+    """Peak bytes of each device in `unit`, as "12 / 3.4": no decimals from 10 on."""
     return " / ".join(format_size(peak, unit) for peak in peaks)
 
 
@@ -18,21 +18,24 @@ def format_size(nbytes: float, unit: int) -> str:
 
 
 def ratio_text(value: float, base: float) -> str:
-    """How many times another, in a sentence."""
+    """A ratio for a sentence: "1.23 x"."""
     return f"{value / base:.2f} x"
 
 
 def largest_name(figures: Mapping[str, float]) -> str:
-    """The name of the largest."""
+    """The name with the largest value."""
     return max(figures, key=figures.__getitem__)
 
 
-ByMethod = Mapping[str, float]  # by method
+ByMethod = Mapping[str, float]  # a number for each method
 GEMS = "GEMS MASTER"
 
 
 def gems_sentence(where: str, cases: Sequence[tuple[ByMethod, ByMethod]]) -> str:
-    """Images a second and memory of MASTER beside those it is to be compared with, over several sizes."""
+    """A sentence: throughput and memory of GEMS MASTER relative to other methods, over several sizes.
+
+    cases: for each size, images per second and peak bytes by method.
+    """
     words = []
     for base in ("model parallel", "GPipe", "1F1B", "spatial by image"):
         comparable = [(rates, peaks) for rates, peaks in cases if base in rates and GEMS in rates]

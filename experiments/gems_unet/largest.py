@@ -1,4 +1,7 @@
-"""The largest size that fits: a guess by a line through what is known, then steps until it is between."""
+"""Finds the largest size whose peak memory fits a capacity, with few evaluations.
+
+A bracket (low fits, high does not) is narrowed; each guess extrapolates the peaks evaluated so far.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from collections.abc import Callable
 def largest_fitting(
     peak: Callable[[int], int], capacity: int, *, unit: int, power: int, max_size: int
 ) -> tuple[int, int]:
-    """The largest multiple of `unit` whose peak fits into `room`, up to `most`, and that peak.
+    """The largest multiple of `unit` up to `max_size` whose peak is at most `capacity`, and its peak.
 
-    Peaks grow with the size; about as size^power, which guesses alone depend on: the answer fits, and the
-    next multiple does not, or is beyond `most`. 0 where not even one unit fits.
+    Peaks must grow with the size. Growth close to size^power makes the guesses good; the result is exact
+    anyway: it fits, and the next multiple does not, or is beyond `max_size`.
+    Returns (0, 0) if even one unit does not fit.
     """
     peaks: dict[int, int] = {0: 0}
 
@@ -34,7 +38,7 @@ def largest_fitting(
 
 
 def _guess(peaks: dict[int, int], capacity: int, power: int, low: int, high: int) -> int:
-    """Where the line through the two measured sizes that are nearest to the room meets it."""
+    """The size at which a line (in size^power) through the two peaks nearest to the capacity reaches it."""
     near = sorted((abs(p - capacity), n) for n, p in peaks.items() if n)[:2]
     if len(near) < 2:
         (_, n), other = near[0], 0
@@ -46,5 +50,5 @@ def _guess(peaks: dict[int, int], capacity: int, power: int, low: int, high: int
         return (low + high) // 2
     wanted = a + (capacity - peaks[n]) / slope
     estimate = int(max(0.0, wanted) ** (1 / power))
-    # once low is the line's own guess, what is left to see is whether the next one fits
+    # if the line ends at `low` or before, only the next size is left to try
     return estimate if estimate > low else low + 1

@@ -1,4 +1,4 @@
-"""Time to a target loss: a narrow U-Net learns to find digits, by several methods on the same batches."""
+"""Measures the time to a target loss: several methods train a narrow U-Net to segment digits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 NARROW, BATCH = 8, 4
 TARGET = 0.10  # cross entropy of a pixel
 NAMES = ("one device", "1F1B", "GEMS MASTER", "spatial", "1F1B x data")
-SLOW = "spatial by image"  # of which --quick has none
+SLOW = "spatial by image"  # not with --quick
 TITLE = "Time to a loss on a segmentation task"
 
 

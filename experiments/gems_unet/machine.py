@@ -1,7 +1,7 @@
-"""This machine as a cluster of ranks, and its operators measured one by one: what predictions are made of.
+"""Measures this machine as a cluster of ranks, and its operators one by one, for predictions.
 
-A rank is predicted with a core of its own. Where ranks share cores, a step takes at least what all of them
-compute together over the cores: `shared` is the larger of the two.
+The simulator gives each rank a core of its own. If ranks share cores, a step takes at least all ranks'
+compute time divided by the cores: `seconds_with_shared_cores` returns the larger of the two.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from raddle.api.costs import ComputeCosts, Profile, measure
 from raddle.api.probing import describe, probe
 from raddle.api.programs import active_values
 
-PROBED = 2  # ranks that are measured at a time: no more than there are cores
+PROBED = 2  # ranks probed at a time
 
 
 def probe_machine(ranks: int, *, quick: bool) -> Cluster:
-    """As many devices as ranks, each as fast as one of the few that were measured together."""
+    """A cluster with `ranks` devices, each as fast as one of the few ranks that were probed together."""
     data = Cluster.from_dict(
         describe(probe(min(PROBED, cores()), quick=quick, fresh=True))
     ).to_dict()
@@ -32,7 +32,7 @@ def probe_machine(ranks: int, *, quick: bool) -> Cluster:
 def measure_operators(
     plans: Iterable[PlannedMethod], kind: str, profile: Profile, repeats: int
 ) -> Profile:
-    """Seconds of every distinct tile of the plans with one thread; what is known is not measured again."""
+    """Adds the seconds of all distinct tiles of the plans to a profile, measured with one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -47,5 +47,5 @@ def measure_operators(
 
 
 def seconds_with_shared_cores(predicted: PredictedStep) -> float:
-    """Seconds of a step where the ranks have the cores of this machine between them."""
+    """Seconds of a step when all ranks share the cores of this machine."""
     return max(predicted.seconds, predicted.compute_seconds / cores())

@@ -1,7 +1,7 @@
-"""The ways to train that are compared, as plans for one batch: pipelines, mirrored ones, tiles of images.
+"""Makes a plan for each method that is compared: pipelines, GEMS (mirrored pipelines), spatial tiles.
 
 Jain et al. 2020 (SC20), "GEMS: GPU-enabled memory-aware model-parallelism system for distributed DNN
-training": MAST has one pair of micro-batches, MASTER several, and GEMS-Hybrid is data parallel besides.
+training": MAST has one pair of micro-batches, MASTER several, and GEMS-Hybrid adds data parallelism.
 
 Differs from the paper: all methods train on the same batch, where MAST there doubles it; micro-batches have
 one image where the batch has as many images as there are micro-batches.
@@ -35,12 +35,12 @@ from raddle.api.simulating import peak_bytes, simulate_steps
 Stages = tuple[tuple[str, ...], ...]
 SPATIAL = "spatial"  # in place of a schedule
 OPTIMIZER = "momentum"
-STATE_FACTOR = 3.0  # weights, gradients and momentum, for cutting
+STATE_FACTOR = 3.0  # bytes held for a byte of parameters: weights, gradients, momentum
 
 
 @dataclass(frozen=True)
 class Method:
-    """D pipelines of P stages, each with m / D of the micro-batches; or tiles of height and width."""
+    """D pipelines of P stages, each with m / D micro-batches; or spatial tiles (schedule SPATIAL)."""
 
     name: str
     schedule: str
@@ -85,7 +85,10 @@ def make_plans(
     model: str = "",
     profile: Profile | None = None,
 ) -> dict[str, PlannedMethod]:
-    """Plans by name of a method; `graph` may be of any batch, stages are cut once for all schedules."""
+    """The plan of each method, by its name.
+
+    graph: of any batch. Methods with the same number of stages have the same stages.
+    """
     cuts: dict[tuple[int, int], Stages] = {}
     planned = {}
     for method in methods:
@@ -115,7 +118,7 @@ def predict(
 def partition_stages(
     graph: Graph, cluster: Cluster, count: int, microbatches: int, profile: Profile | None = None
 ) -> Stages:
-    """As raddle's search cuts, with room enough: nothing is computed again to save memory."""
+    """Partitions the operators into stages as raddle's search does, with unlimited memory."""
     if count == 1:
         return (tuple(op.name for op in graph.ops),)
     nodes = build_layer_graph(graph)
@@ -129,9 +132,9 @@ def partition_stages(
 
 
 def parallel_pipelines(schedule: str, stages: int, microbatches: int, pipelines: int) -> str:
-    """Rows of D pipelines, each with its share of the micro-batches, one after the other.
+    """The schedule of D data-parallel pipelines: their rows below each other, micro-batches divided.
 
-    F0.0 B0.0 F1.0 B1.0        of two pipelines of one stage, with two micro-batches each
+    F0.0 B0.0 F1.0 B1.0        two pipelines of one stage, two micro-batches each
     F2.0 B2.0 F3.0 B3.0
     """
     share = microbatches // pipelines

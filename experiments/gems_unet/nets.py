@@ -1,6 +1,6 @@
-"""The networks at any image side: `nets.py:unet_8_128` is a U-Net of an eighth of the widths for 128 x 128.
+"""The networks at any image size: `nets.py:unet_8_128` is a U-Net with 1/8 of the widths for 128 x 128.
 
-The zoo runs this file by its path, so it imports nothing of its own package.
+The zoo loads this file by its path, so it cannot import other modules of this package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEPTHS: Mapping[str, int] = MappingProxyType({"resnet110": 12, "resnet1001": 111
 
 
 def spec(net: str, side: int, *, width_divisor: int = 1) -> str:
-    """The name to load it by, anywhere."""
+    """The name by which the zoo loads a network."""
     return f"{__file__}:{net}_{width_divisor}_{side}"
 
 
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Callable[..., Workload]:
 
 
 def build(net: str, width_divisor: int) -> nn.Module:
-    """At full width where `narrow` is 1: U-Net's 64 to 1024, a CIFAR ResNet's 16."""
+    """A network with its widths divided; 1 is full width (U-Net 64 to 1024, CIFAR ResNet 16)."""
     if net == "unet":
         return UNet(widths=tuple(width // width_divisor for width in (64, 128, 256, 512, 1024)))
     return CifarResNet(DEPTHS[net], width=16 // width_divisor)

@@ -1,4 +1,4 @@
-"""Images a second and peaks for real, on ranks of this machine, beside what is predicted."""
+"""Measures images per second and peak memory on ranks of this machine, next to the predictions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CaseResult(NamedTuple):
     case: RealCase
     timed: Mapping[str, StepTimes]
     predicted: Mapping[str, PredictedStep]
-    chosen: str  # what `auto` took
+    chosen: str  # the plan that `auto` chose, in words
 
     def rates(self) -> dict[str, float]:
         return {name: BATCH / times.seconds for name, times in self.timed.items()}
@@ -91,7 +91,7 @@ def _measure_case(case: RealCase, cluster: Cluster, budget: float) -> CaseResult
     first = make_plans(methods, graph, cluster, batch=BATCH, model=spec)
     kind, repeats = cluster.devices[0].kind, 2 if case.side >= 256 else 3
     profile = measure_operators(first.values(), kind, Profile(), repeats)
-    # cut again, now that the operators are measured
+    # partition again, now with measured operators
     made = make_plans(methods, graph, cluster, batch=BATCH, model=spec, profile=profile)
     made[AUTO] = _auto(graph, cluster, spec, profile, budget)
     profile = measure_operators(made.values(), kind, profile, repeats)
@@ -113,7 +113,7 @@ def _auto(
 
 
 def describe(planned: PlannedMethod) -> str:
-    """What `auto` took: stages and micro-batches, and the splits that most operators have."""
+    """The plan of `auto` in words: stages, micro-batches and the most frequent splits."""
     graph, plan = planned
     words = [f"{len(plan.stages)} stages by {plan.schedule}"] if plan.stages else []
     words += [f"{plan.microbatches} micro-batches"] if plan.microbatches > 1 else []
@@ -130,7 +130,7 @@ def describe(planned: PlannedMethod) -> str:
 
 
 def _sentence(results: Sequence[CaseResult]) -> str:
-    """Of one network at several sizes."""
+    """The summary of one network at several image sizes."""
     sides = " to ".join(
         dict.fromkeys(f"{result.case.side}²" for result in (results[0], results[-1]))
     )
@@ -162,7 +162,7 @@ def _rank_correlation(result: CaseResult) -> float:
 
 
 def _largest_loss_difference(result: CaseResult) -> float:
-    """How far first losses are from one device's, at most."""
+    """The largest difference between a first loss and that of one device."""
     one = result.timed["one device"].losses[0]
     return max(
         abs(times.losses[0] - one)
@@ -217,5 +217,5 @@ def _table(results: Sequence[CaseResult]) -> Table:
 
 
 def _relative_duration(case: RealCase) -> float:
-    """About how long it takes beside others, for the bar."""
+    """A rough relative duration of a case, for the progress bar."""
     return case.rounds + 3 + case.side**2 / 128**2

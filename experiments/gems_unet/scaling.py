@@ -1,4 +1,4 @@
-"""GEMS with data parallelism on more and more GPUs, simulated, beside the paper's scaling efficiency."""
+"""Simulates GEMS with data parallelism on more and more GPUs, next to the paper's scaling efficiency."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from raddle.api.clusters import cluster
 from raddle.api.loading import capture_model
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
-NET, SIDE = "resnet110", 1024  # the paper's tiles of slides
-STAGES, SHARE = 4, 4  # of a pipeline, and micro-batches that it takes in a step
+NET, SIDE = "resnet110", 1024  # the paper trains on tiles of this size, cut from pathology slides
+STAGES, SHARE = 4, 4  # stages of a pipeline, and its micro-batches in a step
 PRINTED = 97.32  # per cent, abstract: ResNet-1k on 1,024 V100
 
 
@@ -35,7 +35,7 @@ def make(options: RunOptions) -> Section:
 
 
 def efficiency(point: ScalingPoint, first: ScalingPoint) -> float:
-    """Per cent of so many times the first one's images a second."""
+    """Scaling efficiency in per cent: images/s per device, relative to the first point."""
     return 100 * point.rate / first.rate * first.devices / point.devices
 
 

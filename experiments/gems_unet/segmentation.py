@@ -1,6 +1,6 @@
-"""A small segmentation task: scikit-learn's digits, enlarged, on noisy canvases with blocks that are none.
+"""A small segmentation task: scikit-learn's digits, enlarged, on noisy canvases with distracting blocks.
 
-The mask of a canvas is where a digit has ink. All is drawn from a seed, so ranks need not share data.
+The mask marks the ink of the digits. All is drawn from a seed, so every rank can make the same data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 Array = np.ndarray
-INK = 8  # of 16: from here on a pixel of a digit is in the mask
+INK = 8  # a pixel of a digit with this value or more (of 16) is in the mask
 DIGITS, BLOCKS = 5, 3  # on a canvas
 
 
@@ -41,7 +41,7 @@ def canvas(rng: np.random.Generator, side: int) -> tuple[Array, Array]:
         y, x = rng.integers(0, side - h + 1), rng.integers(0, side - w + 1)
         colour = rng.uniform(0.5, 1.5, (3, 1, 1))
         image[:, y : y + h, x : x + w] += colour * ink / 16
-        # a block does not hide what is under it, nor is it ever part of the mask
+        # blocks are added, so they hide no digit; they are never part of the mask
         mask[y : y + h, x : x + w] |= (ink >= INK) & (number >= BLOCKS)
     return image, mask
 

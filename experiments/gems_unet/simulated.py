@@ -1,4 +1,4 @@
-"""Images a second and peaks on GPUs that are not here, to images of 8192 x 8192: simulated."""
+"""Simulates images per second and peak memory on GPUs, for images of up to 8192 x 8192."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLUSTER = "v100:4"  # a node of four, as the paper's machine has
 BATCH = 4
 AUTO = "auto"
 NETS = ("unet", "resnet110", "resnet1001")
-LARGE = "h200:4"  # what 8192 x 8192 needs, and no four V100 have
+LARGE = "h200:4"  # 8192 x 8192 does not fit four V100
 QUICK = (("unet", 512, CLUSTER), ("unet", 8192, LARGE), ("resnet110", 512, CLUSTER))
 FULL = (
     *(("unet", side, CLUSTER) for side in (64, 256, 512, 1024, 2048, 4096, 8192)),
@@ -49,7 +49,7 @@ class SimulatedCase(NamedTuple):
         return {name: BATCH / prediction.seconds for name, prediction in self.predicted.items()}
 
     def fitting(self) -> dict[str, float]:
-        """The rates of those that fit."""
+        """Images per second of the methods that fit."""
         peaks = self.peaks()
         return {name: rate for name, rate in self.rates().items() if peaks[name] <= self.capacity}
 
@@ -97,7 +97,7 @@ def plan_auto(graph: Graph, on: Cluster, spec: str, budget: float) -> PlannedMet
 
 
 def _sentence(results: Sequence[SimulatedCase]) -> str:
-    """Of one network on one cluster."""
+    """The summary of one network on one cluster."""
     first, last = results[0], results[-1]
     sides = " to ".join(dict.fromkeys(f"{result.side}²" for result in (first, last)))
     where = f"{first.net}, {sides} on {first.on} ({format_size(first.capacity, GIB)} GiB each)"
@@ -115,7 +115,7 @@ def _sentence(results: Sequence[SimulatedCase]) -> str:
 
 
 def _fitting_sentence(result: SimulatedCase) -> str:
-    """What is left where memory is short."""
+    """A sentence: which methods fit, if not all do."""
     fitting = result.fitting()
     if not fitting:
         return f"At {result.side}² nothing fits."

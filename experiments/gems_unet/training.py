@@ -1,4 +1,4 @@
-"""Trains a U-Net by several plans for real, block of steps by block in turn: loss over seconds."""
+"""Trains a U-Net by several plans, in turn by blocks of steps, and returns their loss over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raddle.files import read_scratch, write_scratch
 
 
 class LossCurve(NamedTuple):
-    """By block of steps: seconds of training until its end, and its mean loss."""
+    """For each block of steps: seconds of training until its end, and its mean loss."""
 
     seconds: Sequence[float]
     losses: Sequence[float]
@@ -28,7 +28,10 @@ class LossCurve(NamedTuple):
 def train(
     spec: str, plans: Mapping[str, PlannedMethod], *, ranks: int, side: int, blocks: int, steps: int
 ) -> dict[str, LossCurve]:
-    """All plans see the same batches of segmentation.py in the same order."""
+    """Trains on `ranks` ranks; all plans see the same batches of segmentation.py in the same order.
+
+    side: pixels of an image; steps: of a block.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         files = {}

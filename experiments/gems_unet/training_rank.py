@@ -1,4 +1,4 @@
-"""One rank of `training`: python -m experiments.gems_unet.training_rank request.json, under torchrun."""
+"""One rank of training.py: python -m experiments.gems_unet.training_rank request.json, under torchrun."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from raddle.api.running import Trainer
 from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
 
-RATE = 1e-2  # of Adam
-WARM = 10**6  # the seed of a batch that no block has
+RATE = 1e-2  # Adam's learning rate
+WARM = 10**6  # seed of the warm-up batch, which no block uses
 
 
 def main(request: dict[str, Any]) -> None:
@@ -32,7 +32,7 @@ def main(request: dict[str, Any]) -> None:
         )
         for label, path in request["plans"].items()
     }
-    for trainer in trainers.values():  # the first step makes buffers, and counts for all alike
+    for trainer in trainers.values():  # warm-up: the first step allocates buffers
         trainer.step(*trainer.part(*batch(request["batch"], request["side"], WARM)))
     curves: dict[str, dict[str, list[float]]] = {
         label: {"seconds": [], "losses": []} for label in trainers

@@ -1,4 +1,4 @@
-"""Horovod in the lab and simulated: gradients fused into rings, against servers.
+"""Repeats Horovod's experiments, in the lab and simulated: fused ring all-reduce against servers.
 
 Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow" (arXiv 1802.05799),
 sections 3, 7 and 8, and the benchmarks of its documentation.

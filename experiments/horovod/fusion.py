@@ -1,4 +1,4 @@
-"""Fusion on and off, for networks of many small tensors (the paper's section 7)."""
+"""Measures steps with and without tensor fusion, for networks of many small tensors (section 7)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ QUICK = ((2, "1gbit"),)
 FULL = ((2, "250mbit"), (2, "1gbit"), (4, "1gbit"))  # hosts and their links
 PER_RANK = {"resnet50": 8, "inception": 4}  # samples
 TITLES = {"resnet50": "ResNet-50-like", "inception": "Inception-like"}
-PRINTED = 1.65  # throughput over that without fusion, at most: section 7
+PRINTED = 1.65  # largest gain in throughput by fusion: section 7
 
-# What sums: with fusion, and each tensor by itself.
+# Who runs the all-reduce -> (with fusion, each tensor by itself).
 PAIRS = {
     "DDP": (DDP, SyncVariant("ddp", bucket=0)),
     "plan": (SyncVariant("plan"), SyncVariant("plan", bucket=0)),

@@ -1,4 +1,7 @@
-"""Scaling predicted to 512 devices: data parallelism by rings, and by servers where that is feasible.
+"""Predicts the scaling of data parallelism to 512 devices with ring all-reduce, and with servers on fewer.
+
+"Data sheet": devices with the speeds of NVIDIA's data sheet. "Fitted": devices made faster by one factor,
+so that one printed throughput is met.
 
 The paper's section 8 and its documentation's benchmarks: nodes of 4 Pascal GPUs at 25 Gbit/s, 64 images a
 GPU.
@@ -28,7 +31,7 @@ FULL = (1, 4, 8, 16, 32, 64, 128, 256, 512)
 BUCKET = 64 * 2**20  # bytes: what Horovod fuses
 GBIT = 1e9 / 8
 
-# Servers have a message for each slice and device, so few devices are simulated.
+# Servers need a message for each slice and device, so only few devices are simulated.
 SERVER_SIZES_QUICK, SERVER_SIZES = (4, 16), (4, 8, 16, 32)
 SERVER_MODEL = "resnet101"
 RING = "allreduce"
@@ -51,7 +54,7 @@ class ThroughputCurve(NamedTuple):
     rates: Mapping[int, float]
 
     def efficiency(self, devices: int) -> float:
-        """Of what so many times one device would do."""
+        """Scaling efficiency: throughput divided by `devices` times that of one device."""
         return self.rates[devices] / (devices * self.rates[1])
 
 
@@ -82,7 +85,7 @@ def make(options: RunOptions) -> Section:
 
 
 def pascal(devices: int, factor: float = 1.0) -> Cluster:
-    """Nodes of four P100 at 25 Gbit/s; `factor` times as fast as data sheet and assumptions say."""
+    """Nodes of four P100 at 25 Gbit/s; `factor` times as fast as the data sheet says."""
     base = cluster(f"p100:{max(1, devices // NODE)}x{min(NODE, devices)}")
     faster = [
         replace(
@@ -113,13 +116,13 @@ def images_per_s(program: Program, devices: int, factor: float) -> float:
 
 
 def calibration() -> float:
-    """How much faster the paper's devices are than the simulated: by the one throughput that is printed."""
+    """The factor by which the paper's devices are faster than simulated, from one printed throughput."""
     model, devices, printed = CALIBRATION
     return printed / images_per_s(program_of(model, devices), devices, 1.0)
 
 
 def server_throughput(sizes: Sequence[int], factor: float) -> dict[str, dict[int, float]]:
-    """Images a second of SERVED by the kind of synchronisation and the number of devices."""
+    """Images/s of SERVER_MODEL by sync kind and number of devices."""
     throughput: dict[str, dict[int, float]] = {sync: {} for sync in SYNCS}
     for sync, by_devices in throughput.items():
         for devices in sizes:

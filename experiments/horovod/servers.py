@@ -1,4 +1,4 @@
-"""The ring against one server and distributed ones, on 1 to 8 ranks (the paper's section 3)."""
+"""Measures ring all-reduce against one and distributed servers, on 1 to 8 ranks (section 3)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VARIANTS = {
 
 
 class StepMilliseconds(NamedTuple):
-    """Milliseconds of a step, by label."""
+    """Milliseconds of a step by label of a variant, for one number of ranks."""
 
     ranks: int
     measured: Mapping[str, float]
@@ -49,7 +49,7 @@ def make(options: RunOptions) -> Section:
 
 
 def measure_ranks(ranks: int, *, quick: bool) -> StepMilliseconds:
-    """One rank has nobody to agree with: DDP and compute say all there is."""
+    """Measures and predicts all variants. One rank has nothing to synchronise: DDP and compute only."""
     kinds = {COMPUTE_ONLY: NO_SYNC, **(VARIANTS if ranks > 1 else {DISTRIBUTED: DDP})}
     jobs = [TimingJob(NET, PER_RANK * ranks, kinds)]
     rounds, steps = (2, 2) if quick else (3, 3)
@@ -97,7 +97,7 @@ def chart(rows: Sequence[StepMilliseconds]) -> Chart:
 
 
 def summary(rows: Sequence[StepMilliseconds]) -> str:
-    """What was found at the most ranks."""
+    """A summary: the ratios at the largest number of ranks, and the errors of all predictions."""
     last = rows[-1]
     milliseconds = last.measured
     ratios = {label: milliseconds[label] / milliseconds[RING] for label in (ONE, WHOLE, SLICED)}

@@ -1,4 +1,4 @@
-"""OptCNN (Jia et al., arXiv 1802.04924): every layer of a convolutional network has a split of its own.
+"""Repeats OptCNN (Jia et al., arXiv 1802.04924): every layer of a CNN has its own split.
 
 Differs from the paper: steps are simulated on its cluster, not measured.
 """

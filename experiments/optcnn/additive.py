@@ -1,4 +1,4 @@
-"""OptCNN's own cost of a plan: what its tables say of every layer and of every pair, added up.
+"""Computes OptCNN's additive cost of a plan from its tables: the sum over layers and over pairs of layers.
 
 Section 4 of arXiv 1802.04924: t_O = Σ (t_C + t_S) + Σ t_X, with a server for each layer's parameters.
 """
@@ -11,7 +11,7 @@ from raddle.api.searching import Configuration, Group, Tables
 
 
 def additive_cost(tables: Tables, chosen: Sequence[Configuration]) -> float:
-    """Seconds of a step, one configuration a group; of their devices the tables know the number."""
+    """Seconds of a step. chosen: one configuration for each group; only their degrees count."""
     at = [
         [c.degrees for c in options].index(wanted.degrees)
         for options, wanted in zip(tables.configurations, chosen, strict=True)
@@ -21,7 +21,7 @@ def additive_cost(tables: Tables, chosen: Sequence[Configuration]) -> float:
 
 
 def split_by_letter(tables: Tables, letter_of: Callable[[Group], str]) -> list[Configuration]:
-    """Every group in the most parts of one letter that its table has."""
+    """Splits every group along one letter only, into as many parts as its table has."""
     chosen = []
     for group, options in zip(tables.groups, tables.configurations, strict=True):
         able = [c for c in options if set(split_letters(group, c)) <= {letter_of(group)}]
@@ -41,7 +41,7 @@ def baselines(tables: Tables) -> dict[str, list[Configuration]]:
 
 
 def split_letters(group: Group, configuration: Configuration) -> dict[str, int]:
-    """{"n": 2, "c": 2}: the letters that are split."""
+    """The letters that are split, with their number of parts: {"n": 2, "c": 2}."""
     given = zip(group.letters, configuration.degrees, strict=True)
     return {letter: count for letter, count in given if count > 1}
 
@@ -49,7 +49,7 @@ def split_letters(group: Group, configuration: Configuration) -> dict[str, int]:
 def configurations_with(
     tables: Tables, wanted: Callable[[Group], Mapping[str, int]]
 ) -> list[Configuration] | None:
-    """The configurations with these parts; None where a table lacks one."""
+    """For each group the configuration with exactly this split; None if a table lacks one."""
     chosen = []
     for group, options in zip(tables.groups, tables.configurations, strict=True):
         split = dict(wanted(group))

@@ -1,4 +1,4 @@
-"""VGG-16 on 4 GPUs of a node, layer by layer, beside the plan that the paper prints."""
+"""Shows OptCNN's plan of VGG-16 on 4 GPUs, layer by layer, next to the plan that the paper prints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LETTER_NAMES = {"n": "samples", "h": "rows", "w": "columns", "c": "channels"}
 
 
 def printed_split(group: Group) -> dict[str, int]:
-    """The paper's: n=4 for four groups of convolutions, h=2 w=2 for the fifth, c=4, 4, 2 at the end."""
+    """The paper: n=4 for four groups of convolutions, h=2 w=2 for the fifth, c=4, 4, 2 at the end."""
     for name, count in FULLY_CONNECTED.items():
         if group.name.startswith(name):
             return {"c": count}
@@ -84,7 +84,7 @@ def _cost_table(tables: Tables, chosen: Sequence[Configuration]) -> Table:
 
 
 def draw(groups: Sequence[Group], columns: Sequence[Sequence[Configuration] | None]) -> list[str]:
-    """A line a group: the layer, its output, and how each plan splits it."""
+    """One line of text for each group: the layer, its output, and its split in each plan."""
     heads = ("as the paper counts", "all-reduce", "printed")
     rows: list[tuple[str, ...]] = [("layer", "output of a sample", *heads)]
     for g, group in enumerate(groups):

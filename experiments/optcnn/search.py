@@ -1,4 +1,4 @@
-"""Seconds to find the optimum: groups, tables and elimination, the captured graph given."""
+"""Times OptCNN's search (groups, tables and elimination), without the capture of the graph."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from raddle.api.searching import Tables, build_tables, choose_configurations
 
 TITLE = "Seconds of the search"
 PRINTED = {"lenet": 0.01, "alexnet": 0.02, "vgg16": 0.1, "inception_v3": 0.4}  # seconds, 4 GPUs
-SAMPLES = 32  # a GPU
+SAMPLES = 32  # per GPU
 
 
 class SearchTime(NamedTuple):
     seconds: float  # the best of several
     tables: Tables
-    certified: bool  # that nothing is better
+    certified: bool  # the search proved that no plan is better
 
 
 def time_search(case: WeakScalingCase, repeats: int) -> SearchTime:
@@ -33,7 +33,7 @@ def time_search(case: WeakScalingCase, repeats: int) -> SearchTime:
 
 
 def log10_plan_count(tables: Tables) -> float:
-    """The logarithm to base 10 of the number of plans that were not tried one by one."""
+    """log10 of the number of plans in the search space."""
     return math.fsum(math.log10(len(configurations)) for configurations in tables.configurations)
 
 

@@ -1,4 +1,7 @@
-"""Images a second and bytes a step of layer-wise plans, beside data, model and OWT parallelism."""
+"""Compares simulated throughput and bytes of OptCNN's plans with data, model and OWT parallelism.
+
+OWT: "one weird trick", data parallel convolutions and model parallel linear layers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ NAMES = {
     "data": "data", "model": "model", "owt": "OWT", "optcnn-paper": "OptCNN, as the paper counts",
     "optcnn": "OptCNN", "auto": "auto",
 }  # fmt: skip
-SAMPLES = 32  # a GPU
+SAMPLES = 32  # per GPU
 
 
 class PrintedGains(NamedTuple):
@@ -42,7 +45,7 @@ PRINTED_BYTE_RATIOS = "1.3–23"  # times less is communicated, over all network
 
 
 class ModelThroughput(NamedTuple):
-    """One network with one way to synchronise."""
+    """The simulated steps of one network with one kind of synchronisation."""
 
     model: str
     sync: str
@@ -51,7 +54,7 @@ class ModelThroughput(NamedTuple):
 
     @property
     def method(self) -> str:
-        """Servers are what the paper's costs are of."""
+        """OptCNN's method: with servers the paper's own cost tables, which assume parameter servers."""
         return "optcnn-paper" if self.sync == "server" else "optcnn"
 
 
@@ -73,7 +76,7 @@ def throughput(options: RunOptions) -> Section:
 
 
 def _simulate_model(model: str, sync: str, counts: Sequence[int], budget: float) -> ModelThroughput:
-    """`auto` on the most devices alone: it takes longest."""
+    """Simulates all methods; `auto`, the slowest to plan, only on the most devices."""
     steps: dict[tuple[str, int], SimulatedStep | None] = {}
     for count in counts:
         case = WeakScalingCase(model, "p100", count, SAMPLES)
@@ -86,7 +89,7 @@ def _simulate_model(model: str, sync: str, counts: Sequence[int], budget: float)
 
 
 def _additive_gain(model: str, count: int) -> float:
-    """The gain over the best baseline by the paper's own cost, where nothing overlaps."""
+    """OptCNN's gain over the best baseline under the paper's additive cost, where nothing overlaps."""
     case = WeakScalingCase(model, "p100", count, SAMPLES)
     tables = build_tables(case.graph, case.cluster, paper=True)
     optimum = choose_configurations(tables)[1].cost
@@ -128,7 +131,7 @@ def _gains_row(result: ModelThroughput, added: float) -> Iterator[Cell]:
 
 
 def scaling_factor(result: ModelThroughput) -> float | None:
-    """Throughput on the most GPUs over that on one."""
+    """Throughput on the most GPUs divided by that on one."""
     one, all_of = result.steps[result.method, 1], result.steps[result.method, result.max_gpus]
     return all_of.samples_per_s / one.samples_per_s if one and all_of else None
 
@@ -158,7 +161,7 @@ def _byte_table(every: Sequence[ModelThroughput]) -> Table:
 
 
 def byte_ratios(result: ModelThroughput) -> list[float]:
-    """How many times as much each of the others communicates, the least first."""
+    """Bytes of each baseline divided by OptCNN's, sorted."""
     here = result.steps[result.method, result.max_gpus]
     given = (result.steps[m, result.max_gpus] for m in BASELINES)
     return sorted(s.comm_bytes / here.comm_bytes for s in given if s and here and here.comm_bytes)

@@ -1,4 +1,4 @@
-"""P3 in the lab: slices of parameters, the most urgent first.
+"""Repeats P3's experiments in the lab: parameter slices are sent by priority.
 
 Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Training" (arXiv 1905.03960),
 its evaluation: throughput against bandwidth, and network utilisation.

@@ -1,4 +1,4 @@
-"""Throughput against bandwidth: baseline, sliced, sliced with priority."""
+"""Measures throughput at several bandwidths: whole parameters, slices, slices with priority (P3)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 QUICK = ("500mbit", "1gbit", "4gbit")
 FULL = ("100mbit", "250mbit", "500mbit", "1gbit", "2gbit", "4gbit")
-SLOW = 300e6  # bit/s: below it fewer steps say as much, and take long
+SLOW = 300e6  # bit/s: below it steps take long, so fewer are measured
 HOSTS = 2
 
 DISTRIBUTED, ALLREDUCE, WHOLE, SLICED, P3 = "DDP", "all-reduce", "ps", "ps:sliced", "p3"
@@ -35,7 +35,7 @@ VARIANTS = {
 
 
 class PrintedGain(NamedTuple):
-    """Abstract and evaluation: throughput over the baseline's, at most, and at which rate."""
+    """The paper's largest gains in throughput over its baseline, and the link rates where they are."""
 
     model: str
     p3: float | None = None
@@ -62,7 +62,7 @@ NETS = (
 
 
 class Point(NamedTuple):
-    """One network at one rate: samples a second by label."""
+    """One network at one link rate: samples per second by label of a variant."""
 
     bits: float  # bit/s of the link
     measured: Mapping[str, float]
@@ -94,7 +94,7 @@ def make(options: RunOptions) -> Section:
 
 
 def points(measurement: LabMeasurement) -> list[Point]:
-    """By network, samples a second."""
+    """Measured and predicted samples per second, one point for each network."""
     bits = parse_rate(measurement.rate)
     return [
         Point(
@@ -109,7 +109,7 @@ def points(measurement: LabMeasurement) -> list[Point]:
 
 
 def largest_gain(curve: Sequence[Point], label: str, over: str) -> tuple[float, float]:
-    """The largest gain, and the bit/s where it is."""
+    """The largest gain, and the link rate (bit/s) where it occurs."""
     return max((point.gain(label, over), point.bits) for point in curve)
 
 
@@ -169,7 +169,7 @@ def chart(net: NetCase, curve: Sequence[Point]) -> Chart:
 
 
 def summary(curves: Mapping[str, Sequence[Point]]) -> str:
-    """What was found, in words that follow from the figures."""
+    """A summary in sentences, computed from the points."""
     sentences = []
     for net in NETS:
         curve = curves[net.name]

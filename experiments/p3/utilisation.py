@@ -1,4 +1,4 @@
-"""The link over time, from the counters of a host's interface."""
+"""Shows how busy a link is over time, from the byte counters of a host's interface."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 NET, BATCH, RATE = "vgg19", 20, "1gbit"
 SLOT = 0.025  # seconds
 SHOWN = 1.0  # seconds of a chart
-IDLE = 0.05  # of the rate: below it a slot counts as idle
+IDLE = 0.05  # share of the rate below which a slot counts as idle
 LABELS = (DISTRIBUTED, WHOLE, SLICED, P3)
 
 
 class LinkUse(NamedTuple):
-    """A link while one kind trains; `slots` have seconds, and the share of the rate each way."""
+    """The use of a link while one variant trains.
+
+    slots: (seconds, share of the rate sent, share of the rate received) for each slot.
+    """
 
     label: str
     slots: Sequence[tuple[float, float, float]]
@@ -36,12 +39,12 @@ class LinkUse(NamedTuple):
 
     @property
     def idle(self) -> float:
-        """Of the time, nothing goes either way."""
+        """Share of the time in which both directions are idle."""
         return sum(max(out, back) < IDLE for _, out, back in self.slots) / len(self.slots)
 
     @property
     def both_busy(self) -> float:
-        """Of the time, both directions are at least half full."""
+        """Share of the time in which both directions are at least half full."""
         return sum(min(out, back) >= 0.5 for _, out, back in self.slots) / len(self.slots)
 
 
@@ -60,7 +63,7 @@ def make(options: RunOptions) -> Section:
 
 
 def link_uses(measurement: LabMeasurement, bytes_per_s: float) -> list[LinkUse]:
-    """Of each kind's last block, which has warmed up."""
+    """The use of the link in each variant's last block, after warm-up."""
     windows = {label: (begin, end) for label, begin, end in measurement.results[0].windows}
     result = []
     for label in measurement.jobs[0].variants:
@@ -90,7 +93,7 @@ def table(link_uses: Sequence[LinkUse]) -> Table:
 
 
 def charts(link_uses: Sequence[LinkUse]) -> list[Chart]:
-    """One of each direction; all kinds begin with a forward."""
+    """One chart for each direction. All lines begin with a forward."""
     gbit = parse_rate(RATE) / 1e9
     result = []
     for way, name in enumerate(("sent", "received")):

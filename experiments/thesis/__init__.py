@@ -1,4 +1,4 @@
-"""A thesis partitions the filters of convolutional networks as a hypergraph, and trains asynchronously.
+"""Repeats a thesis that partitions the filters of CNNs as a hypergraph and trains asynchronously.
 
 B. Eserol, "Fast and Efficient Model Parallelism for Deep Convolutional Neural Networks", Bilkent
 University, 2019, chapters 3 to 6.

@@ -1,4 +1,4 @@
-"""Ranks that share cores: how much longer operators take while more ranks compute than there are cores.
+"""Simulates steps of ranks that share CPU cores: operators take longer while too many ranks compute.
 
 The simulator gives every device a core of its own. In the lab four ranks may have two, and then a row whose
 ranks all compute at once takes twice as long, but one whose ranks wait for each other does not.
@@ -20,7 +20,7 @@ Array = np.ndarray
 
 
 def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, cores: int) -> float:
-    """Simulated once with a core for each rank, and again with operators that share them."""
+    """Simulates with a core for each rank, then again with operators slowed down by the crowding found."""
     alone = simulate_steps(graph, plan, cluster, profile)
     slower = _timeline_crowding(alone, cores)
     if slower == 1.0:
@@ -36,11 +36,11 @@ def _timeline_crowding(timeline: Timeline, cores: int) -> float:
 
 
 def crowding(start: Array, end: Array, cores: int) -> float:
-    """Of intervals in which something computes, the mean of max(1, k / cores), each counted by its time."""
+    """The mean slowdown max(1, k / cores), weighted by the compute time spent at each k."""
     times = np.concatenate([start, end])
     change = np.concatenate([np.ones(len(start), np.int64), -np.ones(len(end), np.int64)])
     order = np.argsort(times, kind="stable")
     k = np.cumsum(change[order])[:-1]
-    spent = k * np.diff(times[order])  # by all that compute
+    spent = k * np.diff(times[order])  # compute time of all devices in the interval
     total = float(spent.sum())
     return float((spent * np.maximum(1.0, k / cores)).sum()) / total if total else 1.0

@@ -1,6 +1,6 @@
-"""The thesis's Table 5.14: what an epoch of 64,000 images sends, all columns in bytes.
+"""Recomputes the thesis's Table 5.14: bytes sent in an epoch of 64,000 images.
 
-Differs from the thesis: its hypergraph column is in elements; here it is taken times 4.
+Differs from the thesis: its hypergraph column is in elements; here it is multiplied by 4.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ ELEMENT = 4  # bytes
 
 class EpochBytes(NamedTuple):
     table: Table
-    saved_printed: float  # of the thesis's own figures, in equal units, on average
-    saved: Mapping[str, str]  # of ours, and over how many rows
+    saved_printed: float  # average share that the thesis's partitions save, in equal units
+    saved: Mapping[str, str]  # method -> average share that ours saves, and over how many rows
 
 
 def count_epoch(
     parameters: int, coarse: Mapping[int, int], further: Mapping[str, Mapping[tuple[int, int], int]]
 ) -> EpochBytes:
-    """Of bytes a step: of the coarse partition at batch 32 by parts, and of others by parts and batch."""
+    """The table of an epoch, from bytes per step.
+
+    coarse: parts -> bytes of the coarse partition at batch 32; further: method -> (parts, batch) -> bytes.
+    """
     rows: list[list[Cell]] = []
     saved: dict[str, list[float]] = {"printed": [], "coarse": [], **{name: [] for name in further}}
     for parts in EPOCH_HYPERGRAPH:
@@ -67,7 +70,7 @@ def count_epoch(
 
 
 def _share(nbytes: float, data: float) -> float:
-    """Percent that is saved of data parallelism."""
+    """Percent of data parallelism's bytes that are saved."""
     return 100 * (1 - nbytes / data)
 
 

@@ -1,7 +1,7 @@
 """Part `gpus`: does the gap between partitions and data parallelism grow on GPUs, as expected (6.1)?
 
-The gap is the time of data parallelism over that of the coarse partition with steps under way, at one batch
-as Table 5.15 has it. Differs from the thesis: simulated, not trained; VGG-16 in float32 and, on H100, in
+The gap is the time of data parallelism over that of the coarse partition with steps in flight, at one
+batch as in Table 5.15. Differs from the thesis: simulated, not trained; VGG-16 in float32 and, on H100, in
 bfloat16 too.
 """
 
@@ -22,7 +22,7 @@ TITLE = "The thesis's prediction: a larger gap on GPUs (section 6.1)"
 
 class ClusterCase(NamedTuple):
     name: str
-    spec: str  # of a cluster; N is the number of devices
+    spec: str  # name of a cluster; {n} becomes the number of devices
     gpu: bool
     dtype: str = "float32"
 
@@ -40,13 +40,13 @@ CLUSTER_CASES = (
 
 
 class Gap(NamedTuple):
-    """Seconds of ten epochs; None where nothing fits."""
+    """Seconds of ten epochs of each kind on one cluster; None if nothing fits the memory."""
 
     cluster_case: ClusterCase
     n: int
     batch: int
     coarse: float | None
-    servers: float | None  # the fastest of four
+    servers: float | None  # the fastest of the four kinds of servers
     allreduce: float | None
 
     @property
@@ -129,7 +129,7 @@ def chart(gaps: Sequence[Gap], batch: int) -> Chart:
 
 
 def text(gaps: Sequence[Gap]) -> str:
-    """For how many GPU clusters the gap is larger than on the thesis's nodes, by either network."""
+    """Sentences: on how many GPU clusters the gap is larger than on the thesis's CPU nodes."""
     texts = [
         _compare_text(gaps, "servers", [(each, each.of_servers) for each in gaps]),
         _compare_text(gaps, "all-reduce", [(each, each.of_allreduce) for each in gaps]),

@@ -1,7 +1,7 @@
 """Part `grid`: Table 5.15 simulated at full size on the thesis's nodes, with both of their networks.
 
-Differs from the thesis: see simulated.py; which of the two networks it used is not said.
-`hypergraph-mixed` and `auto` update after every step, with what a single processor computes.
+A row is a kind of parallelism of Table 5.15; a cell is a row at one batch. Differs from the thesis: see
+simulated.py; the thesis does not say which network it used. `hypergraph-mixed` and `auto` are synchronous.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 TITLE = "Run times simulated at full size (Table 5.15)"
 NETWORKS = ("skylake-10gbe", "skylake-opa")
-QUICK = (16, 64, 128)  # of which 2 and 4 workers have batches in common
-QUICK_SEARCHED = (64,)  # batches that are searched, where it must be quick
+QUICK = (16, 64, 128)  # 2 and 4 workers then have some images per update in common
+QUICK_SEARCHED = (64,)  # batches for which --quick runs the searches
 CellsByRow = Mapping[tuple[int, str, int], SimulatedRow]  # by parts, row and batch
 
 
@@ -86,7 +86,7 @@ def _row(cells: CellsByRow, n: int, row: str, batches: Sequence[int]) -> list[Ce
 
 
 def printed(n: int, row: str) -> dict[int, float]:
-    """Seconds by batch; none where the thesis has no such row."""
+    """Printed seconds by batch; empty if the thesis has no such row."""
     return dict(zip(BATCHES, map(float, SECONDS[n].get(row, ())), strict=False))
 
 
@@ -99,13 +99,13 @@ def seconds(cells: CellsByRow, n: int, row: str) -> dict[int, float]:
 
 
 def fastest(rows: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """By batch, the least of several rows."""
+    """For each batch the shortest time of several rows."""
     every = {batch for row in rows for batch in row}
     return {b: min(row[b] for row in rows if b in row) for b in sorted(every)}
 
 
 def as_updates(row: Mapping[int, float], n: int) -> dict[int, float]:
-    """By images of an update, where every one of n workers has a batch."""
+    """The row by images per update: each of n workers has a batch of its own."""
     return {n * batch: seconds_of_batch for batch, seconds_of_batch in row.items()}
 
 
@@ -139,7 +139,7 @@ def _printed_text() -> str:
 
 
 def network_text(network: str, cells: CellsByRow) -> str:
-    """The crossovers, and how the further rows stand to the best of the table's."""
+    """Sentences: the crossovers, and the additional rows relative to the best of the table."""
     texts = [f"Simulated on {network}:"]
     for n in (2, 4):
         rows = {name: seconds(cells, n, name) for name in (COARSE, *SERVERS)}
@@ -148,7 +148,7 @@ def network_text(network: str, cells: CellsByRow) -> str:
 
 
 def crossover_text(n: int, rows: Mapping[str, Mapping[int, float]]) -> str:
-    """Where data parallelism overtakes, by the table's batches and by images of an update."""
+    """A sentence: from which batch, or images per update, on data parallelism is faster."""
     model = rows[COARSE]
     by_batch = fastest([rows[name] for name in SERVERS])
     synchronous = [rows[name] for name in SERVERS if name.endswith(" synchronous")]
@@ -171,7 +171,7 @@ def _since_batch(model: Mapping[int, float], data: Mapping[int, float]) -> str:
 
 
 def _further(n: int, cells: CellsByRow) -> list[str]:
-    """Against the best model parallelism of the thesis, and all-reduce with as many images a step."""
+    """Compares the additional rows with the best model parallelism and with all-reduce."""
     others = {
         "the table's fastest model parallelism": fastest(
             [seconds(cells, n, model_row) for model_row in MODEL]

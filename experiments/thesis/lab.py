@@ -1,4 +1,4 @@
-"""Table 5.15 for real: a small VGG-16 on hosts of the lab, images a second measured beside simulated.
+"""Measures Table 5.15 with a small VGG-16 on hosts of the lab, next to the simulated images per second.
 
 Differs from the thesis: images of 32² and an eighth of the filters; a host is a thread of this machine, and
 hosts may share its cores; steps of servers meet in their common loss.
@@ -79,7 +79,7 @@ def _rates(grid: Grid, batches: Sequence[int]) -> Table:
 
 
 def speedup(grids: Sequence[Grid], ranks: int, label: str, batch: int) -> float | None:
-    """Measured images a second over those of a single rank at the same batch."""
+    """Measured images/s divided by those of a single rank at the same batch."""
     by_ranks = {grid.ranks: grid.cells for grid in grids}
     cell, single = by_ranks[ranks].get((label, batch)), by_ranks[1].get((SINGLE, batch))
     return cell.measured / single.measured if cell and single else None
@@ -110,7 +110,7 @@ def _speedups(grids: Sequence[Grid], batches: Sequence[int]) -> Table:
 
 
 def _chart(grids: Sequence[Grid], batches: Sequence[int]) -> Chart:
-    """Where data parallelism overtakes: model over data parallel, above 1 the model parallel is faster."""
+    """Throughput of model parallelism over data parallelism; above 1 model parallelism is faster."""
     lines = []
     for grid in grids[1:]:
         model, data = (
@@ -139,7 +139,7 @@ def printed_ratio(ranks: int, batch: int) -> float | None:
     return model / data if model and data else None
 
 
-# -- what it says ----------------------------------------------------------------------------------
+# -- sentences -------------------------------------------------------------------------------------
 
 
 def _setting(grids: Sequence[Grid]) -> str:
@@ -191,7 +191,7 @@ def _crossover(grids: Sequence[Grid], batches: Sequence[int]) -> str:
 
 
 def batches_won(ratios: dict[int, float]) -> str:
-    """At which batches a ratio is above 1."""
+    """The batches whose ratio is above 1, in words."""
     won = [str(batch) for batch, ratio in ratios.items() if ratio > 1]
     if not won:
         return "at no batch"

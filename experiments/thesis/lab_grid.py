@@ -25,14 +25,14 @@ LATENCY = 2e-4  # seconds, until the link is measured
 
 
 class RatePair(NamedTuple):
-    """Images a second."""
+    """Images per second of one row at one batch."""
 
     measured: float
     simulated: float
 
 
 class Grid(NamedTuple):
-    """`cells` by row and batch."""
+    """Table 5.15 for one number of ranks. cells: (row, batch) -> rates."""
 
     ranks: int
     cells: Mapping[tuple[str, int], RatePair]
@@ -40,17 +40,17 @@ class Grid(NamedTuple):
 
 
 class GridSize(NamedTuple):
-    """How much is measured: images in a block of steps at least two long, blocks, seconds of a search."""
+    """How much is measured. A block of steps has about `images` images, but at least two steps."""
 
     images: int
-    rounds: int
-    budget: float
+    rounds: int  # blocks of each row
+    budget: float  # seconds of a search
 
 
 def run_grid(
     ranks: int, batches: Sequence[int], rate: str, size: GridSize, report: Callable[[str], None]
 ) -> Grid:
-    """Raises InputError where there can be no lab. One rank needs none."""
+    """Measures and simulates all rows. InputError if there can be no lab; one rank needs none."""
     devices = describe(probe(max(2, ranks), quick=True))["devices"]
     device = next(iter(devices))
     planned = _lab_cluster(ranks, devices, {"bandwidth": parse_rate(rate) / 8, "latency": LATENCY})
@@ -75,12 +75,12 @@ def run_grid(
 
 
 def micro_batch_graph(graph: Graph, plan: Plan) -> Graph:
-    """What a plan's tiles are of: `auto` may have found a pipeline."""
+    """The graph that the plan's tiles refer to: of a micro-batch, if `auto` chose a pipeline."""
     return graph if plan.microbatches == 1 else graph.for_batch(-(-plan.batch // plan.microbatches))
 
 
 def _lab_cluster(ranks: int, devices: Mapping[str, Any], link: Mapping[str, Any]) -> Cluster:
-    """The lab as a cluster: a probed device on each host, and messages as measured between them."""
+    """The lab as a cluster: a probed device on each host, and links as given."""
     kind = next(iter(devices))
     figures: dict[str, Any] = {**devices[kind], "host_overhead": link.get("host_overhead", {})}
     network: dict[str, Any] = {"duplex": True, "per_device": False}

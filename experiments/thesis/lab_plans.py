@@ -1,4 +1,4 @@
-"""The rows of Table 5.15 as plans, and those that the thesis does not have."""
+"""Makes a plan for each row of Table 5.15, and for rows that the thesis does not have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raddle.api.plans import Plan
 
 DDP, SERIAL_COARSE = "DDP", "coarse hypergraph, step by step"
 MIXED, AUTO_ROW = "hypergraph-mixed", "auto"
-THREADED = "threaded:4:greedy"  # four batches under way, whichever is ready goes on
+THREADED = "threaded:4:greedy"  # four steps in flight; whichever is ready runs
 
 
 class RowSettings(NamedTuple):
@@ -49,7 +49,7 @@ ROWS: Mapping[str, RowSettings] = {
 
 
 def plans_by_row(graph: Graph, cluster: Cluster, *, budget: float) -> dict[str, Plan]:
-    """By row; what differs only in how parameters agree, or in its schedule, has the same tiles."""
+    """The plan of each row. Rows with the same method share tiles; sync kind and schedule differ."""
     if len(cluster.devices) == 1:
         return {SINGLE: plan_for(graph, cluster, "data", sync="allreduce")}
     made: dict[str, Plan] = {}
@@ -70,5 +70,5 @@ def _search_sync(kind: RowSettings) -> str:
 
 
 def plan_or_ddp(label: str, plan: Plan) -> Plan | DdpBaseline:
-    """DDP is torch's own; its prediction is that of the plan."""
+    """What is run for a row: torch's DDP for the DDP row (predicted by its plan), else the plan."""
     return DdpBaseline() if label == DDP else plan

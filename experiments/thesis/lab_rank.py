@@ -1,4 +1,4 @@
-"""One rank in the lab: the link, the plans' operators, then all rows of the table in turn.
+"""One rank in the lab: measures the link, the plans' operators, then all rows of the table in turn.
 
 python -m experiments.thesis.lab_rank request.json, under torchrun
 """
@@ -38,14 +38,14 @@ def main(request: dict[str, Any]) -> None:
     result: dict[str, Any] = {"link": link, "batches": {}}
     for batch, kinds in request["batches"].items():
         result["batches"][batch] = _batch(request, int(batch), kinds)
-        if dist.get_rank() == 0:  # what there is, if a later batch fails
+        if dist.get_rank() == 0:  # saved at once, in case a later batch fails
             write_scratch(request["out"], result)
     dist.barrier()
     dist.destroy_process_group()
 
 
 def _batch(request: dict[str, Any], batch: int, kinds: dict[str, float | str]) -> dict[str, Any]:
-    """Images a second of every row, and seconds of every operator that they have."""
+    """Measures images/s of every row, and seconds of every operator tile in their plans."""
     work = load_workload(request["spec"], batch=batch, device="cpu")
     trainers: dict[str, Trainer] = {}
     graphs = GraphsBySize(work)
@@ -71,7 +71,7 @@ def _batch(request: dict[str, Any], batch: int, kinds: dict[str, float | str]) -
 
 
 def _block(step: Step, trainer: Trainer | None, count: int) -> float:
-    """Seconds of a step; the first is not timed, so that what it leaves under way is waited for."""
+    """Seconds per step. The first step is not timed, as no earlier communication delays it."""
     if trainer is not None:
         trainer.synchronize()
     step()
@@ -87,7 +87,7 @@ def _block(step: Step, trainer: Trainer | None, count: int) -> float:
 
 
 def _overlapped(work: Workload, trainer: Trainer) -> float:
-    """Seconds of a step, where as many follow each other as a trainer has under way without a pause."""
+    """Seconds per step of asynchronous training, over OVERLAPPED_STEPS steps without a pause."""
     part = trainer.part(*work.inputs, *work.targets)
     return _slowest(partial(trainer.train, [part] * OVERLAPPED_STEPS)) / OVERLAPPED_STEPS
 
@@ -102,7 +102,7 @@ def _slowest(work: Callable[[], Any]) -> float:
 
 
 def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
-    """Seconds of every distinct tile; as many ranks measure some at the same time as have a core."""
+    """Seconds of every distinct tile. Ranks divide the tiles; one rank per core measures at a time."""
     rank, share = dist.get_rank(), min(cores(), dist.get_world_size())
     seen: set[str] = set()
     mine: dict[str, float] = {}

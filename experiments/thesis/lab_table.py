@@ -1,4 +1,4 @@
-"""The thesis's Table 5.15: seconds for ten epochs of 10,240 images, VGG-16 at 224² on Skylake nodes.
+"""The thesis's Table 5.15: seconds for 10 epochs of 10,240 images, VGG-16 at 224² on Skylake nodes.
 
 Its caption says per epoch; the text before it says ten. Distributed servers have their parameters greedily.
 """

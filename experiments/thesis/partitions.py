@@ -29,7 +29,7 @@ MIXED, AUTO = "hypergraph-mixed", "auto"
 
 
 class WeightedPartitioners(NamedTuple):
-    """One network under three kinds of weights."""
+    """Partitioners of one network under three kinds of vertex weights."""
 
     thesis: Partitioner
     operations: Partitioner
@@ -45,9 +45,9 @@ class WeightedPartitioners(NamedTuple):
 
 
 class StepVolume(NamedTuple):
-    """What a plan of any method sends and how even it is, where there is no table to compare it with."""
+    """Bytes and balance of a plan that has no counterpart in the thesis's tables."""
 
-    nbytes: int  # a step
+    nbytes: int  # sent in a step
     imbalance: float | None = None  # largest part's work over the average
     result: PartitionResult | None = None
 
@@ -61,14 +61,14 @@ def make_partitioners(graph: Graph, profiled: np.ndarray) -> WeightedPartitioner
 
 
 def allowed_imbalance(printed: PrintedRow) -> float:
-    """How uneven ours may be: as the printed partition is, whatever PaToH was asked for."""
+    """The imbalance allowed for our partition: that of the printed one."""
     return printed.imbalance - 1
 
 
 def partition_as_printed(
     partitioners: WeightedPartitioners, parts: int, budget: float
 ) -> dict[str, PartitionResult]:
-    """Ours by the name of the thesis's method, for those that it has at so many parts."""
+    """Our partitions by the name of the thesis's method, if its table has a row for `parts`."""
     results = {}
     for theirs in ALL:
         if parts in theirs.rows:
@@ -82,7 +82,7 @@ def partition_as_printed(
 def measure_other_methods(
     partitioners: WeightedPartitioners, parts: int, budget: float, most_plans: int
 ) -> dict[str, StepVolume]:
-    """What the thesis's tables do not have; plans for as many parts as `most_plans`."""
+    """Methods that the thesis's tables do not have; searched plans only up to `most_plans` parts."""
     request = PartitionRequest(parts, epsilon=DEFAULT, budget=budget)
     volumes = {
         "coarse-grain, operations": _volume_of_result(
@@ -106,12 +106,12 @@ def measure_other_methods(
 
 
 def data_bytes(parameters: int, parts: int) -> int:
-    """A step of data parallelism, by the thesis's formula: 2 (N - 1) parameters, of 4 bytes."""
+    """Bytes of a data-parallel step by the thesis's formula: 2 (N - 1) x parameters x 4 bytes."""
     return 2 * (parts - 1) * 4 * parameters
 
 
 def volume_of_plan(graph: Graph, method: str, parts: int, budget: float) -> StepVolume:
-    """Of a search for the shortest step, not for the fewest bytes."""
+    """Bytes and balance of a plan that is searched for the shortest step, not the fewest bytes."""
     on = cluster(f"{CLUSTER}:{parts}x1")
     judged = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
     return StepVolume(judged.timeline.comm_bytes, judged.timeline.imbalance)
@@ -122,7 +122,7 @@ def _volume_of_result(answer: PartitionResult) -> StepVolume:
 
 
 def heaviest_volume(answer: PartitionResult) -> float:
-    """Mi elements of the map that most is sent of."""
+    """Mi elements sent of the feature map that is sent most."""
     return max(answer.sent_elements.values(), default=0) / MI
 
 

@@ -1,4 +1,4 @@
-"""What the thesis prints of partitions: its Tables 5.1 to 5.12 and A.1 to A.12, of VGG-16 at batch 32.
+"""The thesis's tables of partitions: Tables 5.1 to 5.12 and A.1 to A.12, of VGG-16 at batch 32.
 
 Its ratios follow from these figures and are left out; its "Avg Comm." is the volume over the parts.
 """
@@ -40,7 +40,7 @@ class PrintedTable(NamedTuple):
 
 
 class BoundedTable(NamedTuple):
-    """One of the appendix: PaToH's partitions under another final imbalance."""
+    """A table of the appendix: PaToH's partitions under another bound of imbalance (epsilon)."""
 
     epsilon: float
     tables: str

@@ -1,4 +1,4 @@
-"""What the thesis prints of an epoch of 64,000 images: its Table 5.14. Table 5.15 is in lab_table.py."""
+"""The numbers of the thesis's Table 5.14, an epoch of 64,000 images. Table 5.15 is in lab_table.py."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The rows of Table 5.15 as plans for any cluster, and the seconds that they take in simulation.
+"""Simulates the rows of Table 5.15 on any cluster.
 
-Model parallelism overlaps steps, as the thesis trains: as many are under way as are fastest and fit. Its
-batch is a step's. Data parallelism has the batch on every worker, so a step is of N times as many images:
-the printed times say so, for from 2 workers to 4 they halve at every batch.
+Model parallelism overlaps steps, as in the thesis, with the fastest number of steps in flight that fits.
+Its batch is that of a step. With data parallelism each worker has the batch, so a step has N times as many
+images: the printed times halve from 2 workers to 4 at every batch.
 
-Differs from the thesis: the one server is on a worker's node, not said there; efficiency does not depend on
-the batch.
+Differs from the thesis: the one server is on a worker's node (not said there); efficiency does not
+depend on the batch.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ MODEL = (LAYERS, FILTERS, COARSE)
 SERVERS = (ASYNC_ONE, SYNC_ONE, ASYNC_ALL, SYNC_ALL)
 DATA = (*SERVERS, DDP)
 FURTHER = (MIXED, AUTO_ROW)
-BUDGET = 5.0  # seconds of a coarse partition; two parts and four are proven earlier
+BUDGET = 5.0  # seconds of a coarse partition; with 2 and 4 parts the optimum is proven earlier
 
 
 class SimulatedRow(NamedTuple):
-    """`seconds` of ten epochs; None where no plan fits the devices' memory."""
+    """seconds: of ten epochs; None if no plan fits the devices' memory."""
 
     seconds: float | None
     steps_in_flight: int = 1  # steps
@@ -59,7 +59,7 @@ def simulate_row(
     dtype: str = "float32",
     times: Sequence[int] = (1, 2, 4),
 ) -> SimulatedRow:
-    """A row of the table at a batch on a cluster; `budget` is of a search, `times` x N steps overlap."""
+    """Simulates a row. budget: seconds of a search; times: tries N x each of them steps in flight."""
     on = cluster(name)
     if row in MODEL:
         return simulate_threaded(vgg16(batch, dtype), on, row, times)
@@ -71,7 +71,7 @@ def simulate_row(
 
 
 def simulate_threaded(graph: Graph, on: Cluster, row: str, times: Sequence[int]) -> SimulatedRow:
-    """With the fastest number of steps under way, of some times N, that fits."""
+    """Simulates with N x each of `times` steps in flight; returns the fastest that fits."""
     plan, count = _model_plan(graph, on, row), len(on.devices)
     best = SimulatedRow(None)
     for under_way in (count * more for more in times):
@@ -93,7 +93,7 @@ def _model_plan(graph: Graph, on: Cluster, row: str) -> Plan:
 
 @cache
 def _counts(parts: int) -> np.ndarray:
-    """Filters of each layer in each part: the same at every batch, as work and volume grow alike."""
+    """Filters of each layer in each part. The batch does not matter: work and volume grow with it alike."""
     return solve_coarse(Partitioner(vgg16(32)).model, parts, budget=BUDGET).x
 
 
@@ -117,7 +117,7 @@ def vgg16(batch: int, dtype: str = "float32") -> Graph:
 
 
 def crossover(model: Mapping[int, float], data: Mapping[int, float]) -> int | None:
-    """The batch from which on data parallelism is never slower, of those that both have."""
+    """The batch from which on data parallelism is never slower; None if there is none."""
     first_batch = None
     for batch in sorted(set(model) & set(data), reverse=True):
         if data[batch] > model[batch]:

@@ -1,4 +1,4 @@
-"""Part `tables`: VGG-16 weighed, as a hypergraph, and partitioned, beside the printed tables."""
+"""Part `tables`: weights, hypergraph and partitions of VGG-16, next to the printed tables."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make(options: RunOptions) -> Section:
 
 
 def _epoch(partitioners: WeightedPartitioners, further: Further, budget: float) -> epoch.EpochBytes:
-    """Other batches than 32 are searched where there is a budget."""
+    """The bytes of an epoch. Batches other than 32 are searched only if budget > 0."""
     coarse = {n: further[n]["coarse-grain, operations"].nbytes for n in EPOCH_HYPERGRAPH}
     nbytes: dict[str, dict[tuple[int, int], int]] = {MIXED: {}, AUTO: {}}
     for batch in EPOCH_BATCHES if budget else (32,):
@@ -70,7 +70,7 @@ def _epoch(partitioners: WeightedPartitioners, further: Further, budget: float) 
 
 
 def chart(partitioners: WeightedPartitioners, ours: Ours, further: Further) -> Chart:
-    """Everything in MiB of a step."""
+    """A chart of MiB per step over the number of parts."""
     lines = []
     for theirs in (COARSE, FINE):
         points = [(n, 8 * theirs.rows[n].volume) for n in ours]
@@ -89,7 +89,7 @@ def chart(partitioners: WeightedPartitioners, ours: Ours, further: Further) -> C
 
 
 def text(ours: Ours, further: Further, epoch_bytes: epoch.EpochBytes) -> str:
-    """What the figures say, from the figures."""
+    """A summary in sentences, computed from the results."""
     first = (
         "Volumes in Mi elements over the printed ones, on the reconstructed weights: "
         f"layer-wise, {_ratios(ours, LAYERWISE)}; coarse, at most as uneven as printed, "
@@ -112,7 +112,7 @@ def _ratios(ours: Ours, theirs: PrintedTable) -> str:
 
 
 def _mixed_text(further: Further) -> str:
-    """How many bytes are left where layers choose their axis."""
+    """A sentence: bytes if every layer chooses its own axis, relative to other partitions."""
     parts: Sequence[str] = [
         f"{volumes['mixed, least bytes'].nbytes / volumes['coarse-grain, operations'].nbytes:.2f} "
         f"of the coarse "

@@ -1,4 +1,4 @@
-"""Accuracy and loss over time until 90 % of the training images are right: the thesis's Figure 5.2."""
+"""Measures accuracy and loss over time until 90 % training accuracy: the thesis's Figure 5.2."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ SERIAL, SYNC, ASYNC, TORCH = (
 SERVER_SYNC = "ps:distributed,greedy"
 THREADED = "threaded:4:greedy"
 
-# Figure 5.2 as its text has it, in hours: 122 on one, 44 on four by the coarse hypergraph; how many times
-# as long the others take as the coarse hypergraph.
+# Figure 5.2, by number of nodes: HOURS to 90 %, and TIMES_COARSE: a kind's time over the coarse
+# hypergraph's.
 HOURS = {(1, SINGLE): 122.0, (4, COARSE): 44.0}
 TIMES_COARSE = {(2, ASYNC): 1.2, (2, SYNC): 2.25, (4, ASYNC): 1.5, (4, SYNC): 3.5}
 
@@ -51,14 +51,14 @@ QUICK, FULL = TrainingSize(16, 24, 1), TrainingSize(32, 40, 3)
 
 
 class TrainingCurve(NamedTuple):
-    """A run: (seconds, accuracy, loss) after each block, and the least and most staleness."""
+    """A run: (seconds, accuracy, loss) after each block, and the smallest and largest staleness."""
 
     curve: Sequence[tuple[float, float, float]]
     staleness: Sequence[int]
 
     @property
     def seconds(self) -> float | None:
-        """To the target, on the line between two looks; None where it was not reached."""
+        """Seconds to the target accuracy, interpolated; None if it was not reached."""
         return seconds_to_target(self.curve)
 
 
@@ -97,7 +97,7 @@ def _run(graph: Graph, ranks: int, size: TrainingSize) -> dict[str, Any]:
 
 
 def _kinds(graph: Graph, ranks: int, folder: pathlib.Path) -> dict[str, str]:
-    """By label, how a rank trains; plans are written into the folder."""
+    """Label -> kind of training (see start_run). Plans are saved into the folder."""
     if ranks == 1:
         return {SINGLE: PLAIN}
     here = cluster(f"local:{ranks}")
@@ -114,13 +114,13 @@ def _kinds(graph: Graph, ranks: int, folder: pathlib.Path) -> dict[str, str]:
     return kinds | {ASYNC: f"{SERVERS}{SERVER_SYNC},async", TORCH: DDP}
 
 
-# -- what was found --------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 def seconds_to_target(
     curve: Sequence[tuple[float, float, float]], target: float = TARGET
 ) -> float | None:
-    """When the line through the points of a curve first is at the target."""
+    """Seconds at which a curve first reaches the target accuracy, interpolated linearly."""
     before = curve[0]
     for point in curve:
         if point[1] >= target:
@@ -132,7 +132,7 @@ def seconds_to_target(
 
 
 def median_seconds(runs: Sequence[TrainingCurve]) -> float | None:
-    """The median over seeds; None where one of them did not get there."""
+    """The median over seeds; None if a run did not reach the target."""
     seconds = [run.seconds for run in runs]
     there = [s for s in seconds if s is not None]
     return statistics.median(there) if len(there) == len(seconds) else None
@@ -193,7 +193,7 @@ def _over(a: float | None, b: float | None) -> float | None:
 
 
 def _chart(runs_by_kind: RunsByKind, at: int, title: str, y: str) -> Chart:
-    """Of the first seed."""
+    """A chart of the first seed. at: index into a point of the curve."""
     lines = [
         Line(
             f"{label}, N = {ranks}", [(point[0], point[at]) for point in runs[0].curve], "measured"
@@ -204,7 +204,7 @@ def _chart(runs_by_kind: RunsByKind, at: int, title: str, y: str) -> Chart:
 
 
 def _verdict(runs_by_kind: RunsByKind) -> str:
-    """Who was first, and whether the thesis's order of kinds is seen here."""
+    """Sentences: which kind was fastest, and ratios next to the thesis's."""
     sentences = []
     for ranks in sorted({ranks for ranks, _ in runs_by_kind if ranks > 1}):
         seconds = {

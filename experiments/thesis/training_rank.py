@@ -1,8 +1,8 @@
-"""One rank that trains by every kind in turn, each until 90 % of the images are right.
+"""One rank that trains by every kind in turn, each until 90 % training accuracy.
 
     python -m experiments.thesis.training_rank request.json, under torchrun
 
-Time stands still while accuracy is looked at.
+The time of evaluations does not count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raddle import sync
 from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
 
-BLOCK = 32  # steps between two looks: as many as overlap before all is finished
+BLOCK = 32  # steps between two evaluations; asynchronous steps overlap inside a block
 
 
 def main(request: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ def train(
 
 
 def _seconds(run: TrainingRun, chosen: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Of the slowest rank, until its parameters are up to date."""
+    """Seconds of the slowest rank until its parameters are up to date."""
     dist.barrier()
     start = time.perf_counter()
     run.train(chosen)
@@ -72,7 +72,7 @@ def _seconds(run: TrainingRun, chosen: Sequence[tuple[Tensor, Tensor]]) -> float
 
 
 def _staleness(run: TrainingRun) -> list[int]:
-    """The least and the most over all ranks; empty where nothing is stale."""
+    """Smallest and largest staleness over all ranks; empty for synchronous training."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, run.staleness())
     numbers = [number for some in every for number in some]

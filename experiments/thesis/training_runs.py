@@ -1,4 +1,4 @@
-"""Ways to train, each with the same three verbs: train on batches, look how good it is, close."""
+"""Ways to train with one interface (TrainingRun): by a plan, plain torch, DDP, or raddle.sync servers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class TrainingRun(Protocol):
     def train(self, batches: Batches) -> None: ...
 
     def evaluate(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
-        """The loss, and which share of the images is right."""
+        """The loss, and the accuracy (0 to 1)."""
 
     def staleness(self) -> Sequence[int]:
-        """Updates that were not seen, of every use."""
+        """For each use of weights, the number of updates that they lacked; empty if synchronous."""
 
     def close(self) -> None: ...
 
 
 def start_run(kind: str, width: int, seed: int) -> TrainingRun:
-    """`plain`, `ddp`, `servers:` and a way of raddle.sync, or the file of a plan."""
+    """Starts a run. kind: `plain`, `ddp`, `servers:` + a sync kind of raddle.sync, or a plan file."""
     model = build_network(width, seed)
     if kind == PLAIN:
         return ReplicatedRun(model, model, sgd(list(model.parameters())))
@@ -49,7 +49,7 @@ def start_run(kind: str, width: int, seed: int) -> TrainingRun:
 
 
 class PlanRun:
-    """By a plan, as `raddle.parallelize` runs it."""
+    """Training by a plan, with `raddle.parallelize`."""
 
     def __init__(self, model: nn.Module, plan: str) -> None:
         self.trainer = raddle.parallelize(model, plan, sgd, loss=F.cross_entropy, device="cpu")
@@ -65,7 +65,7 @@ class PlanRun:
         return float(loss), _share_right(scores, labels)
 
     def staleness(self) -> Sequence[int]:
-        """A forward's step less the updates that its weights had had."""
+        """For each forward: its step minus the version (number of updates) of its weights."""
         return [
             used.step - used.version
             for used in self.trainer.step_runner.weight_uses or ()
@@ -93,7 +93,7 @@ class ReplicatedRun:
         self._synchronize()
 
     def evaluate(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
-        """Rank 0's copy: with asynchronous servers others may differ a little."""
+        """Evaluates rank 0's copy; with asynchronous servers other ranks may differ a little."""
         result = torch.zeros(2, dtype=torch.float64)
         if dist.get_rank() == 0:
             with torch.no_grad():
@@ -119,7 +119,7 @@ class ReplicatedRun:
 
 
 def updates_between(log: Sequence[UpdateEvent]) -> list[int]:
-    """Updates of others at a server since the same worker's last one."""
+    """For each update at a server: updates by other workers since the same worker's last one."""
     last: dict[tuple[int, int], int] = {}
     result = []
     for event in log:

@@ -1,4 +1,4 @@
-"""What is trained until it is 90 % right: a small network like VGG on scikit-learn's digits."""
+"""The training task: a small VGG-like network on scikit-learn's digits, until 90 % accuracy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.nn import functional as F
 from raddle.errors import InputError
 
 SCALE = 2  # 8x8 digits, each pixel twice as wide and high
-TARGET = 0.9  # of the images that are trained on
+TARGET = 0.9  # training accuracy
 BATCH = 32  # global
-RATE = 0.0005  # small, so that several looks fall before the target
+RATE = 0.0005  # small, so that several evaluations come before the target
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """As many whole batches as there are: images[n 1 16 16] and labels[n]."""
+    """images[n 1 16 16] and labels[n], cut to whole batches."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
@@ -57,7 +57,7 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def batches(count: int, seed: int) -> Iterator[Tensor]:
-    """Numbers of images, in another order in every epoch; the same on every rank."""
+    """Endless batches of image indices, shuffled anew in every epoch, the same on every rank."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield from torch.randperm(count, generator=generator).split(BATCH)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The work of VGG-16's layers that partitions balance, from three sources, and the file for PaToH.
+"""The weights of VGG-16's layers that partitions balance, from three sources, and PaToH's input files.
 
 Thesis, chapter 5: a profiler's seconds of forward and backward, and the operations, give a layer's weight.
 Differs from it: how it combines them is not said (here: the mean of both shares), nor are its weights.
@@ -26,7 +26,7 @@ THIS_MACHINE = "local:1"
 
 
 def profiled_weights(batch: int, repeats: int) -> Array:
-    """By layer, as the thesis combines them: operations, and seconds that are measured here."""
+    """The weight of each layer: the mean of its shares of operations and of measured seconds."""
     graph = capture_model("vgg16", batch)
     network, device = Partitioner(graph).network, cluster(THIS_MACHINE).devices[0]
     layers = {name for layer in network.layers for name in layer.ops}
@@ -36,13 +36,13 @@ def profiled_weights(batch: int, repeats: int) -> Array:
 
 
 def _grad_operands(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """By operator, which operands have gradients."""
+    """Operator -> operands whose gradients are computed."""
     compute = ComputeCosts(graph, frozenset(active_values(graph)))
     return {op.name: tuple(compute.grad_operands[op.name, "B"]) for op in graph.ops}
 
 
 def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:
-    """Shares of all work in percent."""
+    """A table of each layer's share of all work, in percent, by source."""
     flops = np.array([layer.flops for layer in plain.network.layers], float)
     given = np.array(RECONSTRUCTED, float)
     shares = [100 * w / w.sum() for w in (given, flops, measured)]
@@ -64,7 +64,7 @@ def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:
 
 
 def file_table(partitioner: Partitioner) -> Table:
-    """PaToH files of both grains, written and left again."""
+    """A table of the sizes of both hypergraphs and of their PaToH files."""
     rows: list[list[Cell]] = []
     with tempfile.TemporaryDirectory() as folder:
         for grain in GRAINS:
