@@ -101,9 +101,9 @@ class CoarseProblem(NamedTuple):
 
     m: CountModel
     parts: int
-    epsilon: float
+    epsilon: float  # a part may have (1 + epsilon) x its share of the work
     seed: int
-    shares: Sequence[float] | None
+    shares: Sequence[float] | None  # of the work, by part; None: equal
     capacity: Array  # most work, by part, with (1 + epsilon)
     chain: Array  # counts of two starts (coarse_starts.py)
     balanced: Array

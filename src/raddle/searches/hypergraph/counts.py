@@ -1,16 +1,17 @@
 """The compressed model of a coarse partition: only the number of units of each layer in each part.
 
 In a *coarse* partition every filter is whole in one part; a *part* is a device's share, a *unit* a filter.
-A *map* is a feature map: a value that layers read. The units of a layer are interchangeable, so a partition
-is a matrix of counts x[l, p]. For every map, part p receives these units:
+A *map* is a feature map: a value that layers read. A *dense* reader needs all units of it, an *elementwise*
+reader (an add) only those with its own numbers; a *piece* is the units of one layer in a map (network.py).
+The units of a layer are interchangeable, so a partition is a matrix of counts x[l, p]. For every map, part
+p receives these units:
 
     all units that it does not have     if a dense reader of the map has units in p
     max(0, x[t, p] - x[l, p])           for a piece of layer l that an elementwise reader t reads
 
-The column x[:, p] alone decides what part p receives. The total is the *volume*. It equals the connectivity
-(km1) of the hypergraph of explicit.py if units that are read elementwise are placed together as far as
-possible; filter_layouts.py does that.
-Words: a *column* is x[:, p]; a dense or elementwise reader and a piece are defined in network.py.
+The *column* x[:, p] alone decides what part p receives. The total is the *volume*. It equals the
+connectivity (km1) of the hypergraph of explicit.py if units that are read elementwise are placed together
+as far as possible; filter_layouts.py does that. km1 is the sum over nets of (parts in the net - 1) x cost.
 """
 
 # l, t: layers; v: map; p: part

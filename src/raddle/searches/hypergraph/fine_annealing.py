@@ -9,7 +9,8 @@ A move is accepted or undone by its effect on the volume (elements that cross pa
 overload (work above the capacities). fine_walk.py defines the state.
 """
 
-# l: layer; v: map; p: part; pb: the problem; w: walk, the state of the run
+# l: layer; v: feature map; p: part; pb: the problem; w: walk, the state of the run; cell: one input channel
+# of one filter
 
 from __future__ import annotations
 
