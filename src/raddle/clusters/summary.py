@@ -65,5 +65,6 @@ def _route(cluster: Cluster, source: int, target: int, where: str) -> dict[str, 
         "target": target,
         "bandwidth": route.bandwidth,
         "latency": route.latency,
+        # the names of the links that a transfer occupies
         "holds": [cluster.links[resource] for resource in route.resources],
     }

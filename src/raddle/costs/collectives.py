@@ -25,11 +25,11 @@ class AllReduceTopology(NamedTuple):
     bandwidth and latency are those of the slowest hop of a ring, in bytes/s and seconds.
     """
 
-    size: float  # number of devices; the ring of all of them:
-    bandwidth: float
+    size: float  # number of devices
+    bandwidth: float  # of the ring of all devices
     latency: float
-    leaders: float  # number of nodes; the ring of their leaders:
-    leaders_bandwidth: float
+    leaders: float  # number of nodes, each of which has a leader
+    leaders_bandwidth: float  # of the ring of the leaders
     leaders_latency: float
     node_rings: Sequence[tuple[float, float, float]]  # inside each node: size, bandwidth, latency
 

@@ -384,7 +384,7 @@ def _drop_operands(notation: str, missing: Sequence[int]) -> str:
 def _substitute(notation: str, integers: Mapping[str, int]) -> str:
     """The notation with the names of attributes replaced by their integers."""
     for name, number in integers.items():
-        if len(name) > 1:
+        if len(name) > 1:  # a name of one letter is a dimension
             notation = re.sub(rf"\b{name}\b", str(number), notation)
     return notation
 

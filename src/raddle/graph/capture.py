@@ -159,7 +159,8 @@ class _Translation:
         self.placeholders = Placeholders(
             program, model, input_names, dims, self.memory, self.builder
         )
-        # For each subgraph node and each of its outputs: the inner node, if it is a tensor from outside.
+        # For each node that calls a subgraph, and each of its outputs: the node inside, if the output is a
+        # tensor that came in from outside; else None.
         self.aliased_outputs: dict[Node, list[Node | None]] = {}
         self.leaf_modules = {
             n for n, m in model.named_modules() if not any(True for _ in m.children())

@@ -21,8 +21,10 @@ from raddle.graph.mutation import Memory
 class Placeholders:
     """Adds a value for every placeholder to the builder and to the memory.
 
-    The memory has the current value of every node (mutation.py). A *state* is a parameter or a buffer.
-        dims: letters of the dimensions of some inputs, by name; see `capture`.
+    The memory has the current value of every node (mutation.py). A *state* is a parameter or a buffer; in
+    the memory, constants are states too.
+
+    dims: letters of the dimensions of some inputs, by name; see `capture`.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class _Snapshot:
     def __init__(self, roots: Iterable[Any]) -> None:
         self.restores: list[Restore] = []
         self._seen: dict[int, Any] = {}  # by id; keeps them alive, so that ids stay unique
-        self._states: set[int] = set()  # ids of parameters and buffers: tracing replaces them
+        self._states: set[int] = set()  # ids of parameters and buffers: tracing uses others instead
         pending: list[tuple[Any, bool]] = [(root, True) for root in roots]
         while pending:
             value, in_module = pending.pop()

@@ -256,7 +256,7 @@ def _sizes(
             if re.fullmatch(r"[A-Za-z]", token) and token not in integer_of:
                 sizes.setdefault(token, size)
     operand_text = " ".join(token for tokens in right for token in tokens)
-    for name, size in integer_of.items():
+    for name, size in integer_of.items():  # one letter (R): a dimension; several (s0): an attribute
         if len(name) == 1 and re.search(rf"\b{name}\b", operand_text):
             sizes[name] = size
     return sizes

@@ -18,6 +18,7 @@ class ResNet(nn.Module):
         self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
         a, b, c, d = depths
+        # number of blocks, input channels, inner channels
         self.layer1 = _stage(a, width, width, stride=1)
         self.layer2 = _stage(b, 4 * width, 2 * width, stride=2)
         self.layer3 = _stage(c, 8 * width, 4 * width, stride=2)

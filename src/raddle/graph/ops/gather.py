@@ -42,6 +42,7 @@ def _embedding_notation(sig: Signature) -> str:
 
 
 def _embedding_kernel(tile: OperatorTile) -> Kernel:
+    # local: the position in the part lo to hi of the vocabulary that the tile has
     (lo, hi), padding = tile.range("v"), tile.attrs["padding_idx"]
     local = padding - lo if padding is not None and lo <= padding < hi else None
     if not tile.is_partial:
@@ -154,7 +155,7 @@ def _index_notation(sig: Signature) -> str:
     """Index tensors replace consecutive dimensions of x by their (broadcast) dimensions."""
     dim, count = sig.attrs["dim"], len(sig.shapes) - 1
     out = sig.outputs[0]
-    rank = len(out) - len(sig.shapes[0]) + count
+    rank = len(out) - len(sig.shapes[0]) + count  # of the broadcast index tensors
     sizes = out[dim : dim + rank]
     middle = broadcast_letters(sig.shapes[1:], sig.letters[1:], sizes)
     letters = unique([*sig.letters[0][:dim], *middle, *sig.letters[0][dim + count :]])

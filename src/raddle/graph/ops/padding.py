@@ -49,9 +49,8 @@ declare("pad", _pad_notation, _pad_kernel, Traits(SavedTensors.NOTHING), flops_p
 
 @aten("constant_pad_nd")
 def constant_pad(b: Builder, x: Value, pads: Sequence[int], value: float = 0) -> Any:
-    pairs = list(zip(pads[::2], pads[1::2], strict=True))[
-        ::-1
-    ]  # torch has the last dimension first
+    # torch gives the amounts below and above for the last dimension first
+    pairs = list(zip(pads[::2], pads[1::2], strict=True))[::-1]
     pairs = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs
     shape = tuple(s + lo + hi for s, (lo, hi) in zip(x.shape, pairs, strict=True))
     if 0 in shape:
