@@ -9,6 +9,9 @@ sync.broadcast(model)               # all ranks start with the parameters and bu
 optimizer = sync.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, sync="p3")
 ...                                 # loss.backward(); optimizer.step(); optimizer.zero_grad()
 sync.close()
+
+`sync` names a sync kind, as in plans (raddle/plans/sync): "p3" sends slices of parameters, the most urgent
+first.
 """
 
 from importlib import import_module

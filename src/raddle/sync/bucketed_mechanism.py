@@ -1,4 +1,7 @@
-"""The bucketed mechanism: all-reduces gradients in buckets; every rank updates all parameters."""
+"""The bucketed mechanism: all-reduces gradients in buckets, and every rank updates all parameters.
+
+A mechanism is a way in which sync.Optimizer synchronises gradients (mechanism.py).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class BucketedMechanism(Mechanism):
             channels,
             settings.backward_passes,
         )
-        self._unsummed = dict.fromkeys(unsummed)  # as a set, in the order of completion
+        self._unsummed = dict.fromkeys(unsummed)  # keys: an ordered set, the first completed first
         self._passes_done = 0  # backward calls since the last sums
         self._backward_end = BackwardEnd(self._on_backward_end)
         stall_inspector, dtype_name = channels.open_sum_transport(), settings.sync.wire_dtype

@@ -1,4 +1,7 @@
-"""The channels between ranks that one wrapped optimizer uses: for objects, slices and all-reduces."""
+"""The channels between ranks that one wrapped optimizer (sync.Optimizer) uses.
+
+They send Python objects and slices of parameters, and run all-reduces.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,13 @@ from raddle.sync.session import CPU, Session
 from raddle.sync.stall_inspector import StallInspector
 from raddle.transport.exchange import exchange_objects
 
-RecordSpan = Callable[[str, str, float, float], None]  # name, lane, start, end
+RecordSpan = Callable[[str, str, float, float], None]  # name, lane (row) of the trace, start, end
 
 
 class Channels:
     """All ranks make it at the same time.
 
+    stall: seconds of waiting until a warning names the ranks that are missing.
     cpu_transport: sends objects and slices. sum_transport: all-reduces tensors; on CPUs it is the same one.
     """
 
@@ -61,6 +65,7 @@ class Channels:
             raise
 
     def fail(self, reason: str) -> None:
+        """Reports to the other ranks that this one has failed."""
         for transport in {self.cpu_transport, self.sum_transport}:
             transport.fail(reason)
 

@@ -28,7 +28,7 @@ class ChromeTrace:
     def __init__(self, path: str, rank: int) -> None:
         self._path, self._rank = Path(path), rank
         self._spans: list[TraceSpan] = []
-        self._offset = time.time() - time.perf_counter()
+        self._offset = time.time() - time.perf_counter()  # from perf_counter to the epoch
 
     def record(self, name: str, lane: str, start: float, end: float) -> None:
         """Adds a span. start and end are times of time.perf_counter. Any thread may call it."""
@@ -47,6 +47,7 @@ class ChromeTrace:
                 write_events(_events(spans_by_rank), self._path)
         else:
             path = self._path.with_suffix(f".rank{self._rank}{self._path.suffix}")
+            # The lower ranks have no spans in this file.
             write_events(_events([[]] * self._rank + [spans]), path)
 
 

@@ -9,8 +9,8 @@ ranks that have a copy. On every rank:
 
 Ranks match all-reduces by the order in which they issue them, so the order is fixed beforehand: a
 gradient that is ready early waits for those before it. No rank waits for a sum before it has issued all
-sums of the step, so there is no deadlock. There is no barrier between steps: each item is waited for
-where it is used.
+sums of the step, so there is no deadlock. A step does not end with a barrier: each item is waited for
+where it is used. A clock counts the gradients of an item that this rank has submitted: 1 in the first step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ WaitingFor = Callable[[str, int], AbstractContextManager[None]]  # text, number 
 class SumWaiter:
     """Waits for all-reduces, and records how long they took.
 
-    count: the number of items. waiting_for: tells the stall inspector what this rank waits for.
+    count: the number of items. waiting_for: tells the stall inspector (stall_inspector.py) what this rank
+    waits for. record: adds a bar to the Chrome trace.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class SumWaiter:
 
 
 class CollectiveSynchroniser:
-    """One rank's end. `start`, then in every step `submit` all items and `finish`; `wait` before a use.
+    """One rank's part. `start`, then in every step `submit` all items and `finish`; `wait` before a use.
 
     order: numbers of all items of all ranks, in the order of their all-reduces.
     apply(number, clock, gradient): updates an item's rows on this rank, on the thread that waits for it.
@@ -104,6 +105,7 @@ class CollectiveSynchroniser:
 
     def start(self) -> None:
         """Checks that all ranks have the same order; the error names the first difference. All call it."""
+        # Entries of consistency.py: (name, value) pairs, which ranks compare.
         entries = [_entry(at, self._items[number]) for at, number in enumerate(self._order)]
         if len(set(self._exchange(zlib.crc32(repr(entries).encode())))) > 1:
             check_same(self._exchange(entries), PLAN_ADVICE)
@@ -111,7 +113,7 @@ class CollectiveSynchroniser:
     # -- a step ------------------------------------------------------------------------------------
 
     def admit(self, clock: int) -> None:
-        """Does nothing: only servers need it. Here an item is updated when it is waited for."""
+        """Does nothing: it is there because ServerSynchroniser has it. Here `wait` makes the update."""
 
     def submit(self, number: int, gradient: Tensor) -> None:
         """Submits this rank's gradient of an item. It is summed in place: the caller gives it away."""
@@ -167,7 +169,10 @@ class CollectiveSynchroniser:
             self.wait(number)
 
     def sums(self) -> dict[int, Tensor]:
-        """With a barrier, after `finish`: returns the sums of a step; the caller applies them itself."""
+        """Waits for the sums of a step and returns them, for a caller that makes the updates itself.
+
+        It is for steps with a barrier: no update before all sums. Call it after `finish`.
+        """
         totals = {}
         for number, entry in self._entries.items():
             if entry.pending is not None:
@@ -186,11 +191,14 @@ class CollectiveSynchroniser:
         return sum(entry.gradient is not None for entry in self._entries.values())
 
     def stop(self, reason: str) -> None:
-        """Takes note that another rank has failed. The transport makes pending waits raise."""
+        """Called when another rank has failed: `drain` does not wait any more. The transport ends waits."""
         self._stopped = True
 
     def drain(self, seconds: float, clock: int = 0) -> None:
-        """Waits at most `seconds` for the all-reduces that other ranks still need from this one."""
+        """Waits at most `seconds` for the all-reduces that other ranks still need from this one.
+
+        clock: not used here, but by ServerSynchroniser.
+        """
         pending = [e for e in self._entries.values() if e.pending is not None]
         if self._stopped or not pending:
             return

@@ -24,7 +24,11 @@ from raddle.transport.base import Transport
 
 
 class CollectiveUpdates(SlicedUpdates):
-    """The slices of one rank. order: item numbers in the order of their sums, the same on all ranks."""
+    """The slices of one rank. An item is a slice with a number.
+
+    order: item numbers in the order of their sums, the same on all ranks. exchange: gathers an object from
+    every rank. debug: all ranks compare their sums before any is issued.
+    """
 
     def __init__(
         self,
@@ -63,7 +67,10 @@ class CollectiveUpdates(SlicedUpdates):
         self._submitted.add(index)
 
     def finish_step(self) -> None:
-        """Ends a step. `wait` waits for its updates only from now on; earlier forwards read old values."""
+        """Ends a step. `wait` waits for its updates only from now on.
+
+        So a forward before the end of the step (with several backward passes) reads the old values.
+        """
         self.collective.finish()
         self._pending |= self._submitted
         self._submitted.clear()
@@ -80,7 +87,10 @@ class CollectiveUpdates(SlicedUpdates):
 def order_slices(
     slices: ParameterSlices, ready_seconds: Sequence[float], cost: AllReduceCost
 ) -> list[int]:
-    """Returns the item numbers in the order of their sums. ready_seconds: by parameter."""
+    """Returns the item numbers in the order of their sums.
+
+    ready_seconds: by parameter, when its gradient is complete.
+    """
     return order_sums(
         [ready_seconds[index] for index, _ in slices.locations],
         [cost.seconds(item.elements) for item in slices.items],

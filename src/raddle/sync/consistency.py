@@ -42,7 +42,7 @@ def check_same(entries_by_rank: Sequence[Sequence[Entry]], advice: str = WRAP_AD
     """Raises ValueError if a rank's entries differ from those of rank 0. advice: ends the message."""
     first = entries_by_rank[0]
     for rank, entries in enumerate(entries_by_rank):
-        for number in range(max(len(first), len(entries))):
+        for number in range(max(len(first), len(entries))):  # here: rank 0; there: `rank`
             here = first[number] if number < len(first) else (entries[number][0], "none")
             there = entries[number] if number < len(entries) else (here[0], "none")
             if here != there:

@@ -1,8 +1,13 @@
-"""The first step of a wrapped optimizer: gradients stay in p.grad until all ranks choose a mechanism.
+"""The first step of a wrapped optimizer (sync.Optimizer), in which all ranks together choose a mechanism.
+
+Gradients stay in p.grad until then. A mechanism is a way of synchronising gradients (mechanism.py).
 
 A barrier (all gradients are summed before any update) leads to the bucketed mechanism, else to the sliced
 one. Some reasons for a barrier show only in the first step: a script that clips gradients, or a
 GradScaler. A barrier reason is a sentence that says why; empty: no barrier.
+
+A guard is a forward pre-hook that makes a module wait for its parameters (forward_guards.py). A parameter
+is unguarded if the forward reads it before its guard has run.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ def make_first_handler(
     """Returns the first gradient handler: BucketedMechanism if that is certain now, else FirstStep."""
     if barrier_reason or settings.sync.bucketed:
         return BucketedMechanism(trained, channels, settings, barrier_reason)
+    # by_priority (p3): a step does not wait for its updates, so the next forward must.
     guards = ForwardGuards(model, trained.index_by_id) if settings.sync.by_priority else None
     return FirstStep(trained, channels, settings, guards)
 
@@ -40,8 +46,8 @@ def make_first_handler(
 class FirstStep(GradientHandler):
     """Handles the first step.
 
-    It learns the order in which the forward uses parameters (through the guards) and the times at which
-    their gradients are complete. It raises if the script changes gradients between backward and step.
+    The guards record the order in which the forward uses parameters. FirstStep records when their gradients
+    are complete, and raises if the script changes gradients between backward and step.
     """
 
     def __init__(
@@ -120,8 +126,9 @@ class FirstStep(GradientHandler):
                 )
 
     def _make_updates(self, use_order: list[int]) -> SlicedUpdates:
-        """Returns updates by servers, or by all ranks in an order made from rank 0's first backward.
+        """Makes the SlicedUpdates: servers update the slices, or all ranks sum and update every slice.
 
+        In the second case rank 0 makes the order of the sums from the times of its first backward.
         use_order: all parameters, in the order of their first use in the forward.
         """
         trained, channels, settings = self.trained, self._channels, self._settings

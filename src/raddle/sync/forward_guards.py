@@ -1,6 +1,6 @@
 """Guards: forward pre-hooks that make each module wait for its own parameters before it computes.
 
-With guards a step can end while updates are still on their way (P3). A parameter is unguarded if it is
+With guards a step can end before its updates have arrived (P3). A parameter is unguarded if it is
 read before a guard has waited for it: by a parent module that uses it directly, in a compiled graph, or
 outside of the model. The first step, in which no update is pending yet, finds these parameters. `step()`
 waits for them instead.
@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 class ForwardGuards:
     """The guards of all modules of a model.
 
-    index_by_id: id(parameter) -> its index. wait(index): set later by the mechanism; until then no guard
-    waits.
+    index_by_id: id(parameter) -> its index. wait(index): waits for a parameter; SlicedMechanism sets it
+    at the end of the first step, and until then no guard waits.
     """
 
     def __init__(self, model: nn.Module, index_by_id: Mapping[int, int]) -> None:
@@ -68,6 +68,7 @@ class ForwardGuards:
             self.unguarded.add(index)
 
     def _enter(self, *_: Any) -> None:
+        """Begins to track reads when the model's forward begins. Only in the first step."""
         if self._read_tracker is None and not torch.compiler.is_compiling():
             self._read_tracker = _ReadTracker(self)
             self._read_tracker.__enter__()  # type: ignore[no-untyped-call]

@@ -26,7 +26,7 @@ from raddle.sync.stall_inspector import StallInspector
 from raddle.transport.base import Pending, Transport
 
 BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
-RecordSpan = Callable[[str, str, float, float], None]  # name, lane, start, end
+RecordSpan = Callable[[str, str, float, float], None]  # name, lane (row) of the trace, start, end
 
 
 class Bucket:
@@ -50,8 +50,8 @@ class Bucket:
         self.counts = dict(zip(members, counts, strict=True))
         last = f" to '{names[members[-1]]}'" if len(members) > 1 else ""
         self.name = f"the gradients of '{names[members[0]]}'{last}"
-        self.filled: set[int] = set()
-        self.pending: Pending | None = None
+        self.filled: set[int] = set()  # indices whose gradients are in `flat`
+        self.pending: Pending | None = None  # the all-reduce
         self.start_time = 0.0  # of the all-reduce (time.perf_counter)
 
     def fill(self, index: int, size: int) -> None:
@@ -63,7 +63,7 @@ class Bucket:
         if view.dtype == gradient.dtype:
             torch.div(gradient, size, out=view)
         else:
-            view.copy_(gradient).div_(size)  # the order of torch's bf16 and fp16 hooks
+            view.copy_(gradient).div_(size)  # cast, then divide: as torch's bf16 hook for DDP
         self.counts[index].fill_(1)
         self.filled.add(index)
 
@@ -102,8 +102,8 @@ def cut_buckets(
     order: indices of parameters; those that it lacks come last.
     """
     buckets: list[Bucket] = []
-    open_members: dict[torch.dtype, list[int]] = {}
-    open_bytes: dict[torch.dtype, int] = {}  # bytes
+    open_members: dict[torch.dtype, list[int]] = {}  # of the bucket that is being filled
+    open_bytes: dict[torch.dtype, int] = {}  # its bytes so far
     for index in dict.fromkeys([*order, *range(len(parameters))]):
         p = parameters[index]
         dtype = compressed_dtype or p.dtype
@@ -121,8 +121,9 @@ def cut_buckets(
 class Buckets:
     """All buckets of an optimizer. Call `submit` when a gradient is complete, `finish` after the backward.
 
-    nbytes: the largest size of a bucket. compressed_dtype: the dtype of the all-reduce, if it is another
-    one.
+    exchange: gathers an object from every rank. nbytes: the largest size of a bucket.
+    compressed_dtype: the dtype of the all-reduce; None: that of the gradients.
+    debug: ranks compare their buckets in every step, before any all-reduce.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Buckets:
     @torch.no_grad()
     def finish(self, with_gradient: Sequence[int]) -> None:
         """Puts the averages into p.grad. with_gradient: all parameters with a gradient on this rank."""
-        if not self.buckets:  # rank 0's order
+        if not self.buckets:  # all ranks use the order of rank 0
             self.buckets = self._make_buckets(self._exchange(self._first_order or with_gradient)[0])
         for index in with_gradient:
             self._fill(index)
@@ -205,6 +206,7 @@ class Buckets:
         bucket.write_averages()
 
     def _describe(self) -> list[tuple[str, str]]:
+        """Returns (name, value) pairs, which check_same compares between ranks."""
         return [
             (f"sum {number}", ", ".join(f"'{self._names[i]}' {list(b.views[i].shape)}" for i in b.members))
             for number, b in enumerate(self.buckets)

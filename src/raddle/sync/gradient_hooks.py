@@ -1,4 +1,8 @@
-"""Hooks on parameters and on the model: they call a wrapped optimizer's gradient handler."""
+"""Hooks on parameters and on the model: they call the gradient handler of a wrapped optimizer.
+
+A wrapped optimizer is a sync.Optimizer. Its gradient handler is a FirstStep in the first step, then a
+Mechanism (mechanism.py).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from raddle.sync.mechanism import GradientHandler, Mechanism
 
 
 class GradientHooks:
-    """Registers the hooks. `handler` is a FirstStep or a mechanism; the first step replaces a FirstStep."""
+    """Registers the hooks. The first step replaces `handler`, if it is a FirstStep, by a mechanism."""
 
     def __init__(self, handler: GradientHandler, model: nn.Module, channels: Channels) -> None:
         self.handler, self._channels = handler, channels

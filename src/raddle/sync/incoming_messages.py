@@ -1,4 +1,8 @@
-"""Passes the messages that arrive on: gradients to this rank's parameter server, rows to its worker."""
+"""Dispatches the messages that arrive on a rank: gradients to its parameter server, rows to its worker.
+
+A push is a worker's gradient; a pull is the updated rows that a server sends back. A wire receives the
+messages; a frame is the header of a message (transport/wire.py). An item is a slice of a parameter.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from raddle.transport.wire import PULL, PUSH, Frame
 
 
 class IncomingMessages:
-    """Called by the wire, on its threads. It stores exceptions in `failure`; waits raise them."""
+    """Called by the wire, on its threads. It stores exceptions in `failure`; waiting threads raise them."""
 
     def __init__(
         self,

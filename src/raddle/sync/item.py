@@ -21,8 +21,8 @@ class Item(NamedTuple):
     server: int  # the rank that sums gradients, updates the rows and sends them back; -1: all workers do
     elements: int
     dtype: torch.dtype
-    priority: int  # smaller is more urgent: order of first use in the forward
-    returned: bool = True  # whether the server sends the updated rows back to the workers
+    priority: int  # the smallest is the most urgent: the order of first use in the forward
+    returned: bool = True  # whether the server sends the updated rows back; with ZeRO-3 it does not
 
     @property
     def nbytes(self) -> int:
@@ -42,7 +42,7 @@ def select_rows(tensor: Tensor, rows: slice | None) -> Tensor:
 class UpdateEvent(NamedTuple):
     """An update of an item at its server."""
 
-    item: int
+    item: int  # its number
     worker: int  # the rank whose gradient was applied; -1: the sum over all workers
     clock: int  # how many gradients of the item that worker had submitted
     version: int  # how many updates the item has had, including this one

@@ -1,4 +1,4 @@
-"""The interface between a wrapped optimizer and the way in which it synchronises gradients.
+"""The interface between a wrapped optimizer (sync.Optimizer) and its way of synchronising gradients.
 
 FirstStep            the first step: gradients stay in p.grad until all ranks have chosen a mechanism
 BucketedMechanism    gradients are all-reduced into p.grad, and every rank updates all parameters
@@ -62,7 +62,7 @@ class GradientHandler(ABC):
 
 
 class Mechanism(GradientHandler):
-    """A gradient handler for the steps after the choice: it can average gradients and update parameters."""
+    """A gradient handler that averages gradients and updates parameters; chosen in the first step."""
 
     @abstractmethod
     def step(self) -> None:
@@ -77,7 +77,10 @@ class Mechanism(GradientHandler):
 
 
 class GradientCounter:
-    """Counts the gradients of each parameter in a step: at most `backward_passes`."""
+    """Counts the gradients of each parameter in a step.
+
+    backward_passes: how many there are in a step; each call of backward gives one.
+    """
 
     def __init__(self, rank: int, names: list[str], backward_passes: int) -> None:
         self.counts: Counter[int] = Counter()

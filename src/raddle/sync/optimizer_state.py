@@ -1,4 +1,7 @@
-"""Cuts an optimizer's state into slices, as servers hold it, and joins it again for a checkpoint."""
+"""Cuts an optimizer's state into slices of parameters, and joins it again for a checkpoint.
+
+The rank that updates a slice has the state of the slice. An item is a slice with a number (item.py).
+"""
 
 from __future__ import annotations
 

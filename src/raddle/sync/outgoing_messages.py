@@ -1,4 +1,7 @@
-"""Hands messages to the wire of this rank, and can wait until all of them are sent."""
+"""Passes messages to the wire of this rank, and can wait until all of them are sent.
+
+A wire queues messages and sends them by priority. A frame is the header of a message (transport/wire.py).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ POLL = 0.0002  # seconds between two looks at the wire's counter
 
 
 class OutgoingMessages:
-    """Counts the messages that it hands over and compares with those that the wire has sent."""
+    """Counts the messages that it passes to the wire, and compares with those that the wire has sent.
+
+    timeout: seconds after which `wait_until_sent` fails.
+    """
 
     def __init__(self, wire: Wire, failure: RankFailure, timeout: float) -> None:
         self._wire, self._failure, self._timeout = wire, failure, timeout

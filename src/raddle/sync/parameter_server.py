@@ -3,7 +3,8 @@
 A synchronous server (`synchronous_server.py`) makes one update from the gradients of all workers. A
 server with staleness (`stale_server.py`) makes an update from each gradient as it arrives. Both run on
 the ranks themselves: a rank is the server of some items (slices of parameters) and a worker of all items
-that it has a copy of.
+that it has a copy of. A clock counts the gradients that a worker has submitted of an item: 1 in the first
+step. A frame is the header of a message (transport/wire.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from raddle.sync.server_stalls import StalledItem
 from raddle.transport.wire import Frame
 
 Apply = Callable[[int, int, Tensor], None]  # item, clock, gradient (only read): updates rows
-RecordItemSpan = Callable[[int, str, float, float], None]  # item, lane, start, end (perf_counter)
+RecordItemSpan = Callable[
+    [int, str, float, float], None
+]  # a bar of the trace: item, lane, start, end
 Send = Callable[[int, Frame, Tensor, int], None]  # target, frame, payload, priority
 MarkReturned = Callable[[int, int], None]  # item, clock: the rows of this rank's worker are updated
 MIN_LOGGED = 100_000  # the log keeps at least so many events; older ones are dropped to save memory
@@ -30,8 +33,8 @@ MIN_LOGGED = 100_000  # the log keeps at least so many events; older ones are dr
 class ServerItem:
     """The state of one item at its server.
 
-    rows: the bound rows, which the worker on this rank uses. master: the rows that are updated; without
-    staleness they are the same tensor.
+    rows: those of the parameter on this rank. master: the rows that the server updates; without staleness
+    they are the same tensor.
     """
 
     __slots__ = (
@@ -49,7 +52,7 @@ class ServerItem:
 
     def __init__(self, item: Item, rows: Tensor, master: Tensor) -> None:
         self.item, self.rows, self.master = item, rows, master
-        self.flat = master.view(-1)
+        self.flat = master.view(-1)  # what is sent back
         self.sorted_workers = tuple(sorted(item.workers))  # a fixed order of the sum: same bits
         self.clocks = dict.fromkeys(self.sorted_workers, 0)  # by worker: its last clock
         self.gradients: dict[int, Tensor] = {}  # by worker, of the clock that is being summed
@@ -111,14 +114,14 @@ class ParameterServer(ABC):
 
     @abstractmethod
     def bind(self, item: Item, rows: Tensor, master: Tensor | None) -> None:
-        """Sets where an item's rows are. master: the tensor that is updated, if it is another one."""
+        """Adds an item. rows: those of this rank. master: the tensor to update, if it is another one."""
 
     @abstractmethod
     def push(self, worker: int, number: int, clock: int, gradient: Tensor) -> None:
         """Takes a worker's gradient, as a flat tensor."""
 
     def admit(self, clock: int) -> None:  # noqa: B027, most updates wait for nothing
-        """Allows updates up to a clock."""
+        """Allows updates up to a clock; see `admitted` of ServerSynchroniser."""
 
     @abstractmethod
     def is_updated_to(self, clock: int) -> bool:

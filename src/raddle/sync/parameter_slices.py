@@ -1,7 +1,7 @@
-"""Cuts the parameters of a wrapped optimizer into slices, and makes an `Item` for each slice.
+"""Cuts the parameters of a wrapped optimizer (sync.Optimizer) into slices, and makes an `Item` for each.
 
-Item `number` is rows `locations[number]` of one parameter. Parameters are known by their index in
-`TrainedParameters.parameters`; items by their number.
+A slice is a range of rows of one parameter: `locations[number]` says which, for the item with that number.
+A parameter is identified by its index in `TrainedParameters.parameters`, an item by its number.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from raddle.plans.sync import Sync
 from raddle.sync.item import Item, select_rows, slice_name
 from raddle.sync.parameter_server import RecordItemSpan
 
-RecordSpan = Callable[[str, str, float, float], None]  # name, lane, start, end
+RecordSpan = Callable[[str, str, float, float], None]  # name, lane (row) of the trace, start, end
 
 
 class ParameterSlices:
-    """The slices, which every rank holds.
+    """The slices of all parameters. Every rank has all of them.
 
-    size: the number of ranks. order: indices of parameters, the most urgent first.
+    sync: says how to cut parameters and which rank is the server of a slice. size: the number of ranks.
+    order: indices of parameters, the most urgent first.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class ParameterSlices:
         self.names, self.parameters = names, parameters
         self.locations: list[tuple[int, slice | None]] = []  # by item: parameter, rows
         self.item_numbers: dict[int, list[int]] = defaultdict(list)  # by parameter, its items
-        elements = []
+        elements = []  # by item
         for index, p in enumerate(parameters):
             for first, last in sync.row_ranges(p.shape, size):
                 self.item_numbers[index].append(len(self.locations))
@@ -43,7 +44,7 @@ class ParameterSlices:
                 elements.append((last - first) * p[0].numel() if p.ndim else 1)
         everyone = tuple(range(size))
         servers = sync.assign_servers(elements, [everyone] * len(elements))
-        urgency = {index: place for place, index in enumerate(order)}
+        urgency = {index: place for place, index in enumerate(order)}  # by parameter; 0 goes first
         self.items = [
             Item(
                 number, slice_name(names[index], rows), everyone,

@@ -1,6 +1,8 @@
 """Detects stalls at a parameter server: a thread warns which ranks' gradients are missing.
 
-First it logs a warning (after `stall` seconds), then it fails the run (after `timeout` seconds).
+First it logs a warning (after `stall` seconds), then it fails the run (after `timeout` seconds). An item is
+a slice of a parameter. Its server needs gradients of all its workers before it updates the item or, with
+staleness, before it sends the item back to a worker that is ahead of the others.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ class StalledItem(NamedTuple):
     """An item that cannot be updated or sent back, because gradients of some ranks are missing."""
 
     name: str
-    seconds: float  # since the first gradient arrived
+    seconds: float  # how long it has waited for them
     missing: tuple[int, ...]  # ranks whose gradients are missing
 
 

@@ -7,7 +7,7 @@ of it; its server is the rank that updates it. On every rank:
     ...                     the server sums, updates and sends the rows back (a pull), on receiving threads
     wait(i)                 returns when the rows of item i are up to date: the next forward may use them
 
-There is no barrier between steps: each item is waited for where it is used, and the most urgent item is
+A step does not end with a barrier: each item is waited for where it is used, and the most urgent item is
 sent first. A clock counts the gradients that a worker has submitted of an item: 1 in the first step.
 """
 
@@ -32,17 +32,19 @@ from raddle.transport.wire import PUSH, Frame, Wire
 
 
 class ServerSynchroniser:
-    """One rank's end, as a worker and as a server. `bind` all items, `start`, then `submit` and `wait`.
+    """One rank's part, as a worker and as a server. `bind` all items, `start`, then `submit` and `wait`.
 
     apply(number, clock, gradient): updates `rows_at_server(number)` and only reads the gradient. It runs on
         the thread that receives the last gradient, never on two threads at once.
     staleness: 0 is synchronous; s lets a worker be s steps ahead of the slowest one; None any number.
-    barrier: the caller updates the rows itself, between `sums` and `publish`.
+    barrier: nothing is updated before all gradients of the step are summed; the caller updates the rows
+        itself, between `sums` and `publish`.
     timeout, stall: seconds after which a wait fails, and after which it logs a warning.
     admitted: the clock up to which updates may happen, raised by `admit`; None: no limit. It is for servers
         that are not workers: there the gradients may arrive before the learning rate of their step is
         known.
     fail(reason): called once if something goes wrong here, to stop the other ranks.
+    record: adds a bar to the Chrome trace; None: there is no trace.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class ServerSynchroniser:
             else StaleServer(*common, staleness)
         )
         self._incoming = IncomingMessages(self.rank, items, self._server, self._worker, failure)
-        self._watch = partial(
+        self._watch = partial(  # starts the watcher
             StallWatcher,
             self.rank,
             self._server.stalled_items,
@@ -216,7 +218,10 @@ class ServerSynchroniser:
         server.publish()
 
     def drain(self, seconds: float, clock: int) -> None:
-        """Waits at most `seconds` until all items are up to date and served up to `clock`."""
+        """Waits at most `seconds` until all items are up to date on this rank.
+
+        It also waits until this rank, as a server, has made all updates up to `clock`.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._failure.reason:
             if not self._worker.outstanding() and self._server.is_updated_to(clock):

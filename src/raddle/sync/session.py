@@ -1,6 +1,7 @@
 """The session of this process: `init` opens it, `close` ends it, and every wrapped optimizer belongs to it.
 
-A session joins the process group, opens transports for the optimizers, and closes all of them in order.
+A wrapped optimizer is a `raddle.sync.Optimizer` around one of torch.optim. A session joins the process
+group, opens transports for the optimizers, and closes all of them in order.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ CPU = torch.device("cpu")
 
 
 class SessionOptimizer(Protocol):
-    """What a session needs of its wrapped optimizers (raddle.sync.Optimizer)."""
+    """What a session needs of its wrapped optimizers."""
 
-    def close(self, failed: str = "") -> None: ...
+    def close(self, failed: str = "") -> None: ...  # failed: why it ends early, or empty
 
     def report(self) -> dict[str, Any]: ...
 
 
 class Session:
-    """Made by `init`. rank and size are those of the whole job; timeout is in seconds."""
+    """Made by `init`, which explains the arguments. rank and size are those of the whole job."""
 
     def __init__(self, backend: str | None, timeout: float, timeline: str) -> None:
         self.timeout = timeout
         self.optimizers: list[SessionOptimizer] = []
-        self.opened_transports = 0  # a count, the same on all ranks
+        self.opened_transports = 0  # how many so far; the same on all ranks
         self._backend = backend
         self.transport = ProcessTransport(CPU, "gloo", timeout)  # joins or makes the process group
         self.rank, self.size = self.transport.rank, self.transport.size
@@ -101,6 +102,7 @@ def init(
 
 
 def session() -> Session:
+    """Returns the open session; raises if there is none."""
     if _session is None:
         raise RuntimeError("raddle.sync is not initialised: call raddle.sync.init() first")
     return _session
@@ -109,8 +111,8 @@ def session() -> Session:
 def close() -> None:
     """Ends the session after all messages have arrived on all ranks. All ranks call it.
 
-    If an exception is being handled, this rank reports it to the other ranks, which then stop.
-    More calls do nothing.
+    If it is called in an `except` or `finally` block during an exception, this rank reports the exception
+    to the other ranks, which then stop. More calls do nothing.
     """
     _close(sys.exc_info()[1])
 

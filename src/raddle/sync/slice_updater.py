@@ -1,6 +1,7 @@
-"""Makes a stock optimizer of torch.optim update one slice of a parameter at a time.
+"""Makes an optimizer of torch.optim update one slice of a parameter at a time.
 
-Each update uses the settings (lr, momentum...) of its step, even if the next step has begun already.
+Each update uses the settings (lr, momentum...) of its step, even if the next step has begun already. An
+item is a slice with a number (item.py). A clock is the number of a step: 1 is the first.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def why_barrier(optimizer: Optimizer) -> str | None:
 
 
 class SliceUpdater:
-    """The `apply` callback of a synchroniser: updates the items that are updated on this rank.
+    """The `apply` callback of a synchroniser (Apply in parameter_server.py): updates items on this rank.
 
     rows: by item number, the parameter of `optimizer` that holds the item's rows. Its state stays in
         `optimizer.state`.
-    times: by item number, the updates at each clock (step): 1, or with staleness one for each worker.
+    times: by item number, the updates at each clock: 1, or with staleness one for each worker. None: 1.
 
     `snapshot(clock)` stores the settings (lr, momentum...) for this and later clocks, so that a scheduler
     does not change updates of an earlier step that are still to come. Settings that no update needs are
@@ -87,10 +88,12 @@ class SliceUpdater:
                 "optimizer of the rows that are updated on this rank"
             )
         self._optimizer, self._rows = optimizer, dict(rows)
-        self._stepper = copy.copy(optimizer)
+        self._stepper = copy.copy(optimizer)  # its one parameter is the item that is updated
         self._group_of_item = {number: groups[id(p)] for number, p in rows.items()}
         self._updates_per_clock = sum(times[n] for n in rows) if times is not None else len(rows)
-        self._settings: dict[int, list[dict[str, Any]]] = {}  # by the first clock
+        self._settings: dict[
+            int, list[dict[str, Any]]
+        ] = {}  # by the first clock for which they hold
         self._updates_left: dict[int, int] = {}  # by clock: updates still to come
         self._oldest_clock = 1  # the first clock with updates still to come
         self._lock = threading.Lock()
@@ -106,6 +109,7 @@ class SliceUpdater:
         """Updates one item's rows. The synchroniser never calls it from two threads at once."""
         rows, stepper = self._rows[number], self._stepper
         with self._lock:
+            # The clock of the latest snapshot for this clock.
             since = max((c for c in self._settings if c <= clock), default=None)
             if since is None:
                 raise RuntimeError(

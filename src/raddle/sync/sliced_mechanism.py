@@ -1,7 +1,8 @@
 """The sliced mechanism: gradients leave p.grad slice by slice as soon as they are complete.
 
 Servers or all ranks update the slices (SlicedUpdates), during the backward and, with guards, the next
-forward.
+forward. A guard is a forward pre-hook that makes a module wait for its parameters (forward_guards.py). A
+mechanism is a way in which sync.Optimizer synchronises gradients (mechanism.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MAX_REPORTED = 5  # parameters in a report: those with the longest waits
 class SlicedMechanism(Mechanism):
     """Submits each gradient when it is complete. All ranks make it.
 
-    guards: make modules wait for their parameters before they compute; None: `step` waits for all.
+    guards: None: there are none, and `step` waits for all parameters.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class SlicedMechanism(Mechanism):
             self._gradient_counts.counts.clear()
 
     def step(self) -> None:
+        # A setting of the optimizer, such as lr.
         name = self.updates.sliced_optimizer.changed_setting() if self._submitted else ""
         if name:
             raise RuntimeError(
@@ -89,7 +91,7 @@ class SlicedMechanism(Mechanism):
         try:
             return super().state_dict()
         finally:
-            state.clear()
+            state.clear()  # the state stays with the slices
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.updates.synchronize_ranks()

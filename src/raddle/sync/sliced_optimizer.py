@@ -1,4 +1,7 @@
-"""Applies a stock optimizer to the slices of parameters that this rank updates.
+"""Applies an optimizer of torch.optim to the slices of parameters that this rank updates.
+
+An item is a slice with a number; its clock is the number of the step. A synchroniser collects the gradients
+of an item from all ranks, and calls `apply(number, clock, gradient)` on each rank that updates the item.
 
 Unused parameters. A rank without a gradient submits negative zeros, because -0.0 changes no bit of a
 number to which it is added. A rank with a gradient never submits -0.0 as the first element of a slice. So
@@ -23,10 +26,10 @@ from raddle.sync.slice_updater import SliceUpdater
 
 
 class SlicedOptimizer:
-    """The `apply` callback of a synchroniser.
+    """The `apply` callback of a synchroniser (Apply in parameter_server.py).
 
     rows_by_item: by item number, the rows that are updated on this rank.
-    times: updates of an item at each clock (step).
+    times: how often an item is updated at each clock: with staleness once for each worker, else once.
     may_be_absent(number): whether it is possible that no rank had a gradient; to find out takes time.
     """
 
@@ -36,13 +39,14 @@ class SlicedOptimizer:
     ) -> None:  # fmt: skip
         self.parameters = {number: nn.Parameter(rows) for number, rows in rows_by_item.items()}
         self._slices, self._model_optimizer, self._may_be_absent = slices, optimizer, may_be_absent
+        # Copied from the model's optimizer; trains `self.parameters`.
         self._slice_optimizer = _copy_for_slices(optimizer, slices, self.parameters)
         self._updater: SliceUpdater | None = None
         if rows_by_item:
             self._updater = SliceUpdater(
                 self._slice_optimizer, self.parameters, times=dict.fromkeys(rows_by_item, times)
             )
-        self._step_settings: list[dict[str, Any]] = []  # by group, of the current step
+        self._step_settings: list[dict[str, Any]] = []  # by parameter group, in the current step
 
     def __call__(self, number: int, clock: int, gradient: Tensor) -> None:
         assert self._updater is not None
@@ -134,4 +138,5 @@ def is_absent(gradient: Tensor) -> bool:
 
 
 def settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings (lr, momentum...) of a parameter group."""
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}

@@ -1,7 +1,8 @@
-"""Updates a wrapped optimizer's parameters slice by slice: gradients are submitted, updated rows come back.
+"""Updates the parameters of a wrapped optimizer (sync.Optimizer) slice by slice.
 
-SlicedUpdates works with parameters (by index) and translates to items (slices, by number) for a
-synchroniser: ServerSynchroniser here, CollectiveSynchroniser in collective_updates.py.
+The caller submits gradients, and waits until parameters are updated. SlicedUpdates works with
+parameters (by index) and translates to items (slices, by number) for a synchroniser: ServerSynchroniser
+here, CollectiveSynchroniser in collective_updates.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from raddle.sync.server_synchroniser import ServerSynchroniser
 from raddle.sync.sliced_optimizer import SlicedOptimizer, absent_like
 from raddle.transport.base import Transport
 
-Exchange = Callable[[Any], list[Any]]
+Exchange = Callable[[Any], list[Any]]  # gathers an object from every rank
 
 
 def make_server_updates(
@@ -38,7 +39,7 @@ def make_server_updates(
     """Makes SlicedUpdates with servers. With staleness, servers update copies. All ranks call it."""
     served = [item.number for item in slices.items if item.server == transport.rank]
     rows_by_item = {n: slices.rows(n) if staleness == 0 else slices.rows(n).clone() for n in served}
-    times = 1 if staleness == 0 else transport.size
+    times = 1 if staleness == 0 else transport.size  # updates of an item in a step
     sliced_optimizer = SlicedOptimizer(slices, optimizer, rows_by_item, times=times)
     synchroniser = ServerSynchroniser(
         slices.items, transport.wire(), sliced_optimizer, staleness=staleness, stall=stall,
@@ -52,7 +53,7 @@ def make_server_updates(
 
 
 class SlicedUpdates:
-    """The slices of one rank. All ranks make it, with a synchroniser whose items are bound.
+    """The slices of one rank. All ranks make it, after the caller has bound the synchroniser's items.
 
     server_copies: servers update copies of the rows, so parameters may differ between ranks.
     """
@@ -67,7 +68,7 @@ class SlicedUpdates:
         *,
         server_copies: bool = False,
     ) -> None:
-        self.clock = 0
+        self.clock = 0  # steps that have begun
         self.waited = dict.fromkeys(slices.names, 0.0)  # seconds, by parameter
         self.slices, self.sliced_optimizer, self.synchroniser = (
             slices,
@@ -80,7 +81,7 @@ class SlicedUpdates:
         sliced_optimizer.scatter_state()
         sliced_optimizer.snapshot_settings(1)
         synchroniser.start()
-        transport.barrier()  # nobody pushes before all listen
+        transport.barrier()  # no rank sends before all receive
 
     # -- a step ------------------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ class SlicedUpdates:
         self._pending.add(index)
 
     def finish_step(self) -> None:
-        """Ends a step, after all gradients were submitted."""
+        """Ends a step, after all gradients were submitted. With servers there is nothing to do."""
 
     def is_pending(self, index: int) -> bool:
         return index in self._pending
@@ -121,6 +122,7 @@ class SlicedUpdates:
         self.waited[self.slices.names[index]] += time.perf_counter() - begin
 
     def synchronize(self) -> None:
+        """Waits until this rank's parameters are up to date and all its messages are sent."""
         for index in list(self._pending):
             self.wait(index)
         self.synchroniser.synchronize()
@@ -128,7 +130,7 @@ class SlicedUpdates:
     # -- between steps -----------------------------------------------------------------------------
 
     def synchronize_ranks(self) -> None:
-        """Waits until all ranks have the same, updated parameters as the servers. All ranks call it."""
+        """Waits for all updates; then all ranks have the parameters of the servers. All ranks call it."""
         self.synchronize()
         self._transport.barrier()
         with torch.no_grad():

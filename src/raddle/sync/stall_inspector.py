@@ -22,7 +22,7 @@ from raddle.transport.wire import name_ranks
 class StallInspector:
     """One rank's inspector: a thread that looks at what this rank waits for.
 
-    key_prefix: for the keys in the store; the same on all ranks. stall: seconds until the warning.
+    key_prefix: for the keys in the store; the same on all ranks. stall: seconds of waiting until a warning.
     """
 
     def __init__(self, rank: int, size: int, store: Store, key_prefix: str, stall: float) -> None:
@@ -55,7 +55,7 @@ class StallInspector:
         self._thread.join(5)
 
     def _watch(self) -> None:
-        reported = 0
+        reported = 0  # the number of the last wait that was written into the store
         while not self._end.wait(min(1.0, self._stall / 4)):
             wait = self._current_wait
             if wait is None or wait[0] == reported:

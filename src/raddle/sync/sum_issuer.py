@@ -1,4 +1,4 @@
-"""Issues the all-reduces of items in one order that is the same on all ranks.
+"""Issues the all-reduces of items (slices of parameters) in one order that is the same on all ranks.
 
 Ranks match all-reduces by the order in which they issue them. So a gradient that is ready early waits
 here until all those before it in the order have been issued.
@@ -48,6 +48,7 @@ class SumIssuer:
         self.order = [n for n in order if n in entries and len(entries[n].item.workers) > 1]
         self._entries, self._transport, self._hold_back = entries, transport, hold_back
         self._waiting: dict[int, None] = {}  # ready items that are not issued, as they came
+        # Turns.complete(ready) returns the items whose turn it is now (program/turns.py).
         self._turns = Turns(self.order)
 
     def add(self, number: int) -> None:

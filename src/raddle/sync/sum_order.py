@@ -1,8 +1,8 @@
-"""The static order in which a wrapped optimizer sums its slices: a schedule for one channel, made once.
+"""The order in which a wrapped optimizer (sync.Optimizer) all-reduces its slices, made once for all steps.
 
-P3 (arXiv 1905.03960): whenever the channel is free, it takes the most urgent slice that is ready. Differs
-from the paper: the ready times are measured once, in the first backward, so that all ranks follow the
-same list. The simulator is not needed for this, as there is one channel and no dependency.
+P3 (arXiv 1905.03960): one all-reduce runs at a time. The next one is that of the most urgent slice whose
+gradient is ready. Differs from the paper: the ready times are measured once, in the first backward, so that
+all ranks follow the same list. Slices 0, 1, 2; the smallest urgency goes first:
 
     ready at   0 1 2     urgency   2 1 0     each takes 3     ->  0 2 1
     ready at   0 1 2     urgency   2 1 0     each takes 0     ->  0 1 2
@@ -24,7 +24,8 @@ def order_sums(
     """
     upcoming = [(moment, urgency[i], i) for i, moment in enumerate(ready_times)]
     heapify(upcoming)
-    ready_heap: list[tuple[int, int]] = []  # urgency, number
+    ready_heap: list[tuple[int, int]] = []  # urgency, index
+    # free_at: when the all-reduce that runs will end.
     free_at, order = 0.0, list[int]()
     while upcoming or ready_heap:
         if not ready_heap:

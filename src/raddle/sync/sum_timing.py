@@ -16,22 +16,22 @@ SMALL, LARGE = 1, 250_000  # elements: one measures the latency, the other has t
 
 
 class CompletionTimes:
-    """The time at which each parameter's gradient was complete, in the last backward."""
+    """The time at which each parameter's gradient was complete. Used in the first step only."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._times: dict[int, float] = {}
-        self._excluded_seconds = 0.0  # seconds
+        self._excluded_seconds = 0.0  # so far, in contexts of `excluded`
 
     def record(self, index: int) -> None:
-        """Records that a gradient is complete now. It waits for the GPU, which is fine in a single step."""
+        """Records that a gradient is complete now. It waits for the GPU: slow, but used in one step."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         self._times[index] = time.perf_counter() - self._excluded_seconds
 
     @contextlib.contextmanager
     def excluded(self) -> Iterator[None]:
-        """Does not count the time of this context: only the first backward does such work."""
+        """Leaves out the time of this context: other backward passes do not do this work."""
         begin = time.perf_counter()
         yield
         self._excluded_seconds += time.perf_counter() - begin

@@ -21,10 +21,10 @@ class SyncSettings:
 
     sync_text: str  # the sync kind as the user wrote it
     sync: Sync
-    backward_passes: int
-    bucket: int  # bytes
-    debug: bool
-    stall: float  # seconds
+    backward_passes: int  # calls of backward in a step
+    bucket: int  # bytes of gradients in one all-reduce
+    debug: bool  # all ranks compare what they are about to sum
+    stall: float  # seconds of waiting until a warning
 
     def to_compare(self, barrier_reason: str) -> dict[str, Any]:
         """Returns the settings that must be the same on all ranks."""
@@ -69,12 +69,13 @@ def find_barrier_reason(
 ) -> str:
     """Returns why a barrier is needed; empty if there is no reason so far.
 
+    Raises InputError if the sync kind cannot have a barrier, or cannot send a parameter's dtype.
     requested: whether the user passed barrier=True.
     """
     named = dict(zip(trained.names, trained.parameters, strict=True))
     check_wire_dtype(settings.sync_text, {name: p.dtype for name, p in named.items()})
     reason = "barrier=True" if requested else why_barrier(trained.optimizer) or ""
-    if not reason and not settings.sync.bucketed:
+    if not reason and not settings.sync.bucketed:  # then parameters are sent in slices
         reason = next(
             (_why_unsliceable(name, p) for name, p in named.items() if _why_unsliceable(name, p)),
             "",
@@ -87,6 +88,7 @@ def find_barrier_reason(
 
 
 def _why_unsliceable(name: str, p: Any) -> str:
+    """Returns why a parameter cannot be sent in slices; empty if it can."""
     if p.is_contiguous() and not p.is_complex():
         return ""
     what = "complex" if p.is_complex() else "not contiguous (channels_last?)"

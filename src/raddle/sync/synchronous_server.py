@@ -3,8 +3,9 @@
 A push is a worker's gradient, a pull the updated rows that the server sends back. A pull is sent without
 a copy, although the wire reads the rows later. This is safe: the next update needs a push of every
 worker, and a worker pushes again only after its last pull has arrived. A script that changes parameters
-by hand calls `synchronize` before, which waits until all queued rows are sent. Updates are made in the
-bound rows in place, because no forward uses them between `submit` and `wait`.
+by hand calls `synchronize` before, which waits until all queued rows are sent. Updates change this rank's
+parameters in place, because no forward uses them between `submit` and `wait`. A clock is the number of a
+step. The *caller* is the code that uses ServerSynchroniser.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from raddle.transport.wire import PULL, Frame
 
 
 class StepSums:
-    """With a barrier: keeps the sums of a step until the caller has updated all rows.
+    """With a barrier (no update before all sums): keeps a step's sums until the caller has used them.
 
     The methods are called with the server's lock held.
     """
@@ -127,6 +128,7 @@ class SynchronousServer(ParameterServer):
         with torch.no_grad():
             for number in sorted(clocks, key=lambda n: self.items[n].item.priority):
                 with self.updater.lock:
+                    # -1: from the sum over all workers.
                     self.updater.log_update(self.items[number], -1, clocks[number])
                 self._send_back(self.items[number], clocks[number])
 
@@ -180,6 +182,7 @@ class SynchronousServer(ParameterServer):
         return total.view_as(entry.master)
 
     def _finish(self, entry: ServerItem, clock: int, total: Tensor) -> None:
+        """Updates an item with the sum of its gradients, and sends the rows to the workers."""
         with torch.no_grad():
             with self.updater.lock:
                 self.updater.update(entry, -1, clock, total)

@@ -1,4 +1,4 @@
-"""The parameters that a wrapped optimizer trains, with the model's names for them."""
+"""The parameters that a wrapped optimizer (sync.Optimizer) trains, with the model's names for them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 class TrainedParameters:
     """The parameters of `optimizer` that need gradients, in its order. All are on one device.
 
+    optimizer: the plain one of torch.optim, inside the wrapper.
     `names` and `parameters` are parallel lists; the position in them is a parameter's index.
     """
 

@@ -1,6 +1,8 @@
 """The worker's side of a ServerSynchroniser: which gradients this rank has submitted and waits for.
 
-A worker pushes a gradient of an item to the item's server, and the server sends the updated rows back.
+An item is a slice of a parameter: some of its rows. A worker pushes (sends) its gradient of an item to the
+item's server, and the server sends the updated rows back. A clock counts the gradients that a worker has
+submitted of an item: 1 in the first step.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ class WorkerItem:
 
     def __init__(self, item: Item, rows: Tensor | None, up_to_date: threading.Event) -> None:
         self.item, self.up_to_date = item, up_to_date
+        # The rows as a flat view; None: the server does not send them back.
         self.flat = None if rows is None else rows.view(-1)
         self.clock = 0  # gradients submitted so far
         up_to_date.set()  # cleared while a gradient is at the server
@@ -35,6 +38,7 @@ class Worker:
 
     stalled_items: lists the items for which the server on this rank lacks gradients.
     A wait logs a warning after `stall` seconds and fails after `fail_after` seconds.
+    record: adds a bar to the Chrome trace; None: there is no trace.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Worker:
         self._warn_after = min(stall, fail_after)
 
     def bind(self, item: Item, rows: Tensor | None) -> None:
+        """Adds an item. rows: its rows on this rank; None: the server does not send them back."""
         up_to_date = self._failure.register(threading.Event())
         self.items[item.number] = WorkerItem(item, rows, up_to_date)
 
@@ -67,7 +72,7 @@ class Worker:
             return
         begin, server, name = time.perf_counter(), entry.item.server, entry.item.name
         if not entry.up_to_date.wait(self._warn_after):
-            if server != self._rank or not self._stalled_items():  # else the StallWatcher warns
+            if server != self._rank or not self._stalled_items():  # else StallWatcher warns
                 logger.warning("%s", self.describe_wait(server, name, time.perf_counter() - begin))
             if not entry.up_to_date.wait(self.fail_after - self._warn_after):
                 message = self.describe_wait(server, name, time.perf_counter() - begin)

@@ -5,9 +5,10 @@ There are two mechanisms:
 - bucketed (`allreduce`, and everything that needs a barrier): gradients are all-reduced into p.grad by the
   end of the backward, and every rank updates all parameters.
 - sliced (`sharded`, `ps`, `p3`): a gradient leaves p.grad in slices as soon as it is complete. The server
-of a
-  slice, which is one of the ranks, updates it and sends it back. With `p3:collective` all ranks sum and
-  update all slices.
+  of a slice, which is one of the ranks, updates it and sends it back. With `p3:collective` all ranks sum
+  and update all slices.
+
+A barrier: all gradients of a step are summed before any parameter is updated.
 
 The mechanism is chosen at the first step at the latest. Until then gradients stay in p.grad; if something
 reads them there before the step (a GradScaler, a norm), the bucketed mechanism is chosen.
@@ -40,7 +41,7 @@ from raddle.sync.trained_parameters import TrainedParameters
 class Optimizer(torch.optim.Optimizer):
     """Wraps `optimizer`, which trains parameters of `model`. All ranks make it with the same arguments.
 
-    `sync`: the sync kind, as in plans: allreduce, allreduce:bf16, sharded, ps, ps:sliced,greedy, p3...
+    `sync`: the sync kind, as in plans (raddle/plans/sync): allreduce, allreduce:bf16, sharded, ps, p3...
     `barrier=True`: gradients are summed into p.grad by the end of the backward, whatever `sync` says.
     `backward_passes`: calls of backward for each step. `bucket`: bytes of gradients in one all-reduce.
     `debug=True` (or RADDLE_SYNC_DEBUG=1): in every step all ranks compare what they are about to sum.
@@ -159,7 +160,11 @@ class Optimizer(torch.optim.Optimizer):
         return self._hooks.handler.log
 
     def report(self) -> dict[str, Any]:
-        """Returns this rank's counters, and why there is a barrier. "waited" is in seconds."""
+        """Returns this rank's counters, and why there is a barrier.
+
+        overtaken: messages that were sent before an older one. waited: seconds. unguarded: parameters for
+        which `step` waits, because no module does.
+        """
         return {
             "sync": self._sync_text, "barrier": self.barrier, "steps": self._steps,
             "bytes": 0, "messages": 0, "overtaken": 0, "waited": {}, "unguarded": [],
