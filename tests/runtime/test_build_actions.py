@@ -185,7 +185,7 @@ def test_slices_are_submitted_once_and_summed_one_by_one() -> None:
     summed = [a.number for a in actions if isinstance(a, StartSliceAllReduce)]
     slices_here = {n for n, s in enumerate(slices.all_slices()) if 1 in s.region.devices}
     assert set(summed) == slices_here
-    assert len(slices.sum_order) == len(slices.all_slices())
+    assert len(slices.slice_order) == len(slices.all_slices())
 
 
 def test_pulls_of_shards_are_messages_of_the_program() -> None:

@@ -47,11 +47,11 @@ def build_actions(program: Program, device: int, place: torch.device) -> RankAct
         builder.add(number, i, range(tag, tag + count))
         tag += count
     builder.await_remaining()
-    actions, slot_table, slices, sums = (
+    actions, slot_table, slices, buckets = (
         builder.actions,
         builder.slot_table,
         builder.slices,
-        builder.sums,
+        builder.buckets,
     )
     if program.slices:
         actions.append(UpdateParameters(builder.instructions[-1][1].key))
@@ -67,8 +67,8 @@ def build_actions(program: Program, device: int, place: torch.device) -> RankAct
     links = sorted({(m.source, m.target) for i in moves for m in i.messages})
     return RankActions(
         device, actions, len(slot_table.shapes), slot_table.shapes, slot_table.sources,
-        builder.persistent.updated_slots, sums.buckets, outputs, builder.buffers.current_boxes, sums.groups,
-        links, slices.all_slices(), builder.persistent.gathered, slices.sum_order,
+        builder.persistent.updated_slots, buckets.buckets, outputs, builder.buffers.current_boxes, buckets.groups,
+        links, slices.all_slices(), builder.persistent.gathered, slices.slice_order,
     )  # fmt: skip
 
 
@@ -85,19 +85,19 @@ class _ActionBuilder:
             program.graph, [read_hulls(v, device) for v in program.variants]
         )
         self.persistent = add_persistent_slots(program, device, self.slot_table)
-        running = [i for _, i in self.instructions]
-        self.calls = CallBuilder(program, device, place, self.slot_table, running)
+        built_instructions = [i for _, i in self.instructions]
+        self.calls = CallBuilder(program, device, place, self.slot_table, built_instructions)
         self.messages = MessageBuilder(program, device, self.slot_table)
         self.buffers = BufferUpdateBuilder(program, device, self.slot_table)
-        self.sums = BucketBuilder(program, device, self.slot_table)
+        self.buckets = BucketBuilder(program, device, self.slot_table)
         self.slices = SliceBuilder(program, device, self.slot_table)
-        self.versions = VersionBuilder(program, device, running) if overlap else None
+        self.versions = VersionBuilder(program, device, built_instructions) if overlap else None
         self.actions: list[Action] = []
 
     def add(self, number: int, i: Instruction, tags: Sequence[int]) -> None:
         """Adds the actions of an instruction. number: index in the program; tags: one for each transfer."""
         if isinstance(i, Reduce):
-            self.sums.add_groups(i)
+            self.buckets.add_groups(i)
         if self.slices.handles(i):
             self.actions += self.slices.build(i)
         elif isinstance(i, Update):
@@ -111,7 +111,7 @@ class _ActionBuilder:
         elif isinstance(i, Move):
             self.actions += self.messages.build_transfers(number, i, tags)
         else:
-            self.actions += self.sums.build(i, tags[0])
+            self.actions += self.buckets.build(i, tags[0])
 
     def await_remaining(self) -> None:
         """At the end of the step: waits for all messages that no instruction waited for."""

@@ -96,10 +96,10 @@ def _exchange_by_name(
 ) -> Iterator[tuple[str, list[Any]]]:
     """Yields each name with all ranks' entries for it. Small tensors share one exchange to save time."""
     names, elements = list[str](), 0
-    for last, (name, shape) in enumerate(shapes.items(), 1):
+    for count, (name, shape) in enumerate(shapes.items(), 1):
         names.append(name)
         elements += math.prod(shape)
-        if elements < EXCHANGE_ELEMENTS and last < len(shapes):
+        if elements < EXCHANGE_ELEMENTS and count < len(shapes):
             continue
         by_rank = exchange({name: local[name] for name in names if name in local})
         yield from ((name, [rank.get(name, []) for rank in by_rank]) for name in names)

@@ -162,8 +162,8 @@ def _overlap_part(box_slots: BoxSlots, box: Box) -> MessagePart:
     """The message part that puts a box into all slots whose boxes overlap it."""
     overlapping_pieces = [box_slots[i] for i in overlapping_boxes([b for b, _ in box_slots], box)]
     overlaps = [(piece_box & box, piece_box, slot) for piece_box, slot in overlapping_pieces]
-    places = tuple(
+    index_pairs = tuple(
         (overlap.slices_within(box_of_piece), overlap.slices_within(box))
         for overlap, box_of_piece, _ in overlaps
     )
-    return MessagePart(box.shape, tuple(slot for *_, slot in overlaps), index_pairs=places)
+    return MessagePart(box.shape, tuple(slot for *_, slot in overlaps), index_pairs=index_pairs)

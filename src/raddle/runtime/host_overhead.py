@@ -149,10 +149,14 @@ class _Slices:
         rows = [nn.Parameter(torch.zeros(SMALL // 4)) for _ in items]
         served = {n: p for n, p in enumerate(rows) if items[n].server == transport.rank}
         optimizer = torch.optim.SGD(rows, lr=0.1, momentum=0.9)
-        self._applying = SliceUpdater(optimizer, served)
-        self._applying.snapshot(1)  # the optimizer's settings, for all steps
+        self._slice_updater = SliceUpdater(optimizer, served)
+        self._slice_updater.snapshot(1)  # the optimizer's settings, for all steps
         self._synchroniser = ServerSynchroniser(
-            items, transport.wire(), self._applying, timeout=transport.timeout, fail=transport.fail
+            items,
+            transport.wire(),
+            self._slice_updater,
+            timeout=transport.timeout,
+            fail=transport.fail,
         )
         transport.on_failure(self._synchroniser.stop)
         for number, p in enumerate(rows):

@@ -58,18 +58,18 @@ def trace_events(kinds: Sequence[str], intervals: Intervals) -> Iterator[Event]:
 
 def _link_events(lane: int, transfers: Sequence[_Transfer], computed: Intervals) -> Iterator[Event]:
     """The events of one link's lane, with arrows from the sender's run to the receiver's run."""
-    links, last = len(computed), 0.0
+    links_process, previous_end = len(computed), 0.0
     for number, t in enumerate(transfers):
-        start = max(t.start, last)
-        last = end = max(t.end, start + SHORTEST)
+        start = max(t.start, previous_end)
+        previous_end = end = max(t.end, start + SHORTEST)
         kind = "move" if t.target >= 0 else "reduce"
-        yield {**_interval_event(links, lane, t.named_by, start, end), "cat": kind}
+        yield {**_interval_event(links_process, lane, t.named_by, start, end), "cat": kind}
         if t.target >= 0:
             tail = _last_run_before(computed[t.source], t.source, t.start) or _position(
-                links, lane, start
+                links_process, lane, start
             )
             head = _first_run_after(computed[t.target], t.target, t.end) or _position(
-                links, lane, end - SHORTEST
+                links_process, lane, end - SHORTEST
             )
             yield from flow_events(
                 tail, head, name=t.named_by.name, cat=t.named_by.phase, id=f"{t.lane} {number}"

@@ -13,12 +13,12 @@ from raddle.runtime.executor import Executor
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import owners_of
 
-Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]  # makes an optimizer
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]  # makes an optimizer
 # Optimizers that need whole tensors (their norms, factors, inner products), so tiles are not enough.
 WHOLE_TENSORS = ("LBFGS", "Adafactor", "Muon")
 
 
-def make_optimizer(setup: Setup, executor: Executor, make: Optimizer) -> torch.optim.Optimizer:
+def make_optimizer(setup: Setup, executor: Executor, make: MakeOptimizer) -> torch.optim.Optimizer:
     """The optimizer of the parameters that this rank updates."""
     updated = executor.updated_parameters()
     # A rank without parameters has an optimizer too, so that lr schedulers work on every rank.

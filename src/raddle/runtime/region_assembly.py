@@ -37,13 +37,13 @@ def region_assembler(boxes: Sequence[Box], region: Box) -> AssembleRegion | None
             return None
         index = region.slices_within(boxes[0])
         return lambda tensor: tensor[index]
-    parts = [(box & region).slices_within(box) for box in boxes]
+    piece_indices = [(box & region).slices_within(box) for box in boxes]
     overlaps = [box & region for box in boxes]
     dim = _concat_dim(overlaps, region)
     if dim is not None:
-        return _concatenator(overlaps, parts, dim)
+        return _concatenator(overlaps, piece_indices, dim)
     region_indices = [overlap.slices_within(region) for overlap in overlaps]
-    return _copier(region.shape, parts, region_indices)
+    return _copier(region.shape, piece_indices, region_indices)
 
 
 def _concat_dim(overlaps: Sequence[Box], region: Box) -> int | None:
@@ -57,12 +57,14 @@ def _concat_dim(overlaps: Sequence[Box], region: Box) -> int | None:
     return differing.pop() if len(differing) == 1 else None
 
 
-def _concatenator(overlaps: Sequence[Box], parts: Sequence[Index], dim: int) -> AssembleRegion:
+def _concatenator(
+    overlaps: Sequence[Box], piece_indices: Sequence[Index], dim: int
+) -> AssembleRegion:
     """A function that concatenates the overlaps along one dimension."""
     order = sorted(range(len(overlaps)), key=lambda i: overlaps[i].lo[dim])
 
     def join(*tensors: Tensor) -> Tensor:
-        return torch.cat([tensors[i][parts[i]] for i in order], dim)
+        return torch.cat([tensors[i][piece_indices[i]] for i in order], dim)
 
     return join
 

@@ -73,6 +73,6 @@ def early_starts(schedule: Schedule, spans: Iterable[Span]) -> Iterator[EarlySta
         ends[key] = max(end, ends.get(key, end))
     waits: Sequence[tuple[str, str]] = [(str(a), str(b)) for a, b in schedule.waits]
     for (step, action), start in starts.items():
-        for first, second in waits:
-            if first == action and ends.get((step, second), start) > start:
-                yield EarlyStart(step, first, second, ends[step, second] - start)
+        for waiting, awaited in waits:
+            if waiting == action and ends.get((step, awaited), start) > start:
+                yield EarlyStart(step, waiting, awaited, ends[step, awaited] - start)

@@ -240,9 +240,9 @@ def _gather_reports(trainer: Trainer) -> list[RankReport]:
 def _write_trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], path: str) -> None:
     """Gathers the recorded intervals of all ranks; rank 0 writes the trace file."""
     seconds = clock_offset(trainer.transport, trainer.setup.exchange)
-    slices = trainer.setup.exchange([s.shift(seconds) for s in recorder.intervals])
+    intervals = trainer.setup.exchange([s.shift(seconds) for s in recorder.intervals])
     if trainer.rank == 0:
-        write_events(trace_events(kinds, slices), path)
+        write_events(trace_events(kinds, intervals), path)
 
 
 def _print_failure(error: BaseException, transport: Transport) -> None:

@@ -19,7 +19,7 @@ from raddle.runtime.executor import Executor
 from raddle.runtime.schedule_spans import Span, SpanRecorder
 from raddle.transport.thread_transport import Hub
 
-Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 MicroBatchInputs = Callable[[Key], Mapping[str, Tensor]]  # returns a micro-batch's inputs by name
 
 
@@ -36,7 +36,7 @@ class Result:
 def run_threads(
     program: Program,
     state: Mapping[str, Tensor],
-    optimizer: Optimizer,
+    optimizer: MakeOptimizer,
     batches: MicroBatchInputs,
     seed: int = 0,
     spans: list[Span] | None = None,
@@ -85,7 +85,7 @@ class _Rank:
 
     def __init__(
         self, program: Program, hub: Hub, number: int, state: Mapping[str, Tensor],
-        optimizer: Optimizer, batches: MicroBatchInputs, seed: int,
+        optimizer: MakeOptimizer, batches: MicroBatchInputs, seed: int,
     ) -> None:  # fmt: skip
         self.program, self.number, self.batches = program, number, batches
         self.executor = Executor(program, hub.transport(number), seed=seed)

@@ -27,7 +27,7 @@ from raddle.program.lower import lower
 from raddle.program.program import Program
 from raddle.runtime.capture_for_plan import capture_for_plan
 from raddle.runtime.evaluation import Evaluation
-from raddle.runtime.optimizer_step import Optimizer, OptimizerStep, make_optimizer
+from raddle.runtime.optimizer_step import MakeOptimizer, OptimizerStep, make_optimizer
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import TrainingState, initialise_slots
 from raddle.runtime.step_runner import StepRunner
@@ -40,7 +40,7 @@ FLUSH_SECONDS = 10.0  # how long `close` waits for messages in transit
 def parallelize(
     model: nn.Module,
     plan: Plan | str | pathlib.Path | Mapping[str, Any],
-    optimizer: Optimizer,
+    optimizer: MakeOptimizer,
     *,
     loss: Callable[..., Tensor] | None = None,
     graph: Graph | None = None,
@@ -93,7 +93,7 @@ def parallelize(
 
 
 def _trainer(
-    model: nn.Module, plan: Any, optimizer: Optimizer, transport: Transport, place: torch.device,
+    model: nn.Module, plan: Any, optimizer: MakeOptimizer, transport: Transport, place: torch.device,
     *, loss: Any, graph: Graph | None, **settings: Any,
 ) -> Trainer:  # fmt: skip
     """Checks the plan against ranks and module, lowers it, and makes the trainer."""
@@ -140,7 +140,7 @@ class Trainer:
         self,
         model: nn.Module,
         program: Program,
-        optimizer: Optimizer,
+        optimizer: MakeOptimizer,
         transport: Transport,
         place: torch.device,
         *,

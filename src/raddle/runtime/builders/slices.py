@@ -20,7 +20,7 @@ class SliceBuilder:
     def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
         self.program, self.device, self.slot_table = program, device, slot_table
         # Collective updates only: the numbers of all slices in the order of their all-reduces.
-        self.sum_order: list[int] = []
+        self.slice_order: list[int] = []
         self._zero3 = is_zero3(program)
         self._numbers = {
             parameter_slice: n for n, parameter_slice in enumerate(numbered_slices(program.slices))
@@ -71,7 +71,7 @@ class SliceBuilder:
             assert isinstance(i, Reduce)
             region = i.regions[0][0]
         number = self._numbers[name, region]
-        self.sum_order.append(number)
+        self.slice_order.append(number)
         return (
             [StartSliceAllReduce(i.key, number, f"reduce {name}")]
             if self.device in region.devices
