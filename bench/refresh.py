@@ -1,9 +1,9 @@
-"""Puts new figures of `raddle reproduce` into bench/NAME: results.md whole, "Found" in README.md.
+"""Writes new results of `raddle reproduce` into bench/NAME: all of results.md, and "Found" in README.md.
 
     raddle reproduce p3 --part bandwidth -o bandwidth.json
     python bench/refresh.py bandwidth.json            # as many files as there are
 
-A part that no file has stays as it is, so that parts can be measured one by one.
+A part that is in none of the files keeps its old results, so that parts can be measured one by one.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def _readme(path: pathlib.Path, result: Result, titles: list[str]) -> None:
 
 
 def _around(text: str) -> tuple[str, str, str]:
-    """What stands before, in and after "Found"."""
+    """The text before, in and after the section "Found"."""
     begin = text.index("## Found\n")
     end = text.find("\n## ", begin)
     return text[:begin], text[begin:end], text[end:]
 
 
 def _blocks(text: str, start: str) -> Blocks:
-    """Cut before every line that the pattern finds, by what is in its group."""
+    """Splits a text before every line that matches; keys are the pattern's first group."""
     matches = list(re.finditer(start, text, re.MULTILINE))
     assert matches, f"nothing begins as {start}"
     ends = [match.start() for match in matches[1:]] + [len(text)]

@@ -1,4 +1,4 @@
-"""Trains a CNN on scikit-learn's digits, by any plan.
+"""Trains a CNN on scikit-learn's digits with any method or plan file.
 
 torchrun --nproc-per-node 2 examples/digits.py --method owt
 torchrun --nproc-per-node 3 examples/digits.py --method spatial

@@ -1,5 +1,5 @@
-"""Plans a model for two processes of this machine, trains by what `auto` finds and by plain data
-parallelism, and shows both on a page: predicted beside measured.
+"""Plans a model for two processes of this machine with `auto` and with data parallelism, trains both,
+and writes a page that shows predicted next to measured steps.
 
     python examples/fastest.py [MODEL] [BATCH] [FOLDER] [SECONDS OF SEARCH]
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def raddle(*words: str, to: pathlib.Path | None = None) -> Any:
-    """What a verb says with --json, which may be kept in a file."""
+    """Runs a verb of the command line with --json and returns its output; `to`: also saves it."""
     line = [sys.executable, "-m", "raddle", *words, "--json"]
     output = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True).stdout
     if to is not None:

@@ -1,4 +1,4 @@
-"""Plain PyTorch on scikit-learn's digits, with five lines more to train on many processes.
+"""Plain PyTorch on scikit-learn's digits, plus five numbered lines that train it on many processes.
 
 torchrun --nproc-per-node 2 examples/horovod_style.py
 torchrun --nproc-per-node 2 examples/horovod_style.py --sync ps:ssp=2
@@ -46,7 +46,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 optimizer = sync.Optimizer(optimizer, model, sync=chosen.sync)  # 3: averages gradients
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, chosen.epochs)
 
-shuffle = torch.Generator().manual_seed(1)  # the same on all ranks, of which each takes its share
+shuffle = torch.Generator().manual_seed(
+    1
+)  # the same order on all ranks; each takes its part of a batch
 for epoch in range(chosen.epochs):
     mixed = train[torch.randperm(len(train), generator=shuffle)]
     for samples in mixed.split(96):
@@ -66,4 +68,4 @@ if sync.rank() == 0:
     print(
         f"{chosen.sync}: {report['bytes'] / 1e6:.1f} MB in {report['messages']} messages of rank 0"
     )
-sync.close()  # 5: nothing is under way any more
+sync.close()  # 5: waits for outstanding messages and leaves

@@ -1,4 +1,4 @@
-"""Plain PyTorch beside raddle: the same loop, with the lines that differ marked.
+"""Plain PyTorch next to raddle: the same loop. Lines marked - are plain only, + are raddle only.
 
 python examples/side_by_side.py                              plain, one process
 torchrun --nproc-per-node 2 examples/side_by_side.py         raddle, two processes

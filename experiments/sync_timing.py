@@ -159,5 +159,5 @@ def _graph(net: str, batch: int) -> Graph:
 
 def job_from_dict(data: Mapping[str, Any]) -> TimingJob:
     """The TimingJob that `measure_in_lab` wrote into the request file."""
-    kinds = {label: SyncVariant(**kind) for label, kind in data["kinds"].items()}
+    kinds = {label: SyncVariant(**kind) for label, kind in data["variants"].items()}
     return TimingJob(data["net"], data["batch"], kinds)

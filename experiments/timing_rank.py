@@ -49,7 +49,7 @@ def main(request: dict[str, Any]) -> None:
     results = {}
     for label, seconds in times.items():
         results[label] = {
-            "seconds": statistics.median(seconds), "least": min(seconds), "most": max(seconds),
+            "seconds": statistics.median(seconds), "shortest": min(seconds), "longest": max(seconds),
             "losses": losses[label],
             "peaks": _peak_bytes(steps[label], trainers.get(label)) if request["peaks"] else [],
         }  # fmt: skip

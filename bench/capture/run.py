@@ -1,4 +1,4 @@
-"""Time and memory of capturing the zoo, one process a model, on one thread."""
+"""Measures time and memory of capturing models of the zoo, with one process per model and one thread."""
 
 from __future__ import annotations
 

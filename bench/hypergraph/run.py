@@ -1,4 +1,4 @@
-"""The thesis's tables, ours and Mt-KaHyPar's beside each other; see README.md.
+"""Compares partitions of the thesis (PaToH), of raddle and of Mt-KaHyPar; see README.md.
 
 python bench/hypergraph/run.py          (about ten minutes, one core)
 """
@@ -22,7 +22,7 @@ from raddle.searches.hypergraph.kahypar_blocks import partition_blocks
 from raddle.searches.hypergraph.partitioner import Partitioner, PartitionRequest
 
 MI = 2**20
-BLOCKS = 32  # a layer, for Mt-KaHyPar
+BLOCKS = 32  # per layer, for Mt-KaHyPar
 # Tables 5.9 to 5.12: volume, and the largest part's work over the average.
 PATOH = {
     printed_table.method: {n: row.volume for n, row in printed_table.rows.items()}
@@ -73,7 +73,7 @@ def vgg16() -> list[dict[str, Any]]:
 
 
 def reconstructed() -> list[dict[str, Any]]:
-    """Connected layers are one vertex, as in the thesis, and the imbalance is PaToH's own."""
+    """On the reconstructed weights: linear layers are one vertex, and the imbalance is PaToH's."""
     partitioner = Partitioner(
         capture_model("vgg16", 32), np.array(RECONSTRUCTED, float), connected_as_one=True
     )

@@ -1,4 +1,4 @@
-"""What PyTorch allocates for training steps of vgg16 on a GPU; needs torch and raddle's zoo alone.
+"""Measures the peak memory of training steps in plain PyTorch on a GPU; needs only torch and raddle's zoo.
 
 python bench/memory/measure.py > bench/memory/measured.json
 """

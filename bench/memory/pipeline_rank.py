@@ -1,4 +1,4 @@
-"""One rank of a plan on a GPU that all ranks share: writes the peak of what PyTorch gave out, in bytes."""
+"""One rank of a plan on a GPU shared by all ranks: writes the peak bytes of PyTorch's allocator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main(path: str) -> None:
         job.workload.model, job.program, optimizer_for(job.plan.optimizer), transport, place,
         loss=job.workload.loss,
     )  # fmt: skip
-    trainer.train([job.batch] * STEPS)  # what is made once: momentum, workspaces
+    trainer.train([job.batch] * STEPS)  # warm-up: allocates momentum and workspaces
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""Pipelines planned for four H200 with the peak predicted for each rank, and measured, beside it.
+"""Compares predicted and measured peak memory of each rank, for pipelines planned for four H200.
 
 python bench/memory/pipelines.py plans FOLDER       writes twelve plans and predicted.json
 for plan in FOLDER/*_*.json; do

@@ -1,4 +1,4 @@
-"""One rank in the lab: AlexNet by one weird trick and by DistributedDataParallel, step by step in turn."""
+"""One rank in the lab: times AlexNet with OWT and with DistributedDataParallel, steps in turn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(folder: str, batches: list[int], rounds: int) -> None:
 
 
 def _link() -> dict[str, float]:
-    """Bandwidth and latency between neighbours while all pairs talk at once."""
+    """Bandwidth (bytes/s) and latency (s) to the next rank while all ranks send."""
     rank, size = dist.get_rank(), dist.get_world_size()
     times = {}
     for nbytes in (4096, 16 * 2**20):

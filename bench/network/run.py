@@ -1,4 +1,4 @@
-"""AlexNet on four hosts at 1 Gbit/s: one weird trick and DistributedDataParallel, predicted and measured.
+"""AlexNet on four hosts at 1 Gbit/s: OWT ("one weird trick") against DDP, predicted and measured.
 
 The hosts are network namespaces of this machine (`raddle lab`); root and iproute2 are needed.
 """
@@ -83,7 +83,7 @@ def captured(batch: int) -> Graph:
 
 
 def predicted(graph: Graph, measured: Any, link: dict[str, float]) -> dict[str, float]:
-    """By the simulation, on a cluster of what the probe and the link gave."""
+    """Simulated steps on a cluster with the probed devices and the measured link."""
     here = describe(measured)
     kind = next(iter(here["devices"]))
     on = Cluster.from_dict(

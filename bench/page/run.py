@@ -1,4 +1,4 @@
-"""The page's size, how long it takes to open, and its frames while a timeline is panned and zoomed.
+"""Measures the report page: its size, seconds to open, and frame times while a timeline is moved.
 
 python bench/page/run.py        (needs chromium; see README.md)
 """

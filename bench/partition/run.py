@@ -1,4 +1,4 @@
-"""Stages from PipeDream's profiles, ours and its own optimizer's beside each other; see README.md.
+"""Compares the stages that raddle and PipeDream's optimizer find for PipeDream's profiles; see README.md.
 
 python bench/partition/run.py                          (ours: ten seconds; theirs as recorded)
 python bench/partition/run.py --pipedream CHECKOUT     (theirs too: five minutes)
@@ -88,7 +88,7 @@ def theirs(checkout: Path, path: Path, devices: int) -> dict[str, Any]:
 
 
 def flushed(layers: Layers, devices: int) -> dict[str, Any]:
-    """A step of 32 micro-batches, each a 32nd of what was profiled; outputs are what is kept."""
+    """A step of 32 micro-batches, each 1/32 of the profiled batch; outputs are saved for backward."""
     m = 32
 
     def share(column: tuple[float, ...]) -> tuple[float, ...]:
@@ -115,7 +115,7 @@ def flushed(layers: Layers, devices: int) -> dict[str, Any]:
 
 
 def first_use() -> dict[str, float]:
-    """Seconds of a process's first calls, without a cache of compiled functions and then with it."""
+    """Seconds of a process's first calls, without and then with numba's cache."""
     script = """
 import sys, time; begun = time.perf_counter()
 from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, Layers

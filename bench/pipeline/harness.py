@@ -1,6 +1,6 @@
-"""Two stages that sleep: what a pipeline's runtime costs, apart from what it computes.
+"""Two pipeline stages that sleep instead of computing, to measure the overhead of a runtime.
 
-A stage (stage.cpp) takes as long as it says, nearly all of it asleep: the core is left to the transfers.
+A stage (stage.cpp) takes a given time and sleeps for nearly all of it, so the core is free for transfers.
 """
 
 # n: sample, k: narrow width, e: elements of a sample's activation
@@ -30,7 +30,7 @@ def build() -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """What is measured: a schedule, the activation's size and the times of a stage."""
+    """One case: a schedule, the size of the activation and the times of a stage."""
 
     schedule: str  # gpipe | 1f1b
     megabytes: float
@@ -72,14 +72,14 @@ def loss(y: Tensor, target: Tensor) -> Tensor:
 
 
 def batch(row: Row) -> tuple[Tensor, Tensor]:
-    """The whole step's: inputs and targets."""
+    """Inputs and targets of a whole step."""
     generator = torch.Generator().manual_seed(1)
     shape = (row.microbatches * SAMPLES, NARROW)
     return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
 
 
 def calibrate(row: Row, repeats: int = 25) -> tuple[float, float]:
-    """Makes a call of a stage take what it says, as its caller sees it; the seconds that this took away."""
+    """Shortens the sleeps so that a call takes exactly the given time; returns the seconds removed."""
     stage, (x, _) = model(row)[0], batch(row)
     x = x[:SAMPLES].requires_grad_()
     torch.ops.raddle_bench.set_leads(0.0, 0.0)
@@ -99,7 +99,7 @@ def calibrate(row: Row, repeats: int = 25) -> tuple[float, float]:
 
 
 def set_whole(value: bool) -> None:
-    """Whether activations are written and read whole, to check what arrived, rather than asleep."""
+    """Whether stages really write and read activations (to check them) instead of sleeping."""
     torch.ops.raddle_bench.set_whole(value)
 
 

@@ -1,4 +1,4 @@
-"""One rank of the second table: a net by several schedules, step by step in turn; then its memory."""
+"""One rank of the second table: times a net with several schedules in turn, then measures its memory."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _timed(trainer: Any, batch: list[Tensor]) -> float:
 
 
 def _peaks(trainer: Any, batch: list[Tensor]) -> list[int]:
-    """By rank, the most that was allocated at once: what lasts, and what PyTorch gave out in a step."""
+    """Peak bytes by rank: persistent tensors, and what PyTorch allocates during a step."""
     dist.barrier()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         trainer.step(*batch)
@@ -94,7 +94,7 @@ def _peaks(trainer: Any, batch: list[Tensor]) -> list[int]:
 
 
 def _lasting(trainer: Any) -> int:
-    """Bytes of parameters, buffers, buckets of gradients and what the optimizer keeps."""
+    """Bytes of parameters, buffers, gradient buckets and optimizer state."""
     executor = trainer.executor
     tensors = [t for t in executor.slots if isinstance(t, Tensor)] + list(
         executor.parameter_updater.bucket_buffers

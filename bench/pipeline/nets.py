@@ -1,4 +1,4 @@
-"""The nets of the second table: what is trained, where it is cut, and what is predicted."""
+"""The nets of the second table: models, their stages, plans and predictions."""
 
 # P: stages, m: micro-batches
 
@@ -62,7 +62,7 @@ def load(name: str, samples: int) -> Workload:
 
 
 def captured(name: str) -> Graph:
-    """Of one micro-batch."""
+    """The graph of one micro-batch."""
     work = load(name, NETS[name].micro)
     return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
 
@@ -96,7 +96,7 @@ def predicted(
 
 
 def cut(graph: Graph, count: int, cluster: Cluster, profile: Profile) -> list[list[str]]:
-    """Stages before convolutions, so that the slowest with what it sends is as fast as can be."""
+    """Cuts before convolutions so that the slowest stage, with its transfer, is as fast as possible."""
     names, device = [op.name for op in graph.ops], cluster.devices[0]
     compute = ComputeCosts(graph, active_values(graph), profile)
     seconds = [

@@ -1,4 +1,4 @@
-"""One rank of the overhead's harness: raddle and torch.distributed.pipelining, step by step in turn."""
+"""One rank of the overhead benchmark: times raddle and torch.distributed.pipelining, steps in turn."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _timed(step: Callable[[], Any]) -> float:
 
 
 def _profile(trainer: Any, step: Callable[[], Any], repeats: int = 5) -> list[dict[str, float]]:
-    """By rank, milliseconds of a step by what it was spent on (the median step)."""
+    """For each rank, milliseconds of the median step by kind of action."""
     profiles = []
     for _ in range(repeats):
         spent: dict[str, float] = {}

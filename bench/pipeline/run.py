@@ -1,7 +1,7 @@
-"""Pipelines: what raddle's runtime costs beside torch.distributed.pipelining, and what schedules need.
+"""Pipelines: overhead of raddle's runtime and torch.distributed.pipelining; time and memory of schedules.
 
 --part overhead: stages that sleep, on two processes. --part gems: real nets by several schedules, measured
-and predicted. What a part finds is kept in results.json.
+and predicted. Results are saved in results.json.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _widened(here: Cluster, ranks: int) -> Cluster:
 
 
 def _plan(net: str, ranks: int, cluster: Cluster, folder: pathlib.Path) -> dict[str, Any]:
-    """Writes the plans of a net; what is predicted of them."""
+    """Saves the plans of a net; returns their predicted milliseconds and peak bytes."""
     graph = nets.captured(net)
     profile = nets.profiled(graph, cluster.devices[0].kind)
     stages = nets.cut(graph, ranks, cluster, profile)

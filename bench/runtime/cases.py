@@ -1,4 +1,4 @@
-"""What is trained in this benchmark: modules, batches, plans, and how peers parallelise them."""
+"""The cases of this benchmark: modules, batches, plans, and the same with DDP or DTensor (the peer)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def data_parallel(bn: str) -> Callable[[Graph], Plan]:
 
 
 def tensor_parallel(split: dict[str, str]) -> Callable[[Graph], Plan]:
-    """Copies on both ranks, except for operators whose name starts as said: those are split."""
+    """Splits operators whose name starts with a key of `split`; copies all others to both ranks."""
 
     def make(graph: Graph) -> Plan:
         tiles = {}

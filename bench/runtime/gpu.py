@@ -1,4 +1,4 @@
-"""One rank on a GPU: a plan of one device beside the plain eager module, step by step in turn.
+"""One rank on a GPU: times a plan for one device and the plain eager module, steps in turn.
 
 torchrun --standalone --nproc-per-node 1 bench/runtime/gpu.py PLANS   (a folder of plans, see plans.py)
 """

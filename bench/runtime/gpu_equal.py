@@ -1,4 +1,4 @@
-"""Two ranks on one card over gloo, staged through the host: the plans compute what the module computes.
+"""Checks on a GPU that plans compute what the module computes: two ranks on one card, over gloo.
 
 torchrun --standalone --nproc-per-node 2 bench/runtime/gpu_equal.py PLANS
 """

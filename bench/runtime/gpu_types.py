@@ -1,4 +1,4 @@
-"""Complex values, dropout and resuming on a card: what a plan computes there is what the module computes.
+"""Checks plans on a GPU against the plain module: complex values, dropout and resuming from a checkpoint.
 
 python bench/runtime/gpu_types.py    (one device, no torch.distributed)
 torchrun --standalone --nproc-per-node 2 bench/runtime/gpu_types.py    (two ranks on one card, over gloo)

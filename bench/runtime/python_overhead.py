@@ -1,7 +1,7 @@
-"""raddle's own time: a rank's step with every call of torch's and every wait taken out.
+"""Measures raddle's Python overhead: a rank's step without torch's computations and without waiting.
 
-Segments give back what they gave the first time, gradients are those of the first time, messages are
-there at once. What is left is the Python between torch's calls, and the few that only rename tensors.
+Segments return constant results, gradients are zeros, messages arrive at once. What is left is the Python
+between torch's calls, and calls that only make views.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Here:
 
 
 class Nobody:
-    """A transport whose messages are there at once."""
+    """A transport whose messages arrive at once."""
 
-    early = True
+    early_receives = True
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.sent = rank, size, defaultdict[int, int](int)
@@ -65,7 +65,7 @@ class Nobody:
 
 
 def python_seconds(name: str, method: str, bn: str) -> tuple[float, int, int]:
-    """Of a step of rank 1 of 2; how many instructions of the program that is, and how many actions."""
+    """Seconds of a step of rank 1 of 2, and its numbers of instructions and of actions."""
     work = zoo.load(name, device="cpu")
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
     program = lower(graph, plan_for(graph, cluster("local:2"), method, bn=bn))
@@ -74,7 +74,7 @@ def python_seconds(name: str, method: str, bn: str) -> tuple[float, int, int]:
 
     def part(source: Any, tensors: Any) -> Tensor:
         return tensors[source.name].detach()[
-            source.box.within(Box.full(graph.values[source.name].shape))
+            source.box.slices_within(Box.full(graph.values[source.name].shape))
         ]
 
     rank.load(lambda s: part(s, state).clone())

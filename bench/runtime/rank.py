@@ -1,4 +1,4 @@
-"""One rank of the benchmark: both sides of a case, step by step in turn, in one process."""
+"""One rank of the benchmark: times raddle and its peer (DDP or DTensor), steps in turn."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
 
 
 def _plan(case: Case, graph: Any) -> Any:
-    """Made here, or read from a folder where another machine has to do without the planner."""
+    """The plan of a case; from the folder RADDLE_PLANS, if the machine has no planner."""
     folder = os.environ.get("RADDLE_PLANS")
     return case.plan(graph) if folder is None else f"{folder}/{case.name}.json"
 

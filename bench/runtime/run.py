@@ -1,4 +1,4 @@
-"""raddle beside DistributedDataParallel and DTensor: two processes, steps in turn, ratios of medians."""
+"""Compares raddle with DistributedDataParallel and DTensor: two processes, steps in turn, medians."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Would an incremental simulation, as FlexFlow's delta, pay? How much of a timeline does a move change?
+"""Estimates whether FlexFlow's delta simulation would pay: how much of a timeline does a move change?
 
-No delta can do less than visit once every task whose time changes. Here it is told which ones these are,
-and is charged what the full simulation takes for as many tasks.
+A delta simulation has to visit at least once every task whose time changes. The ideal one here knows these
+tasks, and each costs what a task costs in the full simulation.
 """
 
 from __future__ import annotations

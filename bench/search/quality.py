@@ -1,4 +1,4 @@
-"""What the searches find: beside the papers' claims, on slow networks, and on 12 models and 4 clusters."""
+"""Measures the quality of searched plans: the papers' claims, slow networks, 12 models on 4 clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds of searches, nanoseconds of simulated tasks, proposals a second, seconds of compilation."""
+"""Measures the speed of searches, of the simulator, of proposals and of JIT compilation."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _timed(run: Any) -> float:
 
 
 def proposals() -> None:
-    """Uniform moves near data parallelism; the same draws judged in full, in turns."""
+    """Uniform moves near data parallelism; the same draws also simulated in full, in turn."""
     for model, count, number in PROPOSALS:
         graph, on = graph_of(model, PER_DEVICE[model] * count), machine(spec(count))
         temperature = 0.003

@@ -1,4 +1,4 @@
-"""Seconds of a start: `import raddle`, `raddle --help`, a cluster of 1,024 devices; see README.md."""
+"""Start-up seconds: `import raddle`, `raddle --help`, a cluster of 1,024 devices; see README.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raddle.sync` on a GPU: two ranks that share a card, after 20 steps, beside DistributedDataParallel.
+"""Compares weights after 20 steps of `raddle.sync` and of DDP, on two ranks that share a GPU.
 
     torchrun --standalone --nproc-per-node 2 bench/sync/gpu.py [KIND ...]
 

@@ -1,4 +1,4 @@
-"""What is trained here: networks of experiments.nets, the same on every rank."""
+"""The tasks of this benchmark: networks of experiments/nets.py, the same on every rank."""
 
 from __future__ import annotations
 

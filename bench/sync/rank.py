@@ -1,7 +1,7 @@
-"""One rank in the lab: kinds of synchronisation beside DistributedDataParallel, blocks of steps in turn.
+"""One rank in the lab: times kinds of synchronisation and DistributedDataParallel, blocks in turn.
 
-A block runs without a barrier inside, so that steps may overlap as they do in training. What is measured
-besides: a step's compute alone, with other traffic on the link at the same time, and communication alone.
+A block runs without a barrier inside, so that steps may overlap as they do in training. It also
+measures compute alone, compute with traffic on the link, and communication alone.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Bench:
         return result
 
     def _note(self, times: dict[str, list[float]], name: str, turn: int, seconds: float) -> None:
-        """The slowest rank's."""
+        """Records the slowest rank's seconds; turn 0 is warm-up."""
         slowest = torch.tensor(seconds)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         if turn:
@@ -115,7 +115,7 @@ class Bench:
         count = self.request["steps"]
         if trainer is not None:
             trainer.synchronize()
-        step()  # the first has nothing to wait for
+        step()  # not timed: no earlier step's communication delays it
         dist.barrier()
         start = time.perf_counter()
         for _ in range(count):
@@ -172,7 +172,7 @@ class Bench:
         return step
 
     def _talk(self, trainer: Trainer) -> float:
-        """All gradients there and all parameters back, while nothing is computed."""
+        """Seconds to send all gradients and receive all parameters, without computing."""
         agreeing = trainer.executor.parameter_sync
         assert agreeing is not None
         held = trainer.executor.parameters()
@@ -191,13 +191,13 @@ class Bench:
         return int(self.trainers["p3"].transport.wire().counters.overtaken)
 
     def _rate(self, compute: list[float], link: dict[str, float]) -> float:
-        """Bytes a second of what data parallelism sends in a step, spread over the step."""
+        """Average bytes/s that data parallelism sends during a step."""
         weights = sum(p.nbytes for p in self.task.model.parameters())
         sent = 2 * (self.size - 1) / self.size * weights
         return sent / max(statistics.median(compute), sent / link["bandwidth"])
 
     def _profile(self, rate: float) -> dict[str, float]:
-        """Operators of a rank's share, on all ranks at the same time, beside a step's traffic."""
+        """Seconds of a rank's operators, on all ranks at once, next to a step's traffic."""
         plan = self._plan("allreduce")
         active = active_values(self.graph)
         wanted = {
@@ -210,7 +210,7 @@ class Bench:
 
 
 def loads_of(trainer: Trainer) -> float:
-    """The elements of the busiest server over the average."""
+    """Elements of the busiest server divided by the average."""
     elements = [0] * trainer.plan.devices
     for slices in trainer.program.slices.values():
         for share in slices:

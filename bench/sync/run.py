@@ -87,7 +87,7 @@ def at_rate(chosen: argparse.Namespace, rate: str, kinds: list[str]) -> dict[str
 def predicted(
     chosen: argparse.Namespace, kinds: list[str], measured: dict[str, Any]
 ) -> dict[str, float]:
-    """Seconds by the simulation, with the operators and the link as they were measured there."""
+    """Simulated seconds of a step by kind, with the measured operators and link."""
     given = task(chosen.model, chosen.batch)
     graph = capture(given.model, given.inputs, targets=given.targets, loss=given.loss)
     on = lab_cluster(chosen.hosts, **measured["link"])

@@ -1,4 +1,4 @@
-"""VGG-16 by layers on several ranks, all gradients computed by rank 0: what collocation is held against.
+"""The baseline for collocated gradients: VGG-16 by layers on several ranks, rank 0 computes all gradients.
 
 Every rank runs its layers forward and sends what their backward needs to rank 0, which has all weights,
 computes all gradients and sends each rank its own. `torchrun --nproc-per-node N one_device.py BATCH STEPS`
