@@ -5,16 +5,25 @@ from __future__ import annotations
 import contextlib
 import doctest
 import importlib
+import inspect
 import io
+import os
 import pathlib
 import re
+import socket
+import subprocess
+import sys
 
 import pytest
+
+import raddle
+from raddle import sync
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
 MODULES = [
     "graph.box", "graph.space", "graph.capture", "graph.ops.reshape", "plans.tiling",
     "searches.configurations", "searches.baselines.filters", "searches.pins", "searches.plan_space",
+    "clusters.loading", "searches.planning", "runtime.trainer", "reports.page.page_report",
 ]  # fmt: skip
 
 
@@ -43,3 +52,28 @@ def test_docstrings(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"raddle.{name}"))
     assert result.attempted
     assert not result.failed
+
+
+# The examples of raddle.sync join a job of one rank, as torchrun would start it.
+SYNC = """
+import doctest, importlib, sys
+for name in ("session", "wrapped_optimizer"):
+    results = doctest.testmod(importlib.import_module(f"raddle.sync.{name}"))
+    assert results.attempted and not results.failed
+"""
+
+
+def test_docstrings_of_sync() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    subprocess.run([sys.executable, "-c", SYNC], env=os.environ | job, check=True)
+
+
+def test_public_functions_have_an_example() -> None:
+    public = [getattr(raddle, name) for name in raddle.__all__]
+    public = [item for item in public if inspect.isfunction(item)]
+    public += [getattr(sync, name) for name in sync.__all__]
+    assert len(public) >= 12
+    assert [item.__name__ for item in public if ">>>" not in (item.__doc__ or "")] == []

@@ -92,6 +92,8 @@ def init(
     `timeout`: seconds after which any wait fails. `timeline`: path of a Chrome trace to write; the
     environment variable RADDLE_TIMELINE may name it too. `backend`: sums gradients on GPUs: nccl (the
     default) or gloo.
+
+    >>> init(timeout=60.0); close()
     """
     global _session
     if _session is not None:
@@ -113,6 +115,8 @@ def close() -> None:
 
     If it is called in an `except` or `finally` block during an exception, this rank reports the exception
     to the other ranks, which then stop. More calls do nothing.
+
+    >>> init(); close(); close()
     """
     _close(sys.exc_info()[1])
 
@@ -133,15 +137,30 @@ def _close(error: BaseException | None) -> None:
 
 
 def rank() -> int:
+    """Returns the number of this process in the job.
+
+    >>> init(); rank(), size()
+    (0, 1)
+    >>> close()
+    """
     return session().rank
 
 
 def size() -> int:
+    """Returns the number of ranks in the job.
+
+    >>> init(); size()
+    1
+    >>> close()
+    """
     return session().size
 
 
 def broadcast(what: nn.Module | Iterable[Tensor], source: int = 0) -> None:
-    """Copies parameters and buffers, or tensors, from rank `source` to all ranks. All ranks call it."""
+    """Copies parameters and buffers, or tensors, from rank `source` to all ranks. All ranks call it.
+
+    >>> init(); broadcast(nn.Linear(4, 2)); close()
+    """
     transport = session().transport
     with torch.no_grad():
         for tensor in _tensors(what):
@@ -161,7 +180,12 @@ def _tensors(what: nn.Module | Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def report() -> dict[str, Any]:
-    """Returns this rank's counters, with one entry for each wrapped optimizer."""
+    """Returns this rank's counters, with one entry for each wrapped optimizer.
+
+    >>> init(); report()
+    {'rank': 0, 'size': 1, 'optimizers': []}
+    >>> close()
+    """
     current = session()
     return {
         "rank": current.rank,

@@ -46,6 +46,13 @@ class Optimizer(torch.optim.Optimizer):
     `backward_passes`: calls of backward for each step. `bucket`: bytes of gradients in one all-reduce.
     `debug=True` (or RADDLE_SYNC_DEBUG=1): in every step all ranks compare what they are about to sum.
     `stall`: seconds of waiting after which a warning names the ranks that are missing.
+
+    >>> from raddle import sync
+    >>> sync.init()
+    >>> model = nn.Linear(4, 2)
+    >>> optimizer = sync.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, sync="allreduce")
+    >>> model(torch.ones(8, 4)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+    >>> sync.close()
     """
 
     _wrapped = False  # True from the end of super().__init__, which adds the parameter groups

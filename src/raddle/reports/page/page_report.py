@@ -46,11 +46,16 @@ def report(
 ) -> None:
     """Write a page that shows plans of a graph, on the cluster that they were made for or another.
 
-        graph = raddle.capture(model, [x], targets=[y], loss=loss)
-        plans = [raddle.search(graph, raddle.cluster("p100:4x4"), method) for method in ("data", "auto")]
-        raddle.report(graph, plans, "plans.html")
-
     The page opens with the first plan. `alternatives`: seconds to spend on other splits of its layers.
+
+    >>> import os, raddle, tempfile, torch
+    >>> x, y, loss = torch.randn(8, 4), torch.randn(8, 2), torch.nn.functional.mse_loss
+    >>> graph = raddle.capture(torch.nn.Linear(4, 2), [x], targets=[y], loss=loss)
+    >>> plans = [raddle.search(graph, raddle.cluster("local:2"), m) for m in ("data", "layerwise")]
+    >>> path = os.path.join(tempfile.mkdtemp(), "plans.html")
+    >>> raddle.report(graph, plans, path, alternatives=0)
+    >>> os.path.exists(path)
+    True
     """
     from raddle.errors import InputError
 
