@@ -205,9 +205,8 @@ def grid(shape: Sequence[int], cuts: Sequence[int]) -> list[Box]:
     """
     boxes = [Box((), ())]
     for size, parts in zip(shape, cuts, strict=True):
-        cut_points = [
-            -(-size * i // parts) for i in range(parts + 1)
-        ]  # the larger parts come first
+        # rounded up, so the larger parts come first
+        cut_points = [-(-size * i // parts) for i in range(parts + 1)]
         spans = list(pairwise(cut_points))
         boxes = [Box((*b.lo, lo), (*b.hi, hi)) for b in boxes for lo, hi in spans]
     return boxes

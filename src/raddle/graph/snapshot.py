@@ -63,7 +63,8 @@ class _Snapshot:
     def __init__(self, roots: Iterable[Any]) -> None:
         self.restores: list[Restore] = []
         self._seen: dict[int, Any] = {}  # by id; keeps them alive, so that ids stay unique
-        self._states: set[int] = set()  # ids of parameters and buffers: tracing uses others instead
+        # Ids of parameters and buffers: tracing uses other tensors in their place.
+        self._states: set[int] = set()
         pending: list[tuple[Any, bool]] = [(root, True) for root in roots]
         while pending:
             value, in_module = pending.pop()

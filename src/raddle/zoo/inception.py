@@ -19,11 +19,8 @@ class Inception3(nn.Module):
         self,
         *,
         shrink: int = 1,
-        pool_channels: tuple[int, ...] = (
-            32,
-            64,
-            64,
-        ),  # channels of the pooling branch of each block A
+        # channels of the pooling branch of each block A
+        pool_channels: tuple[int, ...] = (32, 64, 64),
         # inner channels of the 7x7 branches of each block C
         inner_channels: tuple[int, ...] = (128, 160, 160, 192),
         e_blocks: int = 2,  # number of blocks E

@@ -19,9 +19,8 @@ class LeNet(nn.Module):
         super().__init__()
         a, b = maps
         self.features = nn.Sequential(
-            nn.Conv2d(
-                1, a, kernel_size=5, padding=2
-            ),  # 28 x 28 pixels; the paper has 32 x 32 and no padding
+            # The image has 28 x 28 pixels; in the paper it has 32 x 32, and there is no padding.
+            nn.Conv2d(1, a, kernel_size=5, padding=2),
             nn.Tanh(),
             nn.AvgPool2d(2),
             nn.Conv2d(a, b, kernel_size=5),

@@ -134,9 +134,8 @@ def _grouped_call(
             runs.append([hi - lo, 1, lo - g * cg])
     has_gaps = kn < kg and g1 - g0 > 1  # the region has channels that are not read
     read_channels = [g * kg + k for g in range(g1 - g0) for k in range(kn)] if has_gaps else []
-    column0 = (
-        c0 % cg if g1 - g0 == 1 else 0
-    )  # if transposed: the first column of the weight's region
+    # If transposed: the first filter, counted within its group, of the weight's region (its dimension 1).
+    column0 = c0 % cg if g1 - g0 == 1 else 0
 
     def run(x: Tensor, w: Tensor) -> Tensor:
         if read_channels:
