@@ -1,4 +1,6 @@
-"""Adapts the plan of a training graph to another graph of the same module: in evaluation, or smaller.
+"""Adapts the plan of a training graph to another graph of the same module.
+
+`adapt` is for the module in evaluation mode, `resize` for a micro-batch with fewer samples.
 
 The evaluation graph has no dropout, its batch norms read running statistics, several operators may have
 become one, and the batch may differ. An operator that both graphs have keeps its tiles, so that every
@@ -6,7 +8,7 @@ device has the parameters that it reads. A new operator is placed where its inpu
 sent.
 """
 
-# d: a dimension of an operator's iteration space
+# d: a dimension of an operator's iteration space (or a device), k: the number of an operator's output
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def adapt(plan: Plan, graph: Graph, evaluation: Graph) -> Plan:
         steps=1,
         recompute=(),
         split_backward=False,
-        sums={},
+        sums={},  # no wishes where partial results are summed (plan.py)
         stages=(),
         schedule="",
         workers=(),
@@ -103,6 +105,7 @@ class _Adapter:
         self.plan, self.graph, self.evaluation = plan, graph, evaluation
         self.parameter_boxes = _TrainingBoxes(plan, graph)
         self.tilings: dict[str, Tiling] = {}  # by operator that is placed
+        # By value, the operator that computes it, and which of its outputs it is.
         self.producer = {o: (op, k) for op in evaluation.ops for k, o in enumerate(op.outputs)}
         self.consumers = _readers(evaluation)
 
@@ -173,7 +176,7 @@ class _Adapter:
             yield tiling
         else:
             yield scaled_tiling(op, trained, tiling, self.graph.batch, self.evaluation.batch)
-            # With the same cut points: if rows of a parameter are cut, other devices do not hold them.
+            # Else the same cut points: where they cut rows of a parameter, each device holds only its rows.
             yield projected_tiling(op, tiling, {d: d for d in range(len(op.space.dims))})
 
     def _as_producers(self, op: Op) -> Iterator[Tiling]:
@@ -184,7 +187,7 @@ class _Adapter:
                 yield projected_tiling(op, self.tilings[source.name], pairs)
 
     def _as_consumers(self, op: Op) -> Iterator[Tiling]:
-        """The tiles of the operators that read its outputs."""
+        """The tiles of the operators that read its outputs; if several read one box, with copies."""
         for k, name in enumerate(op.outputs):
             for reader, operand in self.consumers.get(name, []):
                 if reader.name in self.tilings:
@@ -205,6 +208,7 @@ class _Adapter:
         cuts = tuple(
             self.parameter_boxes.cut_points(op, d, weights) for d in range(len(op.space.dims))
         )
+        # Only the boxes of this grid are used, so all are on device 0.
         boxes = Grid(cuts, (0,) * math.prod(len(c) - 1 for c in cuts)).boxes
         holders = {
             box: [d for d in devices if self.parameter_boxes.holds(d, op, box, weights)][:1]
@@ -225,7 +229,7 @@ class _TrainingBoxes:
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan, self.graph, self.readers = plan, graph, _readers(graph)
-        self.boxes: dict[str, dict[int, list[Box]]] = {}  # by parameter and device, found on demand
+        self.boxes: dict[str, dict[int, list[Box]]] = {}  # by parameter and device, on demand
 
     def boxes_by_device(self, name: str) -> dict[int, list[Box]]:
         """By device, its boxes of a parameter. Empty if training never reads it: then any device may."""
@@ -255,6 +259,7 @@ class _TrainingBoxes:
         for i in operands if not dim.unsplittable else ():
             boxes = [box for held in self.boxes_by_device(op.inputs[i]).values() for box in held]
             for at, index in enumerate(op.space.operands[i].indices):
+                # Only if the index is d plus an offset: neither strided nor divided nor from a table.
                 if index.terms == (Term(d),) and index.den == 1 and not index.table:
                     points |= {e[at] - index.offset for box in boxes for e in (box.lo, box.hi)}
         return tuple(point for point in sorted(points) if 0 <= point <= dim.size)

@@ -4,7 +4,7 @@
 that shares some dimensions with it.
 """
 
-# d: a dimension of an operator's iteration space
+# d: a dimension of an operator's iteration space, or a device
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tiling_from_boxes(devices_by_box: _DevicesByBox) -> Tiling:
     count = math.prod(len(c) - 1 for c in cuts)
     copies = {len(devices) for devices in devices_by_box.values()}
     if count == len(devices_by_box) and len(copies) == 1:
-        boxes = Grid(cuts, (0,) * count).boxes
+        boxes = Grid(cuts, (0,) * count).boxes  # device 0: only the boxes are used
         if devices_by_box.keys() == set(boxes):
             return Grid(cuts, tuple(d for box in boxes for d in devices_by_box[box]), copies.pop())
     return Irregular(
@@ -84,9 +84,10 @@ def _scaled_points(points: Sequence[int], size: int) -> Sequence[int]:
 
 
 def paired_dims(op: Op, operand: int, dims: Sequence[int]) -> dict[int, int]:
-    """Dimension of an operator -> dimension of the operand's producer, where both are the same index.
+    """Dimension of an operator -> dimension of the operand's producer, where the indices are the same.
 
-    dims: the dimensions of the producer's iteration space that the operand has.
+    They are, if the operator indexes the operand by that dimension alone, without a stride or an offset.
+    dims: by dimension of the operand, the dimension of the producer's iteration space.
     """
     indices = op.space.operands[operand].indices
     pairs = zip(indices, dims, strict=True)
@@ -103,6 +104,7 @@ def projected_tiling(
     all.
     """
     sizes = [dim.size for dim in op.space.dims]
+    # By dimension s of the other operator, its size.
     ends = [max(box.hi[s] for box in other.boxes) for s in range(len(other.boxes[0].hi))]
     devices_by_box: dict[Box, tuple[int, ...]] = {}
     for box, devices in _devices_by_box(other).items():
@@ -110,6 +112,7 @@ def projected_tiling(
         for d, s in pairs.items():
             if not op.space.dims[d].unsplittable:
                 lo[d] = min(box.lo[s], sizes[d])
+                # The sizes may differ: the last tile ends where the dimension of `op` ends.
                 hi[d] = sizes[d] if box.hi[s] == ends[s] else min(box.hi[s], sizes[d])
         box_here = Box(tuple(lo), tuple(hi))
         before = devices_by_box.get(box_here, ())

@@ -18,7 +18,8 @@ def match_ops(graph: Graph, other: Graph) -> dict[str, Op]:
     matches: dict[str, Op] = {}
     used: set[str] = set()
     dropout_inputs = _dropout_inputs(graph), _dropout_inputs(other)
-    # Value of `other` -> the same value of `graph`; results of operators are added as these are matched.
+    # Value of `other` -> the same value of `graph`. Inputs, parameters and buffers have the same names;
+    # results of operators (role "op") are added as their operators are matched.
     same = {name: name for name, value in other.values.items() if value.role != "op"}
     for key in (_by_weights, _by_buffers, _by_module):
         pools: dict[Hashable, list[Op]] = {}
@@ -38,7 +39,8 @@ def match_ops(graph: Graph, other: Graph) -> dict[str, Op]:
 
 
 def _signature(op: Op) -> Hashable:
-    # Without the letters of its dimensions: with one sample, the letter `n` may be missing.
+    # `label` is the ATen function or the kind. The letters of dimensions are left out: with one sample, the
+    # letter `n` may be missing.
     return op.kind, op.label, tuple(dim.unsplittable for dim in op.space.dims)
 
 
@@ -82,6 +84,7 @@ def _best_match(
     are the results of `_dropout_inputs` for both graphs.
     """
     operands = [same.get(dropout_inputs.get(i, i)) for i in op.inputs]
+    # A score: inputs in common, same notation, dimensions of the same size, same composite.
     best, best_score = pool[0], (-1, False, 0, False)
     for candidate in pool:
         inputs = [candidate_dropout_inputs.get(i, i) for i in candidate.inputs]

@@ -34,4 +34,4 @@ class NamedSchedule:
     @cached_property
     def splits_backward(self) -> bool:
         """Whether the schedule has W actions for the gradients of parameters."""
-        return self.make(2, 2).split
+        return self.make(2, 2).split  # any example: 2 stages, 2 micro-batches

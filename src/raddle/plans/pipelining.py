@@ -27,11 +27,11 @@ from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
 
 THREADED = "threaded"
 SEQUENTIAL = "sequential"  # the schedule, if a plan has stages but names none
-OVERLAPPED_STEPS = 32  # if steps overlap, a run repeats a program of so many steps
+OVERLAPPED_STEPS = 32  # steps of the program that a run repeats, if steps overlap
 
 
 def micro_batch_sizes(plan: Plan, graph: Graph) -> list[int]:
-    """Samples of each micro-batch. graph: that of the largest. The last micro-batches may have one less."""
+    """Samples of each micro-batch; the last ones may have one less. graph: of the largest micro-batch."""
     missing_samples = graph.batch * plan.microbatches - plan.batch
     short = missing_samples if 0 < missing_samples < plan.microbatches else 0
     full = plan.microbatches - short
@@ -168,7 +168,10 @@ def validate_stages(plan: Plan, graph: Graph) -> None:
 
 
 def _validate_sums_of_stages(plan: Plan, stages: Mapping[str, int]) -> None:
-    """Partial results of a stage are summed on devices of its worker, so that replicas can move them."""
+    """Raises InputError unless `plan.sums` sums partial results of a stage on devices of its worker.
+
+    A replica of the stage moves the sums with its tiles, device by device, to the devices of its worker.
+    """
     workers = workers_of(plan)
     for name, tiling in plan.sums.items():
         worker = workers[planned_worker(plan, stages[name])]
@@ -180,9 +183,10 @@ def _validate_sums_of_stages(plan: Plan, stages: Mapping[str, int]) -> None:
 
 
 def _validate_buffers(plan: Plan, graph: Graph, stages: Mapping[str, int]) -> None:
-    """A micro-batch can read what the micro-batch before it has written to a buffer.
+    """Raises InputError if a micro-batch cannot read what the one before it has written to a buffer.
 
-    It cannot, if another stage writes the buffer too late, or a replica on other devices writes it.
+    A buffer is, for example, a running mean. It cannot be read if another stage writes it, which may be too
+    late, or if a replica of the stage writes it on other devices.
     """
     if plan.microbatches == 1 and not is_asynchronous(plan):
         return
@@ -190,9 +194,10 @@ def _validate_buffers(plan: Plan, graph: Graph, stages: Mapping[str, int]) -> No
     schedule = schedule_of(plan)
     declared = SCHEDULES.get(plan.schedule or SEQUENTIAL)
     serial = declared is not None and declared.serial
+    # The micro-batches of one step: if steps overlap, the schedule has those of all steps.
     counts = range(min(schedule.microbatches, plan.microbatches))
     replicas = len({workers_of_micro_batch(plan, schedule, m) for m in counts}) > 1
-    for buffer, value in graph.updates.items():
+    for buffer, value in graph.updates.items():  # value: what the buffer contains next
         for op in graph.readers.get(buffer, ()):
             too_late = stages[op.name] != stages[producers[value]] and not serial
             elsewhere = replicas and value not in op.outputs
@@ -222,6 +227,7 @@ def steps_to_simulate(plan: Plan, default: int) -> int:
     """Steps for a simulation: `default` or, if steps overlap, enough to reach a steady state."""
     if not is_asynchronous(plan):
         return default
+    # Six times the steps that are under way at once.
     return 6 * max(steps_in_flight(plan) if is_threaded(plan) else len(plan.stages), 1)
 
 
@@ -261,7 +267,10 @@ def planned_worker(plan: Plan, s: int) -> int:
 
 
 def workers_of_micro_batch(plan: Plan, schedule: Schedule, m: int) -> tuple[int, ...]:
-    """By stage, the worker that runs micro-batch m."""
+    """By stage, the worker that runs micro-batch m.
+
+    Raises InputError if such a worker has more or fewer devices than the stage.
+    """
     stage_workers = tuple(schedule.worker(s, m) for s in range(len(plan.stages)))
     workers = workers_of(plan)
     for s, w in enumerate(stage_workers):

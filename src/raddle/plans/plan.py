@@ -24,8 +24,8 @@ class Plan:
     order: with `p3:collective`, the numbers of all slices, in the order in which their all-reduces start on
     every device. Without it, each starts when its gradient is complete.
 
-    sums: for an operator with partial results, the devices that sum them, as tiles of its output. If an
-    operator is not there, its output is divided among the devices that have partial results.
+    sums: by operator with partial results, the devices that sum them, written as a tiling of the operator.
+    If an operator is not there, its output is divided among the devices that have partial results.
 
     A pipeline has `stages` and a `schedule`: a name from plans/schedules/, or rows of actions as text; ""
     runs one micro-batch after the other. Each row is a worker. A stage that several rows run has a replica
@@ -48,7 +48,7 @@ class Plan:
     workers: tuple[tuple[int, ...], ...] = ()  # by row of the schedule, its devices
     steps: int = 1  # training steps in the lowered program; a simulation needs several
     model: str = ""  # its name, or the file and function that make it
-    fingerprint: str = ""  # of the graph that the plan was made for
+    fingerprint: str = ""  # hash of the graph that the plan was made for
     batch: int = 0  # samples of a step, on all devices together
     dtype: str = "float32"
     optimizer: str = "sgd"

@@ -84,9 +84,9 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def _defects(data: dict[str, Any]) -> Iterator[str]:
-    """Yields a phrase for each wrong entry of a plan file."""
+    """Yields a phrase for each wrong entry of a plan file. data: the file; Plan explains its keys."""
     for name, largest in _COUNT_LIMITS.items():
-        smallest = int(name != "batch")
+        smallest = int(name != "batch")  # batch 0: the plan names none
         if type(data[name]) is not int or not smallest <= data[name] <= largest:
             yield f"{name} is {short(data[name])}, not a count from {smallest} to {largest}"
     if type(data["bucket"]) is not int or type(data["split_backward"]) is not bool:
@@ -123,7 +123,10 @@ def _defects(data: dict[str, Any]) -> Iterator[str]:
 
 
 def _prediction_defects(predicted: dict[str, Any]) -> Iterator[str]:
-    """Yields a phrase for each wrong predicted metric that other code compares or draws."""
+    """Yields a phrase for each wrong predicted metric that other code compares or draws.
+
+    `history` is that of the search: rows of seconds, plans proposed so far, and the best step time in ms.
+    """
     for name in ("step_ms", "search_s", "lower_bound_ms"):
         value = predicted.get(name)
         if value is not None and (type(value) not in (int, float) or value < 0):

@@ -14,11 +14,15 @@ from raddle.plans.tiling import Grid, Tiling
 def operand_regions(op: Op, operand: int, tiling: Tiling) -> Iterable[tuple[int, Box | None]]:
     """Pairs of a device and the region of an operand that its tile reads; None: it reads nothing.
 
-    If the tiles do not split the dimensions of the operand, all read the same: then one pair a device.
+    There is a pair for each tile. If the tiles do not split the dimensions of the operand, all read the
+    same: then there is one pair for each device.
     """
     access = op.space.operands[operand]
     touched = {term.dim for index in access.indices for term in index.terms}
+    # Reduced dimensions may decide too whether a tile reads the operand. A bias is added by one tile alone
+    # (`added_once`). A factor is not read where another factor of the product is all padding.
     touched |= set(op.space.reduced_dims) if access.added_once or access.is_factor else set()
+    # Two cut points, 0 and the size: not split.
     if isinstance(tiling, Grid) and all(len(tiling.cuts[d]) == 2 for d in touched):
         region = _regions(op.space, tiling.boxes[0])[operand]
         return ((device, region) for device in dict.fromkeys(tiling.devices))

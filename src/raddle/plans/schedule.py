@@ -30,6 +30,7 @@ from raddle.errors import InputError, quote
 Time: TypeAlias = int | Fraction
 
 PHASES = ("F", "B", "W")
+# An action as text: phase, micro-batch and, after a point, the stage.
 TOKEN = re.compile(r"([FBW])([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 
@@ -61,6 +62,7 @@ class Schedule:
 
     @cached_property
     def split(self) -> bool:
+        """Whether the backward is split: the schedule has W actions."""
         return any(action.phase == "W" for row in self.rows for action in row)
 
     @property
@@ -92,7 +94,7 @@ def all_actions_in_order(schedule: Schedule) -> list[Action]:
 def slots(
     schedule: Schedule, forward: Time = 1, backward: Time = 1, weights: Time = 1
 ) -> list[list[tuple[Time, Time, Action]]]:
-    """By worker: (start, end, action), each as early as its row and its dependencies allow.
+    """The time slots of each worker: (start, end, action), as early as row and dependencies allow.
 
     forward, backward, weights: the durations of F, B and W. Raises InputError if the schedule deadlocks.
     """
@@ -149,7 +151,10 @@ def bubble(
 
 
 def peak_alive(schedule: Schedule) -> list[int]:
-    """By worker, the most (stage, micro-batch) at a time whose F has run and whose last phase has not."""
+    """By worker, the most micro-batches alive at a time, counted on each of its stages.
+
+    Alive: F has run, and the last phase (W if the backward is split, else B) has not.
+    """
     peaks = []
     for row in schedule.rows:
         now = peak = 0

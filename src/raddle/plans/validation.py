@@ -86,7 +86,10 @@ def _difference(plan: Plan, graph: Graph) -> str:
 
 
 def _validate_order(plan: Plan) -> None:
-    """The order of sums is a permutation. Lowering checks its length (program/parameter_slices.py)."""
+    """Raises InputError unless `plan.order`, the order of the all-reduces of slices, is a permutation.
+
+    Lowering checks its length (program/parameter_slices.py).
+    """
     if plan.order and not plan.parsed_sync.collective:
         raise InputError(
             f"the plan orders {len(plan.order)} sums of slices, and sync {quote(plan.sync)} has none: "
@@ -110,7 +113,10 @@ def _validate_recompute(plan: Plan, names: set[str], model: str) -> None:
 
 
 def _validate_zero3(plan: Plan) -> None:
-    """With ZeRO-3, parameters are present only while a block of a stage runs: it must run as a whole."""
+    """Raises InputError if the plan cannot use ZeRO-3.
+
+    Parameters are present only while a block of operators of a stage runs, so it must run as a whole.
+    """
     if plan.split_backward:
         raise InputError(
             f"sync is {quote(plan.sync)}, which releases parameters after their backward, and the plan "
@@ -126,7 +132,10 @@ def _validate_zero3(plan: Plan) -> None:
 
 
 def _validate_sums(plan: Plan, graph: Graph) -> None:
-    """The tiles in `plan.sums` are legal, and do not split reduced dimensions."""
+    """Raises InputError unless the tilings in `plan.sums` (where partial results are summed) are legal.
+
+    They must not split reduced dimensions: that would give partial results again.
+    """
     ops = {op.name: op for op in graph.ops}
     for name, tiling in plan.sums.items():
         if name not in ops:

@@ -50,10 +50,14 @@ def lane_names(devices: Sequence[str], links: Iterable[str]) -> Iterator[Event]:
 
 
 def name_event(what: str, process: int, lane: int, name: str) -> Event:
+    # ph is the phase, that is, the type of an event; M: metadata
     return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": {"name": name}}
 
 
 def flow_events(start: Event, end: Event, **title: Any) -> Iterator[Event]:
-    """An arrow from one lane and time to another. Both ends must lie inside a shown event."""
+    """An arrow from one lane and time to another: a "flow" (s: start, f: finish) of the format.
+
+    start, end: pid, tid and ts, which must lie inside a shown event. title: name, cat and id.
+    """
     yield {"ph": "s", **title, **start}
     yield {"ph": "f", "bp": "e", **title, **end}

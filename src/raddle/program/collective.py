@@ -1,4 +1,8 @@
-"""Recognises a set of messages as a collective operation."""
+"""Recognises a set of messages as a collective operation.
+
+A move is an instruction that sends messages; a message has boxes, and a part if these are a partial result:
+the number of the tile that computed it, else -1 (program.py).
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ def recognise_collective(messages: Sequence[Message]) -> str:
     )
     if everyone_sends_the_same:
         return "all_gather"
+    # Partial results, and each target gets the same boxes of all.
     if all(m.part >= 0 for m in messages) and all(
         len({m.boxes for m in messages if m.target == t}) == 1 for t in targets
     ):

@@ -1,8 +1,8 @@
 """Writes the instructions that synchronise gradients and update parameters.
 
-`GradientSync` is told of every contribution to a gradient, and of the ends of actions and steps. It passes
-them as events to the step script (step_script.py), and writes an instruction for each row that follows from
-them (sync_instructions.py).
+`lower` calls `GradientSync` for every contribution to a gradient, and at the end of an action or a step.
+Each call is an event for the step script, a table of what is to be done (step_script.py). For each row that
+the event adds to the table, `GradientSync` writes an instruction (sync_instructions.py).
 """
 
 # p: number of a parameter, s: number of a slice, n: row of the step script
@@ -50,7 +50,7 @@ class GradientSync:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        """Starts an empty script."""
+        """Starts an empty script: at most three rows for each parameter and each slice."""
         self.rows = [0] * (3 * (len(self.parameter_number) + len(self.facts.needs_sync)) * COLUMNS)
         self.state = _new_state(self.facts, self.rows)
         self.row_instructions: list[int] = []  # by row, the number of its instruction
@@ -103,7 +103,11 @@ class GradientSync:
         self._begin_step()
 
     def _handle_event(self, event: int, subject: int, run: int, key: Key) -> None:
-        """Writes the instructions of the rows that follow from an event of the step script."""
+        """Writes the instructions of the rows that follow from an event of the step script.
+
+        subject, run: as in `step_script.write_rows`; -1: none.
+        """
+        # The last argument, by event its first row, is not used here: there is one event.
         step_script.write_rows([event], [subject], [run], self.facts, self.state, [0, 0])
         for n in range(len(self.row_instructions), self.state.counters[ROWS]):
             self.row_instructions.append(self._write_row(n, key))
@@ -142,7 +146,7 @@ class GradientSync:
         if self.parameters.plan.parsed_sync.by_priority:
             return
         all_writers = [i for writers in self.last_writers.values() for i in writers]
-        if self.parameters.plan.parsed_sync.zero3:
+        if self.parameters.plan.parsed_sync.zero3:  # pulls wait for `latest` (lower.py)
             for i in all_writers:
                 for d in self.writer.instructions[i].devices:
                     self.writer.latest.setdefault(d, []).append(i)
@@ -175,15 +179,17 @@ def _sync_facts(
     rule = rule_of(sync)
     if overlap and sync.sliced:
         rule = step_script.BUCKETS
+    # By group, that is, the sets of devices that sum a parameter, its number.
     numbers = {group: g for g, group in enumerate(dict.fromkeys(parameters.groups.values()))}
     counts = Counter(name for name, _ in slices)
     first = accumulate((counts[n] for n in parameters.trainable), initial=0)
     return SyncFacts(
         rule,
-        0 if overlap else parameters.plan.bucket,
-        overlap,
-        not sync.zero3,
-        bool(parameters.plan.order) and rule == step_script.SLICE_SUMS,
+        0 if overlap else parameters.plan.bucket,  # bucket_bytes
+        overlap,  # update_at_once
+        not sync.zero3,  # pull_at_once
+        bool(parameters.plan.order) and rule == step_script.SLICE_SUMS,  # ordered_sums
+        # By parameter: group_of and, below, nbytes, first_slice and slice_count.
         [numbers[parameters.groups[n]] if n in parameters.groups else -1 for n in parameters.trainable],
         [
             values[n].dtype.itemsize * sum(s.box.volume for s in parameters.synced_regions(n))
@@ -192,7 +198,7 @@ def _sync_facts(
         list(first),
         [counts[n] for n in parameters.trainable],
         [int(slice_.needs_sync) for _, slice_ in slices],
-        [0] * len(parameters.trainable),
+        [0] * len(parameters.trainable),  # contribution_order
     )  # fmt: skip
 
 
@@ -202,6 +208,7 @@ def _new_state(facts: SyncFacts, rows: list[int]) -> ScriptState:
     groups_of_parameters = [facts.group_of[p] for p in range(count)]
     groups = max(groups_of_parameters, default=-1) + 1
     incomplete = [groups_of_parameters.count(g) for g in range(groups)]
+    # In the order of the fields: counters, incomplete, four of the buckets, opened_groups, ...
     return ScriptState(
         [0] * 8, incomplete, [0] * groups, [-1] * groups, [0] * groups, [0] * count, [0] * groups,
         [0] * count, [0] * count, [0] * count, [0] * count, rows,

@@ -13,7 +13,8 @@ from raddle.program.value_holders import in_sending_order
 class InstructionWriter:
     """A growing list of instructions.
 
-    track_latest: keep in `latest`, by device, the instructions that it computed last.
+    track_latest: keep in `latest`, by device, the number of its last Run or Merge. With ZeRO-3,
+    gradient_sync.py adds the updates of a step, so that pulls wait for them too.
     """
 
     def __init__(self, devices: int, *, track_latest: bool = False) -> None:
@@ -32,7 +33,7 @@ class InstructionWriter:
         self, value: str, kind: MessageKind, key: Key, messages: Iterable[Message],
         deps: Iterable[int],
     ) -> int:  # fmt: skip
-        """Appends a move with its messages in sending order, and returns its number."""
+        """Appends a move with its messages in sending order (value_holders.py); returns its number."""
         ordered = in_sending_order(messages, self.devices)
         return self.emit(
             Move(value, kind, key, ordered, recognise_collective(ordered), sorted_deps(deps))

@@ -59,7 +59,10 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
 
 
 def _refuse_shared_parameters(parameters: ParameterLayout) -> None:
-    """Raises InputError if a parameter is on several devices: a greedy plan cannot synchronise it."""
+    """Raises InputError if a parameter is on several devices: a greedy plan cannot synchronise it.
+
+    In a greedy plan, each device chooses at run time which ready instruction is next (plans/pipelining.py).
+    """
     shared_name = next(
         (name for name in parameters.trainable if parameters.synced_regions(name)), None
     )
@@ -74,6 +77,7 @@ class _Lowering:
     """Writes a program. Micro-batches write their instructions through it (micro_batch.ProgramWriter)."""
 
     def __init__(self, graph: Graph, plan: Plan, active: frozenset[str]) -> None:
+        # overlap: a step begins before the updates of the last one. active: values that need a gradient.
         self.graph, self.plan, self.overlap = graph, plan, is_asynchronous(plan)
         self.variants = Variants(graph, plan, active)
         self.actions = self.variants.actions
@@ -128,7 +132,10 @@ class _Lowering:
     def _blocks_with_pulls(
         self, key: Key, action: Action, ops: Sequence[Op]
     ) -> Iterable[tuple[Sequence[Op], list[int]]]:
-        """Yields operators with the pulls they wait for: in ZeRO-3 block by block, else all at once."""
+        """Yields operators with the pulls they wait for: in ZeRO-3 block by block, else all at once.
+
+        A pull is a move that gathers a sharded parameter (zero3_blocks.py).
+        """
         slices = self.parameters.slices
         if not self.plan.parsed_sync.zero3 or not slices:
             return [(ops, [])]
@@ -172,6 +179,7 @@ class _Lowering:
             sources, {d for lowered, stage in waiting for d in lowered.devices_of(stage)}
         )
         if messages:
+            # A signal has no data, but a move has to name a value.
             value = self.graph.loss or self.graph.outputs[0]
             signals.sent[action] = self.writer.emit_move(
                 value, SIGNALS[action.phase], key, messages, ends
@@ -182,7 +190,7 @@ class _Lowering:
     ) -> None:
         """Remembers who wrote the buffers: the next micro-batch reads them on the same devices."""
         producers = {o: op for op in ops for o in op.outputs}
-        for buffer, value in self.graph.updates.items():
+        for buffer, value in self.graph.updates.items():  # value: the next content of the buffer
             if value in producers:
                 devices = lowered.devices[producers[value].name]
                 self.buffer_writers[buffer, devices] = micro_batch.ready[value]

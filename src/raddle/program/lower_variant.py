@@ -40,7 +40,7 @@ def lower_variant(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVa
         plan,
         active,
         {op.name: tuple(sorted(set(plan.tiles[op.name].devices))) for op in graph.ops},
-        stage_of(plan) or {op.name: 0 for op in graph.ops},
+        stage_of(plan) or {op.name: 0 for op in graph.ops},  # without a pipeline: all in stage 0
         replicated_loss_ops(
             graph, plan, active, lambda op: is_partial(op, plan.tiles[op.name], plan.bn)
         ),
@@ -69,7 +69,7 @@ class LoweredVariant:
     active: frozenset[str]  # values whose gradient is needed
     devices: dict[str, tuple[int, ...]]  # by operator, the devices that compute it
     stage_of: dict[str, int]  # by operator
-    replicated_loss_ops: frozenset[str]  # operators whose gradient starts on every device
+    replicated_loss_ops: frozenset[str]  # merged on every device (replicated_loss.py)
     # By operator with partial results: its merge, the messages that bring parts to it, and their gradients
     # back.
     merges: dict[str, tuple[Cell, ...]] = field(default_factory=dict)
@@ -225,6 +225,7 @@ class LoweredVariant:
         )
 
     def _is_always_local(self, op: Op, output: int, consumer: Op, operand: int) -> bool:
+        """Whether it is certain that the consumer needs no message for this operand."""
         if op.name in self.merges:
             return False
         tiling, target = self.plan.tiles[op.name], self.plan.tiles[consumer.name]

@@ -18,15 +18,16 @@ from raddle.program.replicated_loss import SMALL_RESULT
 
 
 def is_local_statistics(op: Op, bn: str) -> bool:
-    """Whether an operator takes batch statistics of each tile on its own (`bn: local`)."""
+    """Whether an operator takes the mean and variance of each tile on its own (batch norm, `bn: local`)."""
     return bn == "local" and op.kind == "moments" and op.composite_kind == "batch_norm"
 
 
 def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
     """Whether tiles split a reduced dimension, so that their results have to be merged."""
-    if not op.space.combine:
+    if not op.space.combine:  # how partial results are combined; "": nothing is reduced
         return False
     if isinstance(tiling, Grid):
+        # Two cut points, 0 and the size: not split.
         if all(len(tiling.cuts[d]) == 2 for d in op.space.reduced_dims):
             return False
     elif not any(op.space.is_partial(box) for box in tiling.boxes):
@@ -67,8 +68,11 @@ def place_merge(
     outs = [op.space.output_boxes(tiles[i].box)[0] for i in counted_tiles]
     placed: list[Cell] = []
     messages: dict[tuple[int, int, int], list[Box]] = {}
-    for box, tile_numbers in cells(outs):
+    for box, tile_numbers in cells(
+        outs
+    ):  # disjoint boxes, with the `counted_tiles` that cover them
         parts = tuple(counted_tiles[f] for f in tile_numbers)
+        # The devices that have a part of this box.
         owners = tuple(dict.fromkeys(tiles[i].device for i in parts))
         if replicated and not readers:  # the loss itself
             placed.append(Cell(box, parts, tuple(sorted(set(tiling.devices)))))

@@ -3,7 +3,7 @@
 Forward, operator by operator: run its tiles, merge partial results, send what other devices read. Backward,
 in reverse order: gradients go back along the same messages, and are summed where the value was computed.
 Merges and messages were worked out before, once for all micro-batches (lower_variant.py). Instructions are
-referred to by their numbers in the program.
+referred to by their numbers in the program. A value is active if its gradient is needed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,10 @@ class MicroBatch:
         return self.program.emit(Move(value, kind, self.key, messages, pattern, sorted_deps(deps)))
 
     def _merge(self, op: Op, phase: str, deps: Sequence[int]) -> int:
-        """Writes a merge and the messages of its parts; returns the number of the last of both."""
+        """Writes a merge and the move of its parts, which comes first in F and last in B.
+
+        Returns the number of the last instruction.
+        """
         lowered, key = self.lowered, self.key
         cells, messages = lowered.merges[op.name], lowered.partial_messages[op.name]
         devices = tuple(sorted({d for c in cells for d in c.devices}))
@@ -183,7 +186,7 @@ class MicroBatch:
 
     def _recompute(self, block: Sequence[Op]) -> None:
         """Runs the forward of a block again, except for operators that its backward does not need."""
-        wanted: set[str] = set()
+        wanted: set[str] = set()  # inputs of operators that are recomputed
         needed = []
         for op in reversed(block):
             if any(o in self.lowered.active or o in wanted for o in op.outputs):

@@ -1,4 +1,8 @@
-"""Which devices hold which regions of each parameter in any variant, and what is synchronised."""
+"""Which devices hold which regions of each parameter, and what is synchronised.
+
+A region is a box of a parameter that is held by one set of devices. A variant is a micro-batch size with
+tiles on certain devices (variants.py); a device holds what its tiles read in any variant.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,9 @@ from raddle.program.parameter_regions import parameter_regions
 from raddle.program.parameter_slices import check_order, cut_slices
 from raddle.program.program import ParameterRegion
 
-HolderSets = tuple[tuple[int, ...], ...]  # of one parameter: by region, its holders
+HolderSets = tuple[
+    tuple[int, ...], ...
+]  # of one parameter: the sets of devices that hold regions of it
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class ParameterLayout:
     @cached_property
     def slices(self) -> dict[str, tuple[ParameterRegion, ...]]:
         """By parameter, its slices; empty if the sync kind synchronises whole parameters."""
+        # Nothing is active, that is, needs a gradient, if the program has no backward.
         if not self.plan.parsed_sync.sliced or not self.lowered[0].active:
             return {}
         slices = cut_slices(self.regions, self.trainable, self.plan.parsed_sync)
@@ -62,7 +69,7 @@ class ParameterLayout:
 
     @cached_property
     def groups(self) -> dict[str, HolderSets]:
-        """By parameter that needs synchronisation, the devices that sum it, region by region."""
+        """By parameter that needs synchronisation, the sets of devices that sum regions of it."""
         synced = ((name, self.synced_regions(name)) for name in self.trainable)
         return {
             n: tuple(dict.fromkeys(s.devices for s in regions)) for n, regions in synced if regions

@@ -23,7 +23,8 @@ def parameter_regions(
         for box in boxes:
             devices_by_box.setdefault(box, []).append(device)
     device_lists = list(devices_by_box.values())
-    # Boxes with the same holders are merged: the gates of an LSTM, for example, read separate rows.
+    # `cells` cuts boxes that overlap into disjoint ones, each with the numbers of the boxes that contain
+    # it. Then boxes with the same holders are merged: the gates of an LSTM, say, read separate rows.
     boxes_by_holders: dict[tuple[int, ...], list[Box]] = {}
     for box, box_numbers in cells(list(devices_by_box)):
         devices = (

@@ -43,7 +43,7 @@ def numbered_slices(
 
 
 def check_order(order: Sequence[int], slices: Mapping[str, Sequence[ParameterRegion]]) -> None:
-    """Raises InputError if the plan orders the sums of another number of slices. (): no order."""
+    """Raises InputError if `plan.order` orders the all-reduces of more or fewer slices. (): no order."""
     count = len(numbered_slices(slices))
     if order and len(order) != count:
         raise InputError(

@@ -101,7 +101,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Combines the partial results of an operator; backward, gives every part its gradient."""
+    """Combines the partial results (parts) of an operator; backward, gives every part its gradient."""
 
     op: str
     phase: str  # F or B
@@ -173,7 +173,10 @@ class Variant:
 
     @cached_property
     def loss_devices(self) -> tuple[int, ...]:
-        """The devices that hold the loss. Its gradient starts on the first or, if replicated, on all."""
+        """The devices that hold the loss.
+
+        Its gradient starts on the first or, if the loss is replicated (replicated_loss.py), on all.
+        """
         op = next(op for op in self.graph.ops if self.graph.loss in op.outputs)
         if op.name in self.merges:
             return self.merges[op.name][0].devices
@@ -230,7 +233,7 @@ class Program:
 
 def reduced_element_bytes(sync: Sync, width: int) -> int:
     """Bytes of one element of a gradient while it is all-reduced; in memory it has `width` bytes."""
-    return 2 if sync.wire_dtype else width
+    return 2 if sync.wire_dtype else width  # compressed to bfloat16 or float16
 
 
 def reduced_bytes(program: Program, reduce: Reduce) -> dict[tuple[int, ...], int]:
@@ -261,5 +264,5 @@ def tensors_in_message(program: Program, move: Move, message: Message) -> int:
 
 
 def tensors_per_part(op: Op, box: Box) -> int:
-    """How many tensors hold the result of one tile: two for moments and for partial log-sum-exps."""
+    """How many tensors hold a tile's result: two for moments (mean, variance) and partial log-sum-exps."""
     return {"moments": 2, "lse": 2 if op.space.is_partial(box) else 1}.get(op.space.combine, 1)

@@ -28,6 +28,7 @@ def replicated_loss_ops(
     """
     if graph.loss not in active:
         return frozenset()
+    # By value, the operators that contribute to its gradient: those that use it.
     users = {
         name: {op.name for op in ops} for name, ops in gradient_contributors(graph, active).items()
     }
@@ -38,7 +39,7 @@ def replicated_loss_ops(
     if is_partial(last):
         return frozenset([last.name])
     tail: set[str] = set()  # operators after the merges, of which every device has a copy
-    merged: set[str] = set()
+    merged: set[str] = set()  # operators whose partial results every device merges
     for op in reversed(graph.ops):
         readers = {r for o in op.outputs if o in active for r in users.get(o, ())}
         if op is not last and not readers & tail:
@@ -56,6 +57,7 @@ def replicated_loss_ops(
 
 
 def _is_replicated(op: Op, plan: Plan, devices: set[int]) -> bool:
+    """Whether an operator is not split (two cut points: 0 and the size) and has a copy on each device."""
     tiling = plan.tiles[op.name]
     whole = isinstance(tiling, Grid) and all(len(cuts) == 2 for cuts in tiling.cuts)
     return whole and set(tiling.devices) == devices

@@ -5,7 +5,8 @@ The runtime executes a segment as one piece, forward and backward. The operators
 - where the device sends, merges or reduces (so that data is sent early) and where it waits for a message,
   in either direction;
 - at the borders of stages and of recomputed blocks;
-- if the backward is split, around every operator with parameters (so that nothing is computed twice);
+- if the backward is split, around every operator with parameters (its W, run later inside a longer segment,
+  would compute gradients of activations again);
 - in a `threaded` plan, wherever any device communicates (so that no update happens inside a segment).
 
 A composite, such as a batch norm of several operators, is not cut to sum the gradients of its parameters:
@@ -26,7 +27,10 @@ from raddle.program.program import Instruction, Key, Merge, Move, Program, Reduc
 
 
 def segments(program: Program, device: int, variant: int = 0) -> list[tuple[Op, ...]]:
-    """The segments of a device in a variant: the operators that it computes, in order."""
+    """The segments of a device: the operators that it computes, in order.
+
+    variant: index into `program.variants`, a micro-batch size with its tiles (variants.py).
+    """
     chosen = program.variants[variant]
     device_ops = [op for op in chosen.graph.ops if device in chosen.tiles[op.name].devices]
     cuts = {0, len(device_ops)} | _cuts_of_plan(program, device_ops)
@@ -68,6 +72,7 @@ def _cuts_of_device(
 ) -> set[int]:
     """The cuts that a device's own communication makes in a micro-batch."""
     position = {op.name: at for at, op in enumerate(device_ops)}
+    # By operator, the number of its composite.
     composite = {name: n for n, f in enumerate(program.graph.fused_calls) for name in f.ops}
     # By operator of the device, its composite; an operator outside of composites has its own number.
     composite_of = [composite.get(op.name, -1 - at) for at, op in enumerate(device_ops)]
@@ -121,7 +126,8 @@ def _cuts_of_all_devices(
     number = {op.name: at for at, op in enumerate(program.graph.ops)}
     positions = [number[op.name] for op in device_ops]
     moves = {n for n, i in instructions if not isinstance(i, Run)}
-    borders: set[int] = set()  # a border at k lies before operator k of the graph
+    # A border at k lies before operator k of the graph. A backward begins at the upper end of an operator.
+    borders: set[int] = set()
     for _, i in instructions:
         if isinstance(i, Run):
             if not moves.isdisjoint(i.deps):

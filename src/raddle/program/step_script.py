@@ -36,9 +36,9 @@ NO_COLLECTIVE, ALL_REDUCE = range(2)
 #   FIRST_MEMBER, MEMBER_COUNT   the parameters of a bucket, as a range of `ScriptState.sum_members`
 OPERATION, SUBJECT, COLLECTIVE, GROUP, PARAMETER, AFTER_ROW, FIRST_MEMBER, MEMBER_COUNT = range(8)
 COLUMNS = 8
-# Indices into ScriptState.counters. CLOCK counts runs and sums, so that readiness can be compared; RUN is
-# the instruction that completed the last gradient, at RUN_CLOCK. The others are lengths: of `rows`,
-# `sum_members`, `complete` and `opened_groups`.
+# Indices into ScriptState.counters. CLOCK counts runs, sums and pushes: it says which gradient was ready
+# first. RUN is the instruction that completed the last gradient, at RUN_CLOCK. The others are lengths: of
+# `rows`, `sum_members`, `complete` and `opened_groups`.
 CLOCK, RUN, RUN_CLOCK, ROWS, SUMMED, COMPLETED, OPENED = range(7)
 
 
@@ -108,7 +108,7 @@ def write_rows(
     )
     group_of, nbytes, incomplete, rule = facts.group_of, facts.nbytes, state.incomplete, facts.rule
     for e in range(len(events)):
-        event, p = events[e], subjects[e]
+        event, p = events[e], subjects[e]  # p: of a TURN, the slice
         if event == COMPLETE:
             if counters[RUN] != runs[e]:
                 counters[CLOCK] += 1
@@ -253,7 +253,7 @@ def _write_row(
 ) -> int:  # fmt: skip
     """Appends a row without a collective, and returns its number."""
     n = counters[ROWS]
-    column = n * COLUMNS
+    column = n * COLUMNS  # where row n begins in `rows`
     rows[column + OPERATION], rows[column + SUBJECT], rows[column + COLLECTIVE] = (
         operation,
         subject,

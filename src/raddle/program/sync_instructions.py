@@ -49,7 +49,7 @@ class RowWriter(Protocol):
         """
 
     def staleness_waits(self, row: ScriptRow, key: Key) -> Sequence[int]:
-        """Older updates that the next use of the parameter waits for too (bounded staleness)."""
+        """Updates of an earlier step that the next use of the parameter waits for (bounded staleness)."""
 
 
 class WholeParameterWriter:
@@ -74,6 +74,7 @@ class WholeParameterWriter:
             synced = tuple(self.parameters.synced_regions(n) for n in names)
             devices = holders(region for regions in synced for region in regions)
             return self.writer.emit(Reduce(names, key, synced, devices, sorted_deps(deps)))
+        # held: all regions of the parameter
         name, held = (
             self.parameter_name(row),
             self.parameters.regions[self.parameter_name(row)],
@@ -152,7 +153,10 @@ def synced_slices(parameters: ParameterLayout) -> list[tuple[str, ParameterRegio
 
 
 def slices_by_holder(slices: Sequence[ParameterRegion], sync: Sync) -> list[ParameterRegion]:
-    """The slices as they are, if updates are synchronous; else one copy of each slice for each holder."""
+    """The slices as they are, if updates are synchronous; else each slice once for each of its holders.
+
+    Then a slice has one holder, because the server applies the gradient of each holder on its own.
+    """
     if sync.synchronous:
         return list(slices)
     return [slice_._replace(devices=(d,)) for slice_ in slices for d in slice_.devices]

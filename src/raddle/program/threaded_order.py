@@ -42,6 +42,7 @@ def _blocks(instructions: Sequence[Instruction]) -> list[list[int]]:
     """Divides instructions (numbers) into blocks. Every instruction other than a Run is its own block."""
 
     def kind(number: int) -> object:
+        """The same for consecutive instructions of one block."""
         i = instructions[number]
         if isinstance(i, Run):
             return (i.key, i.phase)
@@ -94,6 +95,7 @@ def _list_schedule(
     while heap:
         at, b = heapq.heappop(heap)
         order += blocks[b]
+        # A transfer does not occupy its devices.
         moves = isinstance(instructions[blocks[b][0]], Move | Reduce)
         start = at if moves else max([at, *(free_at[d] for d in devices[b])])
         end = start + sum(_duration(instructions[n], seconds, plan) for n in blocks[b])
@@ -132,10 +134,11 @@ def _limit_depth(
 def _duration(i: Instruction, seconds: dict[str, float], plan: Plan) -> float:
     """Nominal seconds of an instruction."""
     if isinstance(i, Run):
+        # A backward takes twice the time of a forward.
         return seconds[i.op] * (2.0 if i.phase == "B" else 1.0)
     if isinstance(i, Move):
         most = max(m.elements for m in i.messages)
-        return LATENCY + 4 * most / BANDWIDTH
+        return LATENCY + 4 * most / BANDWIDTH  # 4 bytes an element
     if isinstance(i, Reduce | Merge):
         return LATENCY
     return 0.0

@@ -1,7 +1,7 @@
 """Which devices hold which boxes of a value, and from which of them another device fetches its input.
 
-A box is a range of indices in each dimension of the value. `chosen_copy` and `target_at_turn` are also
-JIT-compiled, for the fast simulation.
+A box is a range of indices in each dimension of the value. A holder is a device that computed or merged a
+box. `chosen_copy` and `target_at_turn` are also JIT-compiled, for the fast simulation.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def always_local(
 ) -> bool:
     """A quick test by cut points: whether every consumer finds its whole input on its own device.
 
-    True is certain; False means that the boxes have to be compared. access: the consumer's read.
+    True is certain; False means that the boxes have to be compared. access: how the consumer indexes it.
+    Two cut points, 0 and the size, mean that a dimension is not split.
     """
     if not isinstance(producer, Grid) or not isinstance(consumer, Grid):
         return False
@@ -158,6 +159,7 @@ def always_local(
         return False
     matched = []
     for d in split:
+        # The consumer's dimension, if the index is that alone, without a stride or an offset; else None.
         plain = access.indices[dims.index(d)].plain_dim
         if plain is None or consumer.cuts[plain] != producer.cuts[d]:
             return False

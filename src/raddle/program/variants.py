@@ -26,7 +26,7 @@ from raddle.program.program import Key
 
 
 class Variants:
-    """The variants of a program, numbered in the order in which they are met.
+    """The variants of a program, numbered in the order in which micro-batches need them.
 
     Variant 0 is that of the first micro-batch. active: the values whose gradient is needed.
     """
@@ -80,6 +80,7 @@ class Variants:
         else:
             schedule_actions = all_actions_in_order(self.schedule)
         if is_asynchronous(self.plan) and self.schedule is not None:
+            # (step s, micro-batch m within the step, action); the action counts through all steps.
             numbered_actions = [(*divmod(a.micro_batch, count), a) for a in schedule_actions]
             return [
                 [

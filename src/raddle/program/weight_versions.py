@@ -3,8 +3,8 @@
 Version v of a parameter is its value after v updates. A forward uses the version of the last update that
 comes before it in the program or, with PipeDream-2BW (Narayanan et al., 2021), an older one: in step k,
 version k - 1. Its backward uses the same version, and so do all uses of a parameter in one micro-batch. As
-versions are part of the program, they are the same on all devices and in every run, and a serial replay can
-use them.
+versions are part of the program, they are the same on all devices and in every run. So the plain module can
+repeat a run with the same versions (verification/serial_replay.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def with_versions(
     """The instructions, with the versions of each run; a forward waits for the updates it depends on."""
     parameters = parameters_by_op(graph)
     delayed = ASYNCHRONOUS.get(plan.schedule) == "2bw"
-    writers: dict[str, list[int]] = {}  # by parameter, what made its versions 1, 2, ...
+    # By parameter, the instruction that made its version 1, 2, ...: an update, or the pull after it.
+    writers: dict[str, list[int]] = {}
     version_used: dict[tuple[str, int, int], int] = {}  # by parameter, step and micro-batch
     out: list[Instruction] = []
     for number, i in enumerate(instructions):

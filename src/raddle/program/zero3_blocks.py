@@ -27,7 +27,7 @@ from raddle.plans.tiling import Tiling
 from raddle.program.lower_variant import join_messages
 from raddle.program.program import Message, ParameterRegion
 
-PARTS = 8  # about how many blocks
+PARTS = 8  # about how many blocks, each with 1/8 of the bytes
 
 
 class Zero3Block(NamedTuple):
@@ -98,7 +98,10 @@ def op_blocks(
 
 
 def _inner_positions(ops: Sequence[Op], pieces: Sequence[Sequence[str]]) -> set[int]:
-    """The positions of operators before which no block may begin: all but the first of each piece."""
+    """The positions of operators before which no block may begin: all but the first of each piece.
+
+    pieces: names of operators that have to stay in one block.
+    """
     place = {op.name: at for at, op in enumerate(ops)}
     inside: set[int] = set()
     for names in pieces:

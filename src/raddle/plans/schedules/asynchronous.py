@@ -59,7 +59,8 @@ def versions_used(
 ) -> dict[tuple[int, int], int]:
     """By (stage, micro-batch): the version that its forward and its backward use.
 
-    version_rule: `latest`: all updates that the worker has made by then; `2bw`: version k - 1 in step k.
+    version_rule: `latest`: with all updates that the worker has made before the forward; `2bw`: version
+    k - 1 in step k.
     """
     if version_rule not in ("latest", "2bw"):
         raise InputError(f"there is no rule {version_rule!r} for versions: use latest or 2bw.")
@@ -84,7 +85,8 @@ def peak_versions(schedule: Schedule, per_step: int, version_rule: str) -> list[
     used = versions_used(schedule, per_step, version_rule)
     peaks = []
     for row, points in zip(schedule.rows, update_positions(schedule, per_step), strict=True):
-        # By version, the last action that needs it: v is the newest until the next update.
+        # By version, the position in the row of the last action that needs it. The newest version is needed
+        # until the next update.
         until = [point - 1 for point in points] + [len(row) - 1]
         for i, action in enumerate(row):
             if action.phase in "FB":

@@ -17,7 +17,7 @@ def gems(stages: int, microbatches: int) -> Schedule:
     """Even micro-batches go from worker 0 to the last, odd ones from the last to worker 0.
 
     A forward follows directly behind the backward before it, so one micro-batch is in memory at a time.
-    GEMS, Jain et al. 2020 (SC20): MAST with two micro-batches, MASTER with more.
+    GEMS, Jain et al. 2020 (SC20); there it is MAST with two micro-batches, and MASTER with more.
 
     F0.0 .... .... .... .... B0.0 F1.2 B1.2 .... ....
     .... F0.1 .... .... B0.1 F1.1 .... .... B1.1 ....
@@ -68,7 +68,7 @@ def chimera(stages: int, microbatches: int) -> Schedule:
     rows: list[list[tuple[int, Action]]] = [[] for _ in range(stages)]
     for first in range(0, microbatches, stages):
         size = min(stages, microbatches - first)
-        down = (size + 1) // 2
+        down = (size + 1) // 2  # how many of the group go down
         for j in range(size):
             i = j if j < down else j - down
             start = 2 * first + 2 * i

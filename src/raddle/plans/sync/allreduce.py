@@ -26,7 +26,7 @@ class AllReduce(Sync):
         return 1
 
     def assign_servers(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
-        return [-1] * len(sizes)
+        return [-1] * len(sizes)  # no servers
 
 
 def _parse(options: Sequence[str]) -> Sync:

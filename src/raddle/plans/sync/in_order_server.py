@@ -32,4 +32,5 @@ def _parse(options: Sequence[str]) -> Sync:
     return InOrderServer(server=int(options[0]) if options else None)
 
 
+# The option is the number D; there are no examples for error messages.
 KIND = SyncKind("server", (NUMBER,), (), _parse)

@@ -36,11 +36,11 @@ class CollectiveSlices(Sync):
         return -(-elements // self.slice)
 
     def assign_servers(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
-        return [-1] * len(sizes)
+        return [-1] * len(sizes)  # no servers
 
 
 def _parse(options: Sequence[str]) -> Sync:
-    if COLLECTIVE not in options:
+    if COLLECTIVE not in options:  # the defaults of p3 differ from those of ps
         fields: dict[str, Any] = {"slice": DEFAULT_SLICE, "spread": greedy}
         return P3(**fields | parse_options(options))
     sizes = [option for option in options if option != COLLECTIVE]

@@ -4,7 +4,7 @@ Options:
     D, one, distributed    one server on device D, or on device 0, or all holders are servers (default)
     whole, sliced, slice=N whole parameters (default), or slices of about N elements
     round-robin, greedy    how slices are assigned to distributed servers (server_assignment.py)
-    sync, async, ssp=S     synchronous (default), asynchronous, or stale-synchronous: no worker is more than
+    sync, async, ssp=S     synchronous (default), asynchronous, or stale-synchronous: no holder is more than
                            S steps ahead of the slowest
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from raddle.plans.sync.server_assignment import greedy, round_robin
 from raddle.plans.sync.sync_kind import NUMBER, Sync, SyncKind, UnreadableOption
 
-DEFAULT_SLICE = 250_000  # elements: two slices on their way fill a link of 1 Gbit/s
+DEFAULT_SLICE = 250_000  # elements: two slices on their way keep a link of 1 Gbit/s busy
 PLACEMENT_OPTIONS = (NUMBER, "one", "distributed", "round-robin", "greedy")
 # By option, the fields of Servers that it sets.
 _OPTION_FIELDS: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ class Sync(ABC):
     """How copies of a parameter are synchronised. A kind overrides what differs from these defaults."""
 
     server: int | None = None  # the one device that updates all parameters, if the plan names it
-    staleness: int | None = 0  # steps that a worker may be ahead of the slowest; None: no bound
+    staleness: int | None = 0  # steps that a holder may be ahead of the slowest; None: no bound
     wire_dtype: str = ""  # type to which gradients are compressed while they are sent; "": none
 
     bucketed: ClassVar[bool] = False  # gradients are all-reduced in buckets, and all holders update
@@ -57,7 +57,7 @@ class Sync(ABC):
         """
         if not shape or not shape[0]:
             return [(0, 1)] if not shape else []
-        length, elements = shape[0], 1
+        length, elements = shape[0], 1  # length: the number of rows
         for extent in shape:
             elements *= extent
         count = min(length, self.slice_count(elements, holders))

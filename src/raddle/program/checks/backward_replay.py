@@ -1,4 +1,8 @@
-"""Replays the backward of a micro-batch: each gradient comes back from where its value went, once."""
+"""Replays the backward of a micro-batch: each gradient comes back from where its value went, once.
+
+A docstring of a check says what must hold; the program is refused if it does not. A part is a partial
+result, with the number of the tile that computed it (program.py).
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def boxes_by_holder(regions: Iterable[ParameterRegion]) -> dict[int, list[Box]]:
 
 
 def boxes_by_path(messages: Iterable[Message]) -> dict[tuple[int, int, int], list[Box]]:
-    """The boxes of messages, by source, target and part."""
+    """The boxes of messages, by path: source, target, and part (the tile of a partial result, or -1)."""
     boxes_by_path: dict[tuple[int, int, int], list[Box]] = {}
     for m in messages:
         boxes_by_path.setdefault((m.source, m.target, m.part), []).extend(m.boxes)

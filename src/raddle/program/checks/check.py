@@ -6,6 +6,9 @@ all steps (parameters.py), and buffers here. An instruction may use the content 
 waits for the message. Where the schedule has one action `after` another, the program has to enforce it
 (schedule_waits.py). A program that passes cannot deadlock. Simulated by its dependencies or run in its
 order, it uses the same values.
+
+A docstring of a check says what must hold; the check raises InputError if it does not.
+A variant is a micro-batch size with tiles on certain devices (program.py).
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ def check(program: Program) -> None:
     """Raises InputError with the reason if the program must not run."""
     _check_order(program)
     _check_devices(program)
-    held = check_parameters(program)
+    held = check_parameters(program)  # by parameter and device, boxes
     _check_turns(program)
     all_facts = [VariantFacts(program, held, variant) for variant in program.variants]
     for facts in all_facts:
@@ -42,7 +45,7 @@ def check(program: Program) -> None:
 
 
 def _check_order(program: Program) -> None:
-    """Keys exist, message kinds exist, and every dependency is an earlier instruction."""
+    """The step, micro-batch and variant of each key exist, and message kinds; dependencies come earlier."""
     steps, micro_batches = program.plan.steps, program.plan.microbatches
     for number, instruction in enumerate(program.instructions):
         key = instruction.key
@@ -92,6 +95,7 @@ def _check_turns(program: Program) -> None:
     order = program.plan.order
     if not order or not program.slices:
         return
+    # By (parameter, slice), the number of the slice in `plan.order`.
     place = {
         numbered_slice: at for at, numbered_slice in enumerate(numbered_slices(program.slices))
     }
@@ -110,7 +114,10 @@ def _check_turns(program: Program) -> None:
 
 
 def _check_replicated_loss(facts: VariantFacts) -> None:
-    """The gradient of a merge starts on every device exactly where the loss is replicated."""
+    """The gradient of a merge starts on every device exactly where the loss is replicated.
+
+    Then the devices need not send it to each other (replicated_loss.py).
+    """
     program = facts.program
     expected = replicated_loss_ops(
         facts.graph,
@@ -130,7 +137,7 @@ def _check_replicated_loss(facts: VariantFacts) -> None:
 
 def _check_buffers(program: Program, all_facts: Sequence[VariantFacts]) -> None:
     """Every run reads the last content of a buffer that was written on its replica's devices."""
-    written = program.graph.buffers_by_value
+    written = program.graph.buffers_by_value  # by value, the buffers whose next content it is
     # By buffer and device, the boxes of the last content that the device holds.
     current: dict[str, dict[int, list[Box]]] = {}
     for number, i in enumerate(program.instructions):

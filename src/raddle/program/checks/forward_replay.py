@@ -1,4 +1,8 @@
-"""Replays the forward of a micro-batch: which device holds which boxes of values and partial results."""
+"""Replays the forward of a micro-batch: which device holds which boxes of values and partial results.
+
+A docstring of a check says what must hold; the program is refused if it does not. A part is a partial
+result, with the number of the tile that computed it. A cell is a box merged from parts (program.py).
+"""
 
 from __future__ import annotations
 
@@ -151,7 +155,7 @@ class ForwardReplay:
         phase = "merge F" if producer in self.facts.merges else "F"
         self.progress.require_done(producer, phase, "it comes before what it sends.")
         for m in move.messages:
-            # Only devices that computed a value may send it, so that gradients come back in one step.
+            # Only devices that computed a value may send it, so that gradients come back directly to them.
             boxes = self.computed.get((move.value, m.source), [])
             for box in m.boxes:
                 missing = [] if box in boxes else subtract(box, boxes)

@@ -1,7 +1,8 @@
 """Checks the synchronisation of parameters over all steps.
 
 In every step, the gradient of a parameter is summed over all holders, the parameter is updated once, and
-the next step uses the updated parameter. Sync kinds that work slice by slice are checked in slices.py.
+the next step uses the updated parameter. Sync kinds that work slice by slice are checked in slices.py. A
+docstring of a check says what must hold; the check raises InputError if it does not.
 """
 
 from __future__ import annotations
@@ -155,6 +156,7 @@ class _ParameterReplay:
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int, update: Update
     ) -> None:
         """The update waits for one sum (or push) of the gradients of all runs, over all holders."""
+        # The phase that gives gradients of parameters.
         gives = "W" if self.program.plan.split_backward else "B"
         backward = {n for n, i in events if isinstance(i, Run) and i.phase == gives}
         synced = tuple(s for s in self.regions if s.needs_sync)

@@ -1,4 +1,8 @@
-"""Replays every micro-batch without tensors: who holds which boxes of activations and gradients."""
+"""Replays every micro-batch without tensors: who holds which boxes of activations and gradients.
+
+A variant is a micro-batch size with tiles on certain devices; a key names a step, a micro-batch and its
+variant (program.py).
+"""
 
 from __future__ import annotations
 
@@ -62,7 +66,7 @@ def _replay(facts: VariantFacts, key: Key, progress: ReplayProgress) -> None:
         i = facts.program.instructions[number]
         if isinstance(i, Run):
             if i.phase not in facts.phases(facts.ops[i.op]) and i.phase != "R":
-                progress.refuse("the plan has no such part.")
+                progress.refuse("the plan has no such part.")  # phase
             {"F": forward.replay_run, "R": forward.replay_recompute}.get(
                 i.phase, backward.replay_run
             )(i)

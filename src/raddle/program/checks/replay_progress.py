@@ -17,7 +17,8 @@ class ReplayProgress:
 
     def __init__(self, program: Program, numbers: Sequence[int]) -> None:
         self.program, self.numbers, self.position = program, numbers, 0
-        # Positions of what is done, by operator and phase ("F", "merge B") or value and message kind.
+        # Positions of what is done, by operator and phase ("F", "merge B") or value and message kind
+        # ("activation", "gradient"; a second gradient of the value is "gradient 1"). Below, all are phases.
         self.done: dict[tuple[str, str], int] = {}
 
     def refuse(self, reason: str) -> NoReturn:
@@ -33,7 +34,7 @@ class ReplayProgress:
     def require_done(self, name: str, phase: str, reason: str) -> None:
         """Refuses the present instruction for `reason` unless something is done.
 
-        If one of both is a move, the present instruction also has to wait for the other explicitly.
+        If it or the present instruction is a move, the present one also has to wait for it explicitly.
         """
         if (name, phase) not in self.done:
             self.refuse(reason)
@@ -46,7 +47,10 @@ class ReplayProgress:
         return isinstance(self.program.instructions[self.numbers[position]], Move)
 
     def require_messages(self, name: str, what: str) -> None:
-        """The present instruction has to wait for all moves of this kind that are done."""
+        """The present instruction has to wait for all moves of a value that are done.
+
+        what: their message kind.
+        """
         parts = [w for n, w in self.done if n == name and (w == what or w.startswith(f"{what} "))]
         for part in parts:
             self.require_done(name, part, "")

@@ -70,6 +70,7 @@ def _check_wait(
     if not waiting or not ends:
         return
     waiting = set(waiting)
+    # By device of the awaited action, the last of its instructions there.
     last = {d: n for n in sorted(ends) for d in program.instructions[n].devices}
     all_devices = frozenset(last)
     ended: dict[int, frozenset[int]] = {}  # what each device knows at this point of the program

@@ -1,7 +1,8 @@
 """Checks the synchronisation of slices, where the sync kind works slice by slice.
 
 In every step, each slice is pushed to its server, updated there once, and pulled by its holders before they
-use it; or, without servers, all-reduced over its holders and updated once on each.
+use it; or, without servers, all-reduced over its holders and updated once on each. A docstring of a check
+says what must hold; the check raises InputError if it does not.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class _SliceReplay:
     def check(self) -> dict[int, list[Box]]:
         """Checks all steps; returns the boxes that each device holds."""
         self._check_servers()
-        before: list[int] = []
-        passed: set[object] = set()
+        before: list[int] = []  # updates and pulls of the step before, which a forward waits for
+        passed: set[object] = set()  # ZeRO-3: uses of pulls that were checked
         for step, events in enumerate(self.steps):
             for n, i in events:
                 if isinstance(i, Run) and i.phase == "F":
@@ -75,6 +76,7 @@ class _SliceReplay:
 
         `unclaimed` are those that no check has looked up.
         """
+        # The phase that gives gradients of parameters.
         gives = "W" if self.program.plan.split_backward else "B"
         self.step = step
         self.backward = [n for n, i in events if isinstance(i, Run) and i.phase == gives]
@@ -97,10 +99,12 @@ class _SliceReplay:
             return [self._check_collective_update(slice_)]
         writers, updates = [], []
         earlier = self.updates.setdefault(slice_, [])
+        # If updates are asynchronous, every holder pushes and pulls on its own.
         holder_groups = (
             [slice_.devices] if self.sync.synchronous else [(d,) for d in slice_.devices]
         )
         bound = self.sync.staleness
+        # With bounded staleness, the updates of `bound` steps ago, which all pulls wait for.
         stale = (
             earlier[len(earlier) - bound] if bound is not None and 0 < bound <= len(earlier) else []
         )

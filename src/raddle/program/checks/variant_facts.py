@@ -18,7 +18,7 @@ from raddle.program.program import Cell, Program, Variant
 
 
 class VariantFacts:
-    """Facts that hold for every micro-batch of one variant.
+    """Facts that hold for every micro-batch of one variant: a micro-batch size with its tiles.
 
     parameter_boxes: by parameter and device, the boxes that the device holds.
     """
@@ -36,6 +36,7 @@ class VariantFacts:
             v: [op.name for op in ops] for v, ops in gradient_contributors(graph, active).items()
         }
         self.recomputed = {name for block in program.plan.recompute for name in block}
+        # The cache of `regions_and_outputs`.
         self._regions: dict[tuple[int, Box], tuple[tuple[Box | None, ...], tuple[Box, ...]]] = {}
 
     @property

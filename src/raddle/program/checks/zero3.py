@@ -1,5 +1,6 @@
 """Checks ZeRO-3: a device that uses rows of a parameter is their server, or waits for a pull of them.
 
+The server of rows is the device whose shard they are. A pull is a move that brings them to other devices.
 Pulled rows are released after the last run that waits for the pull and reads them.
 """
 
