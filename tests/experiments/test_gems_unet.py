@@ -27,7 +27,7 @@ from experiments.gems_unet.training import LossCurve
 from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.graph.graph import Graph
-from raddle.plans.schedule import bubble, peak_alive, rows, schedule_from_text
+from raddle.plans.schedule import bubble, draw_schedule, peak_alive, schedule_from_text
 from raddle.zoo import load as load_model
 
 BATCH = 4
@@ -73,11 +73,13 @@ def test_pipelines_side_by_side_are_the_one_alone_with_other_micro_batches() -> 
         "F2.1 B2.1 F3.0 B3.0",
     ]
     both = schedule_from_text(parallel_pipelines("1f1b", 2, 4, 2))
-    assert rows(both)[:2] == [
+    assert draw_schedule(both)[:2] == [
         "F0.0 F1.0 .... B0.0 .... B1.0",
         ".... F0.1 B0.1 F1.1 B1.1 ....",
     ]
-    assert [row.replace("2.", "0.").replace("3.", "1.") for row in rows(both)[2:]] == rows(both)[:2]
+    assert [
+        row.replace("2.", "0.").replace("3.", "1.") for row in draw_schedule(both)[2:]
+    ] == draw_schedule(both)[:2]
     assert bubble(both) == bubble(schedule_from_text("F0 F1 B0 B1\nF0 B0 F1 B1"))
 
 

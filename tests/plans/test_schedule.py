@@ -15,11 +15,11 @@ from raddle.plans.schedule import (
     Schedule,
     all_actions_in_order,
     bubble,
+    draw_schedule,
     peak_alive,
-    rows,
     schedule_from_text,
     schedule_to_text,
-    slots,
+    time_slots,
 )
 
 F, B, W = (lambda s, m, phase=phase: Action(phase, s, m) for phase in "FBW")
@@ -36,7 +36,7 @@ def test_properties() -> None:
 
 
 def test_order_is_by_start_then_by_worker() -> None:
-    assert rows(TWO) == [
+    assert draw_schedule(TWO) == [
         "F0 F1 .. B0 .. B1",
         ".. F0 B0 F1 B1 ..",
     ]
@@ -46,7 +46,7 @@ def test_order_is_by_start_then_by_worker() -> None:
 
 
 def test_slots_with_other_durations() -> None:
-    first, second = slots(TWO, forward=1, backward=Fraction(5, 2))
+    first, second = time_slots(TWO, forward=1, backward=Fraction(5, 2))
     assert second == [
         (1, 2, F(1, 0)),
         (2, Fraction(9, 2), B(1, 0)),
@@ -59,7 +59,7 @@ def test_slots_with_other_durations() -> None:
 
 def test_weights_are_a_phase_of_their_own() -> None:
     split = schedule_from_text("F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1")
-    assert rows(split) == [
+    assert draw_schedule(split) == [
         "F0 F1 .. B0 W0 B1 W1",
         ".. F0 B0 F1 B1 W0 W1",
     ]
@@ -71,10 +71,10 @@ def test_weights_are_a_phase_of_their_own() -> None:
 
 def test_waits_are_respected() -> None:
     free = schedule_from_text("F0 B0 F1 B1")
-    assert rows(Schedule(free.rows, ((F(0, 1), B(0, 0)),))) == rows(free)
+    assert draw_schedule(Schedule(free.rows, ((F(0, 1), B(0, 0)),))) == draw_schedule(free)
     apart = schedule_from_text("F0.0 B0.0\nF1.0 B1.0\nF1.0 after B0.0")
     assert apart.waits == ((F(0, 1), B(0, 0)),)
-    assert rows(apart) == [
+    assert draw_schedule(apart) == [
         "F0.0 B0.0 .... ....",
         ".... .... F1.0 B1.0",
     ]
@@ -83,8 +83,8 @@ def test_waits_are_respected() -> None:
 
 def test_tokens_have_one_width() -> None:
     long = schedule_from_text(" ".join(f"F{m} B{m}" for m in range(11)))
-    assert rows(long)[0].startswith("F0  B0  F1")
-    assert rows(long)[0].endswith("F10 B10")
+    assert draw_schedule(long)[0].startswith("F0  B0  F1")
+    assert draw_schedule(long)[0].endswith("F10 B10")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_damaged_text_names_token_and_line(text: str, says: str) -> None:
 def test_text() -> None:
     text = "F0 F1 B0 B1\nF0 B0 F1 B1"
     assert schedule_to_text(TWO) == text
-    assert schedule_from_text("\n".join(rows(TWO))) == TWO
+    assert schedule_from_text("\n".join(draw_schedule(TWO))) == TWO
     assert schedule_from_text("\n  F0 F1\t.. B0 .... B1 \n\n. F0 B0 F1 B1\n") == TWO
     assert schedule_from_text("F0.0 F1 B0 B1\nF0 B0.1 F1 B1") == TWO
     assert (

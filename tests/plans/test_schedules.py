@@ -19,11 +19,11 @@ from raddle.plans.schedule import (
     Time,
     all_actions_in_order,
     bubble,
+    draw_schedule,
     peak_alive,
-    rows,
     schedule_from_text,
     schedule_to_text,
-    slots,
+    time_slots,
 )
 from raddle.plans.schedules import (
     ASYNCHRONOUS,
@@ -135,7 +135,7 @@ def lines(picture: str) -> list[str]:
 
 @pytest.mark.parametrize("case", [*PICTURES, *MORE_PICTURES])
 def test_picture(case: tuple[str, int, int, int]) -> None:
-    assert rows(named_schedule(*case)) == lines((PICTURES | MORE_PICTURES)[case])
+    assert draw_schedule(named_schedule(*case)) == lines((PICTURES | MORE_PICTURES)[case])
 
 
 @pytest.mark.parametrize("case", PICTURES)
@@ -168,11 +168,11 @@ def test_all_actions_once_in_an_order_and_as_text(name: str) -> None:
         )
         assert is_linear_extension(schedule, ordered)
         assert schedule_from_text(schedule_to_text(schedule)) == schedule
-        assert schedule_from_text("\n".join(rows(schedule))).rows == schedule.rows
+        assert schedule_from_text("\n".join(draw_schedule(schedule))).rows == schedule.rows
 
 
 def makespan(schedule: Schedule, *times: Time) -> Time:
-    return max(line[-1][1] for line in slots(schedule, *times))
+    return max(line[-1][1] for line in time_slots(schedule, *times))
 
 
 @given(WORKERS, COUNTS, TIMES, TIMES)
@@ -221,8 +221,8 @@ def test_zb_h2_has_no_bubble_inside(P: int, more: int, f: Fraction, w: Fraction)
     """From a worker's first action to its last: with F = B the paper's (P-1)(F + B - 2W), or none."""
     m = 2 * P - 1 + more
     schedule = named_schedule("zb-h2", P, P, m)
-    assert [line[-1][1] - line[0][0] for line in slots(schedule)] == [3 * m] * P
-    spans = [line[-1][1] - line[0][0] for line in slots(schedule, f, f, w)]
+    assert [line[-1][1] - line[0][0] for line in time_slots(schedule)] == [3 * m] * P
+    spans = [line[-1][1] - line[0][0] for line in time_slots(schedule, f, f, w)]
     assert max(spans) - m * (f + f + w) == max(0, (P - 1) * (f + f - 2 * w))
     assert peak_alive(schedule) == [2 * P - 1] * P
 
@@ -286,7 +286,7 @@ def test_alive_in_chimera(P: int, groups: int, more: int) -> None:
 
 @given(WORKERS, st.integers(8, 30))
 def test_pipedream_never_idles_between_fill_and_drain(P: int, m: int) -> None:
-    for s, line in enumerate(slots(named_schedule("pipedream", P, P, m))):
+    for s, line in enumerate(time_slots(named_schedule("pipedream", P, P, m))):
         actions = [action for _, _, action in line]
         steady = line[actions.index(Action("B", s, 0)) : actions.index(Action("F", s, m - 1)) + 1]
         assert all(one[1] == following[0] for one, following in pairwise(steady))

@@ -195,8 +195,8 @@ def _validate_buffers(plan: Plan, graph: Graph, stages: Mapping[str, int]) -> No
     declared = SCHEDULES.get(plan.schedule or SEQUENTIAL)
     serial = declared is not None and declared.serial
     # The micro-batches of one step: if steps overlap, the schedule has those of all steps.
-    counts = range(min(schedule.microbatches, plan.microbatches))
-    replicas = len({workers_of_micro_batch(plan, schedule, m) for m in counts}) > 1
+    micro_batches = range(min(schedule.microbatches, plan.microbatches))
+    replicas = len({workers_of_micro_batch(plan, schedule, m) for m in micro_batches}) > 1
     for buffer, value in graph.updates.items():  # value: what the buffer contains next
         for op in graph.readers.get(buffer, ()):
             too_late = stages[op.name] != stages[producers[value]] and not serial

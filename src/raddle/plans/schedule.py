@@ -5,8 +5,8 @@ the actions that it depends on:
 
     F(s, m) after F(s-1, m)        B(s, m) after F(s, m) and B(s+1, m)        W(s, m) after B(s, m)
 
-F: forward, B: backward, W: gradients of parameters. Times are not part of a schedule: `slots` computes them
-for given durations, and `rows` draws the schedule with all durations 1:
+F: forward, B: backward, W: gradients of parameters. Times are not part of a schedule: `time_slots` computes them
+for given durations, and `draw_schedule` draws it with all durations 1:
 
     F0 F1 .. B0 .. B1       worker 0; F1: forward of micro-batch 1, ..: idle
     .. F0 B0 F1 B1 ..       worker 1
@@ -86,12 +86,12 @@ class Schedule:
 
 def all_actions_in_order(schedule: Schedule) -> list[Action]:
     """All actions in an order that rows and dependencies allow: by start (durations 1), then by worker."""
-    times = enumerate(slots(schedule))
+    times = enumerate(time_slots(schedule))
     starts = [(start, w, action) for w, line in times for start, _, action in line]
     return [action for _, _, action in sorted(starts)]
 
 
-def slots(
+def time_slots(
     schedule: Schedule, forward: Time = 1, backward: Time = 1, weights: Time = 1
 ) -> list[list[tuple[Time, Time, Action]]]:
     """The time slots of each worker: (start, end, action), as early as row and dependencies allow.
@@ -126,9 +126,9 @@ def slots(
     return times
 
 
-def rows(schedule: Schedule) -> list[str]:
+def draw_schedule(schedule: Schedule) -> list[str]:
     """Draws the schedule: a line for each worker, every action one unit of time, dots where it is idle."""
-    times = slots(schedule)
+    times = time_slots(schedule)
     end = max(line[-1][1] for line in times if line)
     width = max(len(_token(schedule, action)) for row in schedule.rows for action in row)
     picture = []
@@ -144,7 +144,7 @@ def bubble(
     schedule: Schedule, forward: Time = 1, backward: Time = 1, weights: Time = 1
 ) -> Fraction:
     """The bubble: the fraction of time that workers are idle, from the first start to the last end."""
-    times = slots(schedule, forward, backward, weights)
+    times = time_slots(schedule, forward, backward, weights)
     makespan = max(line[-1][1] for line in times if line)
     busy = sum(end - start for line in times for start, end, _ in line)
     return 1 - Fraction(busy) / (len(times) * makespan)
@@ -177,7 +177,7 @@ def wait_lines(schedule: Schedule) -> list[str]:
 
 
 def schedule_from_text(text: str) -> Schedule:
-    """Reads what `schedule_to_text`, `rows` or `raddle schedule` wrote.
+    """Reads what `schedule_to_text`, `draw_schedule` or `raddle schedule` wrote.
 
     A line is a row such as `F0 .. B0` (`F0.2` for stage 2), or a wait such as `F1.0 after B0.0`. A row may
     begin with the number of its worker, and # begins a comment.

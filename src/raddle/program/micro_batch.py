@@ -89,8 +89,10 @@ class MicroBatch:
         self, value: str, kind: MessageKind, messages: tuple[Message, ...], deps: Iterable[int]
     ) -> int:
         """Writes a move; returns its number."""
-        pattern = recognise_collective(messages)
-        return self.program.emit(Move(value, kind, self.key, messages, pattern, sorted_deps(deps)))
+        collective = recognise_collective(messages)
+        return self.program.emit(
+            Move(value, kind, self.key, messages, collective, sorted_deps(deps))
+        )
 
     def _merge(self, op: Op, phase: str, deps: Sequence[int]) -> int:
         """Writes a merge and the move of its parts, which comes first in F and last in B.

@@ -253,17 +253,17 @@ def _write_row(
 ) -> int:  # fmt: skip
     """Appends a row without a collective, and returns its number."""
     n = counters[ROWS]
-    column = n * COLUMNS  # where row n begins in `rows`
-    rows[column + OPERATION], rows[column + SUBJECT], rows[column + COLLECTIVE] = (
+    row_start = n * COLUMNS  # where row n begins in `rows`
+    rows[row_start + OPERATION], rows[row_start + SUBJECT], rows[row_start + COLLECTIVE] = (
         operation,
         subject,
         NO_COLLECTIVE,
     )
-    rows[column + GROUP], rows[column + PARAMETER], rows[column + AFTER_ROW] = (
+    rows[row_start + GROUP], rows[row_start + PARAMETER], rows[row_start + AFTER_ROW] = (
         -1,
         parameter,
         after_row,
     )
-    rows[column + FIRST_MEMBER], rows[column + MEMBER_COUNT] = 0, 0
+    rows[row_start + FIRST_MEMBER], rows[row_start + MEMBER_COUNT] = 0, 0
     counters[ROWS] = n + 1
     return n

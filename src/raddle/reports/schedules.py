@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raddle.plans.schedule import Schedule, bubble, peak_alive, rows, wait_lines
+from raddle.plans.schedule import Schedule, bubble, draw_schedule, peak_alive, wait_lines
 from raddle.plans.schedules import SCHEDULES, peak_versions
 
 
@@ -25,7 +25,7 @@ def describe_schedule(schedule: Schedule, name: str, backward: int = 1) -> dict[
         "stages": schedule.stages,
         "workers": len(schedule.rows),
         "microbatches": schedule.microbatches,
-        "picture": rows(schedule),
+        "picture": draw_schedule(schedule),
         "waits": wait_lines(schedule),
         "bubble": float(bubble(schedule, backward=backward)),
         "alive": peak_alive(schedule),

@@ -157,8 +157,8 @@ class _ParameterReplay:
     ) -> None:
         """The update waits for one sum (or push) of the gradients of all runs, over all holders."""
         # The phase that gives gradients of parameters.
-        gives = "W" if self.program.plan.split_backward else "B"
-        backward = {n for n, i in events if isinstance(i, Run) and i.phase == gives}
+        gradient_phase = "W" if self.program.plan.split_backward else "B"
+        backward = {n for n, i in events if isinstance(i, Run) and i.phase == gradient_phase}
         synced = tuple(s for s in self.regions if s.needs_sync)
         if not synced:
             check_waits_for(self.program, number, backward)

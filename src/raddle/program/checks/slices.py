@@ -77,9 +77,9 @@ class _SliceReplay:
         `unclaimed` are those that no check has looked up.
         """
         # The phase that gives gradients of parameters.
-        gives = "W" if self.program.plan.split_backward else "B"
+        gradient_phase = "W" if self.program.plan.split_backward else "B"
         self.step = step
-        self.backward = [n for n, i in events if isinstance(i, Run) and i.phase == gives]
+        self.backward = [n for n, i in events if isinstance(i, Run) and i.phase == gradient_phase]
         self.instructions: dict[object, list[int]] = {}
         for n, i in events:
             if isinstance(i, Update):

@@ -23,7 +23,7 @@ from raddle.plans.pipelining import (
     workers_of,
 )
 from raddle.plans.plan import Plan
-from raddle.plans.schedule import bubble, peak_alive, rows
+from raddle.plans.schedule import bubble, draw_schedule, peak_alive
 from raddle.plans.schedules import ASYNCHRONOUS, peak_versions
 from raddle.program.message_kind import Purpose
 from raddle.program.program import Instruction, Merge, Move, Reduce, Run
@@ -119,7 +119,7 @@ def describe_schedule(plan: Plan) -> dict[str, Any] | None:
         "workers": [list(devices) for devices in workers_of(plan)],
         "alive": peak_alive(schedule),
         "bubble": float(bubble(schedule, backward=2)),
-        "picture": rows(schedule_of(replace(plan, steps=2))),
+        "picture": draw_schedule(schedule_of(replace(plan, steps=2))),
     }
     if plan.schedule in ASYNCHRONOUS:
         description["versions"] = peak_versions(schedule, count, ASYNCHRONOUS[plan.schedule])
