@@ -2,6 +2,8 @@
 
 Example: rank 0 sends A to rank 1. Rank 1 uses A and later sends B to rank 0. When B is there, A must have
 arrived, so rank 0 can free A's send buffer. No extra acknowledgement message and no polling are needed.
+
+A Move is the instruction of a program that sends messages between devices (program/program.py).
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ class Acknowledgements:
     """
 
     def __init__(self, program: Program, device: int) -> None:
-        self.step_of = [i.key.step for i in program.instructions]
+        self.step_of = [i.key.step for i in program.instructions]  # by index of the instruction
+        # Actions are built for the first step or, where steps overlap, for all steps.
         all_steps = is_asynchronous(program.plan)
         # A greedy schedule does not fix the order between steps, only the order within a step.
         self.steps_unordered = is_greedy(program.plan)
-        # (move, target) -> number of the first instruction on the target that depends on the move
+        # (index of a Move, target) -> index of the first instruction on the target that depends on it
         self.first_use: dict[tuple[int, int], int] = {}
-        # Source -> moves that bring us a message, in order
+        # Source -> indices of the Moves that bring this device a message from it, in order
         self.incoming: dict[int, list[int]] = {}
         moves = set()
         for number, i in enumerate(program.instructions):
@@ -42,7 +45,10 @@ class Acknowledgements:
                         self.incoming.setdefault(m.source, []).append(number)
 
     def find(self, move: int, target: int) -> tuple[int, int] | None:
-        """The (move, peer) that acknowledges the message of `move` to `target`; None if there is none."""
+        """The message that acknowledges the message of `move` to `target`; None if there is none.
+
+        It is identified by its Move and by its source, which is `target`.
+        """
         first_use = self.first_use.get((move, target))
         incoming = self.incoming.get(target, [])
         if first_use is None:

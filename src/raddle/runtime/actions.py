@@ -85,13 +85,13 @@ class Send:
     """Packs boxes of slots, or of the slots' gradients, into one buffer and sends it."""
 
     peer: int  # rank
-    tag: int
+    tag: int  # the receive of this message has the same tag
     kind: MessageKind
-    label: str
-    parts: list[MessagePart]
+    label: str  # for traces and error messages
+    parts: list[MessagePart]  # one for each box
     dtype: torch.dtype
     key: Key
-    delivery: Delivery
+    delivery: Delivery  # how messages of this kind are packed and delivered
     number: int = 0  # counts the sends of this rank
     dead_slots: list[int] = field(default_factory=list)
 
@@ -106,7 +106,7 @@ class Receive:
     label: str
     parts: list[MessagePart]
     dtype: torch.dtype
-    elements: int
+    elements: int  # of all boxes together
     value: str  # name of the value or parameter
     key: Key
     delivery: Delivery
@@ -131,7 +131,7 @@ class ParameterSlice(NamedTuple):
     """Rows of a parameter that are synchronised and updated separately, and where they are on this rank."""
 
     name: str  # of the parameter
-    region: ParameterRegion
+    region: ParameterRegion  # the box of the rows, the devices that hold it, and its server
     dtype: torch.dtype
     priority: int  # smaller is sent earlier
     slot: int  # the slot whose tensor contains the rows; -1: not on this rank
@@ -162,8 +162,9 @@ class StartAllReduce:
 class SubmitGradients:
     """Passes complete gradients of parameters to the parameter synchronisation.
 
-    With parameter servers, each slice is sent to its server at once. With collective updates, the gradients
-    wait for the StartSliceAllReduce of each slice.
+    With parameter servers, each slice is sent to its server at once. With collective updates (each device
+    that holds a slice updates it after an all-reduce), the gradients wait for the StartSliceAllReduce of
+    each slice.
     """
 
     key: Key
@@ -198,7 +199,8 @@ class RecordLoss:
     """Records the loss of a micro-batch and, where the backward starts on this rank, sets its gradient."""
 
     slot: int
-    # If several devices have the loss, the backward starts on the first, or on all (replicated loss).
+    # If several devices have the loss, the backward starts on the first of them or, with a replicated loss
+    # (program/replicated_loss.py), on all.
     starts_backward: bool
     reports: bool  # whether this device's copy of the loss is the reported one
     key: Key
@@ -232,7 +234,7 @@ Action = (
 
 @dataclass
 class RankActions:
-    """All actions of one rank in a step (in all overlapping steps), with the slots that they use."""
+    """All actions of one rank in a step or, where steps overlap, in all steps; and the slots they use."""
 
     device: int  # index into cluster.devices, and rank
     actions: list[Action]
@@ -244,7 +246,7 @@ class RankActions:
     buckets: list[Bucket]
     # Outputs of the graph: boxes on this device, and slots
     outputs: dict[str, list[tuple[Box, int]]]
-    current_buffers: dict[str, list[Box]]  # boxes of buffers whose saved value is this rank's
+    current_buffers: dict[str, list[Box]]  # buffer -> its boxes that this rank saves in checkpoints
     # The next three lists and slice_order are the same on every rank.
     groups: list[tuple[int, ...]]  # devices that all-reduce together
     links: list[tuple[int, int]]  # (source, target) pairs that send messages

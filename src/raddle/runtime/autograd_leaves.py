@@ -17,6 +17,8 @@ LARGE = 256 * 1024
 
 
 class _LeafForward(torch.autograd.Function):
+    """Returns the value; its gradient becomes the gradient of the stand-in."""
+
     @staticmethod
     def forward(ctx: Any, stand_in: Tensor, value: Tensor) -> Tensor:
         return value.view_as(value)

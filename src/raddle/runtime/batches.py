@@ -54,7 +54,7 @@ class BatchCutter:
         boxes = {
             (s.name, s.key.micro_batch): s.box
             for s in actions.sources_with_role("input")
-            if not s.key.step
+            if not s.key.step  # overlapping steps all read the same boxes
         }
         self.program = program
         microbatches = range(program.plan.microbatches)
@@ -147,6 +147,7 @@ class BatchCutter:
         spec, m = self.inputs[source.name], source.key.micro_batch
         tensor, whole = tensors[source.name], tuple(tensors[source.name].shape) == spec.full_shape
         shapes = spec.shapes if whole else [box.shape if box else () for box in spec.boxes]
+        # In this rank's part, the micro-batch consists of this rank's box only.
         shape, box = shapes[m], source.box if whole else Box.full(source.box.shape)
         if spec.sample_dim is not None and len(shapes) > 1:
             before = sum(s[spec.sample_dim] for s in shapes[:m] if s)

@@ -41,7 +41,7 @@ def build_actions(program: Program, device: int, place: torch.device) -> RankAct
     """
     overlap = is_asynchronous(program.plan)
     builder = _ActionBuilder(program, device, place)
-    tag = 0
+    tag = 0  # the next message tag; all ranks count all transfers, so they agree
     for number, i in builder.instructions:
         count = len(i.messages) if isinstance(i, Move) else int(isinstance(i, Reduce))
         builder.add(number, i, range(tag, tag + count))
@@ -67,8 +67,8 @@ def build_actions(program: Program, device: int, place: torch.device) -> RankAct
     links = sorted({(m.source, m.target) for i in moves for m in i.messages})
     return RankActions(
         device, actions, len(slot_table.shapes), slot_table.shapes, slot_table.sources,
-        builder.persistent.updated_slots, buckets.buckets, outputs, builder.buffers.current_boxes, buckets.groups,
-        links, slices.all_slices(), builder.persistent.gathered, slices.slice_order,
+        builder.persistent.updated_slots, buckets.buckets, outputs, builder.buffers.current_boxes,
+        buckets.groups, links, slices.all_slices(), builder.persistent.gathered, slices.slice_order,
     )  # fmt: skip
 
 
@@ -118,7 +118,10 @@ class _ActionBuilder:
         self._await_messages(self.messages.not_awaited())
 
     def _await_messages(self, deps: Iterable[int]) -> None:
-        """Waits for the messages of these instructions, unless an earlier action did; updates buffers."""
+        """Waits for the messages of these instructions, unless an earlier action did.
+
+        Then updates the module buffers whose new values have arrived.
+        """
         for d in deps:
             awaits = self.messages.build_awaits(d)
             self.actions += awaits
@@ -127,7 +130,10 @@ class _ActionBuilder:
                 self.actions += self.buffers.build([first.value], first.key)
 
     def _run(self, run: Run) -> None:
-        """Adds the call of a whole segment at its first Run; later Runs of the segment add nothing."""
+        """Adds the call of a whole segment at its first Run; later Runs of the segment add nothing.
+
+        A Run has a phase: "F" forward, "R" the forward again (recomputation), "B" or "W" backward.
+        """
         deps = self.calls.dependencies_at_first(run)
         if deps is None:
             return
@@ -142,6 +148,7 @@ class _ActionBuilder:
             ops = self.calls.segments[run.key.variant][number]
             versions = self.versions.versions_for(call, ops) if self.versions is not None else ()
             self.actions += [*self.calls.feeds(call), Forward(call, versions=versions)]
+            # Results of operators in `merges` are partial; they are complete only after the merge.
             merges = self.program.variant(run.key).merges
             self._after_forward([op for op in ops if op.name not in merges], run.key)
 
@@ -164,6 +171,7 @@ class _ActionBuilder:
             ((_, slot),) = self.slot_table.computed[key, loss]
             variant = self.program.variant(key)
             first = self.device == variant.loss_devices[0]
+            # Replicated loss: every device computes it and starts the backward (replicated_loss.py).
             self.actions.append(
                 RecordLoss(slot, first or bool(variant.replicated_loss_ops), first, key)
             )

@@ -42,7 +42,7 @@ def capture_for_evaluation(
     model: nn.Module, inputs: Sequence[Mapping[str, Any]], loss: Callable[..., Tensor] | None
 ) -> Graph:
     """As capture_for_plan, but in evaluation mode; afterwards the module has its former mode."""
-    with CAPTURE_LOCK:
+    with CAPTURE_LOCK:  # ranks may be threads that share the module
         modes = {m: m.training for m in model.modules()}
         try:
             return capture_for_plan(model.eval(), inputs, loss)

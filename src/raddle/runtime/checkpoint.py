@@ -256,7 +256,7 @@ def options_of(saved: Sequence[Mapping[str, Any]], index: int, names: Sequence[s
     if not names and saved:
         matching = [saved[min(index, len(saved) - 1)]]
     missing = wanted.difference(*(group["params"] for group in saved))
-    if missing or not matching:
+    if missing or not matching:  # always raises: the names in `missing`, or the group, are missing
         _raise_if_different(
             "the optimizer's state", {}, dict.fromkeys(sorted(missing), ()), ["a group is missing"]
         )

@@ -21,8 +21,9 @@ def clip(
 ) -> Tensor:
     """Scales this rank's gradients so that the global norm is at most `limit`; returns the norm.
 
-    parameters: those of this rank, each with whether this rank counts it. If several ranks hold the same
-    part of a parameter, only one of them counts it. All ranks call this function.
+    place: the torch device of this rank. parameters: those of this rank, each with whether this rank counts
+    it in the norm. If several ranks hold the same part of a parameter, only one of them counts it. All
+    ranks call this function.
     """
     square = torch.zeros((), dtype=torch.float64, device=place)
     with_gradient = [(p, counts) for p, counts in parameters if p.grad is not None]

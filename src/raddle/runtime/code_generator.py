@@ -1,7 +1,8 @@
 """Generates one Python function for a segment or for a merge on a device.
 
 A segment is a run of operators of the device without communication inside; its function runs the device's
-tile of each operator. A merge combines the partial results of one operator.
+tile of each operator. A merge combines the partial results of one operator. A piece is a box of a tensor. A
+variant is a way in which some micro-batches run: their size, and the tiles (program/program.py).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from raddle.runtime.native_calls import native_call_boxes, native_calls_in_segme
 class CodeGenerator:
     """Generates one function. Make a new generator for each function.
 
+    place: the torch device that the function computes on.
     held_boxes(tensor_id): the boxes of a tensor that the device holds before the function runs.
     argument_kind(piece): "differentiable", "weight" or "nondifferentiable".
     """
@@ -61,7 +63,11 @@ class CodeGenerator:
         )
 
     def merge(self, op: Op, cells: Sequence[Cell]) -> GeneratedCode:
-        """The function of a merge: it computes boxes of an operator's output from partial results."""
+        """The function of a merge: it computes boxes of an operator's output from partial results.
+
+        cells: these boxes, each with the numbers of the tiles that have a partial result of it (`parts`)
+        and with the devices that merge it.
+        """
         tiles, writer = self.variant.tiles[op.name].tiles, self.writer
         for cell in cells:
             if self.device not in cell.devices:
@@ -119,9 +125,14 @@ class CodeGenerator:
             writer.add_call(run, ", ".join(arguments), into)
 
     def _with_local_statistics(self, op: Op) -> Op:
-        """With local batch norm: the operator whose running variance is unbiased by this device's count."""
+        """The operator to run instead of `op` with local batch norm; usually `op` itself.
+
+        With local batch norm, each device has the statistics of its samples only. Then the correction
+        n/(n-1) of the running variance uses the number n of elements on this device.
+        """
         if self.program.plan.bn != "local" or not op.traits.updates_buffer:
             return op
+        # Input 2 is the mean of this batch; `source` computes it.
         source = next(o for o in self.variant.graph.ops if op.inputs[2] in o.outputs)
         tiles = self.variant.tiles[source.name].tiles
         boxes = [t.box for t in tiles if t.device == self.device]
@@ -139,6 +150,7 @@ class CodeGenerator:
             None if name is None or name not in boxes.outputs else (name, boxes.outputs[name])
             for name in fused.outputs
         ]
+        # The last None: further results of the call, if any, are ignored.
         self.writer.add_call(run, ", ".join(arguments), [*into, None])
 
 
@@ -152,12 +164,13 @@ def _untrimmed_region(op: Op, box: Box, region: Box, held_boxes: Sequence[Box]) 
     With a stride, a window may ignore the last elements of its input. A held box that has only such
     elements in addition to the region can be passed whole; cutting them off would cost a copy.
     """
-    spans = op.space.spans(0, box)
-    strides = (1, 1, *op.attrs["stride"])
+    spans = op.space.spans(0, box)  # (low, high) of what the windows cover, including padding
+    strides = (1, 1, *op.attrs["stride"])  # samples and channels have none
     for piece in held_boxes:
         excess = [a - b for a, b in zip(piece.hi, region.hi, strict=True)]
-        # choose_padding may pad the high side like the low side (lo - low) though it needs none. That
-        # padding and the excess together must be less than a stride: else one more window would fit.
+        # choose_padding (graph/ops/conv.py) may pad the high side like the low side (lo - low) though it
+        # needs none. That padding and the excess together must be less than a stride: else one more window
+        # would fit.
         fits = all(
             m == 0 or (0 < m < s - (lo - low) and high == hi)
             for m, s, lo, hi, (low, high) in zip(

@@ -36,7 +36,7 @@ class MessagePart(NamedTuple):
 class Delivery:
     """Says how one kind of messages is packed and delivered. The base class is for signals: no data."""
 
-    fills_slots = False  # has slots of its own, which are emptied after their last use
+    fills_slots = False  # a received box fills a slot, which is emptied after its last use
     completes_values = False  # brings complete values, which may update buffers
     gathers_parameters = False  # brings ZeRO-3 shards, which are released after their use
     sends_gradients = False  # sends gradients of slots; the sender then clears them
@@ -50,7 +50,7 @@ class Delivery:
     def destination(
         self, slot_table: SlotTable, key: Key, tensor_id: TensorId, box: Box
     ) -> MessagePart:
-        """Where the receiver puts a box of the message."""
+        """Where the receiver puts a box of the message. May add a slot to the table."""
         return MessagePart(box.shape, ())
 
     def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:

@@ -39,6 +39,7 @@ class Evaluation:
         self.graph = capture_for_evaluation(setup.model, inputs, setup.loss)
         if self.graph.loss is None:
             raise InputError("the module gives no loss: pass loss=... to parallelize, to evaluate.")
+        # adapt: transfers the tiles of the training plan to the operators of this graph
         program = lower(self.graph, adapt(setup.plan, setup.graph, self.graph), train=False)
         check(program)
         self.executor = setup.make_executor(program)

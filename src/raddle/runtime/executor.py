@@ -3,7 +3,7 @@
 Each segment has its own autograd graph, so gradients pass between segments only through slots and messages.
 Three rules keep the numbers right:
 
-- the buffer of a received message belongs to the executor: transports write into it behind autograd's back;
+- the buffer of a received message belongs to the executor: transports write into it unseen by autograd;
 - a gradient from autograd may share memory with other tensors: it is copied before it is changed;
 - a tensor that autograd may have saved for a backward is never changed in place.
 
@@ -63,7 +63,8 @@ UPDATE_ACTIONS = (StartAllReduce, SubmitGradients, StartSliceAllReduce, UpdatePa
 class Executor:
     """Carries out the actions of one rank: each kind of action goes to one part (execution/).
 
-    place: the torch device that this rank computes on; seed: of random numbers such as dropout masks.
+    place: the torch device that this rank computes on; seed: of random numbers such as dropout masks;
+    autocast: the dtype of mixed precision.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Executor:
         for source in self.rank_actions.sources:
             if source.role in ("input", "seed"):
                 continue
-            if source.role == "gathered":
+            if source.role == "gathered":  # a ZeRO-3 parameter: it gets memory when it is used
                 self.store.gathered.create(source.slot, self.place)
                 continue
             if source.role == "constant":

@@ -2,11 +2,12 @@
 
 The threads of a rank share one lock. One thread computes, the others wait for messages. When it has to
 wait, the next thread whose message is there goes on. This is the threaded asynchronous model parallelism
-of a thesis on hypergraph partitioning of convolutional networks. The used weight versions are logged
-(weight_stash.py), so that a serial replay can check the result.
+of a thesis on hypergraph partitioning of convolutional networks (docs/papers.md). The weight versions that
+forwards used are logged (weight_stash.py). So the verification can repeat the same steps one after the
+other and compare (verification/serial_replay.py).
 
-Differs from the thesis: a backward uses the weights of its forward. So its result does not depend on which
-tensors a kernel happened to save.
+One difference from the thesis: a backward uses the weights of its forward. So its result does not depend on
+which tensors a kernel happened to save.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def run_greedily(
     """
     failures: list[BaseException] = []
 
-    def work(first: int) -> None:
+    def work(first: int) -> None:  # runs the steps first, first + threads, ...
         try:
             for step in range(first, len(steps), threads):
                 if failures:

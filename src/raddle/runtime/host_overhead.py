@@ -1,6 +1,6 @@
 """Measures host overhead: the time that communication takes from a rank that computes at the same time.
 
-Measured are messages, all-reduces ("sums") and slices of parameters on servers. A rank starts one
+It measures messages, all-reduces ("sums") and slices of parameters on servers. A rank starts one
 operation, computes a piece of work, and repeats this; the overhead is the time beyond that of the work
 alone. On a CPU, host overhead is most of the cost of communication: copying, adding and waking up threads
 need a core, and the computation has to share it.
@@ -142,11 +142,13 @@ class _Slices:
 
     def __init__(self, transport: Transport) -> None:
         all_ranks = tuple(range(transport.size))
+        # number, name, workers, server, elements (of 4 bytes), dtype, priority
         items = [
             Item(n, f"slice {n}", all_ranks, n % transport.size, SMALL // 4, torch.float32, n)
             for n in range(REPEATS)
         ]
         rows = [nn.Parameter(torch.zeros(SMALL // 4)) for _ in items]
+        # The rows that this rank updates, as their server.
         served = {n: p for n, p in enumerate(rows) if items[n].server == transport.rank}
         optimizer = torch.optim.SGD(rows, lr=0.1, momentum=0.9)
         self._slice_updater = SliceUpdater(optimizer, served)

@@ -4,8 +4,8 @@ A model on the meta device is initialised one module at a time. The values depen
 the module's position in the model. So every rank gets the same values for the same box, and holds the
 tensors of at most one whole module at a time. A tied tensor has several names; the first one identifies it.
 
-Differs from building the model on CPU: only `reset_parameters` initialises; other code in `__init__` has no
-effect.
+One difference from building the model on CPU: only `reset_parameters` initialises; other code in `__init__`
+has no effect.
 
 >>> with torch.device("meta"):
 ...     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
@@ -52,7 +52,7 @@ def materialize_boxes(
         tensors = _tensors(model)
         requested = _by_first_name(boxes, tensors)
 
-        def visit(first: str, value: Tensor) -> None:
+        def visit(first: str, value: Tensor) -> None:  # first: the first name of a tied tensor
             for name in requested[first]:
                 pieces[name] = cut(value, boxes[name], device)
 

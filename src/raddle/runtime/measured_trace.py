@@ -33,8 +33,8 @@ class _Transfer(NamedTuple):
 
     lane: str  # its name
     named_by: RecordedInterval  # gives the name, the phase and the bytes of the event
-    source: int
-    target: int  # -1: an all-reduce
+    source: int  # device; of an all-reduce, its first member
+    target: int  # device; -1: an all-reduce
     start: float  # seconds
     end: float
 
@@ -58,6 +58,7 @@ def trace_events(kinds: Sequence[str], intervals: Intervals) -> Iterator[Event]:
 
 def _link_events(lane: int, transfers: Sequence[_Transfer], computed: Intervals) -> Iterator[Event]:
     """The events of one link's lane, with arrows from the sender's run to the receiver's run."""
+    # The processes 0, 1, ... of the trace are the devices; the next one is "links".
     links_process, previous_end = len(computed), 0.0
     for number, t in enumerate(transfers):
         start = max(t.start, previous_end)

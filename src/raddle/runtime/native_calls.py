@@ -78,7 +78,7 @@ def _is_one_box(
         op = variant.graph.op(name)
         if name not in segment_ops:
             elsewhere = device not in variant.tiles[name].devices
-            if op.traits.updates_buffer and elsewhere:
+            if op.traits.updates_buffer and elsewhere:  # other devices update running statistics
                 continue
             return False
         boxes = [t.box for t in variant.tiles[name].tiles if t.device == device]
@@ -104,7 +104,7 @@ def _inputs(fused: FusedCall, ops: Mapping[str, Op]) -> list[str | None]:
     computed = {o for name in fused.ops if name in ops for o in ops[name].outputs}
     not_computed = [o is not None and o not in computed for o in fused.outputs]
     if fused.kind == "batch_norm" and any(not_computed):
-        return [*fused.inputs[:3], None, None]
+        return [*fused.inputs[:3], None, None]  # input, weight, bias
     return list(fused.inputs)
 
 

@@ -50,6 +50,7 @@ class OptimizerStep:
         self.setup, self.executor, self.optimizer = setup, executor, optimizer
         self.step, self.loss = step, loss
         self.clip_norm, self.check_finite = clip_norm, check_finite
+        # (parameter, box) -> the one rank that counts it in the global norm
         self._owners = owners_of(setup.program)
 
     @property

@@ -15,7 +15,10 @@ DEFAULT_WARMUP = 3  # steps that are not measured
 
 @dataclass(frozen=True)
 class Options:
-    """The command line options of `python -m raddle.runtime`; None or False: the option is not given."""
+    """The command line options of `python -m raddle.runtime`; None or False: the option is not given.
+
+    The help texts in `_parser` below explain them.
+    """
 
     plan: str
     steps: int = 20

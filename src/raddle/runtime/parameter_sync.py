@@ -8,6 +8,9 @@ it.
 Some updates need all gradients of a step first: clipping by the global norm, a check that the loss is
 finite, an optimizer that is not elementwise. Then the rank waits at the end of the step (a barrier);
 `barrier_reason` says why.
+
+The worker of a slice is a rank that has a copy of it and submits gradients. A synchroniser (package sync/)
+does the communication. The clock counts the steps with an update, from 1.
 """
 
 from __future__ import annotations
@@ -42,8 +45,8 @@ logger = logging.getLogger("raddle.sync")
 class ParameterSync:
     """Synchronises the slices of one rank. Call `start` when the optimizer exists.
 
-    slots: tensors by slot, among them the parameters; order: slices in the order of their all-reduces
-    (collective updates only).
+    slots: tensors by slot, among them the parameters; sync: how the plan synchronises parameters; order:
+    slices in the order of their all-reduces (collective updates only).
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class ParameterSync:
         """Starts the synchronisation; all ranks call it. barrier_reason: why this rank needs a barrier."""
         sync, rank_slices, transport = self.rank_slices.sync, self.rank_slices, self.transport
         self._optimizer = optimizer
-        used_optimizer = optimizer if rank_slices.updated else None
+        used_optimizer = optimizer if rank_slices.updated else None  # None: updates nothing here
         local_reason = (
             barrier_reason
             or (why_barrier(used_optimizer) if used_optimizer is not None else None)
@@ -102,6 +105,7 @@ class ParameterSync:
             )
         transport.on_failure(self.synchroniser.stop)
         if used_optimizer is not None and not self.barrier_reason:
+            # Slice -> updates in a step: an asynchronous server updates once for each worker.
             times = {n: len(rank_slices.slices[n].region.devices) for n in rank_slices.updated}
             self._slice_updater = SliceUpdater(
                 used_optimizer, rank_slices.updated, times=None if sync.synchronous else times
@@ -128,7 +132,7 @@ class ParameterSync:
         if self._slice_updater is not None:
             self._slice_updater.snapshot(self.clock)
         assert self.synchroniser is not None
-        self.synchroniser.admit(self.clock)
+        self.synchroniser.admit(self.clock)  # allows the updates of this step
 
     def submit(self, slot: int, gradient: Tensor) -> None:
         """Submits the complete gradient of the parameter in a slot. The caller must not change it later."""
@@ -157,7 +161,10 @@ class ParameterSync:
                 self.synchroniser.wait(number)
 
     def finish_step(self, optimizer_step: Callable[[], None]) -> None:
-        """Called at the end of a step: updates with a barrier, and waits unless slices have priorities."""
+        """Called at the end of a step: if a barrier is needed, updates the parameters now.
+
+        Then waits until all parameters are up to date, unless slices have priorities: forwards wait then.
+        """
         assert self.synchroniser is not None
         self._gradients.clear()  # all-reduces in flight keep their part alive
         self.synchroniser.finish()
@@ -168,7 +175,7 @@ class ParameterSync:
             optimizer_step()
             for rows in updated.values():
                 rows.grad = None
-            self.synchroniser.publish()
+            self.synchroniser.publish()  # servers send the updated rows to the workers
         if not self.rank_slices.sync.by_priority:
             self.wait(list(self._pending_slices))
 
@@ -225,6 +232,7 @@ def _make_server_sync(
         rank_slices.items(), transport.wire(), apply, staleness=sync.staleness, barrier=barrier,
         timeout=transport.timeout, admitted=0 if limits_updates else None, fail=transport.fail,
     )  # fmt: skip
+    # into: where updated rows are put; copied: the copy that an asynchronous server updates
     for number, (into, copied) in rank_slices.bindings().items():
         synchroniser.bind(number, into, copied)
     return synchroniser

@@ -1,4 +1,7 @@
-"""Finds the tensors of parameter slices on one rank: their gradients, what is updated, where updates go."""
+"""Finds the tensors of parameter slices on one rank: their gradients, what is updated, where updates go.
+
+A slice is some rows of a parameter. A synchroniser calls it an item (sync/item.py).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from raddle.sync.item import Item, select_rows, slice_name
 
 
 class RankSlices:
-    """All slices, known by their number, and the tensors of those that are on this rank.
+    """All slices, identified by their number, and the tensors of those that are on this rank.
 
     slices: in the order of their numbers; slots: tensors by slot, among them the parameters.
     """
@@ -24,9 +27,11 @@ class RankSlices:
     ) -> None:
         self.slices, self.sync, self.rank = slices, sync, rank
         self._slots = slots
-        # Slot -> slices whose gradients are computed here
+        # Slot -> numbers of its slices, if this rank computes their gradients
         self.slices_by_slot: dict[int, list[int]] = {}
-        self.updated: dict[int, nn.Parameter] = {}  # slice -> the rows that this rank updates
+        self.updated: dict[
+            int, nn.Parameter
+        ] = {}  # number of a slice -> the rows that this rank updates
         for number, s in enumerate(slices):
             if rank in s.region.devices:
                 self.slices_by_slot.setdefault(s.slot, []).append(number)

@@ -32,7 +32,7 @@ class RecordedInterval(NamedTuple):
 
     kind: str  # "run", "update", "send", "wait" or "sum" (start of an all-reduce)
     name: str  # label of the segment, name of the value, ...
-    phase: str
+    phase: str  # of a run: "forward", "backward", ...; of a message: its kind; else "update" or "reduce"
     step: int
     micro: int  # micro-batch; -1: none
     start: float  # seconds of this rank's clock
@@ -102,7 +102,7 @@ class Recorder:
             traffic = (
                 parameter_slice.region.box.volume * parameter_slice.dtype.itemsize,
                 parameter_slice.region.devices,
-                action.number,
+                action.number,  # serves as the tag
             )
             if len(parameter_slice.region.devices) > 1:
                 self._add("sum", action.label, "reduce", -1, start, end, *traffic)

@@ -27,6 +27,7 @@ class ResizedStep:
     def __init__(self, setup: Setup, training: Executor, samples: int) -> None:
         self.setup, plan = setup, setup.plan
         count = min(plan.microbatches, samples)
+        # A schedule of several lines is not a name: it lists the actions of each worker.
         if count != plan.microbatches and plan.schedule and "\n" in plan.schedule:
             raise InputError(
                 f"the schedule is written for {plan.microbatches} micro-batches, a batch of {samples} "
@@ -41,6 +42,7 @@ class ResizedStep:
             fingerprint=graph.fingerprint(),
             steps=1,
         )
+        # order: the slices in the order of their all-reduces, if the plan fixes it
         program = lower(graph, replace(resized_plan, order=()))
         if program.regions != setup.program.regions:
             raise InputError(

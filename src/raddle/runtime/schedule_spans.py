@@ -57,7 +57,7 @@ class SpanRecorder:
         phase = "R" if isinstance(action, Forward) and action.recomputation else "F"
         phase = action.phase if isinstance(action, Backward) else phase
         key = action.call.key
-        micro = key.step * self._per_step + key.micro_batch
+        micro = key.step * self._per_step + key.micro_batch  # as the schedule numbers it
         scheduled = schedules.Action(phase_in(self._schedule, phase), action.call.stage, micro)
         if scheduled in self._recorded_actions:
             self.spans.append(Span(self._step(), str(scheduled), start, end))
@@ -71,6 +71,7 @@ def early_starts(schedule: Schedule, spans: Iterable[Span]) -> Iterator[EarlySta
         key = (step, action)
         starts[key] = min(start, starts.get(key, start))
         ends[key] = max(end, ends.get(key, end))
+    # (action, the action that it waits for)
     waits: Sequence[tuple[str, str]] = [(str(a), str(b)) for a, b in schedule.waits]
     for (step, action), start in starts.items():
         for waiting, awaited in waits:

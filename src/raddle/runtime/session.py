@@ -146,7 +146,7 @@ def _load(options: Options, transport: Transport) -> Job:
             f"the plan needs {job.plan.devices} ranks, this job has {transport.size}: "
             f"re-plan with --cluster local:{transport.size}, or launch {job.plan.devices}."
         )
-    optimizer_for(job.plan.optimizer, options.lr)
+    optimizer_for(job.plan.optimizer, options.lr)  # raises if there is no such optimizer
     if options.trace is not None and not pathlib.Path(options.trace).resolve().parent.is_dir():
         raise InputError(
             f"there is no folder for '{options.trace}': make it, or name another file."
@@ -230,7 +230,7 @@ def _gather_reports(trainer: Trainer) -> list[RankReport]:
     transport, place = trainer.transport, trainer.place
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
     counts = (transport.total_sent(), dict(transport.reduced))
-    slices = (0, 0)
+    slices = (0, 0)  # messages with slices of parameters, and how many overtook another
     if trainer.plan.parsed_sync.has_servers and trainer.executor.parameter_sync is not None:
         counters = transport.wire().counters
         slices = counters.messages, counters.overtaken

@@ -19,7 +19,7 @@ from raddle.runtime.executor import Executor
 from raddle.runtime.schedule_spans import Span, SpanRecorder
 from raddle.transport.thread_transport import Hub
 
-MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]  # makes it from parameters
 MicroBatchInputs = Callable[[Key], Mapping[str, Tensor]]  # returns a micro-batch's inputs by name
 
 
@@ -101,7 +101,7 @@ class _Rank:
             self.executor.parameter_sync.on_update = self._keep_gradient
 
     def _keep_gradient(self, source: SlotSource, clock: int, gradient: Tensor) -> None:
-        """With sliced parameters: keeps the gradient of a slice in the last step."""
+        """With sliced parameters: keeps a slice's gradient in the last step. clock: the step, from 1."""
         if clock == self.program.plan.steps:
             pieces = self.gradients.setdefault(source.name, [])
             pieces.append((source.box, gradient.clone()))

@@ -68,6 +68,8 @@ def parallelize(
     autocast: dtype for mixed precision, for example torch.bfloat16.
     check_finite: raise before an update if the loss is not finite.
     timeout: limit of every wait, in seconds.
+    seed: of the initial parameters, if the model is on the meta device, and of dropout masks.
+    transport: the connection to the other ranks; None: one is made. Several ranks use torch.distributed.
 
     >>> import raddle
     >>> model, x, y, loss = nn.Linear(4, 2), torch.randn(8, 4), torch.randn(8, 2), nn.functional.mse_loss

@@ -38,7 +38,7 @@ class WeightStash:
         # Slot -> number of backwards still to come that use the present weights.
         self.pending_backwards: dict[int, int] = {}
         self.grads: dict[tuple[int, int], Tensor] = {}  # (step, slot) -> gradient
-        # (step, slot) -> pending all-reduce
+        # (step, slot) -> pending all-reduce, and the gradient that it sums in place
         self.sums: dict[tuple[int, int], tuple[Any, Tensor]] = {}
         self.uses: list[WeightUse] = []  # the log
 
@@ -69,7 +69,7 @@ class WeightStash:
     def release(self, slots: Sequence[Any], call: Call, weights: Iterable[Tensor]) -> None:
         """Called when a backward no longer needs its weights."""
         for slot, leaf in zip(call.weights, weights, strict=True):
-            if leaf.data_ptr() == slots[slot].data_ptr():
+            if leaf.data_ptr() == slots[slot].data_ptr():  # the parameter still has this memory
                 self.pending_backwards[slot] -= 1
 
     def end_step(self, step: int) -> None:

@@ -1,4 +1,8 @@
-"""Builds the buckets in which a device all-reduces gradients, and the actions that start them."""
+"""Builds the buckets in which a device all-reduces gradients, and the actions that start them.
+
+A Reduce is the instruction that all-reduces gradients of some parameters. Each parameter has regions: boxes
+with the devices that hold them (program/program.py). Regions on the same devices share a bucket.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class BucketBuilder:
         self.groups: list[tuple[int, ...]] = []
 
     def add_groups(self, reduce: Reduce) -> None:
-        """Notes the groups of devices that this instruction sums over."""
+        """Notes the groups of devices that this instruction all-reduces over."""
         for regions in reduce.regions:
             self.groups += [r.devices for r in regions if r.devices not in self.groups]
 

@@ -1,4 +1,4 @@
-"""Builds the actions that update module buffers, and notes which buffers this device saves."""
+"""Builds the actions that update module buffers; notes which of them this device saves in checkpoints."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class BufferUpdateBuilder:
     def build(self, names: Collection[str], key: Key) -> list[UpdateBuffers]:
         """An update of the buffers whose new values are among `names`, from the boxes that are here.
 
-        The list is empty if there is nothing to update, else it has one action.
+        key: the step and micro-batch of the new values. The list is empty if there is nothing to update,
+        else it has one action.
         """
         action = UpdateBuffers(key)
-        for buffer, value in self.program.graph.updates.items():
+        for buffer, value in self.program.graph.updates.items():  # value: the new content
             box_slots = self.slot_table.box_slots(key, value) if value in names else []
             if not box_slots:
                 continue

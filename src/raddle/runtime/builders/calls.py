@@ -2,7 +2,8 @@
 
 A segment is a run of operators of one device without communication inside. A merge combines the partial
 results of an operator that is split along a reduced dimension. A variant is a way in which some
-micro-batches run (their size, their devices); all micro-batches of a variant share the generated code.
+micro-batches run (their size, their devices); all micro-batches of a variant share the generated code. A
+piece is a box of a tensor (function_writer.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from raddle.runtime.function_writer import GeneratedCode, Piece, TensorId
 
 
 class CallBuilder:
-    """Builds the calls of one device. instructions: those that will run; each Run belongs to a segment."""
+    """Builds the calls of one device.
+
+    place: the torch device that it computes on; instructions: those that will run. Each Run (an operator in
+    one phase) belongs to a segment.
+    """
 
     def __init__(
         self, program: Program, device: int, place: torch.device, slot_table: SlotTable,
@@ -37,7 +42,7 @@ class CallBuilder:
             {op.name: n for n, ops in enumerate(variant_segments) for op in ops}
             for variant_segments in self.segments
         ]
-        self._sent = _sent(program, device)
+        self._sent = _sent(program, device)  # for each variant, names of values that are sent
         # A code key is (variant, segment) or ("merge", operator, variant).
         self._codes: dict[object, GeneratedCode] = {}
         self._calls: dict[tuple[object, Key], Call] = {}
@@ -151,8 +156,8 @@ class CallBuilder:
         computed_here = any(
             box == piece.box for box, _ in self.slot_table.computed.get((key, tensor_id), [])
         )
-        # With a replicated loss, every device starts the gradient of the partial results that it computed
-        # itself. So results that came from other devices get no gradient here.
+        # With a replicated loss (program/replicated_loss.py), every device starts the gradient of the
+        # partial results that it computed itself. So results from other devices get no gradient here.
         starts_own_gradient = tensor_id[0] in self.program.variant(key).replicated_loss_ops
         return "differentiable" if computed_here or not starts_own_gradient else "nondifferentiable"
 

@@ -1,4 +1,8 @@
-"""Builds the sends, receives and waits of a device from the program's Move instructions."""
+"""Builds the sends, receives and waits of a device from the program's Move instructions.
+
+A delivery says, for a kind of messages, which boxes the sender packs and where the receiver puts them
+(delivery.py).
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,14 @@ from raddle.runtime.region_assembly import overlapping_boxes, region_assembler
 
 
 class MessageBuilder:
-    """Builds the message actions of one device. Instructions are known by their index in the program."""
+    """Builds the message actions of one device. Instructions are identified by indices in the program."""
 
     def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
         self.program, self.device, self.slot_table = program, device, slot_table
         self._zero3 = is_zero3(program)
         self._acknowledgements = Acknowledgements(program, device)
-        # (instruction, peer) -> numbers of the sends that its message acknowledges
+        # (instruction, peer) -> numbers of earlier sends that have arrived when the peer's message of this
+        # instruction is there (acknowledgements.py)
         self._acknowledged_sends: dict[tuple[int, int], list[int]] = {}
         self._not_awaited: dict[int, list[Receive]] = {}  # instruction -> its receives
         self._send_count = self._receive_count = 0
@@ -30,7 +35,10 @@ class MessageBuilder:
     def build_transfers(
         self, number: int, move: Move, tags: Sequence[int]
     ) -> Iterable[Send | Receive]:
-        """The sends and receives of this device for a Move with this index in the program."""
+        """The sends and receives of this device for a Move.
+
+        number: the index of the Move in the program; tags: one for each of its messages.
+        """
         for message, tag in zip(move.messages, tags, strict=True):
             if message.source == self.device:
                 send = self._send(move, message, tag)

@@ -1,4 +1,8 @@
-"""Gives slots to the tensors that stay on a device from step to step: parameters, buffers and constants."""
+"""Gives slots to the tensors that stay on a device from step to step: parameters, buffers and constants.
+
+A region is a box of a parameter, with the devices that hold it and the server that updates it, if there is
+one (program/program.py).
+"""
 
 from __future__ import annotations
 
@@ -29,10 +33,12 @@ def add_persistent_slots(program: Program, device: int, slot_table: SlotTable) -
                 gathered += _add_zero3_slots(program, device, slot_table, name, region.box)
                 continue
             slot = slot_table.add_persistent(name, "parameter", region.box)
+            # active: it gets a gradient; server -1: each device that holds the region updates its copy
             if name in program.active and region.server in (-1, device):
                 updated_slots.append(slot)
     for value in program.graph.values.values():
         full = Box.full(value.shape)
+        # For each variant (a way in which micro-batches run): the box that the device reads.
         read = [hulls[value.name] for hulls in slot_table.hulls if value.name in hulls]
         if value.role == "buffer":
             slot_table.add_persistent(value.name, "buffer", full)

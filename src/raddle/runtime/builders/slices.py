@@ -2,6 +2,7 @@
 
 A slice is a range of rows of a parameter. Its gradients are summed and it is updated separately, while the
 rank goes on computing: by a parameter server, or on all holders after an all-reduce (collective updates).
+During a run, a synchroniser (package sync/) does this work.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ class SliceBuilder:
         # Collective updates only: the numbers of all slices in the order of their all-reduces.
         self.slice_order: list[int] = []
         self._zero3 = is_zero3(program)
+        # (parameter, region of the slice) -> number of the slice
         self._numbers = {
             parameter_slice: n for n, parameter_slice in enumerate(numbered_slices(program.slices))
         }
         self._submitted: set[str] = set()  # parameters that have a SubmitGradients
 
     def handles(self, i: Instruction) -> bool:
-        """Whether the synchroniser does this instruction.
+        """Whether the synchroniser carries out this instruction.
 
-        It does all sums, updates and messages of slices, except ZeRO-3 gathers: these are ordinary
-        messages.
+        It carries out all all-reduces, updates and messages of slices, except ZeRO-3 gathers: these are
+        ordinary messages.
         """
         if not self.program.slices:
             return False
@@ -62,7 +64,10 @@ class SliceBuilder:
         return actions
 
     def _start_all_reduce(self, name: str, i: Instruction) -> list[StartSliceAllReduce]:
-        """Starts a slice's all-reduce at its Reduce or, if only one device holds it, at its Update."""
+        """Starts a slice's all-reduce at its Reduce or, if only one device holds it, at its Update.
+
+        Here each Reduce and each Update is about one slice: it has one region.
+        """
         if isinstance(i, Update):
             region = i.regions[0]
             if len(region.devices) > 1:  # already started at its Reduce

@@ -43,7 +43,7 @@ def mark_releases(actions: Sequence[Action], slots: Collection[int]) -> None:
 
 
 def _slots_of(action: Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss) -> Iterable[int]:
-    """Slots that an action reads or fills."""
+    """Slots that an action reads or fills, except those of weights, and of gradients in messages."""
     if isinstance(action, Forward):
         call = action.call
         return [

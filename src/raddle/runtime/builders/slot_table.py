@@ -1,7 +1,8 @@
 """The slot table of a device: which boxes of which tensors the device holds, and in which slots.
 
 It exists only while actions are built. A box is a rectangular part of a tensor. A piece is a box together
-with the tensor that it is a part of.
+with the tensor that it is a part of. A variant is a way in which some micro-batches run: their size, and
+the tiles with their devices (program/program.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class SlotSource(NamedTuple):
     """Says what fills a slot from outside a step: a box of a parameter, of a buffer or of a batch input."""
 
     name: str
-    role: str  # "parameter", "gathered", "buffer", "frozen", "constant", "input" or "seed"
+    # "parameter" (trained), "gathered" (ZeRO-3 parameter, gathered before use), "frozen" (parameter without
+    # gradient), "buffer", "constant" (of the graph), "input" (of the batch) or "seed" (of random numbers)
+    role: str
     box: Box
     slot: int
     key: Key = Key()  # step and micro-batch; only for inputs and seeds
@@ -37,8 +40,8 @@ class SlotTable:
         self.graph, self.hulls = graph, hulls
         self.shapes: list[tuple[int, ...]] = []  # shape of each slot
         self.sources: list[SlotSource] = []
-        self.computed: dict[tuple[Key, TensorId], BoxSlots] = {}
-        self.received: dict[tuple[Key, TensorId], BoxSlots] = {}
+        self.computed: dict[tuple[Key, TensorId], BoxSlots] = {}  # on this device
+        self.received: dict[tuple[Key, TensorId], BoxSlots] = {}  # from other devices
         self.persistent: dict[str, BoxSlots] = {}  # parameters, buffers, constants
         self.shards: dict[str, BoxSlots] = {}  # ZeRO-3: shards whose server is this device
         self._input_sources: dict[tuple[Key, str], SlotSource] = {}  # inputs and seeds
@@ -84,6 +87,7 @@ class SlotTable:
 
     def box_slots(self, key: Key, tensor_id: TensorId) -> BoxSlots:
         """All boxes of a tensor that this device holds, with their slots."""
+        # A tuple is a partial result; the role "op" is that of values which an operator computes.
         if isinstance(tensor_id, tuple) or self.graph.values[tensor_id].role == "op":
             return self.computed.get((key, tensor_id), []) + self.received.get((key, tensor_id), [])
         if self.is_input(tensor_id):

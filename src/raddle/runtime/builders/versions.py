@@ -26,7 +26,10 @@ class VersionBuilder:
                 self._versions[i.key, i.op] = dict(zip(read[i.op], i.versions, strict=True))
 
     def versions_for(self, call: Call, ops: Sequence[Op]) -> tuple[int, ...]:
-        """The version of each weight of a segment's call. All operators of a segment use the same one."""
+        """The version of each weight of a segment's call.
+
+        All operators of a segment that read a weight use the same version of it.
+        """
         versions: dict[object, int] = {}
         for op in ops:
             versions.update(self._versions.get((call.key, op.name), {}))

@@ -65,7 +65,10 @@ class Losses:
 
     @property
     def _broadcasts_early(self) -> bool:
-        """Whether the broadcast starts during the step: only if a single rank has the whole loss."""
+        """Whether the broadcast starts during the step: only if a single rank has the whole loss.
+
+        `transport.early_receives`: a receive may be posted long before its send.
+        """
         return (
             self.transport.early_receives and not self.on_all_ranks and len(self.broadcasters) == 1
         )

@@ -27,7 +27,7 @@ from raddle.transport.base import Pending, Transport, WidenedSum
 
 
 class ParameterUpdater:
-    """The gradients and updates of one rank's parameters, which are known by their slots.
+    """The gradients and updates of one rank's parameters, which are identified by their slots.
 
     sum_dtype: the dtype in which gradients are all-reduced, for example "bfloat16"; "": their own.
     """
@@ -95,7 +95,7 @@ class ParameterUpdater:
             else:
                 view.copy_(gradient)
                 store.grads[slot] = view
-                store.exclusive.add(slot)
+                store.exclusive.add(slot)  # no other tensor has this memory: it may be changed
             store.with_gradient.add(slot)
 
     def accumulated_gradient(self, call: Call, slot: int) -> Tensor | None:

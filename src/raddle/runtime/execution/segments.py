@@ -23,7 +23,8 @@ from raddle.runtime.execution.store import Store
 class Segments:
     """Runs the calls of one rank and saves what their backward needs.
 
-    single_microbatch: whether a step has one micro-batch, so that gradients need not be accumulated.
+    autocast: the dtype of mixed precision. single_microbatch: whether a step has one micro-batch, so that
+    gradients need not be accumulated.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Segments:
             arguments = self._forward_arguments.pop(call.number)
             weights, nondifferentiable = arguments[: len(weights)], arguments[len(weights) :]
         arguments = [*weights, *nondifferentiable]
+        # Addresses of the weights that are ZeRO-3 parameters, gathered for this call; usually empty.
         gathered_memory = self.store.gathered.storage_addresses(call.weights)
         if builds_graph:
             pairs = [make_leaf(value) for value in inputs]

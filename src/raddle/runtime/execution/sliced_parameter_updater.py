@@ -1,7 +1,7 @@
 """The parameter updater for parameters that are synchronised slice by slice (parameter servers, P3, ZeRO).
 
-Complete gradients are submitted during the backward. There is no barrier after the step: each forward waits
-only until its own weights are up to date.
+Complete gradients are submitted (passed to the ParameterSync) during the backward. Usually there is no
+barrier after the step: each forward waits only until its own weights are up to date.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from raddle.transport.base import Transport
 
 
 class SlicedParameterUpdater(ParameterUpdater):
-    """make_sync: makes the ParameterSync when parameters are loaded, unless another executor shares its."""
+    """Passes gradients to a ParameterSync, which synchronises and updates the slices.
+
+    make_sync: makes the ParameterSync when parameters are loaded, unless `parameter_sync` was set before:
+    two executors of a rank can share one.
+    """
 
     def __init__(
         self, store: Store, transport: Transport, make_sync: Callable[[], ParameterSync]

@@ -14,7 +14,8 @@ from raddle.runtime.zero3 import GatheredParameter, GatheredParameters
 class Store:
     """Tensors and gradients by slot number.
 
-    A gradient from autograd may share memory with other tensors. It is copied before the first in-place
+    place: the torch device; gathered: ZeRO-3 parameters, which have memory only while they are used. A
+    gradient from autograd may share memory with other tensors. It is copied before the first in-place
     change.
     """
 
