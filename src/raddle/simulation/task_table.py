@@ -70,8 +70,8 @@ class TaskTable:
     ) -> Array:  # fmt: skip
         """Adds tasks of an instruction and returns their numbers. The other arguments: see `Tasks`."""
         size = len(duration)
-        number, rank = np.full(size, instruction), np.full(size, urgency)
-        columns = (duration, first, second, number, device, source, nbytes, rank)
+        number, urgencies = np.full(size, instruction), np.full(size, urgency)
+        columns = (duration, first, second, number, device, source, nbytes, urgencies)
         for name, values in zip(COLUMNS, columns, strict=True):
             self.columns[name].append(np.asarray(values, np.int64))
         ids = np.arange(self.count, self.count + size)

@@ -126,11 +126,11 @@ class Timeline:
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:
         """By (source, target), the bytes of point-to-point messages in all steps."""
         pairs: dict[tuple[int, int], int] = {}
-        apart = (self.tasks.source != self.tasks.device) & (self.tasks.nbytes > 0)
+        is_message = (self.tasks.source != self.tasks.device) & (self.tasks.nbytes > 0)
         for s, t, n in zip(
-            self.tasks.source[apart],
-            self.tasks.device[apart],
-            self.tasks.nbytes[apart],
+            self.tasks.source[is_message],
+            self.tasks.device[is_message],
+            self.tasks.nbytes[is_message],
             strict=True,
         ):
             pairs[int(s), int(t)] = pairs.get((int(s), int(t)), 0) + int(n)

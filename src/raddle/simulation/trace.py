@@ -101,8 +101,8 @@ def _message_arrows(timeline: Timeline) -> Iterator[Event]:
             if user < 0
             else (_lane(timeline, tasks.first_resource[user]), timeline.start[user])
         )
-        tail_end, head_end = ({**lane, "ts": _microseconds(at)} for lane, at in (tail, head))
-        yield from flow_events(tail_end, head_end, **title)
+        tail_event, head_event = ({**lane, "ts": _microseconds(at)} for lane, at in (tail, head))
+        yield from flow_events(tail_event, head_event, **title)
 
 
 def _compute_neighbours(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:

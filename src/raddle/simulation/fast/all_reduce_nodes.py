@@ -54,8 +54,19 @@ def add_all_reduce(
 @njit(cache=True)
 def _all_reduce_seconds(rings: Rings, ring: int, nbytes: int) -> float:
     """Seconds by costs/collectives.py; the topology of a ring comes from the arrays."""
-    f, node_rings = (
+    topology, node_rings = (
         rings.topology[ring],
         rings.node_rings[rings.node_ring_at[ring] : rings.node_ring_at[ring + 1]],
     )
-    return float(fastest_seconds(f[0], f[1], f[2], f[3], f[4], f[5], node_rings, nbytes))
+    return float(
+        fastest_seconds(
+            topology[0],
+            topology[1],
+            topology[2],
+            topology[3],
+            topology[4],
+            topology[5],
+            node_rings,
+            nbytes,
+        )
+    )

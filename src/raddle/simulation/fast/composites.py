@@ -46,10 +46,10 @@ class Composites:
 
         Returns the operators of the composites that became fused, or are fused no longer.
         """
-        regrouped: set[int] = set()
+        fusion_changed: set[int] = set()
         for c in {c for i in changed for c in self._composites_by_op.get(i, ())}:
             signatures = {tilings.signature(ops[i], tiles[i]) for i in self._compared_ops[c]}
             if (len(signatures) == 1) != self.fused[c]:
                 undo.set(self.fused, c, len(signatures) == 1)
-                regrouped.update(self._ops[c])
-        return regrouped
+                fusion_changed.update(self._ops[c])
+        return fusion_changed

@@ -125,8 +125,8 @@ class Evaluator:
                 undo.set(self.tiles, i, tiled)
                 changed.append(i)
         to_merge = {*changed, *self.replicated_loss.update(undo, changed, self.tiles, self.tilings)}
-        regrouped = self.composites.update(undo, changed, ops, self.tiles, self.tilings)
-        for i in (*changed, *regrouped):
+        fusion_changed = self.composites.update(undo, changed, ops, self.tiles, self.tilings)
+        for i in (*changed, *fusion_changed):
             self._update_compute(undo, i)
         values: set[int] = set()
         for i in changed:

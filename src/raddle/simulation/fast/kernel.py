@@ -125,7 +125,7 @@ def _script_rows(
     """
     parameters, set_count = len(slots.sync_units), len(rings.set_at) - 1
     group, nbytes = np.full(parameters, -1, np.int64), np.zeros(parameters, np.int64)
-    left = np.zeros(set_count, np.int64)
+    incomplete = np.zeros(set_count, np.int64)
     total = 0
     for p in range(parameters):
         total += slots.sync_units[p, 1]
@@ -135,7 +135,7 @@ def _script_rows(
         if settings.rule == BUCKETS:
             g = arena.sync_units[row, RING_SET]
             if g >= 0:
-                left[g] += tape.has_gradient[p]
+                incomplete[g] += tape.has_gradient[p]
                 for k in range(rings.set_at[g + 1] - rings.set_at[g]):
                     nbytes[p] += arena.amounts[arena.sync_units[row, AMOUNT_FIRST] + k, 1]
             group[p] = g
@@ -150,7 +150,7 @@ def _script_rows(
     members = np.empty(parameters, np.int64)
     rows = np.empty((3 * total + parameters) * COLUMNS, np.int64)
     state = ScriptState(
-        np.zeros(8, np.int64), left, np.zeros(set_count, np.int64), np.full(set_count, -1, np.int64),
+        np.zeros(8, np.int64), incomplete, np.zeros(set_count, np.int64), np.full(set_count, -1, np.int64),
         np.empty(set_count, np.int64), np.empty(parameters, np.int64), np.empty(set_count, np.int64),
         np.empty(parameters, np.int64), np.empty(parameters, np.int64),
         np.empty(parameters, np.int64), members, rows,
@@ -184,15 +184,15 @@ def _write_dag(
     mark_stretch, mark_offset = dag.mark_stretch, dag.mark_offset
     mark_stretch[: len(slots.sync_units)] = -1
     for r in range(len(tape.kind)):
-        kind, x = tape.kind[r], tape.slot[r]
+        kind, number = tape.kind[r], tape.slot[r]
         if kind == EVENT:
-            if row_at[x + 1] > row_at[x]:
+            if row_at[number + 1] > row_at[number]:
                 _write_event(
-                    row_at[x], row_at[x + 1], settings, slots, arena, rings, overhead, dag, used, progress,
+                    row_at[number], row_at[number + 1], settings, slots, arena, rings, overhead, dag, used, progress,
                     rows, members,
                 )  # fmt: skip
             continue
-        first, count = table[x, 0], table[x, 1]
+        first, count = table[number, 0], table[number, 1]
         if count == 0:
             continue
         if used[0] < 0:

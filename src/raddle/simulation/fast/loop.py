@@ -44,12 +44,12 @@ def run_dag(
         waits_left[edges[e, 1]] += 1
     for n in range(node_count):
         pointer[n + 1] += pointer[n]
-    next_slot = pointer.copy()
+    next_free = pointer.copy()
     successor = np.empty(edge_count, np.int32)
     delay = np.empty(edge_count, np.int64)
     for e in range(edge_count):
-        k = next_slot[edges[e, 0]]
-        next_slot[edges[e, 0]] += 1
+        k = next_free[edges[e, 0]]
+        next_free[edges[e, 0]] += 1
         successor[k], delay[k] = edges[e, 1], edges[e, 2]
     ready = np.zeros(node_count, np.int64)
     free_from = np.zeros(len(load), np.int64)
@@ -79,8 +79,8 @@ def run_dag(
                     if resource >= 0 and free_from[resource] > free_at:
                         free_at = free_from[resource]
                 if free_at > now:  # it tries again then, together with all other waiting nodes
-                    rank = _heap_key(nodes[node, URGENCY], node)
-                    size = _push(heap_time, heap_node, size, free_at, rank)
+                    key = _heap_key(nodes[node, URGENCY], node)
+                    size = _push(heap_time, heap_node, size, free_at, key)
                     continue
         count += 1
         begin = ready[node]
@@ -122,8 +122,8 @@ def run_dag(
                     stack[depth] = other
                     depth += 1
                 else:
-                    rank = _heap_key(nodes[other, URGENCY], other)
-                    size = _push(heap_time, heap_node, size, ready[other], rank)
+                    key = _heap_key(nodes[other, URGENCY], other)
+                    size = _push(heap_time, heap_node, size, ready[other], key)
     counts[2] = count
     for d in range(devices):
         total = max(total, ready[tails[d, 0]] + tails[d, 1])

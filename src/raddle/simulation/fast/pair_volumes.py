@@ -115,7 +115,7 @@ def _subtract(box: Array, other: Array, into: Array, at: int) -> int:
 
 
 @njit(cache=True)
-def message_rows(
+def write_transfers(
     volumes: Array, element_bytes: int, latency: Array, bandwidth: Array, rows: Array
 ) -> int:
     """Writes rows (source, target, nanoseconds, bytes), ordered as in a program; returns their number."""

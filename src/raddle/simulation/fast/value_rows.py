@@ -18,7 +18,7 @@ from raddle.program.merges import is_local_statistics, merged_bytes, place_merge
 from raddle.program.program import Cell, Message, tensors_per_part
 from raddle.program.value_holders import always_local, output_holders
 from raddle.simulation.fast.cluster_arrays import ClusterArrays
-from raddle.simulation.fast.pair_volumes import message_rows, pair_volumes
+from raddle.simulation.fast.pair_volumes import pair_volumes, write_transfers
 from raddle.simulation.fast.regions import tile_boxes_in
 from raddle.simulation.fast.store import NOTHING, RowStore, Slot
 from raddle.simulation.fast.tilings import NumberedTiling, Reader
@@ -152,7 +152,7 @@ class ValueRows:
         slots = []
         for volumes in (forward, backward):
             rows = np.empty((count * (count - 1), 4), np.int64)
-            n = message_rows(volumes, element_bytes, routes.latency, routes.bandwidth, rows)
+            n = write_transfers(volumes, element_bytes, routes.latency, routes.bandwidth, rows)
             columns = self.cluster.message_rows(*rows[:n].T) if n else rows[:0, :0]
             slots.append(store.messages.add(columns))
         if slots[0][1] and is_local_statistics(source.op, self.bn):

@@ -34,7 +34,7 @@ def state_bytes(program: Program) -> Array:
     With ZeRO-3, parameters and optimizer state of the device's own shard only (zero3.py has the others).
     """
     total, seen = np.zeros(program.plan.devices, np.int64), set()
-    optimizer_copies = optimizer_info(program.plan.optimizer).state_elements
+    state_elements = optimizer_info(program.plan.optimizer).state_elements
     for i in program.instructions:
         if isinstance(i, Update) and i.parameter not in seen:
             seen.add(i.parameter)
@@ -42,10 +42,10 @@ def state_bytes(program: Program) -> Array:
                 nbytes = region.box.volume * program.element_bytes(i.parameter)
                 # With ZeRO-3, gathered parameters and gradients are not persistent.
                 if program.plan.parsed_sync.zero3:
-                    total[region.server] += (1 + optimizer_copies) * nbytes
+                    total[region.server] += (1 + state_elements) * nbytes
                     continue
                 total[list({*region.devices, *region.updaters})] += 2 * nbytes
-                total[list(region.updaters)] += optimizer_copies * nbytes
+                total[list(region.updaters)] += state_elements * nbytes
     variant = program.variants[0]
     roles = ("buffer", "constant", "frozen", "parameter")
     names = [v.name for v in variant.graph.values.values() if v.role in roles]

@@ -58,9 +58,11 @@ def _own_shard_bytes(ledger: Ledger, pull: Move) -> Array:
     program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
     element_bytes = program.element_bytes(pull.value)
     for region in program.regions[pull.value]:
-        sent = {m.target for m in pull.messages if any(not (b & region.box).empty for b in m.boxes)}
+        receivers = {
+            m.target for m in pull.messages if any(not (b & region.box).empty for b in m.boxes)
+        }
         for s in program.slices[pull.value]:
-            if s.server in sent and region.box.contains(s.box):
+            if s.server in receivers and region.box.contains(s.box):
                 nbytes[s.server] += s.box.volume * element_bytes
     return nbytes
 
