@@ -15,8 +15,8 @@ from raddle.plans.plan import Plan
 from raddle.searches.choose_sync import (
     MARGIN,
     MESSAGE_SECONDS,
+    SLICE_ALL_REDUCE_SECONDS,
     SMALLER_BUCKETS,
-    SUM_SECONDS,
     host_seconds,
     with_fastest_sync,
 )
@@ -110,7 +110,7 @@ def test_sums_of_slices_cost_their_host() -> None:
         vgg(), plan_for(vgg(), on, "data", bn="local", sync="p3:collective"), on
     )
     count = len(timeline.program.plan.order)
-    assert host_seconds(timeline) == pytest.approx(count * SUM_SECONDS)
+    assert host_seconds(timeline) == pytest.approx(count * SLICE_ALL_REDUCE_SECONDS)
 
 
 @pytest.mark.parametrize("machine", ["local:2", "p100:1x4", "p100:4x4"])

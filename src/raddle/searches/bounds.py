@@ -115,9 +115,9 @@ def _least_pass_seconds(graph: Graph, op: Op, operand: int | None, device: Devic
     operand: None for the forward; else the operand whose gradient is computed.
     """
     amount = work(op, op.space.full, operand)
-    inputs = [_elements_read(op.space, a) for a in op.space.operands]
-    elements = [min(e, t) for e, t in zip(amount.elements, inputs, strict=False)]
-    elements += amount.elements[len(inputs) :]
+    least_read = [_elements_read(op.space, a) for a in op.space.operands]
+    elements = [min(e, t) for e, t in zip(amount.elements, least_read, strict=False)]
+    elements += amount.elements[len(least_read) :]
     return float(roofline(graph, op, amount.flops, elements, speed(op, device)))
 
 
@@ -153,12 +153,12 @@ def _depth(graph: Graph, active: frozenset[str]) -> int:
     for op in reversed(graph.ops):
         if not has_backward(op, active):
             continue
-        graded = [op.inputs[i] for i in operands_with_gradient(op, active)]
-        ahead = 1 + max(forward.get(o, 0) for o in op.outputs)
-        behind = len(graded) + max(backward.get(o, 0) for o in op.outputs)
-        for name in graded:
-            forward[name] = max(ahead, forward.get(name, 0))
-            backward[name] = max(behind, backward.get(name, 0))
+        with_gradient = [op.inputs[i] for i in operands_with_gradient(op, active)]
+        forward_length = 1 + max(forward.get(o, 0) for o in op.outputs)
+        backward_length = len(with_gradient) + max(backward.get(o, 0) for o in op.outputs)
+        for name in with_gradient:
+            forward[name] = max(forward_length, forward.get(name, 0))
+            backward[name] = max(backward_length, backward.get(name, 0))
             if graph.values[name].role == "parameter":
                 longest = max(longest, forward[name] + backward[name])
     return longest

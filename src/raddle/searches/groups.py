@@ -94,7 +94,9 @@ def _join_producers(graph: Graph) -> Memberships:
     producer = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
     order = {op.name: i for i, op in enumerate(graph.ops)}
     members: Memberships = {}
-    layers: dict[str, str] = {}  # name of a composite -> root of the group of its first operator
+    root_of_composite: dict[
+        str, str
+    ] = {}  # name of a composite -> root of the group of its first operator
     for op in graph.ops:
         if op.name in independent:
             continue
@@ -112,9 +114,12 @@ def _join_producers(graph: Graph) -> Memberships:
                     if best is None or rank > best[:2]:
                         best = (*rank, Member(op, AFTER, ref.name, operand, output))
         root = members[best[2].ref][0] if best else op.name
-        layer = layers.setdefault(op.layer, root) if op.composite_kind else root
-        if layer != root and _has_same_dims(op, graph, members, layer):
-            members[op.name] = (layer, Member(op))  # operators of one composite, such as a loss
+        composite_root = root_of_composite.setdefault(op.layer, root) if op.composite_kind else root
+        if composite_root != root and _has_same_dims(op, graph, members, composite_root):
+            members[op.name] = (
+                composite_root,
+                Member(op),
+            )  # operators of one composite, such as a loss
         else:
             members[op.name] = (root, best[2] if best else Member(op))
     return members

@@ -37,11 +37,11 @@ def with_slice_order(
     # Tasks without a link start when they are ready: they say nothing about the order.
     uses_link = (tasks.first_resource >= 0) | (tasks.second_resource >= 0)
     np.minimum.at(first_start, tasks.instruction[uses_link], timeline.start[uses_link])
-    sums = [
+    slice_starts = [
         (int(first_start[at]), at, number[i.parameters[0], i.regions[0][0]])
         for at, i in enumerate(program.instructions)
         if isinstance(i, Reduce)
     ]
-    reduced = [n for *_, n in sorted(sums)]
+    reduced = [n for *_, n in sorted(slice_starts)]
     not_reduced = sorted(set(number.values()) - set(reduced))  # slices on a single device
     return replace(plan, order=(*reduced, *not_reduced))

@@ -120,14 +120,20 @@ def stage_of_groups(space: PlanSpace, stages: int) -> list[int]:
 def _split_samples_and_channels(space: PlanSpace, g: int, devices: range) -> Configuration | None:
     """Samples split over nodes, and channels inside of a node; None if the group is too small."""
     group = space.groups[g]
-    inside = len(space.cluster.members(space.cluster.devices[devices[0]].node))
-    outside = len(devices) // inside
-    if outside < 2 or outside * inside != len(devices) or not {"n", "c"} <= set(group.letters):
+    devices_per_node = len(space.cluster.members(space.cluster.devices[devices[0]].node))
+    node_count = len(devices) // devices_per_node
+    if (
+        node_count < 2
+        or node_count * devices_per_node != len(devices)
+        or not {"n", "c"} <= set(group.letters)
+    ):
         return None
     sizes = dict(zip(group.letters, group.sizes, strict=True))
-    if sizes["n"] < outside or sizes["c"] < inside:
+    if sizes["n"] < node_count or sizes["c"] < devices_per_node:
         return None
-    parts = tuple({"n": outside, "c": inside}.get(letter, 1) for letter in group.letters)
+    parts = tuple(
+        {"n": node_count, "c": devices_per_node}.get(letter, 1) for letter in group.letters
+    )
     return Configuration(parts, tuple(devices))
 
 

@@ -53,7 +53,7 @@ class Chain:
             self.space.configuration_of(g, self.tiles) for g in range(len(self.space.groups))
         ]
 
-    def load_evaluator(self) -> None:
+    def move_evaluator(self) -> None:
         """Moves the shared evaluator to the current plan of this chain."""
         self.evaluator.move(self.tiles)
 

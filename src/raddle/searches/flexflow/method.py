@@ -62,18 +62,23 @@ def flexflow(
     """
     clock = Clock(settings.budget, settings.stopwatch)
     space = PlanSpace(graph, cluster, settings)
-    begin = {name: space.with_pins(tiles) for name, tiles in starts.items()}
+    tiles_by_start = {name: space.with_pins(tiles) for name, tiles in starts.items()}
     if random_too:
-        begin["random"] = random_start(space, settings.seed)
-    first = next(iter(begin.values()))
+        tiles_by_start["random"] = random_start(space, settings.seed)
+    first = next(iter(tiles_by_start.values()))
     plan = Plan(first, space.device_count, **settings.plan_fields)
     evaluator = Evaluator(graph, cluster, plan, settings.profile)
-    climb = MultiChain(space, evaluator, clock, settings)
-    for name, tiles in begin.items():
-        climb.add_chain(name, tiles, guided=guided)
-    climb.run(settings.budget)
-    accepted = sum(c.accepted for c in climb.all_chains)
-    best = climb.best
+    multi_chain = MultiChain(space, evaluator, clock, settings)
+    for name, tiles in tiles_by_start.items():
+        multi_chain.add_chain(name, tiles, guided=guided)
+    multi_chain.run(settings.budget)
+    accepted = sum(c.accepted for c in multi_chain.all_chains)
+    best = multi_chain.best
     return SearchResult(
-        dict(best.best), best.start, climb.proposals, accepted, climb.stopped, tuple(climb.history)
+        dict(best.best),
+        best.start,
+        multi_chain.proposals,
+        accepted,
+        multi_chain.stopped,
+        tuple(multi_chain.history),
     )

@@ -84,7 +84,7 @@ class MultiChain:
         self.chains.sort(key=lambda c: c.time)
         while self.chains:
             for chain in list(self.chains):
-                chain.load_evaluator()  # puts the plan of this chain into the shared evaluator
+                chain.move_evaluator()  # puts the plan of this chain into the shared evaluator
                 for _ in range(length):
                     if self.clock.seconds >= budget:
                         self.stopped = "budget"

@@ -84,17 +84,17 @@ def branch_and_bound(
     heap = [Subproblem(1, _bound(nodes, edges, moved), 0, allowed, moved)]
     numbers, branches = count(1), 0
 
-    def is_closed(candidate: Subproblem) -> bool:
+    def cannot_improve(candidate: Subproblem) -> bool:
         return candidate.bound >= cost - ROUNDING * abs(cost)
 
     while heap and not out_of_time():
         subproblem = heappop(heap)
-        if is_closed(subproblem):
+        if cannot_improve(subproblem):
             continue
         branches += 1
         on_progress({"step": "branch", "cost": cost, "bound": subproblem.bound, "open": len(heap)})
         subproblem = _tighten(nodes, edges, incident, subproblem, cost, out_of_time)
-        if is_closed(subproblem):
+        if cannot_improve(subproblem):
             continue
         few_nodes, few_edges = _restrict(nodes, edges, subproblem.allowed)
         solved = solve_by_elimination(few_nodes, few_edges)
@@ -112,7 +112,9 @@ def branch_and_bound(
                 heappush(heap, child)
         elif not complete:
             heappush(heap, subproblem)
-    bound = min((remaining.bound for remaining in heap if not is_closed(remaining)), default=cost)
+    bound = min(
+        (remaining.bound for remaining in heap if not cannot_improve(remaining)), default=cost
+    )
     return BranchResult(best, math.inf if bound >= forbidden else bound, bound == cost, branches)
 
 

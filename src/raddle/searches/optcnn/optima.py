@@ -20,7 +20,7 @@ from raddle.searches.settings import SearchResult, Settings
 from raddle.searches.starts import first_devices, shift_to_stages
 
 # Up to this many devices, summed dimensions may be split: this gives many more configurations.
-MOST_SUMS = 64
+MAX_DEVICES_FOR_SUMS = 64
 
 
 def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
@@ -46,7 +46,9 @@ def optima(space: PlanSpace) -> dict[str, Tiles]:
 
     tiles_by_name: dict[str, Tiles] = {}
     for reduction in (
-        [False, True] if settings.reduction and space.device_count <= MOST_SUMS else [False]
+        [False, True]
+        if settings.reduction and space.device_count <= MAX_DEVICES_FOR_SUMS
+        else [False]
     ):
         base = build_tables(
             space.graph, space.cluster, powers_of_two=settings.powers_of_two, reduction=reduction,

@@ -78,7 +78,7 @@ def _bounding_volume(low: Array, high: Array, a: int, count: int, x: int) -> flo
 def fill_seconds(
     need_lo: Array, need_hi: Array, held_lo: Array, held_hi: Array,
     node_lo: Array, node_hi: Array, box_counts: Array,
-    start: Array, single_node: bool, link: Array, network: Array, width: float, pairs: bool, out: Array,
+    start: Array, single_node: bool, link: Array, network: Array, width: float, diagonal_only: bool, out: Array,
 ) -> None:  # fmt: skip
     """Writes into out[i, j] the seconds of the slowest link; with `pairs`, only for i == j.
 
@@ -122,7 +122,7 @@ def fill_seconds(
                             row_count,
                         )
             for i in range(producers):
-                first, end = (i, min(i + 1, n)) if pairs else (0, n)
+                first, end = (i, min(i + 1, n)) if diagonal_only else (0, n)
                 local, in_node, part = buffer[:, first:end]
                 local[:] = 0.0
                 in_node[:] = sizes[first:end] if single_node else local

@@ -150,11 +150,11 @@ def transfer_matrix(links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: fl
     held: what the producer's devices hold. need: what the reader's devices need. width: bytes per element.
     """
     if need.lo.shape[2] < FEW_READERS:
-        return _seconds(links, held, need, width, pairs=False)
+        return _seconds(links, held, need, width, diagonal_only=False)
     # Configurations on many devices come first, so that a device can skip all after its last one.
     order = np.argsort(-(need.hi[0] > need.lo[0]).sum(axis=0), kind="stable")
     lo, hi = np.take(need.lo, order, axis=2), np.take(need.hi, order, axis=2)
-    reordered = _seconds(links, held, Boxes(lo, hi, need.fixed), width, pairs=False)
+    reordered = _seconds(links, held, Boxes(lo, hi, need.fixed), width, diagonal_only=False)
     out = np.empty_like(reordered)
     out[:, order] = reordered
     return out
@@ -162,11 +162,11 @@ def transfer_matrix(links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: fl
 
 def transfer_diagonal(links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: float) -> Array:
     """[x]: the same between two members of one group, which share their configuration."""
-    return _seconds(links, held, need, width, pairs=True).diagonal()
+    return _seconds(links, held, need, width, diagonal_only=True).diagonal()
 
 
 def _seconds(
-    links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: float, *, pairs: bool
+    links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: float, *, diagonal_only: bool
 ) -> Array:
     """[i, j]: calls the JIT-compiled loop, without the dimensions that are never split.
 
@@ -185,6 +185,6 @@ def _seconds(
     out = np.zeros((lo.shape[2], need.lo.shape[2]), np.float32)
     fill_seconds(
         sides_kept[0], sides_kept[1], sides_kept[2], sides_kept[3], sides_kept[4], sides_kept[5],
-        held.counts, links.start, links.single_node, links.inside, links.outside, width, pairs, out,
+        held.counts, links.start, links.single_node, links.inside, links.outside, width, diagonal_only, out,
     )  # fmt: skip
     return out
