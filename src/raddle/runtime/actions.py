@@ -26,7 +26,7 @@ from raddle.runtime.zero3 import GatheredParameter
 class Call:
     """A generated function with its slots: a segment or a merge in one micro-batch.
 
-    A segment is a run of operators of this rank without communication inside. A merge combines partial
+    A segment is a sequence of operators of this rank without communication inside. A merge combines partial
     results.
     """
 

@@ -121,7 +121,7 @@ class BatchCutter:
         return counts.pop() if len(counts) == 1 else None
 
     def _refuse_ambiguous(self, spec: Input, samples: int) -> None:
-        """Raises InputError if another rank would take this batch for its part of a planned one."""
+        """Raises InputError if another rank could mistake this batch for its part of a planned batch."""
         assert spec.sample_dim is not None
         for device in range(self.program.plan.devices):
             parts = [

@@ -189,6 +189,7 @@ class _ActionBuilder:
             box_slots = self.slot_table.persistent[update.parameter]
             slots = tuple(slot for _, slot in box_slots if slot in self.persistent.updated_slots)
             last = self.actions[-1] if self.actions else None
+            # Consecutive updates of one step become one action.
             if isinstance(last, UpdateParameters) and last.key == update.key:
                 last.slots += slots
             else:

@@ -73,9 +73,9 @@ def gather_state(
     """Full parameters and buffers, on the CPU, under all names that the module has for them.
 
     All ranks call it with the same shapes. One large tensor, or several small ones, are exchanged at a
-    time. pieces: this rank's boxes. If several ranks hold a box, only one should give it, as copies cost
-    time and may be out of date: the server, or the first device that holds it. aliases: other names of
-    tied tensors -> first name; keep: False on ranks that do not need the result.
+    time. pieces: this rank's boxes with their tensors, by name. If several ranks hold a box, only one
+    should give it, as copies cost time and may be out of date: the server, or the first device that holds
+    it. aliases: other names of tied tensors -> first name; keep: False where the result is not needed.
     """
     state: dict[str, Tensor] = {}
     for name, ranks in _exchange_by_name(exchange, pieces, shapes):

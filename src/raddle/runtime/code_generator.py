@@ -1,8 +1,8 @@
 """Generates one Python function for a segment or for a merge on a device.
 
-A segment is a run of operators of the device without communication inside; its function runs the device's
-tile of each operator. A merge combines the partial results of one operator. A piece is a box of a tensor. A
-variant is a way in which some micro-batches run: their size, and the tiles (program/program.py).
+A segment is a sequence of operators of the device without communication inside; its function runs the
+device's tile of each operator. A merge combines the partial results of one operator. A piece is a box of a
+tensor. A variant is a way in which some micro-batches run: their size, and the tiles (program/program.py).
 """
 
 from __future__ import annotations

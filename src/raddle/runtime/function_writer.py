@@ -28,6 +28,7 @@ from raddle.graph.box import Box
 from raddle.runtime.region_assembly import overlapping_boxes, region_assembler
 
 # The name of a value, or (operator, tile, k): the k-th tensor of the partial result of an operator's tile.
+# Most partial results are one tensor; those of mean and variance, for example, are two.
 TensorId = str | tuple[str, int, int]
 
 

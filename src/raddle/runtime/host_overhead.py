@@ -80,6 +80,7 @@ def _seconds_each(transport: Transport, operation: Callable[[Work], None]) -> fl
     begin = time.perf_counter()
     operation(lambda: None)
     seconds = torch.tensor([(time.perf_counter() - begin) / REPEATS], dtype=torch.float64)
+    # The operations use the tags below REPEATS.
     transport.all_reduce(tuple(range(transport.size)), REPEATS, seconds).wait()
     return float(seconds) / transport.size
 

@@ -100,7 +100,7 @@ def optimizer_for(name: str, rate: float | None = None) -> MakeOptimizer:
 
 
 def _load_at_batch(name: str, data: dict[str, Any], dtype: str, device: str, seed: int) -> Workload:
-    """Loads a model, with an example batch of the plan's global size."""
+    """Loads a model, with an example batch of the plan's global size. data: content of the plan file."""
     torch_dtype, count = getattr(torch, dtype), data["microbatches"]
     if takes_batch(name):
         batch = data["batch"] or None
@@ -132,6 +132,7 @@ def _convert_plan(name: str, data: dict[str, Any], dtype: str, graph: Graph) -> 
     plan_graph = capture_workload(
         _load_at_batch(name, data, data["dtype"], "meta", 0), data["microbatches"]
     )
+    # Operators and the dimensions of their iteration spaces, in both precisions.
     spaces = [{op.name: (op.label, op.space.dims) for op in g.ops} for g in (plan_graph, graph)]
     if spaces[0] != spaces[1]:
         raise InputError(

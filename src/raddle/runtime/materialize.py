@@ -172,7 +172,7 @@ def _initialise(
 ) -> None:
     """Initialises the tensors of one module, visits the wanted ones, and puts the meta tensors back."""
     blanks = [_blank(tensor.value) for tensor in module_tensors]
-    versions = [blank._version for blank in blanks]
+    versions = [blank._version for blank in blanks]  # torch counts in-place writes
     for tensor, blank in zip(module_tensors, blanks, strict=True):
         tensor.put(blank)
     _reset(model, path)

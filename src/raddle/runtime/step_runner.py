@@ -46,6 +46,7 @@ class StepRunner:
             weight=1 / self.accumulate,
         )
         loss = self._report_failure(run, step)
+        # The run has multiplied the loss by `weight`; the reported loss is that of the whole batch.
         return loss * self.accumulate if self.accumulate > 1 else loss
 
     def run_overlapping(self, batches: Sequence[Sequence[Tensor]], step: int) -> list[Tensor]:

@@ -36,7 +36,7 @@ def summarise(
     """
     plan, steps = job.plan, len(losses)
     measured = seconds[options.warmup_steps :]
-    step = median(measured)
+    step = median(measured)  # seconds
     batch = plan.batch or sum(job.program.micro_batch_sizes)
     return {
         "plan": options.plan,

@@ -99,6 +99,7 @@ def _trainer(
     *, loss: Any, graph: Graph | None, **settings: Any,
 ) -> Trainer:  # fmt: skip
     """Checks the plan against ranks and module, lowers it, and makes the trainer."""
+    # data: the plan, or the content of its file
     data = plan if isinstance(plan, Plan | Mapping) else plan_file.read(plan)
     devices = data.devices if isinstance(data, Plan) else data["devices"]
     if devices != transport.size:

@@ -1,7 +1,7 @@
 """Builds the calls of a device: each segment and each merge becomes a generated function with its slots.
 
-A segment is a run of operators of one device without communication inside. A merge combines the partial
-results of an operator that is split along a reduced dimension. A variant is a way in which some
+A segment is a sequence of operators of one device without communication inside. A merge combines the
+partial results of an operator that is split along a reduced dimension. A variant is a way in which some
 micro-batches run (their size, their devices); all micro-batches of a variant share the generated code. A
 piece is a box of a tensor (function_writer.py).
 """

@@ -1,7 +1,8 @@
 """The parameter updater for parameters that are synchronised slice by slice (parameter servers, P3, ZeRO).
 
-Complete gradients are submitted (passed to the ParameterSync) during the backward. Usually there is no
-barrier after the step: each forward waits only until its own weights are up to date.
+Complete gradients are submitted (passed to the ParameterSync) during the backward. If slices have
+priorities (P3), the rank does not wait at the end of a step: each forward waits only until its own weights
+are up to date.
 """
 
 from __future__ import annotations
