@@ -347,7 +347,7 @@ def test_a_flush_leaves_one_version(name: str) -> None:
         (("1f1b", 2, 2, 0), "got 2, 2 and 0: use at least one of each"),
         (
             ("1f1b", 4, 2, 2),
-            "1f1b runs one stage a worker, got 4 stages on 2: cut 2 stages, or use inter",
+            "1f1b runs one stage per worker, got 4 stages on 2: cut 2 stages, or use inter",
         ),
         (("interleaved", 5, 2, 2), "as many stages on every worker, got 5 on 2: cut 6 stages"),
         (("chimera", 3, 3, 4), "chimera needs an even number of workers, got 3: use 4, or 1f1b"),
@@ -371,7 +371,7 @@ def test_what_a_schedule_needs(arguments: tuple[str, int, int, int], says: str) 
         (
             "2bw",
             2,
-            "needs version 1, but its worker is at 0: use more than 2 micro-batches a step",
+            "needs version 1, but its worker is at 0: use more than 2 micro-batches per step",
         ),
     ],
 )

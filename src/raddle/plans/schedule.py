@@ -5,8 +5,8 @@ the actions that it depends on:
 
     F(s, m) after F(s-1, m)        B(s, m) after F(s, m) and B(s+1, m)        W(s, m) after B(s, m)
 
-F: forward, B: backward, W: gradients of parameters. Times are not part of a schedule: `time_slots` computes them
-for given durations, and `draw_schedule` draws it with all durations 1:
+F: forward, B: backward, W: gradients of parameters. Times are not part of a schedule: `time_slots` computes
+them for given durations, and `draw_schedule` draws the schedule with all durations 1:
 
     F0 F1 .. B0 .. B1       worker 0; F1: forward of micro-batch 1, ..: idle
     .. F0 B0 F1 B1 ..       worker 1
@@ -195,7 +195,7 @@ def schedule_from_text(text: str) -> Schedule:
             lines.append(tuple(_read_action(word, len(lines), number) for word in tokens))
     if not any(lines):
         raise InputError(
-            "the schedule has no actions: write one line a worker, such as F0 F1 B0 B1."
+            "the schedule has no actions: write one line per worker, such as F0 F1 B0 B1."
         )
     return Schedule(tuple(lines), tuple(waits))
 

@@ -65,7 +65,7 @@ def validate_settings(plan: Plan) -> None:
         if count < 1:
             raise InputError(f"the plan has {count} {name}: it needs at least one.")
     if plan.bucket < 0:
-        raise InputError(f"buckets have {plan.bucket} bytes: use 0 for one a parameter, or more.")
+        raise InputError(f"buckets have {plan.bucket} bytes: use 0 (one per parameter) or more.")
     _validate_order(plan)
 
 

@@ -40,7 +40,7 @@ def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
     outputs_and_devices = [(op.space.output_boxes(t.box)[0], t.device) for t in tiling.tiles]
     if len(set(outputs_and_devices)) < len(outputs_and_devices):
         raise InputError(
-            f"with bn: local, '{op.name}' may have one tile of the samples a device: "
+            f"with bn: local, '{op.name}' may have one tile of the samples per device: "
             "use bn: global, or fewer tiles."
         )
     return False

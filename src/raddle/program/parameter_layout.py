@@ -19,9 +19,10 @@ from raddle.program.parameter_regions import parameter_regions
 from raddle.program.parameter_slices import check_order, cut_slices
 from raddle.program.program import ParameterRegion
 
-HolderSets = tuple[
-    tuple[int, ...], ...
-]  # of one parameter: the sets of devices that hold regions of it
+# d: device, n: name of a parameter, s: region
+
+# The sets of devices that hold regions of one parameter.
+HolderSets = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)

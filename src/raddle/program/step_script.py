@@ -56,7 +56,7 @@ class SyncFacts(NamedTuple):
     """How the parameters of a plan are synchronised. The same in every step."""
 
     rule: int  # BUCKETS, SERVER, SLICES or SLICE_SUMS
-    bucket_bytes: int  # a bucket with so many bytes is full
+    bucket_bytes: int  # a bucket with at least this many bytes is full
     update_at_once: bool  # steps overlap: update a parameter as soon as its gradient is complete
     pull_at_once: bool  # pull slices after their update; False: before their next use (ZeRO-3)
     ordered_sums: bool  # sums of slices wait for their turn

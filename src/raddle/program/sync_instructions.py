@@ -4,7 +4,7 @@ A row is one operation: SUM, PUSH, UPDATE or PULL. Its subject is a whole parame
 (WholeParameterWriter), or a slice of a parameter (SliceWriter).
 """
 
-# p: number of a parameter
+# p: number of a parameter, d: device, s: region or slice
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class WholeParameterWriter:
             return self.writer.emit_move(
                 name,
                 MessageKind.PULL,
-                Key(key.step),
+                Key(key.step),  # of the step, not of a micro-batch
                 join_messages(_pull_messages(held)),
                 deps,
             )

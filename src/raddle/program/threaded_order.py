@@ -20,8 +20,8 @@ from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.program.program import Instruction, Merge, Move, Reduce, Run, Update
 
-SPEED = 1e12  # operations a second
-BANDWIDTH = 10e9  # bytes a second
+SPEED = 1e12  # floating-point operations per second
+BANDWIDTH = 10e9  # bytes per second
 LATENCY = 20e-6  # seconds
 
 

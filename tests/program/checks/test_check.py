@@ -584,7 +584,7 @@ def test_refuses_ambiguous_local_statistics() -> None:
         if (devices, bn) != ("0,0", "local"):
             check(lower(graph, make_plan(graph, tiles, 2, bn=bn)))
             continue
-        with pytest.raises(InputError, match="one tile of the samples a device"):
+        with pytest.raises(InputError, match="one tile of the samples per device"):
             lower(graph, make_plan(graph, tiles, 2, bn=bn))
 
 

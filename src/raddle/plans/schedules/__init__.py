@@ -72,7 +72,7 @@ def named_schedule(
     elif per_step is not None and per_step != microbatches:
         raise InputError(
             f"{name} ends with every step, got {microbatches} micro-batches in steps of {per_step}: "
-            "make one schedule a step."
+            "make one schedule per step."
         )
     return schedule
 
@@ -89,7 +89,7 @@ def _make(name: str, stages: int, workers: int, microbatches: int) -> Schedule:
         return make_chunked(stages, workers, microbatches)
     if stages != workers:
         raise InputError(
-            f"{name} runs one stage a worker, got {stages} stages on {workers}: "
+            f"{name} runs one stage per worker, got {stages} stages on {workers}: "
             f"cut {workers} stages, or use interleaved."
         )
     return SCHEDULES[name].make(stages, microbatches)

@@ -74,7 +74,7 @@ def versions_used(
             if version_rule == "2bw" and delayed > latest:
                 raise InputError(
                     f"micro-batch {action.micro_batch} on stage {action.stage} needs version {delayed}, "
-                    f"but its worker is at {latest}: use more than {per_step} micro-batches a step."
+                    f"but its worker is at {latest}: use more than {per_step} micro-batches per step."
                 )
             used[action.stage, action.micro_batch] = latest if version_rule == "latest" else delayed
     return used
@@ -105,7 +105,7 @@ def _steps(schedule: Schedule, per_step: int) -> int:
     if per_step < 1 or schedule.microbatches % per_step:
         raise InputError(
             f"{schedule.microbatches} micro-batches are not whole steps of {per_step}: "
-            "use a multiple of the micro-batches a step."
+            "use a multiple of the micro-batches per step."
         )
     return schedule.microbatches // per_step
 

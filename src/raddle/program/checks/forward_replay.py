@@ -64,7 +64,7 @@ class ForwardReplay:
         self.progress.mark_done(op.name, "F")
 
     def _check_local(self, op: Op) -> None:
-        """Partial results without a merge: only local batch statistics, one for each device and channel."""
+        """Partial results without a merge must be local batch statistics, one per device and channel."""
         if not self.facts.has_local_statistics(op):
             self.progress.refuse("its tiles give partial results, which nothing merges.")
         for device in self.facts.devices[op.name]:

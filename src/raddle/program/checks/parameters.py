@@ -29,6 +29,8 @@ from raddle.program.program import (
 )
 from raddle.program.weight_versions import parameters_by_op
 
+# n: number of an instruction, i: the instruction, d: device, s: region of a parameter
+
 
 def check_parameters(program: Program) -> Mapping[str, BoxesByDevice]:
     """Checks all parameters; returns, by parameter, the boxes that each device holds."""

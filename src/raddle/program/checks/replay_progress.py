@@ -18,7 +18,8 @@ class ReplayProgress:
     def __init__(self, program: Program, numbers: Sequence[int]) -> None:
         self.program, self.numbers, self.position = program, numbers, 0
         # Positions of what is done, by operator and phase ("F", "merge B") or value and message kind
-        # ("activation", "gradient"; a second gradient of the value is "gradient 1"). Below, all are phases.
+        # ("activation", "gradient"; a second gradient of the value is "gradient 1").
+        # All of these are called phases below.
         self.done: dict[tuple[str, str], int] = {}
 
     def refuse(self, reason: str) -> NoReturn:

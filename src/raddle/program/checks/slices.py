@@ -17,6 +17,8 @@ from raddle.program.checks.zero3 import check_pulls
 from raddle.program.message_kind import MessageKind
 from raddle.program.program import Instruction, Move, ParameterRegion, Program, Reduce, Run, Update
 
+# n: number of an instruction, i: the instruction, d: device, s: slice
+
 # The instructions about a parameter in one step, with their numbers.
 Events = Sequence[tuple[int, Instruction]]
 
