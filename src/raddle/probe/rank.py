@@ -49,16 +49,16 @@ def main() -> None:
     # The transport that plans run on.
     transport = ProcessTransport(torch.device("cpu"), "gloo", settings["seconds"])
     transport.prepare([])
-    steps = {
-        **_compute_steps(settings["window"]),
-        **_communication_steps(transport, quick=settings["quick"]),
+    measurements = {
+        **_compute_measurements(settings["window"]),
+        **_communication_measurements(transport, quick=settings["quick"]),
     }
     result = {}
-    for i, (name, step) in enumerate(steps.items()):
+    for i, (name, measurement) in enumerate(measurements.items()):
         if rank == 0:
-            print(json.dumps({"step": name, "done": i, "of": len(steps)}), flush=True)
+            print(json.dumps({"step": name, "done": i, "of": len(measurements)}), flush=True)
         dist.barrier()  # all ranks measure the same at the same time
-        result[name] = step()
+        result[name] = measurement()
     result["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
     print(json.dumps({"result": result}), flush=True)
     dist.barrier()  # no rank ends while another one may still need it
@@ -66,12 +66,12 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def _compute_steps(window: float) -> dict[str, Measurement]:
+def _compute_measurements(window: float) -> dict[str, Measurement]:
     """Return the measurements of compute rates; each takes `window` seconds, in all ranks at once."""
     return {kernel.name: partial(rate, kernel, window, "cpu") for kernel in kernels("cpu")}
 
 
-def _communication_steps(transport: Transport, *, quick: bool) -> dict[str, Measurement]:
+def _communication_measurements(transport: Transport, *, quick: bool) -> dict[str, Measurement]:
     """Return the measurements of messages, and of the time that they take from computing.
 
     Most are between ranks 0 and 1; "messages of all" is between all pairs (0, 1), (2, 3), ... at once.

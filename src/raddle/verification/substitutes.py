@@ -36,7 +36,7 @@ class Substitutes(TorchFunctionMode):
 
     def __init__(self, graph: Graph, seed: int, normalise: Normalise | None = None) -> None:
         super().__init__()
-        self.masks = iter([op for op in graph.ops if op.kind == "dropout"])
+        self.dropout_ops = iter([op for op in graph.ops if op.kind == "dropout"])
         self.seed = torch.tensor(seed)
         self.replacements: dict[Any, Callable[..., Any]] = {
             F.scaled_dot_product_attention: self._attention,
@@ -55,14 +55,14 @@ class Substitutes(TorchFunctionMode):
 
     def finish(self) -> None:
         """Raise InputError if the graph has a dropout that no intercepted call used."""
-        if (unused := next(self.masks, None)) is not None:
+        if (unused := next(self.dropout_ops, None)) is not None:
             raise InputError(
                 f"the dropout '{unused.name}' is hidden inside a call of torch: {ADVICE}"
             )
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
         """Apply the next dropout operator of the graph, as the runtime computes it."""
-        op = next(self.masks, None)
+        op = next(self.dropout_ops, None)
         if op is None or op.attrs["p"] != p or [d.size for d in op.space.dims] != list(x.shape):
             raise InputError(
                 f"a dropout of {p} on {list(x.shape)} has no place in the graph: {ADVICE}"

@@ -94,7 +94,9 @@ class Alternatives:
         for configuration in candidates:
             changes = self.space.changes(self.plan.tiles, {self.g: configuration})
             key = tuple(changes.values())
-            if key in seen or all(self.plan.tiles[n] == tiling for n, tiling in changes.items()):
+            if key in seen or all(
+                self.plan.tiles[op_name] == tiling for op_name, tiling in changes.items()
+            ):
                 continue
             seen.add(key)
             if len(seen) > self.timer.max_alternatives or (timed and self.stop()):

@@ -223,12 +223,12 @@ def _critical_path(timeline: Timeline) -> dict[str, Any]:
         subject = _subject_and_activity(instruction)
         by_subject[subject] += int(timeline.tasks.duration[task])
         by_activity[subject[1]] += int(timeline.tasks.duration[task])
-    total, ns_per_step_ms = sum(by_subject.values()), 1e6 * program.plan.steps
+    total, ns_divisor = sum(by_subject.values()), 1e6 * program.plan.steps
     return {
-        "path_ms": total / ns_per_step_ms,
-        "path_doing": {what: ns / ns_per_step_ms for what, ns in by_activity.most_common() if ns},
+        "path_ms": total / ns_divisor,
+        "path_doing": {what: ns / ns_divisor for what, ns in by_activity.most_common() if ns},
         "path": [
-            {"name": name, "what": what, "ms": ns / ns_per_step_ms, "share": ns / total}
+            {"name": name, "what": what, "ms": ns / ns_divisor, "share": ns / total}
             for (name, what), ns in by_subject.most_common(MAX_PATH_ENTRIES)
         ],
     }

@@ -160,10 +160,10 @@ def _fill_tables(
     the transfer to device d. choice[i, d, q]: (j, r, recompute) of the first of these stages. If the
     number of micro-batches in flight does not depend on q, there is only q = 0, for any number of stages.
     """
-    ideals, devices, depths = len(sums.members), len(placements.kind), len(rules.alive)
-    least = np.full((ideals, devices + 1, depths), np.inf)
+    ideals, devices, q_count = len(sums.members), len(placements.kind), len(rules.alive)
+    least = np.full((ideals, devices + 1, q_count), np.inf)
     least[-1, :, 0] = 0.0
-    choice = np.zeros((ideals, devices + 1, depths, 3), np.int32)
+    choice = np.zeros((ideals, devices + 1, q_count, 3), np.int32)
     for i in range(ideals - 2, -1, -1):
         first_device, last_device = _device_range(sums.work, i, devices, cap)
         for j in range(i + 1, ideals):
@@ -178,7 +178,7 @@ def _fill_tables(
             transfer = transfer_seconds(
                 placements.entry_latency[d], placements.entry_bandwidth[d], sums.cut_bytes[i]
             )
-            for q in range(depths):
+            for q in range(q_count):
                 least[i, d, q] += 2 * transfer
     return least, choice
 

@@ -287,16 +287,16 @@ def _fewest_devices(
     row: best[j] of `_devices_needed`; fewest: a lower bound from the work of j. least_phi is scratch space:
     entry r - 1 is the smallest phi_r of an ideal from which a stage to j with r replicas keeps the limit.
     """
-    result, receivers = devices + 1, devices + 1
+    result, fewest_senders = devices + 1, devices + 1
     for r in range(devices, 0, -1):
         least_phi[r - 1] = costs.work[j] + costs.alpha[r] * costs.parameters[j] - r * limit
         if r * limit >= costs.send_seconds[j]:
-            receivers = r
-        if least_phi[r - 1] <= 0 and (receivers == r or not costs.first_sends):
+            fewest_senders = r
+        if least_phi[r - 1] <= 0 and (fewest_senders == r or not costs.first_sends):
             result = r
     for t in range(fewest, result):
         entries, possible = row[(t - 1) * (t - 2) // 2 :], False
-        for r in range(receivers, t):
+        for r in range(fewest_senders, t):
             possible |= entries[r - 1] >= least_phi[r - 1]
         if possible:
             return t

@@ -100,16 +100,16 @@ class StepProblem:
     def shortest(self, sums: IdealSums) -> CappedOptimum[list[PlacedSegment]] | None:
         """Return the stages with the shortest step, or None if none fit in memory."""
         devices = len(self.placements.kind)
-        depths = [self.alive(max(q, 1)) for q in range(devices + 1)]
-        same_depth = len(set(depths)) == 1
+        in_flight = [self.alive(max(q, 1)) for q in range(devices + 1)]
+        same_in_flight = len(set(in_flight)) == 1
 
         def solve(cap: float) -> CappedOptimum[list[PlacedSegment]] | None:
             # First assume the smallest number in flight for all stages. If the stages that this gives fit
             # with their real numbers, they are optimal.
-            optimum = least_sum(sums, self.placements, self.memory_rules([min(depths)]), cap)
-            if same_depth or not optimum or self.fits(sums, optimum.solution):
+            optimum = least_sum(sums, self.placements, self.memory_rules([min(in_flight)]), cap)
+            if same_in_flight or not optimum or self.fits(sums, optimum.solution):
                 return optimum
-            return least_sum(sums, self.placements, self.memory_rules(depths), cap)
+            return least_sum(sums, self.placements, self.memory_rules(in_flight), cap)
 
         slowest = (2 * sums.forward[:, -1] + sums.backward[:, -1]).max()
         low = max(float(sums.work[-1]) / devices, np.finfo(float).tiny)
@@ -206,8 +206,10 @@ def _affordable_ideals(problem: StepProblem, max_operations: float) -> int:
     It visits every pair of ideals, with all devices, replicas and numbers of remaining stages.
     """
     devices, max_replicas = len(problem.placements.kind), problem.placements.max_replicas
-    depths = 1 if problem.schedule == "gpipe" else (devices + 2) / 3
-    per_pair = 64 + max_replicas.sum() * depths  # 64: the test whether one is a subset of the other
+    q_count = 1 if problem.schedule == "gpipe" else (devices + 2) / 3
+    per_pair = (
+        64 + max_replicas.sum() * q_count
+    )  # 64: the test whether one is a subset of the other
     return int((2 * max_operations / per_pair) ** 0.5)
 
 
