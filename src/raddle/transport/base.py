@@ -1,7 +1,8 @@
 """The interface `Transport`, through which ranks send, receive and sum tensors, and its error messages.
 
 ThreadTransport (ranks are threads) and ProcessTransport (ranks are processes) implement it. The counters
-of bytes count the tensors that were really passed to a transport, not what the program predicts.
+of bytes count the tensors that were really passed to a transport, not what a program predicts. A *link* is
+a pair of ranks (source, target) here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from raddle.transport.wire import Wire
 
-LAST_TAG = 2**31 - 2  # the next tag is used by the transports themselves
+LAST_TAG = 2**31 - 2  # of users; the transports use the next tag themselves
 
 
 class Pending(Protocol):
@@ -44,7 +45,7 @@ class PendingMessage(Protocol):
 
 
 class BufferedMessage:
-    """A message that is received into a buffer; `get_message` returns it after the receive."""
+    """A message that is received into a buffer. After the receive, `get_message` returns it."""
 
     __slots__ = ("_get_message", "_pending")
 
@@ -84,7 +85,9 @@ class Transport(Protocol):
 
     rank: int
     size: int
-    early_receives: bool  # whether a receive may be posted long before its send (tags match them)
+    early_receives: (
+        bool  # a receive may be posted long before its send: tags match them (not with NCCL)
+    )
     sent: dict[int, int]  # bytes passed to `send` and `post`, by target rank
     reduced: dict[tuple[int, ...], int]  # bytes passed to `all_reduce`, by ranks of the group
     timeout: float  # seconds after which any wait fails
@@ -94,7 +97,10 @@ class Transport(Protocol):
         """Tells which rank has failed, if one has."""
 
     def wire(self) -> Wire:
-        """Returns the wire, which sends slices of parameters by priority. All ranks make it together."""
+        """Returns the wire, which sends slices of parameters by priority (wire.py).
+
+        The first call makes it; all ranks make this call at the same time.
+        """
 
     def on_failure(self, stop: Callable[[str], None]) -> None:
         """Calls `stop(message)` on any thread when a rank fails, or now if one has failed already."""
@@ -107,7 +113,7 @@ class Transport(Protocol):
         groups: Sequence[tuple[int, ...]],
         links: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """Makes process groups for sums, and the (source, target) links; None: all links.
+        """Makes process groups for sums, and connects the (source, target) links; None: all links.
 
         All ranks call it with the same lists, once for each program. The group of all ranks exists already.
         """
@@ -119,7 +125,7 @@ class Transport(Protocol):
         """Posts a receive. The buffer has the size and dtype of the message that is sent."""
 
     def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
-        """Starts to send by the fastest way that there is. The other rank calls `expect`, not `receive`."""
+        """Starts to send by the fastest way, perhaps shared memory. The target calls `expect` for it."""
 
     def expect(
         self, source: int, tag: int, like: Tensor, elements: int, what: str = ""
@@ -132,7 +138,10 @@ class Transport(Protocol):
     def all_reduce(
         self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str = ""
     ) -> Pending:
-        """Starts to sum in place. All ranks of a group must start its sums in the same order."""
+        """Starts to sum in place. All ranks of a group must start its sums in the same order.
+
+        tag: the same on all ranks; only for checks and error messages.
+        """
 
     def broadcast(self, source: int, buffer: Tensor) -> Pending:
         """Starts to copy the source's buffer to all ranks; not counted in `sent`.
@@ -160,9 +169,9 @@ class WaitLabel(NamedTuple):
     """
 
     verb: str  # "send to", "receive from", "sum over", "broadcast from", "barrier of"
-    peer: int | tuple[int, ...]
+    peer: int | tuple[int, ...]  # the other rank, or all ranks of the collective
     tag: int | None = None
-    what: str = ""
+    what: str = ""  # describes the message, as "halo" above
 
     def __str__(self) -> str:
         verb, _, preposition = self.verb.partition(" ")
@@ -189,6 +198,7 @@ def timeout_error(rank: int, seconds: float, label: WaitLabel) -> TimeoutError:
 
 
 def total_sent(transport: Transport, wire: Wire | None) -> dict[int, int]:
+    """Returns the bytes sent by a transport and its wire, by target rank."""
     total = dict(transport.sent)
     for target, nbytes in (wire.sent if wire is not None else {}).items():
         total[target] = total.get(target, 0) + nbytes

@@ -18,12 +18,13 @@ from raddle.transport.rendezvous import AllGather, connect_ranks, shut_down
 
 DIED = "its process has ended without a word: killed, or out of memory?"
 BYE = "bye\n"
-MAX_REASON = 10_000  # characters of a reason
+MAX_REASON = 10_000  # characters of a reason that are sent
 
 
 class FailureChannel:
     """One rank's end of the failure channel.
 
+    all_gather: gathers an object from every rank, to exchange addresses.
     on_failure(rank, reason): called once, on any thread, perhaps before __init__ returns.
     """
 

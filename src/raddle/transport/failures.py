@@ -1,4 +1,7 @@
-"""Failures of ranks, as one process knows them, and the exceptions that its failed waits raise."""
+"""The failures of ranks that one process knows of, and the exceptions that its waits raise after a failure.
+
+Ranks report failures to each other over the failure channel (failure_channel.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What both kinds of wires share on the receiving side: checks of frames, and the first failure."""
+"""What MemoryWire and SocketWire share on the receiving side: checks of frames, and the first failure.
+
+A frame is the header of a message; it belongs to an item, a slice of a parameter (wire.py).
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from raddle.transport.wire import Frame, OnFailure, OnMessage, refusal_reason
 
 
 class Inbox:
-    """Passes frames that arrive to a callback, which `open` sets."""
+    """Passes messages that arrive to a callback, which `open` sets."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
-        self._limits: Mapping[int, int] | None = None
+        self._limits: Mapping[int, int] | None = None  # by item: the largest payload in bytes
         self._on_message: OnMessage | None = None
 
     def expect(self, limits: Mapping[int, int]) -> None:

@@ -1,4 +1,7 @@
-"""Joins this process's ranks: those of the user's process group or of torchrun's job, or only itself."""
+"""Makes the transport of this process, as a rank of the user's process group or of torchrun's job.
+
+Without either of them, the process is the only rank.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from raddle.transport.thread_transport import Hub
 def join(device: torch.device, backend: str | None = None, timeout: float = 300.0) -> Transport:
     """Returns this process's transport. A single process needs no torch.distributed, port or thread."""
     if is_single_process():
-        return Hub(1, timeout).transport(0)
+        return Hub(1, timeout).transport(0)  # size 1, rank 0
     return ProcessTransport(device, backend, timeout)
 
 
 def is_single_process() -> bool:
-    """Returns whether there is neither a process group nor an environment as torchrun sets it."""
+    """Returns whether there is no process group, and no environment variables as torchrun sets them."""
     started = "RANK" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1"
     return not (started or dist.is_initialized())

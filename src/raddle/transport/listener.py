@@ -27,6 +27,7 @@ class Listener(NamedTuple):
 
 
 def listen_on_network(backlog: int, host: str | None = None) -> Listener:
+    """Listens at a free TCP port. host: the address for other ranks; None: `reachable_hosts` finds it."""
     server = open_server_socket(backlog)
     return Listener(server, [host] if host else reachable_hosts(), server.getsockname()[1])
 
@@ -73,14 +74,16 @@ def open_server_socket(backlog: int) -> socket.socket:
 def reachable_hosts() -> list[str]:
     """Returns addresses under which other ranks may reach this one.
 
-    The first is the address of the interface that leads to MASTER_ADDR. If that is loopback, MASTER_ADDR
-    itself is the second. Without MASTER_ADDR ranks may still be on several machines, so the host name is
-    the second.
+    The first is the address of the interface through which this machine reaches MASTER_ADDR. If that is
+    loopback, MASTER_ADDR itself is the second. Without MASTER_ADDR ranks may still be on several machines,
+    so the host name is the second.
     """
     master = os.environ.get("MASTER_ADDR", "")
     with contextlib.suppress(OSError):
         family, socket_kind, _, _, address = socket.getaddrinfo(
-            master or "127.0.0.1", 9, type=socket.SOCK_DGRAM
+            master or "127.0.0.1",
+            9,
+            type=socket.SOCK_DGRAM,  # 9: any port will do
         )[0]
         with socket.socket(family, socket_kind) as probe:
             probe.connect(address)  # sends nothing; the kernel chooses this side's address

@@ -1,7 +1,7 @@
-"""Messages between ranks of one machine, through shared memory.
+"""Messages between ranks of one machine (local peers), through shared memory.
 
-The sender copies the message into shared memory and sends a packet with its place over a local socket. A
-short message is inside the packet.
+The sender copies the message into shared memory and sends a packet with its address over a Unix socket. A
+short message is inside the packet itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LocalPeers:
         self._sockets = LocalSockets(failures.rank, self.ranks, all_gather, failures.timeout)
 
     def send(self, target: int, tag: int, buffer: Tensor, label: WaitLabel) -> None:
-        """Sends a message; it is copied when the call returns."""
+        """Sends a message. When the call returns, the message is copied: the buffer may change."""
         packet = _bytes(buffer) if buffer.nbytes <= MAX_INLINE else self._areas.put(buffer)
         began = time.perf_counter()
         try:
@@ -86,7 +86,7 @@ def _find_local_peers(rank: int, all_gather: AllGather) -> set[int]:
     accessible = [
         r for r, other in enumerate(locations) if r != rank and can_access(location, other)
     ]
-    accessible_from = all_gather(accessible)
+    accessible_from = all_gather(accessible)  # by rank r: the ranks whose memory r can map
     if location.file >= 0:
         os.close(location.file)
     return {r for r in accessible if rank in accessible_from[r]}

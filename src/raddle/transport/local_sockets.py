@@ -2,7 +2,7 @@
 
 There is no receiving thread. A thread that waits for a packet reads all packets that arrive, for itself
 and for other threads of its process, so a message wakes only one thread. A packet has a tag and a
-content; local_peers.py puts the message into it, or the place of the message in shared memory.
+content; local_peers.py puts the message into it, or the address of the message in shared memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LocalSockets:
                 return
 
     def receive(self, source: int, tag: int, timeout: float) -> bytes:
-        """Returns the content of the next packet with a tag.
+        """Returns the content of the next packet from rank `source` with this tag.
 
         Raises ConnectionError if the sender has closed its connection, or TimeoutError.
         """
@@ -92,6 +92,7 @@ class LocalSockets:
         return None
 
     def _read(self, seconds: float) -> list[tuple[int, bytes | None]]:
+        """Returns (peer, packet) for what has arrived; empty or None packet: the connection is closed."""
         packets: list[tuple[int, bytes | None]] = []
         for descriptor, _ in self._poll.poll(max(0.0, 1e3 * seconds)):
             peer = self._peer_of_descriptor[descriptor]

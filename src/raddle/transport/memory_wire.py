@@ -1,4 +1,7 @@
-"""A wire (see wire.py) between ranks that are threads of one process."""
+"""A wire, which sends slices of parameters by priority (wire.py), between threads: each thread is a rank.
+
+A frame is the header of a message.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class MemoryWire:
         self.sent = {peer: 0 for peer in range(size) if peer != rank}
         self._wires, self._timeout = wires, timeout
         self._inbox, self._failure = Inbox(), WireFailure()
-        self._boxes = {peer: Outbox() for peer in self.sent}
+        self._boxes = {peer: Outbox() for peer in self.sent}  # the queues
         self._threads: dict[threading.Thread, int] = {}  # thread -> its peer
         self._lock = threading.Lock()
         self._closed = False

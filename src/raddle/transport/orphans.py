@@ -1,8 +1,8 @@
-"""Ends a rank when the process that started it has ended, so that no orphaned ranks train on.
+"""Ends a rank when the process that started it has ended, so that no orphaned ranks continue to train.
 
-A starter that is killed cannot end its children. So every process that raddle or torchrun has started
-looks once a second whether its parent is still the same. A script that a user starts from a shell is not
-watched.
+The starter, the process that starts the ranks, cannot end its children if it is killed. So every process
+that raddle or torchrun has started looks once a second whether its parent is still the same. A process that
+a user starts from a shell does not do so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 
 STARTED_BY = "RADDLE_STARTED_BY"  # environment variable: pid of the process that starts this one
-INTERVAL = 1.0  # seconds
+INTERVAL = 1.0  # seconds between two looks
 GRACE = 5.0  # seconds between SIGTERM and the forced exit
 
 _watching = threading.Lock()  # held once the parent is watched
@@ -41,6 +41,7 @@ def end_with_parent() -> None:
     parent = os.getppid()
     # If the parent is not the starter but the starter runs, there is a process between them, such as a
     # shell.
+    # gone: the starter has ended before this process could look.
     gone = starter.isdigit() and int(starter) != parent and not _is_running(int(starter))
     name = "raddle watches its parent"
     threading.Thread(target=_watch, args=(parent, gone), name=name, daemon=True).start()

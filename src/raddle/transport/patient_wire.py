@@ -1,6 +1,7 @@
 """A wire that waits for the failing rank's own message before it reports a closed connection.
 
-A closed connection does not say why. The message over the failure channel does, but it may arrive later.
+A closed connection does not say why. The message over the failure channel (failure_channel.py) does, but it
+may arrive later. A wire sends slices of parameters between ranks (wire.py).
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from torch import Tensor
 from raddle.transport.failure_channel import DIED
 from raddle.transport.wire import Counters, Frame, OnFailure, OnMessage, Wire
 
-GRACE = 3.0  # seconds
+GRACE = 3.0  # seconds to wait for the failing rank's message
 
 
 class PatientWire:
     """Wraps a wire.
 
-    wait_for_failure(seconds): waits for a failure report. If one comes in time, the wire's own is not
-    reported.
+    wait_for_failure(seconds): waits for a report over the failure channel. If one comes in time, the wire
+    does not report its closed connection.
     """
 
     def __init__(self, wire: Wire, wait_for_failure: Callable[[float], object | None]) -> None:
@@ -35,6 +36,7 @@ class PatientWire:
 
     def start(self, on_message: OnMessage, on_failure: OnFailure) -> None:
         def report(reason: str) -> None:
+            # A reason that ends with DIED: the connection was closed without a message.
             if not reason.endswith(DIED) or self._wait_for_failure(GRACE) is None:
                 on_failure(reason)
 

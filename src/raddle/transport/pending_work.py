@@ -12,11 +12,14 @@ from torch import Tensor
 from raddle.transport.base import Pending, WaitLabel
 from raddle.transport.failures import Failures
 
-Start = Callable[[Tensor], "dist.Work | None"]
+Start = Callable[[Tensor], "dist.Work | None"]  # starts an operation on a tensor
 
 
 class PendingWork:
-    """A started operation. keep_alive: a tensor that must stay in memory until it is complete."""
+    """A started operation. keep_alive: a tensor that must stay in memory until the operation is complete.
+
+    label: describes the operation in error messages.
+    """
 
     __slots__ = ("_failures", "_keep_alive", "_label", "_work")
 
@@ -32,7 +35,7 @@ class PendingWork:
 
     def wait(self) -> None:
         work = self._work
-        if work is None:  # a second wait: gloo would block
+        if work is None:  # this is the second call of `wait`: gloo would block
             return
         failures = self._failures
         began = time.perf_counter()

@@ -31,8 +31,8 @@ from raddle.transport.shared_memory import LARGE_BYTES, ReceivePool
 class PointToPoint:
     """The messages of one rank.
 
-    `send` and `receive` use torch.distributed. `post` and `expect` use the fastest way; on CPUs a thread
-    sends large messages.
+    `send` and `receive` use torch.distributed. `post` and `expect` use shared memory for local peers, else
+    torch.distributed too; on CPUs a thread sends large messages (sender.py).
     """
 
     def __init__(self, groups: ProcessGroups, failures: Failures, all_gather: AllGather) -> None:
@@ -66,7 +66,7 @@ class PointToPoint:
         )  # fmt: skip
 
     def post(self, target: int, tag: int, buffer: Tensor, what: str) -> Pending:
-        """Starts to send by the fastest way that there is."""
+        """Starts to send, through shared memory if the target is a local peer."""
         local_peers = self._local_peers_with(target)
         if self._sender is None or (local_peers is None and buffer.nbytes < LARGE_BYTES):
             return self.send(target, tag, buffer, what)
@@ -116,6 +116,7 @@ class PointToPoint:
             self._local_peers.close()
 
     def _local_peers_with(self, rank: int) -> LocalPeers | None:
+        """Returns the local peers if `rank` is one of them, else None."""
         local_peers = self._local_peers
         return local_peers if local_peers is not None and rank in local_peers.ranks else None
 

@@ -25,7 +25,7 @@ class ProcessCollectives:
         self._groups, self._failures = groups, failures
 
     def all_reduce(self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str) -> Pending:
-        """Starts to sum in place."""
+        """Starts to sum in place. tag, what: for error messages."""
         self.reduced[ranks] += buffer.nbytes
         group = self._groups.sums[ranks]
         return start_work(
@@ -63,9 +63,11 @@ class ProcessCollectives:
             with torch.cuda.device(groups.device) if on_gpu else contextlib.nullcontext():
                 dist.all_gather_object(values, value, group=groups.service)
         except RuntimeError as error:
+            # The objects are addresses, or what a rank needs to find local peers.
             label = WaitLabel("gather from", groups.everyone, what="addresses")
             raise self._failures.explain(label, time.perf_counter() - began, error) from error
         return values
 
     def _staged(self, buffer: Tensor) -> bool:
+        """Returns whether an operation goes through host memory: a GPU tensor with gloo."""
         return buffer.is_cuda and self._groups.early_receives

@@ -1,9 +1,10 @@
 """The process groups of torch.distributed that raddle makes for itself, in the user's job or in torchrun's.
 
-They separate raddle's operations from the user's collectives. Messages, sums and small broadcasts have a
-group each, because a gloo group runs only two operations at a time. gloo matches messages by tags. NCCL
-has no tags and runs the operations of a communicator one after the other; so with NCCL every link
-(source, target) has its own group, and both ranks of a link must issue its messages in the same order.
+They separate raddle's operations from the user's collectives. Messages, sums (all-reduces) and small
+broadcasts have a group each, because a gloo group runs only two operations at a time. gloo matches
+messages by tags. NCCL has no tags and runs the operations of a communicator one after the other; so with
+NCCL every link, a pair of ranks (source, target), has its own group, and both ranks of a link must issue
+its messages in the same order.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class ProcessGroups:
     """The groups of this rank. All ranks make the same groups in the same order.
 
     sums: by ranks, the group that sums. targets, sources: by peer, the link to it and from it.
-    service: the group for broadcasts and barriers. early_receives: see Transport.
+    service: the group for broadcasts and barriers. early_receives: see Transport; True with gloo.
     """
 
     def __init__(self, device: torch.device, backend: str, timeout: float) -> None:
         limit = timedelta(seconds=timeout)
-        self._owner = not dist.is_initialized()
+        self._owner = not dist.is_initialized()  # raddle makes, and destroys, the default group
         if self._owner:
             _join(backend, limit)
         self.device = device
@@ -42,7 +43,9 @@ class ProcessGroups:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._new_group = partial(dist.new_group, timeout=limit, backend=backend)
         self._joined_groups: list[dist.ProcessGroup] = []  # groups that have this rank
-        self._links: set[tuple[int, int]] = set()  # links of all ranks that have a group (NCCL)
+        self._links: set[tuple[int, int]] = (
+            set()
+        )  # links, between any ranks, that have a group (NCCL)
         self.sums: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self.targets: dict[int, LinkEnd] = {}
         self.sources: dict[int, LinkEnd] = {}
@@ -134,6 +137,7 @@ class ProcessGroups:
 
 
 def _join(backend: str, limit: timedelta) -> None:
+    """Makes torch's default process group from torchrun's environment variables."""
     try:
         dist.init_process_group(backend, timeout=limit)
     except ValueError as error:
@@ -148,6 +152,7 @@ def _close_connections(group: dist.ProcessGroup) -> None:
         return
     peer = 1 if group.rank() == 0 else 0
     with contextlib.suppress(RuntimeError):
+        # A message with this tag is never sent.
         work = dist.irecv(torch.empty(1), group=group, tag=LAST_TAG + 1, group_src=peer)
         assert work is not None
         work.wait(timedelta(milliseconds=1))

@@ -1,7 +1,7 @@
 """A transport whose ranks are processes on torch.distributed, with NCCL or gloo (GPU tensors via the host).
 
-A `FailureChannel` informs all ranks of a failure; then the groups are aborted and all waits raise. Sizes
-and dtypes of messages are not checked here: gloo aborts the process if a message is longer than its
+A `FailureChannel` informs all ranks of a failure; then process groups are aborted and all waits raise.
+Sizes and dtypes of messages are not checked here: gloo aborts the process if a message is longer than its
 buffer, fills only a part of the buffer if it is shorter, and ignores dtypes. The program is checked
 instead, before it runs.
 """
@@ -43,12 +43,13 @@ class ProcessTransport:
         self._groups = groups = ProcessGroups(device, backend, timeout)
         self.rank, self.size, self.early_receives = groups.rank, groups.size, groups.early_receives
         self.timeout = timeout  # seconds
+        # limited: waits have a time limit with gloo only.
         self.failures = Failures(self.rank, timeout, limited=groups.early_receives)
         self._collectives = ProcessCollectives(groups, self.failures)
         self._wire: Wire | None = None
         self._closed = False
         all_gather = self._collectives.all_gather_objects
-        with ExitStack() as undo:  # if another rank does not come
+        with ExitStack() as undo:  # it closes what was opened if another rank does not connect
             undo.callback(groups.close, failed=False)
             groups.connect()
             self._point_to_point = point_to_point = PointToPoint(groups, self.failures, all_gather)

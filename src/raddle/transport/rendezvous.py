@@ -29,7 +29,7 @@ from typing import Any
 from raddle.transport.listener import Listener, connect_to
 from raddle.transport.wire import name_ranks
 
-MAGIC = b"rdl1"
+MAGIC = b"rdl1"  # raddle's messages begin with it
 HELLO = struct.Struct("<4s32sI")  # magic, the listener's token, the caller's rank
 TOKEN_BYTES = 32
 CONFIRM = b"!"  # the caller still uses this connection
@@ -49,12 +49,12 @@ def connect_ranks(
     timeout: float,
     open_listener: OpenListener,
 ) -> dict[int, socket.socket]:
-    """Returns a connection to each of the peers, by rank. All ranks call it together.
+    """Returns a connection to each of the peers, by rank. All ranks of the job call it at the same time.
 
     If rank b is among the peers of rank a, then a is among those of b.
     """
     token = secrets.token_bytes(TOKEN_BYTES)
-    last = max([rank, *peers])
+    last = max([rank, *peers])  # the highest rank
     higher = [peer for peer in peers if peer > rank]
     with ExitStack() as stack:
         listener = (
@@ -150,7 +150,7 @@ class _Caller:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.received = b""
-        self.rank: int | None = None  # set once its token was right
+        self.rank: int | None = None  # set when it has sent the right token
         self.until = time.monotonic() + HANDSHAKE_SECONDS  # its deadline for the token
 
     def read(self, token: bytes, tokens: Mapping[int, bytes]) -> bool:

@@ -23,12 +23,13 @@ class Sender:
         self._queue: queue.SimpleQueue[tuple[_QueuedSend, Callable[[], Pending]] | None] = (
             queue.SimpleQueue()
         )
-        self.pending_count = 0  # sends that have not started
+        self.pending_count = 0  # sends in the queue, which have not started
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="raddle sender", daemon=True)
         self._thread.start()
 
     def start(self, send: Callable[[], Pending], label: WaitLabel) -> Pending:
+        """Queues a send. `send()` starts it; label: describes it in an error message."""
         queued = _QueuedSend(self._limit, lambda: self._timeout_error(label))
         with self._lock:
             self.pending_count += 1

@@ -23,11 +23,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LARGE_BYTES = 2**18  # larger messages are copied by a thread
+LARGE_BYTES = 2**18  # messages of this size or larger are copied by a thread (sender.py)
 MIN_FILE_BYTES = 2**22  # small areas share a file, as the number of open files is limited
 HEADER_BYTES = mmap.PAGESIZE  # one page, so that the content is aligned
 AREA_ADDRESS = struct.Struct("<3q")  # pid, file descriptor, offset
-FREE, TAKEN = 0, 1
+FREE, TAKEN = 0, 1  # values of the first byte of an area's header
 
 
 class ProcessLocation(NamedTuple):
@@ -101,7 +101,7 @@ class SharedAreas:
     def _take_free_area(self, size: int) -> tuple[int, mmap.mmap, int]:
         areas = self._areas.setdefault(size, [])
         for area in areas:
-            if area[1][area[2]] == FREE:
+            if area[1][area[2]] == FREE:  # memory[offset]: the first byte of the header
                 return area
         step = HEADER_BYTES + size
         count = max(1, MIN_FILE_BYTES // step)

@@ -1,8 +1,9 @@
-"""A wire (see wire.py) of TCP connections, one for each pair of ranks.
+"""A wire, which sends slices of parameters by priority (wire.py), with TCP between each pair of ranks.
 
-A message is a header (`HEADER`) and its payload. The header BYE ends one direction of a connection; a
-connection that closes without it means that the process at its other end has died. The kernel's send
-buffer is small (`send_buffer`), because a more urgent message cannot overtake what is in it.
+A message is a header (`HEADER`, which contains a Frame) and its payload. The header BYE is the last one in
+its direction; a connection that closes without it means that the process at its other end has died. The
+kernel's send buffer is small (`send_buffer`, in bytes), because a more urgent message cannot overtake what
+is in it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from raddle.transport.wire import (
     name_ranks,
 )
 
-SEND_BUFFER_BYTES = 128 * 1024  # bytes
+SEND_BUFFER_BYTES = 128 * 1024  # of each connection, in the kernel
 HEADER = struct.Struct("<4sB3xIQQQ")  # magic, kind, item, clock, version, bytes of the payload
 BYE = HEADER.pack(MAGIC, 0, 0, 0, 0, 0)
 GOODBYE_SECONDS = 5.0  # after a failure: seconds for others to receive what is queued
@@ -59,7 +60,7 @@ class SocketWire:
         self.sent = {peer: 0 for peer in range(size) if peer != rank}
         self._timeout = timeout
         self._inbox, self._failure = Inbox(), WireFailure()
-        self._boxes = {peer: Outbox() for peer in self.sent}
+        self._boxes = {peer: Outbox() for peer in self.sent}  # the queues
         self._threads: dict[threading.Thread, int] = {}  # thread -> its peer
         self._lock = threading.Lock()
         self._closed_peers: set[int] = set()  # peers that have sent BYE
@@ -198,6 +199,7 @@ class SocketWire:
         return True
 
     def _lose_peer(self, peer: int, reason: str = "") -> None:
+        """Ends the connection to a peer and reports the failure. reason: empty if the connection broke."""
         if not reason:
             reason = f"rank {self.rank} has lost rank {peer}: {DIED}"
             if peer in self._closed_peers:

@@ -31,7 +31,8 @@ class Hub:
     """The state that the ranks of a run share. `transport(rank)` gives each rank its transport.
 
     conditions: one for each rank; a rank waits on its own, and others notify it.
-    collectives: the sums, broadcasts and barriers that not all ranks have joined, by (kind, ranks, count).
+    collectives: the sums, broadcasts and barriers that not all ranks have joined yet, by (kind, ranks,
+        count): the count-th collective of this kind among these ranks.
     """
 
     def __init__(self, size: int, timeout: float = 60.0) -> None:
@@ -79,7 +80,8 @@ class Hub:
     ) -> Pending:
         """Joins the next collective of this kind and these ranks; the last rank to join makes the result.
 
-        kind: "sum", "broadcast" or "barrier". tag: of a broadcast, the source rank.
+        kind: "sum", "broadcast" or "barrier". tag: equal on all ranks; of a broadcast, the source.
+        label: describes the collective in error messages.
         """
         assert rank in ranks
         _wait_for_stream(buffer)

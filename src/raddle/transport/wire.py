@@ -1,7 +1,7 @@
 """The interface `Wire`, which sends gradients and updated rows between ranks by priority, and its queues.
 
-A frame is the header of a message, followed by its payload. An item is a slice of a parameter. MemoryWire
-(between threads) and SocketWire (between processes) implement it.
+An item is a slice of a parameter: some of its rows (sync/item.py). A frame is the header of a message; the
+payload follows it. MemoryWire (between threads) and SocketWire (between processes) implement `Wire`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Wire(Protocol):
     def counters(self) -> Counters: ...
 
     def expect(self, limits: Mapping[int, int]) -> None:
-        """Sets, before `start`, the largest payload of each item in bytes. All other frames are refused."""
+        """Sets, before `start`, the largest payload of each item in bytes. Other items are refused."""
 
     def start(self, on_message: OnMessage, on_failure: OnFailure) -> None:
         """Starts to send and to receive.
@@ -84,7 +84,7 @@ class Wire(Protocol):
         """
 
     def close(self) -> None:
-        """Sends what is queued, then a goodbye, and ends threads; more calls do nothing."""
+        """Sends what is queued, then that nothing more will come; ends threads. More calls do nothing."""
 
 
 class QueuedMessage(NamedTuple):
@@ -137,7 +137,7 @@ class Outbox:
             return message
 
     def count_sent(self, message: QueuedMessage, seconds: float) -> None:
-        """Counts a message that was sent, in so many seconds."""
+        """Counts a message that was sent; sending it took `seconds`."""
         self.counters.messages += 1
         self.counters.bytes += message.payload.nbytes
         self.counters.busy += seconds
