@@ -71,26 +71,26 @@ def lab_cluster(
 def measure_link(rank: int, size: int) -> dict[str, float]:
     """Bandwidth (bytes/s) and latency (seconds) to the next rank while all ranks send. Collective."""
     wire = SocketWire(rank, size, _address_exchange(size), timeout=TIMEOUT)
-    there = threading.Event()
-    left = [0]
+    all_received = threading.Event()
+    outstanding = [0]
 
     def arrive(source: int, frame: Frame, payload: Tensor) -> None:
-        left[0] -= 1
-        if not left[0]:
-            there.set()
+        outstanding[0] -= 1
+        if not outstanding[0]:
+            all_received.set()
 
     wire.expect({0: MEGABYTE.nbytes})
     wire.start(arrive, lambda reason: None)
     seconds_by_count: dict[int, list[float]] = {1: [], FRAMES: []}
     for count in (1, 1, 1, 1, 1, 1, FRAMES, FRAMES, FRAMES):
-        left[0] = count
-        there.clear()
+        outstanding[0] = count
+        all_received.clear()
         payload = MEGABYTE if count > 1 else MEGABYTE[:1024]
         dist.barrier()
         start = time.perf_counter()
         for clock in range(count):
             wire.send((rank + 1) % size, Frame(PUSH, 0, clock + 1), payload, 0)
-        there.wait(120)
+        all_received.wait(120)
         seconds_by_count[count].append(time.perf_counter() - start)
     dist.barrier()
     wire.close()
@@ -114,13 +114,16 @@ def measure_all_reduce(size: int) -> float:
 @contextmanager
 def background_traffic(rank: int, size: int, rate: float) -> Iterator[None]:
     """Sends `rate` bytes/s to the next rank during the `with` block, as evenly as a training step might."""
-    wire, over = SocketWire(rank, size, _address_exchange(size), timeout=TIMEOUT), threading.Event()
+    wire, finished = (
+        SocketWire(rank, size, _address_exchange(size), timeout=TIMEOUT),
+        threading.Event(),
+    )
     wire.expect({0: MEGABYTE.nbytes})
     wire.start(lambda source, frame, payload: None, lambda reason: None)
 
-    def talk() -> None:
+    def send_evenly() -> None:
         sent, begun = 0, time.perf_counter()
-        while not over.is_set():
+        while not finished.is_set():
             due = sent * MEGABYTE.nbytes < rate * (time.perf_counter() - begun)
             if due and sent - wire.counters.messages < 3:
                 wire.send((rank + 1) % size, Frame(PUSH, 0, sent + 1), MEGABYTE, 0)
@@ -128,12 +131,12 @@ def background_traffic(rank: int, size: int, rate: float) -> Iterator[None]:
             else:
                 time.sleep(0.001)
 
-    thread = threading.Thread(target=talk)
+    thread = threading.Thread(target=send_evenly)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         thread.join()
         dist.barrier()
         wire.close()

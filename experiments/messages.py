@@ -54,12 +54,12 @@ def fit_link_with_burst(samples: Sequence[tuple[int, float]]) -> Link:
 def _exchange_seconds(transport: Transport, nbytes: int, repeats: int) -> float:
     """Median seconds of a message to the next rank, while all ranks send and receive."""
     rank, size = transport.rank, transport.size
-    buffer, taken = torch.zeros(nbytes, dtype=torch.uint8), []
+    buffer, durations = torch.zeros(nbytes, dtype=torch.uint8), []
     for _ in range(repeats + 1):
         transport.barrier()
         start = time.perf_counter()
         sent = transport.post((rank + 1) % size, 0, buffer)
         transport.expect((rank - 1) % size, 0, buffer, nbytes).wait()
         sent.wait()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken[1:])  # the first one warms up
+        durations.append(time.perf_counter() - start)
+    return statistics.median(durations[1:])  # the first one warms up

@@ -120,8 +120,8 @@ def fastest(
     steps: StepsByMethod, methods: Sequence[str], count: int
 ) -> tuple[str, SimulatedStep] | None:
     """The fastest of some methods on `count` devices, with its step; None if no plan fits."""
-    able = [(m, s) for m in methods if (s := steps.get((m, count))) is not None]
-    return min(able, key=lambda item: item[1].seconds) if able else None
+    applicable = [(m, s) for m in methods if (s := steps.get((m, count))) is not None]
+    return min(applicable, key=lambda item: item[1].seconds) if applicable else None
 
 
 def gain_over_best(

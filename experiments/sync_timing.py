@@ -130,26 +130,26 @@ def predict(measurement: LabMeasurement) -> list[dict[str, float]]:
     host_overhead = {**link["host_overhead"], "byte": 0.0} if link["host_overhead"] else {}
     for job, job_times in zip(measurement.jobs, measurement.results, strict=True):
         seconds = {}
-        for label, kind in job.variants.items():
-            if kind.runner != "alone":
-                program = _program(job.net, job.batch, kind, measurement.ranks)
-                late = link["sum" if kind.sync.startswith("allreduce") else "latency"]
-                on = lab_cluster(measurement.ranks, link["bandwidth"], late, host_overhead)
+        for label, variant in job.variants.items():
+            if variant.runner != "alone":
+                program = _program(job.net, job.batch, variant, measurement.ranks)
+                latency = link["sum" if variant.sync.startswith("allreduce") else "latency"]
+                on = lab_cluster(measurement.ranks, link["bandwidth"], latency, host_overhead)
                 seconds[label] = simulate(program, on, Profile(job_times.profile)).step_seconds
         result.append(seconds)
     return result
 
 
-def data_parallel_plan(graph: Graph, ranks: int, kind: SyncVariant) -> Plan:
+def data_parallel_plan(graph: Graph, ranks: int, variant: SyncVariant) -> Plan:
     """The data-parallel plan of a variant; for DistributedDataParallel the plan that does the same."""
-    plan = plan_for(graph, lab_cluster(ranks, 1e8), "data", bn="local", sync=kind.sync)
-    return replace(plan, bucket=kind.bucket)
+    plan = plan_for(graph, lab_cluster(ranks, 1e8), "data", bn="local", sync=variant.sync)
+    return replace(plan, bucket=variant.bucket)
 
 
 @lru_cache(maxsize=64)
-def _program(net: str, batch: int, kind: SyncVariant, ranks: int) -> Program:
+def _program(net: str, batch: int, variant: SyncVariant, ranks: int) -> Program:
     graph = _graph(net, batch)
-    return lower(graph, replace(data_parallel_plan(graph, ranks, kind), steps=STEPS))
+    return lower(graph, replace(data_parallel_plan(graph, ranks, variant), steps=STEPS))
 
 
 @lru_cache(maxsize=16)
@@ -159,5 +159,5 @@ def _graph(net: str, batch: int) -> Graph:
 
 def job_from_dict(data: Mapping[str, Any]) -> TimingJob:
     """The TimingJob that `measure_in_lab` wrote into the request file."""
-    kinds = {label: SyncVariant(**kind) for label, kind in data["variants"].items()}
-    return TimingJob(data["net"], data["batch"], kinds)
+    variants = {label: SyncVariant(**variant) for label, variant in data["variants"].items()}
+    return TimingJob(data["net"], data["batch"], variants)

@@ -43,7 +43,7 @@ from raddle.files import read_scratch, write_scratch
 
 REPEATS = 5  # of an operator that is measured
 NO_LINK = {"bandwidth": 1e9, "latency": 1e-4, "sum": 1e-4, "host_overhead": {}}  # of one rank
-MESSAGES = 5  # of each size, to measure what they take
+MESSAGE_REPEATS = 5  # of each size, to measure what they take
 
 Call = Callable[[], None]
 
@@ -56,7 +56,7 @@ def main(request: dict[str, Any]) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     link: dict[str, Any] = NO_LINK
     if size > 1:
-        host_overhead = measure_messages(MESSAGES)["host_overhead"]
+        host_overhead = measure_messages(MESSAGE_REPEATS)["host_overhead"]
         link = {
             **measure_link(rank, size),
             "sum": measure_all_reduce(size),
@@ -89,7 +89,7 @@ class JobRunner:
     def run(self) -> dict[str, Any]:
         profile = self._profile()
         self.windows.clear()
-        steps = {label: self._step(label, kind) for label, kind in self.job.variants.items()}
+        steps = {label: self._step(label, variant) for label, variant in self.job.variants.items()}
         for step in steps.values():
             step()  # warms up
         blocks: dict[str, list[float]] = {label: [] for label in steps}
@@ -107,37 +107,37 @@ class JobRunner:
 
         Communication still in flight at the end is not timed: it would overlap with the next step.
         """
-        settle = self.waits.get(label, _nothing)
-        settle()
+        wait_for_sync = self.waits.get(label, _nothing)
+        wait_for_sync()
         dist.barrier()
         step()  # not timed: no earlier step's communication delays it
         start = time.perf_counter()
         for _ in range(count):
             step()
         end = time.perf_counter()
-        settle()
+        wait_for_sync()
         self.windows.append((label, start, end))
         spent = torch.tensor((end - start) / count, dtype=torch.float64)
         dist.all_reduce(spent, dist.ReduceOp.MAX)
         return float(spent)
 
-    def _step(self, label: str, kind: SyncVariant) -> Call:
+    def _step(self, label: str, variant: SyncVariant) -> Call:
         model = copy.deepcopy(self.workload.model)
-        if kind.runner == "ddp":
+        if variant.runner == "ddp":
             # None keeps torch's smaller first bucket; naming even the default size would disable it.
-            size = None if kind == DDP else max(kind.bucket, 1) / MIB
+            size = None if variant == DDP else max(variant.bucket, 1) / MIB
             module = DistributedDataParallel(model, bucket_cap_mb=size)
             return self._torch_step(module, sgd(module.parameters()))
-        if kind.runner == "alone":
+        if variant.runner == "alone":
             return self._torch_step(model, sgd(model.parameters()))
-        if kind.runner == "wrapped":
+        if variant.runner == "wrapped":
             optimizer = sync.Optimizer(
-                sgd(model.parameters()), model, sync=kind.sync, bucket=kind.bucket
+                sgd(model.parameters()), model, sync=variant.sync, bucket=variant.bucket
             )
             self.waits[label] = optimizer.synchronize
             self.close_calls.append(optimizer.close)
             return self._torch_step(model, optimizer)
-        plan = data_parallel_plan(self.graph, self.size, kind)
+        plan = data_parallel_plan(self.graph, self.size, variant)
         trainer = raddle.parallelize(
             model, plan, sgd, loss=self.workload.loss, graph=self.graph, device="cpu"
         )

@@ -21,7 +21,7 @@ from raddle.api.searching import PlanSpace, random_start
 from raddle.api.simulating import simulate_steps
 from raddle.errors import InputError
 
-TEN = 10
+PLAN_COUNT = 10
 MAX_DRAWS = 50  # random plans drawn until ten different ones exist
 COLUMNS = (
     Column("plan"), Column("a step, ms", "measured"), Column("least", "measured"),
@@ -56,7 +56,7 @@ def make_ten_plans(
         if key not in seen:
             seen.add(key)
             plans[name] = plan
-        if len(plans) == TEN:
+        if len(plans) == PLAN_COUNT:
             break
     return plans
 
@@ -114,22 +114,22 @@ def measure_plans(
 
 
 def section(title: str, group: PlanGroup, results: Sequence[PlanTimes], printed: str) -> Section:
-    real, guess = [r.measured.seconds for r in results], [r.simulated for r in results]
-    off = [abs(r.error) for r in results]
+    measured, simulated = [r.measured.seconds for r in results], [r.simulated for r in results]
+    errors = [abs(r.error) for r in results]
     first = min(results, key=lambda r: r.simulated)
     text = (
         f"{len(results)} plans of a network shaped as {group.function} at batch {group.batch}, on "
-        f"{group.ranks} ranks of this machine. Spearman's correlation is {spearman(real, guess):.2f}, "
-        f"Kendall's {kendall(real, guess):.2f}; the simulation is {100 * sum(off) / len(off):.0f} % off on "
-        f"average, {100 * max(off):.0f} % at most. The plan that is simulated to be fastest, "
-        f"{first.name}, takes {first.measured.seconds / min(real):.2f} x the fastest. {printed}"
+        f"{group.ranks} ranks of this machine. Spearman's correlation is {spearman(measured, simulated):.2f}, "
+        f"Kendall's {kendall(measured, simulated):.2f}; the simulation is {100 * sum(errors) / len(errors):.0f} % off on "
+        f"average, {100 * max(errors):.0f} % at most. The plan that is simulated to be fastest, "
+        f"{first.name}, takes {first.measured.seconds / min(measured):.2f} x the fastest. {printed}"
     )
-    order = sorted(range(len(results)), key=guess.__getitem__)
-    place = {at: number + 1 for number, at in enumerate(order)}
+    order = sorted(range(len(results)), key=simulated.__getitem__)
+    simulated_place = {at: number + 1 for number, at in enumerate(order)}
     rows: list[list[Cell]] = [
         [
             r.name, 1e3 * r.measured.seconds, 1e3 * r.measured.shortest, 1e3 * r.measured.longest,
-            1e3 * r.simulated, 100 * r.error, at + 1, place[at],
+            1e3 * r.simulated, 100 * r.error, at + 1, simulated_place[at],
         ]
         for at, r in enumerate(results)
     ]  # fmt: skip

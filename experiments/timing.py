@@ -86,14 +86,14 @@ def run_ranks(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
         return
     import os
 
-    words = ["--standalone", "--nproc-per-node", str(ranks), *argv]
-    done = subprocess.run(
-        [sys.executable, "-m", "raddle.transport.torchrun", *words],
+    torchrun_args = ["--standalone", "--nproc-per-node", str(ranks), *argv]
+    finished = subprocess.run(
+        [sys.executable, "-m", "raddle.transport.torchrun", *torchrun_args],
         env={**os.environ, **THREADS, **starter_env()}, capture_output=True, text=True, timeout=TIMEOUT,
         check=False,
     )  # fmt: skip
-    if done.returncode:
-        output = _traceback(done.stderr)
+    if finished.returncode:
+        output = _traceback(finished.stderr)
         print(output, file=sys.stderr, flush=True)
         last = (output.strip().splitlines() or ["they said nothing"])[-1]
         raise InputError(f"{ranks} ranks of this machine failed: {last}")

@@ -27,11 +27,11 @@ class Accuracy(NamedTuple):
 
 def measure_accuracy(predicted: Sequence[float], measured: Sequence[float]) -> Accuracy:
     factor = fit_factor(predicted, measured)
-    off = [abs(e) for e in relative_errors([factor * p for p in predicted], measured)]
-    first = predicted.index(min(predicted))
+    errors = [abs(e) for e in relative_errors([factor * p for p in predicted], measured)]
+    predicted_best = predicted.index(min(predicted))
     return Accuracy(
-        spearman(predicted, measured), kendall(predicted, measured), statistics.median(off),
-        max(off), measured[first] / min(measured) - 1, factor, first,
+        spearman(predicted, measured), kendall(predicted, measured), statistics.median(errors),
+        max(errors), measured[predicted_best] / min(measured) - 1, factor, predicted_best,
     )  # fmt: skip
 
 

@@ -73,8 +73,8 @@ def busiest_flops(program: Program) -> float:
         if not isinstance(run, Run) or run.key.step:
             continue
         variant = program.variant(run.key)
-        op, wanted = variant.ops[run.op], compute.grad_operands.get((run.op, run.phase))
-        operands = (None,) if wanted is None else wanted
+        op, grad_operands = variant.ops[run.op], compute.grad_operands.get((run.op, run.phase))
+        operands = (None,) if grad_operands is None else grad_operands
         for tile in variant.tiles[run.op].tiles:
             by_device[tile.device] += sum(work(op, tile.box, i).flops for i in operands)
     return max(by_device.values())
@@ -103,8 +103,8 @@ def additive_costs(timeline: Timeline) -> AdditiveCosts:
             continue
         if isinstance(instruction, Run):  # forward and backward of a device go together
             key = (instruction.op, instruction.key.micro_batch, instruction.key.variant)
-            chosen = slice(*np.searchsorted(tasks.instruction, [number, number + 1]))
-            for d, t in zip(tasks.device[chosen], tasks.duration[chosen], strict=True):
+            its_tasks = slice(*np.searchsorted(tasks.instruction, [number, number + 1]))
+            for d, t in zip(tasks.device[its_tasks], tasks.duration[its_tasks], strict=True):
                 operators[key][int(d)] += float(t)
         elif isinstance(instruction, Merge):
             operators["merge", number][0] = longest[number]
@@ -123,14 +123,14 @@ def _longest_by_instruction(timeline: Timeline) -> Array:
     latency = _latencies(timeline)
     columns: list[tuple[Array, ...]] = []
     for resource in (tasks.first_resource, tasks.second_resource):
-        real = resource >= 0
-        place = tasks.instruction[real] * tasks.resources + resource[real]
-        columns.append((place, (tasks.duration - latency)[real], latency[real]))
-    place, duration, late = (np.concatenate(column) for column in zip(*columns, strict=True))
+        has_resource = resource >= 0
+        place = tasks.instruction[has_resource] * tasks.resources + resource[has_resource]
+        columns.append((place, (tasks.duration - latency)[has_resource], latency[has_resource]))
+    place, duration, latencies = (np.concatenate(column) for column in zip(*columns, strict=True))
     places, inverse = np.unique(place, return_inverse=True)
-    total, once = np.bincount(inverse, weights=duration), np.zeros(len(places))
-    np.maximum.at(once, inverse, late)
-    np.maximum.at(longest, places // tasks.resources, total + once)
+    total, largest_latency = np.bincount(inverse, weights=duration), np.zeros(len(places))
+    np.maximum.at(largest_latency, inverse, latencies)
+    np.maximum.at(longest, places // tasks.resources, total + largest_latency)
     return longest
 
 
@@ -152,5 +152,5 @@ def server_sync_seconds(program: Program, cluster: Cluster) -> float:
         for name, shares in program.regions.items()
         for share in shares
     )
-    way = cluster.node_networks[0] if cluster.nodes > 1 else cluster.node_links[0]
-    return nbytes / way.bandwidth if way is not None else 0.0
+    link = cluster.node_networks[0] if cluster.nodes > 1 else cluster.node_links[0]
+    return nbytes / link.bandwidth if link is not None else 0.0

@@ -50,7 +50,7 @@ def measure_profile(
     group: PlanGroup, graph: Graph, plans: Mapping[str, Plan], kind: str, *, quick: bool
 ) -> Profile:
     """Measured seconds of every distinct tile of the plans. kind: of device, for the profile's keys."""
-    busy = min(group.ranks, cores())
+    measuring_ranks = min(group.ranks, cores())
     with tempfile.TemporaryDirectory() as name:
         paths = [pathlib.Path(name) / f"{number}.json" for number in range(len(plans))]
         for path, plan in zip(paths, plans.values(), strict=True):
@@ -59,9 +59,9 @@ def measure_profile(
             "what": "profile", "spec": group.spec, "batch": group.batch, "kind": kind,
             "plans": list(map(str, paths)), "repeats": 3 if quick else 5,
         }  # fmt: skip
-        seconds = call_ranks(request, busy, None)
+        seconds = call_ranks(request, measuring_ranks, None)
     return Profile(
-        {key: tile_seconds * group.ranks / busy for key, tile_seconds in seconds.items()}
+        {key: tile_seconds * group.ranks / measuring_ranks for key, tile_seconds in seconds.items()}
     )
 
 
@@ -70,7 +70,7 @@ def call_ranks(request: Mapping[str, Any], ranks: int, rate: str | None) -> dict
         folder = pathlib.Path(name)
         out = folder / "result.json"
         write_scratch(folder / "request.json", {**request, "out": str(out)})
-        words = ["-m", "experiments.cost_models.local_cluster_rank", str(folder / "request.json")]
-        run_ranks(ranks, rate, words)
+        argv = ["-m", "experiments.cost_models.local_cluster_rank", str(folder / "request.json")]
+        run_ranks(ranks, rate, argv)
         result: dict[str, Any] = read_scratch(out)
     return result

@@ -52,13 +52,13 @@ class PlanGroup(NamedTuple):
 
 
 # At most one rank per core: the times of ranks that share a core depend on who waits when.
-RANKS_PER_CORE = max(2, min(4, cores()))
+MAX_RANKS = max(2, min(4, cores()))
 QUICK = (PlanGroup("alexnet", 16, 2, 2),)
 FULL = (
     PlanGroup("alexnet", 16, 2, 3),
-    PlanGroup("vgg", 8, RANKS_PER_CORE, 3),
+    PlanGroup("vgg", 8, MAX_RANKS, 3),
     PlanGroup("resnet", 16, 2, 3),
-    PlanGroup("unet", 4, RANKS_PER_CORE, 3),
+    PlanGroup("unet", 4, MAX_RANKS, 3),
 )
 
 

@@ -24,7 +24,8 @@ PRINTED = {
 
 def section(title: str, measured_plans: Sequence[MeasuredPlan]) -> Section:
     groups = {
-        name: list(members) for name, members in groupby(measured_plans, key=lambda f: f.group)
+        name: list(members)
+        for name, members in groupby(measured_plans, key=lambda plan: plan.group)
     }
     accuracies = {
         (name, model): measure_accuracy(predicted(members, model), seconds(members))
@@ -40,18 +41,18 @@ def section(title: str, measured_plans: Sequence[MeasuredPlan]) -> Section:
 
 
 def predicted(measured_plans: Sequence[MeasuredPlan], model: str) -> list[float]:
-    return [float(getattr(f.costs, model)) for f in measured_plans]
+    return [float(getattr(plan.costs, model)) for plan in measured_plans]
 
 
 def seconds(measured_plans: Sequence[MeasuredPlan]) -> list[float]:
-    return [f.times.seconds for f in measured_plans]
+    return [plan.times.seconds for plan in measured_plans]
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
 def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
-    every = [f for members in groups.values() for f in members]
+    every = [plan for members in groups.values() for plan in members]
     rows: list[list[Cell]] = []
     for model, title in MODELS.items():
         by_name = [accuracies[name, model] for name in groups]
@@ -92,7 +93,7 @@ def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
 def group_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
     rows: list[list[Cell]] = []
     for name, members in groups.items():
-        best = min(members, key=lambda f: f.times.seconds)
+        best = min(members, key=lambda plan: plan.times.seconds)
         for model, title in MODELS.items():
             v = accuracies[name, model]
             plain = relative_errors(predicted(members, model), seconds(members))
@@ -112,15 +113,23 @@ def group_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
 
 def kind_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
     kinds: dict[str, list[MeasuredPlan]] = {}
-    for f in measured_plans:
-        kinds.setdefault(f.kind, []).append(f)
+    for plan in measured_plans:
+        kinds.setdefault(plan.kind, []).append(plan)
     rows: list[list[Cell]] = []
     for kind, members in kinds.items():
-        off = [relative_errors(predicted(members, model), seconds(members)) for model in IN_SECONDS]
-        worst = max(off[-1], key=abs)
-        middle: list[Cell] = [percent(statistics.median(each)) for each in off]
+        errors_by_model = [
+            relative_errors(predicted(members, model), seconds(members)) for model in IN_SECONDS
+        ]
+        worst = max(errors_by_model[-1], key=abs)
+        middle: list[Cell] = [percent(statistics.median(each)) for each in errors_by_model]
         rows.append(
-            [kind, len(members), *middle, percent(worst), members[off[-1].index(worst)].name]
+            [
+                kind,
+                len(members),
+                *middle,
+                percent(worst),
+                members[errors_by_model[-1].index(worst)].name,
+            ]
         )
     columns = (
         Column("kind of plan"), Column("plans"),
@@ -133,11 +142,11 @@ def kind_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
 
 def printed_error_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
     rows: list[list[Cell]] = []
-    for model, (claim, low, high) in PRINTED.items():
-        off = relative_errors(predicted(measured_plans, model), seconds(measured_plans))
-        inside = sum(low <= e <= high for e in off) / len(off)
-        printed, here = [percent(low), percent(high)], [percent(min(off)), percent(max(off))]
-        rows.append([MODELS[model], claim, *printed, *here, percent(inside)])
+    for model, (paper, low, high) in PRINTED.items():
+        errors = relative_errors(predicted(measured_plans, model), seconds(measured_plans))
+        inside = sum(low <= e <= high for e in errors) / len(errors)
+        printed, here = [percent(low), percent(high)], [percent(min(errors)), percent(max(errors))]
+        rows.append([MODELS[model], paper, *printed, *here, percent(inside)])
     columns = (
         Column("cost model"), Column("claim of"), Column("from, %", "printed", 0),
         Column("to, %", "printed", 0), Column("from, % ", "measured", 0),
@@ -151,10 +160,10 @@ def printed_error_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
 
 def plan_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
     rows: list[list[Cell]] = []
-    for f in measured_plans:
-        c, t = f.costs, f.times
+    for plan in measured_plans:
+        c, t = plan.costs, plan.times
         rows.append([
-            f.group, f.name, 1e3 * t.seconds, percent((t.longest - t.shortest) / t.seconds), c.flops / 1e9,
+            plan.group, plan.name, 1e3 * t.seconds, percent((t.longest - t.shortest) / t.seconds), c.flops / 1e9,
             c.volume / 1e6, 1e3 * c.optcnn, 1e3 * c.additive, 1e3 * c.simulator,
             percent(c.simulator / t.seconds - 1),
         ])  # fmt: skip
@@ -176,9 +185,9 @@ def scatter_chart(groups: PlansByGroup, accuracies: Accuracies) -> Chart:
     lines = []
     for model, title in MODELS.items():
         points = [
-            (1e3 * f.times.seconds, 1e3 * accuracies[name, model].factor * p)
+            (1e3 * plan.times.seconds, 1e3 * accuracies[name, model].factor * p)
             for name, members in groups.items()
-            for f, p in zip(members, predicted(members, model), strict=True)
+            for plan, p in zip(members, predicted(members, model), strict=True)
             if p > 0
         ]
         source = "simulated" if model in IN_SECONDS else "counted"
@@ -202,11 +211,11 @@ def _winners(groups: PlansByGroup, accuracies: Accuracies) -> str:
     order = {m: mean([accuracies[name, m].spearman for name in groups]) for m in MODELS}
     regret = {m: mean([accuracies[name, m].regret for name in groups]) for m in MODELS}
     ranked = sorted(order, key=lambda m: -order[m] if order[m] == order[m] else 2.0)
-    cheap = min(regret, key=regret.__getitem__)
+    least_regret = min(regret, key=regret.__getitem__)
     words = ", ".join(f"{MODELS[m]} {order[m]:.2f}" for m in ranked)
     return (
         f"Spearman's rank correlation with the measured order, mean of groups: {words}. Whoever takes the "
-        f"plan that is ranked first loses least with {MODELS[cheap]} ({regret[cheap]:.1%} on average; "
+        f"plan that is ranked first loses least with {MODELS[least_regret]} ({regret[least_regret]:.1%} on average; "
         f"{MODELS['simulator']}: {regret['simulator']:.1%})."
     )
 
@@ -234,7 +243,7 @@ def _losses(groups: PlansByGroup, accuracies: Accuracies) -> str:
 
 
 def _noise(groups: PlansByGroup) -> str:
-    every = [f.times for members in groups.values() for f in members]
+    every = [plan.times for members in groups.values() for plan in members]
     spread = statistics.median((t.longest - t.shortest) / t.seconds for t in every)
     return (
         f"Half of the plans differ by more than {spread:.0%} of their time between their fastest and their "

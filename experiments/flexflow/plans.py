@@ -51,11 +51,11 @@ def _heavy_ops(graph: Graph) -> Iterator[tuple[str, Op]]:
 
 def work_shares(graph: Graph, plan: Plan) -> WorkShares:
     """For each layer, the share of its multiplications (embedding: of its elements) on each device."""
-    points: dict[str, list[float]] = defaultdict(lambda: [0.0] * plan.devices)
+    volumes: dict[str, list[float]] = defaultdict(lambda: [0.0] * plan.devices)
     for layer, op in _heavy_ops(graph):
         for tile in plan.tiles[op.name].tiles:
-            points[layer][tile.device] += tile.box.volume
-    return {layer: [volume / sum(every) for volume in every] for layer, every in points.items()}
+            volumes[layer][tile.device] += tile.box.volume
+    return {layer: [volume / sum(every) for volume in every] for layer, every in volumes.items()}
 
 
 def draw(placed: WorkShares) -> list[str]:

@@ -59,10 +59,10 @@ def _chain(case: WeakScalingCase, *, full: bool) -> Chain:
 
 def disable_shortening(evaluator: Evaluator) -> None:
     """Makes the evaluator simulate every task to the end."""
-    judge = evaluator.time
+    original_time = evaluator.time
 
     def in_full(limit: int | None = None) -> int | None:
-        nanoseconds = judge(fold=False)
+        nanoseconds = original_time(fold=False)
         return (
             nanoseconds
             if limit is None or (nanoseconds is not None and nanoseconds <= limit)

@@ -42,12 +42,12 @@ def _search_table(options: RunOptions) -> Table:
         for count in size.gpu_counts:
             options.report(f"{model} on {count}", number / len(size.models) / 2)
             simulated = simulate_method(case(model, count), "flexflow", "allreduce", size.budget)
-            given = (
+            search_numbers = (
                 (simulated.search_s, simulated.proposals, simulated.improved_s)
                 if simulated
                 else (None,) * 3
             )
-            rows.append([model, count, *given, PRINTED[model][count]])
+            rows.append([model, count, *search_numbers, PRINTED[model][count]])
     columns = (
         Column("network"), Column("GPUs"), Column("seconds in all", "measured"),
         Column("proposals", "counted"), Column("last improvement, s of the chains", "measured"),

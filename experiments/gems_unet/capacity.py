@@ -46,7 +46,7 @@ class LargestSizes(NamedTuple):
 
 def make(options: RunOptions) -> Section:
     on = cluster(CLUSTER)
-    room = on.devices[0].memory
+    capacity = on.devices[0].memory
     chosen = [
         (net, method)
         for net in (("unet",) if options.quick else simulated.NETS)
@@ -56,20 +56,22 @@ def make(options: RunOptions) -> Section:
     sizes: list[LargestSizes] = []
     for net, method in chosen:
         options.report(f"{net}, {method.name}", len(sizes) / (len(chosen) + 3))
-        sizes.append(largest_sizes(net, method, on, room))
-    parts = [_table(sizes, room)]
-    nets_ = list(dict.fromkeys(net for net, _ in chosen))
+        sizes.append(largest_sizes(net, method, on, capacity))
+    tables = [_table(sizes, capacity)]
+    net_names = list(dict.fromkeys(net for net, _ in chosen))
     if not options.quick:
         options.report("auto", len(chosen) / (len(chosen) + 3))
-        searched = [_auto_largest(net, on, sizes) for net in nets_ if net != DEEP]
-        parts[0] = _table([*sizes, *searched], room)
+        searched = [_auto_largest(net, on, sizes) for net in net_names if net != DEEP]
+        tables[0] = _table([*sizes, *searched], capacity)
     options.report("training what fits", (len(chosen) + 2) / (len(chosen) + 3))
     real_text, real_table = fits_for_real(options.quick)
-    text = [_sentence(net, [f for f in sizes if f.net == net]) for net in nets_]
+    text = [
+        _sentence(net, [largest for largest in sizes if largest.net == net]) for net in net_names
+    ]
     return Section(
         "The largest image and batch under a capacity",
         "\n\n".join([*text, real_text]),
-        [*parts, real_table],
+        [*tables, real_table],
     )
 
 
@@ -83,17 +85,17 @@ def peak_bytes(net: str, method: Method, on: Cluster, side: int, batch: int) -> 
     return max(predict(made[method.name], on).peaks)
 
 
-def largest_sizes(net: str, method: Method, on: Cluster, room: int) -> LargestSizes:
+def largest_sizes(net: str, method: Method, on: Cluster, capacity: int) -> LargestSizes:
     side, side_peak = largest_fitting(
         lambda s: peak_bytes(net, method, on, s, BATCH),
-        room,
+        capacity,
         unit=SIDE_UNIT,
         power=2,
         max_size=MAX_SIZE,
     )
     batch, batch_peak = largest_fitting(
         lambda b: peak_bytes(net, method, on, SIDE, b),
-        room,
+        capacity,
         unit=method.microbatches,
         power=1,
         max_size=MAX_SIZE,
@@ -103,7 +105,7 @@ def largest_sizes(net: str, method: Method, on: Cluster, room: int) -> LargestSi
 
 def _auto_largest(net: str, on: Cluster, sizes: Sequence[LargestSizes]) -> LargestSizes:
     """The largest side for `auto`, in coarse steps because each step is a search."""
-    base = max(f.side for f in sizes if f.net == net)
+    base = max(largest.side for largest in sizes if largest.net == net)
     side = peak = 0
     for quarters in range(4, 9):
         wanted = base * quarters // 4 // SIDE_UNIT * SIDE_UNIT
@@ -117,7 +119,7 @@ def _auto_largest(net: str, on: Cluster, sizes: Sequence[LargestSizes]) -> Large
 
 
 def _sentence(net: str, sizes: Sequence[LargestSizes]) -> str:
-    sides = {f.method: f.side for f in sizes}
+    sides = {largest.method: largest.side for largest in sizes}
     name = max(sides, key=sides.__getitem__)
     words = [
         f"{ratio_text(sides['GEMS MASTER'], sides[base])} the side of {base}"
@@ -128,18 +130,25 @@ def _sentence(net: str, sizes: Sequence[LargestSizes]) -> str:
     return f"{first} GEMS MASTER holds {', '.join(words)}."
 
 
-def _table(sizes: Sequence[LargestSizes], room: int) -> Table:
+def _table(sizes: Sequence[LargestSizes], capacity: int) -> Table:
     columns = [
         Column("net"), Column("method"), Column("largest side, pixels", "simulated"),
         Column("its peak, GiB", "simulated"), Column(f"largest batch of {SIDE}²", "simulated"),
         Column("its peak, GiB", "simulated"),
     ]  # fmt: skip
     rows: list[list[Cell]] = [
-        [f.net, f.method, f.side, f.side_peak / GIB, f.batch or None, f.batch_peak / GIB or None]
-        for f in sizes
+        [
+            largest.net,
+            largest.method,
+            largest.side,
+            largest.side_peak / GIB,
+            largest.batch or None,
+            largest.batch_peak / GIB or None,
+        ]
+        for largest in sizes
     ]
     note = (
-        f"{format_size(room, GIB)} GiB a device ({CLUSTER}), predicted peaks; sides are multiples "
+        f"{format_size(capacity, GIB)} GiB a device ({CLUSTER}), predicted peaks; sides are multiples "
         f"of {SIDE_UNIT} at a "
         f"batch of {BATCH}, batches multiples of the method's micro-batches (4; MAST 2; spatial 1), which "
         "grow with the batch. With micro-batches of one image, and more of them, all but GPipe hold any "
@@ -151,8 +160,8 @@ def _table(sizes: Sequence[LargestSizes], room: int) -> Table:
 
 def fits_for_real(quick: bool) -> tuple[str, Table]:
     """Which methods fit a small capacity, predicted and measured; all can run on this machine."""
-    net, narrow, side, room = SMALL
-    spec = nets.spec(net, side, width_divisor=narrow)
+    net, width_divisor, side, capacity = SMALL
+    spec = nets.spec(net, side, width_divisor=width_divisor)
     on = cluster(f"local:{DEVICES}")
     graph = capture_model(spec, BATCH)
     chosen = [m for m in METHODS if not quick or m.name in (*QUICK_METHODS, "GPipe")]
@@ -162,12 +171,12 @@ def fits_for_real(quick: bool) -> tuple[str, Table]:
         spec, graph, {name: planned.plan for name, planned in made.items()}, ranks=DEVICES, rounds=1,
         steps=1, peaks=True,
     )  # fmt: skip
-    seen = {name: max(times.peaks) for name, times in timed.items()}
+    measured_peaks = {name: max(times.peaks) for name, times in timed.items()}
     rows: list[list[Cell]] = [
         [
-            name, max(predicted[name].peaks) / MIB, _yes(max(predicted[name].peaks), room),
-            seen[name] / MIB,
-            _yes(seen[name], room), times.losses[0], times.losses[-1],
+            name, max(predicted[name].peaks) / MIB, yes_or_no(max(predicted[name].peaks), capacity),
+            measured_peaks[name] / MIB,
+            yes_or_no(measured_peaks[name], capacity), times.losses[0], times.losses[-1],
         ]
         for name, times in timed.items()
     ]  # fmt: skip
@@ -176,8 +185,12 @@ def fits_for_real(quick: bool) -> tuple[str, Table]:
         Column("peak, MiB", "measured"), Column("fits", "measured"),
         Column("first loss", "measured", 4), Column("second loss", "measured", 4),
     ]  # fmt: skip
-    title = f"{net}/{narrow} of {side}² under {format_size(room, MIB)} MiB a rank, for real"
-    return _real_sentence(predicted, seen, room), Table(title, columns, rows, _REAL_NOTE)
+    title = (
+        f"{net}/{width_divisor} of {side}² under {format_size(capacity, MIB)} MiB a rank, for real"
+    )
+    return _real_sentence(predicted, measured_peaks, capacity), Table(
+        title, columns, rows, _REAL_NOTE
+    )
 
 
 _REAL_NOTE = (
@@ -187,16 +200,20 @@ _REAL_NOTE = (
 
 
 def _real_sentence(
-    predicted: Mapping[str, PredictedStep], seen: Mapping[str, int], room: int
+    predicted: Mapping[str, PredictedStep], measured_peaks: Mapping[str, int], capacity: int
 ) -> str:
-    agree = [n for n in seen if (max(predicted[n].peaks) <= room) == (seen[n] <= room)]
-    fit = [n for n in seen if seen[n] <= room]
+    agree = [
+        n
+        for n in measured_peaks
+        if (max(predicted[n].peaks) <= capacity) == (measured_peaks[n] <= capacity)
+    ]
+    fit = [n for n in measured_peaks if measured_peaks[n] <= capacity]
     return (
-        f"For real under {format_size(room, MIB)} MiB a rank: {', '.join(fit) or 'nothing'} fits; "
+        f"For real under {format_size(capacity, MIB)} MiB a rank: {', '.join(fit) or 'nothing'} fits; "
         f"prediction and "
-        f"measurement agree for {len(agree)} of {len(seen)} methods."
+        f"measurement agree for {len(agree)} of {len(measured_peaks)} methods."
     )
 
 
-def _yes(peak: int, room: int) -> str:
-    return "yes" if peak <= room else "no"
+def yes_or_no(peak: int, capacity: int) -> str:
+    return "yes" if peak <= capacity else "no"

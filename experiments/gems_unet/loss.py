@@ -13,7 +13,7 @@ from raddle.api.clusters import cluster
 from raddle.api.loading import capture_model
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
-NARROW, BATCH = 8, 4
+WIDTH_DIVISOR, BATCH = 8, 4
 TARGET = 0.10  # cross entropy of a pixel
 NAMES = ("one device", "1F1B", "GEMS MASTER", "spatial", "1F1B x data")
 SLOW = "spatial by image"  # not with --quick
@@ -24,7 +24,7 @@ def make(options: RunOptions) -> Section:
     if importlib.util.find_spec("sklearn") is None:
         return Section(TITLE, skipped="scikit-learn, whose digits are the data, is not installed.")
     side, blocks, steps = (64, 9, 5) if options.quick else (128, 12, 10)
-    spec = nets.spec("unet", side, width_divisor=NARROW)
+    spec = nets.spec("unet", side, width_divisor=WIDTH_DIVISOR)
     options.report("planning")
     graph = capture_model(spec, BATCH)
     chosen = [m for m in METHODS if m.name in NAMES or (m.name == SLOW and not options.quick)]
@@ -53,7 +53,7 @@ def section(curves: Mapping[str, LossCurve], side: int, blocks: int, steps: int)
         Column("largest distance from one device's", "measured"),
     ]  # fmt: skip
     note = (
-        f"U-Net of 1/{NARROW} of the widths, {side}² canvases of digits, batches of {BATCH}, Adam; "
+        f"U-Net of 1/{WIDTH_DIVISOR} of the widths, {side}² canvases of digits, batches of {BATCH}, Adam; "
         f"{blocks} blocks of {steps} steps, methods in turn block by block; drawing the data is not "
         f"timed. One thread a rank, {DEVICES} ranks; one device leaves three of them idle."
     )

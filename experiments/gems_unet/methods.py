@@ -123,10 +123,12 @@ def partition_stages(
         return (tuple(op.name for op in graph.ops),)
     nodes = build_layer_graph(graph)
     compute = ComputeCosts(graph, frozenset(active_values(graph)), profile, bn="local")
-    line = build_device_chain(cluster)
-    line = replace(line, capacity=(float("inf"),) * len(line.kinds))
-    work = LayerCostModel(nodes, cluster, compute).micro_batch_costs(graph.batch)
-    partition = PipelineRequest("gems", count).partition(work, line, microbatches, STATE_FACTOR)
+    device_chain = build_device_chain(cluster)
+    device_chain = replace(device_chain, capacity=(float("inf"),) * len(device_chain.kinds))
+    costs = LayerCostModel(nodes, cluster, compute).micro_batch_costs(graph.batch)
+    partition = PipelineRequest("gems", count).partition(
+        costs, device_chain, microbatches, STATE_FACTOR
+    )
     assert partition is not None
     return stage_op_names(nodes, [stage.layers for stage in partition.stages])
 
@@ -156,9 +158,9 @@ def _shift_micro_batch(action: Action, micros: int) -> Action:
 
 def _plan(method: Method, graph: Graph, cluster: Cluster, stages: Stages) -> Plan:
     count = len(cluster.devices)
-    of = {name: s for s, names in enumerate(stages) for name in names}
+    stage_of = {name: s for s, names in enumerate(stages) for name in names}
     plan = Plan(
-        {op.name: copies(op, [of.get(op.name, 0)]) for op in graph.ops}, count,
+        {op.name: copies(op, [stage_of.get(op.name, 0)]) for op in graph.ops}, count,
         bn="microbatch" if method.microbatches > 1 else "global", microbatches=method.microbatches,
         stages=stages, optimizer=OPTIMIZER, cluster=cluster.to_dict(), method=method.name,
         fingerprint=graph.fingerprint(), inputs=describe_inputs(graph),

@@ -27,14 +27,14 @@ def __getattr__(name: str) -> Callable[..., Workload]:
     match = SPEC.fullmatch(name)
     if match is None:
         raise AttributeError(f"{__name__} has no '{name}': write net_divisor_side, as unet_8_128.")
-    net, narrow, side = match[1], int(match[2]), int(match[3])
+    net, width_divisor, side = match[1], int(match[2]), int(match[3])
 
-    def made(batch: int = 4) -> Workload:
-        model = build(net, narrow)
+    def make_workload(batch: int = 4) -> Workload:
+        model = build(net, width_divisor)
         inputs, targets = example_batches(net, side)(batch)
         return Workload(name, model, inputs, targets, class_loss)
 
-    return made
+    return make_workload
 
 
 def build(net: str, width_divisor: int) -> nn.Module:

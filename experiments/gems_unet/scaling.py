@@ -12,7 +12,7 @@ from raddle.api.loading import capture_model
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 NET, SIDE = "resnet110", 1024  # the paper trains on tiles of this size, cut from pathology slides
-STAGES, SHARE = 4, 4  # stages of a pipeline, and its micro-batches in a step
+STAGES, MICRO_BATCHES = 4, 4  # stages of a pipeline, and its micro-batches in a step
 PRINTED = 97.32  # per cent, abstract: ResNet-1k on 1,024 V100
 
 
@@ -27,7 +27,7 @@ def make(options: RunOptions) -> Section:
     counts = (1, 4) if options.quick else (1, 2, 4, 8, 16)
     for number, count in enumerate(counts):
         options.report(f"{STAGES * count} GPUs", number / len(counts))
-        on, batch = cluster(f"v100:{count}x{STAGES}"), SHARE * count
+        on, batch = cluster(f"v100:{count}x{STAGES}"), MICRO_BATCHES * count
         method = Method("GEMS x data", "gems", batch, stages=STAGES, pipelines=count)
         seconds = predict(make_plans([method], graph, on, batch=batch)[method.name], on).seconds
         points.append(ScalingPoint(STAGES * count, batch / seconds))
@@ -41,7 +41,9 @@ def efficiency(point: ScalingPoint, first: ScalingPoint) -> float:
 
 def section(points: list[ScalingPoint]) -> Section:
     first, last = points[0], points[-1]
-    rows: list[list[Cell]] = [[f.devices, f.rate, efficiency(f, first), None] for f in points]
+    rows: list[list[Cell]] = [
+        [point.devices, point.rate, efficiency(point, first), None] for point in points
+    ]
     rows.append([1024, None, None, PRINTED])
     columns = [
         Column("GPUs"), Column("images/s", "simulated"), Column("efficiency, %", "simulated", 2),
@@ -53,7 +55,7 @@ def section(points: list[ScalingPoint]) -> Section:
         f"images a second on {last.devices}; the paper prints {PRINTED} % on 1,024, for 1000 layers."
     )
     note = (
-        f"Nodes of {STAGES} V100 behind 100 Gb/s each, {SHARE} images of {SIDE}² for each pipeline: the "
+        f"Nodes of {STAGES} V100 behind 100 Gb/s each, {MICRO_BATCHES} images of {SIDE}² for each pipeline: the "
         "batch grows with the GPUs. The simulation has no stragglers, no input and no congestion beyond "
         "the nodes' links, so that it says what communication alone costs."
     )

@@ -127,7 +127,7 @@ def _fitting_sentence(result: SimulatedCase) -> str:
 
 
 def _chart(net: str, results: Sequence[SimulatedCase]) -> Chart:
-    on_cluster = [f for f in results if f.net == net and f.on == CLUSTER]
+    on_cluster = [result for result in results if result.net == net and result.on == CLUSTER]
     names = list(dict.fromkeys(name for f in on_cluster for name in f.predicted))
     lines = [
         Line(
@@ -148,12 +148,12 @@ def _table(results: Sequence[SimulatedCase]) -> Table:
         Column("least peak, GiB", "simulated"), Column("fits", "simulated"),
     ]  # fmt: skip
     rows: list[list[Cell]] = []
-    for net, side, on, room, predicted, errors in results:
+    for net, side, on, capacity, predicted, errors in results:
         for name, prediction in predicted.items():
             rows.append([
                 net, side, on, name, BATCH / prediction.seconds, 1e3 * prediction.seconds,
                 max(prediction.peaks) / GIB,
-                min(prediction.peaks) / GIB, "yes" if max(prediction.peaks) <= room else "no",
+                min(prediction.peaks) / GIB, "yes" if max(prediction.peaks) <= capacity else "no",
             ])  # fmt: skip
         rows += [[net, side, on, name, None, None, None, None, "no"] for name in errors]
     note = (

@@ -18,7 +18,7 @@ from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
 
 RATE = 1e-2  # Adam's learning rate
-WARM = 10**6  # seed of the warm-up batch, which no block uses
+WARM_UP_SEED = 10**6  # seed of the warm-up batch, which no block uses
 
 
 def main(request: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ def main(request: dict[str, Any]) -> None:
         for label, path in request["plans"].items()
     }
     for trainer in trainers.values():  # warm-up: the first step allocates buffers
-        trainer.step(*trainer.part(*batch(request["batch"], request["side"], WARM)))
+        trainer.step(*trainer.part(*batch(request["batch"], request["side"], WARM_UP_SEED)))
     curves: dict[str, dict[str, list[float]]] = {
         label: {"seconds": [], "losses": []} for label in trainers
     }

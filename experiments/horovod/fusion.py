@@ -56,10 +56,10 @@ def make(options: RunOptions) -> Section:
 
 
 def measure_fusion(hosts: int, rate: str, *, quick: bool) -> list[FusionTimes]:
-    kinds = {}
+    variants = {}
     for by, (fused, apart) in PAIRS.items():
-        kinds[f"{by}, fused"], kinds[f"{by}, apart"] = fused, apart
-    jobs = [TimingJob(net, hosts * samples, kinds) for net, samples in PER_RANK.items()]
+        variants[f"{by}, fused"], variants[f"{by}, apart"] = fused, apart
+    jobs = [TimingJob(net, hosts * samples, variants) for net, samples in PER_RANK.items()]
     rounds, steps = (2, 3) if quick else (3, 4)
     measurement = measure_in_lab(jobs, ranks=hosts, rate=rate, rounds=rounds, steps=steps)
     rows = []

@@ -74,14 +74,14 @@ def make(options: RunOptions) -> Section:
         sheet.append(ThroughputCurve(model, rates[0]))
         fitted.append(ThroughputCurve(model, rates[1]))
     options.report("servers", len(MODELS) / (len(MODELS) + 1))
-    beside = server_throughput(SERVER_SIZES_QUICK if options.quick else SERVER_SIZES, factor)
+    rates_by_sync = server_throughput(SERVER_SIZES_QUICK if options.quick else SERVER_SIZES, factor)
     parts = (
         efficiencies(sheet, fitted),
         chart(fitted),
         throughput(sheet, fitted),
-        server_table(beside),
+        server_table(rates_by_sync),
     )
-    return Section(f"Scaling to {sizes[-1]} devices", summary(fitted, beside, factor), parts)
+    return Section(f"Scaling to {sizes[-1]} devices", summary(fitted, rates_by_sync, factor), parts)
 
 
 def pascal(devices: int, factor: float = 1.0) -> Cluster:
@@ -176,10 +176,12 @@ def throughput(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCurv
     return Table("Images a second", columns, rows, "Printed is one: ResNet-101 on 16, 1656.82.")
 
 
-def server_table(beside: Mapping[str, Mapping[int, float]]) -> Table:
-    sizes = list(beside[RING])
+def server_table(rates_by_sync: Mapping[str, Mapping[int, float]]) -> Table:
+    sizes = list(rates_by_sync[RING])
     columns = [Column("synchronised by"), *(Column(f"{n} devices", "simulated") for n in sizes)]
-    rows: list[list[Cell]] = [[sync, *by_devices.values()] for sync, by_devices in beside.items()]
+    rows: list[list[Cell]] = [
+        [sync, *by_devices.values()] for sync, by_devices in rates_by_sync.items()
+    ]
     return Table(
         f"{MODELS[SERVER_MODEL]}: rings and servers, images a second, fitted", columns, rows,
         "Servers share the devices' links. The paper's servers ran as processes of their own on the nodes; "
@@ -188,7 +190,9 @@ def server_table(beside: Mapping[str, Mapping[int, float]]) -> Table:
 
 
 def summary(
-    fitted: Sequence[ThroughputCurve], beside: Mapping[str, Mapping[int, float]], factor: float
+    fitted: Sequence[ThroughputCurve],
+    rates_by_sync: Mapping[str, Mapping[int, float]],
+    factor: float,
 ) -> str:
     sentences = []
     for curve in fitted:
@@ -196,10 +200,10 @@ def summary(
         text = f"{MODELS[curve.model]} is predicted to keep {curve.efficiency(last):.0%} on {last} devices"
         printed = RDMA[curve.model].get(last)
         sentences.append(f"{text} (printed: {printed:.0%})." if printed else f"{text}.")
-    most = max(beside[RING])
+    most = max(rates_by_sync[RING])
     parts = ", ".join(
-        f"{sync} {by_devices[most] / beside[RING][most]:.2f} x"
-        for sync, by_devices in beside.items()
+        f"{sync} {by_devices[most] / rates_by_sync[RING][most]:.2f} x"
+        for sync, by_devices in rates_by_sync.items()
         if sync != RING
     )
     return (

@@ -14,10 +14,10 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 NET, PER_RANK, RATE = "small", 4, "500mbit"
 QUICK, FULL = (1, 2, 4), (1, 2, 4, 8)
 COMPUTE_ONLY = "compute alone"
-RING, RING_WRAPPED, DISTRIBUTED = "all-reduce", "raddle.sync", "DDP"
+RING, RING_WRAPPED, DDP_LABEL = "all-reduce", "raddle.sync", "DDP"
 ONE, WHOLE, SLICED = "ps:one", "ps", "ps:sliced,greedy"
 VARIANTS = {
-    DISTRIBUTED: DDP,
+    DDP_LABEL: DDP,
     RING: SyncVariant("plan"),
     RING_WRAPPED: SyncVariant("wrapped"),
     ONE: SyncVariant("plan", ONE),
@@ -50,8 +50,8 @@ def make(options: RunOptions) -> Section:
 
 def measure_ranks(ranks: int, *, quick: bool) -> StepMilliseconds:
     """Measures and predicts all variants. One rank has nothing to synchronise: DDP and compute only."""
-    kinds = {COMPUTE_ONLY: NO_SYNC, **(VARIANTS if ranks > 1 else {DISTRIBUTED: DDP})}
-    jobs = [TimingJob(NET, PER_RANK * ranks, kinds)]
+    variants = {COMPUTE_ONLY: NO_SYNC, **(VARIANTS if ranks > 1 else {DDP_LABEL: DDP})}
+    jobs = [TimingJob(NET, PER_RANK * ranks, variants)]
     rounds, steps = (2, 2) if quick else (3, 3)
     measurement = measure_in_lab(jobs, ranks=ranks, rate=RATE, rounds=rounds, steps=steps)
     measured, predicted = measurement.results[0].seconds, predict(measurement)[0]
@@ -110,7 +110,7 @@ def summary(rows: Sequence[StepMilliseconds]) -> str:
         f"On {last.ranks} ranks one server takes {ratios[ONE]:.2f} x the ring's step, distributed servers "
         f"of whole tensors {ratios[WHOLE]:.2f} x, of slices {ratios[SLICED]:.2f} x. raddle.sync, which a "
         f"script uses as it would Horovod, takes "
-        f"{milliseconds[RING_WRAPPED] / milliseconds[DISTRIBUTED]:.2f} x DDP's step."
+        f"{milliseconds[RING_WRAPPED] / milliseconds[DDP_LABEL]:.2f} x DDP's step."
         f"\n\nOf {len(errors)} predictions {sum(e <= 0.15 for e in errors)} are within 15 %; the worst is "
         f"off by {errors[-1]:.0%}."
     )

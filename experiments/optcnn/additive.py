@@ -12,20 +12,22 @@ from raddle.api.searching import Configuration, Group, Tables
 
 def additive_cost(tables: Tables, chosen: Sequence[Configuration]) -> float:
     """Seconds of a step. chosen: one configuration for each group; only their degrees count."""
-    at = [
+    chosen_index = [
         [c.degrees for c in options].index(wanted.degrees)
         for options, wanted in zip(tables.configurations, chosen, strict=True)
     ]
-    total = sum(float(node[x]) for node, x in zip(tables.nodes, at, strict=True))
-    return total + sum(float(e.cost[at[e.source], at[e.target]]) for e in tables.edges)
+    total = sum(float(node[x]) for node, x in zip(tables.nodes, chosen_index, strict=True))
+    return total + sum(
+        float(e.cost[chosen_index[e.source], chosen_index[e.target]]) for e in tables.edges
+    )
 
 
 def split_by_letter(tables: Tables, letter_of: Callable[[Group], str]) -> list[Configuration]:
     """Splits every group along one letter only, into as many parts as its table has."""
     chosen = []
     for group, options in zip(tables.groups, tables.configurations, strict=True):
-        able = [c for c in options if set(split_letters(group, c)) <= {letter_of(group)}]
-        chosen.append(max(able, key=lambda c: len(c.devices)))
+        candidates = [c for c in options if set(split_letters(group, c)) <= {letter_of(group)}]
+        chosen.append(max(candidates, key=lambda c: len(c.devices)))
     return chosen
 
 
@@ -53,8 +55,8 @@ def configurations_with(
     chosen = []
     for group, options in zip(tables.groups, tables.configurations, strict=True):
         split = dict(wanted(group))
-        able = [c for c in options if split_letters(group, c) == split]
-        if not able:
+        candidates = [c for c in options if split_letters(group, c) == split]
+        if not candidates:
             return None
-        chosen.append(able[0])
+        chosen.append(candidates[0])
     return chosen

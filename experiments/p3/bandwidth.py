@@ -24,9 +24,9 @@ FULL = ("100mbit", "250mbit", "500mbit", "1gbit", "2gbit", "4gbit")
 SLOW = 300e6  # bit/s: below it steps take long, so fewer are measured
 HOSTS = 2
 
-DISTRIBUTED, ALLREDUCE, WHOLE, SLICED, P3 = "DDP", "all-reduce", "ps", "ps:sliced", "p3"
+DDP_LABEL, ALLREDUCE, WHOLE, SLICED, P3 = "DDP", "all-reduce", "ps", "ps:sliced", "p3"
 VARIANTS = {
-    DISTRIBUTED: DDP,
+    DDP_LABEL: DDP,
     ALLREDUCE: SyncVariant("plan"),
     WHOLE: SyncVariant("plan", "ps"),
     SLICED: SyncVariant("plan", "ps:sliced"),
@@ -124,7 +124,7 @@ def gains(curves: Mapping[str, Sequence[Point]]) -> Table:
     rows: list[list[Cell]] = []
     for net in NETS:
         cells: list[Cell] = [net.title]
-        for label, over in ((P3, WHOLE), (SLICED, WHOLE), (P3, DISTRIBUTED)):
+        for label, over in ((P3, WHOLE), (SLICED, WHOLE), (P3, DDP_LABEL)):
             gain, bits = largest_gain(curves[net.name], label, over)
             cells += [gain, round(bits / 1e6)]
         printed = net.printed
@@ -147,7 +147,7 @@ def throughput(net: NetCase, curve: Sequence[Point]) -> Table:
             *(point.measured[label] for label in VARIANTS),
             *(point.simulated[label] for label in VARIANTS),
             point.gain(P3, WHOLE),
-            point.gain(P3, DISTRIBUTED),
+            point.gain(P3, DDP_LABEL),
         ]
         for point in curve
     ]
@@ -175,16 +175,16 @@ def summary(curves: Mapping[str, Sequence[Point]]) -> str:
         curve = curves[net.name]
         (gain, bits), (over, at) = (
             largest_gain(curve, P3, WHOLE),
-            largest_gain(curve, P3, DISTRIBUTED),
+            largest_gain(curve, P3, DDP_LABEL),
         )
         printed = net.printed.p3
-        beside = f" ({net.printed.model} in the paper: {printed:.2f})" if printed else ""
+        paper_text = f" ({net.printed.model} in the paper: {printed:.2f})" if printed else ""
         sentences.append(
             f"{net.title}: P3 is at most {gain:.2f} x servers of whole parameters, at {_mbit(bits)}"
-            f"{beside}, and at most {over:.2f} x DDP, at {_mbit(at)}."
+            f"{paper_text}, and at most {over:.2f} x DDP, at {_mbit(at)}."
         )
     every = [point for curve in curves.values() for point in curve]
-    lost = sum(point.gain(P3, DISTRIBUTED) < 1 for point in every)
+    lost = sum(point.gain(P3, DDP_LABEL) < 1 for point in every)
     errors = sorted(
         abs(point.simulated[label] / point.measured[label] - 1)
         for point in every

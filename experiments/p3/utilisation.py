@@ -8,7 +8,7 @@ from typing import NamedTuple
 from experiments.counters import rates_by_slot
 from experiments.experiment import RunOptions
 from experiments.links import LabUnavailable
-from experiments.p3.bandwidth import DISTRIBUTED, HOSTS, P3, SLICED, VARIANTS, WHOLE
+from experiments.p3.bandwidth import DDP_LABEL, HOSTS, P3, SLICED, VARIANTS, WHOLE
 from experiments.sync_timing import LabMeasurement, TimingJob, measure_in_lab
 from raddle.api.lab import parse_rate
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
@@ -17,7 +17,7 @@ NET, BATCH, RATE = "vgg19", 20, "1gbit"
 SLOT = 0.025  # seconds
 SHOWN = 1.0  # seconds of a chart
 IDLE = 0.05  # share of the rate below which a slot counts as idle
-LABELS = (DISTRIBUTED, WHOLE, SLICED, P3)
+LABELS = (DDP_LABEL, WHOLE, SLICED, P3)
 
 
 class LinkUse(NamedTuple):
@@ -58,8 +58,8 @@ def make(options: RunOptions) -> Section:
         )
     except LabUnavailable as reason:
         return Section(title, skipped=str(reason))
-    found_uses = link_uses(measurement, parse_rate(RATE) / 8)
-    return Section(title, summary(found_uses), [table(found_uses), *charts(found_uses)])
+    uses = link_uses(measurement, parse_rate(RATE) / 8)
+    return Section(title, summary(uses), [table(uses), *charts(uses)])
 
 
 def link_uses(measurement: LabMeasurement, bytes_per_s: float) -> list[LinkUse]:
@@ -107,11 +107,11 @@ def charts(link_uses: Sequence[LinkUse]) -> list[Chart]:
 
 
 def summary(link_uses: Sequence[LinkUse]) -> str:
-    of = {use.label: use for use in link_uses}
-    whole, urgent = of[WHOLE], of[P3]
+    by_label = {use.label: use for use in link_uses}
+    whole, urgent = by_label[WHOLE], by_label[P3]
     return (
         f"With servers of whole parameters the link is idle for {whole.idle:.0%} of the time and busy both "
         f"ways for {whole.both_busy:.0%}; with P3 it is idle for {urgent.idle:.0%} and busy both ways for "
-        f"{urgent.both_busy:.0%}. DDP uses {of[DISTRIBUTED].sent:.0%} of what the host could send, slices "
-        f"without priority {of[SLICED].sent:.0%}, P3 {urgent.sent:.0%}."
+        f"{urgent.both_busy:.0%}. DDP uses {by_label[DDP_LABEL].sent:.0%} of what the host could send, slices "
+        f"without priority {by_label[SLICED].sent:.0%}, P3 {urgent.sent:.0%}."
     )

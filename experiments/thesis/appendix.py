@@ -29,24 +29,24 @@ def tables(
     result = []
     for method, bounded in (("coarse", COARSE_BOUNDED), ("fine", FINE_BOUNDED)):
         rows = []
-        for one in bounded:
+        for bounded_table in bounded:
             for parts in counts:
-                options.report(f"{method}, imbalance {one.epsilon:g}, {parts} parts", 0.7)
-                rows.append(row(partitioner, method, one, parts, budget))
+                options.report(f"{method}, imbalance {bounded_table.epsilon:g}, {parts} parts", 0.7)
+                rows.append(row(partitioner, method, bounded_table, parts, budget))
         numbers = "A.1 to A.3, A.7 to A.9" if method == "coarse" else "A.4 to A.6, A.10 to A.12"
         result.append(Table(f"Tables {numbers}: {method}-grain", COLUMNS, rows, NOTE))
     return result
 
 
 def row(
-    partitioner: Partitioner, method: str, one: BoundedTable, parts: int, budget: float
+    partitioner: Partitioner, method: str, bounded_table: BoundedTable, parts: int, budget: float
 ) -> list[Cell]:
-    theirs = one.rows[parts]
+    theirs = bounded_table.rows[parts]
     ours = partitioner.partition(
         method, PartitionRequest(parts, epsilon=allowed_imbalance(theirs), budget=budget)
     )
     least = None if ours.lower_bound is None else ours.lower_bound / MI
     return [
-        one.tables, one.epsilon, parts, theirs.imbalance, ours.imbalance,
+        bounded_table.tables, bounded_table.epsilon, parts, theirs.imbalance, ours.imbalance,
         theirs.volume, ours.volume / MI, least, theirs.heaviest, heaviest_volume(ours),
     ]  # fmt: skip

@@ -56,9 +56,9 @@ def _cells(
         wanted += [(n, row, batch) for row in FURTHER for batch in searched]
     for i, (n, row, batch) in enumerate(wanted):
         options.report(f"{network}, N = {n}, {row}, batch {batch}", (done + i / len(wanted)) / 2)
-        budget, times = (0.5, (2,)) if options.quick else (2.0, (1, 2, 4))
+        budget, factors = (0.5, (2,)) if options.quick else (2.0, (1, 2, 4))
         on = f"{network}:{n}x1"
-        cells[n, row, batch] = simulate_row(on, row, batch, budget=budget, times=times)
+        cells[n, row, batch] = simulate_row(on, row, batch, budget=budget, factors=factors)
     return cells
 
 

@@ -53,24 +53,26 @@ def run_grid(
     """Measures and simulates all rows. InputError if there can be no lab; one rank needs none."""
     devices = describe(probe(max(2, ranks), quick=True))["devices"]
     device = next(iter(devices))
-    planned = _lab_cluster(ranks, devices, {"bandwidth": parse_rate(rate) / 8, "latency": LATENCY})
+    planning_cluster = _lab_cluster(
+        ranks, devices, {"bandwidth": parse_rate(rate) / 8, "latency": LATENCY}
+    )
     graphs: dict[int, Graph] = {}
     chosen: dict[int, dict[str, Plan]] = {}
     for batch in batches:
         report(f"{ranks} ranks, batch {batch}: planning")
         graphs[batch] = capture_model(SPEC, batch)
-        chosen[batch] = plans_by_row(graphs[batch], planned, budget=size.budget)
+        chosen[batch] = plans_by_row(graphs[batch], planning_cluster, budget=size.budget)
     report(f"{ranks} ranks: measuring")
     measured = _measure(ranks, rate if ranks > 1 else None, device, graphs, chosen, size)
-    on = _lab_cluster(ranks, devices, measured["link"]) if measured["link"] else planned
+    on = _lab_cluster(ranks, devices, measured["link"]) if measured["link"] else planning_cluster
     cells = {}
     for batch, plans_of_batch in chosen.items():
         report(f"{ranks} ranks, batch {batch}: simulating")
-        there = measured["batches"][str(batch)]
+        measured_batch = measured["batches"][str(batch)]
         for label, plan in plans_of_batch.items():
             graph = micro_batch_graph(graphs[batch], plan)
-            seconds = step_seconds(graph, plan, on, Profile(there["profile"]), cores())
-            cells[label, batch] = RatePair(there["images_per_s"][label], batch / seconds)
+            seconds = step_seconds(graph, plan, on, Profile(measured_batch["profile"]), cores())
+            cells[label, batch] = RatePair(measured_batch["images_per_s"][label], batch / seconds)
     return Grid(ranks, cells, measured["link"])
 
 

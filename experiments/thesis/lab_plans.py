@@ -54,19 +54,19 @@ def plans_by_row(graph: Graph, cluster: Cluster, *, budget: float) -> dict[str, 
         return {SINGLE: plan_for(graph, cluster, "data", sync="allreduce")}
     made: dict[str, Plan] = {}
     plans: dict[str, Plan] = {}
-    for label, kind in ROWS.items():
-        if kind.method not in made:
-            made[kind.method] = plan_for(
-                graph, cluster, kind.method, sync=_search_sync(kind), budget=budget
+    for label, settings in ROWS.items():
+        if settings.method not in made:
+            made[settings.method] = plan_for(
+                graph, cluster, settings.method, sync=_search_sync(settings), budget=budget
             )
-        plans[label] = made[kind.method]
-        if kind.sync != AUTO:
-            plans[label] = replace(plans[label], sync=kind.sync, schedule=kind.schedule)
+        plans[label] = made[settings.method]
+        if settings.sync != AUTO:
+            plans[label] = replace(plans[label], sync=settings.sync, schedule=settings.schedule)
     return plans
 
 
-def _search_sync(kind: RowSettings) -> str:
-    return AUTO if kind.sync == AUTO else "allreduce"
+def _search_sync(settings: RowSettings) -> str:
+    return AUTO if settings.sync == AUTO else "allreduce"
 
 
 def plan_or_ddp(label: str, plan: Plan) -> Plan | DdpBaseline:

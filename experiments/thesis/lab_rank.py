@@ -103,19 +103,21 @@ def _slowest(work: Callable[[], Any]) -> float:
 
 def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
     """Seconds of every distinct tile. Ranks divide the tiles; one rank per core measures at a time."""
-    rank, share = dist.get_rank(), min(cores(), dist.get_world_size())
+    rank, measuring_ranks = dist.get_rank(), min(cores(), dist.get_world_size())
     seen: set[str] = set()
-    mine: dict[str, float] = {}
+    measured_here: dict[str, float] = {}
     for trainer in trainers:
         graph, active = trainer.graph, active_values(trainer.graph)
         fresh = distinct_tiles(graph, trainer.plan.tiles, kind)
         new_tiles = [tile for name, tile in fresh.items() if name not in seen]
         seen |= fresh.keys()
         wanted = {op.name: [i for i, n in enumerate(op.inputs) if n in active] for op in graph.ops}
-        if rank < share:
-            mine |= measure(graph, new_tiles[rank::share], wanted, kind, repeats=REPEATS).seconds
+        if rank < measuring_ranks:
+            measured_here |= measure(
+                graph, new_tiles[rank::measuring_ranks], wanted, kind, repeats=REPEATS
+            ).seconds
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
+    dist.all_gather_object(every, measured_here)
     return {name: seconds for some in every for name, seconds in some.items()}
 
 

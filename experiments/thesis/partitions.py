@@ -113,17 +113,17 @@ def data_bytes(parameters: int, parts: int) -> int:
 def volume_of_plan(graph: Graph, method: str, parts: int, budget: float) -> StepVolume:
     """Bytes and balance of a plan that is searched for the shortest step, not the fewest bytes."""
     on = cluster(f"{CLUSTER}:{parts}x1")
-    judged = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
-    return StepVolume(judged.timeline.comm_bytes, judged.timeline.imbalance)
+    prediction = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
+    return StepVolume(prediction.timeline.comm_bytes, prediction.timeline.imbalance)
 
 
-def _volume_of_result(answer: PartitionResult) -> StepVolume:
-    return StepVolume(answer.volume_bytes, answer.imbalance, answer)
+def _volume_of_result(result: PartitionResult) -> StepVolume:
+    return StepVolume(result.volume_bytes, result.imbalance, result)
 
 
-def heaviest_volume(answer: PartitionResult) -> float:
+def heaviest_volume(result: PartitionResult) -> float:
     """Mi elements sent of the feature map that is sent most."""
-    return max(answer.sent_elements.values(), default=0) / MI
+    return max(result.sent_elements.values(), default=0) / MI
 
 
 COLUMNS = (

@@ -57,12 +57,12 @@ def simulate_row(
     *,
     budget: float = 1.0,
     dtype: str = "float32",
-    times: Sequence[int] = (1, 2, 4),
+    factors: Sequence[int] = (1, 2, 4),
 ) -> SimulatedRow:
     """Simulates a row. budget: seconds of a search; times: tries N x each of them steps in flight."""
     on = cluster(name)
     if row in MODEL:
-        return simulate_threaded(vgg16(batch, dtype), on, row, times)
+        return simulate_threaded(vgg16(batch, dtype), on, row, factors)
     if row in FURTHER:
         return _simulate_searched(vgg16(batch, dtype), on, ROWS[row].method, budget)
     graph = vgg16(batch * len(on.devices), dtype)
@@ -70,24 +70,24 @@ def simulate_row(
     return SimulatedRow(_ten_epochs(simulate_steps(graph, plan, on), graph))
 
 
-def simulate_threaded(graph: Graph, on: Cluster, row: str, times: Sequence[int]) -> SimulatedRow:
+def simulate_threaded(graph: Graph, on: Cluster, row: str, factors: Sequence[int]) -> SimulatedRow:
     """Simulates with N x each of `times` steps in flight; returns the fastest that fits."""
     plan, count = _model_plan(graph, on, row), len(on.devices)
     best = SimulatedRow(None)
-    for under_way in (count * more for more in times):
-        timeline = simulate_steps(graph, replace(plan, schedule=f"threaded:{under_way}"), on)
+    for steps_in_flight in (count * factor for factor in factors):
+        timeline = simulate_steps(graph, replace(plan, schedule=f"threaded:{steps_in_flight}"), on)
         seconds = _ten_epochs(timeline, graph)
         if seconds is not None and (best.seconds is None or seconds < best.seconds):
-            best = SimulatedRow(seconds, under_way)
+            best = SimulatedRow(seconds, steps_in_flight)
     return best
 
 
 def _model_plan(graph: Graph, on: Cluster, row: str) -> Plan:
     if row != COARSE:
         return plan_for(graph, on, ROWS[row].method, sync="allreduce")
-    answer = Partitioner(graph).result_from_counts("coarse", _counts(len(on.devices)))
+    result = Partitioner(graph).result_from_counts("coarse", _counts(len(on.devices)))
     return build_plan(
-        graph, on, ROWS[row].method, SearchResult(answer.tiles), Settings(sync="allreduce")
+        graph, on, ROWS[row].method, SearchResult(result.tiles), Settings(sync="allreduce")
     )
 
 
@@ -98,10 +98,10 @@ def _counts(parts: int) -> np.ndarray:
 
 
 def _simulate_searched(graph: Graph, on: Cluster, method: str, budget: float) -> SimulatedRow:
-    judged = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
-    if not judged.row["fits"]:
+    prediction = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
+    if not prediction.row["fits"]:
         return SimulatedRow(None)
-    return SimulatedRow(IMAGES / judged.row["samples_per_s"])
+    return SimulatedRow(IMAGES / prediction.row["samples_per_s"])
 
 
 def _ten_epochs(timeline: Timeline, graph: Graph) -> float | None:

@@ -61,11 +61,11 @@ def _epoch(partitioners: WeightedPartitioners, further: Further, budget: float) 
     for batch in EPOCH_BATCHES if budget else (32,):
         graph = partitioners.graph if batch == 32 else vgg16(batch)
         for n in EPOCH_HYPERGRAPH:
-            for method, own_bytes in nbytes.items():
+            for method, bytes_of_method in nbytes.items():
                 if batch != 32:
-                    own_bytes[n, batch] = volume_of_plan(graph, method, n, budget).nbytes
+                    bytes_of_method[n, batch] = volume_of_plan(graph, method, n, budget).nbytes
                 elif method in further[n]:
-                    own_bytes[n, batch] = further[n][method].nbytes
+                    bytes_of_method[n, batch] = further[n][method].nbytes
     return epoch.count_epoch(partitioners.parameters, coarse, nbytes)
 
 

@@ -134,8 +134,8 @@ def seconds_to_target(
 def median_seconds(runs: Sequence[TrainingCurve]) -> float | None:
     """The median over seeds; None if a run did not reach the target."""
     seconds = [run.seconds for run in runs]
-    there = [s for s in seconds if s is not None]
-    return statistics.median(there) if len(there) == len(seconds) else None
+    reached = [s for s in seconds if s is not None]
+    return statistics.median(reached) if len(reached) == len(seconds) else None
 
 
 RunsByKind = Mapping[tuple[int, str], Sequence[TrainingCurve]]
@@ -210,22 +210,22 @@ def _verdict(runs_by_kind: RunsByKind) -> str:
         seconds = {
             label: median_seconds(runs) for (n, label), runs in runs_by_kind.items() if n == ranks
         }
-        there = {label: s for label, s in seconds.items() if s is not None}
-        if not there:
+        reached = {label: s for label, s in seconds.items() if s is not None}
+        if not reached:
             sentences.append(f"With N = {ranks} no kind got there.")
             continue
-        first = min(there, key=there.__getitem__)
-        sentence = f"With N = {ranks} {first} is first ({there[first]:.1f} s)"
-        if COARSE not in there:
+        first = min(reached, key=reached.__getitem__)
+        sentence = f"With N = {ranks} {first} is first ({reached[first]:.1f} s)"
+        if COARSE not in reached:
             sentence += ", and the asynchronous coarse hypergraph does not get there"
         else:
             others = [
-                f"{label} take {there[label] / there[COARSE]:.2f} x (thesis: "
+                f"{label} take {reached[label] / reached[COARSE]:.2f} x (thesis: "
                 f"{TIMES_COARSE[ranks, label]:g} x)"
                 for label in (ASYNC, SYNC)
-                if label in there and (ranks, label) in TIMES_COARSE
+                if label in reached and (ranks, label) in TIMES_COARSE
             ]
-            sentence += f"; of the asynchronous coarse hypergraph's {there[COARSE]:.1f} s "
+            sentence += f"; of the asynchronous coarse hypergraph's {reached[COARSE]:.1f} s "
             sentence += ", ".join(others) if others else "no printed kind got there"
         sentences.append(sentence + ".")
     return " ".join(sentences)

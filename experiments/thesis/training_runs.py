@@ -79,8 +79,8 @@ class PlanRun:
 class ReplicatedRun:
     """Every rank has the whole model, and a part of each batch."""
 
-    def __init__(self, model: nn.Module, called: nn.Module, optimizer: Any) -> None:
-        self.model, self.forward_module, self.optimizer = model, called, optimizer
+    def __init__(self, model: nn.Module, forward_module: nn.Module, optimizer: Any) -> None:
+        self.model, self.forward_module, self.optimizer = model, forward_module, optimizer
 
     def train(self, batches: Batches) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()

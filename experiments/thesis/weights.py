@@ -44,8 +44,8 @@ def _grad_operands(graph: Graph) -> dict[str, tuple[int, ...]]:
 def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:
     """A table of each layer's share of all work, in percent, by source."""
     flops = np.array([layer.flops for layer in plain.network.layers], float)
-    given = np.array(RECONSTRUCTED, float)
-    shares = [100 * w / w.sum() for w in (given, flops, measured)]
+    reconstructed = np.array(RECONSTRUCTED, float)
+    shares = [100 * w / w.sum() for w in (reconstructed, flops, measured)]
     names = [layer.name for layer in plain.network.layers]
     columns = [
         Column("layer"), Column("filters", "counted"),
@@ -68,11 +68,19 @@ def file_table(partitioner: Partitioner) -> Table:
     rows: list[list[Cell]] = []
     with tempfile.TemporaryDirectory() as folder:
         for grain in GRAINS:
-            spelt = hypergraph(partitioner, grain)
+            layer_hypergraph = hypergraph(partitioner, grain)
             path = pathlib.Path(folder) / f"vgg16.{grain}.patoh"
-            write_hypergraph(spelt, path, "patoh")
+            write_hypergraph(layer_hypergraph, path, "patoh")
             size = os.path.getsize(path) / 2**20
-            rows.append([grain, len(spelt.weight), len(spelt.cost), len(spelt.pins), size])
+            rows.append(
+                [
+                    grain,
+                    len(layer_hypergraph.weight),
+                    len(layer_hypergraph.cost),
+                    len(layer_hypergraph.pins),
+                    size,
+                ]
+            )
     columns = [
         Column("grain"), Column("vertices", "counted"), Column("nets", "counted"),
         Column("pins", "counted"), Column("file, MiB", "measured", 1),

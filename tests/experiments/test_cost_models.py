@@ -240,7 +240,7 @@ def cell(table: Table, row: str, column: str, at: int = 0) -> object:
     return next(r for r in table.rows if r[at] == row)[names.index(column)]
 
 
-def test_tables_say_what_was_found() -> None:
+def test_tables_show_the_results() -> None:
     tables = tables_of(SOME)
     best = tables["Which cost model ranks best"]
     assert [row[0] for row in best.rows] == list(MODELS.values())

@@ -113,7 +113,7 @@ def test_three_digits_are_kept(value: float, sign: int) -> None:
     assert len(text.strip("-").replace(".", "").lstrip("0")) >= 3
 
 
-def test_what_cannot_be_a_figure_is_found_early() -> None:
+def test_a_wrong_column_or_row_is_refused_at_once() -> None:
     with pytest.raises(AssertionError, match="guessed"):
         Column("x", "guessed")
     with pytest.raises(AssertionError, match="short"):
@@ -136,7 +136,7 @@ def test_the_whole_as_markdown() -> None:
     assert f"## Steps{sections}" == MARKDOWN
 
 
-def test_progress_is_told_part_by_part() -> None:
+def test_progress_is_reported_part_by_part() -> None:
     states: list[Mapping[str, Any]] = []
     reproduce(MADE_UP, quick=True, on_progress=states.append)
     assert [(state["step"], state["done"], state["of"]) for state in states] == [

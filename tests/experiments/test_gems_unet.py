@@ -52,7 +52,7 @@ def predicted(made: dict[str, PlannedMethod]) -> dict[str, PredictedStep]:
 # -- networks ------------------------------------------------------------------------------------------
 
 
-def test_a_net_is_found_by_its_path_at_any_side_and_width() -> None:
+def test_a_net_is_loaded_by_its_path_at_any_side_and_width() -> None:
     work = load_model(nets.spec("resnet110", 48, width_divisor=4), batch=3)
     assert work.inputs[0].shape == (3, 3, 48, 48)
     assert next(work.model.parameters()).shape[0] == 16 // 4
@@ -149,7 +149,7 @@ def test_the_largest_fits_and_the_next_does_not(
     assert all(a % unit == 0 and 0 < a <= most for a in sizes)
 
 
-def test_a_line_is_found_in_a_few_looks() -> None:
+def test_linear_growth_needs_few_evaluations() -> None:
     looks = []
 
     def peak(side: int) -> int:
@@ -218,7 +218,7 @@ def test_a_mask_has_no_more_pixels_than_its_digits_have_ink() -> None:
         assert 0 < mask.sum() <= segmentation.DIGITS * most * 2**2
 
 
-def test_the_experiment_is_known_by_its_name() -> None:
+def test_the_experiment_is_loaded_by_its_name() -> None:
     assert [part.name for part in load("gems-unet").parts] == [
         "real", "simulated", "capacity", "loss", "scaling"
     ]  # fmt: skip

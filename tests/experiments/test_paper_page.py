@@ -91,7 +91,7 @@ def words(table: Table) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("look", ["desktop light", "desktop dark", "phone light", "phone dark"])
-def test_it_shows_what_was_found(
+def test_the_page_shows_the_results(
     started: Any, path: pathlib.Path, paper_result: Result, look: str
 ) -> None:
     size, theme = look.split()

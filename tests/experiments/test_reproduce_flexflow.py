@@ -126,12 +126,12 @@ def test_words_of_the_search_count_what_is_longer() -> None:
     assert text == "1 of 2 searches take less than the paper's, 1 longer."
 
 
-def test_small_network_is_a_group_of_its_own_file() -> None:
+def test_small_network_is_loaded_from_nets_py() -> None:
     group = SmallNetGroup("lstm", 4, 2, 0)
     assert isinstance(group, PlanGroup)
     assert group.spec.endswith("nets.py:lstm")
     assert group.graph().batch == 4
 
 
-def test_parts_have_names_of_their_own() -> None:
+def test_parts_have_different_names() -> None:
     assert [part.name for part in PARTS] == ["throughput", "search", "plans", "ranking"]

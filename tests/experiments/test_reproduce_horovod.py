@@ -11,7 +11,7 @@ from experiments.horovod.fusion import FusionTimes
 from experiments.horovod.scaling import ThroughputCurve
 from experiments.horovod.servers import (
     COMPUTE_ONLY,
-    DISTRIBUTED,
+    DDP_LABEL,
     ONE,
     RING,
     SLICED,
@@ -30,7 +30,7 @@ def test_a_gain_is_time_without_over_time_with() -> None:
     assert pair("DDP", 0.2, 0.3).gain == pytest.approx(1.5)
 
 
-def test_where_fusion_hurts_is_told() -> None:
+def test_the_summary_counts_where_fusion_is_slower() -> None:
     text = fusion.summary([pair("DDP", 0.2, 0.3), pair("plan", 0.25, 0.2), pair("plan", 0.2, 0.2)])
     assert "at most 1.50 x as fast (DDP" in text
     assert "at least 0.80 x (plan" in text
@@ -51,24 +51,24 @@ def row(ranks: int, **times: float) -> StepMilliseconds:
     return StepMilliseconds(ranks, milliseconds, dict.fromkeys(servers.VARIANTS, 80.0))
 
 
-def test_the_most_ranks_are_told() -> None:
+def test_the_summary_is_of_the_most_ranks() -> None:
     text = servers.summary([row(2), row(4, **{ONE: 310.0, SLICED: 90.0, "raddle.sync": 105.0})])
     assert "On 4 ranks one server takes 3.10 x" in text
     assert "of slices 0.90 x" in text
     assert "takes 1.05 x DDP's" in text
 
 
-def test_predictions_that_are_off_are_told() -> None:
-    rows = [row(2, **{RING: 80.0, DISTRIBUTED: 160.0})]
+def test_the_summary_names_wrong_predictions() -> None:
+    rows = [row(2, **{RING: 80.0, DDP_LABEL: 160.0})]
     text = servers.summary(rows)
     assert f"Of {len(servers.VARIANTS)} predictions 1 are within 15 %" in text
     assert "off by 50%" in text
 
 
 def test_samples_of_all_ranks_count() -> None:
-    one = StepMilliseconds(1, {COMPUTE_ONLY: 50.0, DISTRIBUTED: 100.0}, {})
+    one = StepMilliseconds(1, {COMPUTE_ONLY: 50.0, DDP_LABEL: 100.0}, {})
     rows = {line[0]: line[1:] for line in servers.throughput_table([one, row(4)]).rows}
-    assert rows[DISTRIBUTED] == [40.0, 160.0]  # 4 in 100 ms; 16 in 100 ms
+    assert rows[DDP_LABEL] == [40.0, 160.0]  # 4 in 100 ms; 16 in 100 ms
     assert rows[ONE] == [None, 160.0]  # one rank has no server
 
 
@@ -131,7 +131,7 @@ def test_printed_figures_stand_at_their_devices() -> None:
     assert rows["Inception V3", 128][0] == pytest.approx(100 * 100 / 128)
 
 
-def test_what_is_told_follows_the_figures() -> None:
+def test_the_summary_follows_the_figures() -> None:
     curves = [ThroughputCurve(model, {1: 1.0, 512: 256.0}) for model in scaling.MODELS]
     beside = {sync: {4: 100.0} for sync in scaling.SYNCS} | {"ps:one": {4: 25.0}}
     text = scaling.summary(curves, beside, 1.25)

@@ -260,5 +260,5 @@ def test_section_says_how_well_the_order_is_kept() -> None:
     assert [row[-2:] for row in section.parts[0].rows] == [[1, 1], [2, 3], [3, 2]]  # type: ignore[union-attr]
 
 
-def test_parts_have_names_of_their_own() -> None:
+def test_parts_have_different_names() -> None:
     assert [part.name for part in PARTS] == ["throughput", "search", "plans", "ranking"]

@@ -11,7 +11,7 @@ from experiments import links, nets, sync_timing
 from experiments.counters import rates_by_slot, read_samples
 from experiments.experiment import RunOptions, load
 from experiments.p3 import bandwidth, utilisation
-from experiments.p3.bandwidth import DISTRIBUTED, NETS, P3, SLICED, VARIANTS, WHOLE, Point
+from experiments.p3.bandwidth import DDP_LABEL, NETS, P3, SLICED, VARIANTS, WHOLE, Point
 from experiments.sync_timing import DDP, JobTimes, LabMeasurement, SyncVariant, TimingJob
 from raddle import zoo
 from raddle.errors import InputError
@@ -110,18 +110,18 @@ def test_charts_have_each_direction_in_gbit() -> None:
 
 
 def point(mbit: float, p3: float, *, ps: float = 10.0, ddp: float = 20.0) -> Point:
-    rates = dict.fromkeys(VARIANTS, 15.0) | {P3: p3, WHOLE: ps, DISTRIBUTED: ddp}
+    rates = dict.fromkeys(VARIANTS, 15.0) | {P3: p3, WHOLE: ps, DDP_LABEL: ddp}
     return Point(1e6 * mbit, rates, rates)
 
 
 def test_the_best_gain_and_where_it_is() -> None:
     curve = [point(100, 12), point(500, 18), point(1000, 14)]
     assert bandwidth.largest_gain(curve, P3, WHOLE) == (1.8, 5e8)
-    assert bandwidth.largest_gain(curve, P3, DISTRIBUTED) == (0.9, 5e8)
+    assert bandwidth.largest_gain(curve, P3, DDP_LABEL) == (0.9, 5e8)
     assert bandwidth.largest_gain(curve, SLICED, WHOLE)[0] == 1.5
 
 
-def test_losses_are_told() -> None:
+def test_the_summary_names_points_slower_than_ddp() -> None:
     curves = {net.name: [point(100, 30), point(1000, 19)] for net in NETS}
     text = bandwidth.summary(curves)
     assert f"slower than DDP at {len(NETS)} of {2 * len(NETS)} points" in text
@@ -129,7 +129,7 @@ def test_losses_are_told() -> None:
     assert "VGG-19 in the paper: 1.66" in text
 
 
-def test_a_prediction_off_by_a_third_is_told() -> None:
+def test_the_summary_names_a_prediction_off_by_a_third() -> None:
     rates = dict.fromkeys(VARIANTS, 15.0)
     curves = {net.name: [Point(1e9, rates, rates | {P3: 20.0})] for net in NETS}
     text = bandwidth.summary(curves)
@@ -199,7 +199,7 @@ def test_links_matter(predicted) -> None:
         assert predicted[1e12][label] < predicted[1e7][label] / 5
 
 
-def test_sums_have_a_latency_of_their_own() -> None:
+def test_all_reduces_have_a_separate_latency() -> None:
     kinds = {"apart": SyncVariant("plan", bucket=0), "ps": SyncVariant("plan", "ps")}
     job = TimingJob("lstm", 4, kinds)
     fast, late = (
