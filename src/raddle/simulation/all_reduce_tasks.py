@@ -1,7 +1,9 @@
 """Adds the tasks of all-reduces: a ring starts when its last member is ready.
 
-Each member of a ring is one task. All tasks of a ring start together, have the same duration, and hold the
-member's links to the next member.
+A ring is the list of devices (members) that all-reduce together. Each member of a ring is one task. All
+tasks of a ring become ready together, have the same duration, and hold the member's links to the next
+member. The duration is that of the fastest algorithm, which may be another than a ring
+(costs/collectives.py).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ def ring_links(
 ) -> tuple[list[int], list[int]]:
     """By member, its first and its second link (or -1), as resource numbers.
 
+    link_offset: the resource number of the first link; resources are the devices, then the links.
     Where several hops use the same link, only the first of them holds it: the ring shares its links.
     """
     seen: set[int] = set()
@@ -40,8 +43,9 @@ def ring_links(
 class AllReduceTasks:
     """Adds the tasks of Reduce instructions; durations and links of rings are cached.
 
-    overtaking: slices are summed in the order of their urgency, instead of the program's order. Arguments
-    of the methods: `number` is the number of the instruction; a ring is a list of devices.
+    overtaking: slices (ranges of rows of a parameter) are summed in the order of their urgency, instead of
+    the program's order. urgency: by parameter that is cut into slices (tasks.slice_urgencies). Arguments of
+    the methods: `number` is the number of the instruction.
     """
 
     def __init__(
@@ -50,17 +54,18 @@ class AllReduceTasks:
     ) -> None:  # fmt: skip
         self.table, self.program, self.cluster = table, program, cluster
         self.urgency = urgency if overtaking else {}
+        # Whether all-reduces of slices start in the program's order.
         self.in_order = bool(program.slices) and not overtaking
         self.has_host_overhead = has_host_overhead(cluster)
         self.cache: dict[tuple[tuple[int, ...], int], tuple[Array, ...]] = {}
 
     def add_reduce(self, number: int, reduce: Reduce) -> None:
-        """Adds the tasks of one Reduce: for each ring, a join of its members, then a task for each."""
+        """Adds the tasks of one Reduce: for each ring, a gate (all members are ready), then their tasks."""
         table, devices, ids = self.table, [], []
         urgency = self.urgency.get(reduce.parameters[0], 0)
         for members, nbytes in reduced_bytes(self.program, reduce).items():
             ring = np.array(members)
-            gate = table.add_empty_tasks(number, ring[:1])  # all members of the ring wait for it
+            gate = table.add_empty_tasks(number, ring[:1])  # the ring's tasks wait for it
             gates = np.repeat(gate, len(ring))
             table.wait_for_instructions(gates, reduce.deps, ring)
             # The ring also waits for all that its members did before it in the program.

@@ -1,5 +1,7 @@
 """Adds the tasks of what devices compute: runs of operators, merges of partial results, updates.
 
+Merges and updates are memory passes: reads or writes of some bytes, limited by the memory's bandwidth.
+A variant is the graph and the tiles of micro-batches of one size (program.Variant); most programs have one.
 The methods `add_...` take the number of an instruction in the program, and the instruction itself.
 """
 
@@ -30,15 +32,16 @@ class ComputeTasks:
     ) -> None:
         self.table, self.program, self.cluster = table, program, cluster
         plan = program.plan
+        # native_calls: composites that run as one PyTorch call (costs/native_calls.py); only with a profile
         self.costs = ComputeCosts(
             program.graph, program.active, profile, split_backward=plan.split_backward, bn=plan.bn,
             native_calls=applicable_native_calls(program.graph, plan.tiles) if profile else None,
         )  # fmt: skip
-        # (operator, phase, variant) -> (devices, nanoseconds)
+        # (operator, phase, number of the variant) -> (devices, nanoseconds)
         self.run_times: dict[tuple[str, str, int], tuple[Array, Array]] = {}
 
     def add_run(self, number: int, run: Run) -> None:
-        """Adds the tasks of an operator's tiles, in a phase."""
+        """Adds the tasks of an operator's tiles, in a phase (forward, backward ...: see program.Run)."""
         key = (run.op, run.phase, run.key.variant)
         if key not in self.run_times:
             self.run_times[key] = _devices_and_nanoseconds(self._run_seconds(run))
@@ -58,6 +61,7 @@ class ComputeTasks:
 
     def add_update(self, number: int, update: Update) -> None:
         """Adds an update. That of a slice is not part of the device's order: it runs as soon as it can."""
+        # The optimizer reads and writes so many elements for each element of the parameter.
         bytes_per_element = optimizer_info(self.program.plan.optimizer).passes
         bytes_per_element *= self.program.element_bytes(update.parameter)
         memory_passes = [
@@ -105,8 +109,8 @@ def _devices_and_nanoseconds(seconds: Mapping[int, float]) -> tuple[Array, Array
 def _all_tiles_equal(op: Op, grid: Grid) -> bool:
     """Whether all tiles of a grid do the same work.
 
-    Then they have equal shapes, no halo is cut off at the border of the tensor, and no operand, as a bias,
-    is added by the first tile only (`added_once`).
+    Then they have equal shapes, no halo is cut off at the border of the tensor, and no operand is added by
+    the first tile only, as a bias is (`added_once`).
     """
     split = {d for d, cuts in enumerate(grid.cuts) if len(cuts) > 2}
     indices = [index for access in op.space.operands for index in access.indices]
@@ -117,6 +121,7 @@ def _all_tiles_equal(op: Op, grid: Grid) -> bool:
         grid.uniform
         and not added_once
         and all(
+            # The index is one dimension alone, or (as in a convolution, h + r) uses no split dimension.
             index.plain_dim is not None or not split & {term.dim for term in index.terms}
             for index in indices
         )

@@ -1,8 +1,9 @@
 """The event loop of the simulation, JIT-compiled: tasks wait for others and hold at most two resources.
 
-A task is ready when all tasks that it waits for have ended. Every resource serves tasks in the order of
-(ready time, number): first come, first served, ties by number. The order never depends on how the loop
-got there, so that the fast path (fast/loop.py) can give exactly the same times.
+Resources are devices and links, by number. A task is ready when all tasks that it waits for have ended.
+Every resource serves tasks in the order of (ready time, number): first come, first served, ties by number.
+The order never depends on how the loop got there, so that the fast simulation (fast/loop.py) can give
+exactly the same times.
 
 A task with an urgency does not queue. While a resource that it needs is busy, it waits; when the resource
 is free, the most urgent of all waiting tasks goes. A task without resources ends as soon as it is ready,
@@ -26,7 +27,7 @@ def run_tasks(
     wait_count: np.ndarray,  # by task, how many others it waits for
     pointer: np.ndarray,  # successors of task i are successor[pointer[i]:pointer[i + 1]]
     successor: np.ndarray,
-    resources: int,  # how many
+    resources: int,  # the number of devices and links
     urgency: np.ndarray,  # by task, 0: first come, first served; else the smaller goes first
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """By task: its start, its end, and the task that it waited for last (-1: none)."""
@@ -49,6 +50,7 @@ def run_tasks(
                 stack[depth] = i
                 depth += 1
             else:
+                # 0: ready at the start
                 size = _push(heap_time, heap_task, size, 0, _heap_key(urgency[i], i))
     while size or depth:
         if depth:

@@ -1,7 +1,7 @@
 """Adds the tasks of messages: each holds the links of its route; on CPUs it also takes device time.
 
-A message is one task on its links. With host overhead (costs/host_overhead.py), sending and receiving are
-further tasks on the devices.
+A message is one task on its links. With host overhead (costs/host_overhead.py), sending and receiving
+take device time too. A slice is a range of rows of a parameter that is sent on its own.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def route_resources(
 class MessageTasks:
     """Adds the tasks of Move instructions; durations and links are cached.
 
-    urgency: by sliced parameter, see tasks.slice_urgencies. Arguments of the methods: `number` is the
-    number of the instruction, `ids` are the numbers of tasks.
+    urgency: by parameter that is cut into slices, see tasks.slice_urgencies. Arguments of the methods:
+    `number` is the number of the instruction, `ids` are the numbers of tasks.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class MessageTasks:
     ) -> None:
         """Adds host overhead in the devices' order: a source sends one message after the other.
 
-        At the target, the first instruction that needs the message pays for receiving it.
+        At the target, the time to receive is added to the first instruction that needs the message.
         """
         table = self.table
         for i, ns in enumerate(self._host_overhead(source, nbytes, sliced=False)):
@@ -98,9 +98,10 @@ class MessageTasks:
         self, number: int, deps: Sequence[int], source: Array, target: Array, nbytes: Array,
         ids: Array,
     ) -> Array:  # fmt: skip
-        """Adds host overhead of slices, outside of the devices' order; the tasks that receive the slices.
+        """Adds host overhead of slices, outside of the devices' order; returns the tasks that receive them.
 
-        Separate threads send and receive slices, between the tasks that a device computes.
+        ids: the tasks of the messages. In a run, separate threads send and receive slices, between the
+        tasks that a device computes.
         """
         sending = self.table.add_device_tasks(
             number, source, np.maximum(1, self._host_overhead(source, nbytes, sliced=True))
@@ -114,7 +115,7 @@ class MessageTasks:
         return receiving
 
     def _host_overhead(self, devices: Array, nbytes: Array, *, sliced: bool) -> Array:
-        """By message, the nanoseconds that it takes from the device at one end."""
+        """By message, the nanoseconds that it takes from the device at one end; sliced: it has a slice."""
         seconds = [
             message_host_seconds(self.cluster.devices[d], int(n), sliced=sliced)
             for d, n in zip(devices, nbytes, strict=True)

@@ -5,7 +5,8 @@ after the other, in the program's order; `build` then gives the arrays that the 
 
 A task holds up to two resources while it runs: a device, or links. Resources are numbered: first the
 devices, then the links of the cluster. Tasks are numbered in the order in which they are added. Most tasks
-on a device belong to its order: each waits for the one before it. Others are "unordered".
+on a device belong to its order: each waits for the one before it. Updates of slices of a parameter, and
+the device time to send and receive slices, are "unordered": they run whenever the device is free.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class TaskTable:
         self.edges: list[tuple[Array, Array]] = []  # (tasks, the tasks that they wait for)
         self.ends: list[Array] = []  # by instruction: the task that ends it on each device, or -1
         self.last_task = np.full(devices, NONE, np.int64)  # by device: the last one in its order
-        # By instruction, then by device: nanoseconds to receive its messages, not yet paid.
+        # By instruction, then by device: nanoseconds of device time to receive its messages. They are
+        # added to the next task that waits for the messages, and are then set to 0 here.
         self.receive_overhead: dict[int, Array] = {}
 
     def add_tasks(
@@ -110,8 +112,8 @@ class TaskTable:
     ) -> None:  # fmt: skip
         """Adds the tasks of an instruction that computes, one for each device.
 
-        They follow the device's order, unless they are `unordered`. Receiving messages adds to their
-        duration.
+        They follow the device's order, unless they are `unordered`. deps: instructions that they wait for.
+        The device time to receive the messages of `deps` is added to their duration.
         """
         deps = tuple(deps)
         ids = self.add_device_tasks(
@@ -139,6 +141,7 @@ class TaskTable:
         ends[inverse[single]] = ids[single]
         several = np.flatnonzero(counts > 1)
         if len(several):
+            # A join waits for all messages of a device.
             joins = self.add_empty_tasks(instruction, devices[several])
             ends[several] = joins
             join_of = np.full(len(devices), NONE)
@@ -148,7 +151,7 @@ class TaskTable:
         self._set_ends(devices, ends)
 
     def _set_ends(self, devices: Array, tasks: Array) -> None:
-        """Records the tasks that end the next instruction on some devices."""
+        """Appends to `ends` the tasks that end the current instruction on `devices`."""
         ends = np.full(self.devices, NONE, np.int64)
         ends[devices] = tasks
         self.ends.append(ends)

@@ -1,13 +1,13 @@
-"""Turns a program into tasks on resources, which the engine simulates.
+"""Turns a program into tasks on resources (devices and links), which the engine (engine.py) simulates.
 
     computing     one task for each device that takes part, which holds the device (compute_tasks.py)
     message       one task that holds the links of its route (message_tasks.py)
     all-reduce    one task for each member, which holds links of the ring (all_reduce_tasks.py)
 
-A device computes in the program's order. All-reduces of slices start in that order too. With `overtaking`
-the most urgent slice goes first instead; the search for an order of slices uses this
-(searches/slice_order.py). Host overhead (costs/host_overhead.py) is also spent in the program's order,
-except that of urgent slices.
+A device computes in the program's order. All-reduces of slices (ranges of rows of a parameter) start in
+that order too. With `overtaking` the most urgent slice goes first instead; the search for an order of
+slices uses this (searches/slice_order.py). Host overhead is device time that communication takes
+(costs/host_overhead.py). It is spent in the program's order too, except that of messages with slices.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def build_tasks(
 def slice_urgencies(program: Program) -> dict[str, int]:
     """By sliced parameter, the urgency of its messages; the smallest number goes first.
 
-    Without priorities (P3) all slices have urgency 1: then the slice that is ready first goes first.
+    In a plan with priorities, as in the P3 paper, a slice that the next forward needs earlier is more
+    urgent. In other plans all slices have urgency 1: the slice that is ready first goes first.
     """
     urgent = program.plan.parsed_sync.by_priority
     return {

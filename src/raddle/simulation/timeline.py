@@ -29,8 +29,8 @@ def simulate(
 ) -> Timeline:
     """Simulates a program on a described cluster; deterministic.
 
-    profile: measured times of operators, else a roofline; overtaking: all-reduces of slices start in the
-    order of their urgency, instead of the program's order.
+    profile: measured times of operators; None: their times come from a roofline model. overtaking:
+    all-reduces of slices of parameters start in the order of their urgency, instead of the program's order.
     """
     if program.plan.devices > len(cluster.devices):
         raise InputError(
@@ -92,7 +92,8 @@ class Timeline:
         """
         ends = [0, *self.step_ends]
         if is_asynchronous(self.program.plan) and len(ends) > 4:
-            # Overlapping steps end in groups; the same number is cut at both ends.
+            # Several overlapping steps may end at almost the same time, so single differences are uneven.
+            # Here `ends` is cut by a third of the steps at both ends.
             third = (len(ends) - 1) // 3
             return (ends[-1 - third] - ends[third]) / (len(ends) - 1 - 2 * third) / 1e9
         return (ends[-1] - ends[-2]) / 1e9
@@ -165,7 +166,7 @@ class Timeline:
         tasks, devices = self.tasks, self.program.plan.devices
         compute = (tasks.first_resource >= 0) & (tasks.first_resource < devices)
         comm = tasks.first_resource >= devices
-        since = np.where(comm, self.ready, self.start)
+        since = np.where(comm, self.ready, self.start)  # a message counts from when it is ready
         result = []
         for d in range(devices):
             on_device = tasks.device == d

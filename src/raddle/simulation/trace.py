@@ -1,8 +1,9 @@
 """Writes a timeline as Chrome trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 The trace has a process for each device, with a lane of its computations and a counter of its memory, and a
-process "links" with a lane for each link. An arrow leads from the run that made a message to the run that
-waits for it. A message that holds two links appears in both lanes.
+process "links" with a lane for each link. A lane is a row of the viewer (a thread of the trace format). An
+arrow leads from the computation before a message to the computation that waits for it. A message that
+holds two links appears in both lanes.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _title(i: Instruction) -> Event:
 
 
 def _message_arrows(timeline: Timeline) -> Iterator[Event]:
-    """An arrow for each message: from the last run that it waited for to the first that waits for it."""
+    """For each message, an arrow from the last computation before it to the first that waits for it."""
     tasks = timeline.tasks
     before, after = _compute_neighbours(timeline)
     for task in np.flatnonzero((tasks.source != tasks.device) & (tasks.first_resource >= 0)):
@@ -91,6 +92,7 @@ def _message_arrows(timeline: Timeline) -> Iterator[Event]:
         # Viewers attach an arrow to the event at its time, so it starts 1 ns before the end of that event.
         start, end = timeline.start[task], timeline.end[task]
         producer, user = before[task], after[task]
+        # Both ends of the arrow, as (lane, nanoseconds).
         tail = (
             (message_lane, start)
             if producer < 0

@@ -1,4 +1,8 @@
-"""Writes all-reduces as nodes and edges, JIT-compiled. A ring starts with its last member."""
+"""Writes all-reduces as nodes and edges of a StepDag (arrays.py), JIT-compiled.
+
+A ring is the devices that all-reduce together; it starts when its last member is ready. A set of rings has
+one ring for each group of devices that hold the same part of a parameter (arrays.Rings).
+"""
 
 # g: set of rings, d: device
 
@@ -18,17 +22,18 @@ def add_all_reduce(
     dag: StepDag, used: Array, rings: Rings, overhead: HostOverhead, g: int, predecessor: Array,
     delay: Array, amounts: Array, progress: DeviceProgress, arrival: Array,
 ) -> None:  # fmt: skip
-    """Adds the all-reduce of a set of rings; all arguments by device except `amounts`, the bytes by ring.
+    """Adds the all-reduce of a set of rings; amounts: by ring of the set, its bytes.
 
-    A member starts `delay` after the node `predecessor` or, with host overhead, after all that it has
-    done. `arrival` receives the node with which the result is complete on each device.
+    The other arrays are by device. A member is ready `delay` after the node `predecessor` (-1: at once) or,
+    with host overhead, after all that it has done. `arrival` receives the node with which the result is
+    complete on each device. dag, used, progress: as in nodes.py.
     """
     progress.arrivals[:] = 0
     arrival[:] = -1
     load = progress.load
     for k in range(rings.set_at[g], rings.set_at[g + 1]):
         ring, nbytes = rings.ring[k], amounts[k - rings.set_at[g]]
-        gate = add_node(dag, used, 0, -1, -1, -1, 0)
+        gate = add_node(dag, used, 0, -1, -1, -1, 0)  # waits for all members; holds nothing
         ns = max(1, int(np.rint(_all_reduce_seconds(rings, ring, nbytes) * 1e9)))
         begin, end = rings.member_at[ring], rings.member_at[ring + 1]
         for m in range(begin, end):
@@ -36,6 +41,7 @@ def add_all_reduce(
             if progress.has_host_overhead:
                 add_edge(dag, used, progress.stretch[d], gate, progress.offset[d])
                 host_bytes = all_reduce_bytes_per_member(end - begin, nbytes)
+                # overhead.sum: fixed seconds for an all-reduce
                 seconds = host_seconds(overhead.sum[d], overhead.byte[d], host_bytes)
                 add_device_time(dag, used, d, int(np.rint(seconds * 1e9)), progress)
             elif predecessor[d] >= 0:

@@ -22,7 +22,9 @@ import numpy as np
 
 Array = np.ndarray
 
-COMPUTE, MESSAGES, EVENT = range(3)  # kinds of rows of a tape
+# Kinds of rows of a tape. At an EVENT, as "a gradient is complete", the step script may add all-reduces,
+# messages to servers and updates (program/step_script.py).
+COMPUTE, MESSAGES, EVENT = range(3)
 # Tape.send_after: messages wait for all that their source has done so far, or for what it computed last.
 AFTER_ALL, AFTER_LAST_COMPUTE = -1, -2
 # Columns of StepDag.nodes.
@@ -37,7 +39,7 @@ AFTER_ALL, AFTER_LAST_COMPUTE = -1, -2
     URGENCY,  # 0: resources serve it in order; else the smallest number goes first
 ) = range(8)
 # Columns of Arena.sync_units. A sync unit is what is synchronised at once: a parameter, or one of its
-# slices.
+# slices. Pairs _FIRST and _COUNT are slots.
 (
     PUSH_FIRST,  # message rows: gradients to the server
     PUSH_COUNT,
@@ -118,7 +120,9 @@ class Rings(NamedTuple):
     member: Array
     first_link: Array  # by member: the links that it holds, or -1
     second_link: Array
-    topology: Array  # [ring, (size, bandwidth, latency, leaders, their bandwidth, their latency)]
+    # [ring, (size, bandwidth, latency, leaders, their bandwidth, their latency)]; a leader is the first
+    # device of a node (costs/collectives.py)
+    topology: Array
     node_ring_at: Array  # the rings inside nodes of ring k are node_rings[node_ring_at[k]:…]
     node_rings: Array  # [.., (size, bandwidth, latency)]
 
@@ -130,14 +134,14 @@ class HostOverhead(NamedTuple):
     message: Array  # per message
     slice: Array  # per slice of a parameter
     byte: Array  # per byte
-    sum: Array  # per all-reduce
+    sum: Array  # per all-reduce, which sums gradients
 
 
 class SyncSettings(NamedTuple):
     """How a plan synchronises parameters; the rules are in program/step_script.py."""
 
     rule: int  # BUCKETS, SERVER, SLICES or SLICE_SUMS
-    bucket_bytes: int
+    bucket_bytes: int  # gradients are all-reduced together when they have so many bytes
     returns_updates: bool  # servers send updated values back; False for ZeRO-3
     sliced: bool  # slices of parameters are sent and updated outside of the devices' order
     urgency: Array  # by parameter, of its messages

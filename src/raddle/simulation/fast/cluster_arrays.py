@@ -1,4 +1,8 @@
-"""A cluster as arrays; they turn work and messages into rows of device, links and nanoseconds."""
+"""A cluster as arrays; they turn work and messages into rows of device, links and nanoseconds.
+
+The columns of compute rows and of message rows are listed in arrays.Arena. `sliced`: the messages have
+slices of parameters, which have another host overhead than other messages.
+"""
 
 # d: device, s: source, t: target
 
@@ -68,7 +72,7 @@ class ClusterArrays:
             return np.zeros((0, 7), np.int64)
         nbytes_of = dict(messages)
         ordered = in_sending_order(nbytes_of, self.count)
-        s, t = np.array([m[:2] for m in ordered]).T
+        s, t = np.array([m[:2] for m in ordered]).T  # m[:2]: source, target
         nbytes = np.array([nbytes_of[m] for m in ordered])
         seconds = transfer_seconds(self.routes.latency[s, t], self.routes.bandwidth[s, t], nbytes)
         return self.message_rows(s, t, nanoseconds(seconds), nbytes, sliced=sliced)

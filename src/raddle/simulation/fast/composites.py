@@ -1,6 +1,9 @@
 """Keeps track of which composites can run as one native call (costs/native_calls.py) while tiles change.
 
-A composite is fused in the current plan if all of its operators, and its neighbours, are tiled alike.
+A composite is several operators that one PyTorch call can compute, such as batch norm. It is fused in the
+current plan if all of its operators, and its neighbours, are tiled alike. Neighbours are the operators
+before and after it; only composites that split samples alone, such as LSTM, have any
+(NativeCall.neighbours).
 """
 
 # i: operator, c: composite
@@ -22,8 +25,10 @@ class Composites:
         self, native_calls: Mapping[str, NativeCall], op_number: Mapping[str, int]
     ) -> None:
         calls = list({n.main.name: n for n in native_calls.values()}.values())
+        # By composite: its operators (the keys of time_shares).
         self._ops = [[op_number[name] for name in n.time_shares] for n in calls]
         self._composite_of = {i: c for c, members in enumerate(self._ops) for i in members}
+        # By composite: the operators that have to be tiled alike.
         self._compared_ops = [
             [op_number[name] for name in (*n.time_shares, *n.neighbours)] for n in calls
         ]

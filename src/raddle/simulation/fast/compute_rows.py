@@ -31,9 +31,11 @@ class ComputeRows:
         profile: Profile | None,
     ) -> None:  # fmt: skip
         self.graph, self.cluster = graph, cluster
+        # Costs of operators that run as one native call with others (costs/native_calls.py), or alone.
         self.fused_costs = ComputeCosts(graph, active, profile, bn=bn)
         self.single_costs = ComputeCosts(graph, active, profile, bn=bn, native_calls={})
         self._saved = _saved_values(graph, active)  # names of values
+        # By cost key and cuts: for each kind of device, the seconds by tile.
         self._seconds: dict[tuple[Any, ...], list[Array]] = {}
 
     def run_rows(

@@ -1,4 +1,4 @@
-"""Which plans the evaluator supports: those that it times exactly as the simulation does.
+"""Which plans the evaluator (evaluator.py) supports: it times them exactly as the full simulation does.
 
 It supports any value of the fields in TIMED_FIELDS and DESCRIPTIVE_FIELDS. All other fields of a plan need
 their default value, so a new field is unsupported until it is listed here.
@@ -10,16 +10,17 @@ from dataclasses import MISSING, fields
 
 from raddle.plans.plan import Plan
 
+# Fields that change the time of a step.
 TIMED_FIELDS = {"tiles", "devices", "bn", "sync", "bucket", "optimizer"}
 DESCRIPTIVE_FIELDS = {  # they do not change the time of a step
     "model", "fingerprint", "batch", "dtype", "cluster", "method", "inputs", "parameters", "predicted",
 }  # fmt: skip
-FIELD_PHRASES = {  # names of unsupported fields, for errors
-    "order": "an order of sums",
+FIELD_PHRASES = {  # unsupported fields in words, for errors; see plans/plan.py
+    "order": "a fixed order of all-reduces",
     "microbatches": "micro-batches",
     "recompute": "recomputation",
     "split_backward": "a split backward",
-    "sums": "sums on named devices",
+    "sums": "partial results that are summed on chosen devices",
     "steps": "several steps",
 }
 

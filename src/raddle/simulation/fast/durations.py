@@ -22,10 +22,15 @@ def tile_seconds(
     phase: str,
     device: Device,
 ) -> Array:
-    """By tile, its seconds in a phase on a device. A tile of a grid stands for all of its copies."""
+    """By tile, its seconds in a phase on a device. A tile of a grid stands for all of its copies.
+
+    regions: by operand, what the tiles read. phase: "F" or "B".
+    """
+    # Numbers of the operands whose gradients the phase computes; None: the phase is forward.
     grad_operands = costs.grad_operands.get((op.name, phase))
     if costs.profile is not None or OPERATOR_KINDS[op.kind].flops is not None:
         return np.array([costs.seconds(op, box, phase, device) for box in tiling.boxes])
+    # Points of the iteration space, by tile; below: elements of each output and input, by tile.
     points = _volumes(tile_boxes_in(tiling, range(len(op.space.dims))))
     outputs = [_volumes(tile_boxes_in(tiling, dims)) for dims in op.space.outputs]
     inputs = [r.volumes for r in regions]
@@ -33,6 +38,7 @@ def tile_seconds(
     for operand in [None] if grad_operands is None else grad_operands:
         flops = (2 if op.space.is_product else op.space.flops_per_point) * points
         read = list(inputs)
+        # The gradient of a bias, which only one tile adds: only its elements count.
         if operand is not None and op.space.operands[operand].added_once:
             flops = np.zeros_like(points)
             read = [np.zeros_like(points) for _ in inputs]

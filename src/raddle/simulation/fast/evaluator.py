@@ -1,8 +1,10 @@
 """The evaluator: the step time of a plan, thousands of times a second, exactly as the simulation gives it.
 
-An evaluator holds the tiles of a plan. A move gives some operators other tiles. Only the rows that these
-tiles affect are built again, and rows that were built before come from a cache. Then one JIT-compiled
-function assembles the step from the rows and simulates it (kernel.py).
+An evaluator holds the tiles of a plan. A move gives some operators other tiles. What the plan computes and
+sends is stored as rows, for example (device, nanoseconds) of a computation; a slot points to the rows of
+one instruction (arrays.py). Only the rows that a move affects are built again, and rows that were built
+before come from a cache. Then one JIT-compiled function assembles the step from the rows and simulates it
+(kernel.py).
 
     evaluator = Evaluator(graph, cluster, plan)
     undo = evaluator.move({"conv1": tiling})
@@ -74,7 +76,10 @@ class Evaluator:
 
     @property
     def load(self) -> Array:
-        """By resource (devices, then links): a lower bound of its busy nanoseconds in a step."""
+        """By resource (devices, then links): a lower bound of its busy nanoseconds in a step.
+
+        All-reduces and host overhead are not in it.
+        """
         return self.plan_rows.load
 
     @property
@@ -124,6 +129,7 @@ class Evaluator:
             if self.tiles[i] is not tiled:
                 undo.set(self.tiles, i, tiled)
                 changed.append(i)
+        # Operators whose merge of partial results may change.
         to_merge = {*changed, *self.replicated_loss.update(undo, changed, self.tiles, self.tilings)}
         fusion_changed = self.composites.update(undo, changed, ops, self.tiles, self.tilings)
         for i in (*changed, *fusion_changed):
@@ -133,6 +139,7 @@ class Evaluator:
             saved = self.compute_rows.saved_bytes_rows(store, ops[i], self.tiles[i])
             plan_rows.set_slot(undo, store, plan_rows.held_bytes_slots, i, saved, store.sizes)
             for name in ops[i].inputs:
+                # A buffer, as a running mean, stands for the value that it takes after the step.
                 source = name if name in index.value_number else index.graph.updates.get(name)
                 if source in index.value_number:
                     values.add(index.value_number[source])
@@ -170,7 +177,7 @@ class Evaluator:
             self.store,
             self.index.graph.ops[i],
         )
-        if not op.space.combine:
+        if not op.space.combine:  # its tiles never give partial results
             return False
         key = self._merge_key(i) if self.tilings.is_partial(op, self.tiles[i]) else None
         if key == self.merges[i][0]:
@@ -219,7 +226,10 @@ class Evaluator:
     # -- time ------------------------------------------------------------------------------------
 
     def time(self, limit: int | None = None, *, fold: bool = True) -> int | None:
-        """Nanoseconds of a step; None if they exceed `limit`. fold=False: every task is a node."""
+        """Nanoseconds of a step; None if they exceed `limit`.
+
+        fold: join consecutive tasks of a device into one node (nodes.py), which is faster.
+        """
         limit = NO_LIMIT if limit is None else limit
         if int(self.load.max()) > limit:
             self.counts[:] = 0

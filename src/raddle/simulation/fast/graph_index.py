@@ -1,4 +1,7 @@
-"""Numbers the operators, values and parameters of a graph; done once, the same for all plans."""
+"""Numbers the operators, values and parameters of a graph; done once, the same for all plans.
+
+The tape is the list of all instructions that a step of any plan may have (tape.py).
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,11 @@ class GraphIndex:
     producer: list[tuple[int, int]]  # by value: operator and number of the output
     # By value: its readers as (operator, number of the operand, whether a gradient comes back).
     readers: list[list[tuple[int, int, bool]]]
-    parameter_number: dict[str, int]  # by name; in the order in which gradients begin
+    parameter_number: dict[str, int]  # by name; in the order in which backward reaches them
     users: list[list[tuple[Op, int]]]  # by parameter: (operator, number of the operand)
     trained: list[str]  # parameters with a gradient, in the order in which slices are numbered
     tape: Tape
-    pulls: list[Pull]  # ZeRO-3: what is gathered, in the order of Slots.pulls
+    pulls: list[Pull]  # ZeRO-3: (parameter, operators that it is gathered for), as in Slots.pulls
 
 
 def index_graph(graph: Graph, sync: Sync) -> GraphIndex:
@@ -68,7 +71,10 @@ def index_graph(graph: Graph, sync: Sync) -> GraphIndex:
 def _readers(
     graph: Graph, active: frozenset[str], value_number: dict[str, int], op_number: dict[str, int]
 ) -> list[list[tuple[int, int, bool]]]:
-    """By value, its readers; also those of a buffer that takes this value after the step."""
+    """By value, its readers.
+
+    If a buffer, as a running mean, takes the value after the step, the buffer's readers count too.
+    """
     consumers: dict[str, list[tuple[Op, int]]] = {}
     for op in graph.ops:
         for operand, name in enumerate(op.inputs):

@@ -1,4 +1,7 @@
-"""JIT-compiles the functions of program/step_script.py: lowering and the fast path share one source."""
+"""JIT-compiles the functions of program/step_script.py: lowering and the fast simulation share one source.
+
+The step script says when gradients are sent or summed, and in which order parameters are updated.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@
 The result equals that of the full simulation (simulation/engine.py) to the nanosecond.
 """
 
-# r: row of the tape, n: row of the step script, d: device, p: parameter, g: set of rings
+# r: row of the tape, n: row of the step script, d: device, p: parameter, g: set of rings, m: mark of the
+# tape (arrays.py)
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ def step_time(
         np.zeros(devices, np.int32), np.zeros(devices, np.int64), np.zeros(devices, np.int64),
         np.zeros(devices, np.int64), load, np.zeros(devices, np.int32), np.full(devices, -1, np.int32),
         overhead.enabled,
-        fold and not settings.sliced,
+        fold and not settings.sliced,  # nodes.py says why slices cannot be folded
     )  # fmt: skip
     rows, members, row_at = _script_rows(settings, tape, slots, arena, rings)
     if row_at[-1] > len(dag.sync_arrival):
@@ -109,7 +110,7 @@ def step_time(
     for d in range(devices):
         tails[d, 0], tails[d, 1] = progress.stretch[d], progress.offset[d]
     counts[0], counts[1], counts[2] = sizes[0], sizes[1], 0
-    for r in range(len(load)):
+    for r in range(len(load)):  # here a resource
         if load[r] > limit:
             return OVER_LIMIT
     return run_dag(devices, sizes[0], sizes[1], dag, load, tails, limit, counts)
@@ -143,13 +144,14 @@ def _script_rows(
             group[p] = 0
     first, count = slots.sync_units[:, 0], slots.sync_units[:, 1]
     needs_sync = arena.sync_units[:, NEEDS_SYNC]
+    # False, twice: steps do not overlap, and sums of slices are not ordered.
     facts = SyncFacts(
         settings.rule, settings.bucket_bytes, False, settings.returns_updates, False, group, nbytes,
         first, count, needs_sync, np.arange(parameters),
     )  # fmt: skip
     members = np.empty(parameters, np.int64)
     rows = np.empty((3 * total + parameters) * COLUMNS, np.int64)
-    state = ScriptState(
+    state = ScriptState(  # all empty; the fields are explained in step_script.py
         np.zeros(8, np.int64), incomplete, np.zeros(set_count, np.int64), np.full(set_count, -1, np.int64),
         np.empty(set_count, np.int64), np.empty(parameters, np.int64), np.empty(set_count, np.int64),
         np.empty(parameters, np.int64), np.empty(parameters, np.int64),
@@ -184,12 +186,12 @@ def _write_dag(
     mark_stretch, mark_offset = dag.mark_stretch, dag.mark_offset
     mark_stretch[: len(slots.sync_units)] = -1
     for r in range(len(tape.kind)):
-        kind, number = tape.kind[r], tape.slot[r]
+        kind, number = tape.kind[r], tape.slot[r]  # the number of a slot, or of an event
         if kind == EVENT:
             if row_at[number + 1] > row_at[number]:
                 _write_event(
-                    row_at[number], row_at[number + 1], settings, slots, arena, rings, overhead, dag, used, progress,
-                    rows, members,
+                    row_at[number], row_at[number + 1], settings, slots, arena, rings, overhead, dag, used,
+                    progress, rows, members,
                 )  # fmt: skip
             continue
         first, count = table[number, 0], table[number, 1]
@@ -198,7 +200,7 @@ def _write_dag(
         if used[0] < 0:
             return -1, -1
         if kind == COMPUTE:
-            waits = not fold
+            waits = not fold  # without folding, every task is written as a node
             for j in range(tape.wait_at[r], tape.wait_at[r + 1]):
                 waits = waits or table[tape.wait_slot[j], 1] > 0
             if not waits:
@@ -252,6 +254,7 @@ def _write_event(
 ) -> None:  # fmt: skip
     """Writes rows begin to end of the step script: all-reduces, messages to and from servers, updates."""
     devices = len(progress.stretch)
+    # updated: by device, the node of the last update of a slice
     updated, no_time = np.full(devices, -1, np.int32), np.zeros(devices, np.int64)
     computes, sync_units, nodes, sync_arrival = (
         arena.computes,
@@ -275,6 +278,7 @@ def _write_event(
                 n, settings, slots, arena, rings, overhead, dag, used, progress, rows, members
             )
             continue
+        # The row of Arena.sync_units; with slices, the subject is this row itself.
         row = rows[n, SUBJECT] if sliced else slots.sync_units[rows[n, SUBJECT], 0]
         if what == PUSH:
             add_messages(

@@ -1,4 +1,9 @@
-"""The network of a cluster as arrays: routes between devices, rings of devices, host overhead."""
+"""The network of a cluster as arrays: routes between devices, rings of devices, host overhead.
+
+A ring is the devices that all-reduce together, in order. A set of rings has one ring for each group of
+devices that hold the same part of a parameter (arrays.Rings). Host overhead is device time that
+communication takes.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +57,10 @@ def host_overhead_arrays(cluster: Cluster) -> HostOverhead:
 def message_host_nanoseconds(
     overhead: HostOverhead, devices: Array, nbytes: Array, *, sliced: bool = False
 ) -> Array:
-    """By message: the host overhead at one end, in nanoseconds; devices: the device at that end."""
+    """By message: the host overhead at one end, in nanoseconds; devices: the device at that end.
+
+    sliced: the messages have slices of parameters.
+    """
     fixed = overhead.slice if sliced else overhead.message
     seconds: Array = host_seconds(fixed[devices], overhead.byte[devices], nbytes)
     return np.rint(seconds * 1e9).astype(np.int64)
@@ -64,8 +72,9 @@ class RingNumbers:
 
     cluster: Cluster
     rings: dict[tuple[int, ...], int] = field(default_factory=dict)  # devices of a ring -> number
-    sets: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
+    sets: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)  # set -> number
     _arrays: Rings | None = None
+    # By ring: see `_describe`.
     _columns: dict[tuple[int, ...], tuple[list[int], list[int], list[float], list[list[float]]]] = (
         field(default_factory=dict)
     )
@@ -84,7 +93,10 @@ class RingNumbers:
     def _describe(
         self, ring: tuple[int, ...]
     ) -> tuple[list[int], list[int], list[float], list[list[float]]]:
-        """Of a ring: first links, second links, topology, and the rings inside its nodes."""
+        """Of a ring: first links, second links, topology, and the rings inside its nodes.
+
+        The topology is six numbers, on which the seconds depend (costs.collectives.AllReduceTopology).
+        """
         *topology, node_rings = all_reduce_topology(self.cluster, ring)
         links = ring_links(self.cluster, ring, len(self.cluster.devices))
         return *links, topology, [list(node_ring) for node_ring in node_rings]

@@ -1,9 +1,10 @@
 """Writes tasks and messages as nodes and edges of a StepDag, JIT-compiled.
 
-A device computes in the program's order. All tasks between two arrivals that it waits for form one node,
-a stretch. What waits for a task inside a stretch waits for the start of the stretch plus a delay. This
-folding is impossible where a device also has unordered tasks, as updates of slices, which may run between
-any two tasks. Then every task is a node that holds its device.
+The dag has the nodes and edges of one step. A device computes in the program's order. All tasks between
+two arrivals that it waits for form one node, a stretch. What waits for a task inside a stretch waits for
+the start of the stretch plus a delay. This folding is impossible where a device also has unordered tasks,
+which may run between any two tasks: updates of slices of a parameter, and device time to send and receive
+slices. Then every task is a node that holds its device.
 
 Arguments of all functions: dag is written, used = [nodes, edges] written so far, progress is updated;
 they are explained in arrays.py. An arrival is a node with which messages have arrived on a device.
@@ -78,6 +79,7 @@ def await_arrival(
         dag.nodes[arrival, AWAITED] = 1
         if progress.offset[d] > 0 or dag.nodes[progress.stretch[d], FIRST_RESOURCE] >= 0:
             progress.busy_before[d] += progress.offset[d]
+            # A stretch has no duration and holds no resource; edges from it have delays.
             node = add_node(
                 dag, used, 0, -1, -1, d if progress.fold else -1, progress.busy_before[d]
             )
@@ -102,7 +104,7 @@ def add_device_time(dag: StepDag, used: Array, d: int, ns: int, progress: Device
     if progress.fold:
         progress.offset[d] += ns
         progress.load[d] += ns
-    elif ns > 0:
+    elif ns > 0:  # a node of its own, which the edge puts after all that the device has done
         node = add_unordered_task(dag, used, d, ns, progress)
         add_edge(dag, used, progress.stretch[d], node, progress.offset[d])
         progress.stretch[d], progress.offset[d] = node, 0

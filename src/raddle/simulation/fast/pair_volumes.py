@@ -16,7 +16,7 @@ from raddle.program.value_holders import chosen_copy, target_at_turn
 
 Array = np.ndarray
 for _rule in (chosen_copy, target_at_turn):  # numba needs them to be jitable
-    register_jitable(_rule)
+    register_jitable(_rule)  # the rules by which a program chooses sources and orders messages
 MAX_BOXES = 1024  # of one value that a device may hold; with more, pair_volumes fails
 
 
@@ -75,6 +75,7 @@ def pair_volumes(
                         hi = min(missing_boxes[m, d, 1], pieces[p, d, 1])
                         volume = volume * (hi - lo) if hi > lo else 0
                     if volume > 0:
+                        # Of several devices that hold the piece, one is chosen.
                         source = holders[
                             holder_at[p] + chosen_copy(device, holder_at[p + 1] - holder_at[p])
                         ]
@@ -118,7 +119,10 @@ def _subtract(box: Array, other: Array, into: Array, at: int) -> int:
 def write_transfers(
     volumes: Array, element_bytes: int, latency: Array, bandwidth: Array, rows: Array
 ) -> int:
-    """Writes rows (source, target, nanoseconds, bytes), ordered as in a program; returns their number."""
+    """Writes rows (source, target, nanoseconds, bytes), ordered as in a program; returns their number.
+
+    volumes: [s, t], elements from s to t. In turn k, every device sends to the k-th device after it.
+    """
     count = len(volumes)
     n = 0
     for turn in range(1, count):

@@ -1,7 +1,9 @@
 """Builds the rows of a parameter: the memory that it takes on each device, and how it is synchronised.
 
-A parameter is synchronised as one sync unit, or as several slices (arrays.py: columns of a sync unit).
-Rows go into the store (store.py); the methods return their slots (first row, number of rows).
+A sync unit is what is synchronised at once: a parameter, or one of its slices. Its row has the slots of
+its messages and updates (arrays.py: columns of Arena.sync_units). A region is a box of a parameter with
+the devices that hold it (program.ParameterRegion). Rows go into the store (store.py); the methods return
+their slots (first row, number of rows).
 """
 
 # p: parameter, d: device
@@ -32,7 +34,7 @@ class ParameterPlacement(NamedTuple):
 
     regions: tuple[ParameterRegion, ...]  # which devices hold which part of it
     memory_slot: Slot  # rows (device, bytes)
-    sync_slot: Slot  # its row of sync_units; empty if it is cut into slices
+    sync_slot: Slot  # its row of Arena.sync_units; empty if it is cut into slices
 
 
 class ParameterRows:
@@ -85,7 +87,7 @@ class ParameterRows:
     ) -> Slot:
         """Rows of sync_units for slices, in their order.
 
-        Without a barrier, each worker of a slice is synchronised by itself and has its own row.
+        If updates are asynchronous, each holder of a slice is synchronised by itself and has its own row.
         """
         key = ("slices", value.dtype.itemsize, slices)
 
@@ -101,10 +103,12 @@ class ParameterRows:
     ) -> list[int]:
         """A row of sync_units: how some regions are synchronised together."""
         element_bytes, cluster = value.dtype.itemsize, self.cluster
+        # By region, the bytes that the optimizer reads and writes.
         passes = [self.optimizer.passes * s.box.volume * element_bytes for s in regions]
         update = store.computes.add(cluster.memory_pass_rows([s.updaters for s in regions], passes))
         to_sync = [s for s in regions if s.needs_sync]
         updater_holds = any(s.server < 0 or s.server in s.devices for s in regions)
+        # rings: the number of the set of rings (-1: none), and its first row of amounts
         rings, push, pull = (-1, 0), NOTHING, NOTHING
         if self.sync.has_servers:
             push = self._message_rows(
@@ -115,7 +119,7 @@ class ParameterRows:
                     store, [(s.server, d, s) for s in to_sync for d in s.devices], element_bytes
                 )
         elif to_sync:
-            amounts: dict[tuple[int, ...], int] = {}
+            amounts: dict[tuple[int, ...], int] = {}  # by ring (a tuple of devices): elements
             for s in to_sync:
                 amounts[s.devices] = amounts.get(s.devices, 0) + s.box.volume
             volumes = np.array(list(amounts.values()))
@@ -142,7 +146,10 @@ class ParameterRows:
         self, store: RowStore, value: Value, readers: Sequence[Reader],
         regions: Sequence[ParameterRegion], slices: tuple[ParameterRegion, ...],
     ) -> Slot:  # fmt: skip
-        """Message rows that gather a sharded parameter for the operators of a block (ZeRO-3)."""
+        """Message rows that gather a sharded parameter for the operators of a block (ZeRO-3).
+
+        A block is operators whose parameters are gathered together (program/zero3_blocks.py).
+        """
         element_bytes, name = value.dtype.itemsize, value.name
         tiles: Mapping[str, Tiling] = {r.op.name: r.tiling.tiling for r in readers}
         ops: list[Op] = list({r.op.name: r.op for r in readers}.values())

@@ -1,4 +1,10 @@
-"""Updates the parameters when tiles change: their holders, their slices, their slots (store.py)."""
+"""Updates the parameters when tiles change: their holders, their slices, their slots.
+
+A slot says which rows of the store belong to something (store.py). A sync unit is what is synchronised at
+once: a parameter, or one of its slices (arrays.py). A pull gathers a sharded parameter for the operators
+of a block before they run (ZeRO-3, program/zero3_blocks.py); pulls are numbered by the index
+(GraphIndex.pulls).
+"""
 
 # p: parameter
 
@@ -29,7 +35,7 @@ class ParameterSync:
     ) -> None:
         self.index, self.plan_rows, self.sync = index, plan_rows, plan.parsed_sync
         self.parameter_rows = ParameterRows(cluster, plan)
-        self.names = list(index.parameter_number)
+        self.names = list(index.parameter_number)  # by number
         # By parameter: the regions that devices hold, and its slices.
         self.regions: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
         self.slices: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
@@ -41,7 +47,7 @@ class ParameterSync:
     def update(
         self, undo: Undo, store: RowStore, changed: Iterable[int], tiles: Sequence[NumberedTiling]
     ) -> None:
-        """Updates the slots of all parameters that the operators `changed` read."""
+        """Updates the slots of all parameters that the operators `changed` (their numbers) read."""
         index, ops = self.index, self.index.graph.ops
         changed = list(changed)
         affected = {
@@ -74,7 +80,7 @@ class ParameterSync:
             undo,
             store,
             plan_rows.held_bytes_slots,
-            len(index.op_number) + p,
+            len(index.op_number) + p,  # the slots of operators come first
             placement.memory_slot,
             store.sizes,
         )

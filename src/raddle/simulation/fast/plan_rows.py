@@ -1,6 +1,8 @@
 """The slots of the current plan: which rows of the store it uses, and the resulting load of resources.
 
-A slot is (first row, number of rows) of a table of the store (arrays.py, store.py). Changing a plan means
+A resource is a device or a link; they are numbered in this order. A row is, for example, the device and the
+nanoseconds of a computation. A slot is (first row, number of rows) of a table of the store (arrays.py,
+store.py). A sync unit is a parameter or a slice that is synchronised at once. Changing a plan means
 to point some slots to other rows. `Undo` records the old slots, so that a search can revert a change.
 """
 
@@ -54,11 +56,13 @@ class PlanRows:
 
     def __init__(self, index: GraphIndex, devices: int, links: int) -> None:
         ops, values, parameters = len(index.op_number), len(index.value_number), len(index.users)
-        # As the fields of Slots: forward to partial_gradient, activation and gradient, pulls.
+        # In the order of the fields of Slots: 5 by operator (forward to partial_gradient), 2 by value
+        # (activation, gradient), and the pulls.
         sizes = [ops] * 5 + [values] * 2 + [len(index.pulls)]
         table = np.zeros((sum(sizes), 2), np.int64)
         parts = np.split(table, np.cumsum(sizes)[:-1])
         self.slots = Slots(*(table, *parts, np.zeros((parameters, 2), np.int64)))
+        # By operator, then by parameter: rows (device, bytes) of what stays in memory.
         self.held_bytes_slots = np.zeros((ops + parameters, 2), np.int64)
         self.load = np.zeros(devices + links, np.int64)
         self.held_bytes = np.zeros(devices, np.int64)
@@ -78,7 +82,10 @@ class PlanRows:
         self, undo: Undo, store: RowStore, slots: Array, index: int, slot: Slot, rows: RowArray,
         times: int = 1,
     ) -> None:  # fmt: skip
-        """Points slots[index] to other rows and updates the load; the plan uses the rows `times` times."""
+        """Points slots[index] to other rows, and updates load and held bytes.
+
+        rows: the table of the store that has the rows. times: how often a step of the plan uses them.
+        """
         old = int(slots[index, 0]), int(slots[index, 1])
         if old != slot:
             undo.set_slot(slots, index, old, slot)
@@ -86,13 +93,13 @@ class PlanRows:
             self._add_load(store, rows, slot, times)
 
     def _add_load(self, store: RowStore, rows: RowArray, slot: Slot, times: int) -> None:
-        """Adds `times` the nanoseconds (or bytes) of the rows of a slot."""
+        """Adds the nanoseconds (or bytes) of the rows of a slot, multiplied by `times`."""
         if not slot[1]:
             return
         data = rows.data[slot[0] : slot[0] + slot[1]]
-        if rows is store.computes:
+        if rows is store.computes:  # columns: device, nanoseconds
             np.add.at(self.load, data[:, 0], times * data[:, 1])
-        elif rows is store.sizes:
+        elif rows is store.sizes:  # columns: device, bytes
             np.add.at(self.held_bytes, data[:, 0], times * data[:, 1])
         elif rows is store.sync_units:
             for row in data.tolist():
@@ -102,6 +109,6 @@ class PlanRows:
                             store, getattr(store, rows_name), (row[at], row[at + 1]), times
                         )
         else:
-            for column in (3, 4):  # messages: their first and second link
+            for column in (3, 4):  # messages: their first and second link; column 2: nanoseconds
                 uses_link = data[:, column] >= 0
                 np.add.at(self.load, data[uses_link, column], times * data[uses_link, 2])

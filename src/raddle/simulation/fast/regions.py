@@ -1,4 +1,8 @@
-"""The regions that the tiles of a tiling read of each operand; `Space.regions` for all tiles at once."""
+"""The regions that the tiles of a tiling read of each operand; `Space.regions` for all tiles at once.
+
+An index expression says which element a point of the iteration space reads, as `2*h + r` for the rows that
+a convolution with stride 2 reads. A grid is a tiling by cuts along the dimensions.
+"""
 
 # t: tile (row-major), p: dimension of an operand, d: dimension of the iteration space
 
@@ -25,7 +29,7 @@ class Regions(NamedTuple):
     """The regions of one operand, by tile."""
 
     boxes: Array  # [t, p, (from, to)]
-    needed: Array  # [t]: whether the tile needs the operand at all
+    needed: Array  # [t]: False if it reads padding only, or another tile adds the operand (a bias)
 
     @property
     def volumes(self) -> Array:
@@ -72,7 +76,7 @@ def _grid_regions(space: Space, cuts: Cuts) -> tuple[Regions, ...]:
     """The regions of each operand for a grid with these cuts."""
     shape = tuple(len(c) - 1 for c in cuts)
     count = math.prod(shape)
-    first = _holds_origin(space, shape)
+    first = _holds_origin(space, shape)  # by tile
     boxes, nonempty = [], []
     for access in space.operands:
         region = np.zeros((count, len(access.indices), 2), np.int64)
@@ -98,6 +102,7 @@ def _tile_ranges(index: Index, cuts: Cuts, shape: tuple[int, ...]) -> Array:
 @lru_cache(maxsize=100_000)
 def _ranges(index: Index, dims: tuple[int, ...], cuts: Cuts, rank: int) -> Array:
     """The ranges of an index expression for all parts of the dimensions `dims`, which have these cuts."""
+    # If the expression is one dimension alone, the ranges are the parts of this dimension.
     if index.plain_dim is not None and cuts[0][-1] <= index.extent:
         return np.array(list(pairwise(cuts[0])), np.int64)
     box = [(0, 1)] * rank

@@ -1,7 +1,8 @@
 """Keeps track of the operators of a replicated loss while tiles change; see program/replicated_loss.py.
 
-The loss is replicated if every device merges its partial sum by itself and starts the backward from its
-copy. Only the tiles of operators near the loss decide this, so the result is cached by those tiles.
+The loss is replicated if every device receives the partial sums of all others, merges them by itself and
+starts the backward from its copy. Only the tiles of operators near the loss decide this, so the result is
+cached by those tiles.
 """
 
 # i: operator
@@ -45,7 +46,7 @@ class ReplicatedLoss:
         return {self.index.op_number[name] for name in different}
 
     def clear(self) -> None:
-        """Empties the cache."""
+        """Empties the cache, whose keys are numbers of tilings; `current` stays."""
         self._cache.clear()
 
     def _compute_ops(self, tiles: Sequence[NumberedTiling], tilings: Tilings) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The store: tables of rows that only grow, and a cache, so that a move adds only rows that are new.
+"""The store: tables of rows that only grow, and a cache, so that a changed plan adds only new rows.
 
 A row is, for example, (device, nanoseconds) of a computation, or source, target and nanoseconds of a
 message; arrays.Arena lists the columns. A slot says which rows belong together: (first row, number of
@@ -53,7 +53,7 @@ class RowStore:
 
     def __init__(self) -> None:
         self.computes, self.messages, self.amounts = RowArray(2), RowArray(7), RowArray(2)
-        # The rows of `sizes` are (device, bytes).
+        # The rows of `sizes` are (device, bytes in memory).
         self.sync_units, self.sizes = RowArray(SYNC_COLUMNS), RowArray(2)
         self._cache: dict[Any, Any] = {}
 
@@ -64,7 +64,7 @@ class RowStore:
         return self._cache[key]  # type: ignore[no-any-return]
 
     def arena(self) -> Arena:
-        """The tables, for the compiled functions."""
+        """The tables, for the JIT-compiled functions; `sizes` is not among them."""
         return Arena(
             self.computes.data, self.messages.data, self.amounts.data, self.sync_units.data
         )

@@ -2,6 +2,12 @@
 
 The tape is recorded once for a graph, with a merge and messages wherever any plan could have them. A plan
 then has a slot for each instruction (arrays.Slots); instructions with an empty slot are skipped.
+
+A row of the tape is an instruction or an event. At an event, such as "the gradient of parameter 3 is
+complete", the step script (program/step_script.py) adds all-reduces, messages to servers and updates. A
+mark records where a row ended, for messages that wait for it (arrays.Tape). A contribution is one
+operator's part of a parameter's gradient. A block is operators whose parameters are gathered together
+(ZeRO-3).
 """
 
 from __future__ import annotations
@@ -35,7 +41,7 @@ Event = tuple[int, int, int]  # kind, parameter, row of the last contribution to
 
 
 def variant_for_any_plan(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVariant:
-    """A variant with everything that a plan may have: all possible merges, messages of all values."""
+    """A lowered graph with everything that a plan may have: all possible merges, messages of all values."""
     values = [name for op in graph.ops for name in op.outputs]
     merged = [op.name for op in graph.ops if op.space.combine]
     return LoweredVariant(
@@ -54,7 +60,7 @@ def variant_for_any_plan(graph: Graph, plan: Plan, active: frozenset[str]) -> Lo
 
 
 class Recorder:
-    """Receives the instructions of a micro-batch, as its ProgramWriter (program/micro_batch.py)."""
+    """Takes the instructions that a MicroBatch writes: a ProgramWriter (program/micro_batch.py)."""
 
     def __init__(self, variant: LoweredVariant, parameter_number: Mapping[str, int]) -> None:
         self.variant, self.parameter_number = variant, parameter_number
@@ -103,7 +109,7 @@ def record_tape(
     value_number: Mapping[str, int], sync: Sync, trained: Sequence[str],
 ) -> tuple[Tape, list[Pull]]:  # fmt: skip
     """The tape of one step, and the pulls in it (ZeRO-3)."""
-    plan = Plan({}, 1)
+    plan = Plan({}, 1)  # no tiles, one device: only its defaults matter
     variant = variant_for_any_plan(graph, plan, active)
     recorder = Recorder(variant, parameter_number)
     micro_batch = MicroBatch(variant, Key(), recorder)
@@ -118,8 +124,8 @@ def record_tape(
     for ops, pulls in blocks_of("F"):
         micro_batch.forward(ops, pulls)
     for ops, pulls in blocks_of("B"):
-        micro_batch.backward(ops, pulls, weights=True)
-    recorder.rows += [(ACTION_ENDS, -1, -1), (STEP_ENDS, -1, -1)]
+        micro_batch.backward(ops, pulls, weights=True)  # with the gradients of parameters
+    recorder.rows += [(ACTION_ENDS, -1, -1), (STEP_ENDS, -1, -1)]  # events of no parameter
     urgency = urgencies(graph, parameter_number, trained, sync)
     tape = _build_tape(recorder, slot_numbers(graph, value_number), urgency)
     return tape, list(recorder.pulls.values())
@@ -165,7 +171,7 @@ def _build_tape(
     waits: list[list[int]] = [[] for _ in rows]
     marks: list[list[tuple[int, int]]] = [[] for _ in rows]
     for at, p in recorder.marks:
-        marks[at].append((p, -1))
+        marks[at].append((p, -1))  # (mark, slot that needs it); the first marks are the parameters
     events: list[Event] = []
     last_compute, arrivals, mark_count = -1, 0, len(recorder.parameter_number)
     for r, row in enumerate(rows):

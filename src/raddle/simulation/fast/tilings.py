@@ -1,4 +1,4 @@
-"""Numbers tilings, as keys for caches: operators with the same space and tiling share a number."""
+"""Numbers tilings, as keys for caches: operators with equal iteration space and tiling share a number."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Reader(NamedTuple):
 
 
 class Tilings:
-    """All numbered tilings."""
+    """All numbered tilings; bn: "global" or "local" statistics of batch norm (plans/plan.py)."""
 
     def __init__(self, bn: str) -> None:
         self.bn = bn
@@ -61,14 +61,14 @@ class Tilings:
         return tiled
 
     def signature(self, op: Op, tiled: NumberedTiling) -> object:
-        """A key that is equal for operators of a native call that are tiled alike."""
+        """A key that is equal for operators that are tiled alike (costs/native_calls.py)."""
         if tiled.number not in self._signatures:
             self._signatures[tiled.number] = tiling_signature(op, tiled.tiling)
         return self._signatures[tiled.number]
 
     def is_partial(self, op: Op, tiled: NumberedTiling) -> bool:
         """Whether the tiles of an operator give partial results, which have to be merged."""
-        if not op.space.combine:
+        if not op.space.combine:  # it sums over no dimension
             return False
         key = (op.name, tiled.number)
         if key not in self._partials:

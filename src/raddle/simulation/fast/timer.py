@@ -1,4 +1,4 @@
-"""Calls the JIT-compiled function that times a step, with arrays that are large enough."""
+"""Calls the JIT-compiled function that times a step (kernel.py), with arrays that are large enough."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ class Timer:
         sync = plan.parsed_sync
         self.tape, self.cluster, self.links = index.tape, cluster, links
         urgency = urgencies(index.graph, index.parameter_number, index.trained, sync)
+        # rule, bucket_bytes, returns_updates, sliced, urgency: see arrays.py
         self.settings = SyncSettings(
             rule_of(sync), plan.bucket, not sync.zero3, sync.sliced, urgency
         )
         self.parameters = len(index.users)
         self.counts = np.zeros(3, np.int64)
-        self.dag = self._allocate(4096, 16384)
+        self.dag = self._allocate(4096, 16384)  # nodes, edges
 
     def time(self, slots: Slots, store: RowStore, limit: int, *, fold: bool) -> int | None:
-        """Nanoseconds of a step; None if they exceed the limit."""
+        """Nanoseconds of a step; None if they exceed the limit; fold: see Evaluator.time."""
         cluster = self.cluster
         while True:
             nanoseconds = step_time(
@@ -46,7 +47,7 @@ class Timer:
             self.dag = self._allocate(2 * len(self.dag.nodes), 2 * len(self.dag.edges))
 
     def _allocate(self, nodes: int, edges: int) -> StepDag:
-        """Arrays with room for this many nodes and edges."""
+        """Arrays with room for this many nodes and edges; the other fields: see arrays.StepDag."""
         arrivals = int(self.tape.arrival.max(initial=-1)) + 1
         marks = max(self.parameters, int(self.tape.mark.max(initial=-1)) + 1)
 

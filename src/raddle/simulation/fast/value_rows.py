@@ -1,6 +1,8 @@
 """Builds the rows of a value: its messages, those of its gradient, and the merge of partial results.
 
-Rows go into the store (store.py); the methods return their slots (first row, number of rows).
+Rows go into the store (store.py); the methods return their slots (first row, number of rows). A cell is a
+box of an output that some devices merge from partial results (program/merges.py). bn: whether batch norm
+takes its statistics over the batch ("global") or on each device ("local").
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class MergeKey(NamedTuple):
     reader_devices: tuple[int, ...]  # devices that read the result
     element_bytes: int
     has_gradient: bool
-    replicated: bool  # it ends a replicated loss (program/replicated_loss.py)
+    replicated: (
+        bool  # every device merges it, and needs no gradient from others (replicated_loss.py)
+    )
 
 
 class MergeRows(NamedTuple):
@@ -80,6 +84,7 @@ class ValueRows:
             [c.devices for c in cells],
             [merged_bytes(c, element_bytes) for c in cells],
         )
+        # The gradients of partial results go the opposite way.
         returned = messages if key.has_gradient and not key.replicated else ()
         gradient_messages = [Message(m.target, m.source, m.boxes, m.part) for m in returned]
         sent = (
@@ -106,6 +111,7 @@ class ValueRows:
         )  # fmt: skip
 
         def build() -> tuple[Slot, Slot]:
+            # Readers that may need boxes of other devices.
             remote = [
                 r for r in readers
                 if source.merge_key is not None or not always_local(
@@ -137,6 +143,7 @@ class ValueRows:
         count, routes = self.cluster.count, self.cluster.routes
         forward, backward = np.zeros((2, count, count), np.int64)
         pieces, holders, holder_at = self._pieces(store, source)
+        # Adds up the elements that each device sends, in `forward` and `backward`.
         fits = pair_volumes(
             count,
             pieces,
@@ -155,6 +162,7 @@ class ValueRows:
             n = write_transfers(volumes, element_bytes, routes.latency, routes.bandwidth, rows)
             columns = self.cluster.message_rows(*rows[:n].T) if n else rows[:0, :0]
             slots.append(store.messages.add(columns))
+        # Local statistics of batch norm must not be sent.
         if slots[0][1] and is_local_statistics(source.op, self.bn):
             raise InputError(
                 f"with bn: local, '{source.op.name}' is needed where it is not computed."

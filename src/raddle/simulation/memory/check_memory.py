@@ -17,7 +17,7 @@ def fits(peaks: Sequence[int], cluster: Cluster) -> bool:
 
 
 def check_memory(program: Program, cluster: Cluster) -> None:
-    """Raises InputError that names the first device without enough memory."""
+    """Simulates the program; raises InputError that names the first device without enough memory."""
     for d, peak in enumerate(peak_bytes(simulate(program, cluster))):
         device = cluster.devices[d]
         if peak > device.memory:

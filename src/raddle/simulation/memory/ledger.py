@@ -49,12 +49,13 @@ class Ledger:
         self.devices = np.arange(self.program.plan.devices)
         self.columns: list[tuple[Array, Array, Array, Array]] = []  # device, bytes, begin, end
         numbers = np.arange(len(self.program.instructions) + 1)
+        # By instruction, the number of its first task; tasks are sorted by instruction.
         self.first_task = np.searchsorted(timeline.tasks.instruction, numbers)
-        self.message_sizes: dict[int, Array] = {}
+        self.message_sizes: dict[int, Array] = {}  # by id of a tuple of messages: bytes of each
 
     def add(self, device: Array, nbytes: Array, begin: Array, end: Array) -> None:
         """Adds entries; all arguments are arrays of the same length."""
-        real = (nbytes > 0) & (begin < end)
+        real = (nbytes > 0) & (begin < end)  # the others are not allocated at all
         self.columns.append((device[real], nbytes[real], begin[real], end[real]))
 
     def add_by_device(self, nbytes: Array, begin: Array, end: Array) -> None:

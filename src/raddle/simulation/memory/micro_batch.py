@@ -1,4 +1,9 @@
-"""The memory of one micro-batch: outputs, inputs, gradients, messages, workspaces; see peaks.py."""
+"""The memory of one micro-batch: outputs, inputs, gradients, messages, workspaces; see peaks.py.
+
+Phases of an operator: F forward, R recomputation of the forward, B backward, W backward of parameters (if
+it is split from B); Fm and Bm are the merges of partial results, forward and backward. A span is the start
+and the end of a phase on each device, a flight is the messages of one value (ledger.py).
+"""
 
 from __future__ import annotations
 
@@ -27,6 +32,7 @@ class _MicroBatchMemory:
         self.ledger, self.times, self.sizes, self.program = ledger, times, sizes, ledger.program
         self.uses = value_uses(times, sizes)
         devices = ledger.timeline.cluster.devices[: sizes.count]
+        # By device: bytes of workspace for each byte of input and output of a convolution.
         self.workspace = np.array([d.workspace["conv"] for d in devices])
 
     def record(self) -> None:
@@ -71,18 +77,20 @@ class _MicroBatchMemory:
             add(self.sizes.partial_bytes[op.name], forward.start, end)
             forward = times.span(op.name, "Fm")
         for o in op.outputs:
-            owned = self.sizes.output_bytes[o]
+            owned = self.sizes.output_bytes[
+                o
+            ]  # bytes that it allocates itself: none for a free view
             if op.name in self.sizes.free_views:
                 owned = np.where(self.sizes.free_views[op.name], 0, owned)
             add(owned, forward.start, self.uses.last_use[o])
             if times.is_recomputed(op.name) and op.name not in self.sizes.partial_bytes:
                 add(owned, recomputation.start, self.uses.last_use_recomputed[o])
-        extra = self.sizes.saved[op.name].extra
+        extra = self.sizes.saved[op.name].extra  # bytes for each element, as for a dropout mask
         if extra:
             nbytes = extra * (
                 self.sizes.output_bytes[op.outputs[0]] // self.program.element_bytes(op.outputs[0])
             )
-            made = forward
+            made = forward  # the run that makes what the backward needs
             if times.is_recomputed(op.name):
                 add(nbytes, *forward)
                 made = recomputation
@@ -123,14 +131,19 @@ class _MicroBatchMemory:
                 first = first.copy()
                 reached = self.ledger.arrival(flight, backward.start)
                 np.minimum.at(first, flight.target, reached)
-                if self.program.plan.stages:
+                if (
+                    self.program.plan.stages
+                ):  # a pipeline: the gradient enters the backward of a segment
                     until = end.copy()
                     for d in np.unique(flight.target):
                         until[d] = max(until[d], self._segment_backward_end(op, int(d)))
             self.ledger.add_by_device(self.sizes.output_bytes[o], first, until)
 
     def _segment_backward_end(self, op: Op, device: int) -> int:
-        """When the backward of an operator's segment ends; it holds its input gradients until then."""
+        """When the backward of an operator's segment ends on a device.
+
+        A segment (program/segments.py) runs as one call, which holds the gradients that it starts from.
+        """
         segment = self.sizes.segment_of(op.name, device)
         return max((int(self.times.backward(name).end[device]) for name in segment), default=-1)
 
@@ -140,10 +153,10 @@ class _MicroBatchMemory:
         if kind.is_activation:
             until = np.maximum(until, self.uses.last_use[value][flight.target])
             begin = self.ledger.arrival(flight, self._first_read(value))
-        elif kind.is_forward:
+        elif kind.is_forward:  # a partial result
             used = self._last_use_of_partials(self.program.producer(value))
             until = np.maximum(until, used[flight.target])
-        elif kind.is_backward and kind.subject is Subject.RESULT:
+        elif kind.is_backward and kind.subject is Subject.RESULT:  # gradient of a complete result
             first = self.uses.first_gradient[value][flight.source]
             self.ledger.add(flight.source, flight.nbytes, first, self.ledger.departure(flight))
             producer = self.program.producer(value).name

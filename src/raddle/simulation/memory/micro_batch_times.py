@@ -1,4 +1,9 @@
-"""When the operators of one micro-batch run, when it sends messages, and when it uses its values."""
+"""When the operators of one micro-batch run, when it sends messages, and when it uses its values.
+
+Phases of an operator (program.Run): F forward, R recomputation of the forward, B backward, W backward of
+parameters if it is split from B. A segment is a sequence of operators without communication inside, which
+is recomputed as one piece (program/segments.py).
+"""
 
 from __future__ import annotations
 
@@ -17,8 +22,8 @@ from raddle.simulation.memory.value_sizes import ValueSizes
 class MicroBatchTimes:
     """The times of one micro-batch.
 
-    spans: by (operator, phase); "Fm" and "Bm" are the phases of its merge.
-    flights: by (value, kind of message).
+    numbers: those of its instructions. spans: by (operator, phase), its start and end by device; "Fm" and
+    "Bm" are the merges of its partial results, forward and backward. flights: by (value, kind of message).
     """
 
     def __init__(self, ledger: Ledger, numbers: Sequence[int]) -> None:
@@ -29,7 +34,7 @@ class MicroBatchTimes:
             i = ledger.program.instructions[number]
             if isinstance(i, Move):
                 flight = ledger.flight(number, i)
-                key = i.value, i.kind.first_alike
+                key = i.value, i.kind.first_alike  # kinds with the same content count as one
                 earlier = self.flights.get(key)
                 self.flights[key] = flight if earlier is None else earlier.concatenated(flight)
             elif isinstance(i, Run | Merge):
@@ -60,7 +65,7 @@ class ValueUses(NamedTuple):
     """By value, then by device."""
 
     last_use: Mapping[str, Array]  # the end of its last use
-    last_use_recomputed: Mapping[str, Array]  # the same for the copy that is recomputed
+    last_use_recomputed: Mapping[str, Array]  # the same for its copy that phase R computes again
     first_gradient: Mapping[str, Array]  # when the first contribution to its gradient begins
 
 
@@ -104,7 +109,7 @@ def _last_uses(
             in_segment = sizes.recomputed_together(name, op.name)
             add_use(name, np.where(in_segment, -1, needed))
             add_use(name, np.where(in_segment, needed, -1), last_recomputed)
-        if op.name in sizes.free_views:
+        if op.name in sizes.free_views:  # a view; `free`: the devices on which it needs no memory
             (base, view), free = (op.inputs[0], op.outputs[0]), sizes.free_views[op.name]
             add_use(base, np.where(free, last[view], -1))
             if recomputed:
@@ -120,7 +125,8 @@ def _first_contributions(times: MicroBatchTimes, sizes: ValueSizes) -> dict[str,
     for op in sizes.graph.ops:
         begin, end = times.span(op.name, "B")
         if op.kind in ("reshape", "permute"):
-            # The gradient of such a view is the same tensor as that of its result: nothing is allocated.
+            # The gradient of the view's input is a view of the gradient of its output. It needs no memory
+            # of its own, and counts only from the end of the backward on.
             done = np.where(end < 0, NEVER, end)
             begin = np.where(sizes.free_views[op.name], done, begin)
         for name in inputs_with_gradient(op, sizes.program.active):

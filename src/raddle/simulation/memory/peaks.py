@@ -6,12 +6,13 @@ parameters. Alive for some time:
 
     output            from the start of its forward run (or merge) to the end of its last use. A recomputed
                       output counts twice: until its last use before the recomputation, and after it
-    received value    as an output, but from the start of its message: the buffer is allocated before
+    received value    as an output, but from the start of its message, which arrives in an allocated buffer
     input of a batch  from the start of its first use to the end of its last
     gradient          from its first contribution to the end of the producer's backward. If the value was
                       received: until the gradient has been sent back. While it is sent, it also counts at
-                      the target. Gradients with which a stage's backward starts: until that has ended
-    workspace         while a convolution runs, if the device's library needs one
+                      the target. In a pipeline, gradients that are sent to a device stay until the
+                      backward of the segment that starts from them has ended (program/segments.py)
+    workspace         scratch memory while a convolution runs, if the device's library needs it
 
 A use is a forward run that reads the value, a message that sends it, or a backward run that needs it
 (costs/saved_for_backward.py). A view has no memory of its own, but keeps the viewed value alive. All boxes
@@ -68,7 +69,7 @@ def memory_curves(timeline: Timeline) -> Iterator[tuple[Array, Array]]:
     for d, (a, b) in enumerate(pairwise(border)):
         t = np.concatenate([[0], times[a:b]])
         level = base[d] + np.concatenate([[0], np.cumsum(change[a:b])])
-        last = np.concatenate([t[1:] != t[:-1], [True]])  # of several changes at once
+        last = np.concatenate([t[1:] != t[:-1], [True]])  # of several changes at the same time
         yield t[last], level[last]
 
 
@@ -89,19 +90,21 @@ def _changes(
 def _record_all(timeline: Timeline, *, through_host: bool) -> Ledger:
     """A ledger of all memory that is not persistent."""
     program, ledger = timeline.program, Ledger(timeline, through_host=through_host)
+    # groups: by micro-batch, the numbers of its instructions
     plan, groups = program.plan, dict[Key, list[int]]()
     for number, i in enumerate(program.instructions):
         if isinstance(i, Move) and plan.parsed_sync.zero3 and i.kind.is_pull:
             continue  # gathers a parameter: record_zero3 adds it
         if isinstance(i, Run | Merge | Move):
             groups.setdefault(i.key, []).append(number)
+    # A variant is the graph and the tiles of micro-batches of one size (program.Variant).
     sizes = [ValueSizes(program, v) for v in range(len(program.variants))]
     for key, numbers in groups.items():
         record_micro_batch(ledger, numbers, sizes[key.variant])
     if plan.microbatches > 1:
-        record_contributions(ledger)
+        record_contributions(ledger)  # gradients of parameters that are still to be added up
     if is_asynchronous(plan):
-        record_versions(ledger)
+        record_versions(ledger)  # stashed old weights
     if plan.parsed_sync.zero3:
         record_zero3(ledger)
     return ledger

@@ -23,7 +23,7 @@ def persistent_bytes(program: Program, cluster: Cluster) -> Array:
         if family(op) == "matmul"
         for d in variant.tiles[op.name].devices
     }
-    for d in matmul_devices:
+    for d in matmul_devices:  # bytes
         total[d] += int(cluster.devices[d].workspace["matmul"])
     return total
 
@@ -40,13 +40,16 @@ def state_bytes(program: Program) -> Array:
             seen.add(i.parameter)
             for region in program.slices.get(i.parameter, i.regions):
                 nbytes = region.box.volume * program.element_bytes(i.parameter)
-                # With ZeRO-3, gathered parameters and gradients are not persistent.
+                # With ZeRO-3, a server is the device that holds this shard. Gathered parameters and
+                # gradients are not persistent.
                 if program.plan.parsed_sync.zero3:
                     total[region.server] += (1 + state_elements) * nbytes
                     continue
+                # The parameter and its gradient, on its holders and where it is updated.
                 total[list({*region.devices, *region.updaters})] += 2 * nbytes
                 total[list(region.updaters)] += state_elements * nbytes
     variant = program.variants[0]
+    # Everything else that operators read; "parameter" for those that are never updated.
     roles = ("buffer", "constant", "frozen", "parameter")
     names = [v.name for v in variant.graph.values.values() if v.role in roles]
     total += read_bytes(program, variant, [name for name in names if name not in seen])

@@ -1,4 +1,10 @@
-"""The bytes of each value on each device, equal for all micro-batches; and which views need no memory."""
+"""The bytes of each value on each device, and which views need no memory.
+
+They are equal for all micro-batches of a variant. A variant is the graph and the tiles of micro-batches of
+one size (program.Variant). A segment is a sequence of a device's operators without communication inside;
+it is run and recomputed as one piece (program/segments.py). A cell is a box of an output that is merged
+from partial results (program.Cell).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +26,7 @@ Array = np.ndarray
 
 
 class ValueSizes:
-    """Bytes of values in a variant of a program. All arrays are by device."""
+    """Bytes of values in a variant of a program; variant: its number. All arrays are by device."""
 
     def __init__(self, program: Program, variant: int = 0) -> None:
         self.program, self.count, self.variant_number = program, program.plan.devices, variant
@@ -29,16 +35,17 @@ class ValueSizes:
         self.saved = {
             op.name: saved_for_backward(self.graph, program.active, op) for op in self.graph.ops
         }
-        self.output_bytes: dict[str, Array] = {}  # by value that an operator computes; merged
-        self.partial_bytes: dict[str, Array] = {}  # by operator: of its partial results
+        self.output_bytes: dict[str, Array] = {}  # by value; of partial results: once merged
+        self.partial_bytes: dict[str, Array] = {}  # by operator with partial results: these
         # By device, then by operator: the operators of its segment.
         self._segment_ops: dict[int, dict[str, tuple[str, ...]]] = {}
         for op in self.graph.ops:
             self._add_bytes(op)
-        sent: dict[str, tuple[Message, ...]] = {}
+        sent: dict[str, tuple[Message, ...]] = {}  # by value: the messages that bring it to readers
         for i in program.instructions:
             if isinstance(i, Move) and i.key.variant == variant and i.kind.is_activation:
                 sent.setdefault(i.value, i.messages)
+        # By view operator: on which devices its output needs no memory of its own.
         self.free_views = {
             op.name: self._is_free_view(op, sent) for op in self.graph.ops if op.traits.is_view
         }
@@ -73,6 +80,7 @@ class ValueSizes:
     def recomputed_together(self, value: str, reader: str) -> Array:
         """By device, whether a value and its reader are recomputed in the same segment."""
         segment_numbers = self._segments
+        # Role "op": an operator computes the value.
         if reader not in segment_numbers or self.graph.values[value].role != "op":
             return np.zeros(self.count, bool)
         producer = self._producers[value].name
@@ -99,6 +107,7 @@ class ValueSizes:
             for tile, volume in zip(
                 tiling.tiles, _volumes(tiling, op.space.outputs[0]), strict=True
             ):
+                # A partial result may be two tensors, as mean and variance.
                 elements[tile.device] += volume * tensors_per_part(op, tile.box)
             self.partial_bytes[op.name] = elements * self.program.element_bytes(op.outputs[0])
         for name, dims in zip(op.outputs, op.space.outputs, strict=True):
@@ -110,7 +119,11 @@ class ValueSizes:
             self.output_bytes[name] = size * self.program.element_bytes(name)
 
     def _is_free_view(self, op: Op, messages: Mapping[str, Sequence[Message]]) -> Array:
-        """By device, whether a view operator needs no memory: each tile lies in one box on the device."""
+        """By device, whether a view operator needs no memory.
+
+        So it is if each of its tiles reads a region that lies in a single box which the device holds.
+        messages: by value, those that bring it to its readers.
+        """
         free = np.zeros(self.count, bool)
         free[list(self.variant.tiles[op.name].devices)] = True
         base = op.inputs[0]
@@ -124,7 +137,7 @@ class ValueSizes:
             tiling, producer.space, k, self.variant.tiles[op.name], access
         ):
             return free
-        held: dict[int, list[Box]] = {}
+        held: dict[int, list[Box]] = {}  # by device: the boxes of `base` that it holds
         pieces = [(c.box, d) for c in merged for d in c.devices] if merged else [
             (producer.space.output_boxes(t.box)[k], t.device) for t in tiling.tiles
         ]  # fmt: skip

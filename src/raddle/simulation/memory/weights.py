@@ -1,4 +1,7 @@
-"""Memory of weight gradients of single micro-batches, and of old weights while steps overlap."""
+"""Memory of weight gradients of single micro-batches, and of old weights while steps overlap.
+
+The gradient that sums over micro-batches, and the newest weights, are in persistent.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from raddle.simulation.memory.ledger import Array, Ledger
 def record_contributions(ledger: Ledger) -> None:
     """Adds the weight gradients of each micro-batch, alive until they are added to the sum so far.
 
-    They count from the second micro-batch on; of the parameters of one operator, the largest counts.
+    They count from the second micro-batch of a step on. Of the parameters of one operator, only the largest
+    counts.
     """
     program = ledger.program
     phase = "W" if program.plan.split_backward else "B"
@@ -28,7 +32,10 @@ def record_contributions(ledger: Ledger) -> None:
 
 
 def record_versions(ledger: Ledger) -> None:
-    """Adds stashed weights: replaced by an update, alive until the last backward that uses them."""
+    """Adds stashed weights: replaced by an update, alive until the last run that uses them.
+
+    Version v of a parameter has had v updates; update number v, from 0, replaces it.
+    """
     read = parameters_by_op(ledger.program.graph)
     last: dict[tuple[str, int], Array] = {}  # parameter and version -> the end of its last use
     replaced: dict[str, list[Array]] = {}  # parameter -> by update, when it begins

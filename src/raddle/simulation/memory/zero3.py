@@ -1,5 +1,8 @@
 """ZeRO-3: memory of gathered parameters and of gradients; the shards themselves are in persistent.py.
 
+A pull is the Move that gathers a parameter before use. The servers of a parameter are the devices that hold
+and update its shards. A run is an instruction that computes an operator.
+
 received shards   from the start of the message that brings them (its buffer is allocated before) to
                   the end of the last run that waits for the message and reads them
 copy of own shard in the gathered parameter: from the start of the first such run to the same end
@@ -34,6 +37,7 @@ def _record_gathered(ledger: Ledger) -> None:
     for number, use in uses_of_pulls(ledger.program).items():
         pull = ledger.program.instructions[number]
         assert isinstance(pull, Move)
+        # use.waiting: the runs that wait for the pull; use.reading: those of them that read the parameter
         first, _ = _first_start_and_last_end(ledger, use.waiting)
         _, last = _first_start_and_last_end(ledger, use.reading)
         flight = ledger.flight(number, pull)
@@ -54,7 +58,10 @@ def _first_start_and_last_end(ledger: Ledger, numbers: Sequence[int]) -> tuple[A
 
 
 def _own_shard_bytes(ledger: Ledger, pull: Move) -> Array:
-    """By device that receives shards of a region: the bytes of its own shard, which it copies to them."""
+    """By device: the bytes of its own shards of the regions that it gathers, 0 if it receives nothing.
+
+    It copies its own shard to the received ones.
+    """
     program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
     element_bytes = program.element_bytes(pull.value)
     for region in program.regions[pull.value]:
@@ -70,8 +77,8 @@ def _own_shard_bytes(ledger: Ledger, pull: Move) -> Array:
 class _GradientInstructions(NamedTuple):
     """The instructions of a parameter's gradient in one step, as their numbers."""
 
-    backward: list[int]
-    pushes: list[int]
+    backward: list[int]  # runs
+    pushes: list[int]  # messages to the servers
     updates: list[int]
 
 
