@@ -61,7 +61,7 @@ def _described(error: Exception) -> str:
 
 
 def reasons(failures: Sequence[Failure]) -> str:
-    """One sentence part on why no plan was found: the first failure, and the number of the others."""
+    """A clause that says why there is no plan: the first failure, and the number of the others."""
     if not failures:
         return "no method was tried"
     first, others = failures[0], len(failures) - 1

@@ -64,8 +64,8 @@ def lower_bound(graph: Graph, cluster: Cluster, *, optimizer: str = "sgd") -> Bo
         kind: _least_seconds(graph, active, device, optimizer) for kind, device in kinds.items()
     }
     totals = {kind: math.fsum(seconds) for kind, seconds in seconds_of.items()}
-    # For any weights of the devices that sum to one: step time >= the sum over operators of
-    # min over devices (weight * seconds on that device). Weights in proportion to speed are used.
+    # The bound `work`. For any weights of the devices that sum to one: step time >= the sum over
+    # operators of min over devices (weight * seconds on that device). Weights are in proportion to speed.
     speed = sum(1 / totals[device.kind] for device in cluster.devices)
     weight = {kind: 1 / total / speed for kind, total in totals.items()}
     least = math.fsum(
@@ -91,7 +91,8 @@ def _least_seconds(
 ) -> list[float]:
     """Least seconds on one kind of device of each operator, then of each parameter's update.
 
-    An operator's time is that of all its tiles together, forward and backward.
+    An operator's time is that of all its tiles together, forward and backward. active: names of the values
+    that need a gradient.
     """
     seconds = []
     for op in graph.ops:
@@ -102,6 +103,7 @@ def _least_seconds(
                 for i in operands_with_gradient(op, active)
             ]
         seconds.append(math.fsum(parts))
+    # passes: how often an update reads or writes memory of the parameter's size; memory: bytes/s
     passes, memory = optimizer_info(optimizer).passes, effective_bandwidth(device)
     for value in graph.parameters:
         if value.name in active:
@@ -124,8 +126,10 @@ def _least_pass_seconds(graph: Graph, op: Op, operand: int | None, device: Devic
 def _elements_read(space: Space, access: Access) -> int:
     """The least number of elements of an operand that are read: tiles of a strided window leave gaps."""
     count = 1
-    for index in access.indices:
-        if index.plain_dim is not None:
+    for index in access.indices:  # one for each dimension of the operand
+        if (
+            index.plain_dim is not None
+        ):  # it is one dimension of the operator, such as the n of x[n k]
             count *= min(index.extent, space.dims[index.plain_dim].size)
         else:
             count *= (

@@ -1,8 +1,8 @@
 """Chooses the sync kind of a plan by simulation: P3 if it is faster, else all-reduce with the best buckets.
 
-P3 (`p3`) sends slices of gradients to servers through the host's memory. It is tried only if every device
-has a node of its own, and so are smaller buckets. `p3:collective` all-reduces the slices instead of sending
-them to servers; it is always tried.
+P3 (`p3`) sends slices of gradients to servers through the host's memory. P3 and smaller buckets are tried
+only if every device has a node of its own. `p3:collective` all-reduces the slices instead of sending them
+to servers; it is always tried.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raddle.simulation.timeline import Timeline
 # Bytes. All-reduces of small buckets start earlier, but each costs a latency.
 SMALLER_BUCKETS = (2 * 2**20, 2**20 // 2)
 MARGIN = 0.05  # a change must save at least this share: predictions are not more precise
-# CPU seconds for each end of a message with a slice, measured in bench/sync.
+# CPU seconds to send or to receive a message with a slice, measured in bench/sync.
 MESSAGE_SECONDS = 4e-4
 
 # CPU seconds for the all-reduce of a slice, if the cluster has no host overhead. 13 µs to issue it and
@@ -78,7 +78,8 @@ def host_seconds(timeline: Timeline) -> float:
     program = timeline.program
     if not program.slices or has_host_overhead(timeline.cluster):
         return 0.0
-    if program.plan.parsed_sync.collective:
+    if program.plan.parsed_sync.collective:  # p3:collective
+        # Each device has a part in each of its all-reduces.
         all_reduce_parts = sum(
             len(i.devices) for i in program.instructions if isinstance(i, Reduce)
         )
@@ -86,5 +87,6 @@ def host_seconds(timeline: Timeline) -> float:
             SLICE_ALL_REDUCE_SECONDS * all_reduce_parts / program.plan.devices / program.plan.steps
         )
     moves = (i for i in program.instructions if isinstance(i, Move) and i.kind.is_of_parameter)
+    # Each small message is sent and received. Sizes are in elements.
     ends = 2 * sum(m.elements < DEFAULT_SLICE // 2 for move in moves for m in move.messages)
     return MESSAGE_SECONDS * ends / program.plan.devices / program.plan.steps

@@ -183,6 +183,7 @@ def plan_each_method(
             step: Mapping[str, Any], method: str = method, done: int = done
         ) -> None:
             """Passes on the progress inside of one method, as progress of the whole comparison."""
+            # part: the share of this method that is done, from 0 to 1
             part = step.get("done", 0) / step["of"] if step.get("of") else 0.0
             now = {"step": f"{method}, {step['step']}", "done": done + part, "of": len(methods)}
             on_progress({**step, **now, "method": method})

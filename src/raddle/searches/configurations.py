@@ -6,8 +6,10 @@ names a dimension that can be split, such as n (samples) or c (channels). Exampl
     conv1: n/2 c/4 @0-7      degrees (2, 4) of the letters (n, c), on devices 0 to 7 in row-major order
 
 A configuration determines the tiles of every member. A member without a letter is copied, once for each
-part of that letter. If the anchor's summed dimension is split (k/2), every device first has a partial sum;
-the merged result is divided among these devices, and the members after the anchor are split in that way.
+part of that letter. The tiles of other members follow from the member that they read (AFTER) or that reads
+them (BEFORE); see groups.Member. If the anchor's summed dimension is split (k/2), every device first has a
+partial sum; the merged result is divided among these devices, and the members after the anchor are split in
+that way.
 """
 
 # axis: the position of a letter in Group.letters; d: a dimension of an operator; p: of a value
@@ -147,7 +149,7 @@ def _split_member(
         ref = next(m.op for m in group.members if m.op.name == member.ref)
         output_split = _output_split(ref, splits[ref.name], member.output, parts)
         for p, index in enumerate(op.space.operands[member.operand].indices):
-            d = index.plain_dim
+            d = index.plain_dim  # None: the index is an expression, such as h*2+R
             if d is not None and output_split.axes[p] and not op.space.dims[d].unsplittable:
                 axes[d], cuts[d] = output_split.axes[p], output_split.cuts[p]
     else:
@@ -164,7 +166,7 @@ def _output_split(ref: Op, split: _Split, output: int, parts: tuple[int, ...]) -
     dims = ref.space.outputs[output]
     axes, cuts = [split.axes[d] for d in dims], [split.cuts[d] for d in dims]
     summed = [axis for d in ref.space.reduced_dims for axis in split.axes[d]]
-    if summed and ref.space.is_product and dims:
+    if summed and ref.space.is_product and dims:  # is_product: matrix multiplication or convolution
         shape = [c[1] - c[0] for c in cuts]
         along = longest_dim(shape)
         count = math.prod(parts[axis] for axis in summed)
@@ -221,6 +223,7 @@ def max_copies(member: Member) -> int:
     """The most copies of a tile; if there would be more, only the first device computes the tile."""
     if member.op.opaque:
         return 1  # an opaque operator (raddle does not know its inside) may be random: copies could differ
+    # updates_buffer: for example the running statistics of batch norm
     if member.op.traits.updates_buffer or member.how == BEFORE:
         return ANY_NUMBER  # every device that reads the result computes it itself
     return MOST_REPLICAS  # more copies would cost too many messages
@@ -238,6 +241,7 @@ def _place(member: Member, split: _Split, parts: tuple[int, ...]) -> MemberTilin
             tuple(slice(0, 1) if axis in others else slice(None) for axis in range(len(parts)))
         ]
         copies = 1
+    # The order of Grid: axes that split the member, then its copies. Axes of one part change nothing.
     ones = [axis for axis, count in enumerate(parts) if count == 1]
     flat = places.transpose([*ones, *order, *others]).reshape(-1)
     return MemberTiling(op, split.cuts, tuple(int(i) for i in flat), copies)

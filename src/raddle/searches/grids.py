@@ -59,6 +59,7 @@ def copies_unless_opaque(op: Op, devices: Sequence[int]) -> Grid:
 
 def batch_independent(graph: Graph) -> set[str]:
     """The names of the operators whose results do not depend on the samples of the batch."""
+    # The role of a value is "op" (an operator's result), "input", "parameter", "buffer" and so on.
     fixed_values = {
         name
         for name, value in graph.values.items()
@@ -133,6 +134,7 @@ def _grid_as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling)
     whole_copies = copies(op, sorted(set(tiling.devices)))
     if not isinstance(tiling, Grid) or tiling.copies > 1:
         return whole_copies
+    # plain_dim: the reader's dimension, if the index is that dimension alone (x[n k]: n, then k)
     dims = {  # dimension of the reader -> dimension of the operator
         index.plain_dim: op.space.outputs[output][p]
         for p, index in enumerate(reader.space.operands[operand].indices)

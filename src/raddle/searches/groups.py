@@ -142,7 +142,10 @@ def _is_heavy(op: Op) -> bool:
 
 
 def _is_elementwise(op: Op, access: Access) -> bool:
-    """Whether element i of the result needs only element i of the operand, or the operand's only one."""
+    """Whether element i of the result needs only element i of the operand, or the operand's only one.
+
+    index.plain_dim: the operator's dimension that indexes the operand directly, as n and k in x[n k].
+    """
     return all(
         (index.plain_dim is not None and index.extent == op.space.dims[index.plain_dim].size)
         or (not index.terms and index.extent == 1)

@@ -46,7 +46,7 @@ def tiny_graph(*, layers: int, width: int) -> Graph:
 
 
 def warm_up_evaluator() -> None:
-    """Runs a short FlexFlow search for a network of one layer, which calls every function."""
+    """Runs a short FlexFlow search for a network of one layer, which calls every function of EVALUATOR."""
     from raddle.clusters import cluster
     from raddle.searches.flexflow.method import search
     from raddle.searches.settings import Settings
@@ -55,9 +55,10 @@ def warm_up_evaluator() -> None:
     search(tiny_graph(layers=1, width=2), cluster("p100:1x2"), settings)
 
 
+# The functions of the fast evaluator, which times a step without building a program (simulation/fast).
 EVALUATOR = JitFunctions(
     "the search",
-    30,
+    30,  # seconds
     str(Path(fast.__file__).parent),
     ("kernel.step_time-*.nbi",),
     warm_up_evaluator,

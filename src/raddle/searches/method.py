@@ -37,7 +37,9 @@ class Method(ABC):
 class Search(Method):
     """A method that searches for about `settings.budget` seconds."""
 
-    splits_sums: ClassVar[bool] = True  # the default of settings.reduction
+    splits_sums: ClassVar[bool] = (
+        True  # default of settings.reduction: may summed dimensions be split?
+    )
     jit_functions: ClassVar[tuple[JitFunctions, ...]] = (EVALUATOR,)
 
     def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:

@@ -13,10 +13,11 @@ from raddle.graph.graph import Graph, Op
 
 def whole_operator_seconds(graph: Graph) -> Callable[[Op, Device], float]:
     """A function that gives the seconds of a whole operator on a device, forward and backward."""
-    active = active_values(graph)
+    active = active_values(graph)  # names of the values that need a gradient
     compute = ComputeCosts(graph, active)
 
     def seconds(op: Op, device: Device) -> float:
+        # F: forward, B: backward
         phases = "FB" if has_backward(op, active) else "F"
         return sum(compute.seconds(op, op.space.full, phase, device) for phase in phases)
 

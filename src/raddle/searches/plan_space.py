@@ -74,16 +74,17 @@ class PlanSpace:
         return changed
 
     def with_pins(self, start: Mapping[str, Tiling]) -> Tiles:
-        """The tiles of a start, with the pinned groups set to their pins."""
+        """The tiles of a start (a plan to search from: starts.py), with pinned groups set to their pins."""
         return {**start, **self.changes(start, self.pinned)}
 
     def configuration_of(self, g: int, tiles_now: Mapping[str, Tiling]) -> Configuration | None:
-        """The configuration of a group, read from its anchor's tiles; None if the tiles are not of one."""
+        """The configuration of a group, read from its anchor's tiles; None if none gives these tiles."""
         group = self.groups[g]
         anchor = group.members[0].op
         tiling = tiles_now[anchor.name]
         if not isinstance(tiling, Grid) or tiling.copies > 1:
             return None
+        # By letter, its number of parts; sizes of unequal parts; the letters that are split.
         parts, uneven, order = {}, None, []
         for dim, cuts in zip(anchor.space.dims, tiling.cuts, strict=True):
             if len(cuts) > 2:

@@ -102,7 +102,7 @@ def build_plan(
         result.tiles,
         len(cluster.devices),
         model=model or graph.name,
-        fingerprint=graph.fingerprint(),
+        fingerprint=graph.fingerprint(),  # a hash, to refuse the plan for another graph
         batch=batch,
         dtype=_dtype(graph),
         cluster=cluster.to_dict(),
@@ -167,6 +167,7 @@ def check_pipeline(method: str, settings: Settings) -> None:
             f"--schedule {settings.schedule} overlaps steps on any tiles: name another method than "
             "pipeline, and no stages."
         )
+    # NAMES: the schedules that have a name. Any other text is a schedule written out action by action.
     if settings.schedule and settings.schedule not in NAMES and not threaded:
         schedule = schedule_from_text(settings.schedule)
         for requested, scheduled, option in (

@@ -64,12 +64,12 @@ def simulate_data_parallel(
     It has no micro-batches, stages and recomputation, even if the plan has. None if the plan itself is data
     parallel. Raises InputError if there are fewer samples than devices.
     """
-    if is_threaded(plan):
+    if is_threaded(plan):  # the schedule threaded:N runs N steps at once
         plan = replace(plan, schedule="")
     if plan.stages and plan.batch:
         graph = graph.for_batch(plan.batch)
         plan = replace(without_pipeline(plan), microbatches=1, recompute=(), split_backward=False)
-        plan = replace(plan, fingerprint="")
+        plan = replace(plan, fingerprint="")  # it was that of the graph of a micro-batch
     data_tiles = data(graph, cluster)
     if data_tiles == dict(plan.tiles):
         return None

@@ -35,6 +35,7 @@ def profile_methods(
             "measure one: name a cluster of that kind alone."
         )
     compute = ComputeCosts(graph, active_values(graph))
+    # For each operator, the numbers of the operands whose gradients its backward ("B") computes.
     grad_operands = {op.name: compute.grad_operands[op.name, "B"] for op in graph.ops}
     boxes = _distinct_tiles(graph, cluster, methods, kinds[0])
     done = 0
@@ -52,7 +53,10 @@ def profile_methods(
 def _distinct_tiles(
     graph: Graph, cluster: Cluster, methods: Sequence[str], kind: str
 ) -> list[tuple[Op, Box]]:
-    """One tile of each kind: tiles of the same operator kind and shape take the same time."""
+    """Tiles that take different times: of tiles with the same operator kind and shape, only one.
+
+    kind: that of the devices.
+    """
     tiles_by_key: dict[str, tuple[Op, Box]] = {}
     for tiles in applicable_baselines(graph, cluster, methods).values():
         tiles_by_key = distinct_tiles(graph, tiles, kind) | tiles_by_key

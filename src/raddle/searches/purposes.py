@@ -20,7 +20,7 @@ def bytes_by_purpose(program: Program) -> dict[str, int]:
                 )
             totals[instruction.kind.purpose] += bytes_of_move[key]
         elif isinstance(instruction, Reduce):
-            sums = reduced_bytes(program, instruction).items()
+            sums = reduced_bytes(program, instruction).items()  # (devices, bytes) of all-reduces
             totals[Purpose.PARAMETERS] += sum(all_reduce_bytes(len(d), n) for d, n in sums)
     per_step, before, steps = dict[str, int](), 0, program.plan.steps
     for each, total in totals.items():  # rounded so that the sum stays exact

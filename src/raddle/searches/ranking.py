@@ -44,7 +44,7 @@ def _times(space: PlanSpace, candidates: Mapping[str, Tiles]) -> Iterator[tuple[
                 continue
             if evaluator is None:
                 evaluator = Evaluator(graph, cluster, plan, settings.profile)
-            evaluator.move(tiles)
+            evaluator.move(tiles)  # gives the evaluator's plan these tiles
         except InputError:
             continue
         time = evaluator.time()

@@ -23,6 +23,7 @@ METHODS: Mapping[str, Method] = {
         *map(baselines.Baseline, baselines.BASELINES),
         OptCNN("optcnn"),
         FlexFlow("flexflow"),
+        # The second argument says what is assigned to devices (hypergraph/__init__.py).
         HypergraphSearch("hypergraph-coarse", "coarse"),
         HypergraphSearch("hypergraph-fine", "fine"),
         HypergraphSearch("hypergraph-mixed", "mixed"),

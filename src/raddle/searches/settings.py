@@ -34,7 +34,7 @@ class Settings:
     proposals: int | None = None  # stop after this many proposals of the Markov chains
     seed: int = 0
     epsilon: float = 0.1  # hypergraph partitions: allowed imbalance, (work of a part / average) - 1
-    schedule: str = ""  # requested by the user: a pipeline's schedule, or "threaded:4"
+    schedule: str = ""  # requested by the user: a pipeline's, or "threaded:4" (4 steps at once)
     stages: int | None = None  # requested by the user; None: the method decides
     microbatches: int | None = None  # likewise
     pins: tuple[Pin, ...] = ()  # splits that the user has fixed
@@ -70,8 +70,8 @@ class PipelineResult:
     stages: tuple[tuple[str, ...], ...]  # the operators of each stage
     schedule: str
     recompute: tuple[tuple[str, ...], ...]  # blocks of operators to recompute
-    split_backward: bool
-    bn: str
+    split_backward: bool  # gradients of parameters are computed after those of activations
+    bn: str  # statistics of batch norm, see Settings
     workers: tuple[tuple[int, ...], ...] = ()  # the devices of each worker (row of the schedule)
 
     @property

@@ -27,7 +27,8 @@ def simulate_single_step(
     """The time and the load of a single step of a plan, by the full simulation."""
     timeline = simulate(lower(graph, plan), cluster, profile)
     tasks = timeline.tasks
-    load = np.zeros(tasks.resources, np.int64)
+    load = np.zeros(tasks.resources, np.int64)  # by resource: a device or a link
+    # A task occupies up to two resources; -1: none.
     for resource in (tasks.first_resource, tasks.second_resource):
         np.add.at(load, resource[resource >= 0], tasks.duration[resource >= 0])
     return StepTime(int(timeline.end.max()), int(load.max()))

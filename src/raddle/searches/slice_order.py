@@ -31,12 +31,14 @@ def with_slice_order(
     """
     program = lower(graph, replace(plan, order=(), steps=1))
     number = {slice_: n for n, slice_ in enumerate(numbered_slices(program.slices))}
+    # overtaking: all-reduces start by priority, not in the order of the program
     timeline = simulate(program, cluster, profile, overtaking=True)
     first_start = np.full(len(program.instructions), np.iinfo(np.int64).max)
     tasks = timeline.tasks
     # Tasks without a link start when they are ready: they say nothing about the order.
     uses_link = (tasks.first_resource >= 0) | (tasks.second_resource >= 0)
     np.minimum.at(first_start, tasks.instruction[uses_link], timeline.start[uses_link])
+    # (time of the start, position in the program, slice number) of each all-reduce
     slice_starts = [
         (int(first_start[at]), at, number[i.parameters[0], i.regions[0][0]])
         for at, i in enumerate(program.instructions)

@@ -93,7 +93,7 @@ def shift_to_stages(
 
 
 def first_devices(cluster: Cluster, count: int) -> Cluster:
-    """A cluster of the first devices of another cluster."""
+    """A cluster of the first `count` devices of another cluster, with a name that says so."""
     return replace(cluster.first_devices(count), name=f"{count} of {cluster.name}")
 
 
@@ -110,6 +110,7 @@ def stage_of_groups(space: PlanSpace, stages: int) -> list[int]:
         key = tuple(sharing) or (g,)
         blocks[key] = blocks.get(key, 0.0) + work[g]
     total, stage = sum(work), [0] * len(work)
+    # done: the work up to the end of this block
     for key, done in zip(blocks, accumulate(blocks.values()), strict=True):
         block_stage = min(stages - 1, int(stages * (done - blocks[key] / 2) / total))
         for g in key:

@@ -20,7 +20,7 @@ class Stopwatch:
         self.paused_seconds = 0.0
         self.paused_since: float | None = None
         self.depth = 0  # number of open pauses: compiling one function may compile another
-        self.listening = False  # whether paused_while_compiling is active
+        self.listening = False  # whether a paused_for_jit block is active
 
     @property
     def seconds(self) -> float:
@@ -49,7 +49,7 @@ class Stopwatch:
 
     @contextmanager
     def paused_for_jit(self) -> Iterator[None]:
-        """In this block, the stopwatch is paused whenever numba compiles a function."""
+        """In this block, the stopwatch is paused whenever numba compiles a function; may be nested."""
         if self.listening:
             yield
             return
