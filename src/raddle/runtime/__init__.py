@@ -19,11 +19,11 @@ The modules, in the order in which data flows:
       store               the tensors and gradients of the slots (zero3: gathered parameters)
       input_feeder        inputs and random seeds
       segments            forward and backward (autograd_leaves)
-      messages            sending, receiving and waiting (early_receives)
+      message_exchange    sending, receiving and waiting (early_receives)
       parameter_updater   gradient accumulation, all-reduce, one update per step; instead of it:
         sliced_parameter_updater       slices go to a synchroniser (parameter_sync, rank_slices)
         overlapping_parameter_updater  steps overlap (weight_stash, greedy)
-      buffers             updates of module buffers
+      buffer_updates      updates of module buffers
       losses              the loss, on every rank
 
     trainer             what users call, `parallelize` and `Trainer`; its parts:

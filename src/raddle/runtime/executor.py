@@ -218,7 +218,10 @@ class Executor:
         return losses
 
     def _run_all(self, run_in_order: Callable[[Sequence[Action]], None]) -> None:
-        """Carries out all actions: in one order or, in a greedy schedule, with a thread for each step."""
+        """Carries out all actions, in one order.
+
+        In a greedy schedule (greedy.py), each step in flight has a thread instead.
+        """
         if not is_greedy(self.program.plan):
             run_in_order(self.rank_actions.actions)
             return

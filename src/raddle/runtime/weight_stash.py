@@ -29,7 +29,8 @@ class WeightStash:
     """The weight versions and gradients of one rank's parameters in one run of overlapping steps."""
 
     def __init__(self, *, latest: bool = False) -> None:
-        self.latest = latest  # forwards use the newest weights, not the versions in the program
+        # Greedy schedules (greedy.py): forwards use the newest weights, not the versions in the program.
+        self.latest = latest
         # Only with `latest`: (step, micro-batch, slot) -> version and weights that it used first.
         self.first_used: dict[tuple[int, int, int], tuple[int, Tensor]] = {}
         self.update_counts: dict[int, int] = {}  # slot -> updates so far

@@ -21,7 +21,7 @@ class Messages:
     """The messages to and from one rank that are in transit.
 
     receives: step -> its receives in order. Usually all actions have one order and the only key is 0. In a
-    greedy schedule each step has its own order and its own thread; then only the thread with
+    greedy schedule (greedy.py) each step has its own order and its own thread; then only the thread with
     `compute_lock` computes, and a thread that waits for a message releases the lock.
     """
 
