@@ -91,9 +91,8 @@ class SliceUpdater:
         self._stepper = copy.copy(optimizer)  # its one parameter is the item that is updated
         self._group_of_item = {number: groups[id(p)] for number, p in rows.items()}
         self._updates_per_clock = sum(times[n] for n in rows) if times is not None else len(rows)
-        self._settings: dict[
-            int, list[dict[str, Any]]
-        ] = {}  # by the first clock for which they hold
+        # By the first clock for which they hold: the settings of each parameter group.
+        self._settings: dict[int, list[dict[str, Any]]] = {}
         self._updates_left: dict[int, int] = {}  # by clock: updates still to come
         self._oldest_clock = 1  # the first clock with updates still to come
         self._lock = threading.Lock()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raddle.transport.wire import Wire
 
-LAST_TAG = 2**31 - 2  # of users; the transports use the next tag themselves
+LAST_TAG = 2**31 - 2  # the largest tag of a caller; the transports use the next one themselves
 
 
 class Pending(Protocol):
@@ -85,9 +85,8 @@ class Transport(Protocol):
 
     rank: int
     size: int
-    early_receives: (
-        bool  # a receive may be posted long before its send: tags match them (not with NCCL)
-    )
+    # Whether a receive may be posted long before its send, because tags match them. Not so with NCCL.
+    early_receives: bool
     sent: dict[int, int]  # bytes passed to `send` and `post`, by target rank
     reduced: dict[tuple[int, ...], int]  # bytes passed to `all_reduce`, by ranks of the group
     timeout: float  # seconds after which any wait fails

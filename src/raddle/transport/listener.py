@@ -80,10 +80,9 @@ def reachable_hosts() -> list[str]:
     """
     master = os.environ.get("MASTER_ADDR", "")
     with contextlib.suppress(OSError):
+        # Port 9 stands for any port.
         family, socket_kind, _, _, address = socket.getaddrinfo(
-            master or "127.0.0.1",
-            9,
-            type=socket.SOCK_DGRAM,  # 9: any port will do
+            master or "127.0.0.1", 9, type=socket.SOCK_DGRAM
         )[0]
         with socket.socket(family, socket_kind) as probe:
             probe.connect(address)  # sends nothing; the kernel chooses this side's address

@@ -29,7 +29,7 @@ from typing import Any
 from raddle.transport.listener import Listener, connect_to
 from raddle.transport.wire import name_ranks
 
-MAGIC = b"rdl1"  # raddle's messages begin with it
+MAGIC = b"rdl1"  # handshakes and messages of a wire begin with it
 HELLO = struct.Struct("<4s32sI")  # magic, the listener's token, the caller's rank
 TOKEN_BYTES = 32
 CONFIRM = b"!"  # the caller still uses this connection
