@@ -92,7 +92,7 @@ class ServerSynchroniser:
             else StaleServer(*common, staleness)
         )
         self._incoming = IncomingMessages(self.rank, items, self._server, self._worker, failure)
-        self._watch = partial(  # starts the watcher
+        self._start_watcher = partial(  # starts the watcher
             StallWatcher,
             self.rank,
             self._server.stalled_items,
@@ -143,7 +143,7 @@ class ServerSynchroniser:
         self._started = True
         self._wire.expect({item.number: item.nbytes for item in local_items})
         if self._server.items:
-            self._watcher = self._watch()
+            self._watcher = self._start_watcher()
         self._wire.start(self._incoming, self._incoming.on_lost_peer)
 
     def submit(self, number: int, gradient: Tensor) -> None:

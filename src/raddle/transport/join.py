@@ -24,5 +24,5 @@ def join(device: torch.device, backend: str | None = None, timeout: float = 300.
 
 def is_single_process() -> bool:
     """Returns whether there is no process group, and no environment variables as torchrun sets them."""
-    started = "RANK" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1"
-    return not (started or dist.is_initialized())
+    has_torchrun_variables = "RANK" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1"
+    return not (has_torchrun_variables or dist.is_initialized())

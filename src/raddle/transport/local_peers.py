@@ -86,10 +86,10 @@ def _find_local_peers(rank: int, all_gather: AllGather) -> set[int]:
     accessible = [
         r for r, other in enumerate(locations) if r != rank and can_access(location, other)
     ]
-    accessible_from = all_gather(accessible)  # by rank r: the ranks whose memory r can map
+    accessible_by_rank = all_gather(accessible)  # by rank r: the ranks whose memory r can map
     if location.file >= 0:
         os.close(location.file)
-    return {r for r in accessible if rank in accessible_from[r]}
+    return {r for r in accessible if rank in accessible_by_rank[r]}
 
 
 def _bytes(buffer: Tensor) -> bytes:

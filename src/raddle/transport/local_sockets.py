@@ -39,7 +39,7 @@ class LocalSockets:
         self._received: dict[tuple[int, int], deque[bytes]] = {}  # contents, by (source rank, tag)
         self._closed_peers: set[int] = set()
         self._changed = threading.Condition()
-        self._is_read = False  # whether a thread of this process reads now
+        self._is_reading = False  # whether a thread of this process reads now
 
     def send(self, target: int, tag: int, content: bytes | bytearray, timeout: float) -> None:
         """Sends a packet. While the socket is full, it reads what others send here, to avoid a deadlock."""
@@ -76,16 +76,16 @@ class LocalSockets:
                 return queue.popleft()
             if wanted and wanted[0] in self._closed_peers:
                 raise ConnectionError(f"rank {wanted[0]} has closed its connection")
-            if self._is_read:
+            if self._is_reading:
                 self._changed.wait(max(0.0, seconds))
                 return None
-            self._is_read = True
+            self._is_reading = True
         packets: list[tuple[int, bytes | None]] = []
         try:
             packets = self._read(seconds)
         finally:
             with self._changed:
-                self._is_read = False
+                self._is_reading = False
                 for peer, packet in packets:
                     self._enqueue(peer, packet)
                 self._changed.notify_all()
