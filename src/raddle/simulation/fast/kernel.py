@@ -86,14 +86,14 @@ def step_time(
     rings: Rings,
     overhead: HostOverhead,
     dag: StepDag,
-    limit: int,
-    fold: bool,
+    limit: int,  # nanoseconds
+    fold: bool,  # whether consecutive tasks of a device are one node
     counts: Array,  # out: nodes, edges, nodes that were simulated
 ) -> int:
     """Nanoseconds of a step; or OVER_LIMIT, or TOO_SMALL (call again with a larger `dag`)."""
     load = np.zeros(devices + links, np.int64)
     tails = np.zeros((devices, 2), np.int64)  # by device: its last stretch, nanoseconds in it
-    progress = DeviceProgress(
+    progress = DeviceProgress(  # stretch, offset, busy_before ...: in the order of its fields
         np.zeros(devices, np.int32), np.zeros(devices, np.int64), np.zeros(devices, np.int64),
         np.zeros(devices, np.int64), load, np.zeros(devices, np.int32), np.full(devices, -1, np.int32),
         overhead.enabled,
@@ -125,9 +125,10 @@ def _script_rows(
     Returns its rows, the parameters of its SUM rows, and by event the number of its first row.
     """
     parameters, set_count = len(slots.sync_units), len(rings.set_at) - 1
+    # group: by parameter, the set of rings that sums it; with servers: 0; -1: nothing is sent
     group, nbytes = np.full(parameters, -1, np.int64), np.zeros(parameters, np.int64)
     incomplete = np.zeros(set_count, np.int64)
-    total = 0
+    total = 0  # number of sync units
     for p in range(parameters):
         total += slots.sync_units[p, 1]
         if slots.sync_units[p, 1] == 0 or settings.sliced:

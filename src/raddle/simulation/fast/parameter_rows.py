@@ -6,7 +6,7 @@ the devices that hold it (program.ParameterRegion). Rows go into the store (stor
 their slots (first row, number of rows).
 """
 
-# p: parameter, d: device
+# p: parameter, d: device, s: region or slice (in messages: source), t: target, r: reader
 
 from __future__ import annotations
 

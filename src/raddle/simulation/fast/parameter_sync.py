@@ -1,6 +1,6 @@
 """Updates the parameters when tiles change: their holders, their slices, their slots.
 
-A slot says which rows of the store belong to something (store.py). A sync unit is what is synchronised at
+A slot says which rows of the store belong to a parameter (store.py). A sync unit is what is synchronised at
 once: a parameter, or one of its slices (arrays.py). A pull gathers a sharded parameter for the operators
 of a block before they run (ZeRO-3, program/zero3_blocks.py); pulls are numbered by the index
 (GraphIndex.pulls).

@@ -29,7 +29,7 @@ class Regions(NamedTuple):
     """The regions of one operand, by tile."""
 
     boxes: Array  # [t, p, (from, to)]
-    needed: Array  # [t]: False if it reads padding only, or another tile adds the operand (a bias)
+    needed: Array  # [t]: False where only padding is read, or another tile adds it (a bias)
 
     @property
     def volumes(self) -> Array:

@@ -72,7 +72,7 @@ class Recorder:
             if name in parameter_number
         }
         self.marks: list[tuple[int, int]] = []  # row and parameter of each contribution
-        self.pulls: dict[int, Pull] = {}  # by row
+        self.pulls: dict[int, Pull] = {}  # by row; a pull gathers a sharded parameter (ZeRO-3)
 
     def emit(self, instruction: Instruction) -> int:
         """Adds an instruction; returns its row."""
@@ -97,7 +97,7 @@ class Recorder:
         return rows
 
     def add_contribution(self, name: str, key: Key, at: int) -> None:
-        """Row `at` adds to the gradient of a parameter; after the last contribution, adds an event."""
+        """Notes that row `at` adds to a parameter's gradient; an event follows the last contribution."""
         self.marks.append((at, self.parameter_number[name]))
         self.missing_contributions[name] -= 1
         if not self.missing_contributions[name]:

@@ -38,7 +38,7 @@ class Reader(NamedTuple):
 
 
 class Tilings:
-    """All numbered tilings; bn: "global" or "local" statistics of batch norm (plans/plan.py)."""
+    """All numbered tilings; bn: over what batch norm takes its statistics (plans/plan.py)."""
 
     def __init__(self, bn: str) -> None:
         self.bn = bn

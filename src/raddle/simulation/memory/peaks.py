@@ -97,7 +97,7 @@ def _record_all(timeline: Timeline, *, through_host: bool) -> Ledger:
             continue  # gathers a parameter: record_zero3 adds it
         if isinstance(i, Run | Merge | Move):
             groups.setdefault(i.key, []).append(number)
-    # A variant is the graph and the tiles of micro-batches of one size (program.Variant).
+    # By variant: a graph with tiles, for micro-batches of one size and pipeline replica (program.Variant).
     sizes = [ValueSizes(program, v) for v in range(len(program.variants))]
     for key, numbers in groups.items():
         record_micro_batch(ledger, numbers, sizes[key.variant])

@@ -1,9 +1,9 @@
 """The bytes of each value on each device, and which views need no memory.
 
-They are equal for all micro-batches of a variant. A variant is the graph and the tiles of micro-batches of
-one size (program.Variant). A segment is a sequence of a device's operators without communication inside;
-it is run and recomputed as one piece (program/segments.py). A cell is a box of an output that is merged
-from partial results (program.Cell).
+They are equal for all micro-batches of a variant. A variant is a graph with tiles; micro-batches of
+another size, or on another replica of a pipeline stage, have another one (program.Variant). A segment is a
+sequence of a device's operators without communication inside; it is run and recomputed as one piece
+(program/segments.py). A cell is a box of an output that is merged from partial results (program.Cell).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ValueSizes:
             for tile, volume in zip(
                 tiling.tiles, _volumes(tiling, op.space.outputs[0]), strict=True
             ):
-                # A partial result may be two tensors, as mean and variance.
+                # A partial result may be two tensors, as a mean and a variance.
                 elements[tile.device] += volume * tensors_per_part(op, tile.box)
             self.partial_bytes[op.name] = elements * self.program.element_bytes(op.outputs[0])
         for name, dims in zip(op.outputs, op.space.outputs, strict=True):

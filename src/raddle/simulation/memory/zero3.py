@@ -5,7 +5,8 @@ and update its shards. A run is an instruction that computes an operator.
 
 received shards   from the start of the message that brings them (its buffer is allocated before) to
                   the end of the last run that waits for the message and reads them
-copy of own shard in the gathered parameter: from the start of the first such run to the same end
+copy of own shard in the gathered parameter: from the start of the first run that waits for the message to
+                  the same end
 gradient          from the first backward that adds to it until it has been pushed to its servers; on a
                   server, until the update has ended
 """
@@ -60,7 +61,7 @@ def _first_start_and_last_end(ledger: Ledger, numbers: Sequence[int]) -> tuple[A
 def _own_shard_bytes(ledger: Ledger, pull: Move) -> Array:
     """By device: the bytes of its own shards of the regions that it gathers, 0 if it receives nothing.
 
-    It copies its own shard to the received ones.
+    A device copies its own shard into the gathered parameter, next to the received shards.
     """
     program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
     element_bytes = program.element_bytes(pull.value)
