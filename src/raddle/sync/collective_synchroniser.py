@@ -53,6 +53,7 @@ class SumWaiter:
         assert entry.pending is not None
         assert entry.gradient is not None
         begin, number = time.perf_counter(), entry.item.number
+        # The wait has a number of its own for each item and step, the same on all ranks.
         context = contextlib.nullcontext() if self._waiting_for is None else self._waiting_for(
             f"to sum the gradients of '{entry.item.name}'", entry.clock * self._count + number
         )  # fmt: skip
@@ -126,7 +127,7 @@ class CollectiveSynchroniser:
         check_rows(self.rank, entry.item, gradient, "a gradient")
         if self._closed:
             raise RuntimeError(f"rank {self.rank} hands in '{entry.item.name}' after it was closed")
-        self.wait(number)
+        self.wait(number)  # for the update of the last step, if nothing has waited for it yet
         if entry.gradient is not None:
             raise RuntimeError(
                 f"rank {self.rank} hands in '{entry.item.name}' twice in a step: end the step first"

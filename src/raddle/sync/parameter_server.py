@@ -22,9 +22,8 @@ from raddle.sync.server_stalls import StalledItem
 from raddle.transport.wire import Frame
 
 Apply = Callable[[int, int, Tensor], None]  # item, clock, gradient (only read): updates rows
-RecordItemSpan = Callable[
-    [int, str, float, float], None
-]  # a bar of the trace: item, lane, start, end
+# Records a bar of the Chrome trace: item, lane (row) of the trace, start, end (time.perf_counter).
+RecordItemSpan = Callable[[int, str, float, float], None]
 Send = Callable[[int, Frame, Tensor, int], None]  # target, frame, payload, priority
 MarkReturned = Callable[[int, int], None]  # item, clock: the rows of this rank's worker are updated
 MIN_LOGGED = 100_000  # the log keeps at least so many events; older ones are dropped to save memory

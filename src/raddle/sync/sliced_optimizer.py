@@ -30,7 +30,7 @@ class SlicedOptimizer:
 
     rows_by_item: by item number, the rows that are updated on this rank.
     times: how often an item is updated at each clock: with staleness once for each worker, else once.
-    may_be_absent(number): whether it is possible that no rank had a gradient; to find out takes time.
+    may_be_absent(number): whether it is possible that no rank had a gradient; only then the sum is read.
     """
 
     def __init__(

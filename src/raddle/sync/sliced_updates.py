@@ -36,7 +36,10 @@ def make_server_updates(
     stall: float = 10.0,
     record_span: RecordSpan | None = None,
 ) -> SlicedUpdates:
-    """Makes SlicedUpdates with servers. With staleness, servers update copies. All ranks call it."""
+    """Makes SlicedUpdates with servers. All ranks call it.
+
+    With staleness, a server updates a copy of the rows, not the model's parameter (stale_server.py).
+    """
     served = [item.number for item in slices.items if item.server == transport.rank]
     rows_by_item = {n: slices.rows(n) if staleness == 0 else slices.rows(n).clone() for n in served}
     times = 1 if staleness == 0 else transport.size  # updates of an item in a step
@@ -53,7 +56,7 @@ def make_server_updates(
 
 
 class SlicedUpdates:
-    """The slices of one rank. All ranks make it, after the caller has bound the synchroniser's items.
+    """The slices of one rank. All ranks make it, after the caller has called `bind` of the synchroniser.
 
     server_copies: servers update copies of the rows, so parameters may differ between ranks.
     """

@@ -1,10 +1,11 @@
 """A parameter server with staleness (SSP, Ho et al., NIPS 2013): it makes an update from each gradient.
 
-A push is a worker's gradient, a pull the updated rows that the server sends back. The clock c of a worker
-counts its pushes of an item. Its pull is sent when the slowest worker's clock is at least c - s, where s is
-the bound of the staleness. Gradients of other ranks arrive while the worker on this rank computes, so
-updates go to a copy of the rows, the master. It is copied into this rank's parameter when the pull of this
-rank's worker is due. The master may change before a pull is sent, so a pull contains a copy of it.
+An item is a slice of a parameter: some of its rows. A push is a worker's gradient of an item, a pull the
+updated rows that the server sends back. The clock c of a worker counts its pushes of an item. Its pull is
+sent when the slowest worker's clock is at least c - s, where s is the bound of the staleness. Gradients of
+other ranks arrive while the worker on this rank computes, so updates go to a copy of the rows, the master.
+It is copied into this rank's parameter when the pull of this rank's worker is due. The master may change
+before a pull is sent, so a pull contains a copy of it.
 """
 
 from __future__ import annotations

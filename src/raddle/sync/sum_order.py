@@ -2,7 +2,7 @@
 
 P3 (arXiv 1905.03960): one all-reduce runs at a time. The next one is that of the most urgent slice whose
 gradient is ready. Differs from the paper: the ready times are measured once, in the first backward, so that
-all ranks follow the same list. Slices 0, 1, 2; the smallest urgency goes first:
+all ranks follow the same list. The smallest urgency goes first. An example with the slices 0, 1 and 2:
 
     ready at   0 1 2     urgency   2 1 0     each takes 3     ->  0 2 1
     ready at   0 1 2     urgency   2 1 0     each takes 0     ->  0 1 2
@@ -19,8 +19,8 @@ def order_sums(
 ) -> list[int]:
     """Returns the indices of the slices in the order of their sums.
 
-    ready_times, seconds: when each gradient is complete, and how long its sum takes. urgency: smaller
-    first.
+    ready_times, seconds: when each gradient is complete, and how long its sum takes. urgency: the
+    smallest goes first.
     """
     upcoming = [(moment, urgency[i], i) for i, moment in enumerate(ready_times)]
     heapify(upcoming)

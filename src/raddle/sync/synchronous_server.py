@@ -1,11 +1,12 @@
 """A synchronous parameter server: it sums one gradient of each worker, in rank order, and makes one update.
 
-A push is a worker's gradient, a pull the updated rows that the server sends back. A pull is sent without
-a copy, although the wire reads the rows later. This is safe: the next update needs a push of every
-worker, and a worker pushes again only after its last pull has arrived. A script that changes parameters
-by hand calls `synchronize` before, which waits until all queued rows are sent. Updates change this rank's
-parameters in place, because no forward uses them between `submit` and `wait`. A clock is the number of a
-step. The *caller* is the code that uses ServerSynchroniser.
+An item is a slice of a parameter: some of its rows. A push is a worker's gradient of an item, a pull the
+updated rows that the server sends back. A pull is sent without a copy, although the wire reads the rows
+later. This is safe: the next update needs a push of every worker, and a worker pushes again only after its
+last pull has arrived. A script that changes parameters by hand calls `synchronize` before, which waits
+until all queued rows are sent. Updates change this rank's parameters in place, because no forward uses
+them between `submit` and `wait`. A clock is the number of a step. The *caller* is the code that uses
+ServerSynchroniser.
 """
 
 from __future__ import annotations
