@@ -12,7 +12,7 @@ class Auto(Search):
     """Chooses the plan, the sync kind and the pipeline with the fastest simulated step."""
 
     chooses_sync = True
-    starts_from_others = True
+    starts_from_others = True  # in a comparison, the plans of the methods before it are starts
 
     def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         from raddle.searches.auto.method import search

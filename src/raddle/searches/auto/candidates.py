@@ -1,6 +1,7 @@
 """The candidate plans of `auto`, and the two ways to time them.
 
-CandidateTimer uses the fast evaluator, which times a single step. CandidateSimulator runs the full
+CandidateTimer uses the fast evaluator (simulation/fast), which times a single step. The evaluator holds one
+plan; to *move* it is to give this plan other tiles. CandidateSimulator runs the full
 simulation of several steps, which also gives the peak memory.
 """
 
@@ -31,7 +32,7 @@ class Candidate:
     name: str
     tiles: Tiles
     time: int  # nanoseconds of a single step
-    load: int = 0  # busy nanoseconds of the busiest resource: no step is shorter
+    load: int = 0  # busy nanoseconds of the busiest device or link: no step is shorter
     step_seconds: float | None = None  # of a step in the steady state; None: not simulated yet
     peaks: tuple[int, ...] = ()  # peak bytes of each device
     fits: bool | None = None  # the peaks fit the devices' memory

@@ -1,6 +1,7 @@
 """The search of `auto`: tries all methods, improves the best plans, and takes the fastest that fits memory.
 
-1. Starts: baselines, OptCNN's optima and expert plans (starts.py). Each is timed for a single step.
+1. Starts, which are plans to begin with: baselines, OptCNN's optima and expert plans (starts.py). Each is
+   timed for a single step.
 2. Markov chains (flexflow/multi_chain.py) improve the fastest starts.
 3. The fastest candidates are simulated for several steps, with their memory. The fastest that fits is the
    result. Baselines that could be faster are simulated too, so that no baseline that fits is faster.
@@ -100,7 +101,7 @@ class AutoSearch:
         with self.attempts.attempt("lower bound"):
             bound = lower_bound(self.graph, self.cluster, optimizer=self.settings.optimizer)
             return 1e3 * bound.seconds
-        return None
+        return None  # the attempt failed
 
     def _pipelines(self) -> list[PipelineCandidate]:
         """Pipeline candidates, the fastest first.
@@ -154,6 +155,7 @@ class AutoSearch:
         """The functions that make starts by a search of their own, by name."""
         functions: dict[str, StartsFunction] = {"optcnn": optima}
         if len(self.cluster.devices) <= MAX_EVALUATED_DEVICES:
+            # Groups in 2 or 4 stages, each with OptCNN's optimum on its part of the devices.
             functions["staged optcnn"] = staged_optima
         return {**functions, "experts": expert_starts}
 
@@ -187,6 +189,7 @@ class AutoSearch:
                 if len(self.multi_chain.chains) < MAX_CHAINS and c.time not in seen:
                     seen.add(c.time)  # equal times are nearly always equal plans
                     self.multi_chain.add_chain(c.name, c.tiles)
+            # The remaining 15% of the budget are for the simulations.
             self.multi_chain.run(0.85 * self.settings.budget)
             finished = True
             if self.multi_chain.stopped == "interrupt":
@@ -209,8 +212,8 @@ class AutoSearch:
     def _fitting_starts(self, ranked: list[Candidate], multi_chain: MultiChain) -> list[Candidate]:
         """The fastest starts that fit memory; if memory is scarce, also limits the memory of the chains.
 
-        The evaluator's memory estimate is too low for some plans. `scale` corrects it: it is the largest
-        ratio of simulated peak to estimate that is seen.
+        ranked: candidates, the fastest first. The evaluator's memory estimate is too low for some plans.
+        `scale` corrects it: it is the largest ratio of simulated peak to estimate that is seen.
         """
         capacity = np.array([d.memory for d in self.cluster.devices], np.float64)
         scale, fitting = 1.0, []

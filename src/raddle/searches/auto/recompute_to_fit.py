@@ -10,7 +10,7 @@ from raddle.searches.attempts import reasons
 from raddle.searches.auto.candidates import Candidate, CandidateSimulator
 from raddle.simulation.memory.persistent import state_bytes
 
-BLOCK_COUNTS = (2, 4, 8, 16)
+BLOCK_COUNTS = (2, 4, 8, 16)  # numbers of blocks (recomputation.py) to try
 
 
 def recompute_to_fit(

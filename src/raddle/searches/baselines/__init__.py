@@ -24,7 +24,7 @@ BASELINES: dict[str, Callable[[Graph, Cluster], Tiles]] = {
     "owt": owt,
     "layerwise": layerwise,
     "spatial": spatial,
-    "filter-horizontal": filters.horizontal,
+    "filter-horizontal": filters.horizontal,  # this and the next two are the thesis's: filters.py
     "filter-incremental": filters.incremental,
     "channel-incremental": filters.channel_incremental,
 }

@@ -43,8 +43,8 @@ def sample_cuts(graph: Graph, parts: int) -> Cuts:
 def split_by_sample(op: Op, cuts: Cuts, devices: tuple[int, ...]) -> Tiling:
     """n/N for an operator with samples; else a copy on each device, or on the first device only.
 
-    There are copies on all devices if the operator updates a buffer (running statistics), or if the devices
-    are few and the operator is not opaque.
+    There are copies on all devices if the operator updates a buffer (running statistics), or if there are
+    at most MOST_REPLICAS devices and the operator is not opaque. cuts: cut points of the batch.
     """
     n = dim_of(op, "n")
     if n is not None and op.space.dims[n].size % cuts[-1] == 0:

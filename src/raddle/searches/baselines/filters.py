@@ -80,6 +80,7 @@ def _layers(graph: Graph, cluster: Cluster, seconds: Seconds) -> list[FilterLaye
     ops_of_layer: dict[tuple[str, int], list[Op]] = {}
     for op in graph.ops:
         c = dim_of(op, "c")
+        # "P": a dimension of a parameter. Role "frozen": a parameter that is not trained.
         if c is not None and graph.dim_kinds(op)[c] == "P" and op.space.reduced_dims:
             weight = next(i for i in op.inputs if graph.values[i].role in ("parameter", "frozen"))
             ops_of_layer.setdefault((weight, op.space.dims[c].size), []).append(op)
@@ -155,7 +156,7 @@ def _partition(graph: Graph, cluster: Cluster, *, channels: bool) -> Tiles:
         ],
         shares,
     )
-    runs = {
+    runs = {  # u: units per filter
         op.name: (layer_runs, u)
         for layer, layer_runs, u in zip(layers, runs_by_layer, units_per_filter, strict=True)
         for op in layer.ops
@@ -204,6 +205,7 @@ def _filter_tiles(op: Op, runs: Sequence[FilterRun], units: int) -> Tiling:
     """The tiles of a layer with filters.
 
     If runs cut filters, a run is up to three boxes: the end of a filter, whole filters, the start of one.
+    units: units per filter.
     """
     c, k = dim_of(op, "c"), dim_of(op, "k")
     assert c is not None

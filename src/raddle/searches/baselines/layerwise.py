@@ -31,13 +31,14 @@ def layerwise(graph: Graph, cluster: Cluster) -> Tiles:
     ):
         for op in (op for ops in layers[first:last] for op in ops):
             device_of[op.name] = device
-            tiles[op.name] = copies(op, [device])
+            tiles[op.name] = copies(op, [device])  # a single copy: the whole operator on one device
     place_batch_independent(graph, tiles, lambda op: copies(op, [device_of[op.name]]))
     return tiles
 
 
 def _layer_name(op: Op) -> str:
     """The layer of an operator. A composite is one layer, but each layer of a stacked RNN is its own."""
+    # The names of a stacked RNN's operators go on with .l0, .l1 and so on (r: reverse direction).
     part = re.match(r"\.l\d+(?=r?\.)", op.name.removeprefix(op.layer))
     return op.layer + part[0] if part and op.composite_kind in RECURRENT else op.layer
 

@@ -64,6 +64,7 @@ def fully_connected(graph: Graph) -> set[str]:
         if op.name in independent:
             continue
         made_by = {producer[i] for i in op.inputs if i in producer} - independent
+        # n samples, c output features, k input features, and no tokens or images
         vectors = "".join(dim.name for dim in op.space.dims) == "nck" and not op.composite_kind
         if (op.kind == "linear" and vectors) or (made_by and made_by <= connected):
             connected.add(op.name)

@@ -5,8 +5,9 @@ decides is drawn before the proposal is timed. So the longest time that would st
 and the simulation of a proposal stops when it is certain to take longer (simulation/fast/kernel.py). The
 decisions are exactly those of full simulations.
 
-Differs from the paper: there are guided moves besides the uniform ones (moves.py), and no incremental
-simulation, which was slower than these shortened simulations (bench/search).
+A move changes the configurations of one or more groups. Differs from the paper: besides uniform moves, that
+is random ones, there are guided moves, such as taking the configuration of a neighbour (moves.py). There is
+no incremental simulation, which was slower than these shortened simulations (bench/search).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Chain:
     """The current plan of a chain, and the best plan that it has seen."""
 
     space: PlanSpace
-    evaluator: Evaluator  # shared by all chains
+    evaluator: Evaluator  # times steps; it holds the plan of one chain, and all chains share it
     start: str  # name of its start
     tiles: Tiles  # of the current plan
     time: int  # nanoseconds of a step of the current plan
@@ -48,7 +49,7 @@ class Chain:
     fits: Callable[[], bool] = lambda: True  # whether the evaluator's plan fits the memory
 
     def __post_init__(self) -> None:
-        """Reads the configuration of each group from the tiles; None where they are not of one."""
+        """Reads the configuration of each group from the tiles; None where no configuration gives them."""
         self.state: list[Configuration | None] = [
             self.space.configuration_of(g, self.tiles) for g in range(len(self.space.groups))
         ]

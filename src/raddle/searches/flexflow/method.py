@@ -2,7 +2,8 @@
 
 The search space is SOAP: samples, attributes (height, width, sequence), parameters and, unless `reduction`
 is False, summed dimensions may be split. Parts may be on any devices, so that operators can run at the same
-time. Several chains start from data parallelism, OptCNN's optima, expert plans and a random plan.
+time. Several chains start from data parallelism, OptCNN's optima, expert plans (starts.py) and a random
+plan.
 
 Differs from the paper: all operators of a group share a configuration (groups.py); the tiles of an operator
 are on different devices; besides uniform moves there are guided ones, such as copying the configuration of
@@ -43,6 +44,7 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     space, attempts = PlanSpace(graph, cluster, settings), Attempts()
     starts = baseline_starts(space, {"data": data, "owt": owt}, attempts)
     starts |= fastest_first(space, optima(space))
+    # staged_optima: groups in 2 or 4 stages, each with OptCNN's optimum on its part of the devices
     starts |= fastest_first(space, expert_starts(space) | staged_optima(space), most=3)
     return replace(flexflow(graph, cluster, settings, starts), failed=tuple(attempts.failures))
 

@@ -8,7 +8,9 @@ degree       a factor of the degrees moves from one letter to another, or is dro
 devices      the same parts on other devices
 uneven       samples in proportion to the devices' speeds
 
-All but `uniform` are guided moves, which the paper does not have. PlanSpace defines groups and neighbours.
+A configuration has the degrees of a group (the number of parts of each letter, i.e. dimension) and its
+devices (configurations.py). All but `uniform` are guided moves, which the paper does not have. PlanSpace
+defines groups and neighbours.
 """
 
 # g: index of a group
@@ -25,7 +27,7 @@ from raddle.searches.configurations import Configuration
 from raddle.searches.plan_space import PlanSpace
 
 ConfigurationChanges = dict[int, Configuration]  # by group, its new configuration
-State = Sequence[Configuration | None]  # by group, its current one; None: its tiles are not of one
+State = Sequence[Configuration | None]  # by group, its current one; None: none gives its tiles
 
 
 class MoveProposer:
@@ -97,6 +99,7 @@ class MoveProposer:
         if current is None:
             return self.uniform(g)
         group, parts = self.space.groups[g], list(current.degrees)
+        # a: position of a letter; source and target below, too
         splittable = [
             a for a, letter in enumerate(group.letters)
             if self.space.settings.reduction or letter not in group.reduced
@@ -127,7 +130,7 @@ class MoveProposer:
         current = state[g]
         if current is None:
             return {}
-        if self.rng.random() < 0.3:  # reverse the order of the letters: inside or across nodes
+        if self.rng.random() < 0.3:  # reverse the letters: another one is outermost, across nodes
             return {g: current._replace(devices=transposed_devices(current), shares=())}
         return {g: self.space.on_random_devices(current.degrees, self.rng)}
 

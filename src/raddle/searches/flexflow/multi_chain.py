@@ -27,7 +27,7 @@ class MultiChain:
     """The chains, and the history of the best time."""
 
     space: PlanSpace
-    evaluator: Evaluator
+    evaluator: Evaluator  # times steps; shared by all chains
     clock: Clock
     settings: Settings
     chains: list[Chain] = field(default_factory=list)
@@ -121,4 +121,4 @@ class MultiChain:
     def _restart(self, chain: Chain) -> None:
         """Moves a chain back to the best plan that it has seen."""
         chain.tiles, chain.time = dict(chain.best), chain.best_time
-        chain.__post_init__()
+        chain.__post_init__()  # reads the configurations from the new tiles

@@ -12,8 +12,8 @@ child for each configuration of some node. The most promising child comes next; 
 or dropped, the open one with the lowest bound comes next. So at any time the best choice so far and a lower
 bound are known.
 
-Differs from the paper: costs move only over edges between two nodes, and a node collects the costs of all
-its edges.
+Differs from Kolmogorov's paper: costs move only over edges between two nodes, and a node collects the costs
+of all its edges.
 """
 
 # i, j: nodes, e: an edge, x: a configuration
@@ -193,6 +193,7 @@ def _tighten(
             for i in sorted(range(len(few_nodes)), reverse=backwards):
                 costs = _collect_costs(few_nodes, few_edges, incident, moved, i)
                 kept[i] &= costs - costs.min() < gap
+                # edges to nodes that this sweep visits later
                 ahead = [(e, end) for e, end, j in incident[i] if (j < i) == backwards]
                 share = 1 / max(1, len(ahead), len(incident[i]) - len(ahead))
                 for e, end in ahead:

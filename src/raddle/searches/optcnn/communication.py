@@ -1,6 +1,8 @@
 """Communication times of OptCNN's costs: transfers of values (t_X), and merging of partial sums.
 
-All results are arrays over configurations: [x], or [i, j] for two groups (see transfers.py).
+All results are arrays over configurations: [x], or [i, j] for two groups (see transfers.py). A layout has
+the tiles of an operator in all configurations (layouts.py). On large clusters only a sample of the devices
+is considered (transfers.sampled_devices).
 """
 
 # x: configuration of a group, d: sampled device

@@ -35,7 +35,7 @@ from raddle.searches.optcnn.problem import Edge, cost_of, improve_locally
 from raddle.searches.settings import OnProgress
 
 Scope = tuple[int, ...]  # nodes, in rising order
-Factor = tuple[Scope, np.ndarray]  # costs, with a dimension for each node of the scope
+Factor = tuple[Scope, np.ndarray]  # a table of costs: a dimension for each node of its scope
 OutOfTime = Callable[[], bool]
 
 LANES = 16  # float32 numbers in a vector register

@@ -1,6 +1,8 @@
 """Orders in which elimination.py eliminates nodes, so that the tables that it makes stay small.
 
-The parameter `links` maps each node to its neighbours.
+To eliminate a node is to replace its tables of costs by one table over its neighbours. If it has two
+neighbours, this is a min-plus product of two matrices. The parameter `links` maps each node to its
+neighbours.
 """
 
 # i, j, v: nodes

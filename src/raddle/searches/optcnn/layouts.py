@@ -1,5 +1,8 @@
 """The tiles of a group's members in all configurations of the group at once, on every sampled device.
 
+On large clusters only a sample of the devices is considered (transfers.sampled_devices). A lattice has all
+configurations of a group, as arrays (ranges.py).
+
 The result is the same as member_tilings (configurations.py) gives for each configuration. A letter usually
 cuts a dimension in the same way whatever the other letters do, so most ranges are computed letter by letter
 (ranges.py). Only where several letters cut one dimension together, configurations are computed one by one.
@@ -206,11 +209,13 @@ class LayoutBuilder:
 
         rows: configuration -> MemberTiling. In the other configurations it is as `dims` and `present` say.
         """
+        # For each device of the cluster, its number d in the sample; -1: it is not in the sample.
         column = np.full(self.device_count, -1)
         column[lattice.devices] = np.arange(len(lattice.devices))
         has_tile = present.copy()
         builders = [_RangesBuilder(ranges, lattice) for ranges in dims]
         for x, tiling in rows.items():
+            # tile: for each position, the number of its tile; copies of a tile follow each other
             tile = np.arange(len(tiling.positions)) // tiling.copies
             columns = column[list(tiling.positions)]
             tile, columns = tile[columns >= 0], columns[columns >= 0]

@@ -84,6 +84,7 @@ class MemberRanges:
         dim_ranges = [self._whole(dim.size) for dim in space.dims]
         producer_dims = spaces[member.ref].outputs[member.output]
         for p, index in enumerate(space.operands[member.operand].indices):
+            # plain_dim: the dimension, if the index is that dimension alone; else None
             d, ranges = index.plain_dim, dims[member.ref][producer_dims[p]]
             if d is not None and ranges.axes and not space.dims[d].unsplittable:
                 dim_ranges[d] = ranges

@@ -60,13 +60,17 @@ def optima(space: PlanSpace) -> dict[str, Tiles]:
             if solution.choice not in seen:
                 seen.add(solution.choice)
                 configurations = [space.pinned.get(g, c) for g, c in enumerate(chosen)]
+                # -k: summed dimensions, whose usual letter is k, may be split
                 name = f"optcnn{'-k' if reduction else ''}, sync {exposed:g}"
                 tiles_by_name[name] = space.tiles(configurations)
     return tiles_by_name
 
 
 def staged_optima(space: PlanSpace) -> dict[str, Tiles]:
-    """Plans of 2 or 4 stages, in which each stage has OptCNN's optimum for its part of the devices."""
+    """Plans of 2 or 4 stages, in which each stage has OptCNN's optimum for its part of the devices.
+
+    A stage is a run of groups with devices of its own (starts.py); there are no micro-batches.
+    """
     tiles_by_name: dict[str, Tiles] = {}
     if not space.cluster.homogeneous:
         return tiles_by_name

@@ -78,13 +78,14 @@ def _bounding_volume(low: Array, high: Array, a: int, count: int, x: int) -> flo
 def fill_seconds(
     need_lo: Array, need_hi: Array, held_lo: Array, held_hi: Array,
     node_lo: Array, node_hi: Array, box_counts: Array,
-    start: Array, single_node: bool, link: Array, network: Array, width: float, diagonal_only: bool, out: Array,
+    start: Array, single_node: bool, link: Array, network: Array, width: float, diagonal_only: bool,
+    out: Array,
 ) -> None:  # fmt: skip
-    """Writes into out[i, j] the seconds of the slowest link; with `pairs`, only for i == j.
+    """Writes into out[i, j] the seconds of the slowest link; diagonal_only: only for i == j.
 
     need_*, held_*: boxes of devices [r, d, configuration]; node_*: boxes of nodes [r, a, k, i], with
-    box_counts [a, i] of them. link, network: [a, (seconds per byte, latency, shared)]. width: bytes of an
-    element.
+    box_counts [a, i] of them. start: [a], first device of a node. link, network: [a, (seconds per byte,
+    latency, shared)]; shared: 1 if the devices of the node share it, else 0. width: bytes of an element.
     """
     dims, _, readers = need_lo.shape
     producers, max_boxes = held_lo.shape[2], node_lo.shape[2]
@@ -100,7 +101,7 @@ def fill_seconds(
         for d in range(start[a], start[a + 1]):
             last = d == start[a + 1] - 1
             _volumes(need_lo[:, d], need_hi[:, d], sizes)
-            n = readers
+            n = readers  # up to the last configuration in which the device needs anything
             while n > 0 and sizes[n - 1] <= 0:
                 n -= 1
             widest = max(widest, n)
@@ -162,7 +163,7 @@ def _row(
 ) -> tuple[int, int]:
     """The row of the range from a to b: the number of an equal one, or of a new one; and the row count.
 
-    lo, hi: [j], needed ranges of a device. rows, ends: the rows so far, and their ranges.
+    lo, hi: [j], needed ranges of a device. rows, row_ends: the rows so far, and their ranges.
     """
     for u in range(row_count):
         if row_ends[u, 0] == a and row_ends[u, 1] == b:

@@ -1,6 +1,7 @@
 """Finds the devices that must merge partial sums with each other, in all configurations at once.
 
 If a summed dimension is split, several devices have partial sums of the same result: they are partners.
+layouts.py explains layouts and placements, ranges.py axes and lattices, transfers.py the sampled devices.
 """
 
 # x: configuration of a group, d, e: sampled devices, a: axis (position of a letter)
@@ -61,7 +62,7 @@ def _from_axes(layout: MemberLayout) -> tuple[Array, ...]:
         rank = rank * lattice.parts[:, a, None] + coordinate
         count = count * lattice.parts[:, a, None]
     is_first_copy, partials = layout.present, np.ones((len(rank), 1), np.int64)
-    cut = {a for r in layout.dims for a in r.axes}
+    cut = {a for r in layout.dims for a in r.axes}  # axes that split some dimension
     for a, coordinate in enumerate(lattice.coordinates):
         if a in cut:
             partials = partials * lattice.parts[:, a, None]

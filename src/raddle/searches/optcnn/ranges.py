@@ -43,6 +43,7 @@ class Lattice:
         self.parts = np.array(degrees, np.int64).reshape(len(degrees), -1)  # [x, a]
         self.total = self.parts.prod(axis=1)  # [x]: number of devices
         later = np.cumprod(self.parts[:, ::-1], axis=1)[:, ::-1]
+        # [x, a]: distance of the devices of two neighbouring parts of the letter
         self.strides = np.concatenate([later[:, 1:], np.ones((len(degrees), 1), np.int64)], axis=1)
         self.options = [np.unique(column) for column in self.parts.T]  # [a]: all degrees, ascending
         self.used = devices[None, :] < self.total[:, None]  # [x, d]: whether the device has a part
@@ -154,6 +155,7 @@ def ranges_read(index: Index, dims: Sequence[Ranges], cache: dict[Any, Any]) -> 
     if not split_dims:
         return single_range(*index.range(box))
     range_index, spans = _combine([dims[d] for d in split_dims])
+    # The key has the index expression with its dimensions renumbered, so that h and w can be equal.
     terms = tuple((dims_read.index(t.dim), *t[1:]) for t in index.terms)
     others = tuple(box[d] for d in dims_read if d not in split_dims)
     key = (terms, *index[1:], others, tuple(dims_read.index(d) for d in split_dims), tuple(spans))

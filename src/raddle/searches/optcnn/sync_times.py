@@ -5,10 +5,11 @@ and receives the parameters. All of this goes through one link.
 
 all_reduce_times, as raddle runs it: the devices that hold the same share of a parameter all-reduce it in a
 ring; all rings run at the same time, and rings on the same link take turns. Parameters are reduced in
-buckets, so that a small parameter takes its part of a full bucket's time.
+buckets, so that a small parameter takes its part of a full bucket's time. layouts.py explains layouts and
+placements, ranges.py lattices.
 """
 
-# x: configuration of a group, d: device, a: axis (position of a letter), u: a different set of rings
+# x: configuration of a group, d: device, a: axis (position of a letter), u: number of a set of rings
 
 from __future__ import annotations
 
@@ -139,7 +140,9 @@ class SyncTimes:
             count = (
                 share_numbers(ParameterRead(layout, operand, width), self.all_devices) >= 0
             ).sum(axis=1)
+            # server_bytes(1, 1): for one device and one byte
             nbytes += server_bytes(1, 1) * elements * width * (count / sampled)
+        # [x]: the node of the last device
         node = np.array([d.node for d in self.cluster.devices])[lattice.total - 1]
         rates = np.array([self._rate(int(last)) for last in range(self.cluster.nodes)])
         return np.asarray(nbytes * rates[node])

@@ -14,7 +14,7 @@ operators (grids.py) cost nothing. On clusters of more than 64 devices, the time
 devices are computed (transfers.sampled_devices); with `reduction`, those of all devices.
 """
 
-# g, h: groups, x: configuration (as indices), k: member of a group
+# g, h: indices of groups, x: index of a configuration, k: index of a member of a group, d: sampled device
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class ComputeTimes:
             if (
                 m.op.space.combine
                 and layout.has_partial_sums
-                and not is_local_statistics(m.op, self.bn)
+                and not is_local_statistics(m.op, self.bn)  # batch norm of each device's samples
             ):
                 transfer_seconds = transfer_seconds + self.communication.merge_seconds(
                     m.op, layout, self._reading_devices(g, m.op, layout)

@@ -3,7 +3,7 @@
 The result is the same as ComputeCosts.seconds gives for each tile, but computed with arrays.
 """
 
-# x: configuration of a group, d: sampled device, u: a different shape of tile
+# x: configuration of a group, d: sampled device, u: number of a shape of tiles
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class TileTimes:
         self.keys: dict[str, tuple[Any, ...]] = {}  # cost key, by operator
         self.devices: list[Device] = [cluster.devices[d] for d in devices]
         self.volumes: dict[Any, Any] = {}  # cache of ranges.volume
-        self.speeds: dict[tuple[str, Any], Speed] = {}  # by family of operators and dtype
+        self.speeds: dict[
+            tuple[str, Any], Speed
+        ] = {}  # by family (conv, matmul, attention, memory) and dtype
 
     def cost_key(self, op: Op) -> tuple[Any, ...]:
         """Everything that its time depends on, besides its layout."""
@@ -50,7 +52,7 @@ class TileTimes:
         key = self.cost_key(op)
         if key not in layout.seconds_cache:
             grad_operands = key[2]
-            if OPERATOR_KINDS[op.kind].flops is not None:
+            if OPERATOR_KINDS[op.kind].flops is not None:  # the kind counts its FLOPs itself
                 tile_seconds = self._seconds_by_shape(
                     op, layout, "F" if grad_operands is None else "FB"
                 )
@@ -67,7 +69,8 @@ class TileTimes:
     ) -> tuple[Array, Array]:
         """Roofline seconds of the forward and of the backward.
 
-        The gradient of an operand takes as long as the forward, except for operands that are added once.
+        The gradient of an operand takes as long as the forward, except for operands that are added once, as
+        a bias is. grad_operands: numbers of the operands that get a gradient.
         """
         space, graph, speeds = op.space, self.compute.graph, self._speed(op)
         read = [volume(need.ranges, self.volumes) * _mask(need.present, layout.present)

@@ -31,7 +31,7 @@ class Boxes(NamedTuple):
 
     lo: Array  # [r, d, x]
     hi: Array  # [r, d, x]
-    fixed: tuple[bool, ...]  # [r]: whether all boxes have the same range
+    fixed: tuple[bool, ...]  # [r]: whether all boxes have the same range along dimension r
 
 
 class HeldBoxes(NamedTuple):
@@ -170,7 +170,7 @@ def _seconds(
 ) -> Array:
     """[i, j]: calls the JIT-compiled loop, without the dimensions that are never split.
 
-    The sizes of those dimensions multiply the width. pairs: compute only the entries with i == j.
+    The sizes of those dimensions multiply the width. diagonal_only: compute only the entries with i == j.
     """
     lo, hi, fixed = held.boxes
     keep, width = [], float(width)
