@@ -1,5 +1,7 @@
 """The functions of raddle for its command line, experiments and scripts: one module for each subject.
 
+A verb is a sub-command of the command line, such as `raddle plan`.
+
 loading          models, plans and profiles by name
 models           graphs, and workloads of the zoo           networks      the zoo's modules and losses
 clusters         devices and links                          probing       measuring this machine
@@ -11,7 +13,7 @@ simulating       timelines of programs, and their metrics   explaining    why a 
 running          training with a plan                       launching     the torchrun command of a run
 verifying        a plan against the plain module            transports    messages between ranks
 defaults         defaults of verbs and the live page        live_page     data of the page of `raddle serve`
-lab              hosts on a shaped network                  results       results of experiments
+lab              hosts emulated on one machine              results       results of experiments
 
 These modules import torch and numba, so each verb of the command line imports them only when it runs.
 """

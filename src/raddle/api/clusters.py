@@ -1,4 +1,9 @@
-"""Clusters: devices and the links between them, and the list of presets."""
+"""Clusters: devices and the links between them, and the list of presets.
+
+A `Link` joins the devices of a node; a `Network` is the adapter (NIC) with which a node reaches the others.
+`cluster` reads a preset or a file, `build_cluster` takes a list of nodes, `summarise` describes a cluster
+for tables. `cores` counts the CPU cores that this process may use.
+"""
 
 from __future__ import annotations
 

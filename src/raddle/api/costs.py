@@ -1,4 +1,8 @@
-"""Costs: seconds of operators, measured or from a roofline model, and bytes of synchronisation."""
+"""Costs: seconds of operators, measured or from a roofline model, and bytes of synchronisation.
+
+`measure` times tiles (boxes of operators) on this machine and returns a `Profile`; `distinct_tiles` lists
+the tiles of a plan that it must time. `server_bytes` counts bytes to and from a parameter server.
+"""
 
 from __future__ import annotations
 

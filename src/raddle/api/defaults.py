@@ -1,3 +1,6 @@
-"""Defaults shared by the verbs and the live page; imports nothing, so that `raddle --help` is fast."""
+"""Defaults that the verbs (sub-commands) and the page of `raddle serve` share.
+
+This module imports nothing, so that `raddle --help` is fast.
+"""
 
 COMPARE_SECONDS = 10.0  # for each search, where several methods are compared

@@ -1,6 +1,8 @@
 """Lists the functions that numba compiles on their first use on a machine.
 
 The command line compiles them before its work, with a message, so that the user knows why to wait.
+`EVALUATOR` has the functions of the fast simulation, `PARTITIONERS` those of the hypergraph partitioners.
+A solver (`SOLVERS`) is a method of `raddle partition` that uses the latter.
 """
 
 from __future__ import annotations

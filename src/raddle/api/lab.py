@@ -1,4 +1,8 @@
-"""Labs: hosts with a shaped network between them, on one machine, and commands that run on them."""
+"""Labs: hosts emulated on one machine, with a network of limited rate, and commands that run on them.
+
+`INTERFACE` is the name of the network interface on each host; `launch` runs commands on several hosts at
+once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Builds and runs the torchrun command of `raddle run`: machines, device, backend, environment."""
+"""Builds and runs the torchrun command of `raddle run`: machines, device, backend, environment.
+
+torchrun starts `python -m raddle.runtime` for each rank; `Options` are the options of that program.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class Machines:
             raise InputError(f"--nnodes is {self.count}: there is at least this machine.")
         if (self.count or 1) > 1 and (self.node_rank is None or self.address is None):
             raise InputError(
-                "several machines meet at one of them: say where with --master-addr, "
+                "several machines connect to one of them: say where with --master-addr, "
                 "and which one this is with --node-rank."
             )
 
@@ -76,7 +79,9 @@ def choose_device(
 ) -> Options:
     """Return the options with the device, and where needed the backend, filled in.
 
-    devices: ranks on this machine; local: accept ranks that share this machine's CPU; gpus: GPUs here.
+    options.device: "cpu", "cuda", or None for cuda if there are enough GPUs. devices: ranks on this
+    machine; local: accept ranks that share this machine's CPU; single_node: no other machine takes part;
+    gpus: GPUs of this machine.
     """
     if options.device != "cpu" and gpus >= devices:
         return replace(options, device="cuda")
@@ -112,8 +117,8 @@ def rank_environment(options: Options, devices: int) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
-        **starter_env(),
-    }  # this process becomes torchrun
+        **starter_env(),  # the ranks end when this process, which becomes torchrun, ends
+    }
 
 
 def exec_torchrun(arguments: list[str], env: dict[str, str]) -> None:

@@ -22,8 +22,8 @@ def live_page_data() -> dict[str, Any]:
     return {
         "models": zoo_names(),
         "clusters": [_spec(preset) for preset in presets()],
-        "methods": [*BASELINES],
-        "searches": [*SEARCHES],
+        "methods": [*BASELINES],  # those that follow a rule, without a search
+        "searches": [*SEARCHES],  # the methods that search
         "budget": COMPARE_SECONDS,
         "page": render_live_page(),
     }

@@ -1,4 +1,4 @@
-"""Loads models, profiles and plans by name, for all verbs; torch is imported only when needed."""
+"""Loads models, profiles and plans by name, for all sub-commands; torch is imported only when needed."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +20,7 @@ __all__ = [
     "load_plans",
 ]
 
-MAX_SAMPLES = 2**31
+MAX_SAMPLES = 2**31  # of a batch
 
 
 def capture_model(name: str, batch: int | None, dtype: str = "float32") -> "Graph":
@@ -73,6 +73,7 @@ def load_plan(path: str, *, cluster: str | None = None, model: str | None = None
     name = model or data["model"]
     if not name:
         raise InputError(f"'{path}' names no model: add --model file.py:function.")
+    # The samples of the largest micro-batch; None: a user's function with a fixed batch.
     batch = -(-data["batch"] // data["microbatches"]) if takes_batch(name) else None
     graph = capture_model(name, batch, data["dtype"])
     return LoadedPlan(graph, plan_file.from_dict(data, graph), target_cluster)
@@ -93,6 +94,7 @@ def load_plans(
     from raddle.plans import plan_file
     from raddle.plans.pipelining import micro_batch_graph
 
+    # micro_batch: the graph for the samples of one micro-batch; first: the first plan.
     micro_batch, first, target_cluster = load_plan(paths[0], cluster=cluster, model=model)
     graph = micro_batch.for_batch(first.batch) if first.batch else micro_batch
     others = [plan_file.read(path) for path in paths[1:]]
@@ -101,6 +103,7 @@ def load_plans(
 
 
 def _cluster_for(path: str, data: dict[str, Any], wanted: str | None) -> "Cluster":
+    """Return the `wanted` cluster or, if that is None, the cluster of the plan file at `path`."""
     from raddle import clusters
 
     if wanted is not None:

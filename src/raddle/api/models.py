@@ -1,4 +1,7 @@
-"""Models: capturing a module as a graph, and workloads of the zoo (a module, a batch and a loss)."""
+"""Models: capturing a module as a graph, and workloads of the zoo (a module, a batch and a loss).
+
+`work` counts the FLOPs, and the elements read or written, of a box of an operator.
+"""
 
 from __future__ import annotations
 

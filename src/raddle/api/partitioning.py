@@ -1,7 +1,9 @@
 """Partition the filters of a model as a hypergraph, and write the hypergraph for other partitioners.
 
 `raddle partition` shows `partition_table`; `raddle export` writes `hypergraph` to a file. A vertex of the
-coarse hypergraph is a filter; a vertex of the fine one is one input channel of a filter.
+coarse hypergraph is a filter; a vertex of the fine one is one input channel of a filter. "Coarse" and
+"fine" are called the grain. A net joins a filter with all vertices that read its output
+(searches/hypergraph/__init__.py).
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ def build_partitioner(
     """Returns a partitioner of a graph that balances the work named by `weights`.
 
     weights: "flops", "time" (seconds of forward and backward on the cluster's first device, measured where
-    the profile has the operator), "both" (the mean of the two shares), or a JSON file with the work of each
-    layer. connected_as_one: each fully connected layer is one vertex, as in the thesis.
+    the profile has the operator), "both" (the mean of a layer's share of the flops and its share of the
+    time), or a JSON file with the work of each layer. connected_as_one: each fully connected layer is one
+    vertex, as in the thesis (docs/papers.md).
     """
     by_flops = Partitioner(graph, connected_as_one=connected_as_one)
     if weights == "flops":
@@ -87,8 +90,9 @@ def partition_table(
 ) -> list[dict[str, Any]]:
     """Returns one row per method and number of parts (`counts`), with work and communication.
 
-    budget: seconds for each solver. A combination that is impossible raises InputError if it is the only
-    one; otherwise its row has an `error` instead of numbers.
+    epsilon: allowed imbalance; 0.1 lets a part have 10 % more work than the average. budget: seconds for
+    each of the methods coarse, fine and mixed. A combination that is impossible raises InputError if it is
+    the only one; otherwise its row has an `error` instead of numbers.
     """
     cases = [(name, count) for name in methods for count in counts]
     rows = []

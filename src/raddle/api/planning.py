@@ -1,4 +1,7 @@
-"""Makes plans with a named method: checks the options, runs the method, predicts the plan's metrics."""
+"""Makes plans with a named method: checks the options, runs the method, predicts the plan's metrics.
+
+`BASELINES` follow a rule, such as data parallelism; `SEARCHES` search; `METHODS` has both.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +62,10 @@ def read_search_settings(
 ) -> Settings:
     """Return checked settings; raises InputError before a model is captured.
 
-    budget: seconds for each search; pins: texts such as "features.*=n/4"; reduction: whether sums may be
-    split, None: as the method does by default; profile: path of a profile file.
+    bn: samples over which batch norm takes its statistics, "local" (of a device), "microbatch" or "global";
+    sync: a sync kind, or "auto" for the fastest; budget: seconds for each search; pins: texts such as
+    "features.*=n/4"; reduction: whether sums may be split, None: as the method does by default; profile:
+    path of a profile file.
     """
     check_settings(methods, bn=bn, sync=sync)
     return Settings(
@@ -84,7 +89,7 @@ def predict(
     recompute: int | None = None,
     partition: str | None = None,
 ) -> EvaluatedPlan:
-    """Make a plan and simulate it; its row has the speedup over data parallelism.
+    """Make a plan and simulate it; the row of its metrics has the speedup over data parallelism.
 
     recompute: number of blocks for activation checkpointing. partition: the file of another partitioner's
     result, from which the plan is made instead of by `method`.

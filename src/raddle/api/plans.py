@@ -1,4 +1,8 @@
-"""Plans, the text notation of their tiles, and plan files."""
+"""Plans, the text notation of their tiles, and plan files.
+
+`DEFAULT_BUCKET` is in bytes. A plan is asynchronous if its steps overlap: a run then repeats a program of
+`OVERLAPPED_STEPS` steps.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Measures this machine: compute speed and communication of its ranks, and operators of a model."""
+"""Measures this machine: compute speed and communication of its ranks, and operators of a model.
+
+`probe` measures, `describe` turns the measurements into a description of a cluster, `write_probe` writes it
+to a file. `fit` computes latency and bandwidth from times of messages.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Results of experiments: sections of tables and charts that name the source of their numbers."""
+"""Results of experiments: sections of tables and charts that name the source of their numbers.
+
+A `Cell` is one entry of a table; a `Drawing` is lines of text.
+"""
 
 from __future__ import annotations
 

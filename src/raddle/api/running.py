@@ -1,4 +1,8 @@
-"""Trains with a plan; imports only torch and the standard library, so that ranks start fast."""
+"""Trains with a plan; imports only torch and the standard library, so that ranks start fast.
+
+`Options` are the options of a rank's command line, and `parse` reads them. An `UpdateEvent` records that a
+parameter server updated a slice of a parameter (raddle.sync).
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,10 @@ __all__ = ["Options", "Trainer", "UpdateEvent", "devices_needed", "measure_host_
 def devices_needed(plan: str, *, model: str | None, dtype: str | None, seed: int) -> int:
     """Return how many devices a plan file needs.
 
-    Raises the errors that every rank would raise, before any rank is started.
+    Raises the errors that every rank would raise, before any rank is started. model, dtype: None takes the
+    plan's.
     """
+    # On the device "meta", weights take no memory.
     job = load_job(plan, model=model or "", dtype=dtype or "", seed=seed, device="meta")
     optimizer_for(job.plan.optimizer)
     return job.plan.devices

@@ -1,4 +1,8 @@
-"""Pipeline schedules, by name or from a file with a row of actions for each worker."""
+"""Pipeline schedules, by name or from a file with a row of actions for each worker.
+
+`NAMES` are the named schedules; `MAKERS` has, by name, the functions for schedules with one stage on each
+worker. `threaded:4` is no pipeline: four steps run at once, without stages.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ __all__ = [
 def make_schedule(name: str, *, stages: int, microbatches: int, workers: int | None) -> Schedule:
     """Return a named schedule, or the schedule of a file, which has its own numbers of stages and so on."""
     if name in NAMES:
+        # chunks: how many stages a worker has in this schedule
         rows = workers or max(1, stages // SCHEDULES[name].chunks)
         return named_schedule(name, stages, rows, microbatches)
     return schedule_from_text(read_schedule(name))

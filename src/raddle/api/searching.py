@@ -1,4 +1,9 @@
-"""Building blocks of searches: groups, configurations, cost tables, Markov chains, starts, layers."""
+"""Building blocks of searches: groups, configurations, cost tables, Markov chains, starts, layers.
+
+A start is a plan from which a search begins. A `Chain` is a Markov chain of plans (FlexFlow's search),
+while `build_device_chain` lists the devices of a pipeline with the links between neighbours. `copies` puts
+a whole operator on each of some devices. `optcnn_paper` takes the costs of the OptCNN paper.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Messages between ranks, and child processes that end when their parent ends."""
+"""Messages between ranks, and child processes that end when their parent ends.
+
+A wire sends gradients to parameter servers (push) and updated values back (pull). A `Frame` is the header
+of such a message, and `PUSH` is one of its kinds. `starter_env` marks child processes, in which
+`end_with_parent` then watches the parent.
+"""
 
 from __future__ import annotations
 

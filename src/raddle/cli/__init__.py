@@ -1,1 +1,4 @@
-"""The command line: one file for each verb; options, output and preparation are shared; main starts it."""
+"""The command line: one file for each verb (sub-command); main.py starts it.
+
+The verbs share options.py, output.py and preparation.py.
+"""

@@ -43,6 +43,7 @@ def export(
     with spinner(f"writing {output}"):
         hypergraph = partitioning.hypergraph(partitioner, grain)
         partitioning.write_hypergraph(hypergraph, output, to)
+    # A net joins vertices; a pin is a vertex in a net.
     result = {
         "model": model, "file": output, "format": to, "grain": grain,
         "vertices": len(hypergraph.weight), "nets": len(hypergraph.cost), "pins": len(hypergraph.pins),

@@ -1,4 +1,9 @@
-"""Options and arguments that several verbs share."""
+"""Options and arguments that several verbs (sub-commands) share.
+
+Weights, Connected, DeviceOf     of `partition` and `export`: partitions of filters and channels
+ModelOption, RunSeed             of `run` and `verify`
+OtherCluster, OtherModel         of `simulate` and `explain`, in place of those in the plan file
+"""
 
 from typing import Annotated
 

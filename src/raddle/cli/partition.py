@@ -1,4 +1,8 @@
-"""The verb `partition`: partitions a model's filters and channels with several methods."""
+"""The verb `partition`: partitions a model's filters and channels with several methods.
+
+A part is the share of one device. The methods coarse, fine and mixed are solvers: they search until a
+time limit. The other methods follow a rule.
+"""
 
 from typing import Annotated
 

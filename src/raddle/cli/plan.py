@@ -92,7 +92,7 @@ def plan(
     from raddle.reports.tables.plan_metrics import show_plan
 
     if from_partition is not None:
-        method = "partition"
+        method = "partition"  # the name of the method in the plan file
     settings = read_search_settings(
         [] if from_partition else [method], bn=bn, sync=sync, budget=budget, seed=seed, pins=pin,
         reduction=reduction, profile=profile,

@@ -102,7 +102,7 @@ def report(
     check_folder(output)
     graph, target_cluster, given_plans = _load(model, cluster, batch, plan or (), run or ())
     if given_plans and methods is None and any(g.plan.method == "data" for g in given_plans):
-        names = []
+        names = []  # data parallelism is among the given plans
     if given_plans:
         first = given_plans[0].plan
         settings = replace(settings, bn=first.bn, sync=first.sync, optimizer=first.optimizer)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from raddle.reports.experiments.result import Result
 
 OUTPUT_FORMATS = (".html", ".md", ".json")
+# Files by which a checkout of raddle's repository is recognised.
 CHECKOUT_FILES = ("experiments/experiment.py", "src/raddle/version.py")
 
 

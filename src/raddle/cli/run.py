@@ -86,6 +86,7 @@ def run(
     from raddle.api.running import Options, devices_needed, parse
     from raddle.reports.progress import spinner
 
+    # The options of the program that torchrun starts for each rank.
     options = Options(
         plan, steps=steps, warmup=warmup, seed=seed, lr=lr, clip_norm=clip_norm,
         check_finite=check_finite, model=model, device=device, backend=backend, dtype=dtype,

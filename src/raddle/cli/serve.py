@@ -1,4 +1,4 @@
-"""The verb `serve`: starts the server of the live page."""
+"""The verb `serve`: starts a local web server, whose page starts searches and shows their reports."""
 
 from typing import Annotated
 

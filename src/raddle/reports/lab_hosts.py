@@ -1,6 +1,6 @@
 """Prints the results of `raddle lab`: a table of hosts, and what `raddle lab down` removed.
 
-A lab is a set of hosts (network namespaces) on one machine, with a shaped network between them.
+A lab is a set of hosts (network namespaces) on one machine, with a network of limited rate between them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Describes a captured model layer by layer, for the table and the `--json` of `raddle models`.
 
-A layer is the run of operators with the same `op.layer`; a composite module (an LSTM, a batch norm) is one
+A layer is consecutive operators with the same `op.layer`; a composite module (an LSTM, a batch norm) is one
 layer of several operators.
 """
 
@@ -73,13 +73,15 @@ def _layer_row(
 def split_text(graph: Graph, op: Op) -> str:
     """Return the dimensions that can be split, each with its kind: `n S, c P, h A, w A, k R`.
 
-    S: sample, P: parameter, A: attribute (as height and width), R: reduction (splitting it splits a sum).
+    S: sample, P: parameter, A: attribute (as height and width), R: reduction (splitting it splits a sum). A
+    dimension of kind "-" cannot be split.
     """
     pairs = zip(op.space.dims, graph.dim_kinds(op), strict=True)
     return ", ".join(f"{dim.name} {kind}" for dim, kind in pairs if kind != "-")
 
 
 def _size(op: Op) -> tuple[int, int]:
+    """Return a key that is largest for the main operator of a layer."""
     return _flops(op), op.space.full.volume
 
 
@@ -91,6 +93,7 @@ def _backward_flops(op: Op, differentiable: set[str]) -> int:
     if not _is_contraction(op):
         return 0
     grad_inputs = [i for i, name in enumerate(op.inputs) if name in differentiable]
+    # With an input's number, `work` is that of computing the gradient of this input.
     return sum(work(op, op.space.full, i).flops for i in grad_inputs)
 
 

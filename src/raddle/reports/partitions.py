@@ -14,7 +14,10 @@ MI = 2**20
 def show_partitions(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print one row for each partition; volumes are elements sent in a forward pass, in Mi (2**20).
 
-    Below the table: why a method failed, and which partitions exceed the allowed imbalance.
+    Work is that of the parts with the most and the least work. "heaviest" is the volume of the value that
+    is sent most, "average" the volume divided by the number of parts, "bound" a lower bound on the volume
+    of any coarse partition (each filter whole), "time" the duration of the partitioning. Below the table:
+    why a method failed, and which partitions exceed the allowed imbalance.
     """
     console = stdout()
     table = new_table(console)
@@ -55,6 +58,7 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
 
 
 def show_export(result: Mapping[str, Any]) -> None:
+    """Print what the exported hypergraph has; a pin is a vertex in a net."""
     print(
         f"{result['file']}: {result['vertices']} vertices, {result['nets']} nets, {result['pins']} pins, "
         f"for {result['format']}"

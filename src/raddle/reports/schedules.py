@@ -16,9 +16,11 @@ def schedule_names() -> list[dict[str, str]]:
 def describe_schedule(schedule: Schedule, name: str, backward: int = 1) -> dict[str, Any]:
     """Return a schedule's picture, its idle share (bubble) and its memory use.
 
-    backward: duration of a backward, where a forward takes 1. "alive": by worker, the largest number of
-    micro-batches whose activations are held at once. "versions": by worker, the largest number of weight
-    versions held at once, for schedules that keep several.
+    name: of the schedule, or the path of its file. backward: duration of a backward, where a forward takes
+    1. "picture": a line of actions for each worker. "waits": lines such as "F1.0 after B0.0", where an
+    action waits for another. "alive": by worker, the largest number of pairs of stage and micro-batch whose
+    activations are held at once. "versions": by worker, the largest number of weight versions held at once;
+    only for schedules without a flush.
     """
     result: dict[str, Any] = {
         "name": name,
@@ -31,7 +33,7 @@ def describe_schedule(schedule: Schedule, name: str, backward: int = 1) -> dict[
         "alive": peak_alive(schedule),
     }
     entry = SCHEDULES.get(name)
-    if entry is not None and entry.version_rule:
+    if entry is not None and entry.version_rule:  # a named schedule without a flush
         microbatches = schedule.microbatches
         micro_batches_per_step = (
             max(1, min(microbatches, entry.per_step(schedule.stages)))
@@ -44,6 +46,7 @@ def describe_schedule(schedule: Schedule, name: str, backward: int = 1) -> dict[
 
 
 def show_names(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print the list of `schedule_names`."""
     width = max(len(row["name"]) for row in rows)
     for row in rows:
         print(f"{row['name']:{width}}  {row['what']}")
@@ -51,6 +54,7 @@ def show_names(rows: Sequence[Mapping[str, str]]) -> None:
 
 
 def show_schedule(result: Mapping[str, Any]) -> None:
+    """Print the result of `describe_schedule`."""
     for worker, row in enumerate(result["picture"]):
         print(f"{worker:3}  {row}")
     for line in result["waits"]:

@@ -10,7 +10,11 @@ from raddle.reports.units import plural
 
 
 def show_verdict(result: Mapping[str, Any]) -> None:
-    """Print the result of `raddle.verification.verify_plan.verify`."""
+    """Print the result of `raddle.verification.verify_plan.verify`.
+
+    A check holds if it passes: values deviate by at most the tolerance, numbers of bytes are equal.
+    "precision" is a sentence about the data type of the comparison.
+    """
     console = stdout()
     console.print(
         f"{result['model']}, batch {result['batch']}, {result['method'] or 'a plan'} on "
@@ -39,6 +43,7 @@ def show_verdict(result: Mapping[str, Any]) -> None:
 
 
 def _deviation(value: float | int | None) -> str:
+    """Return the text of a deviation: an int is bytes, None is NaN or infinite."""
     if value is None:
         return "no number"
     return f"{value:,} bytes" if isinstance(value, int) else f"{value:.1e}"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-Cell = str | float | int | None
+Cell = str | float | int | None  # one entry of a table; None: no value
 SOURCES = ("", "measured", "simulated", "counted", "printed")
 
 
@@ -74,9 +74,9 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of an experiment.
+    """A section of a result, with its tables, charts and drawings as `parts`.
 
-    skipped: why this machine cannot do it; empty where it was done.
+    skipped: why this machine cannot run it; empty if it was run.
     """
 
     title: str
@@ -95,7 +95,7 @@ class Result:
     machine: str
     quick: bool  # whether only the small sizes were done
     seconds: float  # duration of the experiment
-    version: str = field(default="")
+    version: str = field(default="")  # of raddle
 
 
 def result_to_dict(result: Result) -> dict[str, Any]:

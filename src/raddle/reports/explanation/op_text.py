@@ -30,7 +30,7 @@ from raddle.reports.units import (
     plural,
 )
 
-DERIVATIONS = {  # what decides the tiles of a member of a group
+DERIVATIONS = {  # what decides the tiles of a member of a group; {}: the name of another member
     "anchor": "the layer that is split",
     "own": "its own letters",
     "after": "what it reads: {}",
@@ -40,7 +40,11 @@ MIN_SHARE = 0.1  # a cause of less than this share of a time difference is not n
 
 
 def show_op(result: Mapping[str, Any]) -> None:
-    """Print the result of `raddle.searches.explanation.explain_op.explain_op`."""
+    """Print the result of `raddle.searches.explanation.explain_op.explain_op`.
+
+    "timed" and "faster" count the other splits that were timed, and those of them that are faster; "base"
+    has the metrics of the present split. "simulated" is None if the fast simulation computed the times.
+    """
     console = stdout()
     console.print(heading(result), style="bold")
     console.print(f"{result['op']} ({result['kind']}): {result['tiles']}")
@@ -77,6 +81,7 @@ def _show_group(console: Console, group: Mapping[str, Any]) -> None:
         table.add_column(title, overflow="fold")
     for row in members[:MAX_ROWS]:
         follows = DERIVATIONS[row["how"]].format(row["ref"])
+        # row["follows"]: whether the plan gives the member the tiles that follow from the anchor's.
         exception = "" if row["follows"] or group["configuration"] is None else ", but not here"
         table.add_row(row["name"], row["kind"], follows + exception, row["tiles"])
     console.print(table)
@@ -91,6 +96,7 @@ def _letter_table(console: Console, group: Mapping[str, Any]) -> Table:
     table.add_column("can be split", overflow="fold")
     for row in group["letters"]:
         can = f"by {row['kind']}" if row["why_not"] is None else f"no: {row['why_not']}"
+        # A letter may be one of another member of the group.
         of = "" if row["of"] == group["anchor"] else f", of {row['of']}"
         parts = "" if row["parts"] is None else str(row["parts"])
         table.add_row(row["letter"], str(row["size"]), parts, can + of)
@@ -111,8 +117,8 @@ def _show_alternatives(console: Console, result: Mapping[str, Any]) -> None:
     for row in rows:
         changes = ", ".join(describe_changes(base, row)) or "nothing that stands out"
         console.print(f"{signed_ms(row['difference_ms'])} with {row['tiles']}: {changes}")
-    if any(row["partial"] for row in rows):
-        console.print("Some split a sum, which optcnn does with --reduction alone.")
+    if any(row["partial"] for row in rows):  # splits of a summed dimension give partial sums
+        console.print("Some split a sum, which optcnn does only with --reduction.")
     for sentence in _exclusions(result["excluded"]):
         console.print(sentence)
 
@@ -175,8 +181,9 @@ def describe_changes(base: Mapping[str, Any], row: Mapping[str, Any]) -> list[st
 
 
 def _exclusions(excluded: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences about splits that are not alternatives: impossible, too large, or not timed."""
     for row in excluded["refused"]:
-        yield f"{row['count']} cannot be, as {row['example']}: {row['reason']}"
+        yield f"{row['count']} are impossible, such as {row['example']}: {row['reason']}"
     memory = excluded["memory"]
     if memory is not None:
         difference = memory["difference_ms"]

@@ -42,7 +42,8 @@ def has_comparison(result: Mapping[str, Any]) -> bool:
 def sent_changes(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[str]:
     """Yield phrases on what the new plan sends more or less, the largest change first.
 
-    old, new: bytes by purpose. Negligible changes are left out.
+    old, new: bytes by purpose ("activations", "gradients" of these, "parameters", ...). Negligible changes
+    are left out.
     """
     threshold = NEGLIGIBLE * max(sum(old.values()), sum(new.values()))
     changes = {purpose: new[purpose] - old[purpose] for purpose in new}

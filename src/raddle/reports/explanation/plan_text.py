@@ -29,8 +29,8 @@ STOP_REASONS = {  # why a search ended, by the name in a plan file
     "proposals": "it had made as many proposals as it may",
     "no improvement": "nothing had become faster for long",
     "interrupt": "it was interrupted",
-    "optimum": "it is the optimum of its tables",
-    "starts": "there are too many devices to improve it",
+    "optimum": "it is the optimum of its tables",  # OptCNN's tables of costs
+    "starts": "there are too many devices to improve it",  # the best of the plans to start from
 }
 AVERAGES = {"compute_ms": "computing", "exposed_ms": "waiting for data", "idle_ms": "idle"}
 
@@ -51,7 +51,7 @@ def show_plan(result: Mapping[str, Any]) -> None:
 
 
 def _comparison_table(console: Console, result: Mapping[str, Any]) -> Table:
-    """Return a table with a row for each metric: this plan next to data parallelism."""
+    """Return a table with a row for each metric: this plan next to data parallelism (the two sides)."""
     sides = [result["plan"]]
     if has_comparison(result):
         sides.append(result["data"])
@@ -73,6 +73,7 @@ def _comparison_table(console: Console, result: Mapping[str, Any]) -> Table:
 
 
 def _path_table(console: Console, path: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of the operators and parameters that take longest on the critical path."""
     table = new_table(console)
     table.add_column("longest on the critical path", overflow="fold")
     table.add_column("what", no_wrap=True)
@@ -86,6 +87,11 @@ def _path_table(console: Console, path: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _show_search(console: Console, search: Mapping[str, Any]) -> None:
+    """Print how the search went.
+
+    A proposal is a change that the search tried. "tried": the candidates, which are whole plans; "start":
+    the one that was taken; "searched_as": how the plans that were timed differ from the final plan.
+    """
     made = "" if search["proposals"] is None else f", {plural(search['proposals'], 'proposal')}"
     stopped = STOP_REASONS.get(search["stopped"], search["stopped"])
     console.print(f"Found by a search, as '{search['start']}'{made}; it ended because {stopped}.")

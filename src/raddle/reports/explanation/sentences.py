@@ -92,6 +92,7 @@ def _shares_sentence(result: Mapping[str, Any]) -> str:
 
 
 def _percents(side: Mapping[str, Any]) -> list[str]:
+    """Return the shares of computing, waiting and idling; side: this plan, or data parallel."""
     times = list(side["average"].values())
     return [percent(ms / sum(times)) for ms in times]
 
@@ -123,6 +124,7 @@ def _memory_sentence(result: Mapping[str, Any]) -> str:
 def _path_sentence(result: Mapping[str, Any]) -> str:
     total, first = result["path_ms"], result["path"][0]
     of = " of" if first["what"].startswith("sending") else ""
+    # path_doing: milliseconds of the critical path, by activity ("updating", ...)
     doing = [
         f"{what} {percent(ms / total)}"
         for what, ms in result["path_doing"].items()

@@ -1,4 +1,8 @@
-"""Describes for the page what other splits of the layers would cost, within a time limit."""
+"""Describes for the page what other splits of the layers would cost, within a time limit.
+
+An alternative is another split of a group: operators that are split together. The anchor is the operator of
+a group that decides the split (searches/groups.py).
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,7 @@ def describe_alternatives(
     if plan.devices > MAX_EVALUATED_DEVICES or seconds <= 0:
         return []
     space = plan_space_of(graph, plan, cluster, profile)
+    # The page refers to operators by their numbers.
     number = {op.name: i for i, op in enumerate(graph.ops)}
     timer = make_timer(space, plan, timeline)
     started = perf_counter()  # after make_timer, which may JIT compile
@@ -59,6 +64,7 @@ def describe_alternatives(
                 "members": [number[m.op.name] for m in space.groups[g].members],
                 "sentence": comparison_sentence(result),
                 "simulated": result["simulated"],
+                # Of the plan itself: the time of a single step or, if steps overlap, of an average step.
                 "alone_ms": base["step_ms"],
                 "alternatives": [
                     {

@@ -52,6 +52,7 @@ class Columns:
 def read_column(block: bytes, column: dict[str, int]) -> Array:
     """Return the numbers of a column, as the page's script decodes it."""
     n, width = column["n"], column["width"]
+    # planes[i]: byte i of all numbers, the lowest first
     planes = np.frombuffer(block, np.uint8, n * width, column["at"]).reshape(width, n)
     numbers = np.zeros(n, np.int64)
     for number, plane in enumerate(planes):

@@ -19,7 +19,7 @@ def describe_memory(timeline: Timeline, columns: Columns) -> dict[str, Any]:
 
     Devices with equal curves share one. Times are in ns since the period began, levels in bytes.
     """
-    begin, end = ([0, *timeline.step_ends])[-2:]
+    begin, end = ([0, *timeline.step_ends])[-2:]  # ns: the ends of the last two steps
     curves: dict[bytes, dict[str, Any]] = {}
     for d, (times, levels) in enumerate(memory_curves(timeline)):
         times, levels = thin_curve(*_clip_to_window(times, levels, begin, end))

@@ -30,7 +30,7 @@ from raddle.searches.predict import METRICS
 from raddle.simulation.timeline import Timeline
 from raddle.version import __version__
 
-FORMAT = 1
+FORMAT = 1  # version of the layout of the data
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 
@@ -74,6 +74,7 @@ def describe_entries(
     ops = operator_numbers(graph)
     data_timeline: Timeline | None = None
     best: int | None = None
+    # The plan that the page opens with: number, plan, timeline, whether it is the user's.
     opened: tuple[int, Plan, Timeline, bool] | None = None
     methods: list[dict[str, Any]] = []
     for number, entry in enumerate(entries):
@@ -151,7 +152,7 @@ def _describe_plan(
         "speedup": explained["speedup"] if plan.batch != graph.batch else None,
         "devices": [
             {f"{name}_ms": 1e3 * seconds for name, seconds in shares.items()}
-            for shares in timeline.breakdown()
+            for shares in timeline.breakdown()  # computing, waiting for data ("exposed"), idle
         ],
         "average": explained["plan"]["average"],
         "bytes": explained["plan"]["bytes"],
@@ -191,6 +192,7 @@ def plan_file_name(plan: Plan) -> str:
 def torchrun_command(plan: Plan, cluster: Cluster) -> str:
     """Return the command that runs a plan saved from the page; with several nodes, it is for each node."""
     name = plan_file_name(plan)
+    # Numbers of devices on the nodes.
     sizes = {len(cluster.members(a)) for a in range(cluster.nodes)}
     if cluster.nodes == 1 or len(sizes) > 1:
         return f"torchrun --standalone --nproc-per-node {plan.devices} -m raddle.runtime {name}"

@@ -60,6 +60,7 @@ def assemble_page(
 
     live: add LIVE_FILES, and let the page connect to its server.
     """
+    # As an index, `live` is 1 or 0: with or without the file.
     scripts, styles = (*scripts, *LIVE_FILES[:live]), (*styles, *LIVE_FILES[1 : 1 + live])
     style = "\n".join(read_web_file(name) for name in styles)
     script = (

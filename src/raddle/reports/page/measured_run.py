@@ -96,6 +96,7 @@ def read_trace(path: str | pathlib.Path) -> list[Event]:
             fields.object("args").text("name")
             if fields.text("name") == "thread_name":
                 if lane in lanes:
+                    # The text is what is expected of "tid".
                     raise fields.error("tid", "a lane that has one name alone")
                 lanes.add(lane)
     for number, event in enumerate(trace_events):
@@ -132,7 +133,7 @@ def _timeline(
     slices.sort(key=lambda e: (lanes[e["pid"], e["tid"]][0], e["ts"]))
     titles: dict[tuple[str, str, str, int, int], int] = {}
     title_of = [titles.setdefault(_title(e, ops), len(titles)) for e in slices]
-    nothing = [-1] * len(slices)
+    nothing = [-1] * len(slices)  # for columns that only simulated timelines have
     return {
         "period_ns": round(1e3 * (end - begin)),
         "lanes": [lane for _, lane in lanes.values()],
@@ -146,7 +147,7 @@ def _timeline(
         "source": columns.add(nothing),
         "target": columns.add(nothing),
         "bytes": columns.add([int(e["args"]["bytes"]) for e in slices]),
-        "critical": columns.add([]),
+        "critical": columns.add([]),  # a trace has no critical path
     }
 
 
@@ -181,5 +182,6 @@ def _lanes(events: Sequence[Event]) -> dict[tuple[int, int], tuple[int, dict[str
 
 
 def _title(e: Event, ops: Mapping[str, int]) -> tuple[str, str, str, int, int]:
+    """Return kind, name, phase, operator number or -1, and micro-batch of a slice."""
     args = e["args"]
     return e["cat"], e["name"], args["phase"], ops.get(e["name"], -1), args["micro-batch"]

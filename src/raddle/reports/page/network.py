@@ -1,6 +1,6 @@
 """Describes the model for the page: operators, the values between them, and how operators are split."""
 
-# v: value
+# v: a value, by its name or its number
 
 from __future__ import annotations
 

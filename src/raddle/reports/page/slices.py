@@ -30,6 +30,7 @@ def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     """
     tasks, devices = timeline.tasks, timeline.program.plan.devices
     begin, end = ([0, *timeline.step_ends])[-2:]
+    # Tasks that occupy a device or link (a resource) in the window.
     chosen = (tasks.first_resource >= 0) & (timeline.end > begin) & (timeline.start < end)
     drawn = _drawable_devices(tasks.device[chosen], devices)
     chosen &= tasks.device < drawn

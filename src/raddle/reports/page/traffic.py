@@ -33,6 +33,7 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
             for m in i.messages:
                 nbytes = message_bytes(program, i, m)
                 pairs[m.source, m.target] += nbytes
+                # A message with NOTHING is a signal.
                 if i.value in number and i.kind.content != Content.NOTHING:
                     is_gradient = i.kind.content == Content.GRADIENT
                     (backward if is_gradient else forward)[number[i.value]] += nbytes
@@ -49,6 +50,7 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
 
 
 def _ring_pairs(program: Program, reduce: Reduce) -> Counter[tuple[int, int]]:
+    """Return the bytes of an all-reduce by (source, target): neighbours in the ring."""
     pairs: Counter[tuple[int, int]] = Counter()
     for ring, amount in reduced_bytes(program, reduce).items():
         pairs.update(
@@ -81,6 +83,7 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
         cells = (op_of[tasks.instruction[chosen]], tasks.device[chosen])
         np.add.at(busy_ns[phase], cells, tasks.duration[chosen])
     on_path = np.array(timeline.critical_path())
+    # Tasks of all-reduces, messages and updates belong to no operator (-1).
     owner = op_of[tasks.instruction[on_path]]
     np.add.at(path_ns, owner[owner >= 0], tasks.duration[on_path][owner >= 0])
     return {

@@ -39,7 +39,7 @@ class Explanations:
             ) from None
         finally:
             with self._lock:
-                last = self._child is child
+                last = self._child is child  # no later request has replaced it
                 if last:
                     self._child = None
             self._children.forget(child)

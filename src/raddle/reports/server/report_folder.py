@@ -86,6 +86,7 @@ class ReportFolder:
                 plans.rmdir()
 
     def _paths(self, name: str) -> tuple[Path, Path, Path]:
+        """Return the paths of a report's page, its summary and its folder of plans."""
         if not is_name(name):
             raise InputError(f"'{name}' is no name of a report: letters, digits, '.', '_' and '-'.")
         return self.path / f"{name}.html", self.path / f"{name}.json", self.path / name

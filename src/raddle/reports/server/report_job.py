@@ -47,9 +47,9 @@ class ReportJob:
             "step": f"capturing {request.model}",
             "done": 0,
             "of": 0,
-            "stoppable": bool(request.searches),
+            "stoppable": bool(request.searches),  # a search can end early with its best plan
             "history": [],  # [seconds, best_ms, method], where one of them changes
-            "stopping": False,
+            "stopping": False,  # the user has asked for that
             "cancelled": False,
             "error": None,
             "report": None,

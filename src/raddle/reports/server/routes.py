@@ -34,13 +34,13 @@ class ServerRoutes:
 
     def __init__(self, folder: str) -> None:
         self.report_folder = ReportFolder(folder)
-        self.key = secrets.token_urlsafe(32)
+        self.key = secrets.token_urlsafe(32)  # every POST must have it (server.py)
         self.children = ChildProcesses()
         self.jobs = ReportJobs(self.report_folder, self.children)
         self.explanations = Explanations(self.report_folder, self.children)
         self.choices = Choices(self.children)
         self.get: dict[str, Callable[[], dict[str, Any]]] = {
-            "/api/offer": self._choices,
+            "/api/offer": self._choices,  # what the page offers: models, clusters, methods
             "/api/state": self._state,
             "/api/reports": lambda: {"reports": self.report_folder.list_reports()},
         }

@@ -35,6 +35,7 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__((LOOPBACK, port), Handler)
         except (OSError, OverflowError) as error:
+            # A port to recommend.
             after = port + 1 if 0 < port < 65535 else 8008
             reason = (
                 "is taken"

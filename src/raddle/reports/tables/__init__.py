@@ -1,1 +1,1 @@
-"""Tables of verbs, from the data that `--json` prints."""
+"""Terminal tables of the verbs (sub-commands of raddle), from the data that `--json` prints."""

@@ -1,6 +1,7 @@
 """Prints the cluster presets, and the devices and routes of one cluster, for `raddle clusters`.
 
-A route is the links that a transfer between two devices occupies; there is one example of each kind.
+A route is the links that a transfer between two devices occupies. Equal nodes form a group; the table has
+one route inside a node of each group, and one between nodes of the same group or of two groups.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from raddle.reports.units import (
 
 
 def show_clusters(presets: Sequence[Mapping[str, Any]]) -> None:
-    """Print the presets as `raddle.clusters.presets` lists them, and the sources of their numbers."""
+    """Print the presets as `raddle.clusters.presets` lists them, and the sources of their numbers.
+
+    "inside" is the bandwidth between devices of a node, "between" that of a node's network adapter (NIC).
+    "shared": one bus for all devices of the node; "each": a NIC for each device.
+    """
     console = stdout()
     table = new_table(console)
     table.add_column("preset", no_wrap=True)
@@ -79,7 +84,7 @@ def _kind_table(console: Console, kinds: Sequence[Mapping[str, Any]]) -> Table:
     table.add_row("memory", *(bytes_text(kind["memory"]) for kind in kinds))
     table.add_row("memory bandwidth", *(rate_text(kind["bandwidth"]) for kind in kinds))
     table.add_row("overhead of an operator", *(seconds_text(kind["overhead"]) for kind in kinds))
-    for family in kinds[0]["efficiency"]:
+    for family in kinds[0]["efficiency"]:  # of operators: conv, matmul, ...
         shares = (kind["efficiency"][family] for kind in kinds)
         table.add_row(f"efficiency {family}", *(f"{share:.2g}" for share in shares))
     return table

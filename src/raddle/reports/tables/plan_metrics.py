@@ -1,4 +1,7 @@
-"""Prints the predicted metrics of plans: of one, of several compared, and of one simulated in detail."""
+"""Prints the predicted metrics of plans: of one, of several compared, and of one simulated in detail.
+
+A search improves a plan, its start, by proposals: changes that a Markov chain tries.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from raddle.reports.units import (
     seconds_text,
 )
 
-STOP_REASONS = {  # why a search ended
+STOP_REASONS = {  # completes the sentence "the search ended ..."
     "budget": "with its time",
     "proposals": "with its proposals",
     "interrupt": "when it was interrupted",
     "no improvement": "because nothing had improved for long",
 }
-METRIC_TITLES = {
+METRIC_TITLES = {  # titles of columns; imbalance: the longest compute time of a device over the mean
     "step_ms": "step", "samples_per_s": "samples/s", "speedup": "speedup", "comm_bytes": "communication",
     "peak_bytes": "peak memory", "imbalance": "imbalance", "search_s": "search",
 }  # fmt: skip
@@ -36,7 +39,7 @@ def show_plan(row: Mapping[str, Any]) -> None:
             f"found as '{row['start']}' after {row['proposals']} proposals; the search ended {ended}"
         )
     for failure in row.get("failed", ()):
-        if not failure["refused"]:
+        if not failure["refused"]:  # refused: it does not apply to this model or cluster
             print(f"left out, by a mistake in raddle: {failure['name']}, {failure['error']}")
     if row["file"] is not None:
         print(f"written to {row['file']}: raddle simulate {row['file']} shows more")
@@ -136,6 +139,7 @@ def _device_table(console: Console, devices: Sequence[Mapping[str, Any]]) -> Tab
     for title in ("computes", "waits for data", "idle", "peak memory"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in devices:
+        # exposed: communication during which the device does not compute
         times = (row[f"{name}_ms"] for name in ("compute", "exposed", "idle"))
         table.add_row(
             str(row["device"]),

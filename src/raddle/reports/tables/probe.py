@@ -16,7 +16,9 @@ from raddle.reports.units import (
     speed_text,
 )
 
-HOST_OVERHEAD_TEXTS = {  # time that communication takes from a rank, for each ...
+# Host overhead: the time that communication takes from a rank, for each of these. An end of a message is
+# its sender or its receiver; a slice is a part of a parameter; a sum is an all-reduce.
+HOST_OVERHEAD_TEXTS = {
     "message": "an end of a message", "slice": "an end of a slice", "byte": "a byte", "sum": "a sum",
 }  # fmt: skip
 
@@ -56,6 +58,7 @@ def _measurement_table(console: Console, measurements: Mapping[str, Any]) -> Tab
         table.add_row(name, speed_text(speed))
     table.add_row("memory bandwidth", rate_text(measurements["memory_bandwidth"]))
     table.add_row("overhead of an operator", seconds_text(measurements["overhead"]))
+    # Latency and bandwidth of a message between idle ranks, and between ranks that compute.
     for name, link in (
         ("idle", measurements.get("idle")),
         ("under load", measurements.get("loaded")),
@@ -67,6 +70,7 @@ def _measurement_table(console: Console, measurements: Mapping[str, Any]) -> Tab
         table.add_row(f"taken from a rank: {HOST_OVERHEAD_TEXTS[what]}", seconds_text(seconds))
     if measurements.get("idle") is not None:
         directions = "at the same time" if measurements["duplex"] else "in turns"
+        # shared: all pairs of ranks share the bandwidth
         pairs = ", all pairs in turns" if measurements["shared"] else ""
         table.add_row("messages out and in", f"{directions}{pairs}")
     return table
