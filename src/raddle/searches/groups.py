@@ -199,8 +199,8 @@ def _join_readers(graph: Graph, members: Memberships) -> None:
 
 def _is_light(graph: Graph, op: Op) -> bool:
     """Whether an operator is cheap (a view and the like), without sums and parameters."""
-    weighted = any(graph.values[i].role == "parameter" for i in op.inputs)
-    return op.traits.is_cheap and not op.opaque and not op.space.combine and not weighted
+    reads_parameter = any(graph.values[i].role == "parameter" for i in op.inputs)
+    return op.traits.is_cheap and not op.opaque and not op.space.combine and not reads_parameter
 
 
 def _new_group(graph: Graph, root: str, members: list[Member]) -> Group:

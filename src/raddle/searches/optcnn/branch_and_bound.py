@@ -96,10 +96,10 @@ def branch_and_bound(
         subproblem = _tighten(nodes, edges, incident, subproblem, cost, out_of_time)
         if cannot_improve(subproblem):
             continue
-        few_nodes, few_edges = _restrict(nodes, edges, subproblem.allowed)
-        solved = solve_by_elimination(few_nodes, few_edges)
+        restricted_nodes, restricted_edges = _restrict(nodes, edges, subproblem.allowed)
+        solved = solve_by_elimination(restricted_nodes, restricted_edges)
         choice, complete = solved or (
-            _greedy_choice(few_nodes, few_edges, incident, subproblem.moved),
+            _greedy_choice(restricted_nodes, restricted_edges, incident, subproblem.moved),
             False,
         )
         choice = improve_locally(
@@ -108,7 +108,7 @@ def branch_and_bound(
         if (new_cost := cost_of(nodes, edges, choice)) < cost:
             best, cost = choice, new_cost
         if solved is None:
-            for child in _branch(few_nodes, few_edges, incident, subproblem, numbers):
+            for child in _branch(restricted_nodes, restricted_edges, incident, subproblem, numbers):
                 heappush(heap, child)
         elif not complete:
             heappush(heap, subproblem)
@@ -141,8 +141,8 @@ def _without_infinities(nodes: Nodes, edges: Edges) -> tuple[Nodes, Edges, float
 
 def _restrict(nodes: Nodes, edges: Edges, allowed: Sequence[np.ndarray]) -> tuple[Nodes, Edges]:
     """The costs of the allowed configurations only."""
-    few_nodes = [node[k] for node, k in zip(nodes, allowed, strict=True)]
-    return few_nodes, [
+    restricted_nodes = [node[k] for node, k in zip(nodes, allowed, strict=True)]
+    return restricted_nodes, [
         e._replace(cost=e.cost[np.ix_(allowed[e.source], allowed[e.target])]) for e in edges
     ]
 
@@ -185,20 +185,20 @@ def _tighten(
     Its bound becomes `cost`, the best known cost, if it holds no better choice.
     """
     for _ in range(SWEEPS):
-        few_nodes, few_edges = _restrict(nodes, edges, subproblem.allowed)
+        restricted_nodes, restricted_edges = _restrict(nodes, edges, subproblem.allowed)
         moved = [list(ends) for ends in subproblem.moved]
         gap = cost - ROUNDING * abs(cost) - subproblem.bound
-        kept = [np.ones(len(node), bool) for node in few_nodes]
+        kept = [np.ones(len(node), bool) for node in restricted_nodes]
         for backwards in (False, True):
-            for i in sorted(range(len(few_nodes)), reverse=backwards):
-                costs = _collect_costs(few_nodes, few_edges, incident, moved, i)
+            for i in sorted(range(len(restricted_nodes)), reverse=backwards):
+                costs = _collect_costs(restricted_nodes, restricted_edges, incident, moved, i)
                 kept[i] &= costs - costs.min() < gap
                 # edges to nodes that this sweep visits later
                 ahead = [(e, end) for e, end, j in incident[i] if (j < i) == backwards]
                 share = 1 / max(1, len(ahead), len(incident[i]) - len(ahead))
                 for e, end in ahead:
                     moved[e][end] = moved[e][end] - share * costs
-        bound = max(subproblem.bound, _bound(few_nodes, few_edges, moved))
+        bound = max(subproblem.bound, _bound(restricted_nodes, restricted_edges, moved))
         if bound - subproblem.bound >= gap or not all(g.any() for g in kept):
             return subproblem._replace(bound=cost)
         gained = bound - subproblem.bound

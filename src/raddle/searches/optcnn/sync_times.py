@@ -41,7 +41,7 @@ class _Rings(NamedTuple):
 
     set_of: Array  # [x]: number u of the set
     sets: list[list[Ring]]  # [u]: the rings of the set
-    bucket: Array  # [u]: seconds to all-reduce a full bucket
+    bucket_seconds: Array  # [u]: seconds to all-reduce a full bucket
 
 
 class SyncTimes:
@@ -76,27 +76,29 @@ class SyncTimes:
 
     def _bucketed_seconds(self, rings: _Rings, nbytes: Array) -> Array:
         """[x]: seconds to all-reduce `nbytes` [x]; less than a bucket takes its part of a bucket's time."""
-        seconds = rings.bucket[rings.set_of] * (nbytes / DEFAULT_BUCKET)
+        seconds = rings.bucket_seconds[rings.set_of] * (nbytes / DEFAULT_BUCKET)
         for x in np.flatnonzero((nbytes > DEFAULT_BUCKET) & (seconds > 0)):
             seconds[x] = self._busiest_link_seconds(rings.sets[rings.set_of[x]], float(nbytes[x]))
         return np.asarray(seconds)
 
     def _rings(self, read: ParameterRead) -> _Rings:
         """The rings that all-reduce a parameter, in all configurations."""
-        holders, devices = share_numbers(read, self.all_devices), self.all_devices
+        shares, devices = share_numbers(read, self.all_devices), self.all_devices
         if read.layout.placement is None:
             devices = read.layout.lattice.devices
         set_numbers: dict[bytes, int] = {}
         sets: list[list[Ring]] = []
-        set_of = np.zeros(len(holders), np.int64)
-        for x, row in enumerate(holders):
+        set_of = np.zeros(len(shares), np.int64)
+        for x, row in enumerate(shares):
             key = row.tobytes()
             if key not in set_numbers:
                 set_numbers[key] = len(sets)
                 sets.append(_rings_of(row, devices))
             set_of[x] = set_numbers[key]
-        bucket = np.array([self._busiest_link_seconds(rings, DEFAULT_BUCKET) for rings in sets])
-        return _Rings(set_of, sets, bucket)
+        bucket_seconds = np.array(
+            [self._busiest_link_seconds(rings, DEFAULT_BUCKET) for rings in sets]
+        )
+        return _Rings(set_of, sets, bucket_seconds)
 
     def _busiest_link_seconds(self, rings: Sequence[Ring], nbytes: float) -> float:
         """Seconds until the busiest link has served all rings that use it."""
