@@ -36,6 +36,7 @@ def tile_seconds(
     inputs = [r.volumes for r in regions]
     total = np.zeros(len(points))
     for operand in [None] if grad_operands is None else grad_operands:
+        # A product multiplies and adds at each point.
         flops = (2 if op.space.is_product else op.space.flops_per_point) * points
         read = list(inputs)
         # The gradient of a bias, which only one tile adds: only its elements count.

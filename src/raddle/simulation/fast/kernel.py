@@ -346,6 +346,7 @@ def _write_sum(
         for k in range(len(total)):
             total[k] += arena.amounts[row + k, 0]
         for d in range(devices):
+            # The last of the gradients on device d: nodes of a device are numbered in their order.
             stretch, offset = dag.mark_stretch[p, d], dag.mark_offset[p, d]
             if stretch > predecessor[d] or (stretch == predecessor[d] and offset > delay[d]):
                 predecessor[d], delay[d] = stretch, offset

@@ -111,6 +111,7 @@ def run_dag(
         d = nodes[node, DEVICE]
         if d >= 0:
             ready[node] = begin  # the start of a stretch, for `tails`
+            # All that the device computes from this stretch on would end after the limit.
             if begin + load[d] - nodes[node, BUSY_BEFORE] > limit:
                 counts[2] = count
                 return OVER_LIMIT

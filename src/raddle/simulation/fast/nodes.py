@@ -2,10 +2,10 @@
 
 The dag has the nodes and edges of one step. An arrival is a node with which messages have arrived on a
 device. A device computes in the program's order. All tasks between two arrivals that it waits for form one
-node, a stretch. What waits for a task inside a stretch waits for
-the start of the stretch plus a delay. This folding is impossible where a device also has unordered tasks,
-which may run between any two tasks: updates of slices of a parameter, and device time to send and receive
-slices. Then every task is a node that holds its device.
+node, a stretch. What waits for a task inside a stretch waits for the start of the stretch plus a delay.
+This folding is impossible where a device also has unordered tasks, which may run between any two tasks:
+updates of slices of a parameter, and device time to send and receive slices. Then every task is a node
+that holds its device.
 
 Arguments of all functions: dag is written, used = [nodes, edges] written so far, progress is updated;
 they are explained in arrays.py.

@@ -3,7 +3,7 @@
 program/value_holders.py computes the same for a program, with boxes in place of volumes.
 """
 
-# s: source, t: target, r: number of its dimensions (`rank`), d: dimension, p: piece, m: missing box
+# s: source, t: target, r: number of dimensions (`rank`), d: dimension, p: piece, m: missing box
 
 from __future__ import annotations
 

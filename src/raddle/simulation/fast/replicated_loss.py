@@ -1,8 +1,8 @@
 """Keeps track of the operators of a replicated loss while tiles change; see program/replicated_loss.py.
 
-The loss is replicated if every device receives the partial sums of all others, merges them by itself and
-starts the backward from its copy. Only the tiles of operators near the loss decide this, so the result is
-cached by those tiles.
+The loss is replicated if every device with a partial sum of it receives all others, merges them by itself
+and starts the backward from its copy. Only the tiles of operators near the loss decide this, so the result
+is cached by those tiles.
 """
 
 # i: operator

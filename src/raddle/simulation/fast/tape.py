@@ -4,7 +4,7 @@ The tape is recorded once for a graph, with a merge and messages wherever any pl
 then has a slot for each instruction (arrays.Slots); instructions with an empty slot are skipped.
 
 A row of the tape is an instruction or an event. At an event, such as "the gradient of parameter 3 is
-complete", the step script (program/step_script.py) adds all-reduces, messages to servers and updates. A
+complete", the step script (program/step_script.py) may add all-reduces, messages to servers and updates. A
 mark records where a row ended, for messages that wait for it (arrays.Tape). A contribution is one
 operator's part of a parameter's gradient. A block is operators whose parameters are gathered together
 (ZeRO-3).

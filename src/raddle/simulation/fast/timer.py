@@ -48,6 +48,7 @@ class Timer:
 
     def _allocate(self, nodes: int, edges: int) -> StepDag:
         """Arrays with room for this many nodes and edges; the other fields: see arrays.StepDag."""
+        # Rows of StepDag.arrival, and marks: places where the tape records how far a device has come.
         arrivals = int(self.tape.arrival.max(initial=-1)) + 1
         marks = max(self.parameters, int(self.tape.mark.max(initial=-1)) + 1)
 
@@ -57,5 +58,5 @@ class Timer:
         return StepDag(
             np.zeros((nodes, 8), np.int64), np.zeros((edges, 3), np.int64),
             table(arrivals, np.int32), table(marks, np.int32), table(marks, np.int64),
-            table(max(3 * self.parameters, nodes // 8), np.int32),
+            table(max(3 * self.parameters, nodes // 8), np.int32),  # sync_arrival
         )  # fmt: skip

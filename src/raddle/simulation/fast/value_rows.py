@@ -36,9 +36,8 @@ class MergeKey(NamedTuple):
     reader_devices: tuple[int, ...]  # devices that read the result
     element_bytes: int
     has_gradient: bool
-    replicated: (
-        bool  # every device merges it, and needs no gradient from others (replicated_loss.py)
-    )
+    # Every device merges the result, so that none needs its gradient from another (replicated_loss.py).
+    replicated: bool
 
 
 class MergeRows(NamedTuple):

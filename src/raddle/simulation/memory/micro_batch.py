@@ -77,9 +77,8 @@ class _MicroBatchMemory:
             add(self.sizes.partial_bytes[op.name], forward.start, end)
             forward = times.span(op.name, "Fm")
         for o in op.outputs:
-            owned = self.sizes.output_bytes[
-                o
-            ]  # bytes that it allocates itself: none for a free view
+            # Bytes that the output allocates itself: none for a free view.
+            owned = self.sizes.output_bytes[o]
             if op.name in self.sizes.free_views:
                 owned = np.where(self.sizes.free_views[op.name], 0, owned)
             add(owned, forward.start, self.uses.last_use[o])
@@ -129,11 +128,11 @@ class _MicroBatchMemory:
             until = end
             if flight is not None:
                 first = first.copy()
+                # By message, from when on it takes memory at its target.
                 reached = self.ledger.arrival(flight, backward.start)
                 np.minimum.at(first, flight.target, reached)
-                if (
-                    self.program.plan.stages
-                ):  # a pipeline: the gradient enters the backward of a segment
+                # In a pipeline, the backward of a segment starts from this gradient.
+                if self.program.plan.stages:
                     until = end.copy()
                     for d in np.unique(flight.target):
                         until[d] = max(until[d], self._segment_backward_end(op, int(d)))

@@ -69,7 +69,7 @@ def memory_curves(timeline: Timeline) -> Iterator[tuple[Array, Array]]:
     for d, (a, b) in enumerate(pairwise(border)):
         t = np.concatenate([[0], times[a:b]])
         level = base[d] + np.concatenate([[0], np.cumsum(change[a:b])])
-        last = np.concatenate([t[1:] != t[:-1], [True]])  # of several changes at the same time
+        last = np.concatenate([t[1:] != t[:-1], [True]])  # of the changes at the same time
         yield t[last], level[last]
 
 
