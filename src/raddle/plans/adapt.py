@@ -48,7 +48,7 @@ def adapt(plan: Plan, graph: Graph, evaluation: Graph) -> Plan:
         steps=1,
         recompute=(),
         split_backward=False,
-        sums={},  # no wishes where partial results are summed (plan.py)
+        sums={},  # partial results are summed on the devices that have them (plan.py)
         stages=(),
         schedule="",
         workers=(),
@@ -61,7 +61,7 @@ def adapt(plan: Plan, graph: Graph, evaluation: Graph) -> Plan:
 
 
 def resize(plan: Plan, graph: Graph, smaller: Graph) -> tuple[Graph, Plan]:
-    """The plan for `smaller`, which is `graph` with fewer samples. Tiles keep their proportions."""
+    """`smaller`, which is `graph` with fewer samples, and its plan. Tiles keep their proportions."""
     if [op.name for op in graph.ops] != [op.name for op in smaller.ops]:
         raise InputError(
             f"'{graph.name}' has other operators for {smaller.batch} samples than for {graph.batch}: "

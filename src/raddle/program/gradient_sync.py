@@ -29,7 +29,10 @@ from raddle.program.turns import Turns
 
 
 class GradientSync:
-    """The synchronisation of all parameters of a program. overlap: whether steps overlap."""
+    """The synchronisation of all parameters of a program.
+
+    overlap: whether steps overlap, so that a parameter is updated as soon as its gradient is complete.
+    """
 
     def __init__(
         self, parameters: ParameterLayout, writer: InstructionWriter, *, overlap: bool
@@ -197,7 +200,7 @@ def _sync_facts(
         ],
         list(first),
         [counts[n] for n in parameters.trainable],
-        [int(slice_.needs_sync) for _, slice_ in slices],
+        [int(slice_.needs_sync) for _, slice_ in slices],  # needs_sync
         [0] * len(parameters.trainable),  # contribution_order
     )  # fmt: skip
 

@@ -6,7 +6,9 @@ synchronised as soon as all micro-batches have contributed to it (gradient_sync.
 at the end of a step or, where steps overlap, each as soon as its gradient is complete; weight_versions.py
 then says which weights every run uses.
 
-Instructions are referred to by their numbers, that is, their places in the list.
+A variant is a micro-batch size with tiles on certain devices (variants.py). A signal is a message without
+data that makes an action wait for another (signals.py). Instructions are referred to by their numbers, that
+is, their places in the list.
 """
 
 from __future__ import annotations

@@ -68,9 +68,8 @@ def place_merge(
     outs = [op.space.output_boxes(tiles[i].box)[0] for i in counted_tiles]
     placed: list[Cell] = []
     messages: dict[tuple[int, int, int], list[Box]] = {}
-    for box, tile_numbers in cells(
-        outs
-    ):  # disjoint boxes, with the `counted_tiles` that cover them
+    # Disjoint boxes, each with the positions in `counted_tiles` of the tiles that contribute to it.
+    for box, tile_numbers in cells(outs):
         parts = tuple(counted_tiles[f] for f in tile_numbers)
         # The devices that have a part of this box.
         owners = tuple(dict.fromkeys(tiles[i].device for i in parts))

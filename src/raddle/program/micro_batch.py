@@ -169,7 +169,10 @@ class MicroBatch:
         return sent
 
     def _send_back(self, op: Op, name: str) -> bool:
-        """Sends the portions of a gradient that are complete now; returns whether there were any."""
+        """Sends the portions of a gradient that are complete now; returns whether there were any.
+
+        A portion is what a group of stages contributes to it (lower_variant.GradientPortion).
+        """
         lowered = self.lowered
         stage, sent = lowered.stage_of[op.name], False
         for portion in lowered.gradient_portions[name]:
