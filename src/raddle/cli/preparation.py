@@ -35,11 +35,9 @@ def warm_up_jit(functions: Iterable[JitFunctions]) -> None:
     """Compile the functions that are not in numba's cache on this machine, with a message for each."""
     from raddle.reports.progress import spinner
 
-    for part in functions:
-        if not part.is_cached():
-            message = (
-                f"raddle: compiling {part.name}, once on this machine (about {part.seconds} s)"
-            )
+    for function_set in functions:
+        if not function_set.is_cached():
+            message = f"raddle: compiling {function_set.name}, once on this machine (about {function_set.seconds} s)"
             typer.echo(message, err=True)
             with spinner("compiling"):
-                part.warm_up()
+                function_set.warm_up()

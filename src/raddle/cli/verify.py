@@ -30,7 +30,7 @@ def verify(
     Losses, gradients, parameters and buffers are compared in float64; the bytes sent are compared with the
     program's and the simulator's. Exit code 2 if the plan cannot be run on this machine.
     """
-    from raddle.api.verifying import verify as compared
+    from raddle.api.verifying import verify as verify_plan
     from raddle.reports.progress import progress_bar
     from raddle.reports.verification import show_verdict
 
@@ -38,7 +38,7 @@ def verify(
         raise InputError(f"--tolerance is {tolerance}: give a small positive number, as 1e-9.")
     signal.signal(signal.SIGTERM, _exit)
     with progress_bar(f"verifying {plan}") as on_progress:
-        result = compared(
+        result = verify_plan(
             plan, steps=steps, threads=threads, tolerance=tolerance, model=model or "", seed=seed,
             on_progress=on_progress,
         )  # fmt: skip

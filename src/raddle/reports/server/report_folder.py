@@ -47,13 +47,13 @@ class ReportFolder:
 
     def save(self, name: str, summary: Mapping[str, Any]) -> None:
         """Write the plans of a page that is written already, and its summary."""
-        page, figures, plans = self._paths(name)
+        page, summary_path, plans = self._paths(name)
         plans.mkdir(exist_ok=True)
         for method in read_page(page)["methods"]:
             if method.get("plan"):
                 path = plans / f"{safe_name(method['label'])}.json"
                 write_atomically(path, json.dumps(method["plan"], indent=1))
-        write_atomically(figures, json.dumps(summary, indent=2))
+        write_atomically(summary_path, json.dumps(summary, indent=2))
 
     def list_reports(self) -> list[dict[str, Any]]:
         """Return a row for each report, the newest first."""
@@ -76,8 +76,8 @@ class ReportFolder:
 
     def delete(self, name: str) -> None:
         """Delete a report and its plans."""
-        page, figures, plans = self._paths(name)
-        for path in (figures, page):  # the summary first: without it the report does not exist
+        page, summary_path, plans = self._paths(name)
+        for path in (summary_path, page):  # the summary first: without it the report does not exist
             path.unlink(missing_ok=True)
         if plans.is_dir() and not plans.is_symlink():
             for path in plans.glob("*.json"):

@@ -24,7 +24,9 @@ def run_server(port: int, folder: str, *, show: bool = False) -> None:
     handled = [
         e for e in END_SIGNALS if e != signal.SIGHUP or signal.getsignal(e) != signal.SIG_IGN
     ]
-    old_handlers = {end: signal.signal(end, signal.default_int_handler) for end in handled}
+    old_handlers = {
+        end_signal: signal.signal(end_signal, signal.default_int_handler) for end_signal in handled
+    }
     server: Server | None = None
     try:
         server = Server(port, folder)
