@@ -12,7 +12,7 @@ from typing import Any
 from raddle.errors import InputError
 
 TIMEOUT_SECONDS = 20.0  # a command takes milliseconds, but longer on a machine that swaps
-REQUIREMENTS = "the rights of root, and a kernel with veth, bridge and tbf"
+REQUIREMENTS = "the rights of root, and a kernel with veth, bridge and tbf"  # in error messages
 
 
 def check_system() -> None:

@@ -28,7 +28,8 @@ from raddle.lab.processes import (
 )
 from raddle.transport.orphans import starter_env
 
-# If a rank dies, the other hosts may fail before torchrun reports it: wait for the host with the cause.
+# Seconds to wait after the first failure. If a rank dies, other hosts may fail before torchrun reports it
+# on the host of this rank, whose output has the cause.
 CAUSE_SECONDS = 1.5
 MAX_TAIL = 8_000  # characters at the end of a host's output that an error message quotes
 # An environment variable that identifies all processes of a launch: the ranks of torchrun leave its process
@@ -126,7 +127,7 @@ def _wait(processes: Processes, timeout: float) -> None:
 
 def _end_all(lab: Hosts, processes: Processes, token: str) -> None:
     """End the process groups that still run; then the processes of this launch that left their group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGTERM, signal.SIGKILL):  # number of a signal
         running = [p for p in processes if p.poll() is None]
         for process in running:
             with suppress(ProcessLookupError):

@@ -56,7 +56,10 @@ def _bridge(network: str, address: str) -> None:
 
 
 def _host(namespace: str, network: str, port: str, rate: int) -> None:
-    """Make the namespace of a host and its link to the bridge, limited to `rate` at both ends."""
+    """Make the namespace of a host and its link to the bridge, limited to `rate` at both ends.
+
+    network: the namespace of the bridge; port: the bridge's end of the link; rate: bits per second.
+    """
     call("ip", "netns", "add", namespace)
     call("ip", "-n", namespace, "link", "set", "dev", "lo", "up")
     link = ["link", "add", "name", names.INTERFACE, "type", "veth"]

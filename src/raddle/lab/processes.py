@@ -12,7 +12,7 @@ from raddle.errors import InputError
 from raddle.lab.commands import call
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.05  # between two looks at the processes
 
 
 def processes_in(namespaces: Iterable[str]) -> set[int]:

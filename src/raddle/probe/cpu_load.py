@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-WINDOW = 0.2  # seconds
+WINDOW = 0.2  # seconds of the measurement
 
 
 def busy_cores() -> float | None:

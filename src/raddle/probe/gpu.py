@@ -1,6 +1,7 @@
 """Measures the compute rates of the first GPU, in a process of its own.
 
 launch.py starts it with settings as JSON in the first argument. It prints its result as rank.py does.
+The settings: `seconds` is the time limit of the process, `window` the time for each kernel.
 """
 
 from __future__ import annotations

@@ -30,12 +30,14 @@ class Kernel:
 def kernels(device: str) -> list[Kernel]:
     """List the kernels to time on "cpu" or "cuda", in order."""
     large = device != "cpu"
-    side = 4096 if large else 640
+    side = 4096 if large else 640  # rows and columns of a matrix
     result = [_matmul(device, torch.float32, side)]
+    # The numbers are the batch of the convolution and the length of the sequence.
     result += [_conv(device, 64 if large else 4), _attention(device, 1024 if large else 256)]
     result += [_matmul(device, torch.float64, side // 2), _matmul(device, torch.bfloat16, side)]
     # Some CPUs emulate float16 a hundred times slower, so the product is small.
     result.append(_matmul(device, torch.float16, side if large else 192))
+    # The numbers are the bytes to copy.
     result += [_copy(device, 2**30 if large else 2**26), _operator_chain(device)]
     return result
 

@@ -38,7 +38,8 @@ def run(
 ) -> list[Message]:
     """Run `python -m module` in a process for each of the settings, all at once; return their results.
 
-    threads: OMP_NUM_THREADS of each process; seconds: time limit; on_progress: gets the other messages.
+    threads: OMP_NUM_THREADS of each process; seconds: time limit; on_progress: gets the messages that are
+    no results.
     """
     deadline = time.monotonic() + seconds
     lines: LineQueue = queue.SimpleQueue()
@@ -46,6 +47,7 @@ def run(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="raddle-probe-")))
         for i, setting in enumerate(settings):
+            # store: the file by which the ranks find each other (torch.distributed.FileStore).
             arguments = {**setting, "seconds": seconds, "store": str(folder / "store")}
             command = [sys.executable, "-m", module, json.dumps(arguments)]
             process = stack.enter_context(

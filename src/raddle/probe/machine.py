@@ -50,7 +50,7 @@ def probe(
 def describe(measured: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cluster of the ranks as a dict (see `Cluster.to_dict`).
 
-    A GPU is listed as a kind of device, but no node of the cluster has it.
+    A GPU is listed as a kind of device, but no node of the cluster has it: the user may add it to one.
     """
     description = _cluster(measured).to_dict()
     gpu = measured["gpu"]
@@ -73,6 +73,7 @@ def _measure(ranks: int, *, quick: bool, on_progress: Callable[[Message], None])
     """Run the processes of all ranks and, if there is a GPU, the one that measures it; see `probe`."""
     threads = max(1, catalogue.cores() // ranks)
     busy = busy_cores()
+    # window: seconds for each kernel.
     common = {"ranks": ranks, "threads": threads, "quick": quick, "window": 0.1 if quick else 0.6}
     results = run(
         "raddle.probe.rank",
@@ -176,6 +177,7 @@ def _cluster(measured: Mapping[str, Any]) -> Cluster:
             duplex=measured["duplex"],
             shared=measured["shared"],
         )
+    # One node: its devices, the link between them, and no network to other nodes.
     return build_cluster(f"{catalogue.LOCAL}:{ranks}", [([device] * ranks, link, None)])
 
 

@@ -28,7 +28,10 @@ def write(measured: Mapping[str, Any], path: str) -> None:
 
 
 def _comments(measured: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the comment at the top of the file."""
+    """Return the lines of the comment at the top of the file.
+
+    A family is a kind of kernels: matmul, conv or attention; each has its own efficiency.
+    """
     idle, gpu, busy = measured["idle"], measured["gpu"], measured["busy_cores"]
     lines = [
         f"Measured by raddle probe, {measured['measured']}, torch {measured['torch']}: one of",

@@ -48,7 +48,7 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
     # The transport that plans run on.
     transport = ProcessTransport(torch.device("cpu"), "gloo", settings["seconds"])
-    transport.prepare([])
+    transport.prepare([])  # links between all ranks, no further process groups
     measurements = {
         **_compute_measurements(settings["window"]),
         **_communication_measurements(transport, quick=settings["quick"]),
@@ -82,7 +82,7 @@ def _communication_measurements(transport: Transport, *, quick: bool) -> dict[st
     sizes = QUICK_SIZES if quick else SIZES
     largest = {max(sizes): sizes[max(sizes)]}
     pairs = [(a, a + 1) for a in range(0, ranks - 1, 2)]
-    first = pairs[:1]
+    first = pairs[:1]  # ranks 0 and 1
     return {
         "messages": partial(_messages, transport, first, sizes),
         "messages both ways": partial(_messages, transport, first, largest, exchange=_both_ways),
@@ -129,7 +129,7 @@ def _messages(
 
 
 def _round_trip(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
-    """Send a message to the peer and back; return half the seconds."""
+    """Send a message to the peer and back; return half the seconds. All messages have tag 0."""
     start = time.perf_counter()
     if transport.rank < peer:
         transport.post(peer, 0, buffer).wait()
@@ -141,7 +141,7 @@ def _round_trip(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
 
 
 def _both_ways(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
-    """Send a message in both directions at the same time; return the seconds."""
+    """Send a message in both directions at the same time, with tag 0; return the seconds."""
     start = time.perf_counter()
     sent = transport.post(peer, 0, buffer)
     transport.expect(peer, 0, buffer, len(buffer)).wait()

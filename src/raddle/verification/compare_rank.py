@@ -2,7 +2,8 @@
 
 The reference is serial training of the plain module (plain_training.py) or, for schedules whose steps
 overlap, a serial replay (serial_replay.py). Each rank compares the pieces of parameters that it holds, so
-no parameter is gathered. A *source* names a piece: the parameter or buffer, and the box of its elements.
+no parameter is gathered. A *source* names a piece: the parameter or buffer, and the box of its elements. A
+*job* (runtime/job.py) is all that a rank needs to train: model, loss, batch, plan and program.
 """
 
 from __future__ import annotations
@@ -101,10 +102,11 @@ def _compare_overlapped(
     job: Job, trainer: Trainer, findings: Findings, steps: int, seed: int
 ) -> None:
     """Train with overlapping steps, and compare with a serial replay with the same versions of weights."""
-    trainer.step_runner.weight_uses = []
+    trainer.step_runner.weight_uses = []  # a list makes the trainer log the versions
     losses = trainer.train([batch_of_step(job, step) for step in range(steps)])
     pieces = {s.slot: (s.name, s.box) for s, _ in trainer.executor.parameters()}
     log = [VersionRecord(pieces[u.slot], *u[1:]) for u in trainer.step_runner.weight_uses]
+    # The logs of all ranks in one list.
     records = [record for rank in trainer.setup.exchange(log) for record in rank]
     replayed = replay(job, records, steps, seed)
     for step, (loss, expected) in enumerate(zip(losses, replayed.losses, strict=True)):
@@ -162,8 +164,9 @@ def _compare_state(trainer: Trainer, plain: PlainRun, findings: Findings) -> Non
         )
     for source in executor.rank_actions.sources_with_role("buffer"):
         buffer: Tensor = executor.slots[source.slot]
-        changes = source.name in trainer.graph.updates
+        changes = source.name in trainer.graph.updates  # whether the forward updates the buffer
         expected = _as_float(plain.buffer(trainer.rank, source.name))
+        # current_buffers: by buffer, the boxes that this rank keeps up to date.
         for box in (
             executor.rank_actions.current_buffers.get(source.name, []) if changes else [source.box]
         ):

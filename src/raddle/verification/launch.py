@@ -1,4 +1,8 @@
-"""Starts the ranks of a verification, as threads or as processes, and makes sure that all of them end."""
+"""Starts the ranks of a verification, as threads or as processes, and makes sure that all of them end.
+
+Each rank trains and compares itself with `plain`, the training of the plain module (plain_training.py). Its
+*findings* are the deviations and the bytes that it sent (compare_rank.py).
+"""
 
 from __future__ import annotations
 
@@ -84,7 +88,7 @@ def run_on_processes(
         folder = pathlib.Path(name)
         rank_settings = {**settings, "threads": threads, "timeout": timeout}
         write_scratch(folder / "settings.json", rank_settings)
-        with replace_atomically(folder / "plain.pt", durable=False) as file:
+        with replace_atomically(folder / "plain.pt", durable=False) as file:  # no fsync
             torch.save(plain, file)
         seconds = START_SECONDS + timeout * (1 + settings["steps"])
         with _torchrun(folder, devices, threads) as process:

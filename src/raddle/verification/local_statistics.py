@@ -51,6 +51,7 @@ class LocalStatistics:
     def __init__(
         self, graph: Graph, plan: Plan, model: nn.Module, running: dict[int, dict[str, Tensor]]
     ) -> None:
+        # By batch norm: its tiles, and (device, part of the input) of the statistics. m: `moments`.
         self.norms = [(_tiles(plan, m, norm), _regions(plan, m)) for m, norm in _norms(graph)]
         self.names = {id(t): name for name, t in model.named_buffers()}
         self.running = running  # running statistics, by device and buffer name
@@ -68,6 +69,7 @@ class LocalStatistics:
         """Normalise each tile with its own statistics, and update the running statistics of each device."""
         if not training:
             buffers = (running_mean, running_var)
+            # The first False: not training; the last one: without cuDNN.
             return torch.batch_norm(input, weight, bias, *buffers, False, momentum, eps, False)
         if self.count == len(self.norms):
             raise InputError("the module has a batch norm that the graph has not: plan it again.")
@@ -84,7 +86,7 @@ class LocalStatistics:
         if running_mean is not None and running_var is not None:
             for device, box in counted:
                 mean, var = _moments(input.detach(), box)
-                size = box.volume // (box.hi[1] - box.lo[1])
+                size = box.volume // (box.hi[1] - box.lo[1])  # elements of a channel
                 unbiased = var * size / max(1, size - 1)
                 for buffer, value in ((running_mean, mean), (running_var, unbiased)):
                     self._update_running(device, buffer, _channels(box), momentum, value)

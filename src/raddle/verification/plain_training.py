@@ -1,7 +1,8 @@
 """Trains the unmodified module serially with plain PyTorch: the reference for a plan.
 
 It uses the micro-batches, the dropout masks and the batch-norm statistics of the plan, so that both
-compute the same numbers.
+compute the same numbers. A *job* (runtime/job.py) is all that a rank needs to train: model, loss, batch,
+plan and program.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class _PlainStep:
             for v in (job.program.variants if job.plan.bn == "local" else ())
         ]
         self.replica_buffers = ReplicaBuffers(job.program, model)
-        # By micro-batch, the variant that runs it.
+        # By micro-batch, the number of its variant; taken from the instructions of step 0.
         self.variants = {
             i.key.micro_batch: i.key.variant
             for i in job.program.instructions

@@ -2,7 +2,7 @@
 
 launch.py starts it by torchrun. The folder holds settings.json and the reference plain.pt. The rank writes
 its process id to rank<N>.pid, and its findings or error to rank<N>.json; rank 0 also writes the number of
-the current step to `progress`.
+the current step to `progress`. The *twin* of a job is the same job in float64 (twin.py).
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ DistributedDataParallel saves those of rank 0. A *variant* of the program is how
 run: the graph for their size, and the tiles on the devices that run them.
 """
 
+# b: a buffer, o: the name of its new value, v: a variant
+
 from __future__ import annotations
 
 from torch import Tensor, nn

@@ -72,9 +72,9 @@ class _Replayer:
             piece: [steps_of_piece[v] for v in sorted(steps_of_piece)]
             for piece, steps_of_piece in step_by_version.items()
         }
-        # By piece: all versions so far.
+        # By piece: its value in all versions so far; the index is the version.
         self.history = {p: [self._initial_value(p)] for p in self.update_order}
-        make = optimizer_for(job.plan.optimizer)
+        make = optimizer_for(job.plan.optimizer)  # makes an optimizer for a list of parameters
         self.weights = {
             p: nn.Parameter(versions[0].clone()) for p, versions in self.history.items()
         }
@@ -141,5 +141,6 @@ class _Replayer:
         missed: dict[str, list[int]] = {}
         for step, used in self.used.items():
             for (_, (name, _)), v in used.items():
+                # Before step s there are s updates, of steps 0 to s - 1; v of them were used.
                 missed.setdefault(name, []).append(step - v)
         return {name: (min(counts), max(counts)) for name, counts in missed.items()}

@@ -61,7 +61,7 @@ class Substitutes(TorchFunctionMode):
             )
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
-        """Apply the next dropout operator of the graph, as the runtime computes it."""
+        """Apply the next dropout operator of the graph, with the mask that the runtime computes."""
         op = next(self.dropout_ops, None)
         if op is None or op.attrs["p"] != p or [d.size for d in op.space.dims] != list(x.shape):
             raise InputError(
@@ -118,7 +118,9 @@ def _recurrent(function: Any, drop: Callable[[Tensor, float], Tensor]) -> Callab
         if not (train and p > 0 and layers > 1) or not isinstance(params, (list, tuple)):
             flags = (biases, layers, p, train, bidirectional, batch_first)
             return function(x, states, params, *flags)
+        # time: the dimension of the time steps.
         directions, time = 2 if bidirectional else 1, 1 if batch_first else 0
+        # pair: the states are two tensors (LSTM), not one.
         params_per_layer, pair = len(params) // layers, isinstance(states, (list, tuple))
         states_by_layer: list[Any] = []
         for layer in range(layers):

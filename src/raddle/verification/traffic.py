@@ -46,9 +46,9 @@ def program_bytes(program: Program, steps: int) -> dict[Pair, int]:
 
 
 def all_reduce_bytes_by_group(program: Program, steps: int) -> dict[Group, int]:
-    """For each group, return the bytes that each of its devices puts into all-reduces in `steps` steps."""
+    """For each group, return the bytes of the tensors that each device all-reduces in `steps` steps."""
     total: dict[Group, int] = {}
-    steps //= program.plan.steps
+    steps //= program.plan.steps  # as in `program_bytes`
     for reduce in (i for i in program.instructions if isinstance(i, Reduce)):
         for group, nbytes in reduced_bytes(program, reduce).items():
             total[group] = total.get(group, 0) + steps * nbytes

@@ -4,6 +4,9 @@ The module is captured twice: in its own precision, which gives the operators th
 float64 with all casts neutralised (precision.py). The second capture gives the numbers that the code uses
 in float64: epsilons, limits and constants may depend on the type. Apart from casts, both captures must have
 the same operators in the same order. If not, an InputError names the first difference.
+
+A *job* (runtime/job.py) is all that a rank needs to train: the workload (model, loss and batch), the plan
+and the program.
 """
 
 from __future__ import annotations
@@ -103,7 +106,10 @@ def _double_op(op: Op, double: Op | None) -> Op:
 
 
 def _double_fused(graph: Graph, double: Graph) -> tuple[FusedCall, ...]:
-    """Return the fused calls in float64; none of them if the two captures have different ones."""
+    """Return the fused calls (composites, such as batch norm) in float64.
+
+    Returns none of them if the two captures have different ones.
+    """
     if [f.kind for f in graph.fused_calls] != [f.kind for f in double.fused_calls]:
         return ()
     pairs = zip(graph.fused_calls, double.fused_calls, strict=True)
@@ -203,7 +209,7 @@ def _reads_same(
     for a, b in zip(
         map(original.source, left.inputs), map(converted.source, right.inputs), strict=True
     ):
-        if matching_values.setdefault(a, b) != b:  # a constant is known when it is first read
+        if matching_values.setdefault(a, b) != b:  # the first read of a constant matches it with b
             return False
     return True
 

@@ -3,6 +3,10 @@
 Two properties are checked by training a few steps on the runtime:
 1. losses, gradients, parameters and buffers are equal to those of serial training with plain PyTorch;
 2. the ranks send as many bytes as the program says and the simulator counts.
+
+A *job* (runtime/job.py) is all that a rank needs to train: model, loss, batch, plan and program. Its
+*twin* (twin.py) is the same job in float64. The *findings* of a rank are its deviations and the bytes that
+it sent.
 """
 
 from __future__ import annotations
@@ -32,9 +36,8 @@ TOLERANCE = 1e-9  # largest relative deviation that counts as equal
 MIN_TIMEOUT = 60.0  # seconds that a rank waits for another, at least
 TOTAL_BYTES = "bytes in all: program = simulator"
 TOO_EARLY = "schedule: seconds too early"
-TIMEOUT_FACTOR = (
-    20  # a rank waits at least 20 times as long as the slowest step of the plain module
-)
+# A rank waits at least 20 times as long as the slowest step of the plain module.
+TIMEOUT_FACTOR = 20
 
 # Gets {"step": what is done now, "done": number of finished parts, "of": number of all parts}.
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -171,6 +174,7 @@ def _result(
 ) -> dict[str, Any]:
     """Return the checks and the settings of the run; without findings, there are no checks."""
     plan = job.plan
+    # If steps overlap, the program has all steps; if not, one step.
     program = timeline.program if is_asynchronous(plan) else job.program
     pairs = traffic.pair_rows(program, timeline, findings) if findings else []
     groups = traffic.group_rows(program, timeline, findings) if findings else []
@@ -215,7 +219,8 @@ def _deviation_checks(findings: Sequence[Findings], tolerance: float) -> list[di
 def _schedule_check(program: Program, findings: Sequence[Findings]) -> list[dict[str, Any]]:
     """Check that actions waited for the actions that the schedule tells them to wait for.
 
-    All ranks run on this machine, so their clocks are the same. [] if the schedule has no such waits.
+    Some schedules let an action wait for one of another worker without using its data (`waits`). All ranks
+    run on this machine, so their clocks are the same. [] if the schedule has no such waits.
     """
     schedule = schedule_of(program.plan) if program.plan.stages else None
     if schedule is None or not schedule.waits:

@@ -1,8 +1,9 @@
 """Times other splits of one group of operators, for `raddle explain` and the HTML report.
 
 A group (searches/groups.py) is a set of operators that are split together; the first one is its *anchor*. A
-configuration says into how many parts each dimension of the anchor is split, and on which devices. Each
-alternative changes the configuration of one group and leaves the other groups of the plan as they are.
+configuration says into how many parts each dimension of the anchor is split (its *degrees*), and on which
+devices. A `PlanSpace` has all groups of a graph and their possible configurations. Each alternative changes
+the configuration of one group and leaves the other groups of the plan as they are.
 """
 
 # g: number of the group in space.groups; n: number of parts; x: letter of a dimension
@@ -62,7 +63,10 @@ class Alternatives:
         self.too_large: list[TimedAlternative] = []  # those that do not fit in memory
 
     def explain(self) -> dict[str, Any]:
-        """Time the alternatives and return the part of the explanation about them; see `explain_op`."""
+        """Time the alternatives and return the part of the explanation about them; see `explain_op`.
+
+        `base`: the plan itself; `timed`, `faster`: numbers of alternatives.
+        """
         timed = self._time_all(candidate_configurations(self.space, self.g, self.plan.tiles))
         timed.sort(key=lambda t: t.timing.step_ns)
         return {
@@ -145,6 +149,7 @@ class Alternatives:
     def _splits_sums(self, configuration: Configuration) -> bool:
         """Whether a summed dimension is split; the method optcnn does so only with --reduction."""
         pairs = zip(self.group.letters, configuration.degrees, strict=True)
+        # reduced: the letters of summed dimensions.
         return any(parts > 1 and letter in self.group.reduced for letter, parts in pairs)
 
     def _tiles_text(self, configuration: Configuration) -> str:
@@ -186,6 +191,7 @@ def candidate_configurations(
     candidates: dict[Configuration, None] = {}
     for other in space.neighbours[g]:
         neighbour_configuration = space.configuration_of(other, current)
+        # The same split for group g, letter by letter; None if g is too small for it.
         translated = (
             space.translate(g, other, neighbour_configuration) if neighbour_configuration else None
         )

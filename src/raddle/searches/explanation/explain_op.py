@@ -31,6 +31,7 @@ from raddle.searches.predict import simulate_steps
 from raddle.searches.ranking import MAX_EVALUATED_DEVICES
 from raddle.searches.settings import Settings
 
+# By letter of Graph.dim_kinds, the name of the kind: the first three are FlexFlow's.
 DIMENSION_KINDS = {"S": "sample", "A": "attribute", "P": "parameter", "R": "reduction"}
 
 
@@ -48,7 +49,7 @@ def explain_op(
     op, *other_ops = find_ops(graph, name)
     cluster = devices_of_plan(plan, cluster)
     space = plan_space_of(graph, plan, cluster, profile)
-    group_number = group_indices(space.groups)
+    group_number = group_indices(space.groups)  # by operator name
     g = group_number.get(op.name)
     explanation = {
         **heading(plan, cluster),
@@ -95,13 +96,13 @@ def explain_op(
 def plan_space_of(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> PlanSpace:
-    """Return the space of plans with the settings of this plan, in which its alternatives are."""
+    """Return the space of plans that a search could choose from with the settings of this plan."""
     settings = Settings(
         bn=without_pipeline(plan).bn,
         sync=plan.sync,
         optimizer=plan.optimizer,
         profile=profile,
-        reduction=True,
+        reduction=True,  # splits of summed dimensions too
     )
     return PlanSpace(graph, cluster, settings)
 
@@ -155,7 +156,8 @@ def _notes(plan: Plan, group: Mapping[str, Any], simulated: str | None) -> list[
 def _group(graph: Graph, space: PlanSpace, g: int, plan: Plan) -> dict[str, Any]:
     """Describe a group: its anchor, configuration, dimensions and members.
 
-    `follows` of a member: whether its tiles are those that the group's configuration gives.
+    `follows` of a member: whether its tiles are those that the group's configuration gives. `how`: how it
+    gets its tiles, and `ref`: from which other member (searches/groups.py).
     """
     group, configuration = space.groups[g], space.configuration_of(g, plan.tiles)
     expected = tiles(group, configuration) if configuration else {}

@@ -112,13 +112,14 @@ def describe_schedule(plan: Plan) -> dict[str, Any] | None:
     if not plan.stages:
         return {"name": plan.schedule} if plan.schedule else None
     count = plan.microbatches
+    # Without a flush steps overlap, and it takes some steps until all stages are busy.
     schedule = schedule_of(replace(plan, steps=4 * len(plan.stages)))
     description: dict[str, Any] = {
         "name": plan.schedule.splitlines()[0] if plan.schedule else "sequential",
         "stages": len(plan.stages),
         "workers": [list(devices) for devices in workers_of(plan)],
         "alive": peak_alive(schedule),
-        "bubble": float(bubble(schedule, backward=2)),
+        "bubble": float(bubble(schedule, backward=2)),  # a backward takes as long as 2 forwards
         "picture": draw_schedule(schedule_of(replace(plan, steps=2))),
     }
     if plan.schedule in ASYNCHRONOUS:
@@ -140,7 +141,7 @@ def _plan_metrics(timeline: Timeline) -> dict[str, Any]:
 
     `fullest`: the device with the largest share of its memory in use.
     """
-    prediction = details(timeline, largest=0)
+    prediction = details(timeline, largest=0)  # 0: without a list of the largest transfers
     rows, devices = prediction["devices"], timeline.cluster.devices
     fullest = max(rows, key=lambda row: row["peak_bytes"] / devices[row["device"]].memory)
     keys = ("step_ms", "samples_per_s", "comm_bytes", "peak_bytes", "imbalance", "fits")
@@ -196,10 +197,10 @@ def _bound(
         return None, f"with {plan.microbatches} micro-batches there is no lower bound"
     bound = lower_bound(graph, cluster, optimizer=plan.optimizer)
     parts = {
-        "work": bound.work,
-        "path": bound.path,
-        "message": bound.message,
-        "alone": bound.one_device,
+        "work": bound.work,  # all work, divided evenly
+        "path": bound.path,  # overheads of the longest chain of operators
+        "message": bound.message,  # latency of one message
+        "alone": bound.one_device,  # all work on the fastest device
     }
     binding = next(name for name in parts if parts[name] == bound.seconds)
     return {
@@ -223,6 +224,7 @@ def _critical_path(timeline: Timeline) -> dict[str, Any]:
         subject = _subject_and_activity(instruction)
         by_subject[subject] += int(timeline.tasks.duration[task])
         by_activity[subject[1]] += int(timeline.tasks.duration[task])
+    # ns_divisor: divides nanoseconds of all steps, which gives milliseconds per step.
     total, ns_divisor = sum(by_subject.values()), 1e6 * program.plan.steps
     return {
         "path_ms": total / ns_divisor,
@@ -258,7 +260,10 @@ def _subject_and_activity(instruction: Instruction) -> tuple[str, str]:
 def _search_record(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
     """Return what a search wrote into the plan file, or None if no search did.
 
-    A user may have edited the file, so entries of other types than a search writes are left out.
+    `start`: the candidate that led to the plan; `stopped`: why the search ended; `proposals`: how many
+    moves its Markov chains proposed; `tried`: the candidates; `searched_as`: how their settings differ from
+    those of the plan, such as "sync allreduce in place of p3". A user may have edited the file, so
+    entries of other types than a search writes are left out.
     """
     predicted = plan.predicted
     start, stopped = predicted.get("start"), predicted.get("stopped")

@@ -79,6 +79,7 @@ class EvaluatorTimer:
         undo = self.evaluator.move(changes)
         step_ns = self.evaluator.time()
         assert step_ns is not None
+        # Busy nanoseconds by resource: first the devices, then the links.
         load, count = self.evaluator.load, self.space.device_count
         link_ns = int(load[count:].max()) if len(load) > count else 0
         timing = StepTiming(step_ns, int(load[:count].max()), link_ns, self.evaluator.memory.copy())
@@ -103,6 +104,7 @@ class SimulatorTimer:
     def time_step(self, changes: Tiles) -> StepTiming:
         timeline = self.timeline(changes)
         tasks, devices = timeline.tasks, timeline.program.plan.devices
+        # Busy nanoseconds by resource: first the devices, then the links. A task occupies up to two.
         load = np.zeros(tasks.resources, np.int64)
         is_message = tasks.source != tasks.device
         for resource in (tasks.first_resource, tasks.second_resource):
@@ -118,7 +120,8 @@ class SimulatorTimer:
 
     def timeline(self, changes: Tiles) -> Timeline:
         plan = replace(self.plan, tiles={**self.plan.tiles, **changes})
-        # With other tiles the parameters have other slices, so the order of the plan is not valid.
+        # plan.order: the order of the all-reduces of parameter slices. With other tiles the parameters have
+        # other slices, so this order is not valid.
         if plan.order and changes:
             space = self.space
             plan = with_slice_order(space.graph, plan, space.cluster, space.settings.profile)

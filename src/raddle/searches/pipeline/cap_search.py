@@ -63,7 +63,8 @@ def least_total(
         return best
     intervals = [interval_below(low, best, halve=False)]
     cap = 1.05 * low
-    # Raise the cap until there is a solution: `solve` is faster for small caps.
+    # Start just above the lower bound, and raise the cap by a fifth until there is a solution: `solve` is
+    # faster for small caps.
     while cap < best.largest:
         optimum = solve(cap)
         if optimum:
@@ -77,6 +78,7 @@ def least_total(
     heapify(intervals)
     while intervals:
         _, low, high, least_sum, halve = current = heappop(intervals)
+        # With a `largest` above this, no total is smaller than the best one.
         high = min(high, (total(best) - least_sum) / repeats)
         if current.bound >= total(best) * (1 - RELATIVE_TOLERANCE) or low >= high * (
             1 - RELATIVE_TOLERANCE

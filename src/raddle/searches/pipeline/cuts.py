@@ -6,7 +6,8 @@ the bytes at the cut after it:
 `crossing_bytes`: the output of a layer in the ideal counts once if a layer outside the ideal reads it. Each
 stage passes such a value on to the next one, so the value counts at every cut that it crosses.
 
-`antichain_bytes`: the counting of PipeDream's optimizer. It adds the outputs of
+`antichain_bytes`: the counting of PipeDream's optimizer, which calls the last layers of an ideal an
+antichain. It adds the outputs of
 - the last layers of the ideal (no layer of the ideal reads them), even if no layer at all reads them;
 - for each last layer v, each direct or indirect predecessor of v that is also read by a layer
   that is neither v nor a predecessor of v. This reader may be inside the ideal.
@@ -14,7 +15,7 @@ The result is never less than the crossing bytes, and is more where branches for
 """
 
 # i, j: ideals; v: a layer, u: a layer that v reads, w: a layer that reads u
-# Sets of layers are bits: layer v is bit v % 64 of word b = v // 64.
+# Sets of layers are bits: layer v is bit v % 64 of word v // 64; b, c: words.
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ def _crossing(
     for j in range(1, len(members)):
         v = added[j]
         total = result[covered[covered_start[j]]]
-        if edges.reader_start[v] < edges.reader_start[v + 1]:
+        if edges.reader_start[v] < edges.reader_start[v + 1]:  # a layer reads v
             total += activation[v]
         for u in edges.reads[edges.read_start[v] : edges.read_start[v + 1]]:
             crosses = False
@@ -128,13 +129,17 @@ def _antichain(
     still_read: Array,
     activation: Array,
 ) -> Array:
-    """Compute `antichain_bytes`; reads: for each layer, the layers that it reads; as bits [layer, word]."""
+    """Compute `antichain_bytes`; the first three arguments are fields of `Ideals`.
+
+    reads: for each layer, the layers that it reads; still_read: the sets of `_still_read`. Both are sets as
+    bits, [layer, word].
+    """
     one = np.uint64(1)
     word_count = reads.shape[1]
     result = np.zeros(len(added))
     # For each ideal, its last layers: those that no layer in it reads.
     last = np.zeros((len(added), word_count), np.uint64)
-    counted = np.zeros(word_count, np.uint64)
+    counted = np.zeros(word_count, np.uint64)  # the layers whose outputs are added, as bits
     for j in range(1, len(added)):
         v, i = added[j], covered[covered_start[j]]
         counted[:] = 0
@@ -144,7 +149,7 @@ def _antichain(
                 remaining |= one << np.uint64(v & 63)
             last[j, b] = remaining
             while remaining:
-                bit = remaining & (~remaining + one)
+                bit = remaining & (~remaining + one)  # the lowest bit that is set
                 remaining ^= bit
                 u = 64 * b + bit_index(bit)
                 for c in range(word_count):

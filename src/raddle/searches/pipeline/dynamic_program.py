@@ -3,6 +3,7 @@
 An ideal (ideals.py) is a set of layers that can run before a cut. A stage from ideal i to ideal j has the
 layers of j that i has not. So a sum over the layers of a stage is the difference of two sums over ideals
 (`IdealSums`). The program goes from the last stage to the first, over (ideal, device, remaining stages).
+A stage uses one or more devices in a row; each is a *replica*, which computes a part of the samples.
 """
 
 # i, j: ideals before and after a stage, d: the first device of a stage, r: number of its replicas,
@@ -28,12 +29,11 @@ ROUNDING = 1e-9  # relative slack for errors of floating-point sums
 class IdealSums(NamedTuple):
     """For each ideal, sums over its layers, for one micro-batch."""
 
-    members: Array  # [ideal, word]: the layers, as bits
+    members: Array  # [ideal, word]: the layers, as bits of 64-bit words (ideals.py)
     forward: Array  # seconds, [kind of device, ideal]
     backward: Array  # seconds, [kind of device, ideal]
-    work: (
-        Array  # seconds of forward and backward, each layer on the kind that is the fastest for it
-    )
+    # Seconds of forward and backward, each layer on the kind of device that is the fastest for it.
+    work: Array
     saved: Array  # bytes of activations saved for the backward
     parameters: Array  # bytes
     cut_bytes: Array  # bytes of outputs that layers outside the ideal read
@@ -65,7 +65,7 @@ class MemoryRules(NamedTuple):
 
 
 class PlacedSegment(NamedTuple):
-    """A stage: the layers between two ideals, and the devices."""
+    """A stage: a segment of the chain of ideals (the layers between two of them), and the devices."""
 
     i: int  # ideal before the stage
     j: int  # ideal after the stage
@@ -161,12 +161,14 @@ def _fill_tables(
     number of micro-batches in flight does not depend on q, there is only q = 0, for any number of stages.
     """
     ideals, devices, q_count = len(sums.members), len(placements.kind), len(rules.alive)
+    # q_count: how many values q has.
     least = np.full((ideals, devices + 1, q_count), np.inf)
-    least[-1, :, 0] = 0.0
+    least[-1, :, 0] = 0.0  # after the whole graph, nothing remains
     choice = np.zeros((ideals, devices + 1, q_count, 3), np.int32)
     for i in range(ideals - 2, -1, -1):
         first_device, last_device = _device_range(sums.work, i, devices, cap)
         for j in range(i + 1, ideals):
+            # A stage with more work than this is above the cap even on all devices.
             if sums.work[j] - sums.work[i] > (devices + ROUNDING) * cap:
                 continue
             is_subset = True
@@ -179,7 +181,7 @@ def _fill_tables(
                 placements.entry_latency[d], placements.entry_bandwidth[d], sums.cut_bytes[i]
             )
             for q in range(q_count):
-                least[i, d, q] += 2 * transfer
+                least[i, d, q] += 2 * transfer  # activations, and their gradients
     return least, choice
 
 
@@ -221,12 +223,14 @@ def _try_stage(
         forward = sums.forward[kind, j] - sums.forward[kind, i]
         backward = sums.backward[kind, j] - sums.backward[kind, i]
         for r in range(max(1, next_first - d), min(placements.max_replicas[d], next_last - d) + 1):
+            # Seconds of a stage that saves all activations, and of one that recomputes them.
             saving_seconds = (forward + backward) / r
             if saving_seconds > cap:
                 continue
             recomputing_seconds = (forward + backward + forward) / r
             saved = (sums.saved[j] - sums.saved[i]) / r
             input_bytes = sums.cut_bytes[i] / r
+            # 0.0: the latency is left out.
             all_reduce_seconds = ring_seconds(r, placements.bandwidth[d, r], 0.0, parameters)
             max_stages_after = 0 if j == len(sums.work) - 1 else devices - d - r
             for q in range(q_step, min(len(rules.alive), q_step + max_stages_after + 1)):

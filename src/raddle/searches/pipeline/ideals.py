@@ -69,14 +69,12 @@ class Ideals:
     """Ideals of a graph; the empty one is number 0, the whole graph is the last one."""
 
     members: Array  # [ideal, word]: the layers, as bits of uint64 words
-    level_start: (
-        Array  # by size, the first ideal of that size; the last entry is the number of ideals
-    )
+    # By size, the first ideal of that size; the last entry is the number of ideals.
+    level_start: Array
     covered: Array  # ideal i covers the ideals covered[covered_start[i] : covered_start[i + 1]]
     covered_start: Array
-    added: (
-        Array  # by ideal, the layer that it has and the first ideal it covers has not; -1 if empty
-    )
+    # By ideal, the layer that it has and the first of the ideals that it covers has not; -1 if empty.
+    added: Array
     complete: bool  # whether these are all ideals of the graph
 
     def __len__(self) -> int:
@@ -99,7 +97,7 @@ class Ideals:
 
 
 def ideals_of(successors: Sequence[Sequence[int]], *, max_ideals: int = 1_000_000) -> Ideals:
-    """Return all ideals of a graph or, if there are more than `max_ideals`, the prefixes of one order.
+    """Return all ideals of a graph; if more than `max_ideals`, the prefixes of a topological order.
 
     A wide graph, such as a recurrent network with many time steps, has so many ideals that they would fill
     the memory. So large graphs have a lower limit (MAX_WORDS), and the enumeration stops before a size
@@ -206,8 +204,9 @@ def _count_pairs(addable: Array) -> int:
 def _next_size(level: Level, edges: Edges, keys: Array) -> tuple[Level, Array, Array]:
     """Return (the ideals with one layer more, child, parent).
 
-    Larger ideal child[k] covers smaller ideal parent[k]; both are numbers within their size. The same
-    larger ideal arises from several pairs (ideal, added layer), so a hash table finds equal ones.
+    For each pair k of an ideal and a layer that can be added to it, larger ideal child[k] covers smaller
+    ideal parent[k]; both are numbers within their size. The same larger ideal arises from several pairs, so
+    a hash table finds equal ones.
     """
     one = np.uint64(1)
     count, words = level.members.shape
@@ -219,13 +218,14 @@ def _next_size(level: Level, edges: Edges, keys: Array) -> tuple[Level, Array, A
         np.empty(pairs, np.int32),
     )
     child, parent = np.empty(pairs, np.int32), np.empty(pairs, np.int32)
+    # The hash table: each slot has the number of a larger ideal in `buffer`, or -1.
     slots = np.full(2 ** int(np.ceil(np.log2(2 * pairs))), -1, np.int32)
-    pair, filled = 0, 0
+    pair, filled = 0, 0  # pairs so far, different larger ideals so far
     for i in range(count):
         for b in range(words):
             remaining = level.addable[i, b]
             while remaining:
-                bit = remaining & (~remaining + one)
+                bit = remaining & (~remaining + one)  # the lowest bit that is set
                 remaining ^= bit
                 v = 64 * b + bit_index(bit)
                 slot = _find_slot(level.members[i], b, bit, level.hash[i] ^ keys[v], buffer, slots)

@@ -1,4 +1,4 @@
-"""Groups the operators of a captured graph to layers, and estimates the costs of each layer.
+"""Groups the operators of a captured graph into layers, and estimates the costs of each layer.
 
 A pipeline is cut only between layers. A layer is an operator with weights (a convolution, a matrix product)
 together with the operators after it that read no other layer: norms, activation functions, views. A cut
@@ -49,6 +49,7 @@ def build_layer_graph(graph: Graph) -> LayerGraph:
             for i in op.inputs
             if i in producer and producer[i].name in layer_of
         }
+        # is_product: a convolution or matrix product; a norm, which only scales by its weights, is none.
         has_weights = any(values[i].role == "parameter" for i in op.inputs) and op.space.is_product
         if len(read_layers) == 1 and not has_weights:
             layer_of[op.name] = read_layers.pop()
@@ -56,7 +57,7 @@ def build_layer_graph(graph: Graph) -> LayerGraph:
             layer_of[op.name] = count
             count += 1
     _place_batch_independent(graph, independent_ops, layer_of)
-    count = max(count, 1)
+    count = max(count, 1)  # if no operator depends on a sample, all are in layer 0
     edges: list[set[int]] = [set() for _ in range(count)]
     for op in graph.ops:
         for i in op.inputs:
@@ -81,6 +82,7 @@ def _place_batch_independent(
     An operator that computes the next value of a buffer counts as read by the readers of the buffer. Only
     on the devices of its stage can the next micro-batch read the new value.
     """
+    # By name of the new value of a buffer, the name of the buffer.
     buffers = {value: buffer for buffer, value in graph.updates.items()}
     waiting = [op for op in reversed(graph.ops) if op.name in independent_ops]
     changed = True
@@ -121,7 +123,7 @@ class LayerCostModel:
         self, layer_graph: LayerGraph, cluster: Cluster, compute: ComputeCosts | None = None
     ) -> None:
         self.layer_graph, self.graph = layer_graph, layer_graph.graph
-        self.active = active_values(self.graph)
+        self.active = active_values(self.graph)  # the values that have a gradient
         self.compute = compute or ComputeCosts(self.graph, self.active)
         first_of_kind = {d.kind: d for d in reversed(cluster.devices)}
         self.one_of_each_kind = [first_of_kind[kind] for kind in device_kinds(cluster)]
@@ -174,6 +176,7 @@ class LayerCostModel:
             saved_values |= saved.inputs | (set(op.outputs) if saved.output else set())
             value = self.graph.values[op.outputs[0]]
             elements = self._nbytes(op.outputs[0], samples) / value.dtype.itemsize
+            # extra: bytes for each element of the output, such as a dropout mask.
             total[self.layer_graph.layer_of[op.name]] += saved.extra * elements
         seen: set[str] = set()
         for name in saved_values:
@@ -204,7 +207,8 @@ class LayerCostModel:
 def micro_batch_box(op: Op, batch: int, samples: int) -> Box:
     """Return the part of the operator's iteration space that belongs to the first `samples` samples.
 
-    batch: the number of samples in the whole graph.
+    batch: the number of samples in the whole graph. The size of dimension "n" may also be a multiple of
+    it, such as samples times tokens.
     """
     full = op.space.full
     hi = [

@@ -50,7 +50,7 @@ class DeviceChain:
     """The devices in the order in which stages use them; link d connects devices d and d + 1."""
 
     kinds: tuple[int, ...]  # by device, its kind: the row of LayerCosts.forward and .backward
-    capacity: tuple[float, ...]  # by device, bytes
+    capacity: tuple[float, ...]  # by device, bytes of memory
     bandwidth: tuple[float, ...]  # by link, bytes a second
     latency: tuple[float, ...]  # by link, seconds
 
@@ -91,6 +91,7 @@ def topological_order(successors: Sequence[Sequence[int]]) -> list[int]:
     The order is depth first: it follows one branch as far as possible before it starts the next one.
     Raises ValueError if the graph has a cycle.
     """
+    # By layer, how many of the layers that it reads are not in the order yet.
     waits_for = [len(read) for read in predecessors(successors)]
     ready = [v for v, count in enumerate(waits_for) if not count][::-1]
     order = []

@@ -78,7 +78,7 @@ class PipelineCandidate:
             "simulated": True,
             "fits": self.fits,
             "peak_bytes": self.peak_bytes,
-            "recompute": None,
+            "recompute": None,  # only the method `auto` counts recomputed blocks
         }
 
 
@@ -113,6 +113,7 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
     if not candidates:
         raise InputError(f"no pipeline was found for '{graph.name}' on '{cluster.name}'.")
     rows = tuple(c.row() for c in candidates)
+    # stopped: why the search ended; a pipeline search has only this reason.
     return replace(candidates[0].result, start=candidates[0].name, stopped="candidates", tried=rows)
 
 
@@ -124,11 +125,13 @@ class _PipelineSearch:
         self.clock = Clock(settings.budget, settings.stopwatch)
         self.device_count = len(cluster.devices)
         self.layer_graph = build_layer_graph(graph)
-        active = active_values(graph)
+        active = active_values(graph)  # the values that have a gradient
+        # bn="local": the cost of a batch norm is that of one call for the micro-batch.
         self.cost_model = LayerCostModel(
             self.layer_graph, cluster, ComputeCosts(graph, active, settings.profile, bn="local")
         )
         self.device_chain = build_device_chain(cluster)
+        # Bytes held for each byte of parameters: weight, gradient, optimizer state.
         self.state_factor = float(optimizer_info(settings.optimizer).memory_elements)
         self.simulated: list[PipelineCandidate] = []
         # Whether no partition fits in memory for some number of micro-batches.
@@ -265,7 +268,7 @@ class _PipelineSearch:
     ) -> None:
         """Simulate a partition with one schedule; adds candidates or, if it is impossible, refusals.
 
-        workers: the devices of each row of a written schedule; () for a named schedule.
+        workers: the devices of each row of a schedule that the user wrote out; () for a named schedule.
         """
         try:
             with self.settings.stopwatch.paused():
@@ -284,7 +287,7 @@ class _PipelineSearch:
             parts = [
                 f"{len(partition.stages)} stages",
                 f"{m} micro-batches",
-                *schedule.splitlines()[:1],
+                *schedule.splitlines()[:1],  # its name, or the first row of one that the user wrote
             ]
             name = ", ".join([*parts, f"{method} inside"] if method else parts)
             self.settings.on_progress({"step": f"simulating {name}", "done": 0.5, "of": 1})
@@ -315,6 +318,7 @@ class _PipelineSearch:
                 if s.recompute
             ),
             schedule_splits_backward(schedule),
+            # A micro-batch does not see the others, so its batch norms cannot use the whole batch.
             "microbatch" if bn == "global" and m > 1 else bn,
             workers,
         )

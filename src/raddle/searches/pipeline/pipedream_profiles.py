@@ -17,6 +17,7 @@ import re
 from raddle.searches.pipeline.layers import Layers
 
 NODE = re.compile(
+    # what: the type of the layer, such as Conv2d(3, 64)
     r"(?P<name>\w+) -- (?P<what>.*) -- forward_compute_time=(?P<forward>[^,]+), "
     r"backward_compute_time=(?P<backward>[^,]+), activation_size=(?P<activation>[^,]+), "
     r"parameter_size=(?P<parameters>[^, ]+)"
@@ -26,6 +27,7 @@ NODE = re.compile(
 def read_profile(text: str) -> Layers:
     """Return the layers in the order of the lines; milliseconds become seconds."""
     nodes = {m["name"]: m for line in text.splitlines() if (m := NODE.match(line))}
+    # (name of a layer, name of a layer that reads it)
     pairs = [line.strip().split(" -- ") for line in text.splitlines() if line.startswith("\t")]
     sources, targets = {u for u, _ in pairs}, {v for _, v in pairs}
     used = [

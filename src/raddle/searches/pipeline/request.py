@@ -74,6 +74,7 @@ class PipelineRequest:
             raise InputError(
                 f"{microbatches} micro-batches of a batch of {batch}: ask for 1 to {batch} of them."
             )
+        # chunks: stages on each device, by default.
         max_stages = devices * (1 if self.is_written_out else self.named_schedule.chunks)
         if stages is not None and not self.is_written_out and not 2 <= stages <= max_stages:
             raise InputError(f"{stages} stages on {devices} devices: ask for 2 to {max_stages}.")
@@ -83,6 +84,7 @@ class PipelineRequest:
         """Return the numbers of micro-batches to try."""
         if self.microbatches is not None:
             return [self.microbatches]
+        # per_step: gives the micro-batches of a step, for schedules that allow only one number.
         if not self.is_written_out and self.named_schedule.per_step is not None:
             return [min(batch, self.named_schedule.per_step(devices))]
         return sorted({m for m in (devices, 2 * devices, 4 * devices) if m <= batch} or {batch})
@@ -102,6 +104,7 @@ class PipelineRequest:
             return best_partition(costs, device_chain, m, state_factor)
         if self.is_written_out:
             written = schedule_from_text(self.schedule)
+            # The worker (device) that runs stage s of micro-batch 0.
             stage_devices = [written.worker(s, 0) for s in range(written.stages)]
             return _balanced_partition(costs, stage_devices)
         stages = self.stages or devices * self.named_schedule.chunks
@@ -144,6 +147,7 @@ def _shortest_period_partition(costs: LayerCosts, device_chain: DeviceChain) -> 
     layers = Layers(
         costs.forward[0], costs.backward[0], costs.activation, costs.parameters, costs.successors
     )
+    # A single device has no link; it sends nothing, so any bandwidth will do.
     bandwidth = min(device_chain.bandwidth, default=1e12)
     partition = partition_for_period(layers, devices, bandwidth=bandwidth, counting="crossing")
     if len(partition.stages) == 1:
@@ -151,6 +155,7 @@ def _shortest_period_partition(costs: LayerCosts, device_chain: DeviceChain) -> 
     stages, first_device = [], 0
     for stage in partition.stages:
         stage_devices = tuple(range(first_device, first_device + stage.replicas))
+        # False: no recomputation; 0.0: memory is not estimated.
         stages.append(StepStage(stage.layers, stage_devices, False, stage.seconds, 0.0))
         first_device += stage.replicas
     return StepPartition(tuple(stages), partition.period, partition.exact, partition.ideals)
@@ -175,12 +180,14 @@ def _balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> Step
         for i in range(k, len(order) + 1):
             row[i] = min((max(best[k - 1][j][0], sums[i] - sums[j]), j) for j in range(k - 1, i))
         best.append(row)
-    ends, i = [], len(order)
+    ends, i = [], len(order)  # ends: (start, end) of each run, the last run first
     for k in range(stage_count, 0, -1):
         ends.append((best[k][i][1], i))
         i = best[k][i][1]
+    # False: no recomputation; 0.0: memory is not estimated.
     stages = tuple(
         StepStage(tuple(order[a:b]), (stage_devices[s],), False, sums[b] - sums[a], 0.0)
         for s, (a, b) in enumerate(reversed(ends))
     )
+    # False: not exact; 0: no ideals (see StepPartition). The seconds are those of the slowest stage.
     return StepPartition(stages, best[stage_count][-1][0], False, 0)

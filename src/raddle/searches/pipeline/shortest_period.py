@@ -6,9 +6,9 @@ seconds of work (forward and backward) and p bytes of parameters on r devices ta
 
     (w + 4 (r - 1) p / (r bandwidth)) / r   seconds.
 
-A cut with a bytes of activations takes 2 a / (r bandwidth) seconds, where r is the number of devices of the
-stage after it and also, unless that is the first stage, of the stage before it. The period is the largest
-of all these times.
+A cut that n bytes of activations cross takes 2 n / (r bandwidth) seconds in the stage before it and in the
+stage after it, where r is the number of devices of this stage. In the first stage it does not count. The
+period is the largest of all these times.
 
 Differs from the paper: it tests limits T for the period, and fills no table over pairs of ideals. An ideal
 (ideals.py) is a set of layers that can run before a cut. Let phi_r(I) = w + 4 (r - 1) p / (r bandwidth) be
@@ -64,7 +64,7 @@ class PeriodPartition:
 
 
 class Segment(NamedTuple):
-    """A stage: the layers that ideal j has and ideal i has not."""
+    """A stage: a segment of the chain of ideals, the layers that ideal j has and ideal i has not."""
 
     i: int  # ideal before the stage
     j: int  # ideal after the stage
@@ -77,7 +77,8 @@ class IdealCosts(NamedTuple):
     work: Array  # [ideal]: seconds of forward and backward of its layers on one device
     parameters: Array  # [ideal]: bytes
     send_seconds: Array  # [ideal]: seconds to send what crosses the cut after it, by one device
-    alpha: Array  # [r]: seconds to synchronise a byte of parameters between r replicas
+    # [r]: seconds to synchronise a byte of parameters between r replicas; [0] is unused.
+    alpha: Array
     first_sends: bool  # whether the sends of the first stage count for the period
 
 
@@ -217,7 +218,7 @@ class PeriodProblem:
         """Return the last stage of a pipeline that runs ideal j with the fewest devices.
 
         needed: result of `_devices_needed`. Among the possible stages, it takes one with the fewest
-        replicas and then with the least phi. If none is possible after another stage, it is all of j.
+        replicas and then with the least phi. If no other stage can come before it, it has all layers of j.
         """
         costs = self.costs
         subsets = self.ideals.subsets_of(j, np.flatnonzero(needed[:j] < needed[j]))
@@ -249,7 +250,7 @@ def _devices_needed(
     e = (t - 1) (t - 2) / 2 + r - 1 with t = k + r. As pairs are in the order of t, the pairs with too few
     devices for the work of j come first and are skipped. `smaller` is `best` of the previous size.
     """
-    widest = 0
+    widest = 0  # the most ideals of one size
     for s in range(len(level_start) - 1):
         widest = max(widest, level_start[s + 1] - level_start[s])
     entries = devices * (devices - 1) // 2
@@ -265,7 +266,7 @@ def _devices_needed(
             work, row = costs.work[j], best[j - level_start[s]]
             fewest = max(2, int(np.ceil(work / limit - 1e-9)))
             begin = (fewest - 1) * (fewest - 2) // 2
-            useful = row[begin:]
+            useful = row[begin:]  # the entries with enough devices for the work of j
             useful[:] = smaller[covered[covered_start[j]] - level_start[s - 1], begin:]
             for x in range(covered_start[j] + 1, covered_start[j + 1]):
                 other = smaller[covered[x] - level_start[s - 1], begin:]
@@ -287,6 +288,7 @@ def _fewest_devices(
     row: best[j] of `_devices_needed`; fewest: a lower bound from the work of j. least_phi is scratch space:
     entry r - 1 is the smallest phi_r of an ideal from which a stage to j with r replicas keeps the limit.
     """
+    # fewest_senders: the fewest replicas that can send what crosses the cut after j within the limit.
     result, fewest_senders = devices + 1, devices + 1
     for r in range(devices, 0, -1):
         least_phi[r - 1] = costs.work[j] + costs.alpha[r] * costs.parameters[j] - r * limit

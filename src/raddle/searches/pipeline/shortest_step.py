@@ -19,7 +19,8 @@ may stay idle.
 
 The optimum over all convex cuts is exact. With a cap on T_s, the objective is a sum, which
 dynamic_program.py minimises. cap_search.py chooses the caps. The dynamic program is smaller if the number
-of micro-batches in flight is the same for all stages, so this is tried first, with the smallest number.
+of micro-batches in flight is the same for all stages. So a first attempt assumes the smallest number in
+flight for all stages; its result counts if it fits in memory with the real numbers.
 
 Differs from the papers: GPipe does not choose the stages. PipeDream's optimizer has no flush, and considers
 memory only on request. Ideals (ideals.py) are the sets of layers that can run before a cut. If there are
@@ -100,6 +101,7 @@ class StepProblem:
     def shortest(self, sums: IdealSums) -> CappedOptimum[list[PlacedSegment]] | None:
         """Return the stages with the shortest step, or None if none fit in memory."""
         devices = len(self.placements.kind)
+        # By q, the micro-batches in flight; q = 0 is not used.
         in_flight = [self.alive(max(q, 1)) for q in range(devices + 1)]
         same_in_flight = len(set(in_flight)) == 1
 
@@ -111,6 +113,7 @@ class StepProblem:
                 return optimum
             return least_sum(sums, self.placements, self.memory_rules(in_flight), cap)
 
+        # All layers on the slowest kind of device, with recomputation.
         slowest = (2 * sums.forward[:, -1] + sums.backward[:, -1]).max()
         low = max(float(sums.work[-1]) / devices, np.finfo(float).tiny)
         return least_total(
@@ -206,6 +209,7 @@ def _affordable_ideals(problem: StepProblem, max_operations: float) -> int:
     It visits every pair of ideals, with all devices, replicas and numbers of remaining stages.
     """
     devices, max_replicas = len(problem.placements.kind), problem.placements.max_replicas
+    # Values of q that are tried, on average over the first device and the number of replicas.
     q_count = 1 if problem.schedule == "gpipe" else (devices + 2) / 3
     per_pair = (
         64 + max_replicas.sum() * q_count
@@ -221,7 +225,7 @@ def _select_ideals(ideals: Ideals, cut_bytes: Array, order: Sequence[int], count
     per_size = max(1, count // len(ideals.level_start) - 1)
     prefix = np.zeros_like(ideals.members[0])
     chosen: list[int] = []
-    for s in range(len(ideals.level_start) - 1):
+    for s in range(len(ideals.level_start) - 1):  # s: number of layers
         of_size = np.arange(ideals.level_start[s], ideals.level_start[s + 1])
         chosen.extend(of_size[np.argsort(cut_bytes[of_size], kind="stable")[:per_size]])
         chosen.extend(of_size[np.all(ideals.members[of_size] == prefix, axis=1)])
@@ -248,5 +252,5 @@ def _worth_cutting(
     is_worth = least_seconds + 2 * transfer.min(axis=0, initial=np.inf) <= problem.step_seconds(
         optimum
     ) * (1 + 1e-9)
-    is_worth[[0, -1]] = True
+    is_worth[[0, -1]] = True  # the empty ideal and the whole graph
     return np.flatnonzero(is_worth)
