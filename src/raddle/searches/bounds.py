@@ -118,6 +118,7 @@ def _least_pass_seconds(graph: Graph, op: Op, operand: int | None, device: Devic
     """
     amount = work(op, op.space.full, operand)
     least_read = [_elements_read(op.space, a) for a in op.space.operands]
+    # amount.elements: elements read of each operand, then elements written of each output
     elements = [min(e, t) for e, t in zip(amount.elements, least_read, strict=False)]
     elements += amount.elements[len(least_read) :]
     return float(roofline(graph, op, amount.flops, elements, speed(op, device)))

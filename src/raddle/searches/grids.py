@@ -106,7 +106,7 @@ class BatchIndependentOps:
         """
         placed: Tiles = {}
         for op in ops:
-            grids = [
+            grids = [  # one for each read of an output; k: number of the output
                 _grid_as_read(op, k, reader, operand, placed.get(reader.name) or tiles[reader.name])
                 for k, output in enumerate(op.outputs)
                 for reader, operand in self.readers.get(output, [])

@@ -1,6 +1,7 @@
 """Finds groups: operators that a search splits together, since they work element by element on each other.
 
-    conv - moments - batch norm - relu        one group; the convolution is its anchor
+    conv - moments - batch norm - relu        one group; the convolution is its anchor (its main operator);
+                                              moments are mean and variance
     flatten - dropout - linear                one group; the linear layer is its anchor
     the gates and the cell of an LSTM step    one group
 
@@ -155,9 +156,8 @@ def _is_elementwise(op: Op, access: Access) -> bool:
 
 def _join_readers(graph: Graph, members: Memberships) -> None:
     """Joins each group of cheap operators (views and the like) to the only group that reads it."""
-    readers: dict[
-        str, list[tuple[Op, int, int]]
-    ] = {}  # operator, operand; the last number is unused
+    # By value, its readers: (operator, number of the operand, an unused number).
+    readers: dict[str, list[tuple[Op, int, int]]] = {}
     for op in graph.ops:
         for operand, name in enumerate(op.inputs):
             readers.setdefault(name, []).append((op, operand, 0))

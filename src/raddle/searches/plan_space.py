@@ -52,7 +52,7 @@ class PlanSpace:
         independent = [
             op for op in reversed(self.graph.ops) if op.name in self.batch_independent.names
         ]
-        for op in independent:
+        for op in independent:  # if no operator reads it, `place` gives no tiles
             plan_tiles.update(
                 self.batch_independent.place([op], plan_tiles)
                 or {op.name: copies(op, range(self.device_count))}

@@ -102,7 +102,10 @@ def details(timeline: Timeline, *, largest: int = 10) -> dict[str, Any]:
 
 
 def _transfers(timeline: Timeline) -> list[dict[str, Any]]:
-    """A row for each transfer between devices in the last simulated step, most bytes first."""
+    """A row for each transfer between devices in the last simulated step, most bytes first.
+
+    A Move sends boxes of a value; a Reduce all-reduces gradients.
+    """
     tasks, rows = timeline.tasks, []
     nbytes = np.bincount(tasks.instruction, weights=tasks.nbytes)
     begin, end = np.full(len(nbytes), np.iinfo(np.int64).max), np.zeros(len(nbytes), np.int64)

@@ -38,7 +38,8 @@ def with_slice_order(
     # Tasks without a link start when they are ready: they say nothing about the order.
     uses_link = (tasks.first_resource >= 0) | (tasks.second_resource >= 0)
     np.minimum.at(first_start, tasks.instruction[uses_link], timeline.start[uses_link])
-    # (time of the start, position in the program, slice number) of each all-reduce
+    # (time of the start, position in the program, slice number) of each all-reduce. A slice is a parameter
+    # and a region of it; each all-reduce has one.
     slice_starts = [
         (int(first_start[at]), at, number[i.parameters[0], i.regions[0][0]])
         for at, i in enumerate(program.instructions)

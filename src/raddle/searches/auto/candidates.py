@@ -1,8 +1,8 @@
 """The candidate plans of `auto`, and the two ways to time them.
 
 CandidateTimer uses the fast evaluator (simulation/fast), which times a single step. The evaluator holds one
-plan; to *move* it is to give this plan other tiles. CandidateSimulator runs the full
-simulation of several steps, which also gives the peak memory.
+plan; to *move* it is to give this plan other tiles. CandidateSimulator runs the full simulation of several
+steps, which also gives the peak memory.
 """
 
 from __future__ import annotations

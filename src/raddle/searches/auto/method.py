@@ -189,7 +189,7 @@ class AutoSearch:
                 if len(self.multi_chain.chains) < MAX_CHAINS and c.time not in seen:
                     seen.add(c.time)  # equal times are nearly always equal plans
                     self.multi_chain.add_chain(c.name, c.tiles)
-            # The remaining 15% of the budget are for the simulations.
+            # The chains end at 85% of the budget: pipelines and simulations come after them.
             self.multi_chain.run(0.85 * self.settings.budget)
             finished = True
             if self.multi_chain.stopped == "interrupt":

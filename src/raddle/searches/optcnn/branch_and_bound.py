@@ -140,7 +140,7 @@ def _without_infinities(nodes: Nodes, edges: Edges) -> tuple[Nodes, Edges, float
 
 
 def _restrict(nodes: Nodes, edges: Edges, allowed: Sequence[np.ndarray]) -> tuple[Nodes, Edges]:
-    """The costs of the allowed configurations only."""
+    """The same nodes and edges, with the costs of the allowed configurations only."""
     restricted_nodes = [node[k] for node, k in zip(nodes, allowed, strict=True)]
     return restricted_nodes, [
         e._replace(cost=e.cost[np.ix_(allowed[e.source], allowed[e.target])]) for e in edges

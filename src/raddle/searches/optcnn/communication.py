@@ -65,6 +65,7 @@ class CommunicationTimes:
             width = self.graph.values[name].dtype.itemsize
             nbytes = nbytes + volume(output, self.volumes) * width
         small = nbytes <= SMALL_RESULT
+        # The number of messages that a device receives from its node, and from other nodes.
         in_node = np.where(
             small, partners.partials_in_node - partners.is_first_copy, partners.in_node - 1
         )

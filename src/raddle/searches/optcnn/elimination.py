@@ -169,9 +169,8 @@ def _eliminate_up_to_two_neighbours(
         v for v, neighbours in net.neighbours.items() if len(neighbours) < 2
     ] or elimination_order.two_neighbour_nodes(net.neighbours):
         on_progress({"step": "eliminate", "done": total - len(net.neighbours), "of": total})
-        for (
-            v
-        ) in to_eliminate:  # the list grows: a chain is eliminated from its ends, without products
+        # The list grows: a chain is eliminated from its ends, without products.
+        for v in to_eliminate:
             if out_of_time():
                 return
             if v in net.neighbours:
@@ -243,6 +242,7 @@ class _Network:
             self.neighbours[i].discard(v)
             self.scopes_of[i] = {scope for scope in self.scopes_of[i] if v not in scope}
         if len(others) == 2 == max(len(scope) for scope, _ in factors):
+            # The key names the nodes 0, 1, 2, so that equal tables on other nodes have the same key.
             role = {others[0]: 0, v: 1, others[1]: 2}
             key = sorted((id(table), *map(role.__getitem__, scope)) for scope, table in factors)
             table, low = self._cached(tuple(key), self._product, factors, *role)

@@ -136,6 +136,7 @@ class LayoutBuilder:
                 dims[m.op.name] = self.member_ranges.from_reader(
                     m, lattice, spaces, dims, combined_axes
                 )
+        # options[a][-1]: the largest degree of axis a
         split_axes = [a for a in combined_axes if lattice.options[a][-1] > 1]
         enumerated = (
             np.flatnonzero((lattice.parts[:, split_axes] > 1).any(axis=1)).tolist()
@@ -190,6 +191,7 @@ class LayoutBuilder:
             else present
             for operand in ranges
         ]
+        # Whether a device has the first part of the summed dimensions: it alone adds a bias.
         in_first_part = [
             r.lo[r.index] == 0 for r in (dims[d] for d in space.reduced_dims) if r.index is not None
         ]

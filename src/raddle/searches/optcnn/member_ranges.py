@@ -35,9 +35,8 @@ class MemberRanges:
 
     def __init__(self) -> None:
         self.whole_ranges: dict[int, Ranges] = {}  # by size
-        self.split_ranges: dict[
-            tuple[int, int, int], Ranges
-        ] = {}  # by id of lattice, axis and size
+        # By id of lattice, axis and size.
+        self.split_ranges: dict[tuple[int, int, int], Ranges] = {}
         self.operand_cache: dict[Any, Any] = {}  # of ranges.ranges_read
         self.cache: dict[Hashable, Any] = {}  # of all other results
 
@@ -71,6 +70,7 @@ class MemberRanges:
         names: list[str] = []
         for dim in member.op.space.dims:
             a = group.letters.index(dim.name) if dim.name in group.letters else -1
+            # options[a][-1]: the largest degree of axis a
             split = a >= 0 and dim.name not in names and lattice.options[a][-1] > 1
             dim_ranges.append(self._split(lattice, a, dim.size) if split else self._whole(dim.size))
             names.append(dim.name)

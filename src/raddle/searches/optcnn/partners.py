@@ -33,6 +33,7 @@ class Partners(NamedTuple):
 
 def find_partners(layout: MemberLayout, node: Array) -> Partners:
     """The partners in a member's layout; node: [d], number of the device's node."""
+    # sum_id: [x, d], the same number for partners
     sum_id, rank, count, is_first_copy, partials = (
         _from_tiles if layout.placement is None else _from_axes
     )(layout)

@@ -211,6 +211,7 @@ class ComputeTimes:
         return (
             producer.outputs[output] == need.ranges
             and producer.present is need.present
+            # merged partial sums stay in slices on several devices
             and not (producer.space.is_product and producer.summed)
         )
 
@@ -281,6 +282,7 @@ def _edges(graph: Graph, groups: Sequence[Group], communication: CommunicationTi
         if op.name not in group_of:
             continue
         for operand, name in enumerate(op.inputs):
+            # A value that no operator makes counts as made by the reader itself: it has no edge.
             producer, output = made_by.get(name, (op, 0))
             g, h = group_of.get(producer.name), group_of[op.name]
             if g is not None and g != h:

@@ -34,9 +34,8 @@ class TileTimes:
         self.keys: dict[str, tuple[Any, ...]] = {}  # cost key, by operator
         self.devices: list[Device] = [cluster.devices[d] for d in devices]
         self.volumes: dict[Any, Any] = {}  # cache of ranges.volume
-        self.speeds: dict[
-            tuple[str, Any], Speed
-        ] = {}  # by family (conv, matmul, attention, memory) and dtype
+        # By family (conv, matmul, attention, memory) and dtype.
+        self.speeds: dict[tuple[str, Any], Speed] = {}
 
     def cost_key(self, op: Op) -> tuple[Any, ...]:
         """Everything that its time depends on, besides its layout."""
