@@ -1,4 +1,4 @@
-"""The verb `compare`: predicts the plans of several methods and prints them as one table."""
+"""The verb `compare`: makes a plan with each method, and prints the predicted metrics as one table."""
 
 from raddle.api.defaults import COMPARE_SECONDS as BUDGET
 from raddle.cli.options import (

@@ -37,7 +37,10 @@ def warm_up_jit(functions: Iterable[JitFunctions]) -> None:
 
     for function_set in functions:
         if not function_set.is_cached():
-            message = f"raddle: compiling {function_set.name}, once on this machine (about {function_set.seconds} s)"
+            message = (
+                f"raddle: compiling {function_set.name}, once on this machine "
+                f"(about {function_set.seconds} s)"
+            )
             typer.echo(message, err=True)
             with spinner("compiling"):
                 function_set.warm_up()

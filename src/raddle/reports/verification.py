@@ -43,7 +43,11 @@ def show_verdict(result: Mapping[str, Any]) -> None:
 
 
 def _deviation(value: float | int | None) -> str:
-    """Return the text of a deviation: an int is bytes, None is NaN or infinite."""
+    """Return the text of a deviation.
+
+    An int is bytes; a float is relative, or the seconds by which an action began too early; None stands for
+    NaN or infinity.
+    """
     if value is None:
         return "no number"
     return f"{value:,} bytes" if isinstance(value, int) else f"{value:.1e}"

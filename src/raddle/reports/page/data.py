@@ -146,6 +146,7 @@ def _describe_plan(
 ) -> dict[str, Any]:
     micro_batch = timeline.program.graph  # the graph of one micro-batch
     explained = explain_timeline(plan, timeline, profile, data_timeline)
+    # history: the step time of the best plan in the course of the search
     bound, history = explained["bound"], plan.predicted.get("history")
     return {
         "batch": plan.batch,
@@ -156,6 +157,7 @@ def _describe_plan(
         ],
         "average": explained["plan"]["average"],
         "bytes": explained["plan"]["bytes"],
+        # The device with the largest share of its memory in use.
         "fullest": explained["plan"]["fullest"],
         "sentences": sentences(explained),
         "bound": bound and {"ms": bound["ms"], "why": BOUND_REASONS[bound["binding"]]},

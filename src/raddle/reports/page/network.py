@@ -29,8 +29,9 @@ def describe_network(graph: Graph) -> dict[str, Any]:
                 "layer": op.layer,
                 "composite": op.composite_kind,
                 "dims": [[dim.name, dim.size] for dim in op.space.dims],
+                # A letter for each dimension, as in `split_text`; "-": it cannot be split.
                 "kinds": graph.dim_kinds(op),
-                "can": split_text(graph, op),
+                "can": split_text(graph, op),  # the dimensions that can be split
                 "shape": list(graph.values[op.outputs[0]].shape),
                 "params": sum(_elements(graph, v) for v in op.inputs if v in parameters),
             }

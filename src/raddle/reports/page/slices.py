@@ -32,7 +32,7 @@ def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     begin, end = ([0, *timeline.step_ends])[-2:]
     # Tasks that occupy a device or link (a resource) in the window.
     chosen = (tasks.first_resource >= 0) & (timeline.end > begin) & (timeline.start < end)
-    drawn = _drawable_devices(tasks.device[chosen], devices)
+    drawn = _drawable_devices(tasks.device[chosen], devices)  # number of devices to show
     chosen &= tasks.device < drawn
     shown_tasks = np.flatnonzero(chosen)
     first, second = tasks.first_resource[shown_tasks], tasks.second_resource[shown_tasks]
@@ -103,6 +103,7 @@ def operator_numbers(graph: Graph) -> dict[str, int]:
 
 
 def _title(i: Instruction, ops: dict[str, int]) -> Title:
+    """Return the title of an instruction's slices; ops: operator numbers by name."""
     if isinstance(i, Run | Merge):
         kind = "run" if isinstance(i, Run) else "merge"
         return kind, i.op, PHASES[i.phase], ops[i.op], i.key.micro_batch

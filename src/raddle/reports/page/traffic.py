@@ -1,5 +1,7 @@
 """Describes the traffic and the work of a step for the page: by pair of devices, and by operator."""
 
+# i: an instruction of the program; m: a message
+
 from __future__ import annotations
 
 from collections import Counter
@@ -24,6 +26,7 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     program, last = timeline.program, timeline.program.plan.steps - 1
     pairs: Counter[tuple[int, int]] = Counter()
     producers = [value for op in program.graph.ops for value in op.outputs]
+    # Numbers of values, as in `describe_network`.
     number = {name: v for v, name in enumerate(producers)}
     forward, backward = np.zeros(len(number), np.int64), np.zeros(len(number), np.int64)
     for i in program.instructions:
@@ -67,6 +70,7 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     busy_ns = {phase: np.zeros((count, program.plan.devices), np.int64) for phase in "FB"}
     synced_bytes, path_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
     op_of = np.full(len(program.instructions), -1)
+    # By instruction: 0 forward, 1 backward, -1 neither, or not in the last step.
     phase_of = np.full(len(program.instructions), -1)
     for number, i in enumerate(program.instructions):
         if isinstance(i, Run | Merge):

@@ -156,7 +156,10 @@ class ReportJob:
 
 
 def _parse_progress(line: str) -> dict[str, Any] | None:
-    """Return the progress in a line of stderr, or None if it is another message."""
+    """Return the progress in a line of stderr, or None if it is another message.
+
+    A search also reports its "method" and the step time of its best plan, "best_ms".
+    """
     if not line.startswith('{"progress"'):
         return None
     try:

@@ -151,6 +151,8 @@ def _device_table(console: Console, devices: Sequence[Mapping[str, Any]]) -> Tab
 
 
 def _transfer_table(console: Console, transfers: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of transfers; "pattern" is the collective that the messages of a transfer form, and
+    "from first to last" the time from the start of its first message to the end of its last one."""
     table = new_table(console)
     table.add_column("largest transfers", overflow="fold")
     for title in ("what", "pattern"):
