@@ -41,10 +41,10 @@ def run_server(port: int, folder: str, *, show: bool = False) -> None:
     except KeyboardInterrupt:
         pass
     finally:
-        for end in handled:  # a second Ctrl-C must not leave a child behind
-            signal.signal(end, signal.SIG_IGN)
+        for end_signal in handled:  # a second Ctrl-C must not leave a child behind
+            signal.signal(end_signal, signal.SIG_IGN)
         if server is not None:
             server.server_close()
             server.routes.shut_down()
-        for end, handler in old_handlers.items():
-            signal.signal(end, handler)
+        for end_signal, handler in old_handlers.items():
+            signal.signal(end_signal, handler)
