@@ -1,7 +1,8 @@
 """Samples the byte counters of a lab host's network interface while ranks train.
 
 As a script it runs inside the host and imports no package: `python -I -S counters.py lab0 FILE` writes
-a line every 5 ms: time.perf_counter() (the same clock in all processes), bytes sent, bytes received.
+a line every 5 ms (lab0 is the interface's name): time.perf_counter() (the same clock in all processes),
+bytes sent, bytes received.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def rates_by_slot(
     count = int((end - begin) / slot + 1e-9)
     borders = begin + slot * np.arange(count + 1)
     times = [t for t, _, _ in samples]
+    # bytes/s sent and received, by slot
     out, back = (np.diff(np.interp(borders, times, [s[i] for s in samples])) / slot for i in (1, 2))
     return [((k + 0.5) * slot, float(out[k]), float(back[k])) for k in range(count)]
 

@@ -22,7 +22,7 @@ ProgressCallback = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a part is told when it runs: its size, and where it reports progress."""
+    """What a part gets when it runs: whether to be quick, and where it reports progress."""
 
     quick: bool = False  # fewer sizes, so that it takes minutes on two cores
     on_progress: ProgressCallback = field(default=lambda state: None)
@@ -37,7 +37,7 @@ class RunOptions:
 class Part(NamedTuple):
     name: str  # one word, for --part
     title: str
-    make: Callable[[RunOptions], Section]
+    make: Callable[[RunOptions], Section]  # runs the part
 
 
 class Experiment(NamedTuple):

@@ -1,6 +1,9 @@
 """The network links of a lab: measures them between ranks, and describes the lab as a Cluster to simulate.
 
 A lab is a set of network namespaces on this machine (hosts), each behind a link of limited rate.
+
+A SocketWire (raddle/transport) sends payloads between ranks by TCP. Each payload has a header, a *frame*:
+kind (PUSH), number of the item (here always 0), and clock (here the number of the message).
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from raddle.api.lab import Lab
 from raddle.api.transports import PUSH, Frame, SocketWire
 from raddle.errors import InputError
 
-MEGABYTE = torch.zeros(2**18)
-FRAMES = 24  # frames of a megabyte, to measure a link
+MEGABYTE = torch.zeros(2**18)  # float32: 1 MiB
+FRAMES = 24  # messages of a megabyte, to measure the bandwidth of a link
 ALL_REDUCES = 50  # small all-reduces in one measurement
 TIMEOUT = 60.0  # seconds until all ranks have met
 
@@ -69,7 +72,7 @@ def lab_cluster(
 
 
 def measure_link(rank: int, size: int) -> dict[str, float]:
-    """Bandwidth (bytes/s) and latency (seconds) to the next rank while all ranks send. Collective."""
+    """Bandwidth (bytes/s) and latency (seconds) to the next rank while all ranks send. All call it."""
     wire = SocketWire(rank, size, _address_exchange(size), timeout=TIMEOUT)
     all_received = threading.Event()
     outstanding = [0]
@@ -82,6 +85,7 @@ def measure_link(rank: int, size: int) -> dict[str, float]:
     wire.expect({0: MEGABYTE.nbytes})
     wire.start(arrive, lambda reason: None)
     seconds_by_count: dict[int, list[float]] = {1: [], FRAMES: []}
+    # one short message (4 KiB) measures the latency, FRAMES long ones the bandwidth
     for count in (1, 1, 1, 1, 1, 1, FRAMES, FRAMES, FRAMES):
         outstanding[0] = count
         all_received.clear()
@@ -102,7 +106,10 @@ def measure_link(rank: int, size: int) -> dict[str, float]:
 
 
 def measure_all_reduce(size: int) -> float:
-    """Seconds for one message of a ring all-reduce of 1 KiB, which is mostly latency. Collective."""
+    """Seconds of each of the 2 (size - 1) messages of a ring all-reduce of 1 KiB: mostly latency.
+
+    All ranks must call it.
+    """
     small = torch.zeros(256)
     dist.barrier()
     start = time.perf_counter()
@@ -113,7 +120,7 @@ def measure_all_reduce(size: int) -> float:
 
 @contextmanager
 def background_traffic(rank: int, size: int, rate: float) -> Iterator[None]:
-    """Sends `rate` bytes/s to the next rank during the `with` block, as evenly as a training step might."""
+    """Sends `rate` bytes/s to the next rank during the `with` block, at an even rate."""
     wire, finished = (
         SocketWire(rank, size, _address_exchange(size), timeout=TIMEOUT),
         threading.Event(),
@@ -125,7 +132,7 @@ def background_traffic(rank: int, size: int, rate: float) -> Iterator[None]:
         sent, begun = 0, time.perf_counter()
         while not finished.is_set():
             due = sent * MEGABYTE.nbytes < rate * (time.perf_counter() - begun)
-            if due and sent - wire.counters.messages < 3:
+            if due and sent - wire.counters.messages < 3:  # at most three wait in the queue
                 wire.send((rank + 1) % size, Frame(PUSH, 0, sent + 1), MEGABYTE, 0)
                 sent += 1
             else:
@@ -143,6 +150,7 @@ def background_traffic(rank: int, size: int, rate: float) -> Iterator[None]:
 
 
 def _address_exchange(size: int) -> Callable[[Any], list[Any]]:
+    # every rank gives its address and gets those of all ranks
     def share(address: Any) -> list[Any]:
         every: list[Any] = [None] * size
         dist.all_gather_object(every, address)

@@ -25,7 +25,7 @@ def measure_messages(repeats: int) -> dict[str, Any]:
     the rank itself, see Device.host_overhead).
     """
     transport = ProcessTransport(torch.device("cpu"), "gloo", TIMEOUT)
-    transport.prepare([])
+    transport.prepare([])  # no groups for all-reduce, but all links
     link = fit_link_with_burst(
         [(nbytes, _exchange_seconds(transport, nbytes, repeats)) for nbytes in SIZES]
     )

@@ -3,8 +3,6 @@
 The zoo loads each function by its file and name: zoo.load(spec("vgg19"), batch=20).
 """
 
-# n: sample, t: time step
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -26,6 +24,7 @@ from raddle.api.networks import (
     token_loss,
 )
 
+# module, inputs, targets, loss. `images(channels, side, classes)(batch)` makes inputs and targets.
 Task = tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...], Callable[..., Tensor]]
 CLASSES = 100
 SIDE = 96  # of an image, in pixels
@@ -49,19 +48,25 @@ def resnet50(batch: int = 16) -> Task:
 
 
 def inception(batch: int = 8) -> Task:
-    """A quarter as wide: 292 tensors, those of the second head among them."""
+    """A quarter as wide: 292 tensors, with those of the auxiliary head.
+
+    auxiliary: window and stride of that head's pooling, and its kernel size.
+    """
     model = Inception3(shrink=4, auxiliary=(3, 2, 3), classes=CLASSES, dropout=0.0)
     return model, *images(3, 139, CLASSES)(batch), class_loss_with_auxiliary
 
 
 def lstm(batch: int = 16) -> Task:
-    """Two LSTM layers between an embedding (needed first) and an equally large projection."""
+    """Two LSTM layers between an embedding (used first in a forward) and an equally large projection.
+
+    4000 words, sentences of 12.
+    """
     model = LanguageModel(vocabulary=4000, hidden=384, layers=2, dropout=0.0)
     return model, *text(4000, 12)(batch), token_loss
 
 
 def small(batch: int = 8) -> Task:
-    """VGG-19 for images of 32 x 32, so that eight ranks share two cores."""
+    """VGG-19 for images of 32 x 32: small enough for eight ranks on two cores."""
     model = VGG(
         VGG19, widths=(16, 32, 64, 128, 128), hidden=512, classes=CLASSES, dropout=0.0, pool=3
     )

@@ -20,7 +20,7 @@ from raddle.api.searching import PlanSpace, Tiles, optcnn_paper, split_one_lette
 from raddle.errors import InputError
 
 PER_NODE = 4  # GPUs of a node in both papers
-SYNCS = {"server": "servers", "allreduce": "all-reduce"}
+SYNCS = {"server": "servers", "allreduce": "all-reduce"}  # sync kind -> its name in tables
 
 
 class WeakScalingCase(NamedTuple):
@@ -49,7 +49,7 @@ class SimulatedStep(NamedTuple):
     comm_bytes: int
     fits: bool
     search_s: float
-    proposals: int  # of the search's Markov chains; 0 without chains
+    proposals: int  # changes that the search's Markov chains tried; 0 without chains
     improved_s: float  # seconds of the chains until the last improvement
 
 
@@ -79,6 +79,7 @@ def simulate_method(
         )
     except InputError:
         return None
+    # the improvements of a search: (seconds, proposals, milliseconds of the best step)
     history = row.get("history") or [[0.0, 0, 0.0]]
     simulated = SimulatedStep(
         plan, row["step_ms"] / 1e3, row["samples_per_s"], row["comm_bytes"], row["fits"],
@@ -91,6 +92,7 @@ def simulate_method(
 
 
 def _optcnn_paper(graph: Graph, on: Cluster) -> Tiles:
+    """OptCNN with the paper's costs: parameter servers, not all-reduce."""
     return optcnn_paper(graph, on)[0]
 
 

@@ -67,7 +67,9 @@ class JobTimes:
     windows: Sequence[
         tuple[str, float, float]
     ] = ()  # label, begin, end (perf_counter) of each block
-    profile: Mapping[str, float] = field(default_factory=dict)
+    profile: Mapping[str, float] = field(
+        default_factory=dict
+    )  # seconds of operators, as in a Profile
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -85,7 +87,7 @@ class LabMeasurement:
     link: Mapping[str, Any]
     jobs: Sequence[TimingJob]
     results: Sequence[JobTimes]
-    samples: Sequence[counters.Sample] = ()
+    samples: Sequence[counters.Sample] = ()  # of host 0's interface
 
 
 def measure_in_lab(
@@ -141,7 +143,10 @@ def predict(measurement: LabMeasurement) -> list[dict[str, float]]:
 
 
 def data_parallel_plan(graph: Graph, ranks: int, variant: SyncVariant) -> Plan:
-    """The data-parallel plan of a variant; for DistributedDataParallel the plan that does the same."""
+    """The data-parallel plan of a variant; for DistributedDataParallel the plan that does the same.
+
+    Its tiles do not depend on the bandwidth (here 1e8 bytes/s). Batch norm is local, as with DDP.
+    """
     plan = plan_for(graph, lab_cluster(ranks, 1e8), "data", bn="local", sync=variant.sync)
     return replace(plan, bucket=variant.bucket)
 

@@ -42,8 +42,13 @@ from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
 
 REPEATS = 5  # of an operator that is measured
-NO_LINK = {"bandwidth": 1e9, "latency": 1e-4, "sum": 1e-4, "host_overhead": {}}  # of one rank
-MESSAGE_REPEATS = 5  # of each size, to measure what they take
+NO_LINK = {
+    "bandwidth": 1e9,
+    "latency": 1e-4,
+    "sum": 1e-4,
+    "host_overhead": {},
+}  # if there is one rank only
+MESSAGE_REPEATS = 5  # messages of each size, to measure host overhead
 
 Call = Callable[[], None]
 
@@ -162,7 +167,10 @@ class JobRunner:
         return step
 
     def _profile(self) -> dict[str, float]:
-        """Seconds of a rank's operators, measured on all ranks at once, next to a step's traffic."""
+        """Seconds of a rank's operators, measured on all ranks at once, next to a step's traffic.
+
+        wanted: by operator, the operands whose gradients are computed, and so measured too.
+        """
         alone = self._step("", NO_SYNC)
         alone()
         compute = self._block("", alone, 2)

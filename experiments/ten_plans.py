@@ -1,4 +1,8 @@
-"""Simulates and measures ten plans of a small network, and compares their two rankings by step time."""
+"""Simulates and measures ten plans of a small network, and compares their two rankings by step time.
+
+A PlanGroup (cost_models/plans.py) is one model on some ranks: its ten plans are compared. `changed_groups`
+counts other groups: those of operators that a search splits together.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +68,7 @@ def make_ten_plans(
 def _candidates(
     graph: Graph, on: Cluster, methods: Sequence[str], changed_groups: int | None
 ) -> Iterator[tuple[str, Plan]]:
+    """Plans of the methods, then random ones; some may be equal."""
     settings = Settings(sync="allreduce", optimizer="momentum", budget=2.0)
     for method in methods:
         try:
@@ -76,7 +81,7 @@ def _candidates(
     space, rng = PlanSpace(graph, on, settings), random.Random(0)
     for seed in range(MAX_DRAWS):
         tiles = random_start(space, seed)
-        if changed_groups is not None:
+        if changed_groups is not None:  # only some groups get random splits and devices
             data = run_method(graph, on, "data", settings).tiles
             drawn = rng.sample(space.unpinned, min(changed_groups, len(space.unpinned)))
             moves = {g: space.on_random_devices(rng.choice(space.degrees(g)), rng) for g in drawn}
@@ -119,9 +124,10 @@ def section(title: str, group: PlanGroup, results: Sequence[PlanTimes], printed:
     first = min(results, key=lambda r: r.simulated)
     text = (
         f"{len(results)} plans of a network shaped as {group.function} at batch {group.batch}, on "
-        f"{group.ranks} ranks of this machine. Spearman's correlation is {spearman(measured, simulated):.2f}, "
-        f"Kendall's {kendall(measured, simulated):.2f}; the simulation is {100 * sum(errors) / len(errors):.0f} % off on "
-        f"average, {100 * max(errors):.0f} % at most. The plan that is simulated to be fastest, "
+        f"{group.ranks} ranks of this machine. Spearman's correlation is "
+        f"{spearman(measured, simulated):.2f}, Kendall's {kendall(measured, simulated):.2f}; "
+        f"the simulation is {100 * sum(errors) / len(errors):.0f} % off on average, "
+        f"{100 * max(errors):.0f} % at most. The plan that is simulated to be fastest, "
         f"{first.name}, takes {first.measured.seconds / min(measured):.2f} x the fastest. {printed}"
     )
     order = sorted(range(len(results)), key=simulated.__getitem__)

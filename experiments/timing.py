@@ -37,7 +37,7 @@ class StepTimes(NamedTuple):
     seconds: float  # of a step, on the slowest rank: the median over blocks
     shortest: float
     longest: float
-    losses: Sequence[float]  # of the first steps
+    losses: Sequence[float]  # of the first two steps, which warm up
     peaks: Sequence[int]  # peak bytes by rank; empty unless requested
 
 
@@ -58,6 +58,7 @@ def time_plans(
     """
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
+        # label -> file of a plan; for DDP: megabytes of a bucket
         kinds: dict[str, float | str | None] = {}
         for number, (label, plan) in enumerate(plans.items()):
             if isinstance(plan, DdpBaseline):

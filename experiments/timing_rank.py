@@ -25,8 +25,8 @@ from raddle.api.running import Trainer
 from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
 
-WARM_UP = 2
-Step = Callable[[], float]
+WARM_UP = 2  # steps
+Step = Callable[[], float]  # trains one step and returns its loss
 
 
 def main(request: dict[str, Any]) -> None:
@@ -76,6 +76,7 @@ class GraphsBySize:
 
     def for_plan(self, path: str) -> Graph:
         plan = read_plan(path)
+        # samples of a micro-batch; 0: the whole batch
         size = -(-plan["batch"] // plan["microbatches"]) if plan["microbatches"] > 1 else 0
         if size not in self.by_size:
             self.by_size[size] = self.full_batch.for_batch(size) if size else self.full_batch
@@ -86,6 +87,10 @@ def make_step(
     work: Workload, kind: float | str | None, label: str, trainers: dict[str, Trainer],
     graphs: GraphsBySize,
 ) -> Step:  # fmt: skip
+    """The step of a plan or of DDP. kind: file of the plan, or megabytes of a DDP bucket (None: torch's).
+
+    The trainer of a plan is added to `trainers`.
+    """
     model = copy.deepcopy(work.model)
     if isinstance(kind, str):
         trainer = raddle.parallelize(

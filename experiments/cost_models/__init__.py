@@ -1,7 +1,8 @@
 """Compares cost models by how well they rank plans whose step time is measured.
 
-OptCNN (Jia et al., arXiv 1802.04924) evaluates plans by its own additive cost model. Here that model is
-compared with simpler ones (flops, volume) and with a simulation (FlexFlow, arXiv 1807.05358).
+OptCNN (Jia et al., arXiv 1802.04924) evaluates plans by an additive cost model: the sum of all compute,
+synchronisation and transfer times, as if nothing overlapped. Here that model is compared with simpler ones
+(flops, volume) and with a simulation (FlexFlow, arXiv 1807.05358).
 """
 
 from __future__ import annotations

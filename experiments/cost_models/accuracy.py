@@ -20,7 +20,7 @@ class Accuracy(NamedTuple):
     kendall: float
     median_error: float  # relative error after the fit
     worst_error: float
-    regret: float
+    regret: float  # 0.1: the plan predicted to be best takes 10 % longer than the best
     factor: float  # the fitted one: predictions are multiplied by it
     predicted_best: int  # index of the plan predicted to be best
 

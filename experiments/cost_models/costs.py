@@ -11,7 +11,7 @@ plans of its own space on the first devices; here they are counted for any plan.
 a group. Micro-batches are added up: in this model only the tiles of one operator run at the same time.
 """
 
-# d: device; durations of tasks are in nanoseconds
+# d: device; durations of tasks are in nanoseconds; a resource is a device or a link that a task occupies
 
 from __future__ import annotations
 
@@ -64,16 +64,20 @@ def costs(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = 
 
 
 def busiest_flops(program: Program) -> float:
-    """Flops of a step on the device that has most; recomputed operators count again."""
+    """Flops of a step on the device that has most; recomputed operators count again.
+
+    A Run computes the tiles of one operator in one phase (forward, backward, ...).
+    """
     compute = ComputeCosts(
         program.graph, program.active, split_backward=program.plan.split_backward
     )
     by_device: dict[int, float] = defaultdict(float)
     for run in program.instructions:
-        if not isinstance(run, Run) or run.key.step:
+        if not isinstance(run, Run) or run.key.step:  # only the first step
             continue
         variant = program.variant(run.key)
         op, grad_operands = variant.ops[run.op], compute.grad_operands.get((run.op, run.phase))
+        # None: the work of the forward; a number: that of the gradient of this operand
         operands = (None,) if grad_operands is None else grad_operands
         for tile in variant.tiles[run.op].tiles:
             by_device[tile.device] += sum(work(op, tile.box, i).flops for i in operands)
@@ -92,7 +96,11 @@ class AdditiveCosts(NamedTuple):
 
 
 def additive_costs(timeline: Timeline) -> AdditiveCosts:
-    """The additive cost: the durations of the last step's instructions, each by itself."""
+    """The additive cost: the durations of the last step's instructions, each by itself.
+
+    Instructions: Run computes an operator, Merge adds partial sums, Move sends values or parameters, Reduce
+    all-reduces gradients, Update updates a parameter.
+    """
     program, tasks = timeline.program, timeline.tasks
     instructions, last = program.instructions, program.plan.steps - 1
     longest = _longest_by_instruction(timeline)
@@ -107,6 +115,7 @@ def additive_costs(timeline: Timeline) -> AdditiveCosts:
             for d, t in zip(tasks.device[its_tasks], tasks.duration[its_tasks], strict=True):
                 operators[key][int(d)] += float(t)
         elif isinstance(instruction, Merge):
+            # its time on the busiest device, stored as that of device 0
             operators["merge", number][0] = longest[number]
         elif isinstance(instruction, Move) and not instruction.kind.is_of_parameter:
             transfer += longest[number]
@@ -124,6 +133,7 @@ def _longest_by_instruction(timeline: Timeline) -> Array:
     columns: list[tuple[Array, ...]] = []
     for resource in (tasks.first_resource, tasks.second_resource):
         has_resource = resource >= 0
+        # one number for each pair of instruction and resource
         place = tasks.instruction[has_resource] * tasks.resources + resource[has_resource]
         columns.append((place, (tasks.duration - latency)[has_resource], latency[has_resource]))
     place, duration, latencies = (np.concatenate(column) for column in zip(*columns, strict=True))
@@ -147,6 +157,7 @@ def _latencies(timeline: Timeline) -> Array:
 def server_sync_seconds(program: Program, cluster: Cluster) -> float:
     """t_S of the paper: every holder sends its gradient to a server and receives the parameter,
     all through one link."""
+    # share: a region of the parameter and the devices that hold it
     nbytes = sum(
         server_bytes(len(share.devices), share.box.volume * program.element_bytes(name))
         for name, shares in program.regions.items()

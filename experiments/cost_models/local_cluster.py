@@ -42,6 +42,7 @@ def measure_cluster(devices: Sequence[Device], rate: str | None, *, quick: bool)
             f"{ranks} ranks here", [(local_devices, Link(bandwidth, latency), None)]
         )
     network = Network(bandwidth, latency)
+    # a node: its devices, the link between them, the network to other nodes
     hosts = [([replace(d, node=a)], None, network) for a, d in enumerate(devices)]
     return build_cluster(f"{ranks} hosts at {rate}", hosts)
 
@@ -66,6 +67,7 @@ def measure_profile(
 
 
 def call_ranks(request: Mapping[str, Any], ranks: int, rate: str | None) -> dict[str, Any]:
+    """Runs local_cluster_rank.py on `ranks` ranks (in a lab if `rate` is given); returns its result."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         out = folder / "result.json"

@@ -55,6 +55,10 @@ def measure_tiles(request: dict[str, Any]) -> dict[str, float]:
 def _measure_plan(
     graph: Graph, plan: Plan, phase: str, request: dict[str, Any], previous: Profile
 ) -> Profile:
+    """Adds the plan's tiles to `previous`: seconds of their forward and of a backward phase (B or W).
+
+    wanted: by operator, the operands whose gradients this phase computes.
+    """
     compute = ComputeCosts(
         graph, frozenset(active_values(graph)), split_backward=plan.split_backward
     )

@@ -20,7 +20,7 @@ QUICK_ROUNDS = 5
 
 
 class PreparedGroup(NamedTuple):
-    """What the measurements with and without a lab share."""
+    """What the measurements with and without a lab share: the ranks' devices and operators, and plans."""
 
     graph: Graph
     plans: Mapping[str, Plan]
@@ -33,7 +33,7 @@ class MeasuredPlan(NamedTuple):
 
     group: str
     name: str
-    kind: str
+    kind: str  # see plan_kind
     times: StepTimes
     costs: Costs
 

@@ -17,7 +17,7 @@ def alexnet(batch: int = 16) -> Workload:
 
 
 def vgg(batch: int = 8) -> Workload:
-    """Large maps at the beginning, many weights at the end."""
+    """Large feature maps at the beginning, many weights at the end."""
     model = VGG(
         (1, 1, 2, 2, 2), widths=(16, 32, 64, 96, 96), hidden=384, classes=100, pool=2, dropout=0.0
     )  # fmt: skip

@@ -27,7 +27,7 @@ RATE = "500mbit"
 LATENCY = 3e-4  # seconds; assumed for plans alone
 BUDGET = 2.0  # seconds of a search
 SYNCS = ("ps", "p3", "sharded")
-SCHEDULES = (("gpipe", 2), ("gpipe", 4), ("1f1b", 4))
+SCHEDULES = (("gpipe", 2), ("gpipe", 4), ("1f1b", 4))  # with number of micro-batches
 QUICK_METHODS = ("data", "owt", "layerwise", "spatial", "filter-horizontal", "optcnn")
 
 
@@ -51,7 +51,7 @@ class PlanGroup(NamedTuple):
         return capture_model(self.spec, self.batch)
 
 
-# At most one rank per core: the times of ranks that share a core depend on who waits when.
+# At most one rank per core (but two at least): times of ranks that share a core depend on who waits when.
 MAX_RANKS = max(2, min(4, cores()))
 QUICK = (PlanGroup("alexnet", 16, 2, 2),)
 FULL = (
@@ -123,6 +123,7 @@ def _plan_of_method(graph: Graph, on: Cluster, method: str, settings: Settings) 
 def random_plans(
     group: PlanGroup, graph: Graph, on: Cluster, settings: Settings
 ) -> Iterator[tuple[str, Plan]]:
+    """Random plans: each group of operators is split by random degrees (parts of each letter)."""
     space = PlanSpace(graph, on, settings)
     for seed in range(group.random_count):
         rng = random.Random(seed)
@@ -135,5 +136,5 @@ def random_plans(
             validate(plan, graph)
             lower(graph, plan)
         except InputError:
-            continue
+            continue  # these tiles make no valid plan
         yield f"random {seed}", plan

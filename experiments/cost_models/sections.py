@@ -1,4 +1,10 @@
-"""Tables, charts and sentences that compare the cost models, made from the measured plans."""
+"""Tables, charts and sentences that compare the cost models, made from the measured plans.
+
+A *group* is one model on some ranks; its plans are compared (plans.py). *Regret*: how much slower the plan
+predicted to be best is than the best one (accuracy.py).
+"""
+
+# e: relative error, m: name of a cost model, p: prediction, v: Accuracy
 
 from __future__ import annotations
 
@@ -163,8 +169,8 @@ def plan_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
     for plan in measured_plans:
         c, t = plan.costs, plan.times
         rows.append([
-            plan.group, plan.name, 1e3 * t.seconds, percent((t.longest - t.shortest) / t.seconds), c.flops / 1e9,
-            c.volume / 1e6, 1e3 * c.optcnn, 1e3 * c.additive, 1e3 * c.simulator,
+            plan.group, plan.name, 1e3 * t.seconds, percent((t.longest - t.shortest) / t.seconds),
+            c.flops / 1e9, c.volume / 1e6, 1e3 * c.optcnn, 1e3 * c.additive, 1e3 * c.simulator,
             percent(c.simulator / t.seconds - 1),
         ])  # fmt: skip
     columns = (
@@ -210,12 +216,14 @@ def text(groups: PlansByGroup, accuracies: Accuracies) -> str:
 def _winners(groups: PlansByGroup, accuracies: Accuracies) -> str:
     order = {m: mean([accuracies[name, m].spearman for name in groups]) for m in MODELS}
     regret = {m: mean([accuracies[name, m].regret for name in groups]) for m in MODELS}
+    # nan is not equal to itself, and comes last
     ranked = sorted(order, key=lambda m: -order[m] if order[m] == order[m] else 2.0)
     least_regret = min(regret, key=regret.__getitem__)
     words = ", ".join(f"{MODELS[m]} {order[m]:.2f}" for m in ranked)
     return (
         f"Spearman's rank correlation with the measured order, mean of groups: {words}. Whoever takes the "
-        f"plan that is ranked first loses least with {MODELS[least_regret]} ({regret[least_regret]:.1%} on average; "
+        f"plan that is ranked first loses least with {MODELS[least_regret]} "
+        f"({regret[least_regret]:.1%} on average; "
         f"{MODELS['simulator']}: {regret['simulator']:.1%})."
     )
 

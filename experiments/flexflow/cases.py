@@ -16,7 +16,7 @@ class ExperimentSize(NamedTuple):
     """How much the experiment covers, in full or with --quick."""
 
     models: tuple[str, ...]
-    gpu_counts: tuple[int, ...]  # GPUs
+    gpu_counts: tuple[int, ...]
     server_counts: tuple[int, ...]  # GPU counts that are also simulated with parameter servers
     budget: float  # seconds of the search's Markov chains
 
@@ -34,5 +34,8 @@ def case(model: str, count: int) -> WeakScalingCase:
 
 
 def expert(model: str) -> str:
-    """The expert's method: OWT for CNNs; for RNNs a GPU for each depth, replicated on every node."""
+    """The expert's method. CNNs: OWT ("one weird trick": data parallel convolutions, split linear layers).
+
+    RNNs: a GPU for each depth of the network, replicated on every node.
+    """
     return "expert" if model in RECURRENT else "owt"

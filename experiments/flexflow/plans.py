@@ -18,6 +18,7 @@ GPUS = 4
 HEAVY = ("linear", "embedding", "matmul")  # the operators whose tiles show where a layer is
 ATTENTION = ("score", "matmul", "matmul_1", "combine")
 WIDTH = 10  # characters of a bar
+# layer and time step in the name of an operator, as in "encoder.l0.t3."
 _STEP = re.compile(r"(?P<layer>.+\.l\d+r?)\.t\d+\.")
 
 WorkShares = Mapping[str, Sequence[float]]  # layer -> share of its work on each device

@@ -1,5 +1,8 @@
 """Times how fast proposals are simulated: in full, shortened, and by an ideal delta simulation.
 
+FlexFlow's search is a Markov chain. A *move* gives a group of operators another split or other devices. A
+*proposal* is a move that the chain simulates and then accepts or rejects.
+
 Shortened: raddle stops a simulation when the move is certain to be rejected. Ideal delta: a lower bound for
 FlexFlow's delta simulation, which has to visit at least once every task whose time changes.
 """
@@ -23,11 +26,11 @@ MOVES = 6  # random moves whose timelines are compared
 
 
 class ProposalTimes(NamedTuple):
-    tasks: int
+    tasks: int  # of one simulation
     shortened_rate: float  # proposals a second
     full_rate: float
     changed: float  # share of the tasks whose times a move changes, 0 to 1
-    ideal_delta_s: float
+    ideal_delta_s: float  # seconds of one proposal
     shortened_s: float
 
 
@@ -46,7 +49,7 @@ def time_proposals(case: WeakScalingCase, proposals: int) -> ProposalTimes:
 
 
 def _chain(case: WeakScalingCase, *, full: bool) -> Chain:
-    """A chain of uniform moves that starts from data parallelism."""
+    """A chain of uniformly random moves (none is guided) that starts from data parallelism."""
     graph, on = case.graph, case.cluster
     tiles = BASELINES["data"](graph, on)
     evaluator = Evaluator(graph, on, Plan(tiles, case.gpus, bn="local"))
@@ -58,7 +61,7 @@ def _chain(case: WeakScalingCase, *, full: bool) -> Chain:
 
 
 def disable_shortening(evaluator: Evaluator) -> None:
-    """Makes the evaluator simulate every task to the end."""
+    """Makes the evaluator simulate every task by itself (no `fold`), and to the end, whatever the limit."""
     original_time = evaluator.time
 
     def in_full(limit: int | None = None) -> int | None:
@@ -75,6 +78,7 @@ def disable_shortening(evaluator: Evaluator) -> None:
 def _measure_delta(
     case: WeakScalingCase, shortened_rate: float, full_rate: float
 ) -> tuple[Any, ...]:
+    """The fields of ProposalTimes: what moves change, and seconds of an ideal delta and of raddle's way."""
     graph, on = case.graph, case.cluster
     space, rng = PlanSpace(graph, on, Settings()), random.Random(0)
     tiles = BASELINES["data"](graph, on)
@@ -94,6 +98,7 @@ def _measure_delta(
         changed.append(
             sum(times_before.get(key) != when for key, when in after.items()) / len(after)
         )
+        # a move that makes the step 1 % longer is certain to be rejected here
         seconds.append(shortened_seconds(evaluator, move, int(1.01 * base)))
     engine = min(engine_seconds(before.tasks) for _ in range(5))
     share = float(np.mean(changed))
@@ -133,7 +138,7 @@ def task_times(timeline: Timeline) -> dict[Any, tuple[int, int]]:
     for task in range(len(timeline.start)):
         key: Any = (names[t.instruction[task]], int(t.source[task]), int(t.device[task]))
         while key in times:
-            key = (key, "again")
+            key = (key, "again")  # several tasks do the same
         times[key] = (int(timeline.start[task]), int(timeline.end[task]))
     return times
 

@@ -22,6 +22,8 @@ class SmallNetGroup(PlanGroup):
 
 
 def ranking(options: RunOptions) -> Section:
-    group = SmallNetGroup("lstm", 16, 2, 0)
+    group = SmallNetGroup(
+        "lstm", 16, 2, 0
+    )  # batch, ranks; ten_plans.py draws the random plans itself
     plan_times = ten_plans.measure_plans(group, ("data", "optcnn", "layerwise"), None, options)
     return ten_plans.section(TITLE, group, plan_times, PRINTED)

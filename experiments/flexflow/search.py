@@ -19,7 +19,8 @@ PRINTED = {
     "rnnlm": {4: 9.2, 16: 121.0, 64: 969.0}, "nmt": {4: 16.0, 16: 328.0, 64: 2190.0},
 }  # fmt: skip
 PRINTED_DELTA = "2.2–6.9"  # times faster than full simulation
-QUICK_CHAINS = (("inception_v3", 4, 60), ("rnntc", 4, 40))  # proposals
+# model, GPUs, proposals (random moves that a Markov chain accepts or rejects)
+QUICK_CHAINS = (("inception_v3", 4, 60), ("rnntc", 4, 40))
 CHAINS = (("inception_v3", 4, 200), ("inception_v3", 16, 200), ("nmt", 4, 100), ("nmt", 16, 100))
 
 
@@ -62,7 +63,7 @@ def _search_table(options: RunOptions) -> Table:
 
 
 def seconds_text(seconds: Table) -> str:
-    both = [(row[2], row[5]) for row in seconds.rows]
+    both = [(row[2], row[5]) for row in seconds.rows]  # seconds here, and in the paper
     pairs = [(a, b) for a, b in both if isinstance(a, float) and isinstance(b, float)]
     longer = sum(a > b for a, b in pairs)
     return f"{len(pairs) - longer} of {len(pairs)} searches take less than the paper's, {longer} longer."

@@ -1,4 +1,8 @@
-"""Finds the largest image and batch that fit the memory with each method; trains a small case for real."""
+"""Finds the largest image and batch that fit the memory with each method; trains a small case for real.
+
+*Capacity*: bytes of memory of a device. *Side*: height and width of an image, in pixels. METHODS
+(methods.py) are the compared methods: pipelines, GEMS, spatial tiles; `auto` is raddle's search.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +42,9 @@ SMALL = ("unet", 8, 128, 12 * MIB)  # net, divisor of its widths, side, capacity
 class LargestSizes(NamedTuple):
     net: str
     method: str
-    side: int
-    side_peak: int
-    batch: int
+    side: int  # the largest at BATCH images
+    side_peak: int  # bytes on the device that needs most
+    batch: int  # the largest at images of SIDE; 0: not searched
     batch_peak: int
 
 
@@ -55,7 +59,7 @@ def make(options: RunOptions) -> Section:
     ]
     sizes: list[LargestSizes] = []
     for net, method in chosen:
-        options.report(f"{net}, {method.name}", len(sizes) / (len(chosen) + 3))
+        options.report(f"{net}, {method.name}", len(sizes) / (len(chosen) + 3))  # 3: auto, real
         sizes.append(largest_sizes(net, method, on, capacity))
     tables = [_table(sizes, capacity)]
     net_names = list(dict.fromkeys(net for net, _ in chosen))
@@ -107,7 +111,7 @@ def _auto_largest(net: str, on: Cluster, sizes: Sequence[LargestSizes]) -> Large
     """The largest side for `auto`, in coarse steps because each step is a search."""
     base = max(largest.side for largest in sizes if largest.net == net)
     side = peak = 0
-    for quarters in range(4, 9):
+    for quarters in range(4, 9):  # 1 to 2 times the largest side of the other methods
         wanted = base * quarters // 4 // SIDE_UNIT * SIDE_UNIT
         spec = nets.spec(net, wanted)
         try:
@@ -159,7 +163,10 @@ def _table(sizes: Sequence[LargestSizes], capacity: int) -> Table:
 
 
 def fits_for_real(quick: bool) -> tuple[str, Table]:
-    """Which methods fit a small capacity, predicted and measured; all can run on this machine."""
+    """Which methods fit a small capacity, predicted and measured.
+
+    All run on this machine, which has more memory: the measured peak is compared with the capacity.
+    """
     net, width_divisor, side, capacity = SMALL
     spec = nets.spec(net, side, width_divisor=width_divisor)
     on = cluster(f"local:{DEVICES}")

@@ -7,7 +7,7 @@ Differs from the paper: all methods train on the same batch, where MAST there do
 one image where the batch has as many images as there are micro-batches.
 """
 
-# m: micro-batches, P: stages, D: pipelines side by side
+# m: micro-batches, P: stages, D: data-parallel pipelines
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from raddle.api.searching import (
 from raddle.api.simulating import peak_bytes, simulate_steps
 
 Stages = tuple[tuple[str, ...], ...]
-SPATIAL = "spatial"  # in place of a schedule
+SPATIAL = "spatial"  # in place of a schedule: every image is split into tiles, one for each device
 OPTIMIZER = "momentum"
 STATE_FACTOR = 3.0  # bytes held for a byte of parameters: weights, gradients, momentum
 
@@ -44,9 +44,9 @@ class Method:
 
     name: str
     schedule: str
-    microbatches: int
-    stages: int = 1
-    pipelines: int = 1
+    microbatches: int  # m
+    stages: int = 1  # P
+    pipelines: int = 1  # D
 
 
 METHODS = (
@@ -89,6 +89,7 @@ def make_plans(
 
     graph: of any batch. Methods with the same number of stages have the same stages.
     """
+    # (samples of a micro-batch, number of stages) -> stages
     cuts: dict[tuple[int, int], Stages] = {}
     planned = {}
     for method in methods:
@@ -136,6 +137,8 @@ def partition_stages(
 def parallel_pipelines(schedule: str, stages: int, microbatches: int, pipelines: int) -> str:
     """The schedule of D data-parallel pipelines: their rows below each other, micro-batches divided.
 
+    F2.0 is the forward of micro-batch 2 on stage 0, B its backward; a row is a worker:
+
     F0.0 B0.0 F1.0 B1.0        two pipelines of one stage, two micro-batches each
     F2.0 B2.0 F3.0 B3.0
     """
@@ -159,6 +162,7 @@ def _shift_micro_batch(action: Action, micros: int) -> Action:
 def _plan(method: Method, graph: Graph, cluster: Cluster, stages: Stages) -> Plan:
     count = len(cluster.devices)
     stage_of = {name: s for s, names in enumerate(stages) for name in names}
+    # each operator whole on the device of its stage
     plan = Plan(
         {op.name: copies(op, [stage_of.get(op.name, 0)]) for op in graph.ops}, count,
         bn="microbatch" if method.microbatches > 1 else "global", microbatches=method.microbatches,

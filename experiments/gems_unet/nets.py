@@ -15,6 +15,7 @@ from raddle.api.models import Workload
 from raddle.api.networks import BatchMaker, CifarResNet, UNet, class_loss, images, masked_images
 
 SPEC = re.compile(r"(unet|resnet110|resnet1001)_(\d+)_(\d+)")  # net, divisor of its widths, side
+# residual blocks in each of the three stages of a CIFAR ResNet
 DEPTHS: Mapping[str, int] = MappingProxyType({"resnet110": 12, "resnet1001": 111})
 
 
@@ -24,6 +25,7 @@ def spec(net: str, side: int, *, width_divisor: int = 1) -> str:
 
 
 def __getattr__(name: str) -> Callable[..., Workload]:
+    # called by Python for `nets.unet_8_128`: returns a function that makes the network and a batch
     match = SPEC.fullmatch(name)
     if match is None:
         raise AttributeError(f"{__name__} has no '{name}': write net_divisor_side, as unet_8_128.")

@@ -1,4 +1,7 @@
-"""Measures images per second and peak memory on ranks of this machine, next to the predictions."""
+"""Measures images per second and peak memory on ranks of this machine, next to the predictions.
+
+METHODS (methods.py) are the compared methods; `auto` is the plan of raddle's search.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ QUICK = tuple(RealCase("unet", 8, side, 2) for side in (64, 128))  # resnet110 t
 FULL = (
     *(RealCase("unet", 8, side, 5 if side < 256 else 2) for side in (64, 128, 256, 512)),
     *(RealCase("resnet110", 4, side, 4 if side < 256 else 2) for side in (64, 128, 256, 512)),
-    RealCase("resnet1001", 4, 64, 2),  # not in tiles: ten times the halos of resnet110
+    RealCase("resnet1001", 4, 64, 2),  # without spatial methods: ten times the halos of resnet110
 )
 
 

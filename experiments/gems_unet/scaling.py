@@ -12,7 +12,7 @@ from raddle.api.loading import capture_model
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 NET, SIDE = "resnet110", 1024  # the paper trains on tiles of this size, cut from pathology slides
-STAGES, MICRO_BATCHES = 4, 4  # stages of a pipeline, and its micro-batches in a step
+STAGES, MICRO_BATCHES = 4, 4  # of a pipeline; a micro-batch has one image
 PRINTED = 97.32  # per cent, abstract: ResNet-1k on 1,024 V100
 
 
@@ -55,7 +55,8 @@ def section(points: list[ScalingPoint]) -> Section:
         f"images a second on {last.devices}; the paper prints {PRINTED} % on 1,024, for 1000 layers."
     )
     note = (
-        f"Nodes of {STAGES} V100 behind 100 Gb/s each, {MICRO_BATCHES} images of {SIDE}² for each pipeline: the "
+        f"Nodes of {STAGES} V100 behind 100 Gb/s each, {MICRO_BATCHES} images of {SIDE}² for each "
+        "pipeline: the "
         "batch grows with the GPUs. The simulation has no stragglers, no input and no congestion beyond "
         "the nodes' links, so that it says what communication alone costs."
     )

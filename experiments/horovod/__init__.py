@@ -2,6 +2,7 @@
 
 Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow" (arXiv 1802.05799),
 sections 3, 7 and 8, and the benchmarks of its documentation.
+*Fused*: small gradients are all-reduced together, in a bucket.
 Differs from the paper: see DIFFERS.
 """
 

@@ -1,4 +1,7 @@
-"""Measures steps with and without tensor fusion, for networks of many small tensors (section 7)."""
+"""Measures steps with and without tensor fusion, for networks of many small tensors (section 7).
+
+*Fused*: gradients are all-reduced together, in buckets. *Apart*: each tensor is all-reduced by itself.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from raddle.api.results import Cell, Column, Section, Table
 
 QUICK = ((2, "1gbit"),)
 FULL = ((2, "250mbit"), (2, "1gbit"), (4, "1gbit"))  # hosts and their links
-PER_RANK = {"resnet50": 8, "inception": 4}  # samples
+PER_RANK = {"resnet50": 8, "inception": 4}  # samples of a rank
 TITLES = {"resnet50": "ResNet-50-like", "inception": "Inception-like"}
 PRINTED = 1.65  # largest gain in throughput by fusion: section 7
 
@@ -31,8 +34,8 @@ class FusionTimes(NamedTuple):
     net: str
     hosts: int
     rate: str
-    runner: str
-    fused: float
+    runner: str  # key of PAIRS
+    fused: float  # measured
     unfused: float
     fused_predicted: float
     unfused_predicted: float

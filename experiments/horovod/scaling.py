@@ -35,6 +35,7 @@ GBIT = 1e9 / 8
 SERVER_SIZES_QUICK, SERVER_SIZES = (4, 16), (4, 8, 16, 32)
 SERVER_MODEL = "resnet101"
 RING = "allreduce"
+# ring; one server for all parameters; whole parameters on several servers; slices, assigned greedily
 SYNCS = (RING, "ps:one", "ps", "ps:sliced,greedy")
 
 # Scaling efficiency by devices, as printed; 128: section 8 over TCP, and the documentation (RDMA).
@@ -116,7 +117,7 @@ def images_per_s(program: Program, devices: int, factor: float) -> float:
 
 
 def calibration() -> float:
-    """The factor by which the paper's devices are faster than simulated, from one printed throughput."""
+    """How many times faster the paper's devices are than the data sheet's, from one printed throughput."""
     model, devices, printed = CALIBRATION
     return printed / images_per_s(program_of(model, devices), devices, 1.0)
 

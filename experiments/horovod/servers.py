@@ -11,10 +11,11 @@ from experiments.sync_timing import DDP, NO_SYNC, SyncVariant, TimingJob, measur
 from raddle.api.clusters import cores
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
-NET, PER_RANK, RATE = "small", 4, "500mbit"
-QUICK, FULL = (1, 2, 4), (1, 2, 4, 8)
+NET, PER_RANK, RATE = "small", 4, "500mbit"  # PER_RANK: samples of a rank
+QUICK, FULL = (1, 2, 4), (1, 2, 4, 8)  # numbers of ranks
 COMPUTE_ONLY = "compute alone"
 RING, RING_WRAPPED, DDP_LABEL = "all-reduce", "raddle.sync", "DDP"
+# one server; whole parameters on all hosts; slices of parameters on all hosts
 ONE, WHOLE, SLICED = "ps:one", "ps", "ps:sliced,greedy"
 VARIANTS = {
     DDP_LABEL: DDP,

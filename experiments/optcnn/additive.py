@@ -1,6 +1,10 @@
 """Computes OptCNN's additive cost of a plan from its tables: the sum over layers and over pairs of layers.
 
 Section 4 of arXiv 1802.04924: t_O = Σ (t_C + t_S) + Σ t_X, with a server for each layer's parameters.
+t_C is compute, t_S synchronisation, t_X transfer between two layers (searches/optcnn/tables.py).
+
+A configuration has *degrees*: the number of parts of each letter of its group. Tables have, for each group,
+its configurations and their costs (`nodes`), and for each pair of groups the cost of transfers (`edges`).
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ def additive_cost(tables: Tables, chosen: Sequence[Configuration]) -> float:
 
 
 def split_by_letter(tables: Tables, letter_of: Callable[[Group], str]) -> list[Configuration]:
-    """Splits every group along one letter only, into as many parts as its table has."""
+    """Splits every group along one letter only, into as many parts as its table offers."""
     chosen = []
     for group, options in zip(tables.groups, tables.configurations, strict=True):
         candidates = [c for c in options if set(split_letters(group, c)) <= {letter_of(group)}]

@@ -1,4 +1,8 @@
-"""Shows OptCNN's plan of VGG-16 on 4 GPUs, layer by layer, next to the plan that the paper prints."""
+"""Shows OptCNN's plan of VGG-16 on 4 GPUs, layer by layer, next to the plan that the paper prints.
+
+Tables (raddle/searches/optcnn) have the cost of each configuration of each group; `paper=True`: with the
+paper's costs, where parameters are synchronised by servers. The optimum is the plan of least cost.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from raddle.api.results import Cell, Column, Drawing, Section, Table
 from raddle.api.searching import Configuration, Group, Tables, build_tables, choose_configurations
 
 TITLE = "VGG-16 on 4 GPUs"
-CASE = WeakScalingCase("vgg16", "p100", 4, 32)
+CASE = WeakScalingCase("vgg16", "p100", 4, 32)  # 4 GPUs, 32 images on each
 LAST_CONVOLUTIONS = 24  # features.24 begins the fifth group of them
 FULLY_CONNECTED = {"classifier.0": 4, "classifier.3": 4, "classifier.6": 2}  # parts of channels
 LETTER_NAMES = {"n": "samples", "h": "rows", "w": "columns", "c": "channels"}

@@ -10,10 +10,12 @@ from raddle.api.results import Section
 
 TITLE = "Simulated and measured order"
 PRINTED = "The paper's cost model is -5 to +9 % off its measurements, on GPUs."
-CHANGES = 4  # groups in which a random plan differs from data parallelism
+CHANGES = 4  # groups of operators in which a random plan differs from data parallelism
 
 
 def ranking(options: RunOptions) -> Section:
-    group = PlanGroup("alexnet", 16, 2, 0)
+    group = PlanGroup(
+        "alexnet", 16, 2, 0
+    )  # batch, ranks; ten_plans.py draws the random plans itself
     plan_times = ten_plans.measure_plans(group, (*BASELINES, "optcnn"), CHANGES, options)
     return ten_plans.section(TITLE, group, plan_times, PRINTED)

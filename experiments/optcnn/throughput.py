@@ -1,6 +1,7 @@
 """Compares simulated throughput and bytes of OptCNN's plans with data, model and OWT parallelism.
 
 OWT: "one weird trick", data parallel convolutions and model parallel linear layers.
+"optcnn-paper" plans with the paper's costs (parameter servers), "optcnn" with those of an all-reduce.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ModelThroughput(NamedTuple):
     model: str
     sync: str
     steps: StepsByMethod
-    max_gpus: int  # GPUs
+    max_gpus: int
 
     @property
     def method(self) -> str:

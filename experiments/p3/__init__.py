@@ -1,7 +1,7 @@
 """Repeats P3's experiments in the lab: parameter slices are sent by priority.
 
 Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Training" (arXiv 1905.03960),
-its evaluation: throughput against bandwidth, and network utilisation.
+its evaluation: throughput against bandwidth, and network utilisation. `ps` are parameter servers.
 Differs from the paper: see DIFFERS.
 """
 

@@ -24,6 +24,7 @@ FULL = ("100mbit", "250mbit", "500mbit", "1gbit", "2gbit", "4gbit")
 SLOW = 300e6  # bit/s: below it steps take long, so fewer are measured
 HOSTS = 2
 
+# ps: servers of whole parameters; ps:sliced: of slices; p3: of slices with priority
 DDP_LABEL, ALLREDUCE, WHOLE, SLICED, P3 = "DDP", "all-reduce", "ps", "ps:sliced", "p3"
 VARIANTS = {
     DDP_LABEL: DDP,

@@ -1,4 +1,7 @@
-"""Shows how busy a link is over time, from the byte counters of a host's interface."""
+"""Shows how busy a link is over time, from the byte counters of a host's interface.
+
+Variants (bandwidth.py) are DDP and kinds of parameter servers. Time is divided into *slots* of 25 ms.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def table(link_uses: Sequence[LinkUse]) -> Table:
 
 
 def charts(link_uses: Sequence[LinkUse]) -> list[Chart]:
-    """One chart for each direction. All lines begin with a forward."""
+    """One chart for each direction. Time 0 is the start of a step, so all lines begin with a forward."""
     gbit = parse_rate(RATE) / 1e9
     result = []
     for way, name in enumerate(("sent", "received")):
@@ -112,6 +115,6 @@ def summary(link_uses: Sequence[LinkUse]) -> str:
     return (
         f"With servers of whole parameters the link is idle for {whole.idle:.0%} of the time and busy both "
         f"ways for {whole.both_busy:.0%}; with P3 it is idle for {urgent.idle:.0%} and busy both ways for "
-        f"{urgent.both_busy:.0%}. DDP uses {by_label[DDP_LABEL].sent:.0%} of what the host could send, slices "
-        f"without priority {by_label[SLICED].sent:.0%}, P3 {urgent.sent:.0%}."
+        f"{urgent.both_busy:.0%}. DDP uses {by_label[DDP_LABEL].sent:.0%} of what the host could send, "
+        f"slices without priority {by_label[SLICED].sent:.0%}, P3 {urgent.sent:.0%}."
     )

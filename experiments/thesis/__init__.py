@@ -2,6 +2,9 @@
 
 B. Eserol, "Fast and Efficient Model Parallelism for Deep Convolutional Neural Networks", Bilkent
 University, 2019, chapters 3 to 6.
+
+A *coarse* partition gives each filter to a part, a *fine* one each input channel of a filter; a part is
+what one of N devices gets. `hypergraph-mixed` lets each layer choose what it splits.
 Differs from the thesis: see DIFFERS.
 """
 

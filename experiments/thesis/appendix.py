@@ -1,4 +1,8 @@
-"""The thesis's Tables A.1 to A.12: coarse and fine partitions under other bounds of imbalance."""
+"""The thesis's Tables A.1 to A.12: coarse and fine partitions under other bounds of imbalance.
+
+*Coarse*: whole filters are distributed over parts; *fine*: input channels of filters. *Imbalance* is the
+work of the largest part over the average. `theirs` is a printed row, `ours` raddle's partition.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Simulates steps of ranks that share CPU cores: operators take longer while too many ranks compute.
 
-The simulator gives every device a core of its own. In the lab four ranks may have two, and then a row whose
-ranks all compute at once takes twice as long, but one whose ranks wait for each other does not.
+The simulator gives every device a core of its own. In the lab four ranks may have two, and then a plan
+whose ranks all compute at once takes twice as long, but one whose ranks wait for each other does not.
+*Crowding* is the factor by which operators are slower because more ranks compute than there are cores.
 """
 
 # k: devices that compute at a moment
@@ -20,7 +21,7 @@ Array = np.ndarray
 
 
 def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, cores: int) -> float:
-    """Simulates with a core for each rank, then again with operators slowed down by the crowding found."""
+    """Simulates with a core for each rank, then again with operators slowed down by its crowding."""
     alone = simulate_steps(graph, plan, cluster, profile)
     slower = _timeline_crowding(alone, cores)
     if slower == 1.0:

@@ -1,6 +1,7 @@
 """Recomputes the thesis's Table 5.14: bytes sent in an epoch of 64,000 images.
 
 Differs from the thesis: its hypergraph column is in elements; here it is multiplied by 4.
+`further` are methods that the thesis does not have.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Part `gpus`: does the gap between partitions and data parallelism grow on GPUs, as expected (6.1)?
 
+A *row* is a kind of parallelism in Table 5.15 (lab_table.py): coarse partition, servers, all-reduce.
 The gap is the time of data parallelism over that of the coarse partition with steps in flight, at one
 batch as in Table 5.15. Differs from the thesis: simulated, not trained; VGG-16 in float32 and, on H100, in
 bfloat16 too.

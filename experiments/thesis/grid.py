@@ -1,7 +1,10 @@
 """Part `grid`: Table 5.15 simulated at full size on the thesis's nodes, with both of their networks.
 
-A row is a kind of parallelism of Table 5.15; a cell is a row at one batch. Differs from the thesis: see
-simulated.py; the thesis does not say which network it used. `hypergraph-mixed` and `auto` are synchronous.
+A row is a kind of parallelism of Table 5.15; a cell is a row at one batch; N is the number of
+nodes. Rows are named in lab_table.py and lab_plans.py; simulated.py puts them into MODEL (model parallel),
+SERVERS, DATA (data parallel: SERVERS and all-reduce) and FURTHER (not in the thesis).
+Differs from the thesis: see simulated.py; the thesis does not say which network it used.
+`hypergraph-mixed` and `auto` are synchronous.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Measures Table 5.15 with a small VGG-16 on hosts of the lab, next to the simulated images per second.
 
 Differs from the thesis: images of 32² and an eighth of the filters; a host is a thread of this machine, and
-hosts may share its cores; steps of servers meet in their common loss.
+hosts may share its cores; also with asynchronous servers, ranks wait in every step for the sum of their
+losses. A *row* (or kind) is one of Table 5.15: a kind of parallelism. A grid has all rows for N ranks.
 """
 
 from __future__ import annotations

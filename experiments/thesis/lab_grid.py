@@ -1,4 +1,7 @@
-"""Measures and simulates the rows of Table 5.15 for one number of ranks."""
+"""Measures and simulates the rows of Table 5.15 for one number of ranks.
+
+A row is a kind of parallelism (lab_plans.py); its label is its name in the table.
+"""
 
 from __future__ import annotations
 
@@ -103,6 +106,7 @@ def _measure(
 ) -> dict[str, Any]:  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
+        # batch -> label of a row -> file of its plan; for DDP: megabytes of a bucket
         batches: dict[int, dict[str, float | str | None]] = {}
         for batch, plans_of_batch in chosen.items():
             batches[batch] = {}

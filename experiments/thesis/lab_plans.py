@@ -33,6 +33,7 @@ class RowSettings(NamedTuple):
     schedule: str = ""
 
 
+# sync: ps:one has one server, ps:distributed,greedy assigns parameters to servers on all hosts
 ROWS: Mapping[str, RowSettings] = {
     LAYERS: RowSettings("layerwise", schedule=THREADED),
     FILTERS: RowSettings("filter-incremental", schedule=THREADED),

@@ -1,5 +1,7 @@
 """One rank in the lab: measures the link, the plans' operators, then all rows of the table in turn.
 
+A row is a plan or torch's DDP (lab_plans.py).
+
 python -m experiments.thesis.lab_rank request.json, under torchrun
 """
 
@@ -45,12 +47,17 @@ def main(request: dict[str, Any]) -> None:
 
 
 def _batch(request: dict[str, Any], batch: int, kinds: dict[str, float | str]) -> dict[str, Any]:
-    """Measures images/s of every row, and seconds of every operator tile in their plans."""
+    """Measures images/s of every row, and seconds of every operator tile in their plans.
+
+    kinds: label of a row -> file of its plan; for DDP: megabytes of a bucket.
+    """
     work = load_workload(request["spec"], batch=batch, device="cpu")
     trainers: dict[str, Trainer] = {}
     graphs = GraphsBySize(work)
     steps = {label: make_step(work, kind, label, trainers, graphs) for label, kind in kinds.items()}
-    if dist.get_world_size() == 1:  # plain torch, whatever the plan that its operators are from
+    if (
+        dist.get_world_size() == 1
+    ):  # times plain torch; the plan only says which operators to measure
         steps = {label: ddp_step(work, work.model) for label in steps}  # type: ignore[arg-type]
     profile = _profile(list(trainers.values()), request["device"])
     times: dict[str, list[float]] = {label: [] for label in steps}

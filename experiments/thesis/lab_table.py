@@ -1,6 +1,7 @@
 """The thesis's Table 5.15: seconds for 10 epochs of 10,240 images, VGG-16 at 224² on Skylake nodes.
 
-Its caption says per epoch; the text before it says ten. Distributed servers have their parameters greedily.
+Its caption says per epoch; the text before it says ten. Parameters are assigned to
+distributed servers greedily. A row is a kind of parallelism, N the number of nodes.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@ Work is in the thesis's unit (reconstructed weights, fully connected layers as o
 have it; `operations` are FLOP of a forward with fully connected layers by neuron. Volumes are of a
 forward in Mi elements, MiB are of a whole step: forward, backward and parameters' sums, in float32.
 
+A *part* is what one device gets. *Coarse*: whole filters are distributed; *fine*: input channels of
+filters; *mixed*: each layer along its best axis (samples, filters, input channels, height or width).
+`theirs` is printed, `ours` raddle's.
+
 Differs from the thesis: coarse and fine partitions may be as uneven as the printed ones are, which are at
 times more even than asked for and at times break the bound.
 """
@@ -24,7 +28,7 @@ from raddle.api.planning import Settings, plan_and_predict
 from raddle.api.results import Cell, Column, Table
 
 MI = 2**20
-CLUSTER = "skylake-10gbe"  # that plans are found for
+CLUSTER = "skylake-10gbe"  # the cluster of searched plans
 MIXED, AUTO = "hypergraph-mixed", "auto"
 
 

@@ -1,6 +1,7 @@
 """The thesis's tables of partitions: Tables 5.1 to 5.12 and A.1 to A.12, of VGG-16 at batch 32.
 
 Its ratios follow from these figures and are left out; its "Avg Comm." is the volume over the parts.
+A part is what one device gets; PaToH is the hypergraph partitioner that the thesis uses.
 """
 
 from __future__ import annotations

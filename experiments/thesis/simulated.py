@@ -1,4 +1,4 @@
-"""Simulates the rows of Table 5.15 on any cluster.
+"""Simulates the rows of Table 5.15 on any cluster. A row is a kind of parallelism (lab_plans.py).
 
 Model parallelism overlaps steps, as in the thesis, with the fastest number of steps in flight that fits.
 Its batch is that of a step. With data parallelism each worker has the batch, so a step has N times as many
@@ -36,6 +36,7 @@ from raddle.api.planning import SearchResult, Settings, build_plan, plan_and_pre
 from raddle.api.plans import Plan
 from raddle.api.simulating import Timeline, peak_bytes, simulate_steps
 
+# rows: model parallel, data parallel with servers, all data parallel, not in the thesis
 MODEL = (LAYERS, FILTERS, COARSE)
 SERVERS = (ASYNC_ONE, SYNC_ONE, ASYNC_ALL, SYNC_ALL)
 DATA = (*SERVERS, DDP)
@@ -47,7 +48,7 @@ class SimulatedRow(NamedTuple):
     """seconds: of ten epochs; None if no plan fits the devices' memory."""
 
     seconds: float | None
-    steps_in_flight: int = 1  # steps
+    steps_in_flight: int = 1  # steps that run at the same time
 
 
 def simulate_row(

@@ -25,6 +25,7 @@ from raddle.api.partitioning import PartitionResult
 from raddle.api.results import Chart, Drawing, Line, Section, Table
 
 TITLE = "Work and communication of partitions (Tables 5.1 to 5.12, A.1 to A.12, 5.14)"
+# by number of parts and name of a method: of the thesis's tables (Ours), of other methods (Further)
 Ours = Mapping[int, Mapping[str, PartitionResult]]
 Further = Mapping[int, Mapping[str, StepVolume]]
 

@@ -33,7 +33,7 @@ SERIAL, SYNC, ASYNC, TORCH = (
     "DDP",
 )
 SERVER_SYNC = "ps:distributed,greedy"
-THREADED = "threaded:4:greedy"
+THREADED = "threaded:4:greedy"  # four steps at once; each device runs what is ready
 
 # Figure 5.2, by number of nodes: HOURS to 90 %, and TIMES_COARSE: a kind's time over the coarse
 # hypergraph's.
@@ -43,7 +43,7 @@ TIMES_COARSE = {(2, ASYNC): 1.2, (2, SYNC): 2.25, (4, ASYNC): 1.5, (4, SYNC): 3.
 
 class TrainingSize(NamedTuple):
     width: int  # filters of the first layer
-    blocks: int  # of 32 steps at most
+    blocks: int  # at most so many blocks of 32 steps are trained
     seeds: int
 
 

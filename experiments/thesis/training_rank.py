@@ -1,5 +1,7 @@
 """One rank that trains by every kind in turn, each until 90 % training accuracy.
 
+A kind is a way to train (training_runs.py): plain torch, DDP, servers, or a plan.
+
     python -m experiments.thesis.training_rank request.json, under torchrun
 
 The time of evaluations does not count.

@@ -2,6 +2,7 @@
 
 Thesis, chapter 5: a profiler's seconds of forward and backward, and the operations, give a layer's weight.
 Differs from it: how it combines them is not said (here: the mean of both shares), nor are its weights.
+*Coarse* and *fine* are the grains of a hypergraph: a vertex is a filter, or an input channel of a filter.
 """
 
 from __future__ import annotations
