@@ -58,7 +58,8 @@ def plan_and_predict(
 ) -> EvaluatedPlan:
     """Runs a method (unless its `result` is passed), builds the plan and predicts its metrics.
 
-    The metrics are in the row, and also in the plan as `plan.predicted`.
+    The metrics are in the row, and also in the plan as `plan.predicted`. model, recompute: see
+    planning.plan_for.
     """
     settings = settings or Settings()
     started_at, attempts = settings.stopwatch.seconds, Attempts()
@@ -88,7 +89,7 @@ def _search_metrics(
         if lower_bound_ms is None:
             lower_bound_ms = 1e3 * lower_bound(graph, cluster, optimizer=settings.optimizer).seconds
     row: dict[str, Any] = {"lower_bound_ms": lower_bound_ms}
-    if result.stopped:
+    if result.stopped:  # only searches say why they stopped
         row |= {
             "start": result.start,
             "proposals": result.proposals,

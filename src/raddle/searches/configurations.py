@@ -30,7 +30,7 @@ from raddle.program.merges import longest_dim, split_longest_dim
 from raddle.program.replicated_loss import MOST_REPLICAS
 from raddle.searches.groups import AFTER, BEFORE, BY_LETTERS, Group, Member
 
-Cuts = tuple[int, ...]
+Cuts = tuple[int, ...]  # cut points of a dimension, with 0 and its size
 ANY_NUMBER = 2**62  # of copies: more than there can be
 
 

@@ -71,7 +71,9 @@ def find_groups(graph: Graph) -> tuple[Group, ...]:
     """The groups of a graph, in the order of their first operators.
 
     First every operator joins the group of a producer if it can. Then groups of cheap operators, such as
-    views, join the group of their only reader.
+    views, join the group of their only reader. Meanwhile a group is identified by its root: the name of its
+    first operator or, for a time step of a recurrent network, the part of the name that all its operators
+    share.
     """
     members = _join_producers(graph)
     _join_readers(graph, members)

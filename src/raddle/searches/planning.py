@@ -93,7 +93,7 @@ def build_plan(
     """A complete, valid plan from the result of a method; a pipeline's plan is for one micro-batch's graph.
 
     It also chooses the sync kind, if the method does so. If that fails, `attempts` records the failure and
-    the plan keeps the default sync kind.
+    the plan keeps the default sync kind. model, batch, recompute: see plan_for.
     """
     block_count = result.recompute if recompute is None else recompute
     batch = graph.batch if batch is None else batch

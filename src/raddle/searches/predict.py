@@ -30,7 +30,7 @@ def simulate_steps(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> Timeline:
     """The simulated timeline of a few steps of a plan; operators in the profile take the measured time."""
-    steps = steps_to_simulate(plan, STEPS)
+    steps = steps_to_simulate(plan, STEPS)  # more than STEPS if steps overlap
     return simulate(lower(graph, replace(plan, steps=steps)), cluster, profile)
 
 

@@ -87,7 +87,7 @@ class AutoSearch:
             accepted=sum(c.accepted for c in multi_chain.all_chains) if multi_chain else 0,
             stopped="interrupt"
             if self.interrupted
-            else (multi_chain and multi_chain.stopped) or "starts",
+            else (multi_chain and multi_chain.stopped) or "starts",  # "starts": no chain ran
             history=tuple(multi_chain.history) if multi_chain else (),
             lower_bound_ms=bound,
             tried=(*tried, *(c.row() for c in pipelines)),

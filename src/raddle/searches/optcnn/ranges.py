@@ -27,7 +27,7 @@ from raddle.graph.index import Index
 from raddle.searches.configurations import Configuration
 
 Array = np.ndarray
-Cuts = tuple[int, ...]
+Cuts = tuple[int, ...]  # cut points of a dimension, with 0 and its size
 
 
 class Lattice:

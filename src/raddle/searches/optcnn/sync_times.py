@@ -51,6 +51,7 @@ class SyncTimes:
         self.cluster = cluster
         self.all_devices = np.arange(len(cluster.devices))
         self.rings_cache: dict[tuple[object, ...], _Rings] = {}  # by _holders_key
+        # Seconds, by rings or ring and by bytes.
         self.set_cache: dict[tuple[tuple[Ring, ...], float], float] = {}
         self.ring_cache: dict[tuple[Ring, float], float] = {}
         self.links_cache: dict[Ring, frozenset[int]] = {}

@@ -44,7 +44,10 @@ class HeldBoxes(NamedTuple):
 
 
 class ReceiveLinks(NamedTuple):
-    """The links over which sampled devices receive; rates are in seconds per byte."""
+    """The links over which sampled devices receive; rates are in seconds per byte.
+
+    shared: 1 if the devices of a node share the link, else 0.
+    """
 
     start: Array  # [a]: position of the node's first device; at the end, the number of devices
     single_node: bool  # the cluster has only one node
@@ -116,6 +119,7 @@ def boxes(ranges: Sequence[Ranges], present: Array) -> Boxes:
     hi[0] = 1  # a value without dimensions has one element
     for r, dim_ranges in enumerate(ranges):
         lo[r], hi[r] = dim_ranges.bounds
+    # Without a box, dimension 0 is empty; so it never counts as fixed.
     hi[0][~present.T] = lo[0][~present.T]
     return Boxes(lo, hi, (False, *(ranges_of_dim.index is None for ranges_of_dim in ranges[1:])))
 
