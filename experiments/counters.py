@@ -64,7 +64,9 @@ def main(interface: str, path: str) -> None:
     with open(path, "w", buffering=1, encoding="utf-8") as out:
         while True:
             now = time.perf_counter()
-            sent, received = ((folder / f"{way}_bytes").read_text().strip() for way in ("tx", "rx"))
+            sent, received = (
+                (folder / f"{direction}_bytes").read_text().strip() for direction in ("tx", "rx")
+            )
             out.write(f"{now:.6f} {sent} {received}\n")
             time.sleep(PERIOD)
 

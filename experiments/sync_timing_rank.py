@@ -103,8 +103,8 @@ class JobRunner:
             for label in order[turn % len(order) :] + order[: turn % len(order)]:
                 blocks[label].append(self._block(label, steps[label], self.request["steps"]))
         dist.barrier()
-        for end in self.close_calls:
-            end()
+        for close in self.close_calls:
+            close()
         return {"blocks": blocks, "windows": self.windows, "profile": profile}
 
     def _block(self, label: str, step: Call, count: int) -> float:

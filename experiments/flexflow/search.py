@@ -27,12 +27,12 @@ CHAINS = (("inception_v3", 4, 200), ("inception_v3", 16, 200), ("nmt", 4, 100), 
 def search(options: RunOptions) -> Section:
     seconds = _search_table(options)
     chains = QUICK_CHAINS if options.quick else CHAINS
-    every = []
+    measured_chains = []
     for number, (model, count, proposals) in enumerate(chains):
         options.report(f"proposals, {model} on {count}", (1 + number / len(chains)) / 2)
-        every.append((model, count, time_proposals(case(model, count), proposals)))
-    text = f"{seconds_text(seconds)}\n\n{_chains_text([times for _, _, times in every])}"
-    return Section(TITLE, text, [seconds, _chain_table(every)])
+        measured_chains.append((model, count, time_proposals(case(model, count), proposals)))
+    text = f"{seconds_text(seconds)}\n\n{_chains_text([times for _, _, times in measured_chains])}"
+    return Section(TITLE, text, [seconds, _chain_table(measured_chains)])
 
 
 def _search_table(options: RunOptions) -> Table:
@@ -69,7 +69,7 @@ def seconds_text(seconds: Table) -> str:
     return f"{len(pairs) - longer} of {len(pairs)} searches take less than the paper's, {longer} longer."
 
 
-def _chain_table(every: list[tuple[str, int, ProposalTimes]]) -> Table:
+def _chain_table(measured_chains: list[tuple[str, int, ProposalTimes]]) -> Table:
     columns = (
         Column("network"), Column("GPUs"), Column("tasks", "counted"),
         Column("proposals a second", "measured"), Column("simulated in full", "measured"),
@@ -83,7 +83,7 @@ def _chain_table(every: list[tuple[str, int, ProposalTimes]]) -> Table:
             times.shortened_rate / times.full_rate, PRINTED_DELTA, 100 * times.changed,
             1e3 * times.ideal_delta_s, 1e3 * times.shortened_s,
         ]
-        for model, count, times in every
+        for model, count, times in measured_chains
     ]  # fmt: skip
     note = (
         "Uniform moves from data parallelism, the same draws both ways, with the same decisions. "
@@ -93,14 +93,14 @@ def _chain_table(every: list[tuple[str, int, ProposalTimes]]) -> Table:
     return Table("Judging proposals", columns, rows, note)
 
 
-def _chains_text(every: list[ProposalTimes]) -> str:
-    times = [case_times.shortened_rate / case_times.full_rate for case_times in every]
-    slower = sum(case_times.ideal_delta_s > case_times.shortened_s for case_times in every)
+def _chains_text(proposal_times: list[ProposalTimes]) -> str:
+    times = [case_times.shortened_rate / case_times.full_rate for case_times in proposal_times]
+    slower = sum(case_times.ideal_delta_s > case_times.shortened_s for case_times in proposal_times)
     return (
         f"Proposals are judged {min(times):.1f} to {max(times):.1f} x as fast as in full (the paper's "
         f"delta: {PRINTED_DELTA} x). A move changes "
-        f"{100 * min(case_times.changed for case_times in every):.0f} to "
-        f"{100 * max(case_times.changed for case_times in every):.0f} % of the timeline; an ideal "
+        f"{100 * min(case_times.changed for case_times in proposal_times):.0f} to "
+        f"{100 * max(case_times.changed for case_times in proposal_times):.0f} % of the timeline; an ideal "
         f"delta would take "
-        f"longer than the shortened simulation in {slower} of {len(every)} cases."
+        f"longer than the shortened simulation in {slower} of {len(proposal_times)} cases."
     )

@@ -146,7 +146,7 @@ def _sentence(results: Sequence[CaseResult]) -> str:
     )
     order = (
         "Predicted and measured steps have rank correlation "
-        f"{range_text([_rank_correlation(f) for f in results])}."
+        f"{range_text([_rank_correlation(each) for each in results])}."
     )
     losses = (
         "First losses of the methods with micro-batches of one image are within "
@@ -177,7 +177,7 @@ def _largest_loss_difference(result: CaseResult) -> float:
 def _charts(results: Sequence[CaseResult]) -> list[Chart]:
     charts = []
     for net in dict.fromkeys(result.case.net for result in results):
-        of_net = [f for f in results if f.case.net == net]
+        of_net = [each for each in results if each.case.net == net]
         lines = [
             Line(name, [(f.case.side, f.rates()[name]) for f in of_net], "measured")
             for name in of_net[0].timed

@@ -60,7 +60,7 @@ def section(points: list[ScalingPoint]) -> Section:
         "batch grows with the GPUs. The simulation has no stragglers, no input and no congestion beyond "
         "the nodes' links, so that it says what communication alone costs."
     )
-    line = Line(NET, [(f.devices, efficiency(f, first)) for f in points], "simulated")
+    line = Line(NET, [(each.devices, efficiency(each, first)) for each in points], "simulated")
     printed = Line("paper, ResNet-1k", [(1024.0, PRINTED)], "printed")
     chart = Chart("Scaling", "GPUs", "efficiency, %", [line, printed], log_x=True)
     table = Table("GEMS side by side", columns, rows, note)

@@ -132,7 +132,7 @@ def _fitting_sentence(result: SimulatedCase) -> str:
 
 def _chart(net: str, results: Sequence[SimulatedCase]) -> Chart:
     on_cluster = [result for result in results if result.net == net and result.on == CLUSTER]
-    names = list(dict.fromkeys(name for f in on_cluster for name in f.predicted))
+    names = list(dict.fromkeys(name for each in on_cluster for name in each.predicted))
     lines = [
         Line(
             name,

@@ -60,8 +60,8 @@ def make(options: RunOptions) -> Section:
 
 def measure_fusion(hosts: int, rate: str, *, quick: bool) -> list[FusionTimes]:
     variants = {}
-    for by, (fused, apart) in PAIRS.items():
-        variants[f"{by}, fused"], variants[f"{by}, apart"] = fused, apart
+    for runner, (fused, apart) in PAIRS.items():
+        variants[f"{runner}, fused"], variants[f"{runner}, apart"] = fused, apart
     jobs = [TimingJob(net, hosts * samples, variants) for net, samples in PER_RANK.items()]
     rounds, steps = (2, 3) if quick else (3, 4)
     measurement = measure_in_lab(jobs, ranks=hosts, rate=rate, rounds=rounds, steps=steps)
@@ -69,12 +69,12 @@ def measure_fusion(hosts: int, rate: str, *, quick: bool) -> list[FusionTimes]:
     for job, job_times, predicted in zip(
         jobs, measurement.results, predict(measurement), strict=True
     ):
-        for by in PAIRS:
-            labels = (f"{by}, fused", f"{by}, apart")
+        for runner in PAIRS:
+            labels = (f"{runner}, fused", f"{runner}, apart")
             seconds = [job_times.seconds[label] for label in labels]
             rows.append(
                 FusionTimes(
-                    job.net, hosts, rate, by, *seconds, *(predicted[label] for label in labels)
+                    job.net, hosts, rate, runner, *seconds, *(predicted[label] for label in labels)
                 )
             )
     return rows

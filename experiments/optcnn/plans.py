@@ -37,8 +37,8 @@ def plans(options: RunOptions) -> Section:
     options.report("servers", 0.3)
     paper = build_tables(graph, on, paper=True)
     options.report("all-reduce", 0.6)
-    today = build_tables(graph, on)
-    chosen = [choose_configurations(paper)[0], choose_configurations(today)[0]]
+    allreduce = build_tables(graph, on)
+    chosen = [choose_configurations(paper)[0], choose_configurations(allreduce)[0]]
     alike = sum(
         split_letters(group, configuration) == printed_split(group)
         for group, configuration in zip(paper.groups, chosen[0], strict=True)

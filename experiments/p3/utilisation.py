@@ -99,10 +99,10 @@ def charts(link_uses: Sequence[LinkUse]) -> list[Chart]:
     """One chart for each direction. Time 0 is the start of a step, so all lines begin with a forward."""
     gbit = parse_rate(RATE) / 1e9
     result = []
-    for way, name in enumerate(("sent", "received")):
+    for direction, name in enumerate(("sent", "received")):
         lines = []
         for use in link_uses:
-            shown = [(t, shares[way]) for t, *shares in use.slots if t < SHOWN]
+            shown = [(t, shares[direction]) for t, *shares in use.slots if t < SHOWN]
             points = [(round(1e3 * t, 1), round(gbit * share, 3)) for t, share in shown]
             lines.append(Line(use.label, points, "measured"))
         result.append(Chart(f"Host 0, {name}", "ms", "Gbit/s", lines))

@@ -125,7 +125,7 @@ def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
             ).seconds
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, measured_here)
-    return {name: seconds for some in every for name, seconds in some.items()}
+    return {name: seconds for of_rank in every for name, seconds in of_rank.items()}
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def _staleness(run: TrainingRun) -> list[int]:
     """Smallest and largest staleness over all ranks; empty for synchronous training."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, run.staleness())
-    numbers = [number for some in every for number in some]
+    numbers = [number for of_rank in every for number in of_rank]
     return [min(numbers), max(numbers)] if numbers else []
 
 
