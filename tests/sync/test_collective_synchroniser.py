@@ -152,7 +152,7 @@ def test_nothing_is_waited_for_before_the_step_has_ended() -> None:
         rank.ready(0)
         rank.summing.wait(0)
         assert rank.applied == []
-        with pytest.raises(RuntimeError, match="hands in 'p0' twice in a step"):
+        with pytest.raises(RuntimeError, match="submits 'p0' twice in a step"):
             rank.ready(0)
         with pytest.raises(RuntimeError, match=r"without gradients of 'p1' \(and 2 more\)"):
             rank.summing.finish()

@@ -332,7 +332,7 @@ def test_submit_waits_for_what_is_under_way() -> None:
     def body(rank: int) -> None:
         if rank == 1:
             time.sleep(0.05)
-            order.append("rank 1 hands in")
+            order.append("rank 1 submits")
         ranks.syncs[rank].submit(0, gradient(i, rank, 1))
         ranks.syncs[rank].submit(0, gradient(i, rank, 2))
         order.append("second")
@@ -340,7 +340,7 @@ def test_submit_waits_for_what_is_under_way() -> None:
 
     ranks.succeed(body)
     ranks.close()
-    assert order[0] == "rank 1 hands in"
+    assert order[0] == "rank 1 submits"
     assert torch.equal(ranks.rows[1][0], summed([i], 2)[0, 2])
 
 
@@ -434,7 +434,7 @@ def test_a_barrier_that_misses_a_rank_says_which(monkeypatch: pytest.MonkeyPatch
     ranks.close()
     assert isinstance(raised[0], TimeoutError)
     assert re.match(
-        r"rank 0 has waited \d+\.\d s for rank 2 to hand in 'w0\[0:5\]': see what", str(raised[0])
+        r"rank 0 has waited \d+\.\d s for rank 2 to submit 'w0\[0:5\]': see what", str(raised[0])
     )
     assert str(raised[1]) == f"rank 1 stops: {raised[0]}"
 
@@ -544,7 +544,7 @@ WRONG = [
     (2, Frame(PUSH, 0, 1), 20, r"rank 0 got a gradient of 'w0\[0:5\]' from rank 2: its workers are"),
     (1, Frame(PULL, 0, 1), 20, r"rank 0 got rows of 'w0\[0:5\]' from rank 1"),
     (1, Frame(PUSH, 1, 1), 20, r"rank 0 got a gradient of 'w1\[0:5\]' from rank 1: .* its server is 1"),
-    (1, Frame(PULL, 1, 1), 20, r"rank 0 got back 'w1\[0:5\]' with clock 1 and has handed in clock 0"),
+    (1, Frame(PULL, 1, 1), 20, r"rank 0 got back 'w1\[0:5\]' with clock 1 and has submitted clock 0"),
 ]  # fmt: skip
 
 
@@ -590,7 +590,7 @@ def test_a_pull_of_another_clock_leaves_the_rows_alone() -> None:
     sync.submit(0, torch.ones(5))
     wire.arrive(0, Frame(PULL, 0, 2, 2), payload(torch.zeros(5)))
     with pytest.raises(
-        ValueError, match=r"rank 1 got back 'w0\[0:5\]' with clock 2 and has handed in clock 1"
+        ValueError, match=r"rank 1 got back 'w0\[0:5\]' with clock 2 and has submitted clock 1"
     ):
         sync.wait(0)
     assert rows.tolist() == [1] * 5
@@ -616,7 +616,7 @@ def test_refuses_what_is_not_an_items_rows() -> None:
         sync.bind(0, torch.ones(5))
     with pytest.raises(ValueError, match=r"a gradient of .* with 4 elements"):
         sync.submit(0, torch.ones(4))
-    with pytest.raises(ValueError, match=r"hands in 'w1\[0:5\]'"):
+    with pytest.raises(ValueError, match=r"submits 'w1\[0:5\]'"):
         sync.submit(1, torch.ones(5))
 
 
@@ -750,7 +750,7 @@ def test_a_stall_is_told_once_by_the_server_and_by_each_worker(
     ranks.close()
     assert len(said) == 2
     assert re.fullmatch(
-        r"rank 0 has waited \d\.\d s for rank 2 to hand in 'w\d\[0:5\]' \(and 2 more\): see what it does\.",
+        r"rank 0 has waited \d\.\d s for rank 2 to submit 'w\d\[0:5\]' \(and 2 more\): see what it does\.",
         said[0],
     )
     assert re.fullmatch(
@@ -787,7 +787,7 @@ def test_a_stall_with_staleness_names_the_slowest(
         ranks.succeed(body)
     ranks.close()
     assert len(said) == 1
-    assert re.search(r"for ranks 1, 2 to hand in 'w0\[0:5\]': see what they do\.", said[0])
+    assert re.search(r"for ranks 1, 2 to submit 'w0\[0:5\]': see what they do\.", said[0])
 
 
 @pytest.mark.parametrize("server", [0, 1, 2, 3])  # 2 is the missing one, 3 is not a worker
@@ -812,7 +812,7 @@ def test_a_rank_that_never_comes_ends_in_a_time_out_everywhere(
     ranks.close()
     all_raise(
         raised,
-        rf"rank {server} has waited \d+\.\d s for rank 2 to hand in 'w0\[0:5\]': see what it does\.",
+        rf"rank {server} has waited \d+\.\d s for rank 2 to submit 'w0\[0:5\]': see what it does\.",
     )
     assert isinstance(raised[server], TimeoutError)
     assert len(ranks.reasons) == 1

@@ -766,7 +766,7 @@ def slow(rank: int, size: int, *, text: str) -> None:
     dist.all_gather_object(everyone, [line for line in lines if "has waited" in line])
     said = [line for lines in everyone for line in lines]
     sums = text in ("allreduce", "p3:collective")
-    words = f"for rank 1 to {'sum the gradients of' if sums else 'hand in'} '"
+    words = f"for rank 1 to {'sum the gradients of' if sums else 'submit'} '"
     assert any(words in line for line in said), said
     optimizer.synchronize()
     same_everywhere(model)

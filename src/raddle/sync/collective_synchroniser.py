@@ -121,16 +121,16 @@ class CollectiveSynchroniser:
         entry = self._entries.get(number)
         if entry is None:
             raise ValueError(
-                f"rank {self.rank} hands in '{self._items[number].name}', whose workers are "
+                f"rank {self.rank} submits '{self._items[number].name}', whose workers are "
                 f"{self._items[number].workers}: submit only items of this rank"
             )
         check_rows(self.rank, entry.item, gradient, "a gradient")
         if self._closed:
-            raise RuntimeError(f"rank {self.rank} hands in '{entry.item.name}' after it was closed")
+            raise RuntimeError(f"rank {self.rank} submits '{entry.item.name}' after it was closed")
         self.wait(number)  # for the update of the last step, if nothing has waited for it yet
         if entry.gradient is not None:
             raise RuntimeError(
-                f"rank {self.rank} hands in '{entry.item.name}' twice in a step: end the step first"
+                f"rank {self.rank} submits '{entry.item.name}' twice in a step: end the step first"
             )
         entry.gradient = gradient.detach().view(-1)
         entry.clock += 1
@@ -147,7 +147,7 @@ class CollectiveSynchroniser:
         missing = [e.item for e in self._entries.values() if e.clock <= self._finished]
         if missing:
             raise RuntimeError(
-                f"rank {self.rank} ends a step without gradients of {describe_items(missing)}: hand in all"
+                f"rank {self.rank} ends a step without gradients of {describe_items(missing)}: submit all"
             )
         self._finished += 1
         self.issuer.next_step()

@@ -1,6 +1,7 @@
 """Checks that all ranks have the same model, optimizer and order of sums; the error names the difference.
 
-Each rank describes what it has as a list of entries, such as ("lr of parameter group 0", "0.1").
+A sum is an all-reduce of gradients. Each rank describes what it has as a list of entries,
+such as ("lr of parameter group 0", "0.1").
 """
 
 from __future__ import annotations

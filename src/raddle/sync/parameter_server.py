@@ -65,7 +65,7 @@ class ServerItem:
         if clock != last + 1:
             raise ValueError(
                 f"rank {rank} got '{self.item.name}' with clock {clock} from rank {worker}, "
-                f"whose last had clock {last}: each is handed in once a step, in order"
+                f"whose last had clock {last}: each is submitted once a step, in order"
             )
 
 

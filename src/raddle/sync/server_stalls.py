@@ -32,7 +32,7 @@ def describe_stall(rank: int, stalled: Sequence[StalledItem]) -> str:
     ranks, they = ("rank", "it does") if len(missing) == 1 else ("ranks", "they do")
     more = f" (and {len(stalled) - 1} more)" if len(stalled) > 1 else ""
     return (
-        f"rank {rank} has waited {seconds:.1f} s for {ranks} {whom} to hand in '{name}'{more}: "
+        f"rank {rank} has waited {seconds:.1f} s for {ranks} {whom} to submit '{name}'{more}: "
         f"see what {they}."
     )
 

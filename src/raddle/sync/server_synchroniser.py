@@ -152,12 +152,12 @@ class ServerSynchroniser:
         item = self._items[number]
         if number not in self._worker.items:
             raise ValueError(
-                f"rank {self.rank} hands in '{item.name}', whose workers are {item.workers}: "
+                f"rank {self.rank} submits '{item.name}', whose workers are {item.workers}: "
                 "submit only items of this rank"
             )
         check_rows(self.rank, item, gradient, "a gradient")
         if self._incoming.closed:
-            raise RuntimeError(f"rank {self.rank} hands in '{item.name}' after it was closed")
+            raise RuntimeError(f"rank {self.rank} submits '{item.name}' after it was closed")
         self._worker.wait(number)
         begin, record = time.perf_counter(), self._worker.record
         gradient = gradient.detach().view(-1)

@@ -25,7 +25,7 @@ MAX_REPORTED = 5  # parameters in a report: those with the longest waits
 class SlicedMechanism(Mechanism):
     """Submits each gradient when it is complete. All ranks make it.
 
-    guards: None: there are none, and `step` waits for all parameters.
+    guards: None if modules do not wait; then `step` waits for all parameters.
     """
 
     def __init__(

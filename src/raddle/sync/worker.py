@@ -112,7 +112,7 @@ class Worker:
         entry = self.items[number]
         if clock != entry.clock or entry.up_to_date.is_set():
             raise ValueError(
-                f"rank {self._rank} got back '{entry.item.name}' with clock {clock} and has handed in "
+                f"rank {self._rank} got back '{entry.item.name}' with clock {clock} and has submitted "
                 f"clock {entry.clock}: each comes back once, in order"
             )
         entry.up_to_date.set()
