@@ -1,8 +1,8 @@
 """Chooses the sync kind of a plan by simulation: P3 if it is faster, else all-reduce with the best buckets.
 
-P3 (`p3`) sends slices of gradients to servers through the host's memory. P3 and smaller buckets are tried
-only if every device has a node of its own. `p3:collective` all-reduces the slices instead of sending them
-to servers; it is always tried.
+P3 (`p3`, arXiv 1905.03960) sends slices of gradients to servers through the host's memory. P3 and smaller
+buckets are tried only if every device has a node of its own. `p3:collective` all-reduces the slices instead
+of sending them to servers; it is always tried.
 """
 
 from __future__ import annotations

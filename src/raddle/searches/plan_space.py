@@ -1,7 +1,9 @@
 """The space of plans that a search visits: a plan is one configuration for each group of operators.
 
 PlanSpace turns configurations into tiles and back, lists the choices of a group, and knows which groups are
-neighbours. groups.py and configurations.py define groups, letters, degrees and configurations.
+neighbours. A group is operators that are split together; its first member is the anchor (groups.py). A
+configuration has the group's degrees, which are the numbers of parts of each letter, and its devices
+(configurations.py). Batch-independent operators read no samples and are in no group (grids.py).
 """
 
 # g: index of a group; lists of configurations have one for each group
