@@ -179,7 +179,11 @@ def _charts(results: Sequence[CaseResult]) -> list[Chart]:
     for net in dict.fromkeys(result.case.net for result in results):
         of_net = [each for each in results if each.case.net == net]
         lines = [
-            Line(name, [(f.case.side, f.rates()[name]) for f in of_net], "measured")
+            Line(
+                name,
+                [(case_result.case.side, case_result.rates()[name]) for case_result in of_net],
+                "measured",
+            )
             for name in of_net[0].timed
         ]
         title = f"{net}, widths / {of_net[0].case.width_divisor}"

@@ -136,7 +136,11 @@ def _chart(net: str, results: Sequence[SimulatedCase]) -> Chart:
     lines = [
         Line(
             name,
-            [(f.side, f.rates()[name]) for f in on_cluster if name in f.predicted],
+            [
+                (case_result.side, case_result.rates()[name])
+                for case_result in on_cluster
+                if name in case_result.predicted
+            ],
             "simulated",
         )
         for name in names
