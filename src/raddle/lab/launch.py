@@ -96,7 +96,7 @@ def _environment(token: str, extra: Mapping[str, str]) -> dict[str, str]:
         **quiet,
         "OMP_NUM_THREADS": "1",
         LAUNCH_VARIABLE: token,
-        **starter_env(),
+        **starter_env(),  # by which a process notices that this one has ended
         **extra,
     }
 

@@ -47,7 +47,10 @@ def free_port(lab: Hosts, host: int) -> int:
 
 
 def _torchrun(lab: Hosts, host: int, port: int, per_host: int) -> list[str]:
-    """Return the torchrun command of a host, without the program to run."""
+    """Return the torchrun command of a host, without the program to run.
+
+    raddle.transport.torchrun is torchrun, except that it ends when the process that started it has ended.
+    """
     flags = {
         "--nnodes": len(lab.addresses),
         "--nproc-per-node": per_host,

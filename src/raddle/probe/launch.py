@@ -116,7 +116,7 @@ def _environment(threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": _loopback(),  # by default gloo uses the address of the host name
         "MASTER_ADDR": "127.0.0.1",  # by default raddle's own sockets listen on all addresses
-        **starter_env(),
+        **starter_env(),  # by which a process notices that this one has ended
     }
 
 

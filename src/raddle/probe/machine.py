@@ -122,7 +122,10 @@ def _median_rates(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _host_overhead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the medians over the ranks of the time that communication takes from computing."""
+    """Return the medians over the ranks of the time that communication takes from computing.
+
+    Seconds per message, slice of a parameter, byte and all-reduce (clusters/devices.py).
+    """
     return {
         name: _round(statistics.median(result["host_overhead"][name] for result in results))
         for name in HOST_OVERHEAD
@@ -130,6 +133,7 @@ def _host_overhead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _is_rate(name: str) -> bool:
+    """Whether a value of the result is the FLOPs per second of a kernel, such as "conv float32"."""
     return name.split()[0] in FAMILIES
 
 
@@ -166,6 +170,7 @@ def _link(samples: Sequence[tuple[int, float]]) -> dict[str, Any]:
 def _cluster(measured: Mapping[str, Any]) -> Cluster:
     """Return a cluster of one node with a device for each rank."""
     ranks = measured["ranks"]
+    # local_kind: the name of the kind of device, such as "cpu-8/2" for 8 cores and 2 ranks.
     device = _device(catalogue.local_kind(measured["cores"], ranks), measured)
     link = None
     if ranks > 1:

@@ -47,7 +47,7 @@ def run_on_threads(
 
     timeout: seconds that a rank waits for another one. Raises RankFailure.
     """
-    hub = Hub(job.plan.devices, timeout)
+    hub = Hub(job.plan.devices, timeout)  # connects the threads
     findings: dict[int, Findings] = {}
     errors: dict[int, str] = {}
 
@@ -101,11 +101,13 @@ def _torchrun(
     folder: pathlib.Path, devices: int, threads: int
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run torchrun; it and all its ranks are ended when the `with` block ends."""
+    # A torchrun that ends when this process has ended.
     torchrun = [sys.executable, "-m", "raddle.transport.torchrun", "--standalone"]
     ranks = ["--nproc-per-node", str(devices), "-m", "raddle.verification.rank", str(folder)]
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
             [*torchrun, *ranks],
+            # starter_env: by this the ranks notice that this process has ended.
             env={**os.environ, "OMP_NUM_THREADS": str(threads), **starter_env()},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -23,6 +23,7 @@ from raddle.graph.graph import Graph
 from raddle.graph.ops import make_kernel
 
 RECURRENT: tuple[Any, ...] = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+# The end of error messages about a dropout that cannot get raddle's mask.
 ADVICE = "there is no plain module to compare with; verify a model without that dropout."
 
 Normalise = Callable[..., Tensor]  # replaces F.batch_norm, with the same arguments
@@ -36,6 +37,7 @@ class Substitutes(TorchFunctionMode):
 
     def __init__(self, graph: Graph, seed: int, normalise: Normalise | None = None) -> None:
         super().__init__()
+        # The dropout operators of the graph that no call has used yet.
         self.dropout_ops = iter([op for op in graph.ops if op.kind == "dropout"])
         self.seed = torch.tensor(seed)
         self.replacements: dict[Any, Callable[..., Any]] = {

@@ -136,7 +136,8 @@ def _train(
 def _load_comparable_twin(path: str, model: str, seed: int) -> tuple[Twin, list[str]]:
     """Load the job in float64; if serial training cannot repeat its `bn: local`, with another `bn`.
 
-    Returns the job and notes for the user.
+    `bn` says over which samples batch norms compute their statistics: those of the tile of a device
+    ("local"), of the micro-batch or of the whole batch ("global"). Returns the job and notes for the user.
     """
     twin = load_twin(path, model=model, seed=seed)
     plan = twin.job.plan

@@ -195,6 +195,7 @@ def _letters(graph: Graph, group: Group, tiles: Mapping[str, Tiling]) -> list[di
         for d, (dim, kind) in enumerate(
             zip(member.op.space.dims, graph.dim_kinds(member.op), strict=True)
         ):
+            # "-": the dimension cannot be split.
             is_new = dim.name not in rows or (rows[dim.name]["kind"] is None and kind != "-")
             if member.how == BY_LETTERS and is_new:
                 rows[dim.name] = {

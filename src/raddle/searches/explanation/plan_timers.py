@@ -106,7 +106,7 @@ class SimulatorTimer:
         tasks, devices = timeline.tasks, timeline.program.plan.devices
         # Busy nanoseconds by resource: first the devices, then the links. A task occupies up to two.
         load = np.zeros(tasks.resources, np.int64)
-        is_message = tasks.source != tasks.device
+        is_message = tasks.source != tasks.device  # device: of a message, the one that receives it
         for resource in (tasks.first_resource, tasks.second_resource):
             counted = (resource >= 0) & ((resource < devices) | is_message)
             np.add.at(load, resource[counted], tasks.duration[counted])

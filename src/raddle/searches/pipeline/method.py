@@ -290,6 +290,7 @@ class _PipelineSearch:
                 *schedule.splitlines()[:1],  # its name, or the first row of one that the user wrote
             ]
             name = ", ".join([*parts, f"{method} inside"] if method else parts)
+            # 0.5: how far the simulations are is not measured.
             self.settings.on_progress({"step": f"simulating {name}", "done": 0.5, "of": 1})
             try:
                 result = self._build_result(graph, m, partition, schedule, method, workers)
@@ -337,8 +338,9 @@ class _PipelineSearch:
         independent_ops = batch_independent(graph)
         tiles: dict[str, Tiling] = {}
         for op in (op for op in graph.ops if op.name in op_names):
-            # The method places batch-independent operators on all devices that read them. Here other
-            # stages may read them too, but an operator may only use devices of its own stage.
+            # The method places operators that depend on no sample, such as a causal mask, on all devices
+            # that read them. Here other stages may read them too, but an operator may only use devices of
+            # its own stage.
             tiles[op.name] = (
                 copies_unless_opaque(op, devices)
                 if op.name in independent_ops

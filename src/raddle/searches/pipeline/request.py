@@ -99,6 +99,7 @@ class PipelineRequest:
         devices = len(device_chain.kinds)
         one_device_per_stage = self.is_written_out or not self.named_schedule.allows_replicas
         if not one_device_per_stage and self.stages is None:
+            # ASYNCHRONOUS: the schedules without a flush.
             if self.schedule in ASYNCHRONOUS and len(set(device_chain.kinds)) == 1:
                 return _shortest_period_partition(costs, device_chain)
             return best_partition(costs, device_chain, m, state_factor)
@@ -158,6 +159,7 @@ def _shortest_period_partition(costs: LayerCosts, device_chain: DeviceChain) -> 
         # False: no recomputation; 0.0: memory is not estimated.
         stages.append(StepStage(stage.layers, stage_devices, False, stage.seconds, 0.0))
         first_device += stage.replicas
+    # Its `seconds` are those of a period (one micro-batch), not of a step.
     return StepPartition(tuple(stages), partition.period, partition.exact, partition.ideals)
 
 
@@ -189,5 +191,6 @@ def _balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> Step
         StepStage(tuple(order[a:b]), (stage_devices[s],), False, sums[b] - sums[a], 0.0)
         for s, (a, b) in enumerate(reversed(ends))
     )
-    # False: not exact; 0: no ideals (see StepPartition). The seconds are those of the slowest stage.
+    # False: not exact; 0: no ideals (see StepPartition). Its `seconds` are those of one micro-batch in the
+    # slowest stage, not of a step.
     return StepPartition(stages, best[stage_count][-1][0], False, 0)

@@ -87,7 +87,7 @@ class StepProblem:
     microbatches: int
     schedule: FlushedSchedule
     state_factor: float  # bytes held for each byte of parameters
-    recompute: tuple[bool, ...]  # the choices of a stage
+    recompute: tuple[bool, ...]  # the choices of a stage: False, True or both
 
     def alive(self, q: int) -> int:
         """Return the number of micro-batches in flight in the q-th stage from the end."""
