@@ -72,7 +72,7 @@ class FilterLayer:
     work: float  # seconds on the first device
 
 
-Seconds = Callable[[Op, Device], float]
+Seconds = Callable[[Op, Device], float]  # of a whole operator on a device
 
 
 def _layers(graph: Graph, cluster: Cluster, seconds: Seconds) -> list[FilterLayer]:

@@ -87,6 +87,7 @@ def fill_seconds(
     box_counts [a, i] of them. start: [a], first device of a node. link, network: [a, (seconds per byte,
     latency, shared)]; shared: 1 if the devices of the node share it, else 0. width: bytes of an element.
     """
+    # readers, producers: the number of configurations of their groups
     dims, _, readers = need_lo.shape
     producers, max_boxes = held_lo.shape[2], node_lo.shape[2]
     # rows[r, u]: a row; row_ends[r, u]: its range; held_row, node_row: numbers of the rows of boxes.
@@ -97,7 +98,7 @@ def fill_seconds(
     inside, outside = np.zeros((2, producers, readers))  # elements, not yet counted into `out`
     sizes, buffer = np.empty(readers), np.empty((3, readers))
     for a in range(len(start) - 1):
-        widest = 0
+        widest = 0  # the largest n of the node's devices
         for d in range(start[a], start[a + 1]):
             last = d == start[a + 1] - 1
             _volumes(need_lo[:, d], need_hi[:, d], sizes)
@@ -124,6 +125,7 @@ def fill_seconds(
                         )
             for i in range(producers):
                 first, end = (i, min(i + 1, n)) if diagonal_only else (0, n)
+                # needed elements that the device itself holds, its node, and one box of the node
                 local, in_node, part = buffer[:, first:end]
                 local[:] = 0.0
                 in_node[:] = sizes[first:end] if single_node else local
