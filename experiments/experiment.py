@@ -90,9 +90,8 @@ def reproduce(experiment: Experiment, *, quick: bool, on_progress: ProgressCallb
         options.report(part.title)
         try:
             sections.append(replace(part.make(options), title=part.title))
-        except (
-            InputError
-        ) as error:  # keep the results of the other parts, which may have taken long
+        except InputError as error:
+            # keep the results of the other parts, which may have taken long
             sections.append(Section(part.title, skipped=str(error)))
     return Result(
         experiment.name, experiment.title, experiment.claims, experiment.differs, sections,

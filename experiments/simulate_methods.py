@@ -99,7 +99,8 @@ def _optcnn_paper(graph: Graph, on: Cluster) -> Tiles:
 def recurrent_expert(graph: Graph, on: Cluster) -> Tiles:
     """The expert plan: data parallel over nodes; inside a node each GPU has one depth of the network."""
     space = PlanSpace(graph, on, Settings())
-    nodes = [on.members(a) for a in range(on.nodes)]
+    nodes = [on.members(a) for a in range(on.nodes)]  # the devices of each node
+    # at: the depth of a group of operators; device `at` of every node gets it
     chosen = [
         split_one_letter(space, g, "n", [node[at] for node in nodes])
         for g, at in enumerate(stage_of_groups(space, len(nodes[0])))

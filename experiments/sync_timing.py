@@ -39,10 +39,9 @@ RANK = "experiments.sync_timing_rank"
 class SyncVariant:
     """One way to train that is measured: who runs the step, and how parameters are synchronised."""
 
-    runner: (
-        str  # plan, ddp (torch's), wrapped (raddle.sync.Optimizer) or alone (no synchronisation)
-    )
-    sync: str = "allreduce"
+    # plan, ddp (torch's), wrapped (raddle.sync.Optimizer) or alone (no synchronisation)
+    runner: str
+    sync: str = "allreduce"  # sync kind of a plan or of raddle.sync; ddp has its own all-reduce
     bucket: int = DEFAULT_BUCKET  # bytes of an all-reduce bucket; 0: each tensor by itself
 
 
@@ -64,12 +63,10 @@ class JobTimes:
     """Measured times of one job. blocks: label -> seconds per step of the slowest rank, by block."""
 
     blocks: Mapping[str, Sequence[float]]
-    windows: Sequence[
-        tuple[str, float, float]
-    ] = ()  # label, begin, end (perf_counter) of each block
-    profile: Mapping[str, float] = field(
-        default_factory=dict
-    )  # seconds of operators, as in a Profile
+    # label, begin, end (perf_counter) of each block
+    windows: Sequence[tuple[str, float, float]] = ()
+    # seconds of operators, as in a Profile
+    profile: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> dict[str, float]:

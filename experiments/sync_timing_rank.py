@@ -42,12 +42,8 @@ from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
 
 REPEATS = 5  # of an operator that is measured
-NO_LINK = {
-    "bandwidth": 1e9,
-    "latency": 1e-4,
-    "sum": 1e-4,
-    "host_overhead": {},
-}  # if there is one rank only
+# In place of a measured link, if there is one rank only. sum: latency of an all-reduce message.
+NO_LINK = {"bandwidth": 1e9, "latency": 1e-4, "sum": 1e-4, "host_overhead": {}}
 MESSAGE_REPEATS = 5  # messages of each size, to measure host overhead
 
 Call = Callable[[], None]
@@ -89,7 +85,7 @@ class JobRunner:
         )  # fmt: skip
         self.waits: dict[str, Call] = {}  # by label: waits until all synchronisation is finished
         self.close_calls: list[Call] = []
-        self.windows: list[tuple[str, float, float]] = []
+        self.windows: list[tuple[str, float, float]] = []  # label, begin, end of each block
 
     def run(self) -> dict[str, Any]:
         profile = self._profile()

@@ -54,7 +54,8 @@ def time_plans(
 ) -> dict[str, StepTimes]:
     """Measures plans by label; InputError if `rate` is given and this machine cannot run a lab.
 
-    spec: the model, as a name of the zoo or file.py:function; it is run at the batch of the graph.
+    spec: the model, as a name of the zoo or file.py:function; it is run at the batch of the graph. rounds:
+    blocks of each plan; steps: of a block; peaks: measure peak memory too.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -65,9 +66,8 @@ def time_plans(
                 kinds[label] = plan.bucket_mb
             else:
                 kinds[label] = str(folder / f"{number}.json")
-                micro_batch_graph = graph.for_batch(
-                    -(-graph.batch // plan.microbatches)
-                )  # a plan's tiles are of a micro-batch
+                # a plan's tiles are of a micro-batch
+                micro_batch_graph = graph.for_batch(-(-graph.batch // plan.microbatches))
                 save_plan(plan, micro_batch_graph, folder / f"{number}.json")
         request = {
             "spec": spec, "batch": graph.batch, "kinds": kinds, "rounds": rounds, "steps": steps,
@@ -80,7 +80,7 @@ def time_plans(
 
 
 def run_ranks(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
-    """Runs a script on `ranks` ranks until it ends. argv: as for torchrun."""
+    """Runs a script on `ranks` ranks until it ends; in a lab if `rate` is given. argv: as for torchrun."""
     if rate is not None:
         with Lab.up(hosts=ranks, rate=rate, name="reproduce") as lab:
             launch(lab, torchrun_commands(lab, argv).__getitem__, TIMEOUT, env=THREADS)

@@ -75,7 +75,7 @@ def busiest_flops(program: Program) -> float:
     for run in program.instructions:
         if not isinstance(run, Run) or run.key.step:  # only the first step
             continue
-        variant = program.variant(run.key)
+        variant = program.variant(run.key)  # graph and tiles of this micro-batch
         op, grad_operands = variant.ops[run.op], compute.grad_operands.get((run.op, run.phase))
         # None: the work of the forward; a number: that of the gradient of this operand
         operands = (None,) if grad_operands is None else grad_operands

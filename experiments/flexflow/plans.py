@@ -1,4 +1,4 @@
-"""Shows FlexFlow's plan of NMT on 4 GPUs: which layers are on which GPU."""
+"""Shows FlexFlow's plan of NMT (a translation network) on 4 GPUs: which layers are on which GPU."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from raddle.api.results import Cell, Column, Drawing, Section, Table
 TITLE = "NMT on 4 GPUs"
 GPUS = 4
 HEAVY = ("linear", "embedding", "matmul")  # the operators whose tiles show where a layer is
+# names of the operators of the attention
 ATTENTION = ("score", "matmul", "matmul_1", "combine")
 WIDTH = 10  # characters of a bar
 # layer and time step in the name of an operator, as in "encoder.l0.t3."

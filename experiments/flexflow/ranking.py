@@ -22,8 +22,7 @@ class SmallNetGroup(PlanGroup):
 
 
 def ranking(options: RunOptions) -> Section:
-    group = SmallNetGroup(
-        "lstm", 16, 2, 0
-    )  # batch, ranks; ten_plans.py draws the random plans itself
+    # batch, ranks, and no random plans: ten_plans.py draws them itself
+    group = SmallNetGroup("lstm", 16, 2, 0)
     plan_times = ten_plans.measure_plans(group, ("data", "optcnn", "layerwise"), None, options)
     return ten_plans.section(TITLE, group, plan_times, PRINTED)

@@ -1,4 +1,7 @@
-"""Compares the simulated throughput of FlexFlow's plans with data parallelism and experts' plans."""
+"""Compares the simulated throughput of FlexFlow's plans with data parallelism and experts' plans.
+
+A SimulatedStep (simulate_methods.py) is a plan and its predicted step. `auto` is raddle's search.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats numbers and sentences that several parts share."""
+"""Formats numbers and sentences that several parts of the experiment share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def largest_name(figures: Mapping[str, float]) -> str:
 
 
 ByMethod = Mapping[str, float]  # a number for each method
-GEMS = "GEMS MASTER"
+GEMS = "GEMS MASTER"  # the variant of GEMS with several pairs of micro-batches (methods.py)
 
 
 def gems_sentence(where: str, cases: Sequence[tuple[ByMethod, ByMethod]]) -> str:

@@ -16,7 +16,7 @@ from raddle.api.costs import ComputeCosts, Profile, measure
 from raddle.api.probing import describe, probe
 from raddle.api.programs import active_values
 
-PROBED = 2  # ranks probed at a time
+PROBED = 2  # ranks that are probed; all others are assumed to be as fast
 
 
 def probe_machine(ranks: int, *, quick: bool) -> Cluster:
@@ -32,7 +32,10 @@ def probe_machine(ranks: int, *, quick: bool) -> Cluster:
 def measure_operators(
     plans: Iterable[PlannedMethod], kind: str, profile: Profile, repeats: int
 ) -> Profile:
-    """Adds the seconds of all distinct tiles of the plans to a profile, measured with one thread."""
+    """Adds the seconds of all distinct tiles of the plans to a profile, measured with one thread.
+
+    wanted: by operator, the operands whose gradients are computed, and so measured too.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

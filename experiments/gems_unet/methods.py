@@ -43,12 +43,15 @@ class Method:
     """D pipelines of P stages, each with m / D micro-batches; or spatial tiles (schedule SPATIAL)."""
 
     name: str
-    schedule: str
+    schedule: (
+        str  # of a pipeline; sequential: one micro-batch after the other, gems: mirrored pipelines
+    )
     microbatches: int  # m
     stages: int = 1  # P
     pipelines: int = 1  # D
 
 
+# "spatial by image": one image after the other, each split into tiles
 METHODS = (
     Method("one device", "", 4),
     Method("model parallel", "sequential", 4, stages=4),

@@ -17,8 +17,8 @@ from raddle.api.running import Trainer
 from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
 
-RATE = 1e-2  # Adam's learning rate; a seed below is the number of a step
-WARM_UP_SEED = 10**6  # seed of the warm-up batch, which no block uses
+RATE = 1e-2  # Adam's learning rate
+WARM_UP_SEED = 10**6  # of the warm-up batch; the seed of any other batch is the number of its step
 
 
 def main(request: dict[str, Any]) -> None:

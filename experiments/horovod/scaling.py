@@ -26,7 +26,7 @@ from raddle.api.simulating import STEPS, simulate
 MODELS = {"inception_v3": "Inception V3", "resnet101": "ResNet-101", "vgg16": "VGG-16"}
 PER_DEVICE = 64  # images
 NODE = 4  # devices
-QUICK = (1, 4, 16, 64, 128)
+QUICK = (1, 4, 16, 64, 128)  # numbers of devices
 FULL = (1, 4, 8, 16, 32, 64, 128, 256, 512)
 BUCKET = 64 * 2**20  # bytes: what Horovod fuses
 GBIT = 1e9 / 8
@@ -34,7 +34,7 @@ GBIT = 1e9 / 8
 # Servers need a message for each slice and device, so only few devices are simulated.
 SERVER_SIZES_QUICK, SERVER_SIZES = (4, 16), (4, 8, 16, 32)
 SERVER_MODEL = "resnet101"
-RING = "allreduce"
+RING = "allreduce"  # simulated as a ring, a tree, or rings inside and between nodes
 # ring; one server for all parameters; whole parameters on several servers; slices, assigned greedily
 SYNCS = (RING, "ps:one", "ps", "ps:sliced,greedy")
 

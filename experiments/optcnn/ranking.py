@@ -14,8 +14,7 @@ CHANGES = 4  # groups of operators in which a random plan differs from data para
 
 
 def ranking(options: RunOptions) -> Section:
-    group = PlanGroup(
-        "alexnet", 16, 2, 0
-    )  # batch, ranks; ten_plans.py draws the random plans itself
+    # batch, ranks, and no random plans: ten_plans.py draws them itself
+    group = PlanGroup("alexnet", 16, 2, 0)
     plan_times = ten_plans.measure_plans(group, (*BASELINES, "optcnn"), CHANGES, options)
     return ten_plans.section(TITLE, group, plan_times, PRINTED)

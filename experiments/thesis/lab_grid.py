@@ -43,7 +43,7 @@ class Grid(NamedTuple):
 
 
 class GridSize(NamedTuple):
-    """How much is measured. A block of steps has about `images` images, but at least two steps."""
+    """How much is measured. A block has about `images` images, but two to eight steps."""
 
     images: int
     rounds: int  # blocks of each row

@@ -1,4 +1,7 @@
-"""Makes a plan for each row of Table 5.15, and for rows that the thesis does not have."""
+"""Makes a plan for each row of Table 5.15, and for rows that the thesis does not have.
+
+A row is a kind of parallelism: a method that makes tiles, a sync kind, and a schedule.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from raddle.api.plans import Plan
 
 DDP, SERIAL_COARSE = "DDP", "coarse hypergraph, step by step"
 MIXED, AUTO_ROW = "hypergraph-mixed", "auto"
-THREADED = "threaded:4:greedy"  # four steps in flight; whichever is ready runs
+THREADED = "threaded:4:greedy"  # four steps in flight; each device runs what is ready
 
 
 class RowSettings(NamedTuple):
@@ -67,6 +70,7 @@ def plans_by_row(graph: Graph, cluster: Cluster, *, budget: float) -> dict[str, 
 
 
 def _search_sync(settings: RowSettings) -> str:
+    """The sync kind for the search; that of the row replaces it afterwards."""
     return AUTO if settings.sync == AUTO else "allreduce"
 
 

@@ -55,9 +55,8 @@ def _batch(request: dict[str, Any], batch: int, kinds: dict[str, float | str]) -
     trainers: dict[str, Trainer] = {}
     graphs = GraphsBySize(work)
     steps = {label: make_step(work, kind, label, trainers, graphs) for label, kind in kinds.items()}
-    if (
-        dist.get_world_size() == 1
-    ):  # times plain torch; the plan only says which operators to measure
+    # One rank: times plain torch; the plan only says which operators to measure.
+    if dist.get_world_size() == 1:
         steps = {label: ddp_step(work, work.model) for label in steps}  # type: ignore[arg-type]
     profile = _profile(list(trainers.values()), request["device"])
     times: dict[str, list[float]] = {label: [] for label in steps}

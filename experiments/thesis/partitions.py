@@ -33,11 +33,11 @@ MIXED, AUTO = "hypergraph-mixed", "auto"
 
 
 class WeightedPartitioners(NamedTuple):
-    """Partitioners of one network under three kinds of vertex weights."""
+    """Partitioners of one network under three kinds of vertex weights (the work of a filter)."""
 
-    thesis: Partitioner
-    operations: Partitioner
-    profiled: Partitioner
+    thesis: Partitioner  # reconstructed from the thesis
+    operations: Partitioner  # FLOP
+    profiled: Partitioner  # measured here
 
     @property
     def graph(self) -> Graph:

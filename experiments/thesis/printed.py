@@ -26,7 +26,7 @@ class PrintedRow(NamedTuple):
     least: float
     average: float
     volume: float
-    heaviest: float  # of one layer, over all parts
+    heaviest: float  # the largest volume of one layer, over all parts
 
     @property
     def imbalance(self) -> float:
@@ -36,7 +36,7 @@ class PrintedRow(NamedTuple):
 class PrintedTable(NamedTuple):
     name: str
     method: str  # raddle's name
-    tables: str
+    tables: str  # their numbers
     rows: Mapping[int, PrintedRow]  # by number of parts
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 EPOCH_IMAGES = 64_000
 EPOCH_BATCHES = (16, 32, 64)
-# GB by (parts, batch): data parallelism in bytes, the hypergraph's in elements, at every batch.
+# In what the thesis calls GB. Data parallelism, by (parts, batch): bytes. The hypergraph's, by parts:
+# elements, the same at every batch.
 EPOCH_DATA = {
     (2, 16): 4123, (2, 32): 2061, (2, 64): 1030,
     (4, 16): 12370, (4, 32): 6185, (4, 64): 3092,
     (8, 16): 28863, (8, 32): 14431, (8, 64): 7215,
 }  # fmt: skip
 EPOCH_HYPERGRAPH = {2: 107, 4: 239, 8: 1167}
-EPOCH_SAVED = 0.93315  # of data parallelism's, on average
+EPOCH_SAVED = 0.93315  # share of data parallelism's bytes that the hypergraph saves, on average

@@ -1,4 +1,9 @@
-"""Measures accuracy and loss over time until 90 % training accuracy: the thesis's Figure 5.2."""
+"""Measures accuracy and loss over time until 90 % training accuracy: the thesis's Figure 5.2.
+
+A *kind* is a way to train: one rank (SINGLE), a coarse partition (each filter on one device) with or
+without overlapping steps (COARSE, SERIAL), parameter servers (SYNC, ASYNC), or DDP (TORCH).
+N: number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ SERIAL, SYNC, ASYNC, TORCH = (
     "servers, asynchronous",
     "DDP",
 )
-SERVER_SYNC = "ps:distributed,greedy"
+SERVER_SYNC = "ps:distributed,greedy"  # parameters are assigned to servers on all ranks
 THREADED = "threaded:4:greedy"  # four steps at once; each device runs what is ready
 
 # Figure 5.2, by number of nodes: HOURS to 90 %, and TIMES_COARSE: a kind's time over the coarse
