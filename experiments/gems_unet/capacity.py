@@ -31,11 +31,11 @@ from raddle.errors import InputError
 
 CLUSTER = simulated.CLUSTER
 BATCH = 4
-SIDE_UNIT = 64  # pixels
+SIDE_UNIT = 64  # pixels; sides are multiples of it
 MAX_SIZE = 16384  # limit of the search, for pixels of a side and for images of a batch
 SIDE = 512  # pixels of the images whose largest batch is searched
 QUICK_METHODS = ("1F1B", "GEMS MASTER", "spatial by image")
-DEEP = "resnet1001"  # one simulation takes half a minute: few methods, no search
+DEEP = "resnet1001"  # one simulation takes half a minute: few methods, and not `auto`
 SMALL = ("unet", 8, 128, 12 * MIB)  # net, divisor of its widths, side, capacity of a rank
 
 
@@ -59,7 +59,9 @@ def make(options: RunOptions) -> Section:
     ]
     sizes: list[LargestSizes] = []
     for net, method in chosen:
-        options.report(f"{net}, {method.name}", len(sizes) / (len(chosen) + 3))  # 3: auto, real
+        options.report(
+            f"{net}, {method.name}", len(sizes) / (len(chosen) + 3)
+        )  # 3: for what follows
         sizes.append(largest_sizes(net, method, on, capacity))
     tables = [_table(sizes, capacity)]
     net_names = list(dict.fromkeys(net for net, _ in chosen))

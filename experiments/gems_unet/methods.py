@@ -90,7 +90,8 @@ def make_plans(
 ) -> dict[str, PlannedMethod]:
     """The plan of each method, by its name.
 
-    graph: of any batch. Methods with the same number of stages have the same stages.
+    graph: of any batch. Methods with equal numbers of stages and equal micro-batches have the same
+    stages.
     """
     # (samples of a micro-batch, number of stages) -> stages
     cuts: dict[tuple[int, int], Stages] = {}

@@ -23,11 +23,15 @@ LETTER_NAMES = {"n": "samples", "h": "rows", "w": "columns", "c": "channels"}
 
 
 def printed_split(group: Group) -> dict[str, int]:
-    """The paper: n=4 for four groups of convolutions, h=2 w=2 for the fifth, c=4, 4, 2 at the end."""
+    """The paper: n=4 for four groups of convolutions, h=2 w=2 for the fifth, c=4, 4, 2 at the end.
+
+    group: operators that are split together, about one layer; a "group of convolutions" has several.
+    """
     for name, count in FULLY_CONNECTED.items():
         if group.name.startswith(name):
             return {"c": count}
     kind, _, number = group.name.partition(".")
+    # operators between the convolutions and the classifier count as the fifth
     last = kind != "features" or int(number.split(".")[0]) >= LAST_CONVOLUTIONS
     return {"h": 2, "w": 2} if last else {"n": 4}
 

@@ -32,6 +32,7 @@ def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, c
 
 def _timeline_crowding(timeline: Timeline, cores: int) -> float:
     first = timeline.tasks.first_resource
+    # resources are numbered: the devices first, then the links
     computes = (first >= 0) & (first < timeline.program.plan.devices)
     return crowding(timeline.start[computes], timeline.end[computes], cores)
 

@@ -52,6 +52,7 @@ def make(options: RunOptions) -> Section:
 def _cells(
     network: str, batches: Sequence[int], searched: Sequence[int], options: RunOptions, done: int
 ) -> CellsByRow:
+    """Simulates all rows. searched: batches for FURTHER; done: how many networks are finished."""
     cells: dict[tuple[int, str, int], SimulatedRow] = {}
     wanted = [(1, SINGLE, batch) for batch in batches]
     for n in (2, 4):
