@@ -165,20 +165,20 @@ class JobRunner:
     def _profile(self) -> dict[str, float]:
         """Seconds of a rank's operators, measured on all ranks at once, next to a step's traffic.
 
-        wanted: by operator, the operands whose gradients are computed, and so measured too.
+        grad_operands: by operator, the operands whose gradients are computed, and so measured too.
         """
         alone = self._step("", NO_SYNC)
         alone()
         compute = self._block("", alone, 2)
         plan = data_parallel_plan(self.graph, self.size, DDP)
         active = active_values(self.graph)
-        wanted = {
+        grad_operands = {
             op.name: [i for i, name in enumerate(op.inputs) if name in active]
             for op in self.graph.ops
         }
         boxes = [(op, tile.box) for op in self.graph.ops for tile in plan.tiles[op.name].tiles]
         with self._background_traffic(compute):
-            return measure(self.graph, boxes, wanted, "core", repeats=REPEATS).seconds
+            return measure(self.graph, boxes, grad_operands, "core", repeats=REPEATS).seconds
 
     def _background_traffic(self, compute: float) -> AbstractContextManager[None]:
         """Sends as many bytes/s as data parallelism sends on average during a step."""

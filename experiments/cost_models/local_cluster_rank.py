@@ -57,15 +57,15 @@ def _measure_plan(
 ) -> Profile:
     """Adds the plan's tiles to `previous`: seconds of their forward and of a backward phase (B or W).
 
-    wanted: by operator, the operands whose gradients this phase computes.
+    grad_operands: by operator, the operands whose gradients this phase computes.
     """
     compute = ComputeCosts(
         graph, frozenset(active_values(graph)), split_backward=plan.split_backward
     )
-    wanted = {op.name: compute.grad_operands[op.name, phase] for op in graph.ops}
+    grad_operands = {op.name: compute.grad_operands[op.name, phase] for op in graph.ops}
     boxes = [(op, box) for op in graph.ops for box in plan.tiles[op.name].boxes]
     kind, repeats = request["kind"], request["repeats"]
-    return measure(graph, boxes, wanted, kind, previous=previous, repeats=repeats)
+    return measure(graph, boxes, grad_operands, kind, previous=previous, repeats=repeats)
 
 
 if __name__ == "__main__":

@@ -34,16 +34,18 @@ def measure_operators(
 ) -> Profile:
     """Adds the seconds of all distinct tiles of the plans to a profile, measured with one thread.
 
-    wanted: by operator, the operands whose gradients are computed, and so measured too.
+    grad_operands: by operator, the operands whose gradients are computed, and so measured too.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for graph, plan in plans:
             compute = ComputeCosts(graph, frozenset(active_values(graph)))
-            wanted = {op.name: compute.grad_operands[op.name, "B"] for op in graph.ops}
+            grad_operands = {op.name: compute.grad_operands[op.name, "B"] for op in graph.ops}
             boxes = [(op, box) for op in graph.ops for box in plan.tiles[op.name].boxes]
-            profile = measure(graph, boxes, wanted, kind, "cpu", previous=profile, repeats=repeats)
+            profile = measure(
+                graph, boxes, grad_operands, kind, "cpu", previous=profile, repeats=repeats
+            )
     finally:
         torch.set_num_threads(threads)
     return profile

@@ -117,10 +117,12 @@ def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
         fresh = distinct_tiles(graph, trainer.plan.tiles, kind)
         new_tiles = [tile for name, tile in fresh.items() if name not in seen]
         seen |= fresh.keys()
-        wanted = {op.name: [i for i, n in enumerate(op.inputs) if n in active] for op in graph.ops}
+        grad_operands = {
+            op.name: [i for i, n in enumerate(op.inputs) if n in active] for op in graph.ops
+        }
         if rank < measuring_ranks:
             measured_here |= measure(
-                graph, new_tiles[rank::measuring_ranks], wanted, kind, repeats=REPEATS
+                graph, new_tiles[rank::measuring_ranks], grad_operands, kind, repeats=REPEATS
             ).seconds
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, measured_here)
