@@ -48,7 +48,7 @@ def show_op(result: Mapping[str, Any]) -> None:
     console = stdout()
     console.print(heading(result), style="bold")
     console.print(f"{result['op']} ({result['kind']}): {result['tiles']}")
-    if result["others"]:
+    if result["others"]:  # the name that the user gave fits operators of several groups
         count = len(result["others"])
         names = ", ".join(result["others"][:3]) + (f" and {count - 3} more" if count > 3 else "")
         console.print(f"The first of {count + 1} groups that are meant; the others are {names}.")

@@ -39,8 +39,8 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 class Entry:
     """A simulated plan with its predicted metrics, or a method that could not be applied (plan is None)."""
 
-    label: str
-    row: dict[str, Any]
+    label: str  # name of the method or of the plan, on the page
+    row: dict[str, Any]  # the metrics, or an "error"
     plan: Plan | None = None
     timeline: Timeline | None = None
     run: Mapping[str, Any] | None = None  # the measured run of the plan, as `read_run` returns it
@@ -72,7 +72,7 @@ def describe_entries(
     """
     columns = Columns()
     ops = operator_numbers(graph)
-    data_timeline: Timeline | None = None
+    data_timeline: Timeline | None = None  # of data parallelism
     best: int | None = None
     # The plan that the page opens with: number, plan, timeline, whether it is the user's.
     opened: tuple[int, Plan, Timeline, bool] | None = None

@@ -1,7 +1,8 @@
 """Reads a measured run for the page: the JSON of `raddle run --json`, and the trace file that it names.
 
 A trace is in the Chrome trace format: an event with ph "X" is a slice (an interval) in a lane (pid, tid),
-an event with ph "M" names a process or a lane.
+an event with ph "M" names a process or a lane. `Fields` reads the keys of a JSON object and raises
+InputError if a value is wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from raddle.errors import InputError, quote
 from raddle.files import Fields, read_json
 from raddle.reports.page.columns import Columns
 
-RUN_METRICS = (
+RUN_METRICS = (  # keys of the result of a run; warmup: the first steps, which are not measured
     "step_ms", "fastest_ms", "slowest_ms", "samples_per_s", "steps", "warmup", "device", "threads",
     "loss_first", "loss_last",
 )  # fmt: skip
