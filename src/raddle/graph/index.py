@@ -9,7 +9,8 @@
 
 Letters are dimensions of the operator's iteration space (space.py). Every expression is a sum of terms
 `coef * (dim // div % mod)` plus an offset, so its range over a box has a closed form. The range is exact:
-it is clipped to the tensor, and no smaller range contains all points read.
+it is clipped to the tensor, and no smaller range contains all points read. So halos of windows, with
+strides, padding and dilation, are worked out here (`Index.range`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ operator's work. The words of this file:
 - `*` joins the factors of a product (a contraction); `+ b[c]` is an operand that is added once, by the box
   that contains the origin of the reduced dimensions; `,` separates operands of anything else.
 - An *access* is an operand with its indices, such as x[n k].
-- The *region* of an operand is the box of its elements that a box of the iteration space reads.
+- The *region* of an operand is the box of its elements that a box of the iteration space reads. The halo of
+  a convolution is the part of the region that neighbouring tiles read too (`Space.regions`).
 
 Regions, partial sums, dimension kinds, operations and bytes are all derived here and nowhere else.
 """

@@ -1,6 +1,8 @@
 """`p3`: slices on parameter servers, the most urgent first; `p3:collective`: all-reduced slices.
 
-The slices that the next forward uses first are sent first, and there is no barrier between steps.
+The slices that the next forward uses first are sent first, and there is no barrier between steps. The
+priority is the order of first use: `Program.priority` (program/program.py). For `p3:collective` it becomes
+the static order of the all-reduces, `Plan.order` (searches/slice_order.py).
 
 Paper: "Priority-based Parameter Propagation for Distributed DNN Training" (Jayarajan et al., MLSys 2019).
 """
