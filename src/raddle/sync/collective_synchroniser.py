@@ -105,7 +105,10 @@ class CollectiveSynchroniser:
         return []
 
     def start(self) -> None:
-        """Checks that all ranks have the same order; the error names the first difference. All call it."""
+        """Checks that all ranks have the same order. All ranks call it.
+
+        The error names the first difference.
+        """
         # Entries of consistency.py: (name, value) pairs, which ranks compare.
         entries = [_entry(at, self._items[number]) for at, number in enumerate(self._order)]
         if len(set(self._exchange(zlib.crc32(repr(entries).encode())))) > 1:
@@ -221,6 +224,7 @@ class CollectiveSynchroniser:
 
 
 def _entry(at: int, item: Item) -> Entry:
+    """Describes an item's sum for check_same. at: its place in the order of the sums."""
     what = f"{item.elements} of {item.dtype}, {name_ranks(item.workers)}"
     return f"sum {at}", f"'{item.name}' ({what})"
 

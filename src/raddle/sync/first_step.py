@@ -101,6 +101,7 @@ class FirstStep(GradientHandler):
             return BucketedMechanism(
                 self.trained, self._channels, self._settings, barrier_reason, unsummed
             )
+        # The order of rank 0; parameters that no guard of its forward has seen come last.
         use_order = [*dict.fromkeys([*replies[0][1], *range(len(self.trained.parameters))])]
         updates = self._make_updates(use_order)
         sliced = SlicedMechanism(

@@ -30,9 +30,10 @@ RecordSpan = Callable[[str, str, float, float], None]  # name, lane (row) of the
 
 
 class Bucket:
-    """Some parameters whose gradients are in one flat tensor, followed by the number of ranks for each.
+    """Some parameters whose gradients are in one tensor, `flat`, which is all-reduced.
 
-    members: indices of parameters. views, counts: by index, the parts of `flat`.
+    At its end `flat` has one element for each parameter: the number of ranks that have its gradient.
+    members: indices of parameters. views, counts: by index, a parameter's two parts of `flat`.
     """
 
     def __init__(
@@ -97,13 +98,14 @@ def cut_buckets(
     nbytes: int,
     compressed_dtype: torch.dtype | None,
 ) -> list[Bucket]:
-    """Makes buckets of one dtype each, with at most `nbytes` (or one parameter).
+    """Makes buckets of one dtype each, with at most `nbytes`; a larger parameter has its own bucket.
 
     order: indices of parameters; those that it lacks come last.
     """
     buckets: list[Bucket] = []
-    open_members: dict[torch.dtype, list[int]] = {}  # of the bucket that is being filled
-    open_bytes: dict[torch.dtype, int] = {}  # its bytes so far
+    # By dtype: the members of the bucket that takes further parameters, and its bytes so far.
+    open_members: dict[torch.dtype, list[int]] = {}
+    open_bytes: dict[torch.dtype, int] = {}
     for index in dict.fromkeys([*order, *range(len(parameters))]):
         p = parameters[index]
         dtype = compressed_dtype or p.dtype

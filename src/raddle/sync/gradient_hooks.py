@@ -39,7 +39,10 @@ class GradientHooks:
         return self.handler
 
     def average(self, reason: str) -> None:
-        """Puts the averages into p.grad, or raises if it is too late. reason: why they are needed there."""
+        """Puts the gradients averaged over all ranks into p.grad; see Mechanism.average.
+
+        reason: why the caller needs the averages there.
+        """
         with self._channels.reporting_failures():
             self.choose_mechanism(reason).average(reason)
 

@@ -44,7 +44,7 @@ class UpdateEvent(NamedTuple):
 
     item: int  # its number
     worker: int  # the rank whose gradient was applied; -1: the sum over all workers
-    clock: int  # how many gradients of the item that worker had submitted
+    clock: int  # how many gradients of the item that worker (if -1: each worker) had submitted
     version: int  # how many updates the item has had, including this one
 
 

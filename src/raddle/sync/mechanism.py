@@ -70,16 +70,17 @@ class Mechanism(GradientHandler):
 
     @abstractmethod
     def average(self, reason: str) -> None:
-        """Puts the averages into p.grad, or raises if they have left p.grad already.
+        """Puts the gradients averaged over all ranks into p.grad.
 
-        reason: why the caller needs them there; it begins the error message.
+        Raises if the gradients have left p.grad already. reason: why the caller needs the averages there;
+        it begins the error message.
         """
 
 
 class GradientCounter:
     """Counts the gradients of each parameter in a step.
 
-    backward_passes: how many there are in a step; each call of backward gives one.
+    backward_passes: how many gradients a parameter gets in a step: one from each call of backward.
     """
 
     def __init__(self, rank: int, names: list[str], backward_passes: int) -> None:

@@ -9,8 +9,8 @@ DistributedDataParallel uses the same callback in C++, and FSDP in Python.
 
 The job's store. The stall inspector writes there which rank waits. A second store would need one more port.
 
-Hooks of an optimizer's step. They are meant for all parameters at once, and no public function tells
-whether there are any.
+Hooks of an optimizer's step. They are meant for all parameters at once, so an optimizer that has some
+cannot update slice by slice. No public function tells whether it has any.
 
 tests/sync/test_private_torch.py checks what raddle relies on, with any version of PyTorch.
 """

@@ -92,7 +92,7 @@ class ServerSynchroniser:
             else StaleServer(*common, staleness)
         )
         self._incoming = IncomingMessages(self.rank, items, self._server, self._worker, failure)
-        self._start_watcher = partial(  # starts the watcher
+        self._start_watcher = partial(  # `start` calls it; a StallWatcher runs from then on
             StallWatcher,
             self.rank,
             self._server.stalled_items,

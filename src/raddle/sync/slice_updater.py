@@ -108,7 +108,7 @@ class SliceUpdater:
         """Updates one item's rows. The synchroniser never calls it from two threads at once."""
         rows, stepper = self._rows[number], self._stepper
         with self._lock:
-            # The clock of the latest snapshot for this clock.
+            # The clock of the latest snapshot that is not after this clock.
             since = max((c for c in self._settings if c <= clock), default=None)
             if since is None:
                 raise RuntimeError(

@@ -28,7 +28,7 @@ from raddle.transport.wire import PULL, Frame
 class StepSums:
     """With a barrier (no update before all sums): keeps a step's sums until the caller has used them.
 
-    The methods are called with the server's lock held.
+    All methods except `sums` are called with the server's lock held.
     """
 
     def __init__(self, failure: RankFailure) -> None:

@@ -36,6 +36,7 @@ class WorkerItem:
 class Worker:
     """The items of which this rank submits gradients.
 
+    failure: the first failure on this rank, which all its waits raise (rank_failure.py).
     stalled_items: lists the items for which the server on this rank lacks gradients.
     A wait logs a warning after `stall` seconds and fails after `fail_after` seconds.
     record: adds a bar to the Chrome trace; None: there is no trace.
@@ -72,7 +73,8 @@ class Worker:
             return
         begin, server, name = time.perf_counter(), entry.item.server, entry.item.name
         if not entry.up_to_date.wait(self._warn_after):
-            if server != self._rank or not self._stalled_items():  # else StallWatcher warns
+            # If the server on this rank lacks gradients, StallWatcher (server_stalls.py) warns.
+            if server != self._rank or not self._stalled_items():
                 logger.warning("%s", self.describe_wait(server, name, time.perf_counter() - begin))
             if not entry.up_to_date.wait(self.fail_after - self._warn_after):
                 message = self.describe_wait(server, name, time.perf_counter() - begin)

@@ -144,13 +144,19 @@ class Optimizer(torch.optim.Optimizer):
         self._hooks.synchronize()
 
     def synchronize_gradients(self) -> None:
-        """Puts the averages over all ranks into p.grad. All ranks call it, between backward and step."""
+        """Puts the gradients averaged over all ranks into p.grad.
+
+        All ranks call it, between backward and step.
+        """
         self._hooks.average("somebody looks at gradients between backward and step")
 
     def clip_grad_norm(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
     ) -> Tensor:
-        """Clips the averages with torch.nn.utils.clip_grad_norm_; returns the norm. All ranks call it."""
+        """Averages the gradients over all ranks, then clips them with torch.nn.utils.clip_grad_norm_.
+
+        Returns their norm before the clipping. All ranks call it, between backward and step.
+        """
         self._hooks.average("clipping needs the norm of all gradients")
         return nn.utils.clip_grad_norm_(
             self._trained.parameters, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite
@@ -169,8 +175,9 @@ class Optimizer(torch.optim.Optimizer):
     def report(self) -> dict[str, Any]:
         """Returns this rank's counters, and why there is a barrier.
 
-        overtaken: messages that were sent before an older one. waited: seconds. unguarded: parameters for
-        which `step` waits, because no module does.
+        bytes, messages: sent or all-reduced so far. overtaken: messages that were sent before an older one.
+        waited: seconds so far; sliced: by parameter, the longest few; bucketed: {"sums": seconds}.
+        unguarded: parameters for which `step` waits, because no module does.
         """
         return {
             "sync": self._sync_text, "barrier": self.barrier, "steps": self._steps,

@@ -167,7 +167,8 @@ class WaitLabel(NamedTuple):
     The text is made only for an error message.
     """
 
-    verb: str  # "send to", "receive from", "sum over", "broadcast from", "barrier of"
+    # "send to", "receive from", "sum over", "broadcast from", "barrier of" or "gather from"
+    verb: str
     peer: int | tuple[int, ...]  # the other rank, or all ranks of the collective
     tag: int | None = None
     what: str = ""  # describes the message, as "halo" above

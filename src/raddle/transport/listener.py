@@ -93,4 +93,4 @@ def reachable_hosts() -> list[str]:
         return (
             [address_of_this, master] if local and master != address_of_this else [address_of_this]
         )
-    return ["127.0.0.1", socket.gethostname()]
+    return ["127.0.0.1", socket.gethostname()]  # MASTER_ADDR cannot be resolved or reached

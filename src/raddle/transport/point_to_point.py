@@ -1,6 +1,7 @@
 """Sends and receives messages between processes: with torch.distributed, or through shared memory.
 
 Local peers are ranks on this machine whose memory this process can map; messages to them use shared memory.
+`early_receives` (see Transport in base.py) is True with gloo and False with NCCL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Collectives between processes, with torch.distributed: sums, broadcasts, barriers, gathered objects."""
+"""Collectives between processes, with torch.distributed: sums, broadcasts, barriers, gathered objects.
+
+`early_receives` (see Transport in base.py) is True with gloo and False with NCCL.
+"""
 
 from __future__ import annotations
 

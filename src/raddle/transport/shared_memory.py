@@ -55,7 +55,10 @@ def locate_process() -> ProcessLocation:
 
 
 def can_access(location: ProcessLocation, other: ProcessLocation) -> bool:
-    """Returns whether this process can open the other's files; it tries with the file of its location."""
+    """Returns whether this process, which is at `location`, can open the other process's files.
+
+    It tries to open `other.file`.
+    """
     if location.host != other.host or other.file < 0:
         return False
     with contextlib.suppress(OSError):
@@ -68,7 +71,7 @@ class SharedAreas:
     """The areas of one rank, and the files of other ranks that it has mapped."""
 
     def __init__(self) -> None:
-        # By size: the descriptor of the file, its mapped memory, the area's offset in it.
+        # By bytes of the content: the areas, each as (file descriptor, mapped memory, offset in it).
         self._areas: dict[int, list[tuple[int, mmap.mmap, int]]] = {}
         self._mapped_files: dict[tuple[int, int], mmap.mmap] = {}  # by pid, file
         self._lock = threading.Lock()

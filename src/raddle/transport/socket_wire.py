@@ -216,6 +216,8 @@ class SocketWire:
 
 
 class _InvalidFrame(Exception):
+    """What has arrived is no valid header. what: says why. nbytes: how many bytes of it were read."""
+
     def __init__(self, what: str, nbytes: int) -> None:
         super().__init__(what)
         self.nbytes = nbytes

@@ -315,6 +315,7 @@ class _PendingCollective:
 
 
 def _same_kind(a: Tensor, b: Tensor) -> bool:
+    """Returns whether two tensors have the same number of elements and the same dtype."""
     return a.numel() == b.numel() and a.dtype == b.dtype
 
 
