@@ -42,7 +42,7 @@ Processes = list[subprocess.Popen[Any]]
 class LaunchError(RuntimeError):
     """A command failed, or did not end in time.
 
-    codes: exit codes of the hosts whose command ended by itself.
+    codes: host -> exit code, for the hosts whose command ended by itself.
     """
 
     def __init__(self, message: str, codes: Mapping[int, int], *, timed_out: bool) -> None:

@@ -57,5 +57,5 @@ def bridge_address(subnet: int) -> str:
 
 
 def raddle_command(verb: str, lab: str) -> str:
-    """Return the command line for a verb of `raddle lab`, such as `raddle lab down --name mine`."""
+    """Return the command line for a subcommand of `raddle lab`, such as `raddle lab down --name mine`."""
     return f"raddle lab {verb}" + ("" if lab == DEFAULT else f" --name {lab}")

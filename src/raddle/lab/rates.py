@@ -12,7 +12,8 @@ _UNITS = {"gbit": 10**9, "mbit": 10**6, "kbit": 10**3, "bit": 1}
 _RATE = Quantity("bits/s", {unit: Decimal(f) for unit, f in _UNITS.items()}, "1gbit")
 
 # Limits in bits per second. At the lower one, the burst that tbf lets through (256 kB) already takes 20 s.
-# Above the upper one, the queue for 50 ms comes near the 32 bits of tbf's limit.
+# tbf queues what arrives in 50 ms. Above the upper one, the bytes of this queue come near 2**32, the most
+# that tbf's own limit can be.
 SLOWEST = 100 * 10**3
 FASTEST = 100 * 10**9
 

@@ -138,7 +138,7 @@ class BatchCutter:
     def reader(
         self, batches: Sequence[Sequence[Tensor]], rank: int, place: torch.device
     ) -> Callable[[SlotSource], Tensor]:
-        """A function that reads the tensor of an input slot, on `place`; `batches` has one batch a step."""
+        """A function that reads the tensor of an input slot, on `place`; `batches`: one per step."""
         tensors = [self.check(batch, rank) for batch in batches]
         return lambda s: self.read(s, tensors[s.key.step]).to(place, non_blocking=True)
 

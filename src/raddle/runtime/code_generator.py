@@ -3,6 +3,7 @@
 A segment is a sequence of operators of the device without communication inside; its function runs the
 device's tile of each operator. A merge combines the partial results of one operator. A piece is a box of a
 tensor. A variant is a way in which some micro-batches run: their size, and the tiles (program/program.py).
+A native call is one torch call, such as batch norm, that replaces several operators (native_calls.py).
 """
 
 from __future__ import annotations
@@ -171,6 +172,7 @@ def _untrimmed_region(op: Op, box: Box, region: Box, held_boxes: Sequence[Box]) 
         # choose_padding (graph/ops/conv.py) may pad the high side like the low side (lo - low) though it
         # needs none. That padding and the excess together must be less than a stride: else one more window
         # would fit.
+        # m: excess, s: stride, (lo, hi): region, (low, high): span, all of one dimension
         fits = all(
             m == 0 or (0 < m < s - (lo - low) and high == hi)
             for m, s, lo, hi, (low, high) in zip(

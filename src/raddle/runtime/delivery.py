@@ -146,13 +146,13 @@ def delivery_of(kind: MessageKind, *, zero3: bool = False) -> Delivery:
     match kind.subject:
         case Subject.RESULT:
             return ValueDelivery() if is_value else GradientDelivery()
-        case Subject.PART:
+        case Subject.PART:  # a partial result
             return PartialResultDelivery() if is_value else GradientDelivery()
         case Subject.PARAMETER if is_value:
             return ShardDelivery() if zero3 else ParameterDelivery()
         case Subject.PARAMETER:
             return ParameterGradientDelivery()
-        case Subject.ACTION:
+        case Subject.ACTION:  # a signal: an action of the schedule has ended
             return Delivery()
         case _:
             return unreachable(kind.subject)

@@ -50,7 +50,10 @@ class Evaluation:
         return self.shapes == [tuple(t.shape) for t in batch]
 
     def run(self, batch: Sequence[Tensor], step: int, *, outputs: bool) -> Any:
-        """The loss of a batch; with `outputs`, also the module's whole outputs, on every rank's CPU."""
+        """The loss of a batch; with `outputs`, also the module's whole outputs, on every rank's CPU.
+
+        step: the number of training steps so far.
+        """
         read_input = self.batch_cutter.reader([batch], self.setup.rank, self.setup.place)
         self.executor.load(self._current_state())
         loss = self.executor.run(read_input, step)

@@ -115,6 +115,7 @@ class Executor:
             RecordLoss: self.losses.record,
             UpdateParameters: self.parameter_updater.update_parameters,
         }
+        # Makes the process groups and connects the ranks that send messages to each other.
         transport.prepare(rank_actions.groups, rank_actions.links)
 
     # -- parameters and buffers ----------------------------------------------------------------------
@@ -214,7 +215,7 @@ class Executor:
         self._run_all(partial(self._run_in_order, handlers))
         self.messages.finish()
         losses = self.losses.wait()
-        self.transport.check()
+        self.transport.check()  # raises if another rank has failed
         return losses
 
     def _run_all(self, run_in_order: Callable[[Sequence[Action]], None]) -> None:
@@ -256,7 +257,10 @@ class Executor:
 def _make_updater(
     program: Program, rank_actions: RankActions, transport: Transport, store: Store
 ) -> ParameterUpdater:
-    """The parameter updater for the plan's kind of synchronisation and schedule."""
+    """The parameter updater for the plan's kind of synchronisation and schedule.
+
+    `sync.wire_dtype`: the dtype in which gradients are sent; "": their own.
+    """
     sync = program.plan.parsed_sync
     if rank_actions.slices:
         make_sync = partial(

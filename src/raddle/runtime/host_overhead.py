@@ -156,7 +156,7 @@ class _Slices:
         self._slice_updater.snapshot(1)  # the optimizer's settings, for all steps
         self._synchroniser = ServerSynchroniser(
             items,
-            transport.wire(),
+            transport.wire(),  # sends slices of parameters, by priority
             self._slice_updater,
             timeout=transport.timeout,
             fail=transport.fail,

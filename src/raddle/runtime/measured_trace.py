@@ -21,7 +21,7 @@ from typing import NamedTuple
 from raddle.program.chrome_trace import COMPUTE, Event, flow_events, lane_names, name_event
 from raddle.runtime.recorder import RecordedInterval
 
-WAITS = 1  # lane of a device for sends and waits, below COMPUTE
+WAITS = 1  # lane of a device for sends and waits; drawn below COMPUTE, which is lane 0
 COMPUTES = ("run", "update")  # kinds of intervals in the lane COMPUTE
 SHORTEST = 1e-9  # seconds; an event without length would be invisible
 
@@ -57,7 +57,10 @@ def trace_events(kinds: Sequence[str], intervals: Intervals) -> Iterator[Event]:
 
 
 def _link_events(lane: int, transfers: Sequence[_Transfer], computed: Intervals) -> Iterator[Event]:
-    """The events of one link's lane, with arrows from the sender's run to the receiver's run."""
+    """The events of one link's lane, with arrows from the sender's run to the receiver's run.
+
+    computed: of each device, its runs: the intervals in the lane COMPUTE.
+    """
     # The processes 0, 1, ... of the trace are the devices; the next one is "links".
     links_process, previous_end = len(computed), 0.0
     for number, t in enumerate(transfers):

@@ -10,7 +10,9 @@ finite, an optimizer that is not elementwise. Then the rank waits at the end of 
 `barrier_reason` says why.
 
 The worker of a slice is a rank that has a copy of it and submits gradients. A synchroniser (package sync/)
-does the communication. The clock counts the steps with an update, from 1.
+does the communication. The clock counts the steps with an update, from 1. An asynchronous server does not
+wait for all workers: it applies each gradient when it arrives. Then workers may be some steps apart
+(staleness).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from raddle.transport.exchange import exchange_objects
 
 # Called at each update of a slice with the slice, the step (counted from 1) and the summed gradient.
 OnUpdate = Callable[[SlotSource, int, Tensor], None]
-Exchange = Callable[[object], list[object]]
+Exchange = Callable[[object], list[object]]  # all-gather of Python objects, one for each rank
 logger = logging.getLogger("raddle.sync")
 
 
@@ -213,7 +215,10 @@ def _make_collective_sync(
     apply: Apply,
     exchange: Exchange,
 ) -> CollectiveSynchroniser:
-    """A synchroniser that all-reduces slices in a static order."""
+    """A synchroniser that all-reduces slices in a static order.
+
+    debug: all-reduces start only at the end of a step, after all ranks have compared their lists.
+    """
     debug = os.environ.get("RADDLE_SYNC_DEBUG", "") not in ("", "0")
     return CollectiveSynchroniser(
         rank_slices.items(), order, transport, apply, exchange, debug=debug

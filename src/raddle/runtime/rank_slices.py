@@ -78,6 +78,7 @@ class RankSlices:
         return [self._item(number, s) for number, s in enumerate(self.slices)]
 
     def _item(self, number: int, s: ParameterSlice) -> Item:
+        """A slice as an item. returned: whether the server sends the updated rows back to the workers."""
         box = s.region.box
         rows = slice(box.lo[0], box.hi[0]) if box.shape else None
         return Item(

@@ -39,7 +39,7 @@ class RecordedInterval(NamedTuple):
     end: float
     nbytes: int = 0
     peers: tuple[int, ...] = ()  # of a message: the other rank; of a sum: all ranks that take part
-    tag: int = -1
+    tag: int = -1  # tells messages, or sums, between the same ranks apart; -1: none
 
     def shift(self, seconds: float) -> RecordedInterval:
         """The interval on a clock that is so many seconds ahead."""

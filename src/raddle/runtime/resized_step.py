@@ -33,7 +33,7 @@ class ResizedStep:
                 f"the schedule is written for {plan.microbatches} micro-batches, a batch of {samples} "
                 f"gives {count}: drop it."
             )
-        size = -(-samples // count)
+        size = -(-samples // count)  # samples of the largest micro-batch
         graph, resized_plan = resize(plan, setup.graph, setup.graph.for_batch(size))
         resized_plan = replace(
             resized_plan,
@@ -74,6 +74,7 @@ class SharedState:
     def __init__(self, owner: Executor, borrower: Executor) -> None:
         self.owner, self.borrower = owner, borrower
         slots = {(s.name, s.box): s.slot for s in owner.rank_actions.sources if _is_persistent(s)}
+        # (source of the borrower, slot of the owner) of each tensor that they share
         self.pairs = [
             (s, slots[s.name, s.box]) for s in borrower.rank_actions.sources if _is_persistent(s)
         ]  # fmt: skip

@@ -44,7 +44,8 @@ class SpanRecorder:
     def __init__(self, program: Program, step: Callable[[], int]) -> None:
         plan = program.plan
         self._schedule = schedule_of(plan) if plan.stages else Schedule(())
-        # Where steps overlap, the schedule numbers micro-batches through all steps.
+        # Where steps overlap, the schedule numbers micro-batches through all steps: this many per step.
+        # Otherwise each step begins again at 0.
         self._per_step = plan.microbatches if is_asynchronous(plan) else 0
         self._step = step
         self._recorded_actions = {action for wait in self._schedule.waits for action in wait}

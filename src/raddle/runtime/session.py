@@ -122,7 +122,7 @@ def _load_on_all_ranks(options: Options, transport: Transport, place: torch.devi
 
     Ranks that cannot print why; ranks with the same error as rank 0 leave this to rank 0.
     """
-    job, sentence = None, ""
+    job, sentence = None, ""  # sentence: why this rank cannot run the job; "": it can
     try:
         job = _load(options, transport)
     except InputError as error:

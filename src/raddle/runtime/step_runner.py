@@ -66,7 +66,7 @@ class StepRunner:
         if shared_state is not None:
             shared_state.return_buffers()
         if self.weight_uses is not None:
-            # A run counts steps and versions from 0. Before it, each parameter has had one update a step.
+            # A run counts steps and versions from 0. Before it, each parameter has had one update per step.
             self.weight_uses += [
                 used._replace(step=used.step + step, version=used.version + step)
                 for used in executor.parameter_updater.weight_uses()

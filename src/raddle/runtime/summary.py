@@ -68,7 +68,7 @@ def summarise(
             {"devices": list(group), "bytes": nbytes // steps}
             for source, rank in enumerate(reports)
             for group, nbytes in sorted(rank.reduced.items())
-            if nbytes and source == group[0]
+            if nbytes and source == group[0]  # all ranks of a group report it: take the first
         ],
         "sync": plan.sync,
         "slices": sum(rank.slice_messages[0] for rank in reports) // steps,

@@ -31,7 +31,7 @@ class WeightStash:
     def __init__(self, *, latest: bool = False) -> None:
         # Greedy schedules (greedy.py): forwards use the newest weights, not the versions in the program.
         self.latest = latest
-        # Only with `latest`: (step, micro-batch, slot) -> version and weights that it used first.
+        # Only with `latest`: (step, micro-batch, slot) -> version and weights of the first use.
         self.first_used: dict[tuple[int, int, int], tuple[int, Tensor]] = {}
         self.update_counts: dict[int, int] = {}  # slot -> updates so far
         # (slot, version) -> old weights still needed

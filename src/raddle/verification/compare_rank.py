@@ -105,6 +105,7 @@ def _compare_overlapped(
     trainer.step_runner.weight_uses = []  # a list makes the trainer log the versions
     losses = trainer.train([batch_of_step(job, step) for step in range(steps)])
     pieces = {s.slot: (s.name, s.box) for s, _ in trainer.executor.parameters()}
+    # A VersionRecord is a WeightUse (weight_stash.py) with the piece in place of its slot on this rank.
     log = [VersionRecord(pieces[u.slot], *u[1:]) for u in trainer.step_runner.weight_uses]
     # The logs of all ranks in one list.
     records = [record for rank in trainer.setup.exchange(log) for record in rank]

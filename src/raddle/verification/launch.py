@@ -150,6 +150,7 @@ def _read_results(folder: pathlib.Path, devices: int, code: int) -> list[Finding
         with suppress(OSError, ValueError):
             results[rank] = read_scratch(folder / f"rank{rank}.json")
     errors = {rank: a["error"] for rank, a in results.items() if "error" in a}
+    # "stops: rank ...": this rank stopped only because another one has failed.
     if any("stops: rank" not in text for text in errors.values()):
         raise RankFailure(_first_cause(errors))
     if len(results) < devices or errors:

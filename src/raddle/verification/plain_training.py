@@ -71,7 +71,7 @@ def train_plain(
         result.norms.append(_norm(iter(result.gradients[-1].values())))
         optimizer.step()
         result.seconds = max(result.seconds, time.perf_counter() - start)
-    one_step.replica_buffers.load(0)
+    one_step.replica_buffers.load(0)  # those of variant 0, which runs the first micro-batch
     result.state = {n: p.detach() for n, p in [*model.named_parameters(), *model.named_buffers()]}
     result.running_statistics = one_step.running_statistics
     return result
@@ -134,6 +134,7 @@ def micro_batch_loss(
 
     batch: inputs and targets of the micro-batch; local: replaces batch norms if `bn` is local.
     """
+    # inputs: how many tensors of the batch the model takes; the others are targets of the loss.
     inputs, sizes = len(job.workload.inputs), job.program.micro_batch_sizes
     graph = job.graph.for_batch(sizes[micro_batch])
     with (

@@ -125,7 +125,7 @@ class _Replayer:
     def _apply_updates(self) -> None:
         """Apply, for each piece, the next updates in the logged order whose gradients exist."""
         for piece, steps in self.update_order.items():
-            versions = self.history[piece]
+            versions = self.history[piece]  # version v is made by the update of steps[v - 1]
             while len(versions) <= len(steps) and steps[len(versions) - 1] in self.gradients:
                 name, box = piece
                 gradient = self.gradients[steps[len(versions) - 1]].get(name)

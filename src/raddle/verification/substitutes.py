@@ -99,7 +99,10 @@ class Substitutes(TorchFunctionMode):
         return self._drop(scores.softmax(-1), dropout_p) @ value
 
     def _attention_layer(self, *args: Any, **kwargs: Any) -> Any:
-        """Run nn.MultiheadAttention's function; its inner calls are patched, as no mode intercepts them."""
+        """Run nn.MultiheadAttention's function; its inner calls are patched: no mode sees them.
+
+        A TorchFunctionMode is off while it handles a call.
+        """
         with (
             mock.patch.object(F, "dropout", self._dropout),
             mock.patch.object(F, "scaled_dot_product_attention", self._attention),

@@ -37,7 +37,8 @@ def _cluster(plan: Plan) -> Cluster:
 def program_bytes(program: Program, steps: int) -> dict[Pair, int]:
     """For each pair, return the bytes of messages in `steps` steps, by the program."""
     total: dict[Pair, int] = {}
-    steps //= program.plan.steps  # the program has one step or, if steps overlap, all of them
+    # How often the program runs: it has one step or, if steps overlap, all of them.
+    steps //= program.plan.steps
     for move in (i for i in program.instructions if isinstance(i, Move)):
         for m in move.messages:
             pair = (m.source, m.target)

@@ -29,7 +29,10 @@ class BucketBuilder:
             self.groups += [r.devices for r in regions if r.devices not in self.groups]
 
     def build(self, reduce: Reduce, tag: int) -> list[StartAllReduce]:
-        """Makes one bucket for each group of devices and dtype that this device takes part in."""
+        """Makes one bucket for each group of devices and dtype that this device takes part in.
+
+        tag: the number of this transfer, the same on all ranks (build_actions.py).
+        """
         # (devices, dtype) -> [(slot, number of elements), ...]
         by_group: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[int, int]]] = {}
         for name, regions in zip(reduce.parameters, reduce.regions, strict=True):

@@ -47,5 +47,5 @@ class BufferUpdateBuilder:
         if not plan.stages:
             return True
         stage = stage_of(plan)[self.program.producer(value).name]
-        first_tiles = self.program.variants[0].tiles
+        first_tiles = self.program.variants[0].tiles  # variant 0 is that of micro-batch 0
         return any(self.device in first_tiles[name].devices for name in plan.stages[stage])

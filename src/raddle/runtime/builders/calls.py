@@ -3,7 +3,9 @@
 A segment is a sequence of operators of one device without communication inside. A merge combines the
 partial results of an operator that is split along a reduced dimension. A variant is a way in which some
 micro-batches run (their size, their devices); all micro-batches of a variant share the generated code. A
-piece is a box of a tensor (function_writer.py).
+key names a micro-batch: its step, its number in the step, and its variant. A piece is a box of a tensor.
+The id of a tensor is the name of a value or, for a partial result, (operator, tile, k): its k-th tensor
+(function_writer.py).
 """
 
 from __future__ import annotations
@@ -166,6 +168,7 @@ class CallBuilder:
         return any(name in self.program.active for name in self._value_names(tensor_id))
 
     def _value_names(self, tensor_id: TensorId) -> Sequence[str]:
+        """The value with this id; for a partial result, all outputs of its operator."""
         return (
             [tensor_id]
             if isinstance(tensor_id, str)

@@ -1,7 +1,10 @@
 """Builds the sends, receives and waits of a device from the program's Move instructions.
 
 A delivery says, for a kind of messages, which boxes the sender packs and where the receiver puts them
-(delivery.py).
+(delivery.py). The key of a Move is its step, micro-batch and variant (program/program.py): slots are looked
+up by it, as each micro-batch has its own. A partial result is what one tile of an operator contributes to a
+result that is merged later; `part` of a message is the number of that tile. Most partial results are one
+tensor; those of mean and variance, for example, are two.
 """
 
 from __future__ import annotations
@@ -64,10 +67,13 @@ class MessageBuilder:
         return list(self._not_awaited)
 
     def _tensor_ids(self, move: Move, message: Message) -> list[TensorId]:
-        """The tensors whose boxes a message carries: one value, or the tensors of a partial result."""
+        """The tensors whose boxes a message carries: one value, or the tensors of a partial result.
+
+        The id of the k-th tensor of a partial result is (operator, tile, k): see function_writer.py.
+        """
         if move.kind.content == Content.NOTHING:
             return []
-        if message.part < 0:
+        if message.part < 0:  # not a partial result
             return [move.value]
         op = self.program.producer(move.value).name
         return [

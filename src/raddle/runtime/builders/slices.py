@@ -86,6 +86,7 @@ class SliceBuilder:
     def all_slices(self) -> list[ParameterSlice]:
         """All slices of the program, in the order of their numbers, which is the same on every rank."""
         program = self.program
+        # Parameter -> its place in the order of first use: the smaller, the more urgent.
         priority = program.priority if program.plan.parsed_sync.by_priority else {}
         slices = []
         for name, region in numbered_slices(program.slices):

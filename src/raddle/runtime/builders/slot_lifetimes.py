@@ -16,7 +16,10 @@ from raddle.runtime.actions import (
 
 
 def mark_dead_slots(actions: Sequence[Action], live: Collection[int]) -> None:
-    """Fills `dead_slots` of each action: the slots whose last use it is, except the `live` ones."""
+    """Fills `dead_slots` of each action: the slots that no later action uses, except those in `live`.
+
+    live: slots that keep their tensors after the step: parameters, buffers, constants, outputs.
+    """
     read_later = set(live)  # slots that later actions use, or that always stay
     for action in reversed(actions):
         if isinstance(action, Forward | Send | AwaitMessage | UpdateBuffers | RecordLoss):

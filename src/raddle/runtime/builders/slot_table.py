@@ -2,7 +2,9 @@
 
 It exists only while actions are built. A box is a rectangular part of a tensor. A piece is a box together
 with the tensor that it is a part of. A variant is a way in which some micro-batches run: their size, and
-the tiles with their devices (program/program.py).
+the tiles with their devices (program/program.py). A key names a micro-batch: its step, its number in the
+step, and its variant. The id of a tensor is the name of a value or, for a partial result, a tuple
+(function_writer.py).
 """
 
 from __future__ import annotations

@@ -65,6 +65,7 @@ class Messages:
                 buffer = buffer.clone()
         else:
             buffer = torch.cat([t.detach().reshape(-1) for t in tensors])
+        # The transport's `post` starts a send (its receive is `expect`); `post` below posts a receive.
         pending = self.transport.post(action.peer, action.tag, buffer, action.label)
         self._pending_sends[action.number] = pending  # this also keeps the buffer alive
         if delivery.sends_gradients:

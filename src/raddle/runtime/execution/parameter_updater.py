@@ -131,7 +131,7 @@ class ParameterUpdater:
         if not self.sum_dtype:
             return self.transport.all_reduce(devices, action.tag, flat, action.label)
         narrowed = flat.to(getattr(torch, self.sum_dtype))
-        return WidenedSum(
+        return WidenedSum(  # its `wait` copies the sum from `narrowed` back into `flat`
             self.transport.all_reduce(devices, action.tag, narrowed, action.label), narrowed, flat
         )
 
