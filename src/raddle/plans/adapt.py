@@ -253,7 +253,7 @@ class _TrainingBoxes:
         return True
 
     def cut_points(self, op: Op, d: int, operands: Sequence[int]) -> tuple[int, ...]:
-        """Cut points of dimension d: where the boxes of these operands end that devices hold."""
+        """Cut points of dimension d: the borders of the boxes that devices hold of these operands."""
         dim = op.space.dims[d]
         points = {0, dim.size}
         for i in operands if not dim.unsplittable else ():
@@ -266,6 +266,7 @@ class _TrainingBoxes:
 
 
 def _readers(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
+    """By value, the operators that read it, each with the number of the operand."""
     readers: dict[str, list[tuple[Op, int]]] = {}
     for op in graph.ops:
         for operand, name in enumerate(op.inputs):

@@ -61,7 +61,7 @@ def scaled_tiling(op: Op, original: Op, tiling: Tiling, batch: int, new_batch: i
             unit = 1
         new_points = _scaled_points([p // unit for p in points], new.size // unit)
         new_point.append({p: unit * s for p, s in zip(points, new_points, strict=True)})
-    return tiling_from_boxes(
+    return tiling_from_boxes(  # at: the devices of box b
         {
             Box(_scaled_corner(new_point, b.lo), _scaled_corner(new_point, b.hi)): at
             for b, at in devices_by_box.items()
@@ -120,6 +120,7 @@ def projected_tiling(
             tuple(dict.fromkeys([*before, *devices])) if spread else before or devices
         )
     # An opaque operator may be random: copies of its result could differ, so there is one.
+    # at: the devices of a box.
     return tiling_from_boxes(
         {box: at[:1] if op.opaque else at for box, at in devices_by_box.items()}
     )

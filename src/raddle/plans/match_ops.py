@@ -22,7 +22,7 @@ def match_ops(graph: Graph, other: Graph) -> dict[str, Op]:
     # results of operators (role "op") are added as their operators are matched.
     same = {name: name for name, value in other.values.items() if value.role != "op"}
     for key in (_by_weights, _by_buffers, _by_module):
-        pools: dict[Hashable, list[Op]] = {}
+        pools: dict[Hashable, list[Op]] = {}  # by key, operators of `graph` not matched yet
         for op in graph.ops:
             if op.name not in used and (k := key(graph, op)):
                 pools.setdefault(k, []).append(op)

@@ -27,7 +27,7 @@ from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
 
 THREADED = "threaded"
 SEQUENTIAL = "sequential"  # the schedule, if a plan has stages but names none
-OVERLAPPED_STEPS = 32  # steps of the program that a run repeats, if steps overlap
+OVERLAPPED_STEPS = 32  # if steps overlap: length, in steps, of the program for a run
 
 
 def micro_batch_sizes(plan: Plan, graph: Graph) -> list[int]:
@@ -80,7 +80,10 @@ def schedule_splits_backward(schedule: str) -> bool:
 
 
 def plan_for_running(plan: Plan) -> Plan:
-    """The plan with the number of steps that the runtime repeats: one, or many if steps overlap."""
+    """The plan, with `steps` for a run: its program has one step or, if steps overlap, many.
+
+    A training that needs more steps runs this program again and again.
+    """
     return replace(plan, steps=max(plan.steps, OVERLAPPED_STEPS) if is_asynchronous(plan) else 1)
 
 
@@ -243,8 +246,8 @@ def _validate_workers(plan: Plan) -> None:
                 )
             if seen.setdefault(d, w) != w:
                 raise InputError(
-                    f"device {d} belongs to workers {seen[d]} and {w}: stages on some of the same "
-                    "devices share a worker; give all of its devices to each."
+                    f"device {d} belongs to workers {seen[d]} and {w}, but may belong to one: take it out "
+                    "of one of them, or list one worker with the devices of both."
                 )
     for s in range(len(plan.stages)):
         planned_worker(plan, s)

@@ -70,7 +70,11 @@ class Plan:
 
 
 def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:
-    """Names, shapes and types of a graph's inputs, so that every rank can capture the module again."""
+    """Names, shapes and types of a graph's inputs, so that every rank can capture the module again.
+
+    letters: one for each dimension, such as n for samples. target: whether it is a target of the loss.
+    keyword: whether the module takes it as a keyword argument.
+    """
     names = [n for n in graph.inputs if graph.values[n].role == "input"]
     first_target = len(graph.inputs) - graph.target_count
     return tuple(

@@ -18,6 +18,7 @@ def operand_regions(op: Op, operand: int, tiling: Tiling) -> Iterable[tuple[int,
     same: then there is one pair for each device.
     """
     access = op.space.operands[operand]
+    # The dimensions of the operator that decide what a tile reads: those in the operand's indices.
     touched = {term.dim for index in access.indices for term in index.terms}
     # Reduced dimensions may decide too whether a tile reads the operand. A bias is added by one tile alone
     # (`added_once`). A factor is not read where another factor of the product is all padding.

@@ -32,7 +32,7 @@ def recognise_collective(messages: Sequence[Message]) -> str:
     )
     if everyone_sends_the_same:
         return "all_gather"
-    # Partial results, and each target gets the same boxes of all.
+    # All are partial results, and a target gets the same boxes from every source.
     if all(m.part >= 0 for m in messages) and all(
         len({m.boxes for m in messages if m.target == t}) == 1 for t in targets
     ):

@@ -4,7 +4,7 @@ The schedule gives the order of actions: an action is one stage of one micro-bat
 (variants.py). Every action is written as instructions (micro_batch.py). The gradient of a parameter is
 synchronised as soon as all micro-batches have contributed to it (gradient_sync.py). Parameters are updated
 at the end of a step or, where steps overlap, each as soon as its gradient is complete; weight_versions.py
-then says which weights every run uses.
+then says which weights every Run instruction uses.
 
 A variant is a micro-batch size with tiles on certain devices (variants.py). A signal is a message without
 data that makes an action wait for another (signals.py). Instructions are referred to by their numbers, that
@@ -160,7 +160,10 @@ class _Lowering:
         )
 
     def _write_pulls(self, key: Key, pulls: _Pulls) -> list[int]:
-        """Writes the pulls of a block. A server sends after its last update and its last computation."""
+        """Writes the pulls of a block, which gather its parameters from servers; returns their numbers.
+
+        A server, the device that has a shard, sends after its last update and its last computation.
+        """
         latest, numbers = self.writer.latest, []
         for name, messages in pulls.items():
             deps = list(self.gradients.last_writers.get(name, ()))

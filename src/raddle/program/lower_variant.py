@@ -154,6 +154,7 @@ class LoweredVariant:
             for c, _ in self.consumers.get(o, [])
             for d in self.devices[c.name]
         }
+        # width: bytes of an element of the result. devices: how many the plan has.
         width, devices = self.graph.values[op.outputs[0]].dtype.itemsize, self.plan.devices
         cells, messages = place_merge(
             op,

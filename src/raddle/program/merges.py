@@ -98,7 +98,10 @@ def place_merge(
 
 
 def _cells_of_plan(op: Op, box: Box, parts: tuple[int, ...], sums: Tiling) -> list[Cell]:
-    """Cuts a box into the cells that `plan.sums` asks for. Each copy of a tile merges its cell."""
+    """Cuts a box into the cells that `plan.sums` asks for.
+
+    A tile of `sums` is a cell on a device; if it has copies, the device of each copy merges the cell.
+    """
     devices: dict[Box, list[int]] = {}
     for tile in sums.tiles:
         devices.setdefault(op.space.output_boxes(tile.box)[0], []).append(tile.device)

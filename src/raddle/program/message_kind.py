@@ -28,7 +28,7 @@ class Subject(Enum):
 
 
 class Purpose(str, Enum):
-    """What sent bytes are counted as in reports, in the order of their rows."""
+    """What sent bytes are counted as in reports, in the order of the rows of a report."""
 
     ACTIVATIONS = "activations"
     GRADIENTS = "gradients"

@@ -120,8 +120,9 @@ class MicroBatch:
         """Writes the backward of operators. The last contribution to a gradient is followed by its move.
 
         pulls: with ZeRO-3, the moves that gather their parameters again.
-        weights: where the plan splits the backward, whether gradients of parameters follow here, after what
-        other devices wait for. If not, the schedule has actions for them (`weight_gradients`).
+        weights: only counts where the plan splits the backward. True: gradients of parameters are written
+        here too, after the messages that other devices wait for. False: the schedule has W actions for them
+        (`weight_gradients`).
         """
         self.parameter_pulls = list(pulls)
         for op in reversed(ops):

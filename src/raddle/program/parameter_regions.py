@@ -22,7 +22,7 @@ def parameter_regions(
     for device, boxes in sorted(by_device.items()):
         for box in boxes:
             devices_by_box.setdefault(box, []).append(device)
-    device_lists = list(devices_by_box.values())
+    device_lists = list(devices_by_box.values())  # by number of a box, the devices that read it
     # `cells` cuts boxes that overlap into disjoint ones, each with the numbers of the boxes that contain
     # it. Then boxes with the same holders are merged: the gates of an LSTM, say, read separate rows.
     boxes_by_holders: dict[tuple[int, ...], list[Box]] = {}

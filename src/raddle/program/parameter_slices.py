@@ -43,7 +43,10 @@ def numbered_slices(
 
 
 def check_order(order: Sequence[int], slices: Mapping[str, Sequence[ParameterRegion]]) -> None:
-    """Raises InputError if `plan.order` orders the all-reduces of more or fewer slices. (): no order."""
+    """Raises InputError if `plan.order` (order) has more or fewer entries than there are slices.
+
+    It is the order in which slices are all-reduced; (): none is given.
+    """
     count = len(numbered_slices(slices))
     if order and len(order) != count:
         raise InputError(

@@ -95,7 +95,8 @@ class Run:
     key: Key
     devices: tuple[int, ...]
     deps: tuple[int, ...]
-    # Updates that each of its parameters has had (weight_versions.py); (): one for every step before.
+    # By parameter of the operator, how many updates it has had (weight_versions.py); (): one update for
+    # each earlier step.
     versions: tuple[int, ...] = ()
 
 

@@ -16,8 +16,8 @@ the fast simulation of the searches JIT-compiles it with numba. So the code keep
 integers, one-dimensional sequences and loops.
 """
 
-# All are numbers. p: parameter, s: slice, n: row, g: group, which is a set of devices that hold the same
-# parameters and sum their gradients
+# Parameters, slices, rows and groups are referred to by numbers. p: parameter, s: slice, n: row, g: group,
+# which is a set of devices that hold the same parameters and sum their gradients
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ NO_COLLECTIVE, ALL_REDUCE = range(2)
 #   FIRST_MEMBER, MEMBER_COUNT   the parameters of a bucket, as a range of `ScriptState.sum_members`
 OPERATION, SUBJECT, COLLECTIVE, GROUP, PARAMETER, AFTER_ROW, FIRST_MEMBER, MEMBER_COUNT = range(8)
 COLUMNS = 8
-# Indices into ScriptState.counters. CLOCK counts runs, sums and pushes: it says which gradient was ready
-# first. RUN is the instruction that completed the last gradient, at RUN_CLOCK. The others are lengths: of
-# `rows`, `sum_members`, `complete` and `opened_groups`.
+# Indices into ScriptState.counters. CLOCK counts the Run instructions that complete gradients, the sums of
+# buckets and the pushes of parameters: it says which gradient was ready first. RUN is the instruction that
+# completed the last gradient, at RUN_CLOCK. The others are lengths: of `rows`, `sum_members`, `complete`
+# and `opened_groups`.
 CLOCK, RUN, RUN_CLOCK, ROWS, SUMMED, COMPLETED, OPENED = range(7)
 
 
@@ -65,7 +66,10 @@ class SyncFacts(NamedTuple):
     first_slice: Numbers  # by parameter, the number of its first slice
     slice_count: Numbers  # by parameter, how many slices it has
     needs_sync: Numbers  # by slice, 1 if more than one device holds or updates it
-    contribution_order: Numbers  # by parameter, its rank in the order of first contributions
+    # By parameter, its place in the order in which the gradients of parameters got their first contribution
+    # in a step: the first B or W run that adds to them. Decides which of two is updated first if both are
+    # ready at the same CLOCK.
+    contribution_order: Numbers
 
 
 class ScriptState(NamedTuple):
@@ -152,7 +156,10 @@ def is_full(nbytes: int, limit: int) -> bool:
 
 
 def updates_before(ready_at: int, order: int, other_ready_at: int, other_order: int) -> bool:
-    """Whether one parameter is updated before another: in the order in which gradients are ready."""
+    """Whether one parameter is updated before another: in the order in which gradients are ready.
+
+    order, other_order: their `contribution_order`, which decides between equal times.
+    """
     return ready_at < other_ready_at or (ready_at == other_ready_at and order < other_order)
 
 

@@ -2,8 +2,8 @@
 
 A list scheduler: whenever a device is free, it takes the first block of instructions that is ready. Speeds
 are nominal, so the order depends only on the graph and the plan, and is the same on every rank. A block is
-a sequence of runs of one micro-batch without a transfer between them; it is not interrupted. With depth n,
-step k begins on a device after step k - n has ended there.
+a sequence of runs of one micro-batch without a transfer between them; it is not interrupted. The depth is
+the number of steps at once: with depth n, step k begins on a device after step k - n has ended there.
 
 It does not use simulation/engine.py: ranks lower programs without a simulator or a JIT compiler, a block
 may occupy any number of devices, and only the order counts.
@@ -21,8 +21,8 @@ from raddle.plans.plan import Plan
 from raddle.program.program import Instruction, Merge, Move, Reduce, Run, Update
 
 SPEED = 1e12  # floating-point operations per second
-BANDWIDTH = 10e9  # bytes per second
-LATENCY = 20e-6  # seconds
+BANDWIDTH = 10e9  # bytes per second, both of memory and of a transfer
+LATENCY = 20e-6  # seconds of a transfer, an all-reduce or a merge, besides those for bytes
 
 
 def reorder(
@@ -87,8 +87,8 @@ def _list_schedule(
         for other in others:
             followers[other].append(b)
     missing = [len(w) for w in waits]  # by block, how many blocks it still waits for
-    ready_at = [0.0] * len(blocks)
-    free_at = [0.0] * plan.devices
+    ready_at = [0.0] * len(blocks)  # by block, nominal seconds from the beginning
+    free_at = [0.0] * plan.devices  # by device, the same: when it has ended its last block so far
     heap = [(0.0, b) for b, count in enumerate(missing) if not count]
     heapq.heapify(heap)
     order: list[int] = []
@@ -138,7 +138,7 @@ def _duration(i: Instruction, seconds: dict[str, float], plan: Plan) -> float:
         return seconds[i.op] * (2.0 if i.phase == "B" else 1.0)
     if isinstance(i, Move):
         most = max(m.elements for m in i.messages)
-        return LATENCY + 4 * most / BANDWIDTH  # 4 bytes an element
+        return LATENCY + 4 * most / BANDWIDTH  # 4 bytes per element
     if isinstance(i, Reduce | Merge):
         return LATENCY
     return 0.0

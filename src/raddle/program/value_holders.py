@@ -67,7 +67,8 @@ def output_holders(space: Space, tiling: Tiling, output: int) -> ValueHolders:
     """The holders of an output, if no result is partial: the devices that computed it."""
     dims = space.outputs[output]
     if isinstance(tiling, Grid) and list(dims) == sorted(dims):
-        # Dimensions that the output lacks are not split here, so the boxes stay in row-major order.
+        # If no dimension that the output lacks is split (other_parts is 1), the boxes of the output are in
+        # row-major order, like the tiles.
         cuts = [tiling.cuts[d] for d in dims]
         copies = tiling.copies
         other_parts = 1

@@ -127,6 +127,8 @@ def pull_messages(
                 continue
             reading_devices = readers.setdefault(name, {})
             for device, region in operand_regions(op, operand, tiles[op.name]):
+                # region: the box that a tile reads. whole_region, and holder_region below: a region of the
+                # parameter, that is, a box with its holders.
                 for whole_region in regions[name]:
                     if region is not None and not (region & whole_region.box).empty:
                         reading_devices.setdefault(whole_region.box.lo, set()).add(device)

@@ -1,8 +1,9 @@
 """Asynchronous schedules: several steps without a flush between them, and their weight versions.
 
-Micro-batches are numbered over all steps: m belongs to step m // per_step. A worker updates its parameters
-as soon as it has all gradients of a step. Version v of the weights has had v updates. The backward of a
-micro-batch uses the version of its forward, which is stashed until then.
+Micro-batches are numbered over all steps: m belongs to step m // per_step, where per_step is the number of
+micro-batches of a step. A worker updates its parameters as soon as it has all gradients of a step. Version
+v of the weights has had v updates. The backward of a micro-batch uses the version of its forward, which is
+stashed until then.
 """
 
 from __future__ import annotations

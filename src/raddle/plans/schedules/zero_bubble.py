@@ -16,7 +16,7 @@ from raddle.plans.schedule import Action, Schedule
 
 
 def zb_h1(stages: int, microbatches: int) -> Schedule:
-    """If F, B and W are equal, a third of the bubble of 1F1B, with P micro-batches in memory.
+    """If F, B and W take the same time, a third of the bubble of 1F1B, with P micro-batches in memory.
 
     F0 F1 F2 .. .. B0 W0 F3 B1 W1 B2 W2 B3 W3
     .. F0 F1 .. B0 F2 B1 W0 F3 B2 W1 B3 W2 W3

@@ -27,15 +27,16 @@ class ReplayProgress:
         refuse(self.program, self.numbers[self.position], reason)
 
     def mark_done(self, name: str, phase: str) -> None:
-        """Notes that the present instruction does this; it may be done once."""
+        """Notes that the present instruction does `phase` of `name`; this may be done once."""
         if (name, phase) in self.done:
             self.refuse("it is there twice.")
         self.done[name, phase] = self.position
 
     def require_done(self, name: str, phase: str, reason: str) -> None:
-        """Refuses the present instruction for `reason` unless something is done.
+        """Refuses the present instruction for `reason` unless `phase` of `name` was done before.
 
-        If it or the present instruction is a move, the present one also has to wait for it explicitly.
+        If the instruction that did it, or the present one, is a move, the present one also has to name the
+        other in its `deps`.
         """
         if (name, phase) not in self.done:
             self.refuse(reason)
