@@ -4,8 +4,8 @@ A file is read within limits (bytes, values, depth), and every problem with it i
 New content is written to a temporary file, which replaces the old file when it is complete. So a full disk
 or an interrupt leaves the old file unchanged.
 
-In all functions, `file_type` is what a sentence calls the file ("plan file"), and `missing_hint` says how
-to get a file that does not exist.
+In all functions, `file_type` is what an error message calls the file ("plan file"). `missing_hint` is the
+advice in the message for a file that does not exist: how to get one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ def read_json(path: Path, file_type: str, *, missing_hint: str = "") -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """As `json.loads`, but strict and within limits; the ValueError is the second half of a sentence."""
+    """As `json.loads`, but strict and within limits.
+
+    Raises ValueError. Its text is the second half of an error sentence ("it has more than ... values").
+    """
     text = text if isinstance(text, str) else text.decode("utf-8")
     if sum(map(text.count, ",[{")) > MAX_VALUES:
         raise ValueError(f"it has more than {MAX_VALUES:,} values")
@@ -165,8 +168,8 @@ def _too_deep() -> str:
 class Fields:
     """A JSON object of a file, whose fields are read by name and checked for their type.
 
-    location: where the object is, in words for a sentence ("'plan.json', event 3,"). The methods raise
-    InputError if a field is missing or wrong.
+    location: where the object is, in words for an error message ("'plan.json', event 3,"). The methods
+    raise InputError if a field is missing or wrong.
     """
 
     data: Mapping[str, Any]

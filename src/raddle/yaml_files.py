@@ -18,7 +18,8 @@ MAX_NODES = 50_000  # an alias counts as the nodes that it stands for
 def read_yaml(path: Path, file_type: str, *, missing_hint: str = "") -> Any:
     """The data of a YAML file; the keys of a mapping must be unique.
 
-    file_type: what a sentence calls the file. missing_hint: how to get a file that does not exist.
+    file_type: what an error message calls the file ("cluster in YAML"). missing_hint: the advice in the
+    message for a file that does not exist: how to get one.
     """
     text = read_text(path, file_type, missing_hint=missing_hint, max_bytes=MAX_BYTES)
     try:

@@ -22,7 +22,8 @@ from raddle.costs.links import transfer_seconds
 class AllReduceTopology(NamedTuple):
     """What the seconds of an all-reduce depend on, besides its bytes.
 
-    bandwidth and latency are those of the slowest hop of a ring, in bytes/s and seconds.
+    bandwidth and latency are those of the slowest hop of a ring, in bytes/s and seconds. Counts are floats
+    because the fast simulation keeps these numbers in one array (simulation/fast/network.py).
     """
 
     size: float  # number of devices
@@ -56,7 +57,7 @@ def hops(ring: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def slowest_hop(cluster: Cluster, ring: Sequence[int]) -> tuple[float, float]:
-    """Bandwidth and latency of the slowest hop of a ring.
+    """The lowest bandwidth and the highest latency of the hops of a ring, perhaps of different hops.
 
     Hops that use the same link share its bandwidth.
     """
@@ -123,7 +124,7 @@ def all_reduce_seconds(cluster: Cluster, devices: Sequence[int], nbytes: float) 
 def server_bytes(count: int, nbytes: int) -> int:
     """Bytes between `count` devices and a parameter server that is not one of them, both directions.
 
-    OptCNN and FlexFlow count synchronisation so.
+    nbytes: of the parameter. OptCNN and FlexFlow count the bytes of synchronisation so.
     """
     return 2 * count * nbytes
 
@@ -134,6 +135,6 @@ def all_reduce_bytes(count: int, nbytes: int) -> int:
 
 
 def all_reduce_bytes_by_device(count: int, nbytes: int) -> list[int]:
-    """By device, the bytes that it sends; integers that add up to `all_reduce_bytes`."""
+    """Bytes that each of `count` devices sends; integers that add up to `all_reduce_bytes`."""
     sent = all_reduce_bytes(count, nbytes)
     return [sent * (i + 1) // count - sent * i // count for i in range(count)]

@@ -36,7 +36,7 @@ def family(op: Op) -> str:
 class ComputeCosts:
     """Seconds of operators, cached. The roofline is used where the profile has no measurement.
 
-    active: values through which gradients flow.
+    active: names of the values that have a gradient (graph/gradients.py).
     """
 
     def __init__(

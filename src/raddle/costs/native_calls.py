@@ -34,7 +34,7 @@ from raddle.plans.tiling import Tiling
 class NativeCall(NamedTuple):
     """A composite of a graph that one native call can compute."""
 
-    fused: FusedCall
+    fused: FusedCall  # the record in the graph: which operators the call replaces
     main: Op  # the last of the operators with most dimensions; a tile of it stands for the call
     ops: tuple[Op, ...]  # all operators of the composite
     shared_dims: frozenset[str]  # names of dimensions that the operators have in common
@@ -43,8 +43,8 @@ class NativeCall(NamedTuple):
     time_shares: Mapping[str, float]  # by operator, its share of the call's seconds
     neighbours: tuple[
         str, ...
-    ]  # its producers and readers, if only samples may be split; else empty
-    has_parameters: bool
+    ]  # operators before and after the composite, if only samples may be split; else empty
+    has_parameters: bool  # whether a parameter is among the inputs of the call
 
     def main_tile(self, op: Op, box: Box) -> Box:
         """The tile of the main operator that matches `box`, a tile of `op`.
@@ -66,7 +66,8 @@ class NativeCall(NamedTuple):
     def is_whole(self, op: Op, box: Box, bn: str) -> bool:
         """Whether a tile is whole in all dimensions that the call may not split.
 
-        bn: with "local" batch-norm statistics, those of each device, every tile counts as whole.
+        bn: the batch-norm statistics of the plan. With "local", each device computes those of its own
+        samples, so every tile counts as whole; "global" are those of all samples.
         """
         if self.fused.kind == "batch_norm" and bn == "local":
             return True

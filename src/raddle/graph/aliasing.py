@@ -32,7 +32,8 @@ def refuse_shared_memory(
 ) -> None:
     """Refuses shared memory of tensors if the model or the optimizer writes to one of them.
 
-    written: names of the parameters and buffers that a step writes.
+    states: the parameters and buffers. constants: tensors that the code of the model or loss uses directly;
+    a graph holds copies of them. written: names of the parameters and buffers that a step writes.
     """
     constant_names = {name for name, _ in constants}
     for pair in _overlapping_pairs([*states, *constants]):

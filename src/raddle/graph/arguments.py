@@ -1,5 +1,7 @@
 """Names for the tensors in a module's arguments, which may be nested lists and mappings of tensors.
 
+A *leaf* is what is neither a list, a tuple nor a mapping: a tensor, a number or None.
+
 >>> _leaf_names("x", {"ids": 0, "more": [1, 2]})
 ['x.ids', 'x.more.0', 'x.more.1']
 """
@@ -16,7 +18,7 @@ from torch import nn
 def input_names(
     model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any], targets: Sequence[Any]
 ) -> list[str]:
-    """A name for every leaf of the inputs, then of the targets (target, target1, ...)."""
+    """A name for every leaf of the inputs, then of the loss's targets (target, target1, ...)."""
     if isinstance(inputs, Mapping):
         named = list(inputs.items())
     else:

@@ -2,7 +2,8 @@
 
 An ATen call is translated by the function registered for its name (`@aten("conv2d")` in ops/). A call that
 ATen tags as pointwise needs no such function. Any other call becomes an *opaque* operator: it is executed
-correctly but never split. A *composite* is a group of operators that one native call can replace.
+correctly but never split. A *composite* is a group of operators that one native call can replace; the graph
+records it as a FusedCall. A *slot* is here the position of an operand among the arguments of a kernel.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from raddle.graph.space import parse_space
 AtenTranslator = Callable[..., Any]  # (builder, *arguments of the call) -> values
 ATEN_TRANSLATORS: dict[str, AtenTranslator] = {}
 
+# An operand in index notation with the sign before it, such as "* w[c k]".
 _ACCESS = re.compile(r"[*+,]?\s*\w+\[[^\]]*\]")
 
 
@@ -57,7 +59,7 @@ class Builder:
         self.used_outputs = {0}  # positions of the outputs of the call that are used
         # Values before and after a write that the schema of the call does not declare.
         self.hidden_writes: list[tuple[Value, Value]] = []
-        self._seed: Value | None = None
+        self._seed: Value | None = None  # made by `seed` at its first call
         self._names: dict[str, int] = {}  # how often each name was given, to make names unique
         self._composite_name: str | None = None  # of the composite that is being built
         self._composite_kind = ""
@@ -70,7 +72,7 @@ class Builder:
         return value
 
     def reserve(self, name: str) -> str:
-        """Returns a name that no operator will get."""
+        """Returns this name, or if it is taken the name with a number; no operator will get it."""
         return self._unique(name)
 
     def seed(self) -> Value:
@@ -204,9 +206,10 @@ class Builder:
         self, kind: str, inputs: Sequence[Value | None], attrs: Mapping[str, Any] | None = None, *,
         has_fused_call: bool = True,
     ) -> Iterator[list[Value]]:  # fmt: skip
-        """Operators added in the `with` block are one composite; the block appends the outputs.
+        """Operators added in the `with` block are one composite.
 
-        kind: key of FUSED_KERNELS, if there is a fused call (ops/fused.py)
+        The block gets an empty list and appends the output values to it. kind: key of FUSED_KERNELS, if
+        there is a native call (ops/fused.py); has_fused_call: False if there is none.
         """
         if self._composite_name is not None:  # only the outermost composite counts
             yield []

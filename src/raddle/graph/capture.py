@@ -55,6 +55,8 @@ def capture(
     dimension of every input is the sample dimension, unless `dims={"x": "tnc"}` names another one `n`. The
     module is captured in its present mode (`train()` or `eval()`) and is not changed. Meta tensors suffice.
 
+    In the notation below, +0 is the first row of the weight that the operator reads (ops/contraction.py).
+
     >>> x, y = torch.randn(8, 4), torch.randn(8, 2)
     >>> graph = capture(nn.Linear(4, 2), [x], targets=[y], loss=nn.functional.mse_loss)
     >>> graph.ops[0].notation, graph.batch
@@ -256,6 +258,7 @@ class _Translation:
         (end,) = (n for n in subgraph.graph.nodes if n.op == "output")
         returned: Any = end.args[0]
         results = list(self._current_value(returned))
+        # For each output of the block, whether it is a tensor from outside, perhaps written in place.
         same = [
             isinstance(r, Node) and self.memory.is_same_tensor(r, placeholders) for r in returned
         ]

@@ -41,7 +41,7 @@ class Op:
     """One operator. Its operands and outputs are names of values in `Graph.values`."""
 
     name: str
-    kind: str
+    kind: str  # key of OPERATOR_KINDS (operator_kind.py)
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attrs: Mapping[str, Any]  # what its kernel needs besides tensors, such as a stride
@@ -86,7 +86,7 @@ class FusedCall:
     ops: tuple[str, ...]  # names of the operators
     inputs: tuple[str | None, ...]  # names of values; None: absent
     outputs: tuple[str | None, ...]  # names of values; None: unused
-    attrs: Mapping[str, Any]
+    attrs: Mapping[str, Any]  # of the native call, such as eps
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,10 @@ class Index(NamedTuple):
             # the index values v with v * den = coef * a + base, first <= a <= last, 0 <= v < extent
             v_low = max(0, -(-(coef * first + base) // self.den))
             v_high = min(self.extent - 1, (coef * last + base) // self.den)
+            # a_low, a_high: the first and the last of these index values that some a gives
             if coef == 1:
                 a_low, a_high = v_low, v_high
-            else:  # den is 1: round to index values that some a gives
+            else:  # den is 1
                 a_low = -(-(v_low - base) // coef) * coef + base
                 a_high = (v_high - base) // coef * coef + base
             if a_low <= a_high:
@@ -107,6 +108,7 @@ class Index(NamedTuple):
         return [term.coef * v for v in range(first, last + 1)]
 
 
+# window(h); (h+1-R)/2; each term with its sign; in a term, each factor with the operator before it
 _TABLE = re.compile(r"([a-z_]+\d*)\((\w+)\)")
 _EXACT = re.compile(r"\((.*)\)/(\w+)")
 _SIGNED = re.compile(r"([+-]?)([^+-]+)")

@@ -42,7 +42,9 @@ class OperatorKind:
     kernel_factory: is called once for a box and returns the kernel that computes it, so that a kernel
     does no index arithmetic when it runs.
     merge: combines partial results; None if they are summed.
-    flops: (space, box, operand) -> floating-point operations, as `work`; None: derived from the notation.
+    flops_per_point: floating-point operations per point of the iteration space; 2 if it is a product.
+    flops: (space, box, operand) -> floating-point operations of the forward (operand None) or of the
+    gradient of that operand; None: derived from the notation.
     """
 
     name: str

@@ -40,7 +40,7 @@ class Placeholders:
         self.memory, self.builder = memory, builder
         self.input_names = list(input_names)
         self.constants: dict[str, Tensor] = {}  # copies of the constants, by name
-        self.lifted_constants: list[tuple[str, Tensor]] = []  # by name, not copied
+        self.lifted_constants: list[tuple[str, Tensor]] = []  # (name, the user's tensor)
         self.inputs: list[str] = []  # names of the inputs that are tensors
         self.aliases: dict[str, str] = {}  # further names of shared tensors -> the first name
 

@@ -21,7 +21,7 @@ def resize_inputs(
 ) -> tuple[Any, list[Any]]:
     """Inputs and targets with `batch` samples, which are repeated or cut off.
 
-    letters: the letters of the dimensions of every leaf, in order.
+    letters: the letters of the dimensions of every leaf (arguments.py), in order.
     """
     remaining_letters = iter(letters)
     return _resize(inputs, remaining_letters, batch), [
@@ -47,7 +47,8 @@ def capture_once_per_size(
 ) -> Callable[[int], Graph]:
     """A function from batch size to graph that captures once for each size.
 
-    It captures in the modes (`train` or `eval`) that the modules have now, and then restores theirs.
+    It sets the modes (`train` or `eval`) that the modules have now, captures, and then gives every module
+    the mode back that it had just before.
     """
     modes = {module: module.training for module in model.modules()}
     graphs: dict[int, Graph] = {}

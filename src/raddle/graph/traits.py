@@ -28,7 +28,7 @@ class Traits:
     # Whose efficiency applies (Device.efficiency): "conv", "attention", or "": matmul for products, else
     # memory.
     family: str = ""
-    updates_buffer: bool = False  # it has no gradient and may run on every device
+    updates_buffer: bool = False  # as running statistics: no gradient; may run on every device
     # Its windows may ignore the last elements of its input, so the kernel may get them beyond the region
     # (_untrimmed_region in runtime/code_generator.py).
     strided: bool = False
