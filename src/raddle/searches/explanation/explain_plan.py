@@ -260,8 +260,9 @@ def _subject_and_activity(instruction: Instruction) -> tuple[str, str]:
 def _search_record(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
     """Return what a search wrote into the plan file, or None if no search did.
 
-    `start`: the candidate that led to the plan; `stopped`: why the search ended; `proposals`: how many
-    moves its Markov chains proposed; `tried`: the candidates; `searched_as`: how their settings differ from
+    A candidate is a whole plan that the search timed or simulated. `start`: the name of the candidate that
+    led to the plan; `stopped`: why the search ended; `proposals`: how many moves its Markov chains
+    proposed; `tried`: the candidates; `searched_as`: how their settings differ from
     those of the plan, such as "sync allreduce in place of p3". A user may have edited the file, so
     entries of other types than a search writes are left out.
     """

@@ -3,8 +3,11 @@
 In a *fine* partition the input channels of a filter may be in different parts (a *part* is a device's
 share); in a *coarse* one a filter is whole. A *cell* is one input channel of one filter. cells[l][j, k] is
 the part that multiplies channel k of filter j of layer l. owners[l][j] is the part that sums the partial
-results of filter j and then has its output. network.py defines layers, their units (filters), feature maps,
-and the pieces and readers of maps.
+results of filter j and then has its output. A *unit* of a layer is a filter. A *map* is a feature map, a
+value that layers read. It consists of *pieces*: the units of one layer, then those of the next, as a
+concatenation puts them. A *dense* reader of a map is a layer, whose cells read its channels. An
+*elementwise* reader is an operator such as an add: a part that owns unit i of it needs unit i of the map
+(network.py).
 """
 
 # l: layer; t: layer that reads a map; j: filter; k: channel; p: part; v: map

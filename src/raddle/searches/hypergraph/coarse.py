@@ -192,6 +192,7 @@ class AnnealingRuns:
     def __init__(self, problem: CoarseProblem, record: SearchRecord) -> None:
         self.problem, self.record = problem, record
         self.neighbours = coarse_annealing.build_neighbours(problem.m)
+        # Elements that a part receives on average in the start `chain`: the unit of temperatures
         self.part_volume = (volume(problem.m, problem.chain) + 1) / problem.parts
         self.best, self.best_volume = problem.chain, math.inf
 

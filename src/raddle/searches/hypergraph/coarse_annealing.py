@@ -9,8 +9,8 @@ A *move* is a list of *shifts*; a shift changes the number of units of one layer
 the units received are computed again only for the maps that this layer makes or reads. A part receives
 all units of a map that it lacks as soon as one of its units reads the map, so moving single units often
 changes nothing. Most moves therefore take all units of a layer, or of several neighbouring layers, or as
-many as fit, or exchange equal work. Work above a part's capacity (*overload*) has a price, which is added
-to the volume; it rises while parts are overloaded and falls while none is.
+many as fit, or exchange equal work. Work above a part's capacity (*overload*) has a price, in elements per
+work, which is added to the volume; this price rises while parts are overloaded and falls while none is.
 """
 
 # l, t: layers; v: map; p, q, s: parts; k: units moved; n: shifts in the log so far; m: the network as

@@ -1,11 +1,13 @@
 """The pricing problem of column generation (lower_bound.py): the cheapest column at given prices.
 
 It serves a lower bound on the volume of *coarse* partitions, in which every filter is whole in one part (a
-*part* is a device's share). network.py defines the pieces of a map and its dense and elementwise readers. A
-*column* is the number of units (filters) of each layer in one part (counts.py). Its cost is what the part
-receives of feature *maps*, in elements, less the prices of its units: a price is paid to the part. Dynamic
-programming finds the minimum: a *sweep* over the layers from the last to the first. The state of the sweep
-is the work used so far, in *cells* (equal amounts of work), and one bit
+*part* is a device's share). A feature *map* consists of *pieces*: the units (filters) of one layer, then
+those of the next. A *dense* reader of a map is a layer: a part that has units of it needs all units of the
+map. An *elementwise* reader is an operator such as an add: a part that has unit i of it needs unit i of the
+map (network.py). A *column* is the number of units (filters) of each layer in one part (counts.py). Its
+cost is what the part receives of feature *maps*, in elements, less the prices of its units: a price is paid
+to the part. Dynamic programming finds the minimum: a *sweep* over the layers from the last to the first.
+The state of the sweep is the work used so far, in *cells* (equal amounts of work), and one bit
 
     per map     whether the part has units of a dense reader of the map: if so, it pays for all units of the
                 map, and each unit that it has itself saves its own elements

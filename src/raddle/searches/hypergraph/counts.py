@@ -1,8 +1,9 @@
 """The compressed model of a coarse partition: only the number of units of each layer in each part.
 
 In a *coarse* partition every filter is whole in one part; a *part* is a device's share, a *unit* a filter.
-A *map* is a feature map: a value that layers read. A *dense* reader needs all units of it, an *elementwise*
-reader (an add) only those with its own numbers; a *piece* is the units of one layer in a map (network.py).
+A *map* is a feature map: a value that layers read. A part that has units of a *dense* reader (a layer)
+needs all units of the map; a part that has unit i of an *elementwise* reader (an add) needs only unit i of
+the map. A *piece* is the units of one layer in a map (network.py).
 The units of a layer are interchangeable, so a partition is a matrix of counts x[l, p]. For every map, part
 p receives these units:
 

@@ -5,8 +5,12 @@ In a *coarse* partition every filter (*unit*) is whole in one part; a *part* is 
 mixed-integer programs. The variables are the counts of units, a presence bit for every layer and part
 (whether the part has units of the layer), and the units of every map that each part receives. Two
 constraints make the linear relaxation strong enough: the units of a layer in a part are limited by what
-fits, times the presence bit; and parts of equal capacity are ordered by their work. network.py defines
-pieces and readers of maps. A column of the program is a variable, a row is a constraint.
+fits, times the presence bit; and parts of equal capacity are ordered by their work. A column of the program
+is a variable, a row is a constraint.
+
+A map consists of *pieces*: the units of one layer, then those of the next, as a concatenation puts them. A
+*dense* reader of a map is a layer: a part that has units of it needs all units of the map. An *elementwise*
+reader is an operator such as an add: a part that has unit i of it needs unit i of the map (network.py).
 """
 
 # l, t: layers; v: map; p: part; m: the network as arrays (counts.py)

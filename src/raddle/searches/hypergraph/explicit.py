@@ -12,7 +12,11 @@ adds the partial results of the cells and owns the output. One net joins the sum
 read the output. Another net joins the cells of the filter with its sum vertex.
 
 Vertices are numbered layer by layer: filters, or cells filter by filter. In the fine hypergraph all sum
-vertices follow, again layer by layer. A dense or elementwise reader and a piece are defined in network.py.
+vertices follow, again layer by layer.
+
+A map consists of *pieces*: the units of one layer, then those of the next, as a concatenation puts them. A
+*dense* reader of a map is a layer, whose filters read all units of the map. An *elementwise* reader is an
+operator such as an add, whose unit i reads only unit i of the map (network.py).
 """
 
 # l, t: layers; j: filter; k: channel of its input; v: map

@@ -2,13 +2,15 @@
 
 A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
 share. In each layer the parts form *rows*: the parts of a row compute the same filters (units), each over
-its own channels (fine_rows.py). A *map* is a feature map that layers read (network.py). The *volume* is the
-elements that cross parts in a forward.
+its own channels (fine_rows.py). A *map* is a feature map that layers read. It consists of *pieces*: the
+units of one layer, then those of the next. A *dense* reader of a map is a layer, which sums over its
+channels. An *elementwise* reader is an operator such as an add, whose unit i reads unit i of the map
+(network.py). The *volume* is the elements that cross parts in a forward.
 
 The volume of a group then does not depend on the other groups, so the best groups are a shortest path.
-Each layer of a group is spread evenly over the group's parts, in as many rows as are cheapest. With a rows
-of b parts each, the map that the layer reads is sent a - 1 times, once more if it comes from another group,
-and the partial results are sent b - 1 times.
+Each layer of a group is spread evenly over the group's parts, in as many rows as are cheapest. With `a`
+rows of `b` parts each, the map that the layer reads is sent a - 1 times, once more if it comes from another
+group, and the partial results are sent b - 1 times.
 """
 
 # l: layer; v: map; i, j: first layer of a group and the layer after its last; s: parts of a group; a:
@@ -34,10 +36,12 @@ def chain_rows(
     """
     layers = len(network.layers)
     layer_groups = _LayerGroups(network, pb, parts)
+    # By layer: the work of all layers before it
     work = np.concatenate([[0.0], np.cumsum(pb.m.work * pb.m.units)])
     # best[j, used]: least volume of the layers before j on `used` parts
     best = np.full((layers + 1, parts + 1), np.inf)
     best[0, 0] = 0
+    # [j, used]: the first layer of the last group in that solution; the group before it ends there
     previous_end = np.zeros((layers + 1, parts + 1), np.int64)
     for j in range(1, layers + 1):
         for i in range(j - 1, -1, -1):

@@ -3,10 +3,13 @@
 A *part* is a device's share. A *fine* partition may put the input channels of one filter into different
 parts. A *cell* is one input channel of one filter. Every cell has a part that computes it, and every filter
 an *owner*, the part that sums the partial results of its cells. A *map* is a feature map that layers read;
-its units are the outputs of filters (network.py). A part receives the units of maps that its cells read and
-it does not own. It sends a partial result for every filter that it computes cells of and does not own.
-Operators after a layer (batch norm, relu, pool, add) run where the owner is. A coarse partition is the
-special case in which all cells of a filter are in the part of its owner.
+its units are the outputs of filters. It consists of *pieces*: the units of one layer, then those of the
+next. Its *dense* readers are layers, whose cells read its channels. An *elementwise* reader is an operator
+such as an add: a part that owns unit i of it needs unit i of the map (network.py). A part receives the
+units of maps that its cells read and it does not own. It sends a partial result for every filter that it
+computes cells of and does not own. Operators after a layer (batch norm, relu, pool, add) run where the
+owner is. A coarse partition is the special case in which all cells of a filter are in the part of its
+owner.
 """
 
 # l, t: layers; v: map. Channels of a layer are numbered through all maps that it reads, one after the

@@ -3,10 +3,12 @@
 A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
 share. The state has only counts. In each layer the parts form *rows*: the parts of a row compute the same
 filters (units), each over its own `width` of consecutive channels, its *window*. A part *owns* the filters
-whose partial results it sums (fine_rows.py). A *map* is a feature map; network.py defines its pieces and
-its dense and elementwise readers. The *volume* is the elements that cross parts in a forward. It is counted
-as if the units that a part owns were always in its window; fine_rows.assign_indices achieves that for
-almost all. Of every map a part receives these units:
+whose partial results it sums (fine_rows.py). A *map* is a feature map. It consists of *pieces*: the units
+of one layer, then those of the next. A *dense* reader of a map is a layer, which sums over its channels. An
+*elementwise* reader is an operator such as an add: a part that owns unit i of it needs unit i of the map
+(network.py). The *volume* is the elements that cross parts in a forward. It is counted as if the units that
+a part owns were always in its window; fine_rows.assign_indices achieves that for almost all. Of every map a
+part receives these units:
 
     all units that it does not own        if a layer there reads all channels
     max(0, width - owned)                 if a layer there reads a window

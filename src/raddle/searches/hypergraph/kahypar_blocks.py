@@ -2,7 +2,9 @@
 
 *Coarse* means that every filter is whole in one part, and not a coarsened hypergraph; a *part* is a
 device's share. A *map* is a feature map: a value that layers read. It consists of *pieces*: the filters
-(units) of one layer, then those of the next. network.py defines its dense and elementwise readers.
+(units) of one layer, then those of the next. A *dense* reader of a map is a layer: a part that has units of
+it needs all units of the map. An *elementwise* reader is an operator such as an add: a part that has unit i
+of it needs unit i of the map.
 
 Filters of a layer are interchangeable, so a few dozen blocks per layer are enough; a block is a vertex. The
 net of a block joins it with all blocks of the dense readers of its map, and with the same block of each

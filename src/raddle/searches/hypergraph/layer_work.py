@@ -1,7 +1,8 @@
 """The work of each layer: operations, time, both, or numbers from a file.
 
 A partition gives each part (device) about the same work, or its share of it. A layer is all operators that
-share a weight (network.py).
+share a weight (network.py). In the option `--weights` of `raddle partition`, and in error messages, a
+*weight* of a layer is its work, as hypergraph partitioners call it; it is no parameter.
 """
 
 from __future__ import annotations

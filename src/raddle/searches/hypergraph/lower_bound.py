@@ -207,7 +207,7 @@ class _ColumnSearch:
 
         If at most n parts have the layer, each of them needs the units that do not fit into n - 1 parts.
         """
-        max_units = self.grids[-1].max_units
+        max_units = self.grids[-1].max_units  # of the class with the largest capacity
         min_units = np.maximum(1, self.m.units - (node.max_parts - 1) * max_units).astype(np.int64)
         return grid._replace(min_units=min_units)
 
@@ -299,4 +299,5 @@ class _MasterProgram:
 
 
 def _pieces_by_map(m: CountModel) -> list[Array]:
+    # By map: the layers of its pieces. A piece is the units of one layer in a map (network.py).
     return [m.piece_layer[a:b] for a, b in zip(m.piece_start, m.piece_start[1:], strict=False)]

@@ -88,6 +88,7 @@ class MixedBlocks:
 def build_blocks(graph: Graph) -> MixedBlocks:
     """Builds the blocks of a graph."""
     all_groups = find_groups(graph)
+    # Operations in a forward, by name of the operator; only operators of layers (network.py)
     flops = {
         name: work(op, op.space.full).flops
         for layer in build_network(graph).layers
@@ -175,6 +176,8 @@ def _build_block(
         if all(letter in g.letters for g in layers):
             sizes = [g.sizes[g.letters.index(letter)] for g in members if letter in g.letters]
             axes.append(letter)
+            # Of filters and input channels those of the layer; of other axes the fewest of any group: a
+            # pool, for example, reduces height and width.
             units.append(size if letter in "ck" else min(sizes))
     work = sum(flops.get(name, 0) for g in members for name in g.ops)
     # Local batch norm statistics are those of one tile, so a part needs one range of samples.

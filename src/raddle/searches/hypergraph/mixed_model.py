@@ -255,6 +255,7 @@ class _MixedModelBuilder:
         return need.table < 0 or self._same_table(hold.table, need.table)
 
     def _same_table(self, one: int, other: int) -> bool:  # one, other: indices of first entries
+        # end: where the table ends (low is 1), or where low no longer rises; later entries are not compared
         end = one + 1
         while self.low[end] > self.low[end - 1] and self.low[end] < 1.0:
             end += 1

@@ -29,10 +29,11 @@ from raddle.searches.settings import Clock, OnProgress
 ROUNDS = 6  # in a budget, at least
 # Steps of the first round; most steps of the others, per block and per square root of the number of parts
 FIRST_STEPS, MAX_STEPS = 20_000, 10_000
-# As multiples of the average volume of a part in the best partition so far:
-# temperatures: the first; the first of a round that continues from the best state; the last
+# The following four are multiples of the average volume of a part in the best partition so far.
+# Temperatures: the first; the first of a round that continues from the best state; the last
 HOT, WARM, COLD = 0.8, 0.16, 0.002
-PRICE = 120.0  # of work above the parts' maxima that equals the work of the whole graph
+# Price of work above the parts' maxima, for as much of it as the whole graph has
+PRICE = 120.0
 
 
 def annealing_rounds(

@@ -67,7 +67,8 @@ def _part_fraction(
 ) -> float:
     """Returns the fraction of a value that a part holds or needs.
 
-    kind: of a Split; part_units: of part p; units: of all parts; active: number of parts with units.
+    kind: of a Split (mixed_model.py); part_units: of part p; units: of all parts; active: number of parts
+    with units; first_part: the first of these.
     """
     if part_units == 0:
         return 0.0

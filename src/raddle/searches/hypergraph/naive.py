@@ -61,7 +61,7 @@ def incremental(m: CountModel, parts: int) -> Array:
     x = np.zeros((m.num_layers, parts), np.int64)
     for l, runs in enumerate(_fill_parts(m, m.units.tolist(), parts)):
         for run in runs:
-            x[l, run.part] += run.last - run.first
+            x[l, run.part] += run.last - run.first  # last: the index after the last unit
     return x
 
 

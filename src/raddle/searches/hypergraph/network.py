@@ -106,6 +106,7 @@ class _NetworkBuilder:
         self.op_pieces: dict[str, Pieces] = {}
         # Elements of a value that are read; a strided convolution skips some.
         self.elements_read: dict[str, int] = {}
+        # By value, as ordered sets: numbers of layers; pieces of operators
         self.dense_readers: dict[str, dict[int, None]] = {}
         self.elementwise_readers: dict[str, dict[Pieces, None]] = {}
 

@@ -278,7 +278,7 @@ METHODS = (*NAIVE_METHODS, "channel-incremental", *SOLVERS)
 def table_row(result: PartitionResult, epsilon: float) -> dict[str, Any]:
     """Returns one row of a table like those of the thesis; "heaviest" is the value that is sent most."""
     heaviest = max(result.sent_elements, key=lambda name: result.sent_elements[name], default=None)
-    average = result.volume / result.parts
+    average = result.volume / result.parts  # elements that a part receives
     work = result.work
     return {
         "method": result.method,

@@ -51,7 +51,7 @@ class DeviceChain:
 
     kinds: tuple[int, ...]  # by device, its kind: the row of LayerCosts.forward and .backward
     capacity: tuple[float, ...]  # by device, bytes of memory
-    bandwidth: tuple[float, ...]  # by link, bytes a second
+    bandwidth: tuple[float, ...]  # by link, bytes per second
     latency: tuple[float, ...]  # by link, seconds
 
     def __post_init__(self) -> None:

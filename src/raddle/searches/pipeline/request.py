@@ -173,7 +173,7 @@ def _balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> Step
         raise InputError(f"the model has {len(order)} layers to cut between, not {stage_count}.")
     seconds = [costs.forward[0][v] + costs.backward[0][v] for v in order]
     sums = [0.0]
-    for s in seconds:
+    for s in seconds:  # s: here the seconds of a layer
         sums.append(sums[-1] + s)
     # best[k][i]: (seconds of the slowest run, start of the last run) of the first i layers in k runs.
     best: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(float("inf"), 0)] * len(order)]

@@ -1,8 +1,9 @@
 """Partitions layers into stages for a pipeline without a flush: the shortest period (PipeDream).
 
-The period is the time from one finished micro-batch to the next in the steady state. The costs are those of
-PipeDream (Narayanan et al., SOSP 2019, section 3.1), as its public optimizer counts them. A stage with w
-seconds of work (forward and backward) and p bytes of parameters on r devices takes, per micro-batch,
+The period is here the time from one finished micro-batch to the next in the steady state (elsewhere in
+raddle: from one step to the next). The costs are those of PipeDream (Narayanan et al., SOSP 2019, section
+3.1), as its public optimizer counts them. A stage with w seconds of work (forward and backward) and p bytes
+of parameters on r devices takes, per micro-batch,
 
     (w + 4 (r - 1) p / (r bandwidth)) / r   seconds.
 

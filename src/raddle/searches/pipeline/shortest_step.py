@@ -8,7 +8,7 @@ stages:
 
 T_s: seconds of one micro-batch in stage s: forward, backward and, if the stage recomputes, another
 forward, divided by its r replicas. A_s = 2 (r - 1) / r * parameter bytes / bandwidth: the all-reduce, once
-a step. A transfer takes latency + bytes / bandwidth, once for activations and once for gradients.
+per step. A transfer takes latency + bytes / bandwidth, once for activations and once for gradients.
 
 Memory of stage s of P: `state_factor` times its parameters and, for each micro-batch in flight, the
 activations that its layers save for the backward. If the stage recomputes, it holds only its inputs for
@@ -17,10 +17,11 @@ In flight are m micro-batches with GPipe, and min(m, P - s) with 1F1B (PipeDream
 Stages use the devices in the given order, and the devices of a stage are of one kind. Devices at the end
 may stay idle.
 
-The optimum over all convex cuts is exact. With a cap on T_s, the objective is a sum, which
-dynamic_program.py minimises. cap_search.py chooses the caps. The dynamic program is smaller if the number
-of micro-batches in flight is the same for all stages. So a first attempt assumes the smallest number in
-flight for all stages; its result counts if it fits in memory with the real numbers.
+The result is the exact optimum over all convex cuts, unless there are too many of them (see below). With a
+cap on T_s, the objective is a sum, which dynamic_program.py minimises. cap_search.py chooses the caps. The
+dynamic program is smaller if the number of micro-batches in flight is the same for all stages. So a first
+attempt assumes the smallest number in flight for all stages; its result counts if it fits in memory with
+the real numbers.
 
 Differs from the papers: GPipe does not choose the stages. PipeDream's optimizer has no flush, and considers
 memory only on request. Ideals (ideals.py) are the sets of layers that can run before a cut. If there are
