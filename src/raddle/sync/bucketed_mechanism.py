@@ -83,4 +83,4 @@ class BucketedMechanism(Mechanism):
         """Sums the gradients that are complete and not summed yet, if there are any."""
         if self._unsummed:
             self.buckets.finish(list(self._unsummed))
-            self.on_zero_grad()
+            self.on_zero_grad()  # clears no gradient: only this object counts from zero again

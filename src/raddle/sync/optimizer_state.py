@@ -34,7 +34,7 @@ def join_states(
     parts: Sequence[OptimizerState], shapes: Sequence[Sequence[int]], device: torch.device
 ) -> OptimizerState:
     """Returns the state of a parameter from the states of its slices, in order; shapes: of the slices."""
-    first = next((part for part in parts if part), {})
+    first = next((part for part in parts if part), {})  # of the first slice that has a state
 
     def whole(name: str) -> Any:
         values: list[Any] = [part.get(name) for part in parts]

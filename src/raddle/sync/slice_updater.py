@@ -22,6 +22,7 @@ from raddle.sync.private_torch import has_step_hooks
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD",
 )  # fmt: skip
+# By a word in the name of an optimizer's class: why this optimizer cannot update slices.
 NOT_ELEMENTWISE = {
     "LBFGS": "it calls a closure and looks at all parameters at once",
     "SparseAdam": "its gradients are sparse",

@@ -63,7 +63,7 @@ class SlicedMechanism(Mechanism):
                 f"'{name}' was changed between backward and step, and sync '{self._sync_text}' updates "
                 "during the backward: change it before, or wrap with barrier=True"
             )
-        everything = range(len(self.trained.parameters))
+        everything = range(len(self.trained.parameters))  # indices of all parameters
         for index in everything:
             if index not in self._submitted:
                 self._submit(index)

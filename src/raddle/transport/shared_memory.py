@@ -106,13 +106,13 @@ class SharedAreas:
         for area in areas:
             if area[1][area[2]] == FREE:  # memory[offset]: the first byte of the header
                 return area
-        step = HEADER_BYTES + size
+        step = HEADER_BYTES + size  # bytes from one area to the next
         count = max(1, MIN_FILE_BYTES // step)
         file = os.memfd_create("raddle messages")
         os.ftruncate(file, count * step)
         memory = _map(file, count * step)
         areas += [(file, memory, number * step) for number in range(count)]
-        return areas[-count]
+        return areas[-count]  # the first of the new ones
 
     def close(self) -> None:
         """Closes the files. Mapped memory stays as long as a tensor uses it."""
