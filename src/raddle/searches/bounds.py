@@ -142,7 +142,10 @@ def _elements_read(space: Space, access: Access) -> int:
 
 
 def _least_steps(space: Space, dim: int) -> int:
-    """A safe lower bound on the elements that a window reads along a dimension: half of its positions."""
+    """A safe lower bound on the elements that a sliding window reads: half the number of its positions.
+
+    dim: the operator's dimension along which the window moves; its size is the number of positions.
+    """
     return 1 if space.dims[dim].unsplittable else max(1, space.dims[dim].size // 2)
 
 

@@ -86,7 +86,8 @@ def host_seconds(timeline: Timeline) -> float:
         return (
             SLICE_ALL_REDUCE_SECONDS * all_reduce_parts / program.plan.devices / program.plan.steps
         )
-    # Messages of a Move; is_of_parameter: between the holders of a parameter and its server.
+    # A Move is an instruction that sends messages. is_of_parameter: between the holders of a parameter and
+    # its server.
     moves = (i for i in program.instructions if isinstance(i, Move) and i.kind.is_of_parameter)
     # Each small message is sent and received. Sizes are in elements.
     ends = 2 * sum(m.elements < DEFAULT_SLICE // 2 for move in moves for m in move.messages)

@@ -1,7 +1,7 @@
 """Makes the plans of methods together with their predicted metrics, and compares several methods.
 
 A row is a dictionary with the metrics of one method's plan: `step_ms`, `samples_per_s`, `peak_bytes` and
-others (predict.METRICS), and, for a search, how the search went.
+others (predict.METRICS), and, for a search, how the search went (settings.SearchResult).
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def _search_metrics(
 def _searched_as(plan: Plan, result: SearchResult, settings: Settings) -> str | None:
     """How the plans that the search timed differ from the final plan; None if they do not.
 
-    The sync kind, buckets and a threaded schedule are chosen after the search, so the times in `history`
-    and `tried` are without them. Example: "sync allreduce in place of p3".
+    The sync kind, buckets and a schedule threaded:N (N steps at once) are added after the search, so the
+    times in `history` and `tried` are without them. Example: "sync allreduce in place of p3".
     """
     requested = settings.plan_fields["sync"]
     parts = [] if plan.sync == requested else [f"sync {requested} in place of {plan.sync}"]

@@ -48,12 +48,14 @@ def plan_for(
     method: a baseline or a search, by name (registry.py).
     model: the name by which the model can be loaded again, stored in the plan.
     batch: the global batch; None: that of the graph.
+    bn: the samples over which batch norm takes its statistics (Settings.bn).
     sync: a sync kind of plans/sync/. With "auto", the method `auto` takes P3 or smaller buckets if they are
         faster; all other methods all-reduce.
     recompute: activation checkpointing in this many blocks; None: the method decides.
-    budget: seconds that a search takes, roughly.
+    budget: seconds that a search takes, roughly. seed: of its random numbers.
     pins: splits that the search must not change, as in "features.*=n/16".
     reduction: whether summed dimensions may be split; None: yes for `flexflow` and `auto`, no for `optcnn`.
+    profile: measured times of operators; None: all times are estimated from FLOPs and bytes.
 
     >>> import raddle, torch
     >>> x, y, loss = torch.randn(8, 4), torch.randn(8, 2), torch.nn.functional.mse_loss

@@ -20,7 +20,9 @@ from raddle.simulation.memory.peaks import peak_bytes
 from raddle.simulation.timeline import Timeline, simulate
 
 STEPS = 3  # steps to simulate; the last one is taken as the steady state
-# Keys of the metrics that reports and tables show.
+# Keys of the metrics that reports and tables show. speedup: over data parallelism. comm_bytes: sent between
+# devices per step. peak_bytes: of the device with the most. imbalance: the longest compute time of a
+# device, divided by the mean. search_s: seconds of the search. fits: whether the peaks fit the memory.
 METRICS = (
     "step_ms", "samples_per_s", "speedup", "comm_bytes", "peak_bytes", "imbalance", "search_s", "fits"
 )  # fmt: skip

@@ -1,4 +1,8 @@
-"""The settings that a search takes, the result that it returns, and the clock of its time budget."""
+"""The settings that a search takes, the result that it returns, and the clock of its time budget.
+
+A start is a plan from which a search begins (starts.py). A proposal is a changed plan that a Markov chain
+(flexflow/chain.py) times, and accepts or rejects.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,9 @@ AUTO = "auto"  # as `sync`: take the fastest of the sync kinds that compute the 
 class Settings:
     """Options of a search, and those options of the plan on which its predicted time depends."""
 
-    bn: str = "local"  # statistics of batch norm: of each device's samples, or "global"
+    # Samples over which batch norm takes its statistics: "local" (each device's own), "microbatch", or
+    # "global" (the whole batch).
+    bn: str = "local"
     sync: str = AUTO  # sync kind of the parameters
     optimizer: str = "sgd"
     profile: Profile | None = None  # measured times of operators, if any

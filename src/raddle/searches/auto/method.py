@@ -4,7 +4,7 @@
    timed for a single step.
 2. Markov chains (flexflow/multi_chain.py) improve the fastest starts.
 3. The fastest candidates are simulated for several steps, with their memory. The fastest that fits is the
-   result. Baselines that could be faster are simulated too, so that no baseline that fits is faster.
+   result. Baselines that could be faster are simulated too: none that fits is faster than the result.
 4. If nothing fits, activations are recomputed (recompute_to_fit.py); if that does not help, it is an error.
 5. A pipeline (searches/pipeline) is taken if it is faster, or if nothing else fits.
 
@@ -104,7 +104,7 @@ class AutoSearch:
         return None  # the attempt failed
 
     def _pipelines(self) -> list[PipelineCandidate]:
-        """Pipeline candidates, the fastest first.
+        """Pipeline candidates, the fastest first; none on one device, with pins, or after an interrupt.
 
         Global batch statistics need the whole batch at once, so there are no micro-batches with them.
         """

@@ -50,7 +50,10 @@ def recompute_to_fit(
 
 
 def too_large_message(simulator: CandidateSimulator, least: Candidate) -> str:
-    """The error sentence: by how much the smallest plan does not fit, and what would help."""
+    """The error sentence: by how much the smallest plan does not fit, and what would help.
+
+    least: that plan, the candidate with the lowest peak memory.
+    """
     device = max(
         range(len(least.peaks)), key=lambda d: least.peaks[d] - simulator.cluster.devices[d].memory
     )

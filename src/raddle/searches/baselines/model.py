@@ -2,8 +2,8 @@
 
 `model`: every device has an equal share of each layer's filters (c/N: channels in N parts).
 `owt` (Krizhevsky, arXiv 1404.5997): convolutions are data parallel (n/N) and fully connected layers model
-parallel. Differs from the paper: the fully connected layers take the whole batch at once, which is the
-paper's scheme (a), and not the samples of one device after the other.
+parallel. Differs from the paper: of its three schemes for the fully connected layers only (a) is here, in
+which they take the whole batch at once. In (b) and (c) they take one part of the batch after the other.
 """
 
 from __future__ import annotations

@@ -39,12 +39,12 @@ class Chain:
     tiles: Tiles  # of the current plan
     time: int  # nanoseconds of a step of the current plan
     best: Tiles  # of the best plan
-    best_time: int
-    mover: MoveProposer
+    best_time: int  # nanoseconds of a step of the best plan
+    mover: MoveProposer  # proposes the changes of the plan
     rng: random.Random
     temperature: float = TEMPERATURE
-    proposals: int = 0
-    accepted: int = 0
+    proposals: int = 0  # made so far
+    accepted: int = 0  # of these proposals
     since_improvement: int = 0  # proposals since the last improvement
     fits: Callable[[], bool] = lambda: True  # whether the evaluator's plan fits the memory
 

@@ -31,7 +31,7 @@ class MultiChain:
     clock: Clock
     settings: Settings
     chains: list[Chain] = field(default_factory=list)
-    dropped: list[Chain] = field(default_factory=list)
+    dropped: list[Chain] = field(default_factory=list)  # chains that run no longer
     history: list[BestSoFar] = field(default_factory=list)
     stopped: str = ""  # why the run ended, see SearchResult.stopped
     # Whether the evaluator's current plan fits memory; chains reject plans that do not.
@@ -63,6 +63,7 @@ class MultiChain:
 
     @property
     def best(self) -> Chain:
+        """The chain that has seen the best plan."""
         return min(self.all_chains, key=lambda c: c.best_time)
 
     def _record_best(self) -> None:

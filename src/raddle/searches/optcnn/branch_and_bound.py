@@ -195,6 +195,7 @@ def _tighten(
                 kept[i] &= costs - costs.min() < gap
                 # edges to nodes that this sweep visits later
                 ahead = [(e, end) for e, end, j in incident[i] if (j < i) == backwards]
+                # As in SRMP, each edge ahead takes an equal share of the node's costs.
                 share = 1 / max(1, len(ahead), len(incident[i]) - len(ahead))
                 for e, end in ahead:
                     moved[e][end] = moved[e][end] - share * costs

@@ -37,7 +37,8 @@ from raddle.searches.optcnn.transfers import (
 class CommunicationTimes:
     """Seconds of communication in all configurations; equal transfers share one array.
 
-    devices: indices of the sampled devices. layouts: by operator. volumes: cache of ranges.volume.
+    active: names of the values that need a gradient. devices: indices of the sampled devices.
+    layouts: by operator. volumes: cache of ranges.volume.
     """
 
     def __init__(

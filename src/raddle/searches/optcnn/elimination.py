@@ -73,8 +73,8 @@ def solve(
 ) -> Solution:
     """The optimal choice, or the best that is found before the deadline.
 
-    limit: the most entries of a table over three or more nodes; all such tables have at most four times as
-    many. deadline: a value of `perf_counter`, checked between eliminations.
+    limit: the most entries of a table over three or more nodes; all such tables together have at most four
+    times as many. deadline: a value of `perf_counter`, checked between eliminations.
     """
     net, out_of_time = _Network(nodes, edges), _out_of_time(deadline)
     _eliminate_up_to_two_neighbours(net, out_of_time, on_progress)
@@ -222,6 +222,7 @@ class _Network:
                 table.astype(np.float64) if old is None else old + table
             )
             self.constant += low
+            # Equal vectors become one object, so that cache keys made of ids are equal, too.
             self.tables[scope] = self.cache.setdefault(vector.tobytes(), (vector, None))[0]
         elif old is not None:
             self.merged += len(scope) == 2
@@ -322,6 +323,7 @@ def _minimise_out(
         b = _sum_tables([f for f in factors if set(right) & set(f[0])], (v, *right))
         flat = min_plus(a.reshape(-1, len(b)), b.reshape(len(b), -1))
         return _aligned_view((*left, *right), flat.reshape(a.shape[:-1] + b.shape[1:]), others)
+    # No such division: one neighbour is fixed to each of its configurations x in turn.
     d = max(range(len(others)), key=lambda d: sum(others[d] in scope for scope, _ in factors))
     least = np.empty([sizes[i] for i in others], np.float32)
     for x, out in enumerate(np.moveaxis(least, d, 0)):

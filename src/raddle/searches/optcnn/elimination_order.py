@@ -84,6 +84,7 @@ def smallest_tables_first(
     def entries(i: int) -> int:
         return math.prod(sizes[j] for j in remaining[i])
 
+    # By node, the number of entries of the table that its elimination would make.
     table = {i: entries(i) for i in remaining}
     ordered: list[int] = []
     total = 0

@@ -5,11 +5,16 @@ configurations of a group, as arrays (ranges.py).
 
 The result is the same as member_tilings (configurations.py) gives for each configuration. A letter usually
 cuts a dimension in the same way whatever the other letters do, so most ranges are computed letter by letter
-(ranges.py). Only where several letters cut one dimension together, configurations are computed one by one.
+(ranges.py). Only where several letters may cut one dimension, configurations are computed one by one.
+
+Example of two letters that cut one dimension: a linear layer y[n c] is split n/2 k/2, where k is summed.
+Two devices have partial sums of the same half of y. They merge them, and each keeps a slice: a half of that
+half, cut along its longest dimension. If that is n, the letters n and k have cut the dimension n into four
+parts, and the members that read y are split in the same way (configurations.py).
 """
 
-# x: configuration of a group, d: sampled device, or dimension of an operator, a: axis (position of a letter
-# in Group.letters), k: member of a group
+# x: configuration of a group, d: number of a sampled device, or dimension of an operator, a: axis (position
+# of a letter in Group.letters), k: number of a member of a group. Degree: the number of parts of a letter.
 
 from __future__ import annotations
 
@@ -38,7 +43,8 @@ class Need(NamedTuple):
 class TilePlacement(NamedTuple):
     """The properties of a member that decide which devices have a tile of it."""
 
-    # For each split dimension: the axes that split it, and the degrees that leave it whole.
+    # For each split dimension: the axes that split it, and Ranges.unsplit_degrees. These are degrees above
+    # 1 of its axis that leave this dimension whole, for example because its parts would overlap.
     split_axes: frozenset[tuple[tuple[int, ...], frozenset[int]]]
     max_copies: int  # with more copies of a tile, only the first is computed
 
@@ -68,6 +74,7 @@ class MemberLayout:
     @cached_property
     def has_partial_sums(self) -> bool:
         """Whether some configuration splits a summed dimension."""
+        # Ranges.index is None for a dimension that no configuration splits.
         return any(self.dims[d].index is not None for d in self.space.reduced_dims)
 
 
@@ -75,6 +82,7 @@ class LayoutBuilder:
     """Builds the layouts of groups; equal ranges, layouts and lattices are one object.
 
     devices: indices of the sampled devices in the cluster. device_count: number of devices of the cluster.
+    powers_of_two, reduction: which degrees a letter may have (Settings).
     """
 
     def __init__(
@@ -96,7 +104,7 @@ class LayoutBuilder:
 
     def lattice(self, group: Group) -> Lattice:
         """The configurations of a group; shared by groups with the same possible degrees."""
-        limits = []
+        limits = []  # the largest degree of each letter
         for letter, size in zip(group.letters, group.sizes, strict=True):
             limit = (
                 min(size, self.device_count) if self.reduction or letter not in group.reduced else 1
@@ -112,8 +120,9 @@ class LayoutBuilder:
 
     def layouts(self, group: Group) -> tuple[MemberLayout, ...]:
         """The layout of each member; groups of the same structure share them."""
-        place = {m.op.name: k for k, m in enumerate(group.members)}
+        place = {m.op.name: k for k, m in enumerate(group.members)}  # by name, the member's number
         lattice = self.lattice(group)
+        # how, ref, operand, output: from which other member (ref) a member gets its tiles (groups.Member)
         structure = tuple(
             (id(m.op.space), m.how, place.get(m.ref), m.operand, m.output, m.op.kind, m.op.opaque)
             for m in group.members
@@ -125,7 +134,8 @@ class LayoutBuilder:
         """Computes `layouts`. `enumerated` are the configurations to compute one by one."""
         spaces = {m.op.name: m.op.space for m in group.members}
         dims: dict[str, Dims] = {}
-        # A merged sum is divided again for the members after it: two letters then cut one dimension.
+        # Axes that may cut a dimension together with another axis: those of summed letters (see the example
+        # at the top of this file), and those that from_reader adds.
         combined_axes = {a for a, letter in enumerate(group.letters) if letter in group.reduced}
         for m in group.members:
             if m.how == BY_LETTERS:
@@ -217,7 +227,8 @@ class LayoutBuilder:
         has_tile = present.copy()
         builders = [_RangesBuilder(ranges, lattice) for ranges in dims]
         for x, tiling in rows.items():
-            # tile: for each position, the number of its tile; copies of a tile follow each other
+            # tiling.positions: the devices of the tiles, as indices in the cluster. tile: for each of them,
+            # the number of its tile; copies of a tile follow each other.
             tile = np.arange(len(tiling.positions)) // tiling.copies
             columns = column[list(tiling.positions)]
             tile, columns = tile[columns >= 0], columns[columns >= 0]
@@ -243,7 +254,7 @@ class _RangesBuilder:
         self.first: dict[Cuts, int] = {}  # cut points -> number of their first range
 
     def add(self, x: int, cuts: Cuts, devices: Array, coordinate: Array) -> None:
-        """In configuration x, the devices have these numbers of the parts between cut points."""
+        """In configuration x, device devices[i] has part number coordinate[i] between the cut points."""
         if cuts not in self.first:
             self.first[cuts] = len(self.lo)
             self.lo += cuts[:-1]
@@ -254,7 +265,7 @@ class _RangesBuilder:
     def ranges(self) -> Ranges:
         if self.start.index is None and all(len(cuts) == 2 for cuts in self.first):
             return self.start
-        # `axes` are only those that split it in all configurations: slices of a merge may add others.
+        # `axes` stays incomplete: where merged sums are kept in slices, summed axes cut the dimension, too.
         return Ranges(np.array(self.lo), np.array(self.hi), self.index, self.start.axes)
 
 

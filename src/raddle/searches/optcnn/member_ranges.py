@@ -71,6 +71,7 @@ class MemberRanges:
         for dim in member.op.space.dims:
             a = group.letters.index(dim.name) if dim.name in group.letters else -1
             # options[a][-1]: the largest degree of axis a
+            # A letter that an operator has twice splits only its first dimension of that name.
             split = a >= 0 and dim.name not in names and lattice.options[a][-1] > 1
             dim_ranges.append(self._split(lattice, a, dim.size) if split else self._whole(dim.size))
             names.append(dim.name)
@@ -134,7 +135,7 @@ class MemberRanges:
         reader, part = reader_dims[split_dim], self.operand_ranges(index, reader_dims)
         (a,) = reader.axes
         cuts: list[Cuts] = []
-        first = 0
+        first = 0  # number of the first range of degree q (numbers go through all degrees)
         for q in lattice.options[a].tolist():
             lo, hi = part.lo[first : first + q].tolist(), part.hi[first : first + q].tolist()
             splits = len(lo) == q and q not in reader.unsplit_degrees
@@ -155,4 +156,5 @@ class MemberRanges:
 
 
 def _index_key(index: Index) -> Hashable:
+    """The index expression itself as a cache key; its id if it has a table, which may be long."""
     return id(index) if index.table else index

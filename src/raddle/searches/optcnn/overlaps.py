@@ -86,6 +86,7 @@ def fill_seconds(
     need_*, held_*: boxes of devices [r, d, configuration]; node_*: boxes of nodes [r, a, k, i], with
     box_counts [a, i] of them. start: [a], first device of a node. link, network: [a, (seconds per byte,
     latency, shared)]; shared: 1 if the devices of the node share it, else 0. width: bytes of an element.
+    single_node: the cluster has only one node, so that all that is needed is inside of it.
     """
     # readers, producers: the number of configurations of their groups
     dims, _, readers = need_lo.shape
@@ -98,7 +99,7 @@ def fill_seconds(
     inside, outside = np.zeros((2, producers, readers))  # elements, not yet counted into `out`
     sizes, buffer = np.empty(readers), np.empty((3, readers))
     for a in range(len(start) - 1):
-        widest = 0  # the largest n of the node's devices
+        widest = 0  # the largest n (see below) of the node's devices
         for d in range(start[a], start[a + 1]):
             last = d == start[a + 1] - 1
             _volumes(need_lo[:, d], need_hi[:, d], sizes)

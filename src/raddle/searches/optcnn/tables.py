@@ -81,7 +81,7 @@ def build_tables(
 
     paper: t_S of a parameter server, as in the paper. exposed: the share of t_S that counts.
     powers_of_two, reduction: see Settings. allowed: which configurations a group may have; None: all.
-    groups: those of the graph, if they are known already.
+    bn, profile: see Settings. groups: those of the graph, if they are known already.
     """
     all_groups = tuple(find_groups(graph) if groups is None else groups)
     active, devices = active_values(graph), sampled_devices(cluster, all_devices=reduction)
@@ -190,7 +190,7 @@ class ComputeTimes:
         for m, layout in zip(self.groups[g].members, self.layouts[g], strict=True):
             total = total + self.tile_times.seconds(m.op, layout)
             if (
-                m.op.space.combine
+                m.op.space.combine  # how partial results are combined; "": the operator has none
                 and layout.has_partial_sums
                 and not is_local_statistics(m.op, self.bn)  # batch norm of each device's samples
             ):
@@ -239,7 +239,7 @@ def _sync_seconds(
 ) -> list[Array]:  # fmt: skip
     """For each group, t_S of its configurations; groups with equal reads share the array.
 
-    seconds_of: t_S of a list of parameter reads.
+    seconds_of: t_S of a list of parameter reads. active: names of the values that need a gradient.
     """
     readers = _parameter_readers(graph, active, group_indices(groups))
     cache: dict[tuple[object, ...], Array] = {}

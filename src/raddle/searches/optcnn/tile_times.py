@@ -25,7 +25,10 @@ Array = np.ndarray
 
 
 class TileTimes:
-    """Compute times; operators with the same cost key and layout share the result."""
+    """Compute times; operators with the same cost key and layout share the result.
+
+    active: names of the values that need a gradient. devices: indices of the sampled devices.
+    """
 
     def __init__(
         self, compute: ComputeCosts, active: frozenset[str], cluster: Cluster, devices: Array
@@ -38,7 +41,7 @@ class TileTimes:
         self.speeds: dict[tuple[str, Any], Speed] = {}
 
     def cost_key(self, op: Op) -> tuple[Any, ...]:
-        """Everything that its time depends on, besides its layout."""
+        """Everything that the time of an operator depends on, besides its layout."""
         key = self.keys.get(op.name)
         if key is None:
             with_backward = has_backward(op, self.active)
@@ -98,7 +101,8 @@ class TileTimes:
     def _seconds_by_shape(self, op: Op, layout: MemberLayout, phases: str) -> Array:
         """[x, d]: seconds of operators whose kind has its own count of operations.
 
-        ComputeCosts.seconds is called once for each different shape of tile.
+        ComputeCosts.seconds is called once for each different shape of tile. phases: "F" (forward only) or
+        "FB" (forward and backward).
         """
         sizes = [*layout.dims, *(r for need in layout.needs for r in need.ranges)]
         needed = [need.present for need in layout.needs if need.present is not layout.present]
@@ -135,7 +139,11 @@ class TileTimes:
     def _distinct_tiles(
         self, layout: MemberLayout, ranges: Sequence[Ranges], needed: Sequence[Array]
     ) -> tuple[list[tuple[int, int]], Array]:
-        """One tile (x, d) of each shape and kind of device, and [x, d]: the number of the tile's shape."""
+        """One tile (x, d) of each shape and kind of device, and [x, d]: the number of the tile's shape.
+
+        Tiles have the same shape if their sizes along `ranges` are equal, and their entries in the arrays
+        `needed` [x, d]: whether the device reads an operand.
+        """
         kinds = sorted({d.kind for d in self.devices})
         shape = layout.present.shape
         kind = np.broadcast_to([kinds.index(d.kind) for d in self.devices], shape)

@@ -59,7 +59,8 @@ def sampled_devices(cluster: Cluster, *, all_devices: bool = False) -> Array:
     """Indices of the devices whose times are computed: all, or those of some nodes, about 64 devices.
 
     The sample has the first and the last node, the nodes before and after each power of two, and others at
-    equal distances. Configurations end at powers of two, so that the nodes on both sides of one differ.
+    equal distances. Most configurations use the first 1, 2, 4, ... devices, so that times change between
+    the last node that is used and the next one.
     """
     count = cluster.nodes
     if not all_devices and len(cluster.devices) > SAMPLED_DEVICES:
