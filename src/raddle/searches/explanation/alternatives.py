@@ -135,7 +135,10 @@ class Alternatives:
         }
 
     def _row(self, alternative: TimedAlternative) -> dict[str, Any]:
-        """Return the metrics of an alternative and its differences from the plan."""
+        """Return the metrics of an alternative and its differences from the plan.
+
+        `difference`: as a fraction of the plan's step time; `partial`: whether there are partial sums.
+        """
         base = self.timer.base.step_ns
         difference = alternative.timing.step_ns - base
         return {

@@ -45,6 +45,9 @@ def explain_op(
     the times of a single step or, if steps overlap, of the average one; they are None if nothing was timed,
     and `notes` says why. `simulated` is None if the evaluator (simulation/fast) computed these times; if
     not, it names the feature that the evaluator does not support, and all times come from the simulator.
+    `others`: the other groups with operators that `name` stands for. `overlapping`: whether steps overlap,
+    as in an asynchronous pipeline. `excluded`: the alternatives that are impossible, do not fit in memory
+    or were not timed.
     """
     op, *other_ops = find_ops(graph, name)
     cluster = devices_of_plan(plan, cluster)

@@ -50,8 +50,9 @@ def explain_timeline(
 
     data: a simulation of data parallelism, if there is one.
     Keys of the result: `plan` and `data` are the predicted metrics (searches/predict.py) of the plan and of
-    data parallelism, `bound` is the lower bound, `path` the longest entries of the critical path, `search`
-    what the plan file says about the search. An `..._error` says why a value is None.
+    data parallelism, `bound` is the lower bound, `gap_ms` the step time above it, `path` the longest
+    entries of the critical path, `path_doing` its milliseconds by activity, `search` what the plan file
+    says about the search. An `..._error` says why a value is None.
     """
     graph, cluster = timeline.program.graph, timeline.cluster
     metrics = _plan_metrics(timeline)
@@ -262,9 +263,9 @@ def _search_record(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
 
     A candidate is a whole plan that the search timed or simulated. `start`: the name of the candidate that
     led to the plan; `stopped`: why the search ended; `proposals`: how many moves its Markov chains
-    proposed; `tried`: the candidates; `searched_as`: how their settings differ from
-    those of the plan, such as "sync allreduce in place of p3". A user may have edited the file, so
-    entries of other types than a search writes are left out.
+    proposed; `tried`: the candidates; `searched_as`: how their settings differ from those of the plan, such
+    as "sync allreduce in place of p3". A user may have edited the file, so entries of other types than a
+    search writes are left out.
     """
     predicted = plan.predicted
     start, stopped = predicted.get("start"), predicted.get("stopped")

@@ -42,7 +42,7 @@ class CoarseSolution(NamedTuple):
     volume: int  # elements
     lower_bound: float  # on the volume of all partitions within the capacities
     proven: bool  # no partition has less volume
-    seconds: float
+    seconds: float  # that the search took
     start: str  # name of the start that led to it
     feasible: bool  # whether it is within the capacities
 

@@ -60,7 +60,7 @@ def km1(h: Hypergraph, part: Array) -> int:
 
 def coarse(network: LayerNetwork, m: CountModel) -> Hypergraph:
     """Returns the coarse hypergraph: one vertex per filter."""
-    first = _list_starts([layer.units for layer in network.layers])
+    first = _list_starts([layer.units for layer in network.layers])  # vertex of each layer
     vertices = [np.arange(a, b) for a, b in pairwise(first)]
 
     def nets() -> Iterator[tuple[int, Array]]:
@@ -75,6 +75,7 @@ def coarse(network: LayerNetwork, m: CountModel) -> Hypergraph:
                 same_units = [np.array([vertex, *(other[unit] for other in elementwise)])]
                 yield v.unit_elements, np.unique(np.concatenate([*same_units, *readers]))
 
+    # About how many pins there are
     size = sum(
         v.units * (1 + sum(network.layers[t].units for t in v.dense_readers)) for v in network.maps
     )
@@ -100,6 +101,7 @@ def fine(network: LayerNetwork, m: CountModel) -> Hypergraph:
                 np.concatenate([first_sum[p.layer] + np.arange(p.units) for p in reader_pieces])
                 for reader_pieces in feature_map.elementwise_readers
             ]
+            # By dense reader: its cells [filter, channel], and where the channels of this map begin
             grids = [
                 (cell_vertices(t), channel_start(network, t, v)) for t in feature_map.dense_readers
             ]

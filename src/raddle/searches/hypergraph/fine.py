@@ -11,7 +11,8 @@ counts become a partition with concrete filters and channels. Its exact volume i
 a start of the caller that keeps within the capacities as well.
 """
 
-# r: round; m: the network as arrays (counts.py); pb: the problem; w: walk, the state of an annealing run
+# r: round; g: fraction of the capacity; m: the network as arrays (counts.py); pb: the problem; w: walk, the
+# state of an annealing run
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ class FineSolution(NamedTuple):
 
     partition: FinePartition
     volume: int  # elements that cross parts in a forward
-    seconds: float
+    seconds: float  # that the search took
     feasible: bool  # whether no part exceeds its capacity
     start: str  # name of the start that led to it
 

@@ -13,7 +13,8 @@ filters whole. A *part* is a device's share.
 A part *owns* a filter (a unit) if it sums the filter's partial results and has its output. Filters are
 interchangeable, so the search works on counts only (FineRows). The counts assume that the units that a part
 owns are in the window that it reads in the next layer. `assign_indices` chooses concrete filters and
-channels such that this holds as far as possible.
+channels such that this holds as far as possible. A *map* is a feature map that layers read; it consists of
+*pieces*: the units of one layer, then those of the next (network.py).
 """
 
 # l, t, u: layers; p, q: parts; i: row; x: counts [layer, part]
@@ -136,6 +137,7 @@ def _main_reader(input_maps: Mapping[int, FeatureMap], rows: FineRows, l: int) -
         offset = 0
         for piece in input_map.pieces:
             if piece.layer == l and (rows.width[t] < input_map.units).any():
+                # Elements that are in their owners' windows at best, and are not sent
                 gain = input_map.unit_elements * int(np.minimum(rows.owned[l], rows.width[t]).sum())
                 if gain > best_gain:
                     best_gain, reader = gain, (t, offset)

@@ -70,7 +70,7 @@ class MixedSolution:
     bytes: Mapping[str, int]  # the same bytes by purpose (searches/purposes.py)
     work: tuple[int, ...]  # operations of a forward, by part
     imbalance: float  # the most work of a part divided by its share
-    seconds: float
+    seconds: float  # that the search took
     start: str  # name of the start, baseline or given plan that led to it
     choices: tuple[SplitChoice, ...]  # by layer; empty if the plan is a baseline or a given plan
 
@@ -122,11 +122,11 @@ class MixedCandidate(NamedTuple):
     """A plan with its bytes and its balance."""
 
     rank: tuple[float, int]  # imbalance above 1 + epsilon, then bytes; the least is best
-    name: str
+    name: str  # of the start, baseline or given plan that led to it
     tiles: Tiles
-    bytes: Mapping[str, int]
-    work: list[int]
-    imbalance: float
+    bytes: Mapping[str, int]  # that cross devices in a step, by purpose
+    work: list[int]  # operations of a forward, by part
+    imbalance: float  # the most work of a part divided by its share
     state: MixedState | None  # None: a baseline or a given plan
 
     @property

@@ -203,7 +203,8 @@ class _PipelineSearch:
                 self.memory_is_short = True
 
     def _schedules(self, partition: StepPartition, m: int) -> list[str]:
-        """List the schedules to simulate; "" runs one micro-batch after the other."""
+        """List the schedules to simulate; "" runs one micro-batch after the other, "zb-h1" has a split
+        backward (zero bubble)."""
         one_device_per_stage = all(len(stage.devices) == 1 for stage in partition.stages)
         if len(partition.stages) == 1:
             return [""]
