@@ -189,7 +189,8 @@ def _cluster(measured: Mapping[str, Any]) -> Cluster:
 def _device(kind: str, measured: Mapping[str, Any]) -> Device:
     """Return the description of a device from its measured rates.
 
-    The fastest kernel in float32 defines the peak; the efficiency of a family is its share of the peak.
+    The fastest kernel in float32 defines the peak; the efficiency of a family is its share of the peak. The
+    efficiency "memory" is 1, as the bandwidth is what a copy has reached.
     """
     rates = measured["flops"]
     peak = max(rates[f"{family} float32"] for family in FAMILIES)

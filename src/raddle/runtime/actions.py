@@ -145,7 +145,7 @@ class Bucket(NamedTuple):
     devices: tuple[int, ...]  # that take part
     slots: tuple[int, ...]  # of the parameters, in the order of the buffer
     dtype: torch.dtype
-    elements: int
+    elements: int  # of the buffer
 
 
 @dataclass
@@ -153,7 +153,7 @@ class StartAllReduce:
     """Starts the all-reduce of a bucket."""
 
     bucket: int  # index into RankActions.buckets
-    tag: int
+    tag: int  # the same on all ranks that take part
     label: str
     key: Key
 

@@ -237,7 +237,7 @@ class Executor:
     def _run_in_order(
         self, handlers: Mapping[type, Callable[[Any], None]], actions: Sequence[Action]
     ) -> None:
-        """Carries out actions in their order. While it waits for a message, another thread may compute."""
+        """Carries out actions in order. While this thread waits for a message, another may compute."""
         if not actions:
             return
         step, record = key_of(actions[0]).step, self.record

@@ -1,10 +1,10 @@
 """Runs overlapping steps greedily: each step in flight has a thread, and any step that is ready may go on.
 
-The threads of a rank share one lock. One thread computes, the others wait for messages. When it has to
-wait, the next thread whose message is there goes on. This is the threaded asynchronous model parallelism
-of a thesis on hypergraph partitioning of convolutional networks (docs/papers.md). The weight versions that
-forwards used are logged (weight_stash.py). So the verification can repeat the same steps one after the
-other and compare (verification/serial_replay.py).
+The threads of a rank share one lock. One thread computes, the others wait for messages. When the computing
+thread has to wait, the next thread whose message is there goes on. This is the threaded asynchronous model
+parallelism of a thesis on hypergraph partitioning of convolutional networks (docs/papers.md). The weight
+versions that forwards used are logged (weight_stash.py). So the verification can repeat the same steps one
+after the other and compare (verification/serial_replay.py).
 
 One difference from the thesis: a backward uses the weights of its forward. So its result does not depend on
 which tensors a kernel happened to save.

@@ -30,9 +30,10 @@ Work = Callable[[], None]  # computes one piece of work
 
 
 def measure_host_overhead(transport: Transport, *, rounds: int = 7) -> dict[str, float]:
-    """Seconds of overhead of each kind; the names are those of HOST_OVERHEAD in clusters/devices.py.
+    """Seconds of overhead per "message", "byte" of messages, "sum" (all-reduce) and "slice".
 
-    All ranks call it. "message" and "slice" count once for the sender and once for the receiver.
+    The names are those of HOST_OVERHEAD in clusters/devices.py. All ranks call this function.
+    "message", "byte" and "slice" count once for the sender and once for the receiver.
     """
     slices = _Slices(transport)
     operations: dict[str, Callable[[Work], None]] = {

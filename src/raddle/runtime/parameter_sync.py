@@ -230,6 +230,7 @@ def _make_server_sync(
 ) -> ServerSynchroniser:
     """A synchroniser that sends gradients to servers, and serves the slices of this rank."""
     sync = rank_slices.sync
+    # sync.server: the one device that updates all parameters, if the plan names it; it may be no worker.
     # A server that is not a worker may get a gradient before it begins the step, with the optimizer's
     # settings of that step still unknown; `begin_step` admits the updates of a step.
     limits_updates = sync.server is not None and sync.synchronous and not barrier

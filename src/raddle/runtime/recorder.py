@@ -37,7 +37,7 @@ class RecordedInterval(NamedTuple):
     micro: int  # micro-batch; -1: none
     start: float  # seconds of this rank's clock
     end: float
-    nbytes: int = 0
+    nbytes: int = 0  # of a message, or of the tensor that is all-reduced
     peers: tuple[int, ...] = ()  # of a message: the other rank; of a sum: all ranks that take part
     tag: int = -1  # tells messages, or sums, between the same ranks apart; -1: none
 

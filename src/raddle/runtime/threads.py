@@ -129,7 +129,7 @@ class _Rank:
         self.executor.synchronize()
 
     def _feed(self, step: int, source: SlotSource) -> Tensor:
-        """The inputs of a slot, cut from the full micro-batch."""
+        """The inputs of a slot, cut from the full micro-batch. step: the first step of the run."""
         key = source.key
         tensor = self.batches(Key(step + key.step, key.micro_batch))[source.name]
         return tensor[_index_of(self.program, source)]

@@ -21,7 +21,7 @@ class WeightUse(NamedTuple):
     slot: int  # of the parameter
     phase: str  # "F": used by a forward; "U": made by an update
     step: int
-    micro: int  # micro-batch
+    micro: int  # micro-batch; of an update: 0
     version: int  # number of updates so far in this run
 
 

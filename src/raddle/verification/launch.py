@@ -29,7 +29,7 @@ from raddle.transport.thread_transport import Hub
 from raddle.verification.compare_rank import Findings, compare
 from raddle.verification.plain_training import PlainRun
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.1  # between two looks at torchrun
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
 START_SECONDS = 180.0  # for ranks to load and capture the model, on a busy machine
 

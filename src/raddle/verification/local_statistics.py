@@ -73,6 +73,7 @@ class LocalStatistics:
             return torch.batch_norm(input, weight, bias, *buffers, False, momentum, eps, False)
         if self.count == len(self.norms):
             raise InputError("the module has a batch norm that the graph has not: plan it again.")
+        # counted: (device, part of the input) for each tile of the statistics
         tiles, counted = self.norms[self.count]
         self.count += 1
         y = torch.empty_like(input)
