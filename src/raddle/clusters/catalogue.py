@@ -33,13 +33,16 @@ class Preset:
     nodes: int  # the default number of nodes
     per_node: int  # devices of a node
     device: Device
-    link: Link | None
-    network: Network
+    link: Link | None  # inside a node; may be None if a node has one device
+    network: Network  # between nodes
     source: str  # where the numbers come from
 
 
 def presets() -> list[dict[str, Any]]:
-    """All presets as plain data; the last is `local`, as it is on this machine."""
+    """All presets as plain data, in bytes, bytes/s, FLOP/s and seconds.
+
+    The last is `local`, with the cores and the memory of this machine.
+    """
     rows = [
         _row(p.name, p.nodes, p.per_node, p.device, p.link, p.network, p.source)
         for p in PRESETS.values()
@@ -87,7 +90,7 @@ def _flops(float64: float, float32: float, bfloat16: float, float16: float) -> d
 
 
 def _device(kind: str, flops: dict[str, float], memory: float, bandwidth: float) -> Device:
-    """A GPU; memory in GB, bandwidth in GB/s."""
+    """A GPU; memory in GB, bandwidth in GB/s. Its node is 0 until `build_cluster` sets it."""
     return Device(kind, 0, flops, round(memory * GB), bandwidth * GB)
 
 
@@ -225,7 +228,7 @@ def local(ranks: int) -> Cluster:
     The number of cores and the memory are read from the machine. All other numbers are modest assumptions;
     `raddle probe` measures the real ones.
     """
-    share = cores() / ranks
+    share = cores() / ranks  # cores per rank
     device = Device(
         kind=local_kind(cores(), ranks),
         node=0,

@@ -83,7 +83,10 @@ MAX_DEVICES = 65_536
 
 
 def parse(data: object, where: str, *, name: str | None = None) -> tuple[str, list[Node]]:
-    """The name and the nodes of a cluster. `where`: the file; `name`: used if the data has none."""
+    """The name and the nodes of a cluster.
+
+    where: the file, as errors name it; name: used if the data has none (None: the data must have one).
+    """
     top = Place(where)
     if data is None:
         raise top.error("holds nothing: describe devices and nodes in it.")

@@ -25,7 +25,7 @@ class Device:
     """One device. All devices of a kind have the same properties."""
 
     kind: str  # a name, as "h100"
-    node: int  # the number of its node
+    node: int  # the number of its node; 0 in a preset or description, set by `build_cluster`
     flops: Mapping[str, float] = field(hash=False)  # peak FLOP/s by dtype; float32 is required
     memory: int  # bytes
     bandwidth: float  # of its memory, in bytes/s
@@ -53,7 +53,7 @@ class Link:
 
     bandwidth: float  # bytes/s in each direction
     latency: float  # seconds
-    duplex: bool = True
+    duplex: bool = True  # False: only one direction at a time
     shared: bool = False  # True: one bus for the whole node; False: a port for each device
 
 
@@ -63,8 +63,9 @@ class Network:
 
     bandwidth: float  # bytes/s of a NIC in each direction
     latency: float  # seconds, from end to end
-    duplex: bool = True
+    duplex: bool = True  # False: only one direction at a time
     per_device: bool = False  # True: a NIC for each device; False: one for the node
 
 
+# Devices of a node; the link between them (None is allowed for one device); NIC (None: for one node).
 Node = tuple[list[Device], Link | None, Network | None]

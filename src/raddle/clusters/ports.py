@@ -25,7 +25,10 @@ class Ports:
 def number_links(
     members: Sequence[range], inside: Sequence[Link | None], between: Sequence[Network | None]
 ) -> Ports:
-    """Numbers the links. All arguments are by node; `members`: the indices of its devices."""
+    """Numbers the links. All arguments are by node.
+
+    members: the indices of its devices. inside: the link that joins them. between: its network adapter.
+    """
     names: list[str] = []
     device: dict[int, Pair] = {}
     bus: dict[int, Pair] = {}

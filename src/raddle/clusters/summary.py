@@ -1,4 +1,7 @@
-"""Summarises a cluster as plain data, for the table of `raddle clusters` and for its `--json`."""
+"""Summarises a cluster as plain data, for the table of `raddle clusters` and for its `--json`.
+
+Units: bytes, bytes/s, FLOP/s and seconds.
+"""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ class _Snapshot:
     def _visit(self, value: Any, in_module: bool) -> Iterable[tuple[Any, bool]]:
         """Saves one object; returns what it refers to.
 
-        in_module: whether it was reached through modules and containers only.
+        in_module: whether it was reached through modules and containers only. Other tensors, as those of a
+        user's object, get back only requires_grad and the gradient, not their values.
         """
         if isinstance(value, Tensor):
             self._save_tensor(value, in_module)

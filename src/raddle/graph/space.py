@@ -250,7 +250,11 @@ def _sizes(
     outputs: Sequence[Sequence[int]],
     integer_of: Mapping[str, int],
 ) -> dict[str, int]:
-    """The size of each dimension: from the outputs, else from operands indexed by it, else as given."""
+    """The size of each dimension: from the outputs, else from operands indexed by it, else as given.
+
+    left, right: the index expressions of each output and of each operand. shapes: of the operands.
+    outputs: shapes of the outputs. integer_of: `integers` of `parse_space`.
+    """
     sizes: dict[str, int] = {}
     for tokens, shape in [*zip(left, outputs, strict=True), *zip(right, shapes, strict=True)]:
         for token, size in zip(tokens, shape, strict=True):

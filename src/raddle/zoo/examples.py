@@ -34,7 +34,7 @@ def images(channels: int, side: int, classes: int) -> BatchMaker:
 
 
 def masked_images(channels: int, side: int, classes: int) -> BatchMaker:
-    """Images with one label for each pixel."""
+    """Images with one label for each pixel (the mask)."""
 
     def make(n: int) -> Batch:
         return (torch.randn(n, channels, side, side),), (torch.randint(classes, (n, side, side)),)

@@ -6,7 +6,7 @@ Differs from the paper: the stride of a block is in its 3x3 convolution (torchvi
 from torch import Tensor, nn
 
 Depths = tuple[int, int, int, int]
-RESNET50: Depths = (3, 4, 6, 3)  # blocks in each stage
+RESNET50: Depths = (3, 4, 6, 3)  # blocks in each stage, layer1 to layer4 (no pipeline stage)
 RESNET101: Depths = (3, 4, 23, 3)
 
 

@@ -1,6 +1,7 @@
 """Pre-activation ResNet for CIFAR: He et al. 2016, "Identity mappings in deep residual networks".
 
-A network of depth 9n + 2 has three stages of n bottlenecks (section 5 and the authors' code).
+A network of depth 9n + 2 has three stages of n bottlenecks (section 5 and the authors' code). A stage is a
+run of blocks with the same image size; it has nothing to do with pipeline stages.
 """
 
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ class CifarResNet(nn.Module):
         blocks = []
         channels = width
         for stage in range(3):
-            narrow = width * 2**stage
+            narrow = width * 2**stage  # channels inside a bottleneck
             for block in range(n):
                 stride = 2 if stage > 0 and block == 0 else 1
                 blocks.append(PreactivatedBottleneck(channels, narrow, stride))

@@ -5,7 +5,7 @@ Parameter names are torchvision's, so that its weights load.
 
 from torch import Tensor, nn
 
-# One number for each of the five stages.
+# One number for each of the five stages (runs of convolutions up to a pooling; no pipeline stages).
 PerStage = tuple[int, int, int, int, int]
 WIDTHS: PerStage = (64, 128, 256, 512, 512)  # channels
 VGG16: PerStage = (2, 2, 3, 3, 3)  # number of convolutions

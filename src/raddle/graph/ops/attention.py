@@ -47,6 +47,7 @@ def _attention_notation(sig: Signature) -> str:
     )
     *lead, t, c = unique([*lead, sig.letters[0][-2], sig.letters[2][-1]])
     keys = f"keys({t})" if sig.attrs["causal"] else "%"  # "%" becomes the letter of the keys below
+    # the indices of the leading dimensions of q, k and v, as text
     a = [broadcast_access(s[:-2], lead, batch) for s in sig.shapes[:3]]
     # Capital letters for the dimensions that are never split: keys, and features of queries and keys.
     s, k = (letter.upper() for letter in unique("sk", [*lead, t, c]))

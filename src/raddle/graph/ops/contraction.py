@@ -2,7 +2,7 @@
 
 linear   y[n.. c] += x[n.. k] * w[c k] + b[c]
 matmul   y[a.. m c] += x[a.. m k] * w[a.. k c]
-einsum   the equation of the call
+einsum   the equation of the call, as attributes `inputs` (letters of each operand) and `output`
 
 `n..` and `a..` stand for any number of dimensions.
 
@@ -180,7 +180,10 @@ def _translate_einsum(
 
 
 def _explicit_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The inputs and the output of an equation, with letters in place of ellipses."""
+    """The inputs and the output of an equation, with letters in place of ellipses.
+
+    rank - len(spec) + 3 is the number of dimensions that "..." (3 characters) stands for.
+    """
     left, arrow, right = equation.partition("->")
     specs = left.split(",")
     spare = [s for s in ALPHABET + ALPHABET.upper() if s not in equation]

@@ -1,4 +1,4 @@
-"""Native calls that replace composites on a device that runs all operators of one.
+"""Native calls of PyTorch, each of which replaces a composite on a device that runs all its operators.
 
 `FUSED_KERNELS[kind](attrs)` returns a function from the inputs of a FusedCall to its outputs.
 """

@@ -42,7 +42,7 @@ def _embedding_notation(sig: Signature) -> str:
 
 
 def _embedding_kernel(tile: OperatorTile) -> Kernel:
-    # local: the position in the part lo to hi of the vocabulary that the tile has
+    # The tile has the part lo to hi of the vocabulary. local: the position of padding_idx in this part.
     (lo, hi), padding = tile.range("v"), tile.attrs["padding_idx"]
     local = padding - lo if padding is not None and lo <= padding < hi else None
     if not tile.is_partial:
@@ -95,6 +95,7 @@ def _pick_notation(sig: Signature) -> str:
 
 
 def _pick_kernel(tile: OperatorTile) -> Kernel:
+    # is_class_table: x has one number per class and no other dimension, as the weights of classes
     class_dim, is_class_table = tile.attrs["dim"], len(tile.op.space.operands[0].indices) == 1
     region = tile.region(0)
     assert region is not None

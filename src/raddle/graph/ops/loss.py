@@ -107,6 +107,7 @@ def _mean_divisor_kernel(tile: OperatorTile) -> Kernel:
 declare(
     "entropy", pointwise_notation, _entropy_kernel, Traits(SavedTensors.INPUTS), flops_per_point=4
 )
+# "counted": what a sample counts in the divisor of the mean
 declare(
     "counted", pointwise_notation, _mean_divisor_kernel, Traits(SavedTensors.NOTHING, is_cheap=True)
 )
@@ -118,7 +119,7 @@ def _likelihood(
 ) -> Any:  # fmt: skip
     """Negative log likelihood of the targets, from logits or from log-probabilities."""
     dim = 1 if len(x.shape) > 1 else 0
-    wide_dtype = accumulation_dtype(x.dtype)  # until the sum over all samples
+    wide_dtype = accumulation_dtype(x.dtype)  # of the losses, until their sum is complete
     classes, out = x.shape[dim], [(target.shape, wide_dtype)]
     lse = log_sum_exp(b, x, dim, "lse") if logits else None
     picked = pick(b, x, target, dim, "picked")

@@ -169,7 +169,7 @@ def _batch_norm_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _running_statistics_kernel(tile: OperatorTile) -> Kernel:
-    """Running statistics (p, q) from the old ones (a, b) and the batch's m, v; torch unbiases v here."""
+    """Running statistics (p, q) from the old ones (a, b) and the batch's m, v; v * unbias is unbiased."""
     momentum, unbias = tile.attrs["momentum"], tile.attrs["unbias"]
 
     def moving_average(old: Tensor, new: Tensor) -> Tensor:
@@ -206,7 +206,8 @@ def _translate_batch_norm(
     with b.composite("batch_norm", inputs, attrs) as outputs:
         m, v = moments(b, x, dims, "moments")
         updated: Sequence[Value] = ()
-        # Before the result y: one native call computes y and both, and a pipeline stage may end with y.
+        # The running statistics come before the result y: one native call computes all three, and a
+        # pipeline stage may end with y.
         if mean is not None and var is not None:
             attrs = {"momentum": momentum, "unbias": count / max(1, count - 1)}
             shapes = [(mean.shape, mean.dtype), (var.shape, var.dtype)]

@@ -11,7 +11,7 @@ from raddle.graph.dtypes import carries_gradient, resolve_conj_and_neg
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.traits import SavedTensors, Traits
 
-_CAPITALS = "ABCDEFGHIJKLMOPQRSTUVWXYZ"  # without N: an output need not have a sample dimension
+_CAPITALS = "ABCDEFGHIJKLMOPQRSTUVWXYZ"  # without N: in lower case, n would mean a sample dimension
 
 
 def _letters(shape: Sequence[int], sizes: dict[str, int]) -> list[str]:
@@ -44,6 +44,7 @@ def _opaque_kernel(tile: OperatorTile) -> Kernel:
     args, kwargs = tile.attrs["args"], tile.attrs["kwargs"]
     output_indices, single = tile.attrs["outputs"], tile.attrs["single"]
     takes_device = any(a.name == "device" for a in target._schema.arguments)
+    # whether torch may conjugate or negate a result lazily (resolve_conj_and_neg)
     may_be_lazy = any(carries_gradient(dtype) for dtype in tile.op.dtypes)
     device_argument: dict[str, Any] = {"device": tile.device} if takes_device else {}
 

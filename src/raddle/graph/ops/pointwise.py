@@ -41,7 +41,7 @@ def broadcast_letters(
     shapes: Sequence[Sequence[int]], letters: Sequence[str], outputs: Sequence[int]
 ) -> list[str]:
     """The letters of a broadcast result: for each dimension, from the operand of the highest rank that is
-    not broadcast there."""
+    not broadcast there. shapes, letters: of each operand; outputs: the shape of the result."""
     rank = len(outputs)
     chosen = [""] * rank
     pairs = zip(shapes, letters, strict=True)  # operands with a sample dimension come first
@@ -54,7 +54,10 @@ def broadcast_letters(
 
 
 def broadcast_access(shape: Sequence[int], letters: Sequence[str], outputs: Sequence[int]) -> str:
-    """The indices of a broadcast operand: the letters, or 0 for a dimension of size 1."""
+    """The indices of a broadcast operand: the letters, or 0 for a dimension of size 1.
+
+    shape: of the operand; letters and outputs: the letters and the shape of the result.
+    """
     skip = len(letters) - len(shape)
     pairs = zip(shape, outputs[skip:], letters[skip:], strict=True)
     return " ".join("0" if size == 1 and out != 1 else letter for size, out, letter in pairs)

@@ -193,7 +193,10 @@ def _windows(size: int, out: int) -> list[tuple[int, int]]:
 
 
 def _adaptive_kernel(tile: OperatorTile) -> Kernel:
-    """Window by window along each dimension; one native pool if all windows have the same size."""
+    """Window by window along each dimension; one native pool if all windows have the same size.
+
+    Attributes: "sizes" has the input and output size of each spatial dimension; "largest": a maximum pool.
+    """
     sizes, largest = tile.attrs["sizes"], tile.attrs["largest"]
     out, region = tile.op.space.output_boxes(tile.box)[0], tile.region(0)
     assert region is not None

@@ -34,7 +34,10 @@ def _mix(h: Tensor) -> Tensor:
 
 
 def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
-    """32 random bits for every element of a box of a tensor of this shape; `key`: an int32 scalar."""
+    """32 random bits for every element of a box of a tensor of this shape.
+
+    key: an int32 scalar; other keys give other bits.
+    """
     device = key.device
     index = torch.zeros((), dtype=torch.int32, device=device)
     stride = 1

@@ -94,13 +94,13 @@ declare(
 class CellType(NamedTuple):
     """The kind of cell."""
 
-    kind: str
+    kind: str  # name of the ATen call and key of FUSED_KERNELS; with "_cell", the operator kind
     gates: str  # one letter per gate, in the order of the weight's rows
     states: int  # number of states; 2 for an LSTM: hidden and cell
 
 
 class LayerWeights(NamedTuple):
-    """The parameters of one layer in one direction, named as in torch.nn.LSTM."""
+    """The parameters of one layer in one direction, as weight_ih, weight_hh, bias_ih, bias_hh in LSTM."""
 
     ih: Value
     hh: Value

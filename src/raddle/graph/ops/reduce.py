@@ -74,6 +74,7 @@ def _sum_notation(sig: Signature) -> str:
 
 
 def _sum_kernel(tile: OperatorTile) -> Kernel:
+    # scale: 1 for a sum, 1 / number of summed elements for a mean
     dims, keepdim, scale = (tile.attrs[k] for k in ("dims", "keepdim", "scale"))
     dtype = tile.op.dtypes[0]
     if not dims:

@@ -81,7 +81,11 @@ def _nearest_2d(size: int, out: int, scale: float | None) -> Taps:
 
 
 def _nearest_taps(size: int, out: int, scale: float | None, exact: bool) -> Taps:
-    """The nearest element; from `size` input elements to `out` output elements, as all functions here."""
+    """The nearest element. exact: torch's mode "nearest-exact", which starts from the middle of an element.
+
+    In all functions here: from `size` input elements to `out` output elements; scale: the factor that the
+    call gives, None for out / size.
+    """
     # torch computes the position in float32, for every type of tensor
     ratio = torch.tensor(1 / scale if scale else size / out, dtype=torch.float32)
     at = torch.arange(out, dtype=torch.float32) + (0.5 if exact else 0.0)

@@ -57,7 +57,7 @@ def factors(
     common: list[Factor] = []
     mixed: set[int] = set()  # target dimensions without common factors
     for sources, targets in _groups(source, target):
-        # the strides of the dimensions in the group
+        # ends: the strides of the group's dimensions, which are where a factor ends
         ends = sorted({*_strides(source, sources), *_strides(target, targets)}, reverse=True)
         total = math.prod(source[d] for d in sources)
         # The strides of all factors, from the largest; each must divide the one before.
