@@ -3,7 +3,9 @@
 A lab is a set of network namespaces on this machine (hosts), each behind a link of limited rate.
 
 A SocketWire (raddle/transport) sends payloads between ranks by TCP. Each payload has a header, a *frame*:
-kind (PUSH), number of the item (here always 0), and clock (here the number of the message).
+kind, item and clock. They are words of parameter servers (raddle/transport/wire.py): a PUSH carries a
+gradient of an item (some rows of a parameter), and the clock counts the pushes of that item. Here all
+messages are pushes of one item, number 0, with a payload of zeros: the clock is the message's number.
 """
 
 from __future__ import annotations
@@ -77,12 +79,13 @@ def measure_link(rank: int, size: int) -> dict[str, float]:
     all_received = threading.Event()
     outstanding = [0]
 
+    # called for each message that this rank receives
     def arrive(source: int, frame: Frame, payload: Tensor) -> None:
         outstanding[0] -= 1
         if not outstanding[0]:
             all_received.set()
 
-    wire.expect({0: MEGABYTE.nbytes})
+    wire.expect({0: MEGABYTE.nbytes})  # item -> bytes of its largest payload
     wire.start(arrive, lambda reason: None)
     seconds_by_count: dict[int, list[float]] = {1: [], FRAMES: []}
     # one short message (4 KiB) measures the latency, FRAMES long ones the bandwidth
@@ -93,7 +96,7 @@ def measure_link(rank: int, size: int) -> dict[str, float]:
         dist.barrier()
         start = time.perf_counter()
         for clock in range(count):
-            wire.send((rank + 1) % size, Frame(PUSH, 0, clock + 1), payload, 0)
+            wire.send((rank + 1) % size, Frame(PUSH, 0, clock + 1), payload, 0)  # priority 0
         all_received.wait(120)
         seconds_by_count[count].append(time.perf_counter() - start)
     dist.barrier()

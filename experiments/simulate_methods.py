@@ -46,9 +46,9 @@ class SimulatedStep(NamedTuple):
     plan: Plan
     seconds: float
     samples_per_s: float
-    comm_bytes: int
-    fits: bool
-    search_s: float
+    comm_bytes: int  # bytes between devices in a step
+    fits: bool  # the memory of the devices
+    search_s: float  # seconds that it took to make the plan
     proposals: int  # changes that the search's Markov chains tried; 0 without chains
     improved_s: float  # seconds of the chains until the last improvement
 
@@ -74,6 +74,7 @@ def simulate_method(
             SearchResult(EXTRA_METHODS[method](graph, on)) if method in EXTRA_METHODS else None
         )
         prepared = perf_counter() - begun
+        # row: what is predicted for the plan, by name (step_ms, comm_bytes, ...)
         plan, row, _ = plan_and_predict(
             graph, on, method, model=case.model, settings=settings, result=search_result
         )
@@ -97,10 +98,14 @@ def _optcnn_paper(graph: Graph, on: Cluster) -> Tiles:
 
 
 def recurrent_expert(graph: Graph, on: Cluster) -> Tiles:
-    """The expert plan: data parallel over nodes; inside a node each GPU has one depth of the network."""
+    """The expert plan: data parallel over nodes; inside a node each GPU has some layers.
+
+    The layers of the network are cut into as many consecutive ranges (stages, with about equal work) as a
+    node has GPUs; each GPU of a node computes one of them.
+    """
     space = PlanSpace(graph, on, Settings())
     nodes = [on.members(a) for a in range(on.nodes)]  # the devices of each node
-    # at: the depth of a group of operators; device `at` of every node gets it
+    # at: number of the range that a group of operators is in; device `at` of every node gets the group
     chosen = [
         split_one_letter(space, g, "n", [node[at] for node in nodes])
         for g, at in enumerate(stage_of_groups(space, len(nodes[0])))

@@ -163,15 +163,13 @@ class JobRunner:
         return step
 
     def _profile(self) -> dict[str, float]:
-        """Seconds of a rank's operators, measured on all ranks at once, next to a step's traffic.
-
-        grad_operands: by operator, the operands whose gradients are computed, and so measured too.
-        """
+        """Seconds of a rank's operators, measured on all ranks at once, while a step's traffic is sent."""
         alone = self._step("", NO_SYNC)
         alone()
         compute = self._block("", alone, 2)
         plan = data_parallel_plan(self.graph, self.size, DDP)
         active = active_values(self.graph)
+        # by operator: the operands whose gradients are computed, and so measured too
         grad_operands = {
             op.name: [i for i, name in enumerate(op.inputs) if name in active]
             for op in self.graph.ops

@@ -35,8 +35,8 @@ class DdpBaseline(NamedTuple):
 
 class StepTimes(NamedTuple):
     seconds: float  # of a step, on the slowest rank: the median over blocks
-    shortest: float
-    longest: float
+    shortest: float  # seconds of a step in the fastest block
+    longest: float  # in the slowest block
     losses: Sequence[float]  # of the first two steps, which warm up
     peaks: Sequence[int]  # peak bytes by rank; empty unless requested
 

@@ -3,6 +3,8 @@
 OptCNN (Jia et al., arXiv 1802.04924) evaluates plans by an additive cost model: the sum of all compute,
 synchronisation and transfer times, as if nothing overlapped. Here that model is compared with simpler ones
 (flops, volume) and with a simulation (FlexFlow, arXiv 1807.05358).
+
+A *group* (PlanGroup, plans.py) is one model on some ranks, whose plans are compared.
 """
 
 from __future__ import annotations

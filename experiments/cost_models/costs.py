@@ -7,8 +7,9 @@
     simulator   seconds of a step on links and devices that work at the same time
 
 Differs from the paper: OptCNN has these costs in tables by configuration (searches/optcnn/tables.py), for
-plans of its own space on the first devices; here they are counted for any plan. A node is an operator, not
-a group. Micro-batches are added up: in this model only the tiles of one operator run at the same time.
+plans of its own space on the first devices; here they are counted for any plan. A node of OptCNN's
+graph is here one operator, not a group. The costs of micro-batches are added up: in this model only the
+tiles of one operator run at the same time.
 """
 
 # d: device; durations of tasks are in nanoseconds; a resource is a device or a link that a task occupies
@@ -33,11 +34,11 @@ Array = np.ndarray
 class Costs(NamedTuple):
     """The cost of one plan under each model, in the order of MODELS."""
 
-    flops: float
+    flops: float  # operations of a step on the busiest device
     volume: float  # bytes
     optcnn: float  # seconds
-    additive: float
-    simulator: float
+    additive: float  # seconds
+    simulator: float  # seconds
 
 
 MODELS = {
@@ -127,13 +128,16 @@ def additive_costs(timeline: Timeline) -> AdditiveCosts:
 
 
 def _longest_by_instruction(timeline: Timeline) -> Array:
-    """Nanoseconds of each instruction on its busiest resource; the latency of a link counts once."""
+    """Nanoseconds of each instruction on its busiest resource.
+
+    The messages of an instruction over one link share one latency: the largest of theirs.
+    """
     tasks, longest = timeline.tasks, np.zeros(len(timeline.program.instructions))
     latency = _latencies(timeline)
     columns: list[tuple[Array, ...]] = []
     for resource in (tasks.first_resource, tasks.second_resource):
         has_resource = resource >= 0
-        # one number for each pair of instruction and resource
+        # one number for each pair of instruction and resource (tasks.resources is how many there are)
         place = tasks.instruction[has_resource] * tasks.resources + resource[has_resource]
         columns.append((place, (tasks.duration - latency)[has_resource], latency[has_resource]))
     place, duration, latencies = (np.concatenate(column) for column in zip(*columns, strict=True))

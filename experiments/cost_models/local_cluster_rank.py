@@ -55,13 +55,11 @@ def measure_tiles(request: dict[str, Any]) -> dict[str, float]:
 def _measure_plan(
     graph: Graph, plan: Plan, phase: str, request: dict[str, Any], previous: Profile
 ) -> Profile:
-    """Adds the plan's tiles to `previous`: seconds of their forward and of a backward phase (B or W).
-
-    grad_operands: by operator, the operands whose gradients this phase computes.
-    """
+    """Adds the plan's tiles to `previous`: seconds of their forward and of a backward phase (B or W)."""
     compute = ComputeCosts(
         graph, frozenset(active_values(graph)), split_backward=plan.split_backward
     )
+    # by operator: the operands whose gradients this phase computes
     grad_operands = {op.name: compute.grad_operands[op.name, phase] for op in graph.ops}
     boxes = [(op, box) for op in graph.ops for box in plan.tiles[op.name].boxes]
     kind, repeats = request["kind"], request["repeats"]

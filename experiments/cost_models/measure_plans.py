@@ -1,4 +1,7 @@
-"""Measures the plans of a group and computes their costs under all cost models."""
+"""Measures the plans of a PlanGroup and computes their costs under all cost models.
+
+A PlanGroup, here *group*, is one model on some ranks, whose plans are compared (plans.py).
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ class PreparedGroup(NamedTuple):
 class MeasuredPlan(NamedTuple):
     """One plan with its measured step times and its predicted costs."""
 
-    group: str
-    name: str
+    group: str  # name of its PlanGroup
+    name: str  # of the plan
     kind: str  # see plan_kind
     times: StepTimes
     costs: Costs

@@ -23,16 +23,16 @@ from raddle.api.programs import lower
 from raddle.api.searching import PlanSpace
 from raddle.errors import InputError
 
-RATE = "500mbit"
+RATE = "500mbit"  # of the link of each host of the lab
 LATENCY = 3e-4  # seconds; assumed for plans alone
-BUDGET = 2.0  # seconds of a search
-SYNCS = ("ps", "p3", "sharded")
+BUDGET = 2.0  # seconds that a search may take
+SYNCS = ("ps", "p3", "sharded")  # sync kinds that are measured besides all-reduce
 SCHEDULES = (("gpipe", 2), ("gpipe", 4), ("1f1b", 4))  # with number of micro-batches
 QUICK_METHODS = ("data", "owt", "layerwise", "spatial", "filter-horizontal", "optcnn")
 
 
 class PlanGroup(NamedTuple):
-    """One model on some ranks; its plans are compared with each other."""
+    """One model on some ranks; its plans are compared with each other. (No group of operators.)"""
 
     function: str  # of models.py
     batch: int
@@ -101,6 +101,7 @@ def _candidates(
     if data is not None:
         for sync in SYNCS[:2] if quick else SYNCS:
             yield f"data, {sync}", replace(data, sync=sync)
+        # bucket 0: the gradient of each parameter is all-reduced by itself
         yield "data, a bucket a parameter", replace(data, bucket=0)
     for schedule, count in SCHEDULES[1:] if quick else SCHEDULES:
         pipeline_settings = replace(

@@ -36,6 +36,6 @@ def case(model: str, count: int) -> WeakScalingCase:
 def expert(model: str) -> str:
     """The expert's method. CNNs: OWT ("one weird trick": data parallel convolutions, split linear layers).
 
-    RNNs: a GPU for each depth of the network, replicated on every node.
+    RNNs: inside a node, each GPU has a consecutive range of layers; nodes are data parallel.
     """
     return "expert" if model in RECURRENT else "owt"

@@ -85,7 +85,7 @@ def _measure_delta(
     plan = Plan(tiles, case.gpus, bn="local")
     before = simulate(lower(graph, plan), on)
     evaluator = Evaluator(graph, on, plan)
-    base = evaluator.time()
+    base = evaluator.time()  # nanoseconds of a step before any move
     assert base is not None
     times_before = task_times(before)
     changed, seconds = [], []

@@ -61,7 +61,7 @@ def make(options: RunOptions) -> Section:
     for net, method in chosen:
         options.report(
             f"{net}, {method.name}", len(sizes) / (len(chosen) + 3)
-        )  # 3: for what follows
+        )  # 3: the share of `auto` and of the training below
         sizes.append(largest_sizes(net, method, on, capacity))
     tables = [_table(sizes, capacity)]
     net_names = list(dict.fromkeys(net for net, _ in chosen))

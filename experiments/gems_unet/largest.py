@@ -17,7 +17,7 @@ def largest_fitting(
     anyway: it fits, and the next multiple does not, or is beyond `max_size`.
     Returns (0, 0) if even one unit does not fit.
     """
-    peaks: dict[int, int] = {0: 0}
+    peaks: dict[int, int] = {0: 0}  # size in units -> peak bytes; below, all sizes are in units
 
     def fits(n: int) -> bool:
         if n not in peaks:

@@ -17,7 +17,7 @@ from raddle.api.loading import capture_model
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 WIDTH_DIVISOR, BATCH = 8, 4
-TARGET = 0.10  # cross entropy of a pixel
+TARGET = 0.10  # the loss: mean cross entropy per pixel
 NAMES = ("one device", "1F1B", "GEMS MASTER", "spatial", "1F1B x data")
 SLOW = "spatial by image"  # not with --quick
 TITLE = "Time to a loss on a segmentation task"

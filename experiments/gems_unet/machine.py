@@ -32,15 +32,13 @@ def probe_machine(ranks: int, *, quick: bool) -> Cluster:
 def measure_operators(
     plans: Iterable[PlannedMethod], kind: str, profile: Profile, repeats: int
 ) -> Profile:
-    """Adds the seconds of all distinct tiles of the plans to a profile, measured with one thread.
-
-    grad_operands: by operator, the operands whose gradients are computed, and so measured too.
-    """
+    """Adds the seconds of all distinct tiles of the plans to a profile, measured with one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for graph, plan in plans:
             compute = ComputeCosts(graph, frozenset(active_values(graph)))
+            # by operator: the operands whose gradients are computed, and so measured too
             grad_operands = {op.name: compute.grad_operands[op.name, "B"] for op in graph.ops}
             boxes = [(op, box) for op in graph.ops for box in plan.tiles[op.name].boxes]
             profile = measure(

@@ -3,8 +3,8 @@
 Jain et al. 2020 (SC20), "GEMS: GPU-enabled memory-aware model-parallelism system for distributed DNN
 training": MAST has one pair of micro-batches, MASTER several, and GEMS-Hybrid adds data parallelism.
 
-Differs from the paper: all methods train on the same batch, where MAST there doubles it; micro-batches have
-one image where the batch has as many images as there are micro-batches.
+Differs from the paper: all methods train on the same batch (in the paper, MAST doubles it);
+micro-batches have one image if the batch has as many images as there are micro-batches.
 """
 
 # m: micro-batches, P: stages, D: data-parallel pipelines
@@ -35,12 +35,15 @@ from raddle.api.simulating import peak_bytes, simulate_steps
 Stages = tuple[tuple[str, ...], ...]
 SPATIAL = "spatial"  # in place of a schedule: every image is split into tiles, one for each device
 OPTIMIZER = "momentum"
-STATE_FACTOR = 3.0  # bytes held for a byte of parameters: weights, gradients, momentum
+STATE_FACTOR = 3.0  # bytes held per byte of parameters: weights, gradients, momentum
 
 
 @dataclass(frozen=True)
 class Method:
-    """D pipelines of P stages, each with m / D micro-batches; or spatial tiles (schedule SPATIAL)."""
+    """D pipelines of P stages, each with m / D micro-batches; or spatial tiles (schedule SPATIAL).
+
+    Schedule "": no pipeline, all on one device, one micro-batch after the other.
+    """
 
     name: str
     schedule: (

@@ -42,7 +42,7 @@ AUTO = "auto"
 class RealCase(NamedTuple):
     net: str
     width_divisor: int  # divisor of the widths
-    side: int
+    side: int  # height and width of an image, in pixels
     rounds: int  # blocks of steps that are timed
 
     @property
@@ -90,6 +90,7 @@ def section(results: Sequence[CaseResult]) -> Section:
 def _measure_case(case: RealCase, cluster: Cluster, budget: float) -> CaseResult:
     spec = nets.spec(case.net, case.side, width_divisor=case.width_divisor)
     graph = capture_model(spec, BATCH)
+    # a method's schedule is SPATIAL if it has no pipeline but splits every image into tiles (methods.py)
     methods = [m for m in METHODS if case.net != "resnet1001" or m.schedule != SPATIAL]
     first = make_plans(methods, graph, cluster, batch=BATCH, model=spec)
     kind, repeats = cluster.devices[0].kind, 2 if case.side >= 256 else 3
@@ -212,6 +213,10 @@ def _table(results: Sequence[CaseResult]) -> Table:
                 1e3 * prediction.seconds, 1e3 * seconds_with_shared_cores(prediction),
                 sizes_text(times.peaks, MIB), sizes_text(prediction.peaks, MIB),
             ])  # fmt: skip
+    # In this note: "compute over the cores" is the compute time of all ranks, summed, divided by the number
+    # of cores; "gave out at once, with what lasts" is the peak of allocated bytes, including tensors that
+    # persist between steps; spatial and auto have one micro-batch unless their name ("spatial by image") or
+    # the description of auto's plan says otherwise.
     note = (
         f"A batch of {BATCH} on {DEVICES} ranks of this machine, one thread each; widths divided by the "
         "number after the slash. Predicted from operators measured one by one, on links as probed; with "

@@ -36,7 +36,7 @@ QUICK = (("unet", 512, CLUSTER), ("unet", 8192, LARGE), ("resnet110", 512, CLUST
 FULL = (
     *(("unet", side, CLUSTER) for side in (64, 256, 512, 1024, 2048, 4096, 8192)),
     *(("resnet110", side, CLUSTER) for side in (64, 512, 2048, 8192)),
-    *(("resnet1001", side, CLUSTER) for side in (64, 1024)),  # minutes a size
+    *(("resnet1001", side, CLUSTER) for side in (64, 1024)),  # takes minutes per size
     *((net, 8192, LARGE) for net in NETS),
 )
 

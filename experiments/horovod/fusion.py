@@ -20,7 +20,10 @@ PER_RANK = {"resnet50": 8, "inception": 4}  # samples of a rank
 TITLES = {"resnet50": "ResNet-50-like", "inception": "Inception-like"}
 PRINTED = 1.65  # largest gain in throughput by fusion: section 7
 
-# Who runs the all-reduce -> (with fusion, each tensor by itself).
+# Who runs the step and its all-reduces -> (with fusion, each tensor by itself).
+# The runners of a SyncVariant (sync_timing.py): "ddp" is torch's DDP, "plan" a data-parallel plan of
+# raddle, "wrapped" a plain torch loop whose optimizer is wrapped in raddle.sync.Optimizer, as Horovod does
+# it. bucket=0 turns fusion off.
 PAIRS = {
     "DDP": (DDP, SyncVariant("ddp", bucket=0)),
     "plan": (SyncVariant("plan"), SyncVariant("plan", bucket=0)),
@@ -36,13 +39,13 @@ class FusionTimes(NamedTuple):
     rate: str
     runner: str  # key of PAIRS
     fused: float  # measured
-    unfused: float
+    unfused: float  # measured
     fused_predicted: float
     unfused_predicted: float
 
     @property
     def gain(self) -> float:
-        return self.unfused / self.fused
+        return self.unfused / self.fused  # above 1: fusion is faster
 
 
 def make(options: RunOptions) -> Section:
@@ -97,6 +100,8 @@ def table(times: Sequence[FusionTimes]) -> Table:
         ]
         for pair in times
     ]  # fmt: skip
+    # The last sentence: predictions use the latency of a small all-reduce that was measured while the cores
+    # were idle; while they compute (as in a step), an all-reduce has a longer latency.
     note = (
         "Milliseconds a step, and how much longer it takes where each tensor is summed by itself. Fused: "
         "buckets of 25 MiB (DDP) or 16 MiB; Horovod's have 64 MiB, and its gain is on another network. "

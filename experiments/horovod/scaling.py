@@ -3,8 +3,8 @@
 "Data sheet": devices with the speeds of NVIDIA's data sheet. "Fitted": devices made faster by one factor,
 so that one printed throughput is met.
 
-The paper's section 8 and its documentation's benchmarks: nodes of 4 Pascal GPUs at 25 Gbit/s, 64 images a
-GPU.
+The paper's section 8 and its documentation's benchmarks: nodes of 4 Pascal GPUs at 25 Gbit/s, 64 images
+per GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raddle.api.simulating import STEPS, simulate
 
 MODELS = {"inception_v3": "Inception V3", "resnet101": "ResNet-101", "vgg16": "VGG-16"}
 PER_DEVICE = 64  # images
-NODE = 4  # devices
+NODE = 4  # devices per node
 QUICK = (1, 4, 16, 64, 128)  # numbers of devices
 FULL = (1, 4, 8, 16, 32, 64, 128, 256, 512)
 BUCKET = 64 * 2**20  # bytes: what Horovod fuses

@@ -17,6 +17,8 @@ COMPUTE_ONLY = "compute alone"
 RING, RING_WRAPPED, DDP_LABEL = "all-reduce", "raddle.sync", "DDP"
 # one server; whole parameters on all hosts; slices of parameters on all hosts
 ONE, WHOLE, SLICED = "ps:one", "ps", "ps:sliced,greedy"
+# runner of a SyncVariant (sync_timing.py): "plan" is a data-parallel plan of raddle; "wrapped" a plain
+# torch loop whose optimizer is wrapped in raddle.sync.Optimizer
 VARIANTS = {
     DDP_LABEL: DDP,
     RING: SyncVariant("plan"),

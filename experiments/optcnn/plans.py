@@ -17,7 +17,7 @@ from raddle.api.searching import Configuration, Group, Tables, build_tables, cho
 
 TITLE = "VGG-16 on 4 GPUs"
 CASE = WeakScalingCase("vgg16", "p100", 4, 32)  # 4 GPUs, 32 images on each
-LAST_CONVOLUTIONS = 24  # features.24 begins the fifth group of them
+LAST_CONVOLUTIONS = 24  # features.24 is the first of the fifth group of convolutions
 FULLY_CONNECTED = {"classifier.0": 4, "classifier.3": 4, "classifier.6": 2}  # parts of channels
 LETTER_NAMES = {"n": "samples", "h": "rows", "w": "columns", "c": "channels"}
 

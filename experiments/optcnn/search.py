@@ -20,7 +20,7 @@ SAMPLES = 32  # per GPU
 
 
 class SearchTime(NamedTuple):
-    seconds: float  # the best of several
+    seconds: float  # of the fastest of several searches
     tables: Tables
     certified: bool  # the search proved that no plan is better
 

@@ -35,7 +35,7 @@ SAMPLES = 32  # per GPU
 
 class PrintedGains(NamedTuple):
     over_best: float  # times the throughput of the best of data, model and OWT, at most
-    scaling: float  # 16 GPUs over one
+    scaling: float  # throughput on 16 GPUs divided by that on one
 
 
 PRINTED = {
@@ -104,6 +104,7 @@ def _additive_gain(model: str, count: int) -> float:
 
 
 def _gains_table(every: Sequence[ModelThroughput], added: dict[str, float]) -> Table:
+    """added: by network, OptCNN's gain over the best baseline under its additive cost (_additive_gain)."""
     most = every[0].max_gpus
     columns = (
         Column("network"), Column("synchronised by"), Column("best other"),

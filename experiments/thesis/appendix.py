@@ -1,7 +1,7 @@
 """The thesis's Tables A.1 to A.12: coarse and fine partitions under other bounds of imbalance.
 
 *Coarse*: whole filters are distributed over parts; *fine*: input channels of filters. *Imbalance* is the
-work of the largest part over the average. `theirs` is a printed row, `ours` raddle's partition.
+work of the largest part divided by the average. `theirs` is a printed row, `ours` raddle's partition.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Array = np.ndarray
 
 
 def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, cores: int) -> float:
-    """Simulates with a core for each rank, then again with operators slowed down by its crowding."""
+    """Simulates with a core for each rank, then again with operators slowed down by the crowding found."""
     alone = simulate_steps(graph, plan, cluster, profile)
     slower = _timeline_crowding(alone, cores)
     if slower == 1.0:

@@ -26,7 +26,9 @@ ELEMENT = 4  # bytes
 
 class EpochBytes(NamedTuple):
     table: Table
-    saved_printed: float  # average share that the thesis's partitions save, in equal units
+    saved_printed: (
+        float  # average share that the thesis's partitions save, if all is counted in bytes
+    )
     saved: Mapping[str, str]  # method -> average share that ours saves, and over how many rows
 
 

@@ -1,8 +1,9 @@
-"""Part `gpus`: does the gap between partitions and data parallelism grow on GPUs, as expected (6.1)?
+"""Part `gpus`: is the gap between partitions and data parallelism larger on GPUs, as section 6.1 expects?
 
 A *row* is a kind of parallelism in Table 5.15 (lab_table.py): coarse partition, servers, all-reduce.
-The gap is the time of data parallelism over that of the coarse partition with steps in flight, at one
-batch as in Table 5.15. Differs from the thesis: simulated, not trained; VGG-16 in float32 and, on H100, in
+The gap is the time of data parallelism divided by that of the coarse partition with several steps in
+flight. Both have the same batch, counted as in Table 5.15: per worker (data parallelism), of a whole step
+(partition). Differs from the thesis: simulated, not trained; VGG-16 in float32 and, on H100, in
 bfloat16 too.
 """
 

@@ -1,7 +1,7 @@
 """Measures Table 5.15 with a small VGG-16 on hosts of the lab, next to the simulated images per second.
 
-Differs from the thesis: images of 32² and an eighth of the filters; a host is a thread of this machine, and
-hosts may share its cores; also with asynchronous servers, ranks wait in every step for the sum of their
+Differs from the thesis: images of 32² and an eighth of the filters; a host is a process with one thread,
+and hosts may share cores; also with asynchronous servers, ranks wait in every step for the sum of their
 losses. A *row* (or kind) is one of Table 5.15: a kind of parallelism. A grid has all rows for N ranks.
 """
 
@@ -22,8 +22,9 @@ from raddle.errors import InputError
 
 TITLE = "Every kind of parallelism in the lab (Table 5.15)"
 RANKS = (1, 2, 4)
-# VGG-16's parameters take as long at the thesis's 10 Gbit/s as 5 to 9 of its images take to compute on
-# one node; these take as long as 11 to 15 on a core with 60 GFLOP/s.
+# Of each host's link. In the thesis, to send VGG-16's parameters at 10 Gbit/s takes as long as to compute 5
+# to 9 images on one node; here, to send the small network's at this rate takes as long as to compute 11 to
+# 15 images on a core with 60 GFLOP/s.
 RATE = "2gbit"
 QUICK_BATCHES = (16, 128)
 QUICK, FULL = GridSize(images=128, rounds=2, budget=2.0), GridSize(images=256, rounds=3, budget=5.0)

@@ -39,11 +39,13 @@ class Grid(NamedTuple):
 
     ranks: int
     cells: Mapping[tuple[str, int], RatePair]
-    link: Mapping[str, Any] | None  # bytes/s and seconds, as measured there
+    link: (
+        Mapping[str, Any] | None
+    )  # measured bandwidth (bytes/s), latency (s), host_overhead; None: one rank
 
 
 class GridSize(NamedTuple):
-    """How much is measured. A block has about `images` images, but two to eight steps."""
+    """How much is measured. A block has about `images` images: at least two, at most eight steps."""
 
     images: int
     rounds: int  # blocks of each row

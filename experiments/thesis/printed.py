@@ -1,6 +1,9 @@
-"""The thesis's tables of partitions: Tables 5.1 to 5.12 and A.1 to A.12, of VGG-16 at batch 32.
+"""The tables of partitions in the thesis: Tables 5.1 to 5.12 and A.1 to A.12, of VGG-16 at batch 32.
 
-Its ratios follow from these figures and are left out; its "Avg Comm." is the volume over the parts.
+B. Eserol, "Fast and Efficient Model Parallelism for Deep Convolutional Neural Networks", Bilkent
+University, 2019.
+The ratios that it prints follow from these figures and are left out; so is its "Avg Comm.", the volume
+divided by the number of parts.
 A part is what one device gets; PaToH is the hypergraph partitioner that the thesis uses.
 """
 
@@ -12,21 +15,22 @@ from typing import NamedTuple
 PARTS = (2, 4, 8, 16, 32, 64, 128)
 DEFAULT = 0.1  # PaToH's final imbalance in Tables 5.9 to 5.12
 
-# Its weights are not printed. This reconstruction gives its Tables 5.1 and 5.5 to 1 %; it is not unique.
-# By layer, conv1 to fc3.
+# The work of each layer, conv1 to fc3, in the thesis's unit (a "weight" of the hypergraph, not the layer's
+# parameters). The thesis does not print it. From this reconstruction, which is not unique, its Tables 5.1
+# and 5.5 follow within 1 %.
 RECONSTRUCTED = (
     629, 6624, 2677, 6371, 2359, 4097, 4353, 2165, 5229, 4478, 1246, 1095, 988, 546, 84, 60,
 )  # fmt: skip
 
 
 class PrintedRow(NamedTuple):
-    """Work in the thesis's unit, volumes in what it calls MB and what are Mi elements of a forward."""
+    """Work is in the thesis's unit. Volumes are in 2^20 elements, of a forward (printed as MB)."""
 
     most: float  # work of the largest part
-    least: float
+    least: float  # work of the smallest part
     average: float
-    volume: float
-    heaviest: float  # the largest volume of one layer, over all parts
+    volume: float  # of all layers, summed over the parts
+    heaviest: float  # of the layer that sends most, summed over the parts
 
     @property
     def imbalance(self) -> float:

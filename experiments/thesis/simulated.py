@@ -60,7 +60,10 @@ def simulate_row(
     dtype: str = "float32",
     factors: Sequence[int] = (1, 2, 4),
 ) -> SimulatedRow:
-    """Simulates a row. budget: seconds of a search; times: tries N x each of them steps in flight."""
+    """Simulates a row. name: of a cluster; budget: seconds of a search.
+
+    factors: model parallelism is tried with N x each of them steps in flight.
+    """
     on = cluster(name)
     if row in MODEL:
         return simulate_threaded(vgg16(batch, dtype), on, row, factors)
@@ -72,7 +75,7 @@ def simulate_row(
 
 
 def simulate_threaded(graph: Graph, on: Cluster, row: str, factors: Sequence[int]) -> SimulatedRow:
-    """Simulates with N x each of `times` steps in flight; returns the fastest that fits."""
+    """Simulates with N x each of `factors` steps in flight; returns the fastest that fits."""
     plan, count = _model_plan(graph, on, row), len(on.devices)
     best = SimulatedRow(None)
     for steps_in_flight in (count * factor for factor in factors):

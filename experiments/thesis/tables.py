@@ -1,4 +1,7 @@
-"""Part `tables`: weights, hypergraph and partitions of VGG-16, next to the printed tables."""
+"""Part `tables`: hypergraphs and partitions of VGG-16, next to the printed tables.
+
+*Weights* are here the work of layers, which partitions balance (weights.py).
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ TIMES_COARSE = {(2, ASYNC): 1.2, (2, SYNC): 2.25, (4, ASYNC): 1.5, (4, SYNC): 3.
 class TrainingSize(NamedTuple):
     width: int  # filters of the first layer
     blocks: int  # at most so many blocks of 32 steps are trained
-    seeds: int
+    seeds: int  # how often each kind is trained, each time with another seed
 
 
 QUICK, FULL = TrainingSize(16, 24, 1), TrainingSize(32, 40, 3)
@@ -143,7 +143,7 @@ def median_seconds(runs: Sequence[TrainingCurve]) -> float | None:
     return statistics.median(reached) if len(reached) == len(seconds) else None
 
 
-RunsByKind = Mapping[tuple[int, str], Sequence[TrainingCurve]]
+RunsByKind = Mapping[tuple[int, str], Sequence[TrainingCurve]]  # by N and kind: a run per seed
 
 
 def section(runs_by_kind: RunsByKind, size: TrainingSize, images: int) -> Section:

@@ -50,7 +50,7 @@ def main(request: dict[str, Any]) -> None:
 def train(
     run: TrainingRun, data: tuple[Tensor, Tensor], seed: int, blocks: int
 ) -> list[tuple[float, float, float]]:
-    """Seconds, accuracy and loss after each block of steps, until the target is reached."""
+    """Seconds, accuracy and loss after each block of steps, up to the target or to `blocks` blocks."""
     images, labels = data
     order, spent = batches(len(images), seed), 0.0
     loss, right = run.evaluate(images, labels)

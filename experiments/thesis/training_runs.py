@@ -54,7 +54,7 @@ class PlanRun:
     def __init__(self, model: nn.Module, plan: str) -> None:
         self.trainer = raddle.parallelize(model, plan, sgd, loss=F.cross_entropy, device="cpu")
         if is_asynchronous(self.trainer.plan):
-            self.trainer.step_runner.weight_uses = []
+            self.trainer.step_runner.weight_uses = []  # a list makes the trainer log into it
 
     def train(self, batches: Batches) -> None:
         self.trainer.train(batches)
@@ -119,11 +119,14 @@ class ReplicatedRun:
 
 
 def updates_between(log: Sequence[UpdateEvent]) -> list[int]:
-    """For each update at a server: updates by other workers since the same worker's last one."""
+    """For each update at a server: updates by other workers since the same worker's last one.
+
+    Counted for each item (a slice of a parameter, sync/item.py).
+    """
     last: dict[tuple[int, int], int] = {}
     result = []
     for event in log:
-        if event.worker >= 0:
+        if event.worker >= 0:  # -1: an update with the sum over all workers, so nothing is stale
             item_and_worker = (event.item, event.worker)
             result.append(event.version - last.get(item_and_worker, 0) - 1)
             last[item_and_worker] = event.version

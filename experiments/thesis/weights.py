@@ -1,7 +1,8 @@
-"""The weights of VGG-16's layers that partitions balance, from three sources, and PaToH's input files.
+"""The weights of VGG-16's layers (their work, which partitions balance), by three sources; PaToH's files.
 
 Thesis, chapter 5: a profiler's seconds of forward and backward, and the operations, give a layer's weight.
-Differs from it: how it combines them is not said (here: the mean of both shares), nor are its weights.
+Differs from it: it does not say how it combines both (here: the mean of the shares of seconds and of
+operations), and it does not print its weights.
 *Coarse* and *fine* are the grains of a hypergraph: a vertex is a filter, or an input channel of a filter.
 """
 
