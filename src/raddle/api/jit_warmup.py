@@ -2,7 +2,7 @@
 
 The command line compiles them before its work, with a message, so that the user knows why to wait.
 `EVALUATOR` has the functions of the fast simulation, `PARTITIONERS` those of the hypergraph partitioners.
-A solver (`SOLVERS`) is a method of `raddle partition` that uses the latter.
+A solver (`SOLVERS`) is a method of `raddle partition` that uses the functions of `PARTITIONERS`.
 """
 
 from __future__ import annotations

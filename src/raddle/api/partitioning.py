@@ -111,4 +111,5 @@ def partition_table(
 
 def hypergraph(partitioner: Partitioner, grain: str) -> Hypergraph:
     """Returns the hypergraph with all vertices and nets; grain: "coarse" or "fine"."""
+    # network: layers of filters and the feature maps between them; model: work and volumes as arrays
     return GRAINS[grain](partitioner.network, partitioner.model)

@@ -1,6 +1,7 @@
 """Makes plans with a named method: checks the options, runs the method, predicts the plan's metrics.
 
 `BASELINES` follow a rule, such as data parallelism; `SEARCHES` search; `METHODS` has both.
+`AUTO`, in place of a sync kind, takes the fastest of the sync kinds that compute the same result.
 """
 
 from __future__ import annotations

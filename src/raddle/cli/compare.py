@@ -29,7 +29,7 @@ def compare(
     budget: Budget = BUDGET,
     seed: Seed = 0,
     pin: Pins = None,
-    reduction: Reduction = None,
+    reduction: Reduction = None,  # whether dimensions that are summed over may be split
     profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:

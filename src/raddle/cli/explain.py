@@ -20,7 +20,7 @@ def explain(
     profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show where a plan's time goes against data parallelism, or what other splits of OP would cost."""
+    """Show where a plan's time goes compared with data parallelism, or the cost of other splits of OP."""
     from raddle.api.explaining import explain_op, explain_plan, find_ops
     from raddle.api.jit_warmup import EVALUATOR
     from raddle.api.loading import load_optional_profile

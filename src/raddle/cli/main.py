@@ -66,7 +66,7 @@ _format = warnings.formatwarning
 def _format_warning(
     message: Warning | str, category: type[Warning], *where: Any, **line: Any
 ) -> str:
-    """Format warnings; one of a search's failed candidate is printed without file and line."""
+    """Format warnings; a search's warning about a failed candidate is printed without file and line."""
     if issubclass(category, FailedCandidate):
         return f"raddle: {message}\n"
     return _format(message, category, *where, **line)

@@ -1,5 +1,7 @@
 """Options and arguments that several verbs (sub-commands) share.
 
+Statistics                       `--bn`: the samples over which batch norm takes its statistics
+Reduction                        whether dimensions that are summed over may be split
 Weights, Connected, DeviceOf     of `partition` and `export`: partitions of filters and channels
 ModelOption, RunSeed             of `run` and `verify`
 OtherCluster, OtherModel         of `simulate` and `explain`, in place of those in the plan file

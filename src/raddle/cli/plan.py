@@ -42,7 +42,7 @@ def plan(
     budget: Budget = 30.0,
     seed: Seed = 0,
     pin: Pins = None,
-    reduction: Reduction = None,
+    reduction: Reduction = None,  # whether dimensions that are summed over may be split
     schedule: Annotated[
         str | None,
         typer.Option(

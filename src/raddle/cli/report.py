@@ -71,7 +71,7 @@ def report(
     budget: Budget = BUDGET,
     seed: Seed = 0,
     pin: Pins = None,
-    reduction: Reduction = None,
+    reduction: Reduction = None,  # whether dimensions that are summed over may be split
     profile: ProfileOption = None,
     alternatives: Annotated[
         float,

@@ -14,10 +14,11 @@ MI = 2**20
 def show_partitions(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print one row for each partition; volumes are elements sent in a forward pass, in Mi (2**20).
 
-    Work is that of the parts with the most and the least work. "heaviest" is the volume of the value that
-    is sent most, "average" the volume divided by the number of parts, "bound" a lower bound on the volume
-    of any coarse partition (each filter whole), "time" the duration of the partitioning. Below the table:
-    why a method failed, and which partitions exceed the allowed imbalance.
+    "max work" and "min work" are those of the parts with the most and the least work, in FLOPs or in what
+    `--weights` names instead. "heaviest" is the volume of the value that is sent most, "average" the volume
+    divided by the number of parts, "bound" a lower bound on the volume of any coarse partition (each filter
+    whole), "time" the duration of the partitioning. Below the table: why a method failed, and which
+    partitions exceed the allowed imbalance.
     """
     console = stdout()
     table = new_table(console)

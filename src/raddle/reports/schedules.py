@@ -34,7 +34,8 @@ def describe_schedule(schedule: Schedule, name: str, backward: int = 1) -> dict[
     }
     entry = SCHEDULES.get(name)
     if entry is not None and entry.version_rule:  # a named schedule without a flush
-        microbatches = schedule.microbatches
+        microbatches = schedule.microbatches  # of all steps
+        # entry.per_step(stages): the micro-batches of one step; None: any number, here all
         micro_batches_per_step = (
             max(1, min(microbatches, entry.per_step(schedule.stages)))
             if entry.per_step

@@ -62,7 +62,7 @@ class ComputeTasks:
 
     def add_update(self, number: int, update: Update) -> None:
         """Adds an update. That of a slice is not part of the device's order: it runs as soon as it can."""
-        # The optimizer reads and writes so many elements for each element of the parameter.
+        # passes: how many elements the optimizer reads or writes for each element of the parameter
         bytes_per_element = optimizer_info(self.program.plan.optimizer).passes
         bytes_per_element *= self.program.element_bytes(update.parameter)
         memory_passes = [
@@ -113,6 +113,7 @@ def _all_tiles_equal(op: Op, grid: Grid) -> bool:
     Then they have equal shapes, no halo is cut off at the border of the tensor, and no operand is added by
     the first tile only, as a bias is (`added_once`).
     """
+    # cuts: by dimension, the borders of its parts with both ends, as (0, 4, 8); so two if it is not split
     split = {d for d, cuts in enumerate(grid.cuts) if len(cuts) > 2}
     indices = [index for access in op.space.operands for index in access.indices]
     added_once = any(access.added_once for access in op.space.operands) and split & set(

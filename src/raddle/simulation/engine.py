@@ -5,10 +5,10 @@ Every resource serves tasks in the order of (ready time, number): first come, fi
 The order never depends on how the loop got there, so that the fast simulation (fast/loop.py) can give
 exactly the same times.
 
-A task with an urgency does not queue. While a resource that it needs is busy, it waits; when the resource
-is free, the most urgent of all waiting tasks goes. A task without resources ends as soon as it is ready,
-before any resource chooses its next task. Times are integer nanoseconds, so nothing depends on the order
-of additions.
+A task with an urgency has no place in this order. If a resource that it needs is busy, it tries again when
+the resource is free, and then the most urgent of all tasks that try at this time gets the resource. A task
+without resources ends as soon as it is ready, before any resource chooses its next task. Times are integer
+nanoseconds, so nothing depends on the order of additions.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def run_tasks(
     cause = np.full(count, -1, np.int32)
     ready = np.zeros(count, np.int64)
     waits_left = wait_count.copy()
-    free_from = np.zeros(resources + 1, np.int64)
-    last_task = np.full(resources + 1, -1, np.int32)
+    free_from = np.zeros(resources + 1, np.int64)  # by resource
+    last_task = np.full(resources + 1, -1, np.int32)  # by resource: the task that held it last
     heap_time = np.empty(count + 1, np.int64)
     heap_task = np.empty(count + 1, np.int64)  # keys: urgency, then the number of the task
     size = 0

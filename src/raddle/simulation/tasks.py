@@ -51,6 +51,7 @@ def slice_urgencies(program: Program) -> dict[str, int]:
 
     In a plan with priorities, as in the P3 paper, a slice that the next forward needs earlier is more
     urgent. In other plans all slices have urgency 1: the slice that is ready first goes first.
+    program.priority: by parameter, its place in the order in which a forward first uses parameters.
     """
     urgent = program.plan.parsed_sync.by_priority
     return {

@@ -100,7 +100,7 @@ class Timeline:
 
     @cached_property
     def compute_seconds(self) -> Array:
-        """By device, the seconds in which it computes in an average step."""
+        """By device, the seconds in which it computes in an average step; host overhead counts too."""
         return self._seconds_by_device(self.tasks.first_resource < self.program.plan.devices)
 
     def _seconds_by_device(self, chosen: Array) -> Array:

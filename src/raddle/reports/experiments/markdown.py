@@ -1,4 +1,4 @@
-"""Writes the result of an experiment as Markdown, for the READMEs of bench/."""
+"""Writes the result of an experiment as Markdown: `raddle reproduce -o FILE.md`, READMEs of bench/."""
 
 from __future__ import annotations
 

@@ -80,6 +80,7 @@ def _show_group(console: Console, group: Mapping[str, Any]) -> None:
     for title in ("member", "kind", "follows", "tiles"):
         table.add_column(title, overflow="fold")
     for row in members[:MAX_ROWS]:
+        # how: a key of DERIVATIONS; ref: the member that this one follows
         follows = DERIVATIONS[row["how"]].format(row["ref"])
         # row["follows"]: whether the plan gives the member the tiles that follow from the anchor's.
         exception = "" if row["follows"] or group["configuration"] is None else ", but not here"

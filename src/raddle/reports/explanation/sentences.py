@@ -1,4 +1,4 @@
-"""Explains a whole plan in a few sentences: against data parallelism and against the lower bound.
+"""Explains a whole plan in a few sentences: compared with data parallelism and with the lower bound.
 
 The lower bound is a time that no plan on these devices can be faster than.
 """

@@ -33,6 +33,7 @@ def describe_alternatives(
     graph, cluster = timeline.program.graph, timeline.cluster
     if plan.devices > MAX_EVALUATED_DEVICES or seconds <= 0:
         return []
+    # The groups of the graph, and the splits that each may have (searches/plan_space.py).
     space = plan_space_of(graph, plan, cluster, profile)
     # The page refers to operators by their numbers.
     number = {op.name: i for i, op in enumerate(graph.ops)}
@@ -64,7 +65,8 @@ def describe_alternatives(
                 "members": [number[m.op.name] for m in space.groups[g].members],
                 "sentence": comparison_sentence(result),
                 "simulated": result["simulated"],
-                # Of the plan itself: the time of a single step or, if steps overlap, of an average step.
+                # The step time of the plan as it is, with which the alternatives are compared: of a single
+                # step on its own or, if steps overlap, of an average step.
                 "alone_ms": base["step_ms"],
                 "alternatives": [
                     {

@@ -155,12 +155,14 @@ def _describe_plan(
             {f"{name}_ms": 1e3 * seconds for name, seconds in shares.items()}
             for shares in timeline.breakdown()  # computing, waiting for data ("exposed"), idle
         ],
-        "average": explained["plan"]["average"],
-        "bytes": explained["plan"]["bytes"],
+        "average": explained["plan"]["average"],  # the mean of "devices"
+        "bytes": explained["plan"]["bytes"],  # sent, by purpose
         # The device with the largest share of its memory in use.
         "fullest": explained["plan"]["fullest"],
         "sentences": sentences(explained),
+        # The lower bound of the step time; "binding": the reason that makes it as large as it is.
         "bound": bound and {"ms": bound["ms"], "why": BOUND_REASONS[bound["binding"]]},
+        # Of the critical path, per step: its longest entries, its length, and its ms by activity.
         "path": explained["path"],
         "path_ms": explained["path_ms"],
         "path_doing": explained["path_doing"],

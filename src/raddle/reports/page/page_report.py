@@ -1,6 +1,6 @@
 """Builds the page of a report: simulates given plans, plans with methods, and describes all of them.
 
-`report` is the public raddle.report; `build_page_data` serves the verb `raddle report`.
+`report` is the public raddle.report; `build_page_data` serves the sub-command `raddle report`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Describes the traffic and the work of a step for the page: by pair of devices, and by operator."""
+"""Describes the traffic and the work of a step for the page: by pair of devices, and by operator.
+
+Lists of numbers are stored apart from the page's JSON: `columns.add` stores a list and returns a
+description, which stands in the JSON in place of the list (columns.py).
+"""
 
 # i: an instruction of the program; m: a message
 
@@ -25,8 +29,8 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     """
     program, last = timeline.program, timeline.program.plan.steps - 1
     pairs: Counter[tuple[int, int]] = Counter()
+    # The names of the values (not of their producers), and their numbers, as in `describe_network`.
     producers = [value for op in program.graph.ops for value in op.outputs]
-    # Numbers of values, as in `describe_network`.
     number = {name: v for v, name in enumerate(producers)}
     forward, backward = np.zeros(len(number), np.int64), np.zeros(len(number), np.int64)
     for i in program.instructions:
@@ -66,10 +70,12 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     """Return for each operator, in the last step: ns on its busiest device, forward and backward; bytes
     that synchronise its parameters; and its ns on the critical path, averaged over all steps."""
     program, tasks = timeline.program, timeline.tasks
+    # ops: by name of an operator, a value or a parameter, the number of the operator that it belongs to; a
+    # parameter belongs to its first reader.
     ops, steps, count = operator_numbers(program.graph), program.plan.steps, len(program.graph.ops)
     busy_ns = {phase: np.zeros((count, program.plan.devices), np.int64) for phase in "FB"}
     synced_bytes, path_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    op_of = np.full(len(program.instructions), -1)
+    op_of = np.full(len(program.instructions), -1)  # by instruction: its operator, or -1
     # By instruction: 0 forward, 1 backward, -1 neither, or not in the last step.
     phase_of = np.full(len(program.instructions), -1)
     for number, i in enumerate(program.instructions):

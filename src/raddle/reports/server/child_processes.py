@@ -66,7 +66,7 @@ def failure_reason(code: int, messages: list[str]) -> str:
     code: its exit code, negative for a signal; messages: the lines on its stderr.
     """
     errors = [line.removeprefix("raddle: ") for line in messages if line.startswith("raddle: ")]
-    if code == 2 and errors:
+    if code == 2 and errors:  # 2: an InputError, printed as one sentence (cli/main.py)
         return errors[-1]
     if code < 0:
         return f"its process was ended by signal {-code}: if that was for memory, take a smaller batch."
@@ -74,7 +74,7 @@ def failure_reason(code: int, messages: list[str]) -> str:
 
 
 def parse_printed_json(text: str) -> dict[str, Any]:
-    """Return the JSON object at the end of a verb's output with --json.
+    """Return the JSON object at the end of what a sub-command of raddle prints with --json.
 
     A model file of the user may have printed something before it.
     """

@@ -1,6 +1,7 @@
 """Loads the choices of the live page (models, clusters, methods) and its HTML.
 
-A child process collects them, because that needs torch, which the server does not import.
+The live page is the page of `raddle serve` itself, on which a user starts reports. A child process
+collects its choices, because that needs torch, which the server does not import.
 """
 
 from __future__ import annotations

@@ -92,7 +92,10 @@ class ReportFolder:
         return self.path / f"{name}.html", self.path / f"{name}.json", self.path / name
 
     def _row(self, name: str) -> dict[str, Any] | None:
-        """Return the row of a report in the list; None if its NAME.json is not a summary."""
+        """Return the row of a report in the list; None if its NAME.json is not a summary.
+
+        `Fields` raises InputError if a key is missing or its value has a wrong type.
+        """
         path = self._paths(name)[1]
         try:
             summary = Fields.from_data(read_json(path, "summary"), quote(path))

@@ -48,8 +48,9 @@ class ReportJob:
             "done": 0,
             "of": 0,
             "stoppable": bool(request.searches),  # a search can end early with its best plan
-            "history": [],  # [seconds, best_ms, method], where one of them changes
-            "stopping": False,  # the user has asked for that
+            # [seconds since the start, best_ms, method], whenever best_ms or the method has changed
+            "history": [],
+            "stopping": False,  # the user has asked to end the searches early
             "cancelled": False,
             "error": None,
             "report": None,

@@ -47,7 +47,10 @@ class ReportRequest:
 def read_request(
     body: Mapping[str, Any], baselines: Sequence[str], searches: Sequence[str]
 ) -> ReportRequest:
-    """Return the request in the JSON body of a POST; raises InputError if it is not valid."""
+    """Return the request in the JSON body of a POST; raises InputError if it is not valid.
+
+    baselines, searches: names of the methods that follow a rule, and of those that search.
+    """
     methods = _methods(body.get("methods"), [*baselines, *searches])
     return ReportRequest(
         read_text(body, "model", "name a model of the zoo, or file.py:function."),

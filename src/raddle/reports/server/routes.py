@@ -18,7 +18,8 @@ from raddle.reports.server.report_job import ReportJobs
 from raddle.reports.server.report_request import read_request, read_text
 
 HTML = "text/html; charset=utf-8"
-# A report may come from somebody else: in a sandbox its page cannot send requests as the live page.
+# A report may come from somebody else. In a sandbox, its page cannot send requests in the name of the live
+# page (the page of `raddle serve` itself).
 SANDBOX_POLICY = "sandbox allow-scripts allow-downloads allow-popups; frame-ancestors 'none'"
 
 

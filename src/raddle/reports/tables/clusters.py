@@ -34,7 +34,7 @@ def show_clusters(presets: Sequence[Mapping[str, Any]]) -> None:
     for title in ("size", "TFLOP/s 32, 16 bit", "memory", "inside", "between"):
         table.add_column(title, justify="right")
     for preset in presets:
-        flops = preset["flops"]
+        flops = preset["flops"]  # peak FLOP/s, by data type
         table.add_row(
             preset["name"],
             f"{preset['nodes']}x{preset['devices_per_node']}",

@@ -54,7 +54,7 @@ def _measurement_table(console: Console, measurements: Mapping[str, Any]) -> Tab
     table = new_table(console)
     table.add_column("what", no_wrap=True)
     table.add_column("measured", no_wrap=True)
-    for name, speed in measurements["flops"].items():
+    for name, speed in measurements["flops"].items():  # FLOP/s
         table.add_row(name, speed_text(speed))
     table.add_row("memory bandwidth", rate_text(measurements["memory_bandwidth"]))
     table.add_row("overhead of an operator", seconds_text(measurements["overhead"]))

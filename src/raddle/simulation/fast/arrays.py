@@ -103,7 +103,8 @@ class Arena(NamedTuple):
     computes: Array  # [row, (device, nanoseconds)]
     # [row, (source, target, nanoseconds, first link, second link, host overhead of source, of target)]
     messages: Array
-    # [row, (bytes that are all-reduced, bytes in memory)]; of a sync unit, a row for each ring of its set
+    # [row, (bytes that are all-reduced, bytes in memory)]; of a sync unit, a row for each ring of its set.
+    # The two differ if gradients are compressed to 16 bits while they are all-reduced.
     amounts: Array
     sync_units: Array  # [row, PUSH_FIRST … UPDATER_IS_HOLDER]
 
@@ -141,7 +142,7 @@ class SyncSettings(NamedTuple):
     """How a plan synchronises parameters; the rules are in program/step_script.py."""
 
     rule: int  # BUCKETS, SERVER, SLICES or SLICE_SUMS
-    bucket_bytes: int  # gradients are all-reduced together when they have so many bytes
+    bucket_bytes: int  # a bucket of gradients is all-reduced when it has at least this many bytes
     returns_updates: bool  # servers send updated values back; False for ZeRO-3
     sliced: bool  # slices of parameters are sent and updated outside of the devices' order
     urgency: Array  # by parameter, of its messages

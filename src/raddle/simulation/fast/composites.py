@@ -2,8 +2,8 @@
 
 A composite is several operators that one PyTorch call can compute, such as batch norm. It is fused in the
 current plan if all of its operators, and its neighbours, are tiled alike. Neighbours are the operators
-before and after it; only composites that split samples alone, such as LSTM, have any
-(NativeCall.neighbours).
+before and after it; they are listed only for composites of which nothing but the samples can be split, such
+as an LSTM (NativeCall.neighbours).
 """
 
 # i: operator, c: composite
@@ -25,7 +25,7 @@ class Composites:
         self, native_calls: Mapping[str, NativeCall], op_number: Mapping[str, int]
     ) -> None:
         calls = list({n.main.name: n for n in native_calls.values()}.values())
-        # By composite: its operators (the keys of time_shares).
+        # By composite: its operators, which are the keys of time_shares (shares of the call's seconds).
         self._ops = [[op_number[name] for name in n.time_shares] for n in calls]
         self._composite_of = {i: c for c, members in enumerate(self._ops) for i in members}
         # By composite: the operators that have to be tiled alike.

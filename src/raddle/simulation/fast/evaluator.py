@@ -1,4 +1,4 @@
-"""The evaluator: the step time of a plan, thousands of times a second, exactly as the simulation gives it.
+"""The evaluator: the step times of thousands of plans per second, exactly as the simulation gives them.
 
 An evaluator holds the tiles of a plan. A move gives some operators other tiles. What the plan computes and
 sends is stored as rows, for example (device, nanoseconds) of a computation; a slot points to the rows of
@@ -207,7 +207,7 @@ class Evaluator:
         element_bytes = index.graph.values[op.outputs[0]].dtype.itemsize
         active, replicated = (
             op.outputs[0] in index.active,
-            op.name in self.replicated_loss.current[0],
+            op.name in self.replicated_loss.current[0],  # every device merges it by itself
         )
         return MergeKey(
             self.tiles[i].number, tuple(sorted(readers)), element_bytes, active, replicated

@@ -127,7 +127,7 @@ def _script_rows(
     parameters, set_count = len(slots.sync_units), len(rings.set_at) - 1
     # group: by parameter, the set of rings that sums it; with servers: 0; -1: nothing is sent
     group, nbytes = np.full(parameters, -1, np.int64), np.zeros(parameters, np.int64)
-    incomplete = np.zeros(set_count, np.int64)
+    incomplete = np.zeros(set_count, np.int64)  # by set of rings: how many gradients it will sum
     total = 0  # number of sync units
     for p in range(parameters):
         total += slots.sync_units[p, 1]
@@ -145,7 +145,8 @@ def _script_rows(
             group[p] = 0
     first, count = slots.sync_units[:, 0], slots.sync_units[:, 1]
     needs_sync = arena.sync_units[:, NEEDS_SYNC]
-    # False, twice: steps do not overlap, and sums of slices are not ordered.
+    # False, twice: steps do not overlap, and sums of slices are not ordered. np.arange: parameters are
+    # numbered in the order in which the backward reaches them.
     facts = SyncFacts(
         settings.rule, settings.bucket_bytes, False, settings.returns_updates, False, group, nbytes,
         first, count, needs_sync, np.arange(parameters),

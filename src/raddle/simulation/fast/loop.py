@@ -1,11 +1,11 @@
 """The event loop of the fast simulation, JIT-compiled: simulation/engine.py for the nodes of a StepDag.
 
 A node is a stretch (a series of tasks that a device computes without waiting, nodes.py), a task, a
-message, a member of an all-reduce, or a join. The loop differs from the engine in two ways. A message may
-start inside a stretch, before the stretch ends: edges have a delay. And the loop stops early: `limit` is
-the longest time of interest, and the loop gives up as soon as some resource has more work left than time
-until the limit. This is how searches reject most plans. Tests check that both loops agree to the
-nanosecond.
+message, a member of an all-reduce, or a join (which waits for several of these). The loop differs from the
+engine in two ways. A message may start inside a stretch, before the stretch ends: edges have a delay. And
+the loop stops early: `limit` is the longest time of interest, and the loop gives up as soon as some
+resource has more work left than time until the limit. This is how searches reject most plans. Tests check
+that both loops agree to the nanosecond.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ class ParameterRows:
             value.shape, {d: list(b) for d, b in by_device.items()}, self.plan
         )
         sizes = np.zeros(self.cluster.count, np.int64)
+        # memory_elements: of parameter, gradient and optimizer state, for each element of the parameter
         for s in regions:
             sizes[list(s.devices)] += (
                 self.optimizer.memory_elements * s.box.volume * value.dtype.itemsize
@@ -123,6 +124,7 @@ class ParameterRows:
             for s in to_sync:
                 amounts[s.devices] = amounts.get(s.devices, 0) + s.box.volume
             volumes = np.array(list(amounts.values()))
+            # Gradients may be compressed to 16 bits while they are all-reduced.
             summed = volumes * reduced_element_bytes(self.sync, element_bytes)
             row, _ = store.amounts.add(np.stack([summed, volumes * element_bytes], axis=1))
             rings = (cluster.rings.set_number(tuple(amounts)), row)

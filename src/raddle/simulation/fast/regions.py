@@ -101,7 +101,10 @@ def _tile_ranges(index: Index, cuts: Cuts, shape: tuple[int, ...]) -> Array:
 
 @lru_cache(maxsize=100_000)
 def _ranges(index: Index, dims: tuple[int, ...], cuts: Cuts, rank: int) -> Array:
-    """The ranges of an index expression for all parts of the dimensions `dims`, which have these cuts."""
+    """The ranges of an index expression for all parts of the dimensions `dims`, which have these cuts.
+
+    rank: the number of dimensions of the iteration space.
+    """
     # If the expression is one dimension alone, the ranges are the parts of this dimension.
     if index.plain_dim is not None and cuts[0][-1] <= index.extent:
         return np.array(list(pairwise(cuts[0])), np.int64)

@@ -55,6 +55,7 @@ def variant_for_any_plan(graph: Graph, plan: Plan, active: frozenset[str]) -> Lo
         partial_messages=dict.fromkeys(merged, PLACEHOLDER),
         partial_gradient_messages=dict.fromkeys(merged, PLACEHOLDER),
         messages=dict.fromkeys(values, PLACEHOLDER),
+        # A portion is what some pipeline stages send of a gradient; here the one stage 0 sends all.
         gradient_portions=dict.fromkeys(values, (GradientPortion(frozenset([0]), PLACEHOLDER),)),
     )
 

@@ -16,7 +16,7 @@ from raddle.simulation.fast.store import RowStore
 from raddle.simulation.fast.tape import urgencies
 
 Array = np.ndarray
-NO_LIMIT = np.iinfo(np.int64).max // 4
+NO_LIMIT = np.iinfo(np.int64).max // 4  # nanoseconds
 
 
 class Timer:

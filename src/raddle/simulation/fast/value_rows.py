@@ -2,7 +2,8 @@
 
 Rows go into the store (store.py); the methods return their slots (first row, number of rows). A cell is a
 box of an output that some devices merge from partial results (program/merges.py). bn: whether batch norm
-takes its statistics over the whole batch ("global") or over each tile ("local"); see plans/plan.py.
+takes its statistics over the whole batch ("global"), over a micro-batch ("microbatch": here the same, as
+the fast simulation has one micro-batch) or over each tile ("local"); see plans/plan.py.
 """
 
 from __future__ import annotations

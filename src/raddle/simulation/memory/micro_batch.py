@@ -77,7 +77,8 @@ class _MicroBatchMemory:
             add(self.sizes.partial_bytes[op.name], forward.start, end)
             forward = times.span(op.name, "Fm")
         for o in op.outputs:
-            # Bytes that the output allocates itself: none for a free view.
+            # Bytes that the output allocates itself: none where it is a view of memory that the device
+            # holds already (ValueSizes.free_views).
             owned = self.sizes.output_bytes[o]
             if op.name in self.sizes.free_views:
                 owned = np.where(self.sizes.free_views[op.name], 0, owned)
@@ -98,7 +99,7 @@ class _MicroBatchMemory:
     def _last_use_of_partials(self, op: Op) -> Array:
         """By device, when partial results are used last: by their merge.
 
-        Results that are not simply summed (log-sum-exp, moments) are used again by its backward.
+        Results that are not simply summed (log-sum-exp, moments) are used again by the merge's backward.
         """
         merged = self.times.span(op.name, "Fm").end
         if op.space.combine == "sum":

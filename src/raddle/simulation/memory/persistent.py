@@ -23,8 +23,8 @@ def persistent_bytes(program: Program, cluster: Cluster) -> Array:
         if family(op) == "matmul"
         for d in variant.tiles[op.name].devices
     }
-    for d in matmul_devices:  # bytes
-        total[d] += int(cluster.devices[d].workspace["matmul"])
+    for d in matmul_devices:
+        total[d] += int(cluster.devices[d].workspace["matmul"])  # bytes
     return total
 
 

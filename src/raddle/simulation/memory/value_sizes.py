@@ -121,7 +121,7 @@ class ValueSizes:
     def _is_free_view(self, op: Op, messages: Mapping[str, Sequence[Message]]) -> Array:
         """By device, whether a view operator needs no memory.
 
-        So it is if each of its tiles reads a region that lies in a single box which the device holds.
+        It needs none if each of its tiles reads a region that lies in a single box which the device holds.
         messages: by value, those that bring it to its readers.
         """
         free = np.zeros(self.count, bool)
