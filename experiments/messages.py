@@ -15,7 +15,7 @@ from raddle.api.running import measure_host_overhead
 from raddle.api.transports import ProcessTransport, Transport
 
 SIZES = (2**10, 2**14, 2**17, 2**20, 2**22)  # bytes of a message
-TIMEOUT = 120.0  # seconds
+TIMEOUT = 120.0  # seconds after which any wait for a message fails
 
 
 def measure_messages(repeats: int) -> dict[str, Any]:

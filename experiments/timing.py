@@ -23,7 +23,7 @@ from raddle.api.transports import starter_env
 from raddle.errors import InputError
 from raddle.files import read_scratch, write_scratch
 
-TIMEOUT = 1800.0  # seconds
+TIMEOUT = 1800.0  # seconds until all ranks must have ended
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 

@@ -32,7 +32,7 @@ QUICK_METHODS = ("data", "owt", "layerwise", "spatial", "filter-horizontal", "op
 
 
 class PlanGroup(NamedTuple):
-    """One model on some ranks; its plans are compared with each other. (No group of operators.)"""
+    """One model on some ranks; its plans are compared with each other. (Not a group of operators.)"""
 
     function: str  # of models.py
     batch: int

@@ -38,7 +38,7 @@ VARIANTS = {
 class PrintedGain(NamedTuple):
     """The paper's largest gains in throughput over its baseline, and the link rates where they are.
 
-    A gain of 1.26: 26 % more samples per second than the baseline. None: the paper gives no figure.
+    A gain of 1.26: 26 % more samples per second than the baseline. None: no figure is known here.
     """
 
     model: str

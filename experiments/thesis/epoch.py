@@ -26,9 +26,7 @@ ELEMENT = 4  # bytes
 
 class EpochBytes(NamedTuple):
     table: Table
-    saved_printed: (
-        float  # average share that the thesis's partitions save, if all is counted in bytes
-    )
+    saved_printed: float  # average share that the thesis's partitions save, all counted in bytes
     saved: Mapping[str, str]  # method -> average share that ours saves, and over how many rows
 
 

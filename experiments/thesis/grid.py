@@ -1,10 +1,10 @@
-"""Part `grid`: Table 5.15 simulated at full size on the thesis's nodes, with two networks between nodes.
+"""Part `grid`: Table 5.15 simulated at full size on the thesis's nodes, with either network of the nodes.
 
 A row is a kind of parallelism of Table 5.15; a cell is a row at one batch; N is the number of
 nodes. Rows are named in lab_table.py and lab_plans.py; simulated.py puts them into MODEL (model parallel),
 SERVERS, DATA (data parallel: SERVERS and all-reduce) and FURTHER (not in the thesis).
-Differs from the thesis: see simulated.py; the thesis does not say which of the two connected its
-nodes (10 Gbit/s Ethernet or Omni-Path). A *network* is here always such a connection, not a model.
+Differs from the thesis: see simulated.py; the thesis does not say which network it used. A *network*
+connects nodes here (10 Gbit/s Ethernet or Omni-Path); it is not a model.
 `hypergraph-mixed` and `auto` are synchronous.
 """
 
@@ -28,11 +28,8 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 TITLE = "Run times simulated at full size (Table 5.15)"
 NETWORKS = ("skylake-10gbe", "skylake-opa")
-QUICK = (
-    16,
-    64,
-    128,
-)  # so that steps of a partition and updates of 2 or 4 workers can have equally many images
+# Batches. N workers with batch b have N x b images per update: with these, some N x b is a batch again.
+QUICK = (16, 64, 128)
 QUICK_SEARCHED = (64,)  # batches for which --quick runs the searches
 CellsByRow = Mapping[tuple[int, str, int], SimulatedRow]  # by N, row and batch
 

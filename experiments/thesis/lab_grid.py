@@ -39,9 +39,8 @@ class Grid(NamedTuple):
 
     ranks: int
     cells: Mapping[tuple[str, int], RatePair]
-    link: (
-        Mapping[str, Any] | None
-    )  # measured bandwidth (bytes/s), latency (s), host_overhead; None: one rank
+    # bandwidth (bytes/s), latency (seconds) and host_overhead, as measured there; None: one rank
+    link: Mapping[str, Any] | None
 
 
 class GridSize(NamedTuple):

@@ -57,6 +57,7 @@ class StepVolume(NamedTuple):
 
 
 def make_partitioners(graph: Graph, profiled: np.ndarray) -> WeightedPartitioners:
+    """profiled: the work of each layer, from measured seconds and operations (weights.py)."""
     return WeightedPartitioners(
         Partitioner(graph, np.array(RECONSTRUCTED, float), connected_as_one=True),
         Partitioner(graph),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-PARTS = (2, 4, 8, 16, 32, 64, 128)
+PARTS = (2, 4, 8, 16, 32, 64, 128)  # numbers of parts
 DEFAULT = 0.1  # PaToH's final imbalance in Tables 5.9 to 5.12
 
 # The work of each layer, conv1 to fc3, in the thesis's unit (a "weight" of the hypergraph, not the layer's

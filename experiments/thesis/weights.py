@@ -1,4 +1,4 @@
-"""The weights of VGG-16's layers (their work, which partitions balance), by three sources; PaToH's files.
+"""The weights of VGG-16's layers (their work, which partitions balance), from three sources; PaToH's files.
 
 Thesis, chapter 5: a profiler's seconds of forward and backward, and the operations, give a layer's weight.
 Differs from it: it does not say how it combines both (here: the mean of the shares of seconds and of
