@@ -38,7 +38,7 @@ class Settings:
     powers_of_two: bool = True  # split dimensions into powers of two only
     budget: float = BUDGET  # seconds
     proposals: int | None = None  # stop after this many proposals of the Markov chains
-    seed: int = 0
+    seed: int = 0  # of the random numbers of a search
     epsilon: float = 0.1  # hypergraph partitions: allowed imbalance, (work of a part / average) - 1
     schedule: str = ""  # requested by the user: a pipeline's, or "threaded:4" (4 steps at once)
     stages: int | None = None  # requested by the user; None: the method decides

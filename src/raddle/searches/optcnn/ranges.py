@@ -79,7 +79,9 @@ class Ranges:
     hi: Array  # end of each range
     index: Array | None = None  # [x, d]: number of the device's range; None: one range for all
     axes: tuple[int, ...] = ()  # the axes that split the dimension
-    unsplit_degrees: frozenset[int] = frozenset()  # degrees of its axis that leave it whole
+    # Degrees above 1 of its axis that split other dimensions but leave this one whole, for example because
+    # its parts would overlap (member_ranges.py).
+    unsplit_degrees: frozenset[int] = frozenset()
     cuts_index: Array | None = None  # not used
     all_cuts: tuple[Cuts, ...] = ()  # not used
 
@@ -125,7 +127,8 @@ def single_range(lo: int, hi: int) -> Ranges:
 def split_ranges(lattice: Lattice, a: int, size: int, cuts: Sequence[Cuts]) -> Ranges:
     """The ranges of a dimension of this size that axis `a` splits.
 
-    cuts: for each degree of the axis its cut points; () if that degree leaves the dimension whole.
+    cuts: for each degree of the axis (lattice.options[a]) its cut points; () if that degree leaves the
+    dimension whole.
     """
     lo: list[int] = []
     hi: list[int] = []
