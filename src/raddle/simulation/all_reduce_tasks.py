@@ -57,6 +57,7 @@ class AllReduceTasks:
         # Whether all-reduces of slices start in the program's order.
         self.in_order = bool(program.slices) and not overtaking
         self.has_host_overhead = has_host_overhead(cluster)
+        # (ring, bytes) -> see `_ring_columns`
         self.cache: dict[tuple[tuple[int, ...], int], tuple[Array, ...]] = {}
 
     def add_reduce(self, number: int, reduce: Reduce) -> None:

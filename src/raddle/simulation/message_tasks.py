@@ -45,7 +45,7 @@ class MessageTasks:
     ) -> None:
         self.table, self.program, self.cluster, self.urgency = table, program, cluster, urgency
         self.has_host_overhead = has_host_overhead(cluster)
-        self.cache: dict[object, tuple[Array, ...]] = {}
+        self.cache: dict[object, tuple[Array, ...]] = {}  # see `_message_columns`
 
     def add_move(self, number: int, move: Move) -> None:
         """Adds the tasks of the messages of one Move."""

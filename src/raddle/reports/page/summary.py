@@ -22,7 +22,8 @@ def summary(data: PageData, output: str) -> dict[str, Any]:
         "model": plain["model"],
         "batch": plain["batch"],
         "cluster": plain["cluster"]["name"],
-        # The fastest plan that fits into memory, and the plan that the page opens with.
+        # The fastest plan that fits into memory (if none fits: the fastest), and the plan that the page
+        # opens with.
         "best": plain["methods"][plain["best"]]["label"],
         "opens": plain["methods"][plain["opens"]]["label"],
         "methods": [

@@ -1,6 +1,7 @@
 """How many elements of a value each device sends to each other device, JIT-compiled.
 
-program/value_holders.py computes the same for a program, with boxes in place of volumes.
+program/value_holders.py computes the same for a program, with boxes in place of volumes. A piece is a box
+of the value that some devices hold; a need is a box that a device reads.
 """
 
 # s: source, t: target, r: number of dimensions (`rank`), d: dimension, p: piece, m: missing box
