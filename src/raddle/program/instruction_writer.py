@@ -13,8 +13,8 @@ from raddle.program.value_holders import in_sending_order
 class InstructionWriter:
     """A growing list of instructions.
 
-    track_latest: keep in `latest`, by device, the number of its last Run or Merge. With ZeRO-3,
-    gradient_sync.py adds the updates of a step, so that pulls wait for them too.
+    devices: how many the plan has. track_latest: keep in `latest`, by device, the number of its last Run or
+    Merge. With ZeRO-3, gradient_sync.py adds the updates of a step, so that pulls wait for them too.
     """
 
     def __init__(self, devices: int, *, track_latest: bool = False) -> None:

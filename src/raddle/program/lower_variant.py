@@ -141,7 +141,7 @@ class LoweredVariant:
                 )
 
     def _holders(self, op: Op, output: int) -> ValueHolders:
-        """The devices that hold an output after the operator has run and merged."""
+        """The devices that hold an output (its number) after the operator has run and merged."""
         if op.name in self.merges:
             return ValueHolders([(c.box, c.devices) for c in self.merges[op.name]])
         return output_holders(op.space, self.plan.tiles[op.name], output)
@@ -174,7 +174,10 @@ class LoweredVariant:
     def _messages_of_value(
         self, op: Op, output: int, name: str
     ) -> tuple[tuple[Message, ...], tuple[GradientPortion, ...]]:
-        """Messages that bring a value to its consumers, and those that bring its gradient back."""
+        """Messages that bring a value to its consumers, and those that bring its gradient back.
+
+        op: its producer. output: which of the outputs of `op` it is. name: its name.
+        """
         # By device, the boxes that consumers read: those that contribute to the gradient, and the others.
         gradient_reads: dict[int, list[Box]] = {}
         other_reads: dict[int, list[Box]] = {}

@@ -265,5 +265,8 @@ def tensors_in_message(program: Program, move: Move, message: Message) -> int:
 
 
 def tensors_per_part(op: Op, box: Box) -> int:
-    """How many tensors hold a tile's result: two for moments (mean, variance) and partial log-sum-exps."""
+    """How many tensors hold a tile's result: two for moments and for a partial log-sum-exp, else one.
+
+    Moments are mean and variance; a partial log-sum-exp is a maximum and a sum (graph/ops/norm.py).
+    """
     return {"moments": 2, "lse": 2 if op.space.is_partial(box) else 1}.get(op.space.combine, 1)

@@ -85,7 +85,9 @@ class ScriptState(NamedTuple):
     bucket_last: Numbers  # by group, the last one
     bucket_next: Numbers  # by parameter, the next one in its bucket; -1: it is the last
     opened_groups: Numbers  # groups in the order of their first bucket
-    complete: Numbers  # parameters with complete gradients that are not updated yet, in that order
+    complete: (
+        Numbers  # parameters to update: their gradients are complete, the first completed first
+    )
     ready_at: Numbers  # by parameter, the CLOCK when its gradient was complete, summed or pushed
     wait_row: Numbers  # by parameter, the row that its update waits for; -1: none
     sum_members: Numbers  # the parameters of all buckets that were summed

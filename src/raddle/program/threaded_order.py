@@ -49,6 +49,7 @@ def _blocks(instructions: Sequence[Instruction]) -> list[list[int]]:
         return number
 
     blocks: list[list[int]] = []
+    # Without updates: an update between two runs does not end their block.
     numbers = [n for n, i in enumerate(instructions) if not isinstance(i, Update)]
     for _, group in groupby(numbers, key=kind):
         blocks.append(list(group))

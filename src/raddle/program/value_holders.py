@@ -101,7 +101,10 @@ def chosen_copy(device: int, copies: int) -> int:
 
 
 def in_sending_order(messages: Iterable[Message], devices: int) -> tuple[Message, ...]:
-    """Sorts the messages of a move: by the turn in which their source sends them."""
+    """Sorts the messages of a move: by the turn in which their source sends them.
+
+    devices: how many the plan has.
+    """
     return tuple(sorted(messages, key=lambda m: (sending_turn(m.source, m.target, devices), m)))
 
 

@@ -39,7 +39,8 @@ class BackwardReplay:
                     op, "B", f"it comes before the backward of '{op}', which adds to it."
                 )
         self.returned.setdefault(move.value, []).extend(move.messages)
-        # Stages return their parts of a gradient one by one.
+        # Stages return what they contribute to a gradient one after the other. parts: how many moves have
+        # done so (here not partial results).
         parts = sum(
             what.startswith("gradient") for name, what in self.progress.done if name == move.value
         )

@@ -151,6 +151,7 @@ def _check_buffers(program: Program, all_facts: Sequence[VariantFacts]) -> None:
         op = facts.ops[i.op]
         if isinstance(i, Run):
             _check_current(facts, number, i, current)
+        # The instruction that completes the outputs: the merge, if the operator has one, else the run.
         if (op.name in facts.merges) == isinstance(i, Merge):
             for k, o in enumerate(op.outputs):
                 for buffer in written.get(o, []):  # replicas on other devices keep theirs

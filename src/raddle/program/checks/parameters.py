@@ -134,6 +134,7 @@ class _ParameterReplay:
     def _check_versions(self, written: Sequence[Sequence[int]]) -> None:
         """A forward waits for the version that it uses, and its backward uses the same version."""
         parameters_read = parameters_by_op(self.program.graph)
+        # By operator, step and micro-batch, the version that its forward used.
         forward: dict[tuple[str, int, int], int] = {}
         for n, i in (event for events in self.steps for event in events):
             if not isinstance(i, Run):

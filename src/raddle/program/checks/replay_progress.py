@@ -53,6 +53,7 @@ class ReplayProgress:
 
         what: their message kind.
         """
+        # The keys of these moves, such as "gradient" and "gradient 1".
         parts = [w for n, w in self.done if n == name and (w == what or w.startswith(f"{what} "))]
         for part in parts:
             self.require_done(name, part, "")
