@@ -19,7 +19,7 @@ HEAVY = ("linear", "embedding", "matmul")  # the operators whose tiles show wher
 # names of the operators of the attention
 ATTENTION = ("score", "matmul", "matmul_1", "combine")
 WIDTH = 10  # characters of a bar
-# layer and time step in the name of an operator, as in "encoder.l0.t3."
+# layer and time step in the name of an operator, as in "encoder.l0.t3."; l0r: layer 0, backwards in time
 _STEP = re.compile(r"(?P<layer>.+\.l\d+r?)\.t\d+\.")
 
 WorkShares = Mapping[str, Sequence[float]]  # layer -> share of its work on each device
