@@ -1,7 +1,8 @@
 """Writes traces in Chrome's trace event format, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-Simulated and measured traces have the same lanes: one process for each device, whose first lane shows what
-it computes, and a process "links", with a lane for each link that shows the transfers on it.
+A lane is a line of the picture (a thread of the format). Simulated and measured traces have the same lanes:
+one process for each device, whose first lane shows what it computes, and a process "links", with a lane for
+each link that shows the transfers on it.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """

@@ -1,7 +1,8 @@
 """Which devices hold which regions of each parameter, and what is synchronised.
 
-A region is a box of a parameter that is held by one set of devices. A variant is a micro-batch size with
-tiles on certain devices (variants.py); a device holds what its tiles read in any variant.
+A region is a box of a parameter that is held by one set of devices. A program may run its micro-batches in
+several variants: they differ in the size of the micro-batch, or in the devices that run it (variants.py). A
+device holds what its tiles read in any variant.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ParameterLayout:
 
     graph: Graph
     plan: Plan
-    lowered: Sequence[LoweredVariant]  # all variants of the program
+    lowered: Sequence[LoweredVariant]  # all variants of the program, with their messages
 
     @cached_property
     def trainable(self) -> list[str]:
@@ -62,6 +63,7 @@ class ParameterLayout:
         if not self.plan.parsed_sync.sliced or not self.lowered[0].active:
             return {}
         slices = cut_slices(self.regions, self.trainable, self.plan.parsed_sync)
+        # plan.order: the numbers of the slices, in the order in which they are all-reduced.
         check_order(self.plan.order, slices)
         return slices
 

@@ -15,7 +15,11 @@ from raddle.program.program import Merge, Message, Move, Run
 
 
 class BackwardReplay:
-    """The gradients that have come back so far."""
+    """The gradients that have come back so far.
+
+    facts: what holds for all micro-batches of the variant. progress: what the replay has done so far.
+    forward: the replay of the same micro-batch's forward.
+    """
 
     def __init__(
         self, facts: VariantFacts, progress: ReplayProgress, forward: ForwardReplay
@@ -126,13 +130,15 @@ class BackwardReplay:
     def _check_part_gradients(self, op: str) -> None:
         """Gradients of partial results have come back on the paths of the partial results.
 
-        If the loss is replicated, they start where the parts are, and none comes back.
+        A path is the source, the target and the part of a message. If the loss is replicated, each device
+        computes the gradients of its own parts (replicated_loss.py), and none comes back.
         """
         if op in self.facts.replicated_loss_ops:
             if self.part_gradients.get(op):
                 self.progress.refuse("a gradient comes back that every device starts for itself.")
             return
         sent = boxes_by_path(self.forward.sent_parts.get(op, []))
+        # By the path of the partial result: source and target of a message back are exchanged.
         came_back = boxes_by_path(
             m._replace(source=m.target, target=m.source) for m in self.part_gradients.get(op, [])
         )

@@ -4,11 +4,14 @@ The program is replayed without tensors: each instruction changes which boxes ea
 Activations, partial results and their gradients are replayed by micro-batch (replay.py), parameters over
 all steps (parameters.py), and buffers here. An instruction may use the content of a message only if it
 waits for the message. Where the schedule has one action `after` another, the program has to enforce it
-(schedule_waits.py). A program that passes cannot deadlock. Simulated by its dependencies or run in its
-order, it uses the same values.
+(schedule_waits.py). A program that passes cannot deadlock. The simulator starts an instruction when its
+dependencies have ended, a run executes the list in order; the instructions use the same values in both.
 
 A docstring of a check says what must hold; the check raises InputError if it does not.
-A variant is a micro-batch size with tiles on certain devices (program.py).
+A variant is a graph of one micro-batch size, with its tiles on certain devices; all micro-batches of this
+size that run on these devices use it. Most programs have one (program.py). The key of an instruction names
+its step, micro-batch and variant. A cell of a merge is a box of an operator's output, with the devices that
+merge it.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ def check(program: Program) -> None:
 
 
 def _check_order(program: Program) -> None:
-    """The step, micro-batch and variant of each key exist, and message kinds; dependencies come earlier."""
+    """Steps, micro-batches, variants and message kinds exist; dependencies come earlier in the list."""
     steps, micro_batches = program.plan.steps, program.plan.microbatches
     for number, instruction in enumerate(program.instructions):
         key = instruction.key
@@ -68,7 +71,7 @@ def _check_order(program: Program) -> None:
 
 
 def _check_devices(program: Program) -> None:
-    """All devices are devices of the plan, and no device sends to itself."""
+    """All devices are devices of the plan, and no device sends to itself (s: region of a parameter)."""
     count = program.plan.devices
     for number, instruction in enumerate(program.instructions):
         named: Iterable[int] = instruction.devices
@@ -95,10 +98,11 @@ def _check_turns(program: Program) -> None:
     order = program.plan.order
     if not order or not program.slices:
         return
-    # By (parameter, slice), the number of the slice in `plan.order`.
+    # By (parameter, slice), the number of the slice: slices are counted through all parameters.
     place = {
         numbered_slice: at for at, numbered_slice in enumerate(numbered_slices(program.slices))
     }
+    # By number of a slice, its position in `plan.order`.
     turn = {number: at for at, number in enumerate(order)}
     last: dict[int, tuple[int, str]] = {}  # by step, the turn of the last sum, and its parameter
     for number, i in enumerate(program.instructions):
@@ -114,9 +118,10 @@ def _check_turns(program: Program) -> None:
 
 
 def _check_replicated_loss(facts: VariantFacts) -> None:
-    """The gradient of a merge starts on every device exactly where the loss is replicated.
+    """The variant replicates the loss for just the operators that its tiles allow.
 
-    Then the devices need not send it to each other (replicated_loss.py).
+    The partial results of such an operator are merged on every device. So each device computes the loss,
+    and from it the gradient of its own part, and no device has to send this gradient (replicated_loss.py).
     """
     program = facts.program
     expected = replicated_loss_ops(
@@ -136,7 +141,7 @@ def _check_replicated_loss(facts: VariantFacts) -> None:
 
 
 def _check_buffers(program: Program, all_facts: Sequence[VariantFacts]) -> None:
-    """Every run reads the last content of a buffer that was written on its replica's devices."""
+    """Every run reads what was written last to a buffer (a running mean, say) on its replica's devices."""
     written = program.graph.buffers_by_value  # by value, the buffers whose next content it is
     # By buffer and device, the boxes of the last content that the device holds.
     current: dict[str, dict[int, list[Box]]] = {}

@@ -16,12 +16,15 @@ from raddle.program.program import Merge, Message, Move, Run
 
 
 class ForwardReplay:
-    """The boxes that devices have computed and received so far."""
+    """The boxes that devices have computed and received so far.
+
+    facts: what holds for all micro-batches of the variant. progress: what the replay has done so far.
+    """
 
     def __init__(self, facts: VariantFacts, progress: ReplayProgress) -> None:
         self.facts, self.progress = facts, progress
         self.computed: dict[tuple[str, int], list[Box]] = {}  # by value and device
-        # By value and device, then by sender.
+        # By value and device that received it, then by sender.
         self.received: dict[tuple[str, int], dict[int, list[Box]]] = {}
         # By value and device, the received boxes whose gradient has to come back.
         self.remote_reads: dict[str, dict[int, list[Box]]] = {}
@@ -64,7 +67,10 @@ class ForwardReplay:
         self.progress.mark_done(op.name, "F")
 
     def _check_local(self, op: Op) -> None:
-        """Partial results without a merge must be local batch statistics, one per device and channel."""
+        """Partial results without a merge must be local batch statistics, one per device and channel.
+
+        Local (`bn: local`): each tile of a batch norm takes its own mean and variance.
+        """
         if not self.facts.has_local_statistics(op):
             self.progress.refuse("its tiles give partial results, which nothing merges.")
         for device in self.facts.devices[op.name]:

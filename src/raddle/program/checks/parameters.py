@@ -3,6 +3,9 @@
 In every step, the gradient of a parameter is summed over all holders, the parameter is updated once, and
 the next step uses the updated parameter. Sync kinds that work slice by slice are checked in slices.py. A
 docstring of a check says what must hold; the check raises InputError if it does not.
+
+A region is a box of a parameter with its holders. Its updaters are the devices that apply the optimizer to
+it: its server or, if it has none, all holders (program.py). Version v of a parameter has had v updates.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from raddle.program.weight_versions import parameters_by_op
 def check_parameters(program: Program) -> Mapping[str, BoxesByDevice]:
     """Checks all parameters; returns, by parameter, the boxes that each device holds."""
     ops = {op.name: op for op in program.graph.ops}
+    # By parameter, the numbers of the instructions about it.
     events: dict[str, list[int]] = {p.name: [] for p in program.graph.parameters}
     for number, i in enumerate(program.instructions):
         if isinstance(i, Run):
@@ -51,13 +55,13 @@ def check_parameters(program: Program) -> Mapping[str, BoxesByDevice]:
     updated = {
         name: _ParameterReplay(program, name, numbers).check()
         for name, numbers in events.items()
-        if name in program.active
+        if name in program.active  # it has a gradient
     }
     return held | updated
 
 
 class _ParameterReplay:
-    """One parameter over the steps of a program. numbers: all instructions about it."""
+    """One parameter over the steps of a program. numbers: of all instructions about it."""
 
     def __init__(self, program: Program, name: str, numbers: Sequence[int]) -> None:
         self.program, self.name = program, name
@@ -73,7 +77,7 @@ class _ParameterReplay:
             return check_slices(self.program, self.name, self.steps)
         writers: list[int] = []  # of the step before: what the next use has to wait for
         written: list[list[int]] = []  # the writers of versions 1, 2, ...
-        overlap = is_asynchronous(self.program.plan)
+        overlap = is_asynchronous(self.program.plan)  # a step begins before the last one's updates
         for step, events in enumerate(self.steps):
             updates = [(n, i) for n, i in events if isinstance(i, Update)]
             if len(updates) != 1:
@@ -214,6 +218,7 @@ def _messages_bring(
             if d != region.server:
                 pair = (d, region.server) if push else (region.server, d)
                 wanted.setdefault(pair, []).append(region.box)
+    # path[:2], pair and link: (source, target).
     sent = {path[:2]: boxes for path, boxes in boxes_by_path(messages).items()}
     return wanted.keys() == sent.keys() and all(
         disjoint(sent[link])

@@ -1,6 +1,7 @@
 """Replays every micro-batch without tensors: who holds which boxes of activations and gradients.
 
-A variant is a micro-batch size with tiles on certain devices; a key names a step, a micro-batch and its
+A variant is a graph of one micro-batch size, with its tiles on certain devices; all micro-batches of this
+size that run on these devices use it. Most programs have one. A key names a step, a micro-batch and its
 variant (program.py).
 """
 
@@ -34,6 +35,7 @@ def check_micro_batches(program: Program, all_facts: Sequence[VariantFacts]) -> 
     checked: list[list[tuple[object, ...]]] = []
     for key, numbers in numbers_by_key.items():
         position = {number: at for at, number in enumerate(numbers)}
+        # By instruction, the positions of those that it waits for in the same micro-batch.
         waits = [
             frozenset(position[d] for d in program.instructions[n].deps if d in position)
             for n in numbers
@@ -74,7 +76,7 @@ def _replay(facts: VariantFacts, key: Key, progress: ReplayProgress) -> None:
             (forward.replay_merge if i.phase == "F" else backward.replay_unmerge)(i)
         elif isinstance(i, Move) and i.kind.between_operators:
             # parameters.py checks messages of parameters, schedule_waits.py checks signals
-            whole = i.kind.subject is Subject.RESULT
+            whole = i.kind.subject is Subject.RESULT  # not a partial result
             if i.kind.is_forward:
                 (forward.replay_activation if whole else forward.replay_partial)(i)
             else:

@@ -59,6 +59,6 @@ class ReplayProgress:
             self.require_done(name, part, "")
 
     def require_forward(self, op: str, phase: str) -> None:
-        """A backward comes after its forward. It need not wait for it: it waits for its gradients."""
+        """A backward comes after its forward. Its `deps` need not name it: they name gradients."""
         if (op, phase) not in self.done:
             self.refuse("it comes before its forward.")

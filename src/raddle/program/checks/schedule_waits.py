@@ -3,6 +3,9 @@
 Every instruction of the waiting action has to come after the end of the awaited action, on all devices of
 both. The check does not look for signals: it follows what each device can know. A device knows what it has
 computed itself, and what the sender of a message knew, if it has waited for the message.
+
+F1.0 is an action: phase F, micro-batch 1, stage 0. A signal is a message without data, which lowering adds
+for such a wait (signals.py).
 """
 
 from __future__ import annotations

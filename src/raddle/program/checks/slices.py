@@ -3,6 +3,9 @@
 In every step, each slice is pushed to its server, updated there once, and pulled by its holders before they
 use it; or, without servers, all-reduced over its holders and updated once on each. A docstring of a check
 says what must hold; the check raises InputError if it does not.
+
+A slice is a ParameterRegion: a box of a parameter, the devices that hold it, and its server; -1: none. With
+ZeRO-3, slices are pulled before each use, not after their update (zero3.py).
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class _SliceReplay:
         """Checks all steps; returns the boxes that each device holds."""
         self._check_servers()
         before: list[int] = []  # updates and pulls of the step before, which a forward waits for
-        passed: set[object] = set()  # ZeRO-3: uses of pulls that were checked
+        passed: set[object] = set()  # ZeRO-3: uses of pulled rows that were checked
         for step, events in enumerate(self.steps):
             for n, i in events:
                 if isinstance(i, Run) and i.phase == "F":
@@ -99,13 +102,13 @@ class _SliceReplay:
         """Checks a slice in a step; returns the updates and pulls that the next use has to wait for."""
         if slice_.server < 0:
             return [self._check_collective_update(slice_)]
-        writers, updates = [], []
-        earlier = self.updates.setdefault(slice_, [])
+        writers, updates = [], []  # instruction numbers; writers: updates and pulls
+        earlier = self.updates.setdefault(slice_, [])  # by earlier step, its updates
         # If updates are asynchronous, every holder pushes and pulls on its own.
         holder_groups = (
             [slice_.devices] if self.sync.synchronous else [(d,) for d in slice_.devices]
         )
-        bound = self.sync.staleness
+        bound = self.sync.staleness  # steps; 0: synchronous, None: no bound
         # With bounded staleness, the updates of `bound` steps ago, which all pulls wait for.
         stale = (
             earlier[len(earlier) - bound] if bound is not None and 0 < bound <= len(earlier) else []

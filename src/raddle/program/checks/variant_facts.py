@@ -18,7 +18,10 @@ from raddle.program.program import Cell, Program, Variant
 
 
 class VariantFacts:
-    """Facts that hold for every micro-batch of one variant: a micro-batch size with its tiles.
+    """Facts that hold for every micro-batch of one variant.
+
+    A variant is a graph of one micro-batch size, with its tiles on certain devices; most programs have one
+    (program.py). `program.active`: the values whose gradient is needed.
 
     parameter_boxes: by parameter and device, the boxes that the device holds.
     """
@@ -35,6 +38,7 @@ class VariantFacts:
         self.contributors = {
             v: [op.name for op in ops] for v, ops in gradient_contributors(graph, active).items()
         }
+        # Operators that run forward again before their backward.
         self.recomputed = {name for block in program.plan.recompute for name in block}
         # The cache of `regions_and_outputs`.
         self._regions: dict[tuple[int, Box], tuple[tuple[Box | None, ...], tuple[Box, ...]]] = {}
@@ -80,6 +84,7 @@ class VariantFacts:
     def is_partial(self, op: Op) -> bool:
         """Whether some tiles give partial results."""
         boxes = self.variant.tiles[op.name].boxes
+        # combine: how partial results are merged; "": the operator reduces no dimension
         return bool(op.space.combine) and any(op.space.is_partial(box) for box in boxes)
 
     def has_local_statistics(self, op: Op) -> bool:
