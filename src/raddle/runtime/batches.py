@@ -2,6 +2,10 @@
 
 A user gives either the whole (global) batch or only the part of this rank. A part is a box of every
 micro-batch: samples, and with spatial or sequence parallelism also a range of another dimension.
+
+A slot is a numbered place for a tensor (actions.py). A SlotSource says which box of which input fills it;
+its key names the step and the micro-batch. A variant is a way in which some micro-batches of a program run:
+their size, and the tiles with their devices (program/program.py).
 """
 
 # m: index of a micro-batch; micro-batches follow each other along the sample dimension of a batch
@@ -188,7 +192,8 @@ def _box_read_by(program: Program, device: int, name: str, micro: int) -> Box | 
     key = next(
         i.key for i in program.instructions if isinstance(i, Run) and i.key.micro_batch == micro
     )
-    variant = program.variant(key)
+    variant = program.variant(key)  # how this micro-batch runs
+    # read_hulls: input -> the bounding box of all that the device reads of it
     return read_hulls(variant, device, variant.graph.readers.get(name, ())).get(name)
 
 

@@ -3,7 +3,8 @@
 A program is one list of instructions for all devices; it names boxes of values and dependencies. The
 result is the list of this device's actions (actions.py): boxes have become numbered slots, and
 dependencies have become the order of the list. The classes in builders/ make the actions; this file calls
-them, instruction by instruction.
+them, instruction by instruction. Instructions (program/program.py): Run computes an operator, Merge
+combines partial results, Move sends messages, Reduce all-reduces gradients, Update updates a parameter.
 """
 
 from __future__ import annotations

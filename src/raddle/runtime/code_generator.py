@@ -107,6 +107,7 @@ class CodeGenerator:
             if tile.device != self.device:
                 continue
             regions = list(op.space.regions(tile.box))
+            # strided: its windows may ignore the last elements of its input (see _untrimmed_region)
             if op.traits.strided and regions[0] is not None:
                 held_boxes = writer.boxes(op.inputs[0])
                 regions[0] = _untrimmed_region(op, tile.box, regions[0], held_boxes)

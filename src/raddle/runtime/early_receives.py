@@ -1,4 +1,8 @@
-"""Posts receives before they are needed, so that messages arrive while the rank computes."""
+"""Posts receives before they are needed, so that messages arrive while the rank computes.
+
+To post a receive is to start it: the transport then has a buffer for the message. Only transports with
+`early_receives` (gloo, not NCCL), which match messages by their tags, allow this long before the send.
+"""
 
 from __future__ import annotations
 

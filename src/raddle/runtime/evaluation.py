@@ -1,4 +1,7 @@
-"""Runs the forward of a module in evaluation mode, with a plan that is derived from the training plan."""
+"""Runs the forward of a module in evaluation mode, with a plan that is derived from the training plan.
+
+A SlotSource names a box of a parameter, buffer or input, and the slot (numbered place) that it fills.
+"""
 
 from __future__ import annotations
 

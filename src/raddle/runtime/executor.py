@@ -8,7 +8,8 @@ Three rules keep the numbers right:
 - a tensor that autograd may have saved for a backward is never changed in place.
 
 A run is one call of `run` or `run_steps`: one step or, in asynchronous schedules, several overlapping
-steps.
+steps. In a greedy schedule (greedy.py), each of these steps has a thread, and any step whose message has
+arrived may go on.
 """
 
 from __future__ import annotations

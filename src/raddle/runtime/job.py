@@ -62,6 +62,7 @@ def load_job(
     """
     workload, graph, plan = load_workload(path, model=model, dtype=dtype, seed=seed, device=device)
     plan = replace(plan, bn=bn or plan.bn)
+    # plan_for_running sets plan.steps, the steps of the program: 1 or, where steps overlap, many.
     program = lower(graph, plan_for_running(plan))
     check(program)
     return Job(workload, plan, program)

@@ -2,7 +2,8 @@
 
 The graph splits a composite into operators, which a plan may tile differently. If a device's tiles of all
 these operators belong to one box of the composite, one fused torch call on that box replaces them: this is
-faster.
+faster. A FusedCall (graph/graph.py) names such a composite: its kind, operators, inputs and outputs. A
+variant is a way in which some micro-batches run: their size, and the tiles (program/program.py).
 """
 
 from __future__ import annotations

@@ -72,6 +72,7 @@ class OptimizerStep:
             parameters = (
                 self.executor.updated_parameters() if sliced else self.executor.parameters()
             )
+            # s: the source, which names the parameter and its box; p: the tensor on this rank
             counted = [(p, self.setup.rank == self._owners[s.name, s.box]) for s, p in parameters]
             clip(self.setup.transport, self.setup.place, counted, self.clip_norm)
         self.optimizer.step()

@@ -1,6 +1,9 @@
 """Finds the tensors of parameter slices on one rank: their gradients, what is updated, where updates go.
 
-A slice is some rows of a parameter. A synchroniser calls it an item (sync/item.py).
+A slice is some rows of a parameter. A synchroniser (package sync/) sums the gradients of slices and has
+them updated; it calls a slice an item (sync/item.py). `region` of a slice: its box, the devices that hold
+it, and its server (-1: none). `sync.collective`: all holders update a slice after an all-reduce, without a
+server.
 """
 
 from __future__ import annotations

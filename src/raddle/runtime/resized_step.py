@@ -34,6 +34,7 @@ class ResizedStep:
                 f"gives {count}: drop it."
             )
         size = -(-samples // count)  # samples of the largest micro-batch
+        # for_batch: captures the module for micro-batches of this size
         graph, resized_plan = resize(plan, setup.graph, setup.graph.for_batch(size))
         resized_plan = replace(
             resized_plan,
@@ -44,6 +45,7 @@ class ResizedStep:
         )
         # order: the slices in the order of their all-reduces, if the plan fixes it
         program = lower(graph, replace(resized_plan, order=()))
+        # regions: parameter -> its boxes, each with the devices that hold it
         if program.regions != setup.program.regions:
             raise InputError(
                 f"with {samples} samples some devices have none, and their parameters would not be "

@@ -1,7 +1,9 @@
 """Saves and loads the state of a trainer: parameters, buffers and optimizer state.
 
 This file knows which boxes this rank holds; checkpoint.py gathers the boxes of all ranks into full tensors
-with the module's own names, and cuts full tensors into boxes.
+with the module's own names, and cuts full tensors into boxes. A SlotSource names a box of a tensor and the
+slot that holds it. A region is a box of a parameter with the devices that hold it; a slice is a range of
+rows of a region that is synchronised separately.
 """
 
 from __future__ import annotations

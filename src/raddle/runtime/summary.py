@@ -71,7 +71,9 @@ def summarise(
             if nbytes and source == group[0]  # all ranks of a group report it: take the first
         ],
         "sync": plan.sync,
+        # messages with slices of parameters, per step
         "slices": sum(rank.slice_messages[0] for rank in reports) // steps,
+        # messages (of those in "slices") that left before one that was queued earlier, because of priority
         "overtaken": sum(rank.slice_messages[1] for rank in reports) // steps,
         "trace": options.trace,
     }
@@ -108,7 +110,7 @@ def _lines(r: Mapping[str, Any]) -> Iterator[str]:
         yield f"sent       {row['source']} -> {row['target']}  {row['bytes']:,} bytes a step"
     for row in r["reduced"]:
         members = ", ".join(map(str, row["devices"]))
-        yield f"summed     over {members}  {row['bytes']:,} bytes of each a step"
+        yield f"summed     over {members}  {row['bytes']:,} bytes of each rank per step"
     if r["slices"]:
         yield (
             f"{r['sync'].partition(':')[0]:10} {r['slices']:,} messages a step with slices of parameters, "

@@ -1,4 +1,8 @@
-"""Runs a program with all ranks as threads of this process: for tests and experiments."""
+"""Runs a program with all ranks as threads of this process: for tests and experiments.
+
+A key names a step and a micro-batch. A SlotSource names a box of a tensor and the slot (numbered place)
+that it fills. Pieces are boxes with their tensors.
+"""
 
 from __future__ import annotations
 

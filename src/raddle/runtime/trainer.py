@@ -112,8 +112,10 @@ def _trainer(
         graph = _capture(model, data, loss)
     if graph.loss is None:
         raise InputError("the module gives no loss: pass loss=..., as torch's cross_entropy.")
-    graph = micro_batch_graph(graph, data)
+    graph = micro_batch_graph(graph, data)  # the graph of the plan's largest micro-batch
     parsed_plan = data if isinstance(data, Plan) else plan_file.from_dict(dict(data), graph)
+    # plan_for_running changes only plan.steps, the number of steps in the program: 1 or, where steps
+    # overlap, many. Longer trainings run the program again and again.
     program = lower(graph, plan_for_running(parsed_plan))
     check(program)
     return Trainer(model, program, optimizer, transport, place, loss=loss, **settings)
@@ -171,6 +173,9 @@ class Trainer:
             clip_norm=clip_norm, check_finite=check_finite,
         )  # fmt: skip
         self.executor.optimizer_step = optimizer_step
+        # parameter_sync: updates slices of parameters during the step (None: parameters are not sliced).
+        # barrier_reason: a text, why updates must wait for all gradients of a step (clip_norm or
+        # check_finite); "": they need not wait.
         if self.executor.parameter_sync is not None:
             self.executor.parameter_sync.start(self.optimizer, optimizer_step.barrier_reason)
         self.state = TrainingState(setup, self.executor, self.optimizer, seed=seed)

@@ -1,7 +1,9 @@
 """Weight stashing (PipeDream) for overlapping steps: a backward uses the same weights as its forward.
 
 An update writes in place only if no forward or backward still needs the present weights. Otherwise the
-parameter first gets new memory, and the old weights stay in the old memory as long as they are needed.
+parameter first gets new memory, and the old weights stay in the old memory as long as they are needed. The
+version of a weight is the number of updates that it has had. A call is a generated function for some
+operators in one micro-batch (actions.py); `call.weights` are the slots of the parameters that it reads.
 """
 
 from __future__ import annotations

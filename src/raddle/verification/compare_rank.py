@@ -35,7 +35,9 @@ class Findings:
     worst: dict[str, tuple[float, str]] = field(default_factory=dict)
     sent: list[tuple[int, int]] = field(default_factory=list)  # (target rank, bytes)
     reduced: list[tuple[list[int], int]] = field(default_factory=list)  # (ranks, bytes all-reduced)
-    staleness: dict[str, tuple[int, int]] = field(default_factory=dict)  # see serial_replay.py
+    # Only where steps overlap: parameter -> the least and the most updates of earlier steps that a step did
+    # not see (serial_replay.py).
+    staleness: dict[str, tuple[int, int]] = field(default_factory=dict)
     # (step, action of the schedule, start, end): see runtime/schedule_spans.py
     spans: list[tuple[int, str, float, float]] = field(default_factory=list)
 

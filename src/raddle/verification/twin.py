@@ -60,6 +60,7 @@ def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twi
         fingerprint=twin.fingerprint(),
         inputs=describe_inputs(twin),
     )
+    # plan_for_running sets plan.steps, the steps of the program: 1 or, where steps overlap, many.
     program = lower(twin, plan_for_running(plan))
     check(program)
     return Twin(Job(double_workload, plan, program), _count_casts(graph))

@@ -1,4 +1,8 @@
-"""Builds the actions that update module buffers; notes which of them this device saves in checkpoints."""
+"""Builds the actions that update module buffers; notes which of them this device saves in checkpoints.
+
+A buffer is that of a module, for example a running mean. `graph.updates`: buffer -> the value that is its
+new content. The slot table knows the slots of the boxes that this device holds.
+"""
 
 from __future__ import annotations
 

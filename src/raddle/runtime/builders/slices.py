@@ -2,7 +2,9 @@
 
 A slice is a range of rows of a parameter. Its gradients are summed and it is updated separately, while the
 rank goes on computing: by a parameter server, or on all holders after an all-reduce (collective updates).
-During a run, a synchroniser (package sync/) does this work.
+During a run, a synchroniser (package sync/) does this work. Instructions (program/program.py): Move sends
+messages, Reduce all-reduces gradients, Update updates a parameter. A region is a box of a parameter, with
+the devices that hold it and its server.
 """
 
 from __future__ import annotations

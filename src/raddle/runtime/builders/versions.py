@@ -1,7 +1,9 @@
 """For overlapping steps: which version of each weight a segment uses, and how long old ones are stashed.
 
 The version of a weight is the number of updates that it has had. Keeping old versions for forwards that
-still use them is PipeDream's weight stashing.
+still use them is PipeDream's weight stashing. A Run is the instruction of a program that computes one
+operator in one phase ("F": forward); a key names a step, a micro-batch and its variant
+(program/program.py).
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class VersionBuilder:
 def mark_stashed_versions(actions: Iterable[Action]) -> None:
     """Notes in updates which old weights to stash, and in forwards which stashed versions expire."""
     update_counts: dict[int, int] = {}  # slot -> updates so far
-    replaced_by: dict[tuple[int, int], UpdateParameters] = {}  # (slot, version) -> its replacement
+    replaced_by: dict[
+        tuple[int, int], UpdateParameters
+    ] = {}  # (slot, version) -> update that ends it
     last_uses: dict[tuple[int, int], Forward] = {}  # (slot, version) -> last use after replacement
     for action in actions:
         if isinstance(action, UpdateParameters):

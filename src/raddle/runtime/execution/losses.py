@@ -23,6 +23,7 @@ class Losses:
         self.sizes = program.micro_batch_sizes  # samples of each micro-batch
         self.steps = program.plan.steps if is_asynchronous(program.plan) else 1  # of one run
         self.dtype = program.graph.values[program.graph.loss or ""].dtype
+        # For each variant (how some micro-batches run: their size, their devices), who computes the loss.
         loss_devices = {v.loss_devices for v in program.variants}
         self.on_all_ranks = all(len(devices) == transport.size for devices in loss_devices)
         # With replicated pipelines, several ranks have the losses of different micro-batches.

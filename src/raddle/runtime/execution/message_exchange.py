@@ -1,4 +1,9 @@
-"""Carries out Send, Receive and AwaitMessage on one rank."""
+"""Carries out Send, Receive and AwaitMessage on one rank.
+
+The `delivery` of an action says how its kind of messages is packed and where received boxes are put
+(delivery.py); a part is one box of a message. To post a receive is to start it. `transport.early_receives`
+is True if a receive may be posted long before its send, because tags match them (gloo; not NCCL).
+"""
 
 from __future__ import annotations
 

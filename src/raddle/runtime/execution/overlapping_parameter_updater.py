@@ -20,8 +20,8 @@ from raddle.runtime.weight_stash import WeightStash, WeightUse
 class OverlappingParameterUpdater(ParameterUpdater):
     """Updates each parameter as soon as its gradient of a step is complete.
 
-    latest: forwards use the newest weights (greedy schedules), not the weight versions that the program
-    gives them. A version is the number of updates that a weight has had.
+    latest: forwards use the newest weights (greedy schedules: greedy.py), not the weight versions that the
+    program gives them. A version is the number of updates that a weight has had.
     """
 
     def __init__(self, *args: Any, latest: bool = False, **more: Any) -> None:

@@ -2,7 +2,8 @@
 
 This is the default. Gradients are all-reduced in buckets. Two subclasses replace it:
 sliced_parameter_updater.py, where slices of parameters are synchronised and updated during the step, and
-overlapping_parameter_updater.py, where steps overlap.
+overlapping_parameter_updater.py, where steps overlap. A call is a generated function for some operators in
+one micro-batch (actions.py); `call.weights` are the slots of the parameters that it reads.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ class ParameterUpdater:
             self.bucket_buffers.append(flat)
 
     def begin(self, *, updating: bool) -> None:
-        """Called at the start of a run (one step, or all overlapping steps)."""
+        """Called at the start of a run (one step, or all overlapping steps).
+
+        updating: False if the run only accumulates gradients and ends without an update.
+        """
 
     def end_step(self, step: int) -> None:
         """Called after the last action of a step."""
@@ -136,6 +140,7 @@ class ParameterUpdater:
         )
 
     def submit_gradients(self, action: SubmitGradients) -> None:
+        # To submit: to pass to the synchronisation of slices (sliced_parameter_updater.py).
         raise AssertionError("only sliced parameters are submitted")
 
     def start_slice_all_reduce(self, action: StartSliceAllReduce) -> None:

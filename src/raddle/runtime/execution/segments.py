@@ -2,6 +2,9 @@
 
 Each segment has its own autograd graph: it runs on new leaf tensors, and its backward puts the gradients of
 these leaves into slots. So gradients pass from segment to segment through slots, not through autograd.
+
+A call is a generated function, for a segment or a merge, in one micro-batch (actions.py); its arguments are
+slots: `differentiable` (activations that get a gradient), `weights` and `nondifferentiable`.
 """
 
 from __future__ import annotations
