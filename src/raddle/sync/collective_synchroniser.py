@@ -74,7 +74,7 @@ class CollectiveSynchroniser:
     order: numbers of all items of all ranks, in the order of their all-reduces.
     apply(number, clock, gradient): updates an item's rows on this rank, on the thread that waits for it.
     exchange: gathers an object from every rank.
-    debug: all-reduces are issued at the end of a step, after all ranks have compared their lists.
+    debug: all-reduces are issued at the end of a step, after all ranks have compared their lists of them.
     """
 
     def __init__(

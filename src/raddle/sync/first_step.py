@@ -6,6 +6,10 @@ A barrier (all gradients are summed before any update) leads to the bucketed mec
 one. Some reasons for a barrier show only in the first step: a script that clips gradients, or a
 GradScaler. A barrier reason is a sentence that says why; empty: no barrier.
 
+`settings.sync` is the sync kind (plans/sync/sync_kind.py). Its properties: bucketed, gradients are
+all-reduced in buckets (`allreduce`); by_priority, the most urgent slice goes first (`p3`); collective,
+slices are all-reduced without servers (`p3:collective`); has_servers; synchronous, its staleness is 0.
+
 A guard is a forward pre-hook that makes a module wait for its parameters (forward_guards.py). A parameter
 is unguarded if the forward reads it before its guard has run.
 """

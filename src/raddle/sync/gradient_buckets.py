@@ -100,7 +100,8 @@ def cut_buckets(
 ) -> list[Bucket]:
     """Makes buckets of one dtype each, with at most `nbytes`; a larger parameter has its own bucket.
 
-    order: indices of parameters; those that it lacks come last.
+    order: indices of parameters; those that it lacks come last. compressed_dtype: the dtype of the buckets;
+    None: that of the parameters.
     """
     buckets: list[Bucket] = []
     # By dtype: the members of the bucket that takes further parameters, and its bytes so far.

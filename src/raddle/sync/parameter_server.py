@@ -120,7 +120,11 @@ class ParameterServer(ABC):
         """Takes a worker's gradient, as a flat tensor."""
 
     def admit(self, clock: int) -> None:  # noqa: B027, most updates wait for nothing
-        """Allows updates up to a clock; see `admitted` of ServerSynchroniser."""
+        """Allows updates up to a clock. Until then, a server with such a limit keeps the sums.
+
+        The limit (`admitted` of ServerSynchroniser) is for servers that are not workers: gradients may
+        arrive there before the learning rate of their step is known.
+        """
 
     @abstractmethod
     def is_updated_to(self, clock: int) -> bool:

@@ -2,7 +2,8 @@
 
 Servers or all ranks update the slices (SlicedUpdates), during the backward and, with guards, the next
 forward. A guard is a forward pre-hook that makes a module wait for its parameters (forward_guards.py). A
-mechanism is a way in which sync.Optimizer synchronises gradients (mechanism.py).
+mechanism is a way in which sync.Optimizer synchronises gradients (mechanism.py). `backward_passes`: calls
+of backward in a step; a gradient is complete after the last one.
 """
 
 from __future__ import annotations

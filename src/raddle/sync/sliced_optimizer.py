@@ -73,7 +73,10 @@ class SlicedOptimizer:
         return ""
 
     def scatter_state(self) -> None:
-        """Moves the state of the model's optimizer to the slices. Refreshes copied rows from the model."""
+        """Moves the state of the model's optimizer to the slices.
+
+        With staleness the slices are copies of the model's rows; they get the model's values again.
+        """
         model_state = self._model_optimizer.state
         self._slice_optimizer.state.clear()
         for number, rows in self.parameters.items():

@@ -38,6 +38,8 @@ def make_server_updates(
 ) -> SlicedUpdates:
     """Makes SlicedUpdates with servers. All ranks call it.
 
+    staleness: how many steps a rank may be ahead of the slowest one; 0: synchronous; None: any number.
+    stall: seconds of waiting until a warning. record_span: adds a bar to the Chrome trace.
     With staleness, a server updates a copy of the rows, not the model's parameter (stale_server.py).
     """
     served = [item.number for item in slices.items if item.server == transport.rank]

@@ -43,7 +43,8 @@ class SumIssuer:
         *,
         hold_back: bool,
     ) -> None:
-        # All-reduces issued, their bytes, and those issued before one that was ready earlier.
+        # All-reduces issued, their bytes, and how often one overtook another: it was issued before one
+        # whose gradient was ready earlier.
         self.count = self.nbytes = self.overtaken = 0
         self.order = [n for n in order if n in entries and len(entries[n].item.workers) > 1]
         self._entries, self._transport, self._hold_back = entries, transport, hold_back
@@ -54,7 +55,7 @@ class SumIssuer:
     def add(self, number: int) -> None:
         """Takes note that an item's gradient is ready, and issues all sums whose turn it is now."""
         entry = self._entries[number]
-        if len(entry.item.workers) == 1:
+        if len(entry.item.workers) == 1:  # there is nothing to sum
             entry.pending = DONE
             return
         self._waiting[number] = None

@@ -1,6 +1,9 @@
 """Reads and checks the arguments of `sync.Optimizer`, and finds out whether it needs a barrier.
 
-A barrier here: all gradients of a step are summed before any parameter is updated.
+A barrier here: all gradients of a step are summed before any parameter is updated. Properties of a `Sync`
+(plans/sync/sync_kind.py): zero3, parameters are sharded too (`sharded:parameters`); server, the one rank
+that updates all parameters, if the user names it; bucketed, gradients are all-reduced in buckets
+(`allreduce`); synchronous, its staleness is 0.
 """
 
 from __future__ import annotations

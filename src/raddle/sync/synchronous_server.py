@@ -68,7 +68,9 @@ class SynchronousServer(ParameterServer):
     """The items that this rank serves without staleness.
 
     step_sums: keeps sums for the caller, who makes the updates; None: the server makes them.
-    admitted: the highest clock that may be updated; see ServerSynchroniser.
+    admitted: the highest clock whose updates may be made now; `admit` raises it, and later sums wait. None:
+        no limit. It is for servers that are not workers: gradients may arrive there before the learning
+        rate of their step is known.
     """
 
     def __init__(

@@ -59,6 +59,7 @@ class Worker:
     def begin_push(self, number: int) -> int:
         """Marks an item as submitted, and returns the clock to send with its gradient."""
         entry = self.items[number]
+        # `returned`: the server sends updated rows back. A server on this rank calls mark_returned anyway.
         if entry.item.returned or entry.item.server == self._rank:
             entry.up_to_date.clear()
         entry.clock += 1

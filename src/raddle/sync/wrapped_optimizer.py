@@ -175,7 +175,7 @@ class Optimizer(torch.optim.Optimizer):
     def report(self) -> dict[str, Any]:
         """Returns this rank's counters, and why there is a barrier.
 
-        bytes, messages: sent or all-reduced so far. overtaken: messages that were sent before an older one.
+        bytes, messages: sent or all-reduced so far. overtaken: how many messages left before an older one.
         waited: seconds so far; sliced: by parameter, the longest few; bucketed: {"sums": seconds}.
         unguarded: parameters for which `step` waits, because no module does.
         """

@@ -85,7 +85,8 @@ class Transport(Protocol):
 
     rank: int
     size: int
-    # Whether a receive may be posted long before its send, because tags match them. Not so with NCCL.
+    # Whether a receive may be posted long before its send, because tags match them. False with NCCL, which
+    # has no tags: there, both ranks must issue their messages in the same order.
     early_receives: bool
     sent: dict[int, int]  # bytes passed to `send` and `post`, by target rank
     reduced: dict[tuple[int, ...], int]  # bytes passed to `all_reduce`, by ranks of the group

@@ -1,6 +1,6 @@
 """A wire, which sends slices of parameters by priority (wire.py), between threads: each thread is a rank.
 
-A frame is the header of a message.
+A frame is the header of a message. `limits`: by number of a slice, the largest payload in bytes.
 """
 
 from __future__ import annotations

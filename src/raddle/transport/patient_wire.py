@@ -1,7 +1,8 @@
 """A wire that waits for the failing rank's own message before it reports a closed connection.
 
 A closed connection does not say why. The message over the failure channel (failure_channel.py) does, but it
-may arrive later. A wire sends slices of parameters between ranks (wire.py).
+may arrive later. A wire sends slices of parameters (items) between ranks (wire.py). A frame is the header
+of a message; `limits`: by item, the largest payload in bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Sends and receives messages between processes: with torch.distributed, or through shared memory.
 
 Local peers are ranks on this machine whose memory this process can map; messages to them use shared memory.
-`early_receives` (see Transport in base.py) is True with gloo and False with NCCL.
+`early_receives` (base.py): a receive may be posted long before its send, because tags match them. True with
+gloo, False with NCCL, which has no tags; so here it also tells which of the two is used. gloo works on host
+memory only: with gloo, GPU tensors are copied to or from pinned host memory ("staged").
 """
 
 from __future__ import annotations
@@ -53,13 +55,14 @@ class PointToPoint:
         assert buffer.is_contiguous()
         self.sent[target] += buffer.nbytes
         label = WaitLabel("send to", target, tag, what)
-        if buffer.is_cuda and self._groups.early_receives:
+        if buffer.is_cuda and self._groups.early_receives:  # a GPU tensor with gloo
             buffer = pinned_like(buffer).copy_(buffer)
         return self._start(target, tag, buffer, label)
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str) -> Pending:
         """Posts a receive with torch.distributed."""
         group, peer = self._groups.sources[source]
+        # has_input=False: a receive only writes into `buffer`, which is not copied to the host first.
         return start_work(
             self._failures, WaitLabel("receive from", source, tag, what), buffer,
             lambda host: dist.irecv(host, group=group, tag=tag, group_src=peer),

@@ -1,6 +1,7 @@
 """Collectives between processes, with torch.distributed: sums, broadcasts, barriers, gathered objects.
 
-`early_receives` (see Transport in base.py) is True with gloo and False with NCCL.
+`early_receives` (base.py: a receive may be posted long before its send) is True with gloo and False with
+NCCL; here it only tells which of the two is used. "Staged": through a copy in host memory.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ class ProcessGroups:
     """The groups of this rank. All ranks make the same groups in the same order.
 
     sums: by ranks, the group that sums. targets, sources: by peer, the link to it and from it.
-    service: the group for broadcasts and barriers. early_receives: see Transport; True with gloo.
+    service: the group for broadcasts and barriers. early_receives: a receive may be posted long before its
+    send, because tags match them: True with gloo, False with NCCL.
     """
 
     def __init__(self, device: torch.device, backend: str, timeout: float) -> None:

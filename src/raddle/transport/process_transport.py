@@ -43,7 +43,7 @@ class ProcessTransport:
         self._groups = groups = ProcessGroups(device, backend, timeout)
         self.rank, self.size, self.early_receives = groups.rank, groups.size, groups.early_receives
         self.timeout = timeout  # seconds
-        # limited: waits have a time limit with gloo only.
+        # limited: waits have a time limit with gloo only; early_receives is True with gloo alone.
         self.failures = Failures(self.rank, timeout, limited=groups.early_receives)
         self._collectives = ProcessCollectives(groups, self.failures)
         self._wire: Wire | None = None

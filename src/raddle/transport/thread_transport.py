@@ -106,7 +106,7 @@ class Hub:
 class ThreadTransport:
     """The transport of one rank; made by `Hub.transport`."""
 
-    early_receives = True
+    early_receives = True  # a receive may be posted long before its send: tags match them
 
     def __init__(self, hub: Hub, rank: int) -> None:
         self.rank = rank

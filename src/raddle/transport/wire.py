@@ -43,7 +43,8 @@ class Counters:
 
     messages: int = 0
     bytes: int = 0  # of payloads
-    overtaken: int = 0  # messages that left before one that was queued earlier for the same peer
+    # How often a message overtook others: it was sent before one that was queued earlier for its peer.
+    overtaken: int = 0
     busy: float = 0.0  # seconds spent in sending, summed over peers
     longest: int = 0  # the most messages that were in a queue
 
@@ -84,7 +85,10 @@ class Wire(Protocol):
         """
 
     def close(self) -> None:
-        """Sends what is queued, then that nothing more will come; ends threads. More calls do nothing."""
+        """Sends all queued messages and then, between processes, an end mark; ends threads.
+
+        The end mark tells the peers that this rank sends nothing more. More calls do nothing.
+        """
 
 
 class QueuedMessage(NamedTuple):

@@ -47,8 +47,8 @@ class ServerRoutes:
         }
         self.post: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "/api/start": self._start,
-            "/api/stop": self._stop,
-            "/api/cancel": self._cancel,
+            "/api/stop": self._stop,  # ends the searches early; the report is still written
+            "/api/cancel": self._cancel,  # ends the job without a report
             "/api/delete": self._delete,
             "/api/explain": self._explain,
         }
