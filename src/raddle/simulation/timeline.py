@@ -1,4 +1,8 @@
-"""Simulates a program; the resulting timeline gives step time, breakdown, critical path and bytes sent."""
+"""Simulates a program; the resulting timeline gives step time, breakdown, critical path and bytes sent.
+
+A task is what one device computes, or one message, of an instruction; it holds a device or links, which are
+numbered as resources: first the devices, then the links (task_table.py, tasks.py).
+"""
 
 from __future__ import annotations
 

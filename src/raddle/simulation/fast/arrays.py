@@ -8,8 +8,9 @@
 A slot is a pair (first row, number of rows) of a table. Example: the forward slot of operator i points to
 rows (device, nanoseconds), one for each device with a tile of i. An instruction with an empty slot does
 not exist in the plan. A stretch is a series of tasks that a device computes without waiting (nodes.py). A
-node is a stretch, a task, a message, a member of an all-reduce, or a join: a point where several arrivals
-meet.
+node is a stretch, a task, a message, a member of an all-reduce, or a join, which ends when several others
+have ended. The arrival on a device is the node that ends when the device has received all messages of an
+instruction, or the result of an all-reduce: one message, one member, one task that receives, or a join.
 """
 
 # d: device; v: value; i: operator; p: parameter; g: set of rings
@@ -29,7 +30,7 @@ COMPUTE, MESSAGES, EVENT = range(3)
 AFTER_ALL, AFTER_LAST_COMPUTE = -1, -2
 # Columns of StepDag.nodes.
 (
-    DURATION,  # nanoseconds; 0 for a stretch
+    DURATION,  # nanoseconds; 0 for a stretch: the edges from it have delays instead
     FIRST_RESOURCE,  # a device or link that it holds, or -1
     SECOND_RESOURCE,  # another link, or -1
     DEVICE,  # of a stretch: its device; else -1
@@ -47,8 +48,8 @@ AFTER_ALL, AFTER_LAST_COMPUTE = -1, -2
     UPDATE_COUNT,
     PULL_FIRST,  # message rows: updated values from the server
     PULL_COUNT,
-    RING_SET,  # the set of rings that all-reduces it, or -1
-    AMOUNT_FIRST,  # its first row of Arena.amounts
+    RING_SET,  # number of the set of rings that all-reduces it (Rings below), or -1
+    AMOUNT_FIRST,  # its first row of Arena.amounts, which has its bytes for each ring
     NEEDS_SYNC,  # 1 if it has to be sent at all: more than one device is involved
     UPDATER_IS_HOLDER,  # 1 if a device that updates it also has a gradient of its own
 ) = range(10)
@@ -76,7 +77,7 @@ class Tape(NamedTuple):
     has_gradient: Array  # by parameter: 1 if it has a gradient
     events: Array  # by event: its kind (program/step_script.py)
     event_parameter: Array  # by event: the parameter, or -1
-    event_run: Array  # by event: the row of the last contribution to its gradient, or -1
+    event_run: Array  # by event: the row that completes the parameter's gradient, or -1
 
 
 class Slots(NamedTuple):
@@ -85,7 +86,7 @@ class Slots(NamedTuple):
     All fields except `sync_units` are views of `table`.
     """
 
-    table: Array
+    table: Array  # [number of a slot, (first row, number of rows)]
     forward: Array  # by operator: compute rows
     backward: Array
     merge: Array  # by operator with partial results: compute rows of their merge
@@ -121,8 +122,8 @@ class Rings(NamedTuple):
     member: Array
     first_link: Array  # by member: the links that it holds, or -1
     second_link: Array
-    # [ring, (size, bandwidth, latency, leaders, their bandwidth, their latency)]; a leader is the first
-    # device of a node (costs/collectives.py)
+    # [ring, (size, bandwidth, latency, leaders, their bandwidth, their latency)] in bytes/s and seconds; a
+    # leader is the first device of a node, and leaders is their number (costs/collectives.py)
     topology: Array
     node_ring_at: Array  # the rings inside nodes of ring k are node_rings[node_ring_at[k]:…]
     node_rings: Array  # [.., (size, bandwidth, latency)]
@@ -133,7 +134,7 @@ class HostOverhead(NamedTuple):
 
     enabled: bool  # whether any device has host overhead
     message: Array  # per message
-    slice: Array  # per slice of a parameter
+    slice: Array  # per message with a slice of a parameter, in place of `message`
     byte: Array  # per byte
     sum: Array  # per all-reduce, which sums gradients
 
@@ -141,10 +142,15 @@ class HostOverhead(NamedTuple):
 class SyncSettings(NamedTuple):
     """How a plan synchronises parameters; the rules are in program/step_script.py."""
 
-    rule: int  # BUCKETS, SERVER, SLICES or SLICE_SUMS
+    # BUCKETS: gradients are all-reduced in buckets. SERVER: a gradient is sent to a server, which updates
+    # the parameter at the end of the step. SLICES: each slice is sent to a server, updated and sent back as
+    # soon as its gradient is complete. SLICE_SUMS: each slice is all-reduced, and every holder updates it.
+    rule: int
     bucket_bytes: int  # a bucket of gradients is all-reduced when it has at least this many bytes
     returns_updates: bool  # servers send updated values back; False for ZeRO-3
-    sliced: bool  # slices of parameters are sent and updated outside of the devices' order
+    # The rule is SLICES or SLICE_SUMS. A device updates a slice as soon as it is free, between any two
+    # tasks that it computes in the program's order.
+    sliced: bool
     urgency: Array  # by parameter, of its messages
 
 
@@ -154,10 +160,12 @@ class StepDag(NamedTuple):
     nodes: Array  # [node, DURATION … URGENCY]
     edges: Array  # [edge, (source, target, delay)]: target starts `delay` after the end of source
     arrival: Array  # [row, device]: the node with which messages have arrived on a device, or -1
-    # [mark, device]: the stretch in which a row ended on a device; the first marks are the parameters
+    # [mark, device]: the stretch in which a row ended on a device. Mark p, for each parameter p, is set by
+    # the rows that add to the gradient of p; the other marks are numbered after these.
     mark_stretch: Array
     mark_offset: Array  # [mark, device]: nanoseconds from the start of that stretch
-    # [row of the step script, device]: the node with which its result has arrived, or -1
+    # [row of the step script, device]: the node with which its result has arrived, or -1. Such a row is an
+    # all-reduce, a transfer to or from servers, or an update (program/step_script.py); no row of the tape.
     sync_arrival: Array
 
 

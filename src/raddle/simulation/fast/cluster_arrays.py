@@ -42,7 +42,9 @@ class ClusterArrays:
         self.kinds = sorted({d.kind: d for d in cluster.devices}.items())
         kinds = [kind for kind, _ in self.kinds]
         self.kind_of = np.array([kinds.index(d.kind) for d in cluster.devices])
+        # bytes/s of the memory
         self._bandwidth = np.array([effective_bandwidth(d) for d in cluster.devices])
+        # seconds, the fixed time of an operator; not the host overhead
         self._overhead = np.array([d.overhead for d in cluster.devices])
 
     def compute_rows(self, devices: Array, seconds: Array) -> Array:

@@ -1,7 +1,8 @@
 """Builds the rows of an operator: its compute time on each device, and the bytes that it saves there.
 
 Rows go into the store (store.py); the methods return their slot (first row, number of rows). A cost key is
-equal for operators whose tiles of the same shape take equally long (ComputeCosts.cost_key).
+equal for operators whose tiles of the same shape take equally long (ComputeCosts.cost_key). active: the
+values through which gradients flow. bn: over what batch norm takes its statistics (plans/plan.py).
 """
 
 from __future__ import annotations

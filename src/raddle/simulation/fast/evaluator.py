@@ -162,7 +162,7 @@ class Evaluator:
             self.plan_rows,
             self.store,
         )
-        fused = self.composites.is_fused(i)
+        fused = self.composites.is_fused(i)  # it runs in one native call with others, as batch norm
         slot = self.compute_rows.run_rows(store, op, tiled, "F", fused)
         plan_rows.set_slot(undo, store, plan_rows.slots.forward, i, slot, store.computes)
         if has_backward(op, self.index.active):
@@ -206,7 +206,7 @@ class Evaluator:
                    if out in index.graph.ops[j].inputs for d in self.tiles[j].devices}  # fmt: skip
         element_bytes = index.graph.values[op.outputs[0]].dtype.itemsize
         active, replicated = (
-            op.outputs[0] in index.active,
+            op.outputs[0] in index.active,  # gradients flow through it
             op.name in self.replicated_loss.current[0],  # every device merges it by itself
         )
         return MergeKey(

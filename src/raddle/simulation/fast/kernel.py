@@ -1,10 +1,14 @@
 """The time of one training step of a plan, from arrays (arrays.py), JIT-compiled.
 
 1. `_script_rows` runs the step script (program/step_script.py): when gradients are sent, summed, updated.
+   It gives a table; a row is one SUM (all-reduce), PUSH (gradient to a server), UPDATE or PULL (updated
+   values from a server) of a parameter, a bucket or a slice.
 2. `_write_dag` follows the tape and writes nodes and edges (nodes.py), folding consecutive tasks of a
    device into one node. At the tape's events it inserts the rows of the step script.
 3. `run_dag` simulates the nodes (loop.py).
 
+A sync unit is a parameter or a slice that is synchronised at once. A stretch is a series of tasks that a
+device computes without waiting; an offset is the time since its start (arrays.py).
 The result equals that of the full simulation (simulation/engine.py) to the nanosecond.
 """
 
@@ -77,8 +81,8 @@ TOO_SMALL = -2  # result: the arrays of the StepDag are too small for this plan
 
 @njit(cache=True)
 def step_time(
-    devices: int,
-    links: int,
+    devices: int,  # number of devices
+    links: int,  # number of links
     settings: SyncSettings,
     tape: Tape,
     slots: Slots,
@@ -92,7 +96,9 @@ def step_time(
 ) -> int:
     """Nanoseconds of a step; or OVER_LIMIT, or TOO_SMALL (call again with a larger `dag`)."""
     load = np.zeros(devices + links, np.int64)
-    tails = np.zeros((devices, 2), np.int64)  # by device: its last stretch, nanoseconds in it
+    tails = np.zeros(
+        (devices, 2), np.int64
+    )  # by device: its last stretch, and how many nanoseconds that takes
     progress = DeviceProgress(  # stretch, offset, busy_before ...: in the order of its fields
         np.zeros(devices, np.int32), np.zeros(devices, np.int64), np.zeros(devices, np.int64),
         np.zeros(devices, np.int64), load, np.zeros(devices, np.int32), np.full(devices, -1, np.int32),
@@ -145,8 +151,9 @@ def _script_rows(
             group[p] = 0
     first, count = slots.sync_units[:, 0], slots.sync_units[:, 1]
     needs_sync = arena.sync_units[:, NEEDS_SYNC]
-    # False, twice: steps do not overlap, and sums of slices are not ordered. np.arange: parameters are
-    # numbered in the order in which the backward reaches them.
+    # The first False: steps do not overlap. The second: the plan does not fix the order in which slices are
+    # all-reduced (the evaluator refuses such plans, coverage.py). np.arange: parameters are numbered in the
+    # order in which the backward reaches them.
     facts = SyncFacts(
         settings.rule, settings.bucket_bytes, False, settings.returns_updates, False, group, nbytes,
         first, count, needs_sync, np.arange(parameters),
@@ -170,8 +177,10 @@ def _write_dag(
     overhead: HostOverhead, dag: StepDag, progress: DeviceProgress, rows: Array, members: Array,
     row_at: Array,
 ) -> tuple[int, int]:  # fmt: skip
-    """Writes the nodes and edges of the step, and adds up `progress.load`; returns their numbers.
+    """Writes the nodes and edges of the step, and adds up `progress.load`.
 
+    Returns how many nodes and edges it wrote, or -1, -1 if `dag` has no room for them. rows, members,
+    row_at: the result of `_script_rows`.
     The function is long because it is hot: a call of a compiled function costs time for each array
     argument.
     """
@@ -256,7 +265,7 @@ def _write_event(
 ) -> None:  # fmt: skip
     """Writes rows begin to end of the step script: all-reduces, messages to and from servers, updates."""
     devices = len(progress.stretch)
-    # updated: by device, the node of the last update of a slice
+    # updated: by device, the node of the last update of a slice, for which the PULL after it waits
     updated, no_time = np.full(devices, -1, np.int32), np.zeros(devices, np.int64)
     computes, sync_units, nodes, sync_arrival = (
         arena.computes,
@@ -272,6 +281,7 @@ def _write_event(
         settings.sliced,
     )
     for n in range(begin, end):
+        # It waits for the gradient of parameter p and for the row `after`; -1: for none.
         what, p, after = rows[n, OPERATION], rows[n, PARAMETER], rows[n, AFTER_ROW]
         if used[0] < 0:
             return
@@ -329,7 +339,10 @@ def _write_sum(
     overhead: HostOverhead, dag: StepDag, used: Array, progress: DeviceProgress, rows: Array,
     members: Array,
 ) -> None:  # fmt: skip
-    """Writes an all-reduce of a slice (after all that its members did) or of a bucket of gradients."""
+    """Writes an all-reduce of a slice (after all that its members did) or of a bucket of gradients.
+
+    n: the row of the step script.
+    """
     if settings.sliced:
         unit = arena.sync_units[rows[n, SUBJECT]]
         amounts = arena.amounts[unit[AMOUNT_FIRST] : unit[AMOUNT_FIRST] + 1, 0].copy()

@@ -38,8 +38,9 @@ def run_dag(
     load: by resource, its total busy time; tails: by device, its last stretch and the nanoseconds in it;
     counts[2] is set to the number of simulated nodes.
     """
+    # successors of node n are successor[pointer[n]:pointer[n + 1]], with their delays in `delay`
     pointer = np.zeros(node_count + 1, np.int32)
-    waits_left = np.zeros(node_count, np.int32)
+    waits_left = np.zeros(node_count, np.int32)  # by node: how many others it still waits for
     nodes, edges = dag.nodes, dag.edges
     for e in range(edge_count):
         pointer[edges[e, 0] + 1] += 1
@@ -53,12 +54,13 @@ def run_dag(
         k = next_free[edges[e, 0]]
         next_free[edges[e, 0]] += 1
         successor[k], delay[k] = edges[e, 1], edges[e, 2]
-    ready = np.zeros(node_count, np.int64)
-    free_from = np.zeros(len(load), np.int64)
-    load_left = load.copy()
+    ready = np.zeros(node_count, np.int64)  # by node: when all that it waits for has ended
+    free_from = np.zeros(len(load), np.int64)  # by resource: when it is free again
+    load_left = load.copy()  # by resource: nanoseconds of work that has not started
     heap_time = np.empty(node_count + 1, np.int64)
     heap_node = np.empty(node_count + 1, np.int64)  # keys: urgency, then the number of the node
     stack = np.empty(node_count + 1, np.int32)  # ready nodes without resources
+    # size: of the heap; depth: of the stack; total: the latest end so far; count: simulated nodes
     size, depth, total, count = 0, 0, 0, 0
     for n in range(node_count):
         if waits_left[n] == 0:

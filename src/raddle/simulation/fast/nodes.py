@@ -39,7 +39,10 @@ NO_ROOM = -(10**9)  # used[0] when the arrays of the dag are full
 def add_node(
     dag: StepDag, used: Array, duration: int, first: int, second: int, device: int, busy_before: int
 ) -> int:
-    """Adds a node with the given columns; returns its number."""
+    """Adds a node with the given columns (arrays.py); returns its number.
+
+    first, second: the resources that it holds, or -1. device: that of a stretch, else -1.
+    """
     node = used[0]
     nodes = dag.nodes
     if node < 0 or node >= len(nodes):
@@ -125,9 +128,9 @@ def add_messages(
 ) -> None:  # fmt: skip
     """Adds the messages of `count` rows of the arena, from row `begin` on.
 
-    A message from device s starts delay[s] after the node predecessor[s]. With host overhead, the source
-    sends it after all that it has done. `arrival` receives, by device, the node with which its messages
-    have arrived.
+    A message from device s starts delay[s] after the node predecessor[s] (-1: it waits for nothing). With
+    host overhead, the source sends it after all that it has done. `arrival` receives, by device, the node
+    with which its messages have arrived.
     """
     progress.arrivals[:] = 0
     arrival[:] = -1
@@ -162,7 +165,10 @@ def _add_unordered_overhead(
     dag: StepDag, used: Array, arena: Arena, begin: int, count: int, first_node: int, predecessor: Array,
     delay: Array, progress: DeviceProgress, arrival: Array,
 ) -> None:  # fmt: skip
-    """Adds the host overhead of slices: unordered tasks on both devices, as separate threads do it."""
+    """Adds the host overhead of slices: unordered tasks on both devices, as separate threads do it.
+
+    first_node: the node of the first message; the others follow. The rest: see `add_messages`.
+    """
     for k in range(begin, begin + count):
         s = arena.messages[k, 0]
         task = add_unordered_task(dag, used, s, max(1, arena.messages[k, 5]), progress)
@@ -180,7 +186,10 @@ def _add_unordered_overhead(
 def add_arrival(
     dag: StepDag, used: Array, t: int, node: int, arrival: Array, arrivals: Array
 ) -> None:
-    """Adds a node to what arrives on device t; several nodes get a join, which waits for all of them."""
+    """Adds a node to what arrives on device t; several nodes get a join, which waits for all of them.
+
+    arrival: by device, the node with which all has arrived. arrivals: by device, how many nodes arrive.
+    """
     arrivals[t] += 1
     if arrivals[t] == 1:
         arrival[t] = node

@@ -2,7 +2,8 @@
 
 A sync unit is what is synchronised at once: a parameter, or one of its slices. Its row has the slots of
 its messages and updates (arrays.py: columns of Arena.sync_units). A region is a box of a parameter with
-the devices that hold it (program.ParameterRegion). Rows go into the store (store.py); the methods return
+the devices that hold it (program.ParameterRegion); a slice is one too. Its updaters are its server or, if
+it has none (server -1), all holders. Rows go into the store (store.py); the methods return
 their slots (first row, number of rows).
 """
 
@@ -93,7 +94,7 @@ class ParameterRows:
         key = ("slices", value.dtype.itemsize, slices)
 
         def build() -> Slot:
-            pieces = slices_by_holder(slices, self.sync)
+            pieces = slices_by_holder(slices, self.sync)  # the slices, or one for each holder
             rows = [self._sync_row(store, value, [piece]) for piece in pieces]
             return store.sync_units.add(np.array(rows, np.int64).reshape(len(rows), -1))
 

@@ -2,8 +2,8 @@
 
 A slot says which rows of the store belong to a parameter (store.py). A sync unit is what is synchronised at
 once: a parameter, or one of its slices (arrays.py). A pull gathers a sharded parameter for the operators
-of a block before they run (ZeRO-3, program/zero3_blocks.py); pulls are numbered by the index
-(GraphIndex.pulls).
+of a block before they run (ZeRO-3, program/zero3_blocks.py); the number of a pull is its place in
+GraphIndex.pulls. sync.sliced: the plan's sync kind cuts parameters into slices, which are sent one by one.
 """
 
 # p: parameter
@@ -74,6 +74,7 @@ class ParameterSync:
     ) -> None:
         """Updates which devices hold a parameter, its memory and, if it has no slices, its sync unit."""
         index, plan_rows = self.index, self.plan_rows
+        # Reader: the operator, the number of its operand, whether a gradient comes back, its tiling
         users = [Reader(op, k, True, tiles[index.op_number[op.name]]) for op, k in index.users[p]]
         placement = self.parameter_rows.placement(store, self._value(p), users)
         plan_rows.set_slot(

@@ -65,7 +65,7 @@ def tile_boxes_in(tiling: Tiling, dims: Sequence[int]) -> Array:
     shape = tiling.parts
     boxes = np.zeros((*shape, len(dims), 2), np.int64)
     for k, d in enumerate(dims):
-        along = [1] * len(shape)
+        along = [1] * len(shape)  # a shape that broadcasts along dimension d
         along[d] = shape[d]
         boxes[..., k, 0] = np.asarray(tiling.cuts[d][:-1]).reshape(along)
         boxes[..., k, 1] = np.asarray(tiling.cuts[d][1:]).reshape(along)
@@ -84,6 +84,7 @@ def _grid_regions(space: Space, cuts: Cuts) -> tuple[Regions, ...]:
             region[:, p] = _tile_ranges(index, cuts, shape)
         boxes.append(region)
         nonempty.append((region[:, :, 0] < region[:, :, 1]).all(axis=1))
+    # An operand is not needed if its region is empty, or if another tile adds it (as a bias).
     needed_by_tile = needed_operands(space.operands, nonempty, first)
     return tuple(Regions(b, n) for b, n in zip(boxes, needed_by_tile, strict=True))
 

@@ -63,7 +63,10 @@ class ReplicatedLoss:
 
 
 def _ops_near_loss(graph: Graph, active: frozenset[str]) -> dict[int, None]:
-    """Numbers of the operators near the loss: from the loss back to the first large results."""
+    """Numbers of the operators near the loss: from the loss back to the first large results.
+
+    A result is large if it has more bytes than SMALL_RESULT.
+    """
     small_values: set[str] = set()
     numbers: dict[int, None] = {}
     for i in range(len(graph.ops) - 1, -1, -1):

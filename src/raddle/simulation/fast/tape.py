@@ -7,7 +7,8 @@ A row of the tape is an instruction or an event. At an event, such as "the gradi
 complete", the step script (program/step_script.py) may add all-reduces, messages to servers and updates. A
 mark records where a row ended, for messages that wait for it (arrays.Tape). A contribution is one
 operator's part of a parameter's gradient. A block is operators whose parameters are gathered together
-(ZeRO-3).
+(ZeRO-3, program/zero3_blocks.py). A variant is a graph with tiles (program.Variant); the tape needs only
+one, which stands for all plans. An active value is one through which gradients flow.
 """
 
 from __future__ import annotations
@@ -61,7 +62,11 @@ def variant_for_any_plan(graph: Graph, plan: Plan, active: frozenset[str]) -> Lo
 
 
 class Recorder:
-    """Takes the instructions that a MicroBatch writes: a ProgramWriter (program/micro_batch.py)."""
+    """Stores the instructions that a MicroBatch writes; a ProgramWriter (program/micro_batch.py).
+
+    parameter_number: by name. A Key says to which step and micro-batch an instruction belongs: here there
+    is only one of each.
+    """
 
     def __init__(self, variant: LoweredVariant, parameter_number: Mapping[str, int]) -> None:
         self.variant, self.parameter_number = variant, parameter_number
@@ -109,7 +114,10 @@ def record_tape(
     graph: Graph, active: frozenset[str], parameter_number: Mapping[str, int],
     value_number: Mapping[str, int], sync: Sync, trained: Sequence[str],
 ) -> tuple[Tape, list[Pull]]:  # fmt: skip
-    """The tape of one step, and the pulls in it (ZeRO-3)."""
+    """The tape of one step, and the pulls in it (ZeRO-3).
+
+    parameter_number, value_number: by name. trained: the parameters that have a gradient.
+    """
     plan = Plan({}, 1)  # no tiles, one device: only its defaults matter
     variant = variant_for_any_plan(graph, plan, active)
     recorder = Recorder(variant, parameter_number)
@@ -135,7 +143,10 @@ def record_tape(
 def urgencies(
     graph: Graph, parameter_number: Mapping[str, int], trained: Sequence[str], sync: Sync
 ) -> Array:
-    """By parameter, the urgency of its messages; 0: served in order; else the smallest goes first."""
+    """By parameter, the urgency of its messages; 0: served in order; else the smallest goes first.
+
+    sync.sliced: parameters are sent in slices. sync.by_priority: what the forward needs first goes first.
+    """
     urgency = np.zeros(len(parameter_number), np.int64)
     if sync.sliced:
         used = dict.fromkeys(
@@ -193,7 +204,9 @@ def _build_tape(
                 continue
             name = producer[row.value].name if row.kind in partial else row.value
             slot[r] = slot_of[row.kind, name]
-            if row.deps != (last_compute,):  # not just the instruction before: it needs a mark
+            if row.deps != (
+                last_compute,
+            ):  # it waits for something else than the last computation: that row sets a mark
                 send_after[r] = mark_count
                 for dep in row.deps:
                     marks[dep].append((mark_count, int(slot[r])))

@@ -1,7 +1,8 @@
 """Builds the rows of a value: its messages, those of its gradient, and the merge of partial results.
 
 Rows go into the store (store.py); the methods return their slots (first row, number of rows). A cell is a
-box of an output that some devices merge from partial results (program/merges.py). bn: whether batch norm
+box of an output that some devices merge from partial results (program/merges.py). A part of a result is
+the partial result of one tile, and may be two tensors, as a mean and a variance. bn: whether batch norm
 takes its statistics over the whole batch ("global"), over a micro-batch ("microbatch": here the same, as
 the fast simulation has one micro-batch) or over each tile ("local"); see plans/plan.py.
 """
@@ -27,7 +28,8 @@ from raddle.simulation.fast.store import NOTHING, RowStore, Slot
 from raddle.simulation.fast.tilings import NumberedTiling, Reader
 
 Array = np.ndarray
-Pieces = tuple[Array, Array, Array]  # boxes, holders, holder_at: see pair_volumes
+# Boxes of a value; the devices that hold them; where the holders of each box start: see pair_volumes.
+Pieces = tuple[Array, Array, Array]
 
 
 class MergeKey(NamedTuple):
@@ -85,6 +87,7 @@ class ValueRows:
             [merged_bytes(c, element_bytes) for c in cells],
         )
         # The gradients of partial results go the opposite way.
+        # (m.part: the number of the tile that computed the partial result.)
         returned = messages if key.has_gradient and not key.replicated else ()
         gradient_messages = [Message(m.target, m.source, m.boxes, m.part) for m in returned]
         sent = (
@@ -177,6 +180,7 @@ class ValueRows:
 
         def build() -> Pieces:
             if isinstance(tiling, Grid) and _boxes_are_tiles(tiling, dims):
+                # holder_at: the copies of a tile stand next to each other
                 at = np.arange(0, len(tiling.devices) + tiling.copies, tiling.copies)
                 return tile_boxes_in(tiling, dims), source.tiled.tile_devices, at
             holders = output_holders(source.op.space, tiling, source.output)

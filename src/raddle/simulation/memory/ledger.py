@@ -1,6 +1,8 @@
 """The ledger: a list of entries (device, bytes, begin, end), memory that is alive from begin to end.
 
-It also looks up in the timeline when instructions run and when messages are sent.
+It also looks up in the timeline when instructions run and when messages are sent. A Move is the instruction
+that sends messages (program/program.py). A task is what one device computes, or one message, of an
+instruction.
 """
 
 # Times are in nanoseconds. Memory that is alive from a to b counts at time a, and no longer at time b.

@@ -2,7 +2,8 @@
 
 Phases of an operator: F forward, R recomputation of the forward, B backward, W backward of parameters (if
 it is split from B); Fm and Bm are the merges of partial results, forward and backward. A span is the start
-and the end of a phase on each device, a flight is the messages of one value (ledger.py).
+and the end of a phase on each device, a flight is the messages of one value (ledger.py). A workspace is
+scratch memory that a device's library needs while an operator runs.
 """
 
 from __future__ import annotations

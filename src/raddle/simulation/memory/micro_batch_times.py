@@ -2,7 +2,8 @@
 
 Phases of an operator (program.Run): F forward, R recomputation of the forward, B backward, W backward of
 parameters if it is split from B. A segment is a sequence of operators without communication inside, which
-is recomputed as one piece (program/segments.py).
+is recomputed as one piece (program/segments.py). A span is the start and the end of a phase on each device,
+a flight is the messages of one value (ledger.py). A contribution is one operator's part of a gradient.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Memory that stays allocated during the whole run: parameters, gradients, optimizer state, buffers."""
+"""Memory that stays allocated during the whole run: parameters, gradients, optimizer state, buffers.
+
+A region is a box of a parameter; its updaters are the devices that apply the optimizer to it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def persistent_bytes(program: Program, cluster: Cluster) -> Array:
         for d in variant.tiles[op.name].devices
     }
     for d in matmul_devices:
-        total[d] += int(cluster.devices[d].workspace["matmul"])  # bytes
+        total[d] += int(cluster.devices[d].workspace["matmul"])  # bytes of scratch memory
     return total
 
 
@@ -34,6 +37,7 @@ def state_bytes(program: Program) -> Array:
     With ZeRO-3, parameters and optimizer state of the device's own shard only (zero3.py has the others).
     """
     total, seen = np.zeros(program.plan.devices, np.int64), set()
+    # elements of optimizer state for each element of a parameter
     state_elements = optimizer_info(program.plan.optimizer).state_elements
     for i in program.instructions:
         if isinstance(i, Update) and i.parameter not in seen:

@@ -32,6 +32,7 @@ class ValueSizes:
         self.program, self.count, self.variant_number = program, program.plan.devices, variant
         self.variant = program.variants[variant]
         self.graph = self.variant.graph
+        # By operator: which of its inputs and outputs its backward needs.
         self.saved = {
             op.name: saved_for_backward(self.graph, program.active, op) for op in self.graph.ops
         }
