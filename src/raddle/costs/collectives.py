@@ -46,6 +46,7 @@ def all_reduce_topology(cluster: Cluster, devices: Sequence[int]) -> AllReduceTo
         if len(local) > 1
     ]
     leaders = [node_devices[0] for node_devices in nodes.values()]
+    # with one node there is no ring of leaders, and (1.0, 0.0) is never used
     between = slowest_hop(cluster, leaders) if len(leaders) > 1 else (1.0, 0.0)
     whole = slowest_hop(cluster, devices)
     return AllReduceTopology(float(len(devices)), *whole, float(len(leaders)), *between, node_rings)
@@ -59,7 +60,8 @@ def hops(ring: Sequence[int]) -> list[tuple[int, int]]:
 def slowest_hop(cluster: Cluster, ring: Sequence[int]) -> tuple[float, float]:
     """The lowest bandwidth and the highest latency of the hops of a ring, perhaps of different hops.
 
-    Hops that use the same link share its bandwidth.
+    Hops that use the same link share its bandwidth. `resources` of a route are the numbers of the links
+    that a transfer occupies (clusters/topology.py).
     """
     pairs = hops(ring)
     hops_by_link: dict[int, int] = {}
@@ -90,7 +92,10 @@ def tree_seconds(size: Any, bandwidth: Any, latency: Any, nbytes: Any) -> Any:
 def hierarchical_seconds(
     leaders: Any, bandwidth: Any, latency: Any, node_rings: Any, nbytes: Any
 ) -> Any:
-    """Seconds of the slowest ring inside a node, plus those of the ring of the leaders."""
+    """Seconds of the slowest ring inside a node, plus those of the ring of the leaders.
+
+    node_rings: for each node with several devices, (size, bandwidth, latency) of its ring.
+    """
     total = 0.0
     for k in range(len(node_rings)):
         total = max(

@@ -4,6 +4,9 @@ The roofline: max(FLOP / FLOP rate, bytes / memory bandwidth) + a fixed overhead
 bytes follow from the operator's index notation for exactly that box. The efficiency, the fraction of the
 device's peak that is reached, depends on the operator's family: conv, matmul, attention or memory.
 
+A *native call* is one PyTorch call that computes several operators of the graph, as batch norm or LSTM do;
+a profile may have its seconds, and each operator gets a share of them (native_calls.py).
+
 Phases: "F" forward, "R" forward recomputed, "B" backward. With a split backward, "B" computes the
 gradients of activations only, and "W" those of parameters.
 """
@@ -28,7 +31,9 @@ def family(op: Op) -> str:
     """The family of an operator: conv, matmul, attention, or memory if memory bandwidth limits it."""
     if op.traits.family == "attention":
         return "attention"
-    if not op.space.is_product:
+    if (
+        not op.space.is_product
+    ):  # a product (contraction) multiplies and sums, as matmul and conv do
         return "memory"
     return op.traits.family or "matmul"
 
@@ -51,7 +56,8 @@ class ComputeCosts:
     ) -> None:
         self.graph, self.profile, self.bn = graph, profile, bn
         candidates = find_native_calls(graph) if native_calls is None and profile else native_calls
-        # With a split backward, operators with parameters run by themselves (program/segments.py).
+        # Without a profile no native call has measured seconds, so none is used. With a split backward,
+        # operators with parameters run by themselves (program/segments.py).
         self.native_calls = {
             name: call for name, call in (candidates or {}).items()
             if profile and not (split_backward and call.has_parameters)
@@ -107,7 +113,10 @@ class ComputeCosts:
 
     @cached_property
     def _profile_keys(self) -> Mapping[str, str]:
-        """By operator, its key in a profile, followed by that of its native call, if it has one."""
+        """By operator, its key in a profile, followed by that of its native call, if it has one.
+
+        The keys are those of the whole operator ("F": forward, no gradients, no kind of device).
+        """
         keys = {op.name: profile_key(op, op.space.full, "F", None, "") for op in self.graph.ops}
         for name, call in self.native_calls.items():
             call_key = native_call_key(call, call.main.space.full, "F", None, "")
@@ -160,6 +169,7 @@ class ComputeCosts:
         With a split backward, "B" takes all of the time and "W" none: one call gives all gradients.
         """
         call = self.native_calls[op.name]
+        # whole in all dimensions that the call may not split; else the device cannot make the call
         if not call.is_whole(op, box, self.bn):
             return None
         backward = (call.main.name, phase) in self.grad_operands

@@ -4,8 +4,8 @@ The graph holds batch norm, LSTM and others as several operators (a composite, g
 has one native call for all of them. A device can make the call if its tiles are whole in the dimensions
 that the call may not split:
 
-    batch_norm   computes moments over n, h, w, then the result: a tile needs all samples and pixels
-    lstm         computes steps and gates of a layer: a tile needs everything except samples
+    batch_norm   computes mean and variance over n, h, w, then the result: a tile needs all n, h and w
+    lstm         computes time steps and gates of a layer: only the samples may be split
 
 A profile has measurements of the call and of the single operators. If a tile is whole, the seconds of the
 call count for the composite's main operator, and the other operators take no time. If only samples may be
@@ -35,7 +35,9 @@ class NativeCall(NamedTuple):
     """A composite of a graph that one native call can compute."""
 
     fused: FusedCall  # the record in the graph: which operators the call replaces
-    main: Op  # the last of the operators with most dimensions; a tile of it stands for the call
+    # The operator with the most dimensions, the last one if several have as many. A tile of it stands for
+    # the whole call: in a profile, the call's seconds are found by this tile.
+    main: Op
     ops: tuple[Op, ...]  # all operators of the composite
     shared_dims: frozenset[str]  # names of dimensions that the operators have in common
     splittable_dims: frozenset[str]  # the shared dimensions that a tile may split
@@ -97,9 +99,12 @@ def tiling_signature(op: Op, tiling: Tiling) -> object:
 
 
 def applicable_native_calls(graph: Graph, tiles: Mapping[str, Tiling]) -> Mapping[str, NativeCall]:
-    """By operator, the native calls that a plan can make: all operators and neighbours are tiled alike."""
+    """By operator, the native calls that a plan can make: all operators and neighbours are tiled alike.
+
+    tiles: by operator, its tiling in the plan.
+    """
     calls = find_native_calls(graph)
-    alike = {
+    alike = {  # by main operator, whether the tilings of its composite match
         n.main.name: len(
             {tiling_signature(graph.op(i), tiles[i]) for i in (*n.time_shares, *n.neighbours)}
         )
@@ -113,7 +118,7 @@ def find_native_calls(graph: Graph) -> Mapping[str, NativeCall]:
     """By operator, the native call that it is part of.
 
     Small operators are left out: if only samples may be split, those without a sample dimension; else those
-    that have none of the summed dimensions.
+    that have none of the summed dimensions. `members` are the others, among which the time is shared.
     """
     calls: dict[str, NativeCall] = {}
     for fused in graph.fused_calls:
@@ -174,7 +179,8 @@ def _neighbours(graph: Graph, fused: FusedCall) -> tuple[str, ...]:
 def _fingerprint(graph: Graph, fused: FusedCall) -> str:
     """A text that identifies the call: its kind and a hash of its attributes and input shapes.
 
-    The main operator does not suffice: the last product of an LSTM is equal for any number of steps.
+    The main operator does not suffice: two LSTMs over 10 and over 20 time steps, with layers of the same
+    width, have equal main operators, but their native calls take different times.
     """
     shapes = [None if name is None else graph.values[name].shape for name in fused.inputs]
     identity = (fused.kind, sorted(fused.attrs.items()), shapes)

@@ -96,14 +96,19 @@ def native_call_key(
 def distinct_tiles(
     graph: Graph, tiles: Mapping[str, Tiling], device_kind: str
 ) -> dict[str, tuple[Op, Box]]:
-    """By key, one tile for each distinct measurement that the tiles of a plan need."""
+    """By key, one tile for each distinct measurement that the tiles of a plan need.
+
+    tiles: by operator. A native call is one PyTorch call for several operators; its main operator, of which
+    a tile stands for the call, is one of them (native_calls.py).
+    """
     calls = find_native_calls(graph)
     tile_by_key: dict[str, tuple[Op, Box]] = {}
     for op in graph.ops:
         call = calls.get(op.name)
         for box in tiles[op.name].boxes:
             key = profile_key(op, box, "F", None, device_kind)
-            # An equal operator may exist outside of native calls, so this one gets another key.
+            # For the main operator of a native call, `measure` also times the call. It needs a key of its
+            # own, because an equal operator that is in no native call may have the same profile_key.
             if call is not None and call.main is op:
                 key = native_call_key(call, box, "F", None, device_kind)
             tile_by_key.setdefault(key, (op, box))
@@ -179,8 +184,12 @@ def _measure_native_call(
     device: torch.device,
     repeats: int,
 ) -> tuple[float, float]:
-    """Seconds (forward, backward) on a tile of the main operator, without the small running statistics."""
-    regions: dict[str, Box] = {}
+    """Seconds (forward, backward) of a native call; box: a tile of its main operator.
+
+    Buffers (the running statistics of a batch norm) are not given to the call: updating them takes little
+    time. grad_inputs: names of the values that need a gradient.
+    """
+    regions: dict[str, Box] = {}  # by value, the box of its elements that the call reads
     for op in call.ops:
         for name, region in zip(op.inputs, op.space.regions(call.op_tile(op, box)), strict=True):
             if region is not None and graph.values[name].role != "buffer":

@@ -34,7 +34,10 @@ class SavedForBackward(NamedTuple):
 
 
 def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedForBackward:
-    """What is saved for the backward of an operator; nothing if it has no backward."""
+    """What is saved for the backward of an operator; nothing if it has no backward.
+
+    active: names of the values that have a gradient (graph/gradients.py).
+    """
     values = graph.values
     if not has_backward(op, active) or not operands_with_gradient(op, active):
         return SavedForBackward()
@@ -43,6 +46,7 @@ def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedFor
         if op.kind == "pointwise"
         else op.traits.saved_tensors
     )
+    # "lse" is the log-sum-exp, which a softmax is composed of
     if op.kind == "lse" and op.composite_kind in ("softmax", "log_softmax"):
         rule = SavedTensors.NOTHING  # its gradient comes from the softmax's output
     chosen: Iterable[str] = ()

@@ -43,8 +43,8 @@ def refuse_shared_memory(
         other = pair[1] if written_name == pair[0] else pair[0]
         if other in constant_names:
             raise InputError(
-                f"the model or its loss uses '{written_name}' through a variable of its own, where it "
-                "would stay as it is now: read it from the module when it is called."
+                f"the model or its loss uses '{written_name}' through a variable of its own, and a graph "
+                "would hold a copy that never changes: use the module's attribute in each call instead."
             )
         raise InputError(
             f"a step writes to '{written_name}', which shares memory with '{other}': "

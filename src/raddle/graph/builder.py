@@ -119,7 +119,8 @@ class Builder:
         """Adds one operator; returns its output value, or a tuple of them.
 
         operands: by kernel argument; None: absent. outputs: shape and type of each. integers, tables: see
-        `parse_space`. The operator of a leaf module has the module's name, any other operator the module's
+        `parse_space`. flops_per_point: FLOPs per point of the iteration space, if not those of the kind.
+        The operator of a leaf module has the module's name, any other operator the module's
         name and `suffix` (by default the kind). In a composite, suffix "" gives the composite's name.
         """
         attrs, operator_kind = dict(attrs or {}), OPERATOR_KINDS[kind]

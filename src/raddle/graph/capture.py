@@ -157,7 +157,7 @@ class _Translation:
     ) -> None:
         self.program, self.model = program, model
         self.builder = Builder()
-        self.memory = Memory(self.builder)
+        self.memory = Memory(self.builder)  # the current value of every node (mutation.py)
         self.placeholders = Placeholders(
             program, model, input_names, dims, self.memory, self.builder
         )
@@ -249,6 +249,7 @@ class _Translation:
         without_gradient = kind == "wrap_with_set_grad_enabled" and not setting[0]
         placeholders = [n for n in subgraph.graph.nodes if n.op == "placeholder"]
         for placeholder, outer in zip(placeholders, arguments, strict=True):
+            # None: no call makes this view, the placeholder is the same tensor as `outer` (mutation.py)
             view = View(outer, None, (), {}) if isinstance(outer, Node) else None
             self.memory.put(placeholder, self._current_value(outer), view)
         outer_no_grad = self.memory.no_grad
@@ -258,7 +259,7 @@ class _Translation:
         (end,) = (n for n in subgraph.graph.nodes if n.op == "output")
         returned: Any = end.args[0]
         results = list(self._current_value(returned))
-        # For each output of the block, whether it is a tensor from outside, perhaps written in place.
+        # For each output of the block, whether it is a tensor from outside (the block may have written it).
         same = [
             isinstance(r, Node) and self.memory.is_same_tensor(r, placeholders) for r in returned
         ]

@@ -46,7 +46,7 @@ class Op:
     outputs: tuple[str, ...]
     attrs: Mapping[str, Any]  # what its kernel needs besides tensors, such as a stride
     notation: str  # its index notation (space.py), attributes as numbers
-    space: Space
+    space: Space  # the iteration space that the notation describes
     # For each input, its position among the kernel's arguments, of which optional ones may be absent.
     argument_slots: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]  # of the outputs

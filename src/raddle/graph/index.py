@@ -83,6 +83,7 @@ class Index(NamedTuple):
 
     def _clipped(self, box: Sequence[Range]) -> Range:
         """The range clipped to the tensor: enumerates all terms but the first, which has a closed form."""
+        # an index without terms is a constant; Term(0, 0) adds 0 to it
         main, *others = self.terms or (Term(0, 0),)
         first, last = main.values(box) if main.coef else (0, 0)
         coef = main.coef or 1
@@ -95,7 +96,7 @@ class Index(NamedTuple):
             # a_low, a_high: the first and the last of these index values that some a gives
             if coef == 1:
                 a_low, a_high = v_low, v_high
-            else:  # den is 1
+            else:  # den is 1: where the notation divides (transposed convolution), the first coef is 1
                 a_low = -(-(v_low - base) // coef) * coef + base
                 a_high = (v_high - base) // coef * coef + base
             if a_low <= a_high:

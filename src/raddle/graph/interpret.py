@@ -26,7 +26,8 @@ def interpret(
     """Runs a step; returns the loss, the outputs and the updated buffers by the names of their values.
 
     tensors: inputs, parameters and buffers by name. tiles: for some operators, boxes that partition their
-    iteration space; the others run as one box. fuse: a composite without tiles runs as one native call.
+    iteration space; the others run as one box. seed: of the random numbers of dropout. fuse: a composite
+    (such as the operators of a batch norm) without tiles runs as one native call.
     """
     tiles = tiles or {}
     device = next((t.device for t in tensors.values()), torch.device("cpu"))
@@ -38,6 +39,7 @@ def interpret(
             pieces[name] = [(Box.full(value.shape), graph.constants[name].to(device))]
         elif value.role != "op":
             pieces[name] = [(Box.full(value.shape), tensors[name])]
+    # fused_at: the native calls to make, by the operator at whose place they run
     fused_at, replaced = _untiled_fused_calls(graph, tiles) if fuse else ({}, set())
     for op in graph.ops:
         if op.name in fused_at:

@@ -26,7 +26,9 @@ def needed_operands(
         for access, f in zip(operands, nonempty, strict=True)
     ]
     factors = [n for access, n in zip(operands, need, strict=True) if access.is_factor]
-    if all(n is factors[0] for n in factors):
+    if all(
+        n is factors[0] for n in factors
+    ):  # one object: all factors are needed by the same tiles
         return need
     # One factor is entirely padding: the product is zero, so no factor is needed.
     product_needed = reduce(and_, factors)

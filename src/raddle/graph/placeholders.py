@@ -25,6 +25,9 @@ class Placeholders:
     the memory, constants are states too.
 
     dims: letters of the dimensions of some inputs, by name; see `capture`.
+
+    The program is that of a StepModule (torch_export.py), which has the user's module as its attribute
+    `model`; so the names of parameters begin with "model." there.
     """
 
     def __init__(
@@ -40,7 +43,9 @@ class Placeholders:
         self.memory, self.builder = memory, builder
         self.input_names = list(input_names)
         self.constants: dict[str, Tensor] = {}  # copies of the constants, by name
-        self.lifted_constants: list[tuple[str, Tensor]] = []  # (name, the user's tensor)
+        # (name, the user's tensor): tensors that the code uses directly, which torch.export makes
+        # ("lifts") to inputs of the program
+        self.lifted_constants: list[tuple[str, Tensor]] = []
         self.inputs: list[str] = []  # names of the inputs that are tensors
         self.aliases: dict[str, str] = {}  # further names of shared tensors -> the first name
 

@@ -1,4 +1,4 @@
-"""Moves a workload (model, examples and loss) to a device and to a floating-point type."""
+"""Moves a workload (model, example batch and loss; workload.py) to a device and a floating-point type."""
 
 from dataclasses import replace
 

@@ -1,4 +1,7 @@
-"""Loads a workload from a user's `path/to/file.py:function`, and checks what the function returns."""
+"""Loads a workload from a user's `path/to/file.py:function`, and checks what the function returns.
+
+A workload is a model with one example batch and its loss (workload.py).
+"""
 
 import inspect
 import sys
@@ -50,6 +53,7 @@ def find_function(spec: str) -> UserFunction:
 def call_function(user: UserFunction, batch: int | None) -> Workload:
     """Calls the function, with `batch=` if a batch is given, and checks what it returns."""
     arguments = _arguments(user, batch)
+    # _import_folder: while the function runs, it may import other files of its folder
     with _import_folder(user.folder), _report_errors(user.spec):
         result = user.function(**arguments)
     if isinstance(result, Workload):
@@ -79,6 +83,7 @@ def _to_workload(name: str, result: object) -> Workload | None:
     """A workload from the tuple that a function returned; None if the tuple is not as expected."""
     match result:
         case (nn.Module() as model, inputs):
+            # The function gave no loss: output_loss makes a scalar of the model's output (losses.py).
             targets, loss = (), output_loss
         case (nn.Module() as model, inputs, targets, loss) if callable(loss):
             pass
@@ -104,7 +109,8 @@ def _import_file(path: Path) -> ModuleType:
     # A unique module name: a user's `torch.py` must not replace the module torch.
     name = f"raddle_user_file_{path.stem}"
     spec = spec_from_file_location(name, path)
-    assert spec is not None  # true, as for its loader, for every path that ends in .py
+    # For a path that ends in .py, importlib always gives a spec and a loader; mypy does not know this.
+    assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle need it here
@@ -125,7 +131,7 @@ def _advice(module: ModuleType, name: str) -> str:
 
 @contextmanager
 def _import_folder(folder: Path) -> Iterator[None]:
-    """Lets the file import from its folder, as it can when Python runs it."""
+    """Puts the folder on sys.path for a while: a file can import its neighbours, as if Python ran it."""
     sys.path.insert(0, str(folder.resolve()))
     try:
         yield

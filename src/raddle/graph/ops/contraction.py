@@ -77,6 +77,7 @@ def _translate_linear(b: Builder, x: Value, weight: Value, bias: Value | None = 
 
 
 def _matmul_notation(sig: Signature) -> str:
+    # m: the letter of x's rows, c: of w's columns (each a list, empty for a vector); a: the leading letters
     x, w = sig.shapes[:2]
     taken = ["k"]
     m = [] if len(x) == 1 else unique(sig.letters[0][-2], taken)

@@ -259,6 +259,7 @@ def _translate_transposed(
     attrs = {
         "stride": stride, "dilation": dilation, "padding": padding, "groups": groups, "cg": cg, "kg": kg
     }  # fmt: skip
+    # "k" gives the size of dimension k, which no operand has as a plain index (see parse_space)
     integers = {"cg": cg, "kg": kg, "k": kg, **numbered_integers(s=stride, d=dilation, p=padding)}
     kind = f"conv_transpose{rank}d"
     return b.emit(kind, [x, weight, bias], [(shape, x.dtype)], attrs, integers=integers)

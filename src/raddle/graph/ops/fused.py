@@ -1,5 +1,6 @@
 """Native calls of PyTorch, each of which replaces a composite on a device that runs all its operators.
 
+A composite is a group of operators, such as those of a batch norm; the graph records it as a FusedCall.
 `FUSED_KERNELS[kind](attrs)` returns a function from the inputs of a FusedCall to its outputs.
 """
 
@@ -81,6 +82,8 @@ def _recurrent(call: Callable[..., Any], states: int) -> Callable[[Attrs], Calla
             state = [
                 x.new_zeros(1, x.shape[1], size) if s is None else s[None] for s in initial_states
             ]
+            # results: the outputs of all steps; the last hidden state, which is in `out` too; of an LSTM,
+            # the last cell state
             out, _, *cells = call(x, state if states > 1 else state[0], params, *flags)
             return (*out.unbind()[::direction], *(s[0] for s in cells))
 

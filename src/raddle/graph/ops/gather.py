@@ -2,9 +2,9 @@
 
     embedding   y[n.. c] += w[v c], i[n..]         a part of v gives zeros for the other indices
     pick        y[n s..] += x[n c s..], i[n s..]   the element of the target class
-    index       y[a.. i.. b..] = x[a.. V b..], i[i..]
+    index       y[a.. j.. b..] = x[a.. V b..], i[j..]
 
-`n..` stands for any number of dimensions.
+`n..` stands for any number of dimensions; i is the tensor of positions.
 The positions are known only at run time, so the indexed dimension is read whole (V) or, if it is reduced
 (v, c), as far as it is in the box.
 

@@ -39,7 +39,11 @@ def _opaque_notation(sig: Signature) -> str:
 
 
 def _opaque_kernel(tile: OperatorTile) -> Kernel:
-    """A function that makes the stored ATen call; the tile is always the whole operator."""
+    """A function that makes the stored ATen call; the tile is always the whole operator.
+
+    `Builder.opaque` stores the attributes: args and kwargs have OperandRefs in place of tensors, "outputs"
+    the positions of the results that are tensors, "single" whether the call returns one tensor, no list.
+    """
     target = resolve_overload(tile.attrs["call"])
     args, kwargs = tile.attrs["args"], tile.attrs["kwargs"]
     output_indices, single = tile.attrs["outputs"], tile.attrs["single"]

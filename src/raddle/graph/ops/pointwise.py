@@ -73,6 +73,7 @@ def pointwise_notation(sig: Signature) -> str:
 
 
 def _pointwise_kernel(tile: OperatorTile) -> Kernel:
+    # args, kwargs: the arguments of the ATen call, with OperandRefs in place of tensors (builder.py)
     target = resolve_overload(tile.attrs["call"])
     args, kwargs = tile.attrs["args"], tile.attrs["kwargs"]
     if not kwargs and all(isinstance(a, OperandRef) and a == i for i, a in enumerate(args)):
@@ -266,6 +267,7 @@ def _translate_triu(b: Builder, x: Value, diagonal: int = 0) -> Any:
 
 
 def _created_notation(sig: Signature) -> str:
+    # attribute "letters": set by recurrent.py alone, so that initial states can be split like the input
     return f"y[{' '.join(sig.attrs.get('letters') or unique(ALPHABET[: len(sig.outputs[0])]))}] ="
 
 

@@ -51,6 +51,7 @@ def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
 
 
 def _dropout_kernel(tile: OperatorTile) -> Kernel:
+    # stream: a number that differs between the dropouts of a model (see `dropout`)
     p, key = tile.attrs["p"], tile.attrs["stream"]
     shape = tuple(d.size for d in tile.op.space.dims)
     # The dimensions of the mask: some (feature dropout), or None for all.

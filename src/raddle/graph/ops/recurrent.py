@@ -139,7 +139,11 @@ def _is_zeros(b: Builder, states: Value) -> bool:
 
 
 def _initial_state(b: Builder, states: Value, x: Value) -> Callable[[int], Value]:
-    """A function from layer and direction, as one number, to the initial state; zeros get x's letters."""
+    """A function from layer and direction, as one number, to the initial state.
+
+    states: of all layers and directions. If they are zeros, one tensor of zeros serves all of them; it gets
+    the letters of x, the input of a step, so that it can be split like x.
+    """
     if not _is_zeros(b, states):
         return lambda number: select(b, states, 0, number)
     attrs = {"value": 0, "letters": x.letters}
@@ -156,6 +160,7 @@ def unroll(
 
     states: the initial states of all layers. p: probability of dropout between layers.
     """
+    # per_layer: number of parameters of a layer in one direction, as in LayerWeights
     directions, per_layer = 2 if bidirectional else 1, 4 if biases else 2
     if len(params) != layers * directions * per_layer or len(x.shape) != 3:
         raise NotSplittable  # projections, or no sample dimension
@@ -167,6 +172,7 @@ def unroll(
         starts = [_initial_state(b, s, sequence[0]) for s in states]
         last: list[list[Value]] = []
         for layer in range(layers):
+            # dropped: the steps whose input has got its dropout, which both directions share
             outputs_by_direction, dropped = [], set[int]()
             for direction in range(directions):
                 number = layer * directions + direction

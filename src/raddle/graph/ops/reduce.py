@@ -181,6 +181,7 @@ def _whole_notation(sig: Signature) -> str:
 
 
 def _whole_kernel(tile: OperatorTile) -> Kernel:
+    # args, kwargs: the arguments of the ATen call, with an OperandRef in place of x (builder.py)
     target = resolve_overload(tile.attrs["call"])
     args, kwargs = tile.attrs["args"], tile.attrs["kwargs"]
 

@@ -56,6 +56,7 @@ def factors(
     """
     common: list[Factor] = []
     mixed: set[int] = set()  # target dimensions without common factors
+    # A group is a run of source dimensions and the run of target dimensions of the same volume.
     for sources, targets in _groups(source, target):
         # ends: the strides of the group's dimensions, which are where a factor ends
         ends = sorted({*_strides(source, sources), *_strides(target, targets)}, reverse=True)
@@ -194,7 +195,7 @@ def _picks(
         dim_factors = [(f, r) for f, r in zip(common, ranges, strict=True) if f.source == d]
         if not dim_factors:
             continue
-        pick = [-lo]
+        pick = [-lo]  # positions count from the start of the region
         for f, (a, b) in dim_factors:
             pick = [p + v * f.source_stride for p in pick for v in range(a, b)]
         if len(pick) < hi - lo:
