@@ -59,7 +59,9 @@ def lab_cluster(
 ) -> Cluster:
     """The lab as a cluster of `count` hosts with one core each.
 
-    bandwidth: bytes/s, latency: seconds, host_overhead: as Device.host_overhead.
+    bandwidth: bytes/s; latency: seconds; host_overhead: seconds that a core loses per "message", "byte",
+    "sum" (all-reduce) and "slice". duplex: a link sends and receives at the same time; per_device false:
+    one network adapter for each host.
     """
     return Cluster.from_dict(
         {
@@ -86,7 +88,7 @@ def measure_link(rank: int, size: int) -> dict[str, float]:
             all_received.set()
 
     wire.expect({0: MEGABYTE.nbytes})  # item -> bytes of its largest payload
-    wire.start(arrive, lambda reason: None)
+    wire.start(arrive, lambda reason: None)  # the second function is called if a peer is lost
     seconds_by_count: dict[int, list[float]] = {1: [], FRAMES: []}
     # one short message (4 KiB) measures the latency, FRAMES long ones the bandwidth
     for count in (1, 1, 1, 1, 1, 1, FRAMES, FRAMES, FRAMES):
@@ -135,7 +137,8 @@ def background_traffic(rank: int, size: int, rate: float) -> Iterator[None]:
         sent, begun = 0, time.perf_counter()
         while not finished.is_set():
             due = sent * MEGABYTE.nbytes < rate * (time.perf_counter() - begun)
-            if due and sent - wire.counters.messages < 3:  # at most three wait in the queue
+            # counters.messages: messages that have left; at most three wait in the queue
+            if due and sent - wire.counters.messages < 3:
                 wire.send((rank + 1) % size, Frame(PUSH, 0, sent + 1), MEGABYTE, 0)
                 sent += 1
             else:

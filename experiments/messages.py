@@ -42,12 +42,12 @@ def measure_messages(repeats: int) -> dict[str, Any]:
 def fit_link_with_burst(samples: Sequence[tuple[int, float]]) -> Link:
     """Fits a link that lets the first bytes of a message pass at full speed, as the lab's token buckets do.
 
-    The bandwidth comes from the two longest messages, which are both longer than that burst.
-    samples: (bytes, seconds) pairs.
+    The bandwidth comes from the two longest messages, which are both longer than that burst; the latency is
+    the time of the shortest message. samples: (bytes, seconds) pairs.
     """
     (shorter, before), (longer, after) = sorted(samples)[-2:]
     if after <= before:  # noise
-        return fit(samples)
+        return fit(samples)  # the line through all samples: latency + bytes / bandwidth
     return Link((longer - shorter) / (after - before), min(samples)[1])
 
 
@@ -58,7 +58,7 @@ def _exchange_seconds(transport: Transport, nbytes: int, repeats: int) -> float:
     for _ in range(repeats + 1):
         transport.barrier()
         start = time.perf_counter()
-        sent = transport.post((rank + 1) % size, 0, buffer)
+        sent = transport.post((rank + 1) % size, 0, buffer)  # 0: the message's tag
         transport.expect((rank - 1) % size, 0, buffer, nbytes).wait()
         sent.wait()
         durations.append(time.perf_counter() - start)

@@ -25,6 +25,8 @@ from raddle.api.networks import (
 )
 
 # module, inputs, targets, loss. `images(channels, side, classes)(batch)` makes inputs and targets.
+# VGG: `widths` are the channels of its five stages, `hidden` the features of its linear layers, `pool` the
+# height and width in pixels that the classifier gets. RESNET50, VGG19: numbers of blocks, layers by stage.
 Task = tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...], Callable[..., Tensor]]
 CLASSES = 100
 SIDE = 96  # of an image, in pixels

@@ -1,6 +1,8 @@
 """Plans a model by several methods on clusters of growing size and simulates a step of each plan.
 
 The OptCNN and FlexFlow experiments use it. The batch grows with the devices (weak scaling).
+A PlanSpace (raddle/searches/plan_space.py) has the groups of operators that a search splits; `g` is the
+number of a group. Tiles are the tilings of all operators, by name.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def simulate_method(
         search_result = (
             SearchResult(EXTRA_METHODS[method](graph, on)) if method in EXTRA_METHODS else None
         )
-        prepared = perf_counter() - begun
+        prepared = perf_counter() - begun  # seconds of an extra method; about 0 for others
         # row: what is predicted for the plan, by name (step_ms, comm_bytes, ...)
         plan, row, _ = plan_and_predict(
             graph, on, method, model=case.model, settings=settings, result=search_result
@@ -94,7 +96,7 @@ def simulate_method(
 
 def _optcnn_paper(graph: Graph, on: Cluster) -> Tiles:
     """OptCNN with the paper's costs: parameter servers, not all-reduce."""
-    return optcnn_paper(graph, on)[0]
+    return optcnn_paper(graph, on)[0]  # without the Solution (cost, proof)
 
 
 def recurrent_expert(graph: Graph, on: Cluster) -> Tiles:

@@ -3,6 +3,9 @@
     measurement = measure_in_lab([TimingJob("vgg19", 20, variants)], ranks=2, rate="1gbit", ...)
     measurement.results[0].seconds["p3"], predict(measurement)[0]["p3"]
 
+A *variant* is one way to train; a *block* is some steps of one variant, one after the other. Variants take
+turns block by block.
+
 Unlike timing.py, the same run also measures the link and the operators, which predictions need. Operators
 are measured while the link carries as much traffic as in a training step.
 """
@@ -123,7 +126,8 @@ def predict(measurement: LabMeasurement) -> list[dict[str, float]]:
     """Predicted seconds of a step by job and label, from the measured operators and link.
 
     All-reduces have gloo's latency; other messages have that of raddle's own connections. Operators were
-    measured next to a step's traffic, so bytes have no further host overhead here, but messages have.
+    measured while a step's traffic was sent, so what bytes cost the core is in their times already ("byte"
+    is 0 here); what each message costs is not.
     """
     link, result = measurement.link, []
     host_overhead = {**link["host_overhead"], "byte": 0.0} if link["host_overhead"] else {}
@@ -151,6 +155,7 @@ def data_parallel_plan(graph: Graph, ranks: int, variant: SyncVariant) -> Plan:
 @lru_cache(maxsize=64)
 def _program(net: str, batch: int, variant: SyncVariant, ranks: int) -> Program:
     graph = _graph(net, batch)
+    # steps: so many are simulated one after the other; the last one is timed
     return lower(graph, replace(data_parallel_plan(graph, ranks, variant), steps=STEPS))
 
 

@@ -2,6 +2,9 @@
 
     python -m experiments.sync_timing_rank request.json
 
+A *variant* (sync_timing.py) is one way to train: by a plan, by torch's DDP, with a wrapped optimizer, or
+without synchronisation.
+
 Inside a block of steps there is no barrier, so that steps may overlap as in training. Blocks of different
 variants take turns, so that a disturbance of the machine affects all of them.
 """
@@ -168,18 +171,22 @@ class JobRunner:
         alone()
         compute = self._block("", alone, 2)
         plan = data_parallel_plan(self.graph, self.size, DDP)
-        active = active_values(self.graph)
+        active = active_values(self.graph)  # values that have gradients
         # by operator: the operands whose gradients are computed, and so measured too
         grad_operands = {
             op.name: [i for i, name in enumerate(op.inputs) if name in active]
             for op in self.graph.ops
         }
         boxes = [(op, tile.box) for op in self.graph.ops for tile in plan.tiles[op.name].tiles]
+        # "core": the kind of device, a part of the keys in the profile
         with self._background_traffic(compute):
             return measure(self.graph, boxes, grad_operands, "core", repeats=REPEATS).seconds
 
     def _background_traffic(self, compute: float) -> AbstractContextManager[None]:
-        """Sends as many bytes/s as data parallelism sends on average during a step."""
+        """Sends as many bytes/s as data parallelism sends on average during a step.
+
+        compute: seconds of a step without synchronisation.
+        """
         if self.size == 1:
             return nullcontext()
         weights = sum(p.nbytes for p in self.workload.model.parameters())

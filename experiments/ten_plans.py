@@ -1,7 +1,10 @@
 """Simulates and measures ten plans of a small network, and compares their two rankings by step time.
 
 A PlanGroup (cost_models/plans.py) is one model on some ranks: its ten plans are compared. `changed_groups`
-counts other groups: those of operators that a search splits together.
+counts other groups: those of operators that a search splits together. A PlanSpace
+(raddle/searches/plan_space.py) numbers the latter: `unpinned` are the groups whose split the user has not
+fixed, `degrees(g)` the possible numbers of parts of each letter of group g, and `changes` returns the tiles
+that differ when some groups get other configurations.
 """
 
 from __future__ import annotations
@@ -131,6 +134,7 @@ def section(title: str, group: PlanGroup, results: Sequence[PlanTimes], printed:
         f"{first.name}, takes {first.measured.seconds / min(measured):.2f} x the fastest. {printed}"
     )
     order = sorted(range(len(results)), key=simulated.__getitem__)
+    # index in `results` (sorted by measured time) -> place by simulated time, from 1
     simulated_place = {at: number + 1 for number, at in enumerate(order)}
     rows: list[list[Cell]] = [
         [

@@ -1,6 +1,8 @@
 """One rank that times plans for timing.py, under torchrun:
 
 python -m experiments.timing_rank request.json
+
+Plans and DDP take turns, in blocks of steps; each turn begins with another one of them.
 """
 
 from __future__ import annotations

@@ -69,10 +69,12 @@ def busiest_flops(program: Program) -> float:
 
     A Run computes the tiles of one operator in one phase (forward, backward, ...).
     """
+    # active: the values that have gradients
     compute = ComputeCosts(
         program.graph, program.active, split_backward=program.plan.split_backward
     )
     by_device: dict[int, float] = defaultdict(float)
+    # key: the step, micro-batch and variant (micro-batch size and devices) that an instruction belongs to
     for run in program.instructions:
         if not isinstance(run, Run) or run.key.step:  # only the first step
             continue

@@ -23,7 +23,10 @@ from raddle.files import read_scratch, write_scratch
 
 
 def probe_devices(ranks: int, *, quick: bool) -> tuple[Device, ...]:
-    """Measures `ranks` ranks while all of them compute; one device for each."""
+    """Measures `ranks` ranks while all of them compute; one device for each.
+
+    fresh: measures again, even if an earlier result is cached.
+    """
     return Cluster.from_dict(describe(probe(ranks, quick=quick, fresh=True))).devices
 
 
@@ -33,6 +36,7 @@ def measure_cluster(devices: Sequence[Device], rate: str | None, *, quick: bool)
     The probe measures its link while ranks compute. Here ranks only wait for messages, as in a plan.
     """
     ranks = len(devices)
+    # bandwidth, latency, host_overhead (what communication takes from a rank that computes)
     link = call_ranks({"what": "messages", "repeats": 3 if quick else 7}, ranks, rate)
     bandwidth, latency = link["bandwidth"], link["latency"]
     devices = [replace(d, host_overhead=link["host_overhead"]) for d in devices]

@@ -38,7 +38,10 @@ def main(request: dict[str, Any]) -> None:
 
 
 def measure_tiles(request: dict[str, Any]) -> dict[str, float]:
-    """Seconds of the tiles of all plans: the median of the ranks, which all measure at the same time."""
+    """Seconds of the tiles of all plans: the median of the ranks, which all measure at the same time.
+
+    Phases: B is the backward; if a plan splits it, B is that of activations and W that of parameters.
+    """
     graph = capture_model(request["spec"], request["batch"])
     measured = Profile()
     for path in request["plans"]:

@@ -2,6 +2,9 @@
 
 Each is loaded as `models.py:function`. Like the large originals, they differ in image size, in layer widths
 and in how much of a step's data is weights.
+
+maps, widths: channels of the layers or stages; hidden: features of the linear layers; pool: height and
+width in pixels of what the classifier gets.
 """
 
 from raddle.api.models import Workload

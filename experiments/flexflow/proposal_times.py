@@ -5,6 +5,10 @@ FlexFlow's search is a Markov chain. A *move* gives a group of operators another
 
 Shortened: raddle stops a simulation when the move is certain to be rejected. Ideal delta: a lower bound for
 FlexFlow's delta simulation, which has to visit at least once every task whose time changes.
+
+An Evaluator (raddle/simulation/fast) simulates steps on arrays, without a program. In a PlanSpace
+(raddle/searches/plan_space.py), `unpinned` are the groups whose split the user has not fixed, `degrees(g)`
+the possible numbers of parts of each letter of group g; `changes` returns the tiles that a move changes.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ MOVES = 6  # random moves whose timelines are compared
 class ProposalTimes(NamedTuple):
     tasks: int  # of one simulation
     shortened_rate: float  # proposals a second
-    full_rate: float
+    full_rate: float  # the same, if every proposal is simulated in full
     changed: float  # share of the tasks whose times a move changes, 0 to 1
     ideal_delta_s: float  # seconds of one proposal
-    shortened_s: float
+    shortened_s: float  # the same, for the shortened simulation
 
 
 def time_proposals(case: WeakScalingCase, proposals: int) -> ProposalTimes:
@@ -61,7 +65,10 @@ def _chain(case: WeakScalingCase, *, full: bool) -> Chain:
 
 
 def disable_shortening(evaluator: Evaluator) -> None:
-    """Makes the evaluator simulate every task by itself (no `fold`), and to the end, whatever the limit."""
+    """Makes the evaluator simulate every task, and to the end, whatever the limit.
+
+    fold: joins consecutive tasks of a device into one, which is faster.
+    """
     original_time = evaluator.time
 
     def in_full(limit: int | None = None) -> int | None:
@@ -120,7 +127,12 @@ def shortened_seconds(evaluator: Evaluator, move: Tiles, limit: int) -> float:
 
 
 def engine_seconds(tasks: Tasks) -> float:
-    """Seconds of the event loop on all tasks."""
+    """Seconds of the simulator's event loop on all tasks.
+
+    Its arguments are arrays over the tasks: what each occupies, how many it waits for, which wait for it
+    (pointer, successor), and whether it may overtake (urgency); `resources` is the number of devices and
+    links.
+    """
     begun = perf_counter()
     run_tasks(
         tasks.duration, tasks.first_resource, tasks.second_resource, tasks.wait_count,
@@ -136,6 +148,7 @@ def task_times(timeline: Timeline) -> dict[Any, tuple[int, int]]:
     names = [_name(i) for i in timeline.program.instructions]
     t = timeline.tasks
     for task in range(len(timeline.start)):
+        # source: the device that sends a message; device: the one that receives or computes
         key: Any = (names[t.instruction[task]], int(t.source[task]), int(t.device[task]))
         while key in times:
             key = (key, "again")  # several tasks do the same

@@ -32,7 +32,10 @@ def probe_machine(ranks: int, *, quick: bool) -> Cluster:
 def measure_operators(
     plans: Iterable[PlannedMethod], kind: str, profile: Profile, repeats: int
 ) -> Profile:
-    """Adds the seconds of all distinct tiles of the plans to a profile, measured with one thread."""
+    """Adds the seconds of all distinct tiles of the plans to a profile, measured with one thread.
+
+    kind: of device, for the profile's keys; repeats: measurements of each tile.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

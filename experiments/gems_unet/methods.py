@@ -126,7 +126,11 @@ def predict(
 def partition_stages(
     graph: Graph, cluster: Cluster, count: int, microbatches: int, profile: Profile | None = None
 ) -> Stages:
-    """Partitions the operators into stages as raddle's search does, with unlimited memory."""
+    """Partitions the operators into stages as raddle's search for pipelines does, with unlimited memory.
+
+    nodes: the layers, in order; device_chain: the devices in the cluster's order and the links between
+    neighbours. profile: measured operators; without it, their seconds are estimated.
+    """
     if count == 1:
         return (tuple(op.name for op in graph.ops),)
     nodes = build_layer_graph(graph)
@@ -151,6 +155,7 @@ def parallel_pipelines(schedule: str, stages: int, microbatches: int, pipelines:
     """
     share = microbatches // pipelines
     pipeline = MAKERS[schedule](stages, share)
+    # waits: pairs of actions; the first starts after the end of the second
     rows, waits = list[tuple[Action, ...]](), list[tuple[Action, Action]]()
     for first in range(0, pipelines * share, share):
         rows += [

@@ -123,6 +123,7 @@ def describe(planned: PlannedMethod) -> str:
     words += [f"{plan.microbatches} micro-batches"] if plan.microbatches > 1 else []
     splits: dict[str, int] = {}
     for op in graph.ops:
+        # parts of each dimension; a tiling that is not a grid has no `parts`
         parts = getattr(plan.tiles[op.name], "parts", ())
         word = " ".join(
             f"{dim.name}/{n}" for dim, n in zip(op.space.dims, parts, strict=False) if n > 1

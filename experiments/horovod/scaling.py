@@ -1,7 +1,8 @@
 """Predicts the scaling of data parallelism to 512 devices with ring all-reduce, and with servers on fewer.
 
 "Data sheet": devices with the speeds of NVIDIA's data sheet. "Fitted": devices made faster by one factor,
-so that one printed throughput is met.
+printed / predicted throughput of one case (CALIBRATION). The fitted prediction of this case is a little
+below the printed number, because communication is not made faster.
 
 The paper's section 8 and its documentation's benchmarks: nodes of 4 Pascal GPUs at 25 Gbit/s, 64 images
 per GPU.
@@ -28,7 +29,7 @@ PER_DEVICE = 64  # images
 NODE = 4  # devices per node
 QUICK = (1, 4, 16, 64, 128)  # numbers of devices
 FULL = (1, 4, 8, 16, 32, 64, 128, 256, 512)
-BUCKET = 64 * 2**20  # bytes: what Horovod fuses
+BUCKET = 64 * 2**20  # bytes of gradients that Horovod all-reduces together
 GBIT = 1e9 / 8
 
 # Servers need a message for each slice and device, so only few devices are simulated.
@@ -106,6 +107,8 @@ def graph_of(model: str, devices: int) -> Graph:
     return capture_model(model, PER_DEVICE * devices)
 
 
+# bn="local": each device takes the batch-norm statistics of its own samples, as in DDP. steps: so many
+# steps are simulated (STEPS); the last one is timed.
 def program_of(model: str, devices: int, sync: str = "allreduce") -> Program:
     graph = graph_of(model, devices)
     plan = plan_for(graph, pascal(devices), "data", bn="local", sync=sync)
@@ -149,10 +152,10 @@ def efficiencies(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCu
             rows.append([MODELS[fitted_curve.model], devices, *simulated, *printed])
     return Table(
         "Scaling efficiency", columns, rows,
-        f"Of the images a second of so many single devices; {PER_DEVICE} images a device, nodes of {NODE} "
-        "P100, 25 Gbit/s between them, fused to 64 MiB. Fitted: devices as fast as the documentation's "
-        "1656.82 images/s of ResNet-101 on 16 say. Printed for 128: the paper over TCP, the documentation "
-        "over RDMA; for 512 the documentation.",
+        f"Images per second on N devices, in percent of N times those of one; {PER_DEVICE} images per "
+        f"device, nodes of {NODE} P100, 25 Gbit/s between them, fused to 64 MiB. Fitted: devices are made "
+        "faster, so that ResNet-101 on 16 devices comes near the 1656.82 images/s of the documentation. "
+        "Printed for 128: the paper over TCP, the documentation over RDMA; for 512 the documentation.",
     )  # fmt: skip
 
 
@@ -174,7 +177,9 @@ def throughput(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCurv
         [devices, *(curve.rates[devices] for curve in (*sheet, *fitted))]
         for devices in sheet[0].rates
     ]
-    return Table("Images a second", columns, rows, "Printed is one: ResNet-101 on 16, 1656.82.")
+    return Table(
+        "Images a second", columns, rows, "Only one is printed: 1656.82, ResNet-101 on 16."
+    )
 
 
 def server_table(rates_by_sync: Mapping[str, Mapping[int, float]]) -> Table:

@@ -1,4 +1,7 @@
-"""Measures ring all-reduce against one and distributed servers, on 1 to 8 ranks (section 3)."""
+"""Compares ring all-reduce with one server and with servers on all hosts, on 1 to 8 ranks (section 3).
+
+A *variant* (sync_timing.py) is one way to train: who runs the step, and how parameters are synchronised.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,10 @@ def split_by_letter(tables: Tables, letter_of: Callable[[Group], str]) -> list[C
 
 
 def baselines(tables: Tables) -> dict[str, list[Configuration]]:
-    """Data and model parallelism, and 'one weird trick': fully connected layers by channel."""
+    """Data and model parallelism, and 'one weird trick': fully connected layers by channel.
+
+    A group is a fully connected layer if it has a summed letter (k) and no height (h).
+    """
     return {
         "data": split_by_letter(tables, lambda g: "n"),
         "model": split_by_letter(tables, lambda g: "c"),

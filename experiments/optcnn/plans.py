@@ -42,6 +42,7 @@ def plans(options: RunOptions) -> Section:
     paper = build_tables(graph, on, paper=True)
     options.report("all-reduce", 0.6)
     allreduce = build_tables(graph, on)
+    # [0]: the configuration of each group; [1] is the Solution, with its cost
     chosen = [choose_configurations(paper)[0], choose_configurations(allreduce)[0]]
     alike = sum(
         split_letters(group, configuration) == printed_split(group)
@@ -114,6 +115,7 @@ def split(given: Mapping[str, int]) -> str:
 
 
 def _shape(op: Op) -> str:
+    # outputs[0]: the numbers of the iteration space's dimensions that the first output has
     dims = [op.space.dims[d] for d in op.space.outputs[0]]
     return " x ".join(str(dim.size) for dim in dims if dim.name != "n")
 

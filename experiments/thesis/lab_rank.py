@@ -113,6 +113,7 @@ def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
     seen: set[str] = set()
     measured_here: dict[str, float] = {}
     for trainer in trainers:
+        # active: values that have gradients; fresh: key in the profile -> (operator, box)
         graph, active = trainer.graph, active_values(trainer.graph)
         fresh = distinct_tiles(graph, trainer.plan.tiles, kind)
         new_tiles = [tile for name, tile in fresh.items() if name not in seen]

@@ -87,7 +87,10 @@ def partition_as_printed(
 def measure_other_methods(
     partitioners: WeightedPartitioners, parts: int, budget: float, most_plans: int
 ) -> dict[str, StepVolume]:
-    """Methods that the thesis's tables do not have; searched plans only up to `most_plans` parts."""
+    """Methods that the thesis's tables do not have; searched plans only up to `most_plans` parts.
+
+    epsilon: the largest part may have (1 + epsilon) times the average work; budget: seconds of each search.
+    """
     request = PartitionRequest(parts, epsilon=DEFAULT, budget=budget)
     volumes = {
         "coarse-grain, operations": _volume_of_result(

@@ -97,7 +97,10 @@ def _model_plan(graph: Graph, on: Cluster, row: str) -> Plan:
 
 @cache
 def _counts(parts: int) -> np.ndarray:
-    """Filters of each layer in each part. The batch does not matter: work and volume grow with it alike."""
+    """x[layer, part]: how many filters of a layer a part has, in the coarse partition (whole filters).
+
+    The batch does not matter: work and volume grow with it alike.
+    """
     return solve_coarse(Partitioner(vgg16(32)).model, parts, budget=BUDGET).x
 
 

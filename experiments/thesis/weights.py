@@ -3,6 +3,7 @@
 Thesis, chapter 5: a profiler's seconds of forward and backward, and the operations, give a layer's weight.
 Differs from it: it does not say how it combines both (here: the mean of the shares of seconds and of
 operations), and it does not print its weights.
+A PaToH file describes a hypergraph: vertices, nets (sets of vertices) and pins (members of nets).
 *Coarse* and *fine* are the grains of a hypergraph: a vertex is a filter, or an input channel of a filter.
 """
 
