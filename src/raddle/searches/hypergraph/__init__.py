@@ -37,7 +37,9 @@ class HypergraphSearch(Search):
     (fine), or of an axis chosen for each layer (mixed)."""
 
     grain: Literal["coarse", "fine", "mixed"]
-    jit_functions = (EVALUATOR, PARTITIONERS)  # numba compiles them before the search is timed
+    # Of the fast simulation (simulation/fast), of this package: numba compiles them before the search is
+    # timed.
+    jit_functions = (EVALUATOR, PARTITIONERS)
 
     def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         from raddle.searches.hypergraph.method import search

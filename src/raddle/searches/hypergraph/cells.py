@@ -7,7 +7,7 @@ results of filter j and then has its output. A *unit* of a layer is a filter. A 
 value that layers read. It consists of *pieces*: the units of one layer, then those of the next, as a
 concatenation puts them. A *dense* reader of a map is a layer, whose cells read its channels. An
 *elementwise* reader is an operator such as an add: a part that owns unit i of it needs unit i of the map
-(network.py).
+(network.py). A *layout* lists ranges of filters (`cuts`) and the part of each range (`parts`).
 """
 
 # l: layer; t: layer that reads a map; j: filter; k: channel; p: part; v: map
@@ -115,6 +115,7 @@ def cell_tiles(graph: Graph, network: LayerNetwork, partition: Cells) -> tuple[T
     for l, layer in enumerate(network.layers):
         rectangles = _rectangles(partition.cells[l])
         for name in layer.ops:
+            # parameters is 0 for attention heads: they are not split by channel.
             if layer.parameters and _can_split_channels(ops[name], partition.cells[l]):
                 given_tiles[name] = _tiling(ops[name], rectangles, partition.cells[l].shape)
                 sums[name] = channel_tiles(ops[name], network.op_pieces[name], layouts)

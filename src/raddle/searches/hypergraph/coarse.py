@@ -6,9 +6,22 @@ in length. The order of the runs depends only on the seed, so a longer budget co
 does. For up to 4 parts a mixed-integer program (exact.py) may prove that the result is the best.
 lower_bound.py says how far it is from the best at most. A partition is a matrix of counts x[layer, part]:
 how many units (filters) of the layer the part has (counts.py).
+
+The starts (coarse_starts.py, _runs below):
+
+    chain       the layers in order fill one part after the other
+    balanced    heavy units first, each into the part that is filled least
+    layerwise   layers stay whole
+    given       counts from the caller
+    halves      a search for half as many parts, each of which is then cut in two
+
+A *map* is a feature map: a value that layers read. It consists of *pieces*: the units of one layer, then
+those of the next. A *dense* reader of a map is a layer: a part that has units of it needs all units of the
+map (network.py).
 """
 
-# p: part; m: the network as arrays; x: counts [layer, part]
+# p: part; m: the network as arrays (counts.py); m.work: of one unit, by layer; m.cost: elements of one
+# unit, by map; x: counts [layer, part]; walk: the state of an annealing run, with arrays [part, layer]
 
 from __future__ import annotations
 
@@ -105,8 +118,8 @@ class CoarseProblem(NamedTuple):
     seed: int
     shares: Sequence[float] | None  # of the work, by part; None: equal
     capacity: Array  # most work, by part, with (1 + epsilon)
-    chain: Array  # counts of two starts (coarse_starts.py)
-    balanced: Array
+    chain: Array  # counts [layer, part] of the start `chain` (see above)
+    balanced: Array  # counts of the start `balanced`
 
     def is_feasible(self, x: Array) -> bool:
         """Whether counts are within the capacities."""
@@ -128,7 +141,8 @@ class SearchRecord:
     def __init__(self, problem: CoarseProblem, on_progress: OnProgress) -> None:
         self.problem, self.on_progress = problem, on_progress
         self.best, self.best_volume, self.start = problem.balanced, math.inf, "balanced"
-        # Columns x[:, p], the counts of single parts, from feasible partitions; by their bytes
+        # Columns x[:, p], the counts of single parts, of all feasible partitions so far: the lower bound
+        # begins with them (lower_bound.py). The key is the array as bytes, so that each is kept once.
         self.columns: dict[bytes, Array] = {}
         self.bound = 0.0
         # Every volume is a multiple of this:
@@ -259,7 +273,8 @@ class AnnealingRuns:
                 m, self.neighbours, capacity, walk, FIRST_ROUND_MOVES, *temperatures
             ):
                 pass
-        # walk.best[p]: the units of part p by layer; a chain of these alone cuts the part in two.
+        # walk.best[p]: the units of part p by layer. `chain` with these units only, and with two parts,
+        # cuts part p in two: the earlier layers go into one half, the later ones into the other.
         cut = [chain(m._replace(units=counts), pairs[p]) for p, counts in enumerate(walk.best)]
         return np.concatenate(cut, axis=1)
 
@@ -302,6 +317,8 @@ def _run_exact(record: SearchRecord, seconds: float) -> None:
 
 def _expected_seconds(m: CountModel, parts: int, blocks: int) -> float:
     """Returns a generous estimate of the seconds that Mt-KaHyPar takes."""
-    # The pins of a net are its vertices.
+    # In its hypergraph (kahypar_blocks.py) every block of a piece of a map has a net: a set of vertices,
+    # called pins, which are mainly all blocks of the map's dense readers. So a map has pieces x blocks
+    # nets with about dense readers x blocks pins each. np.diff(..._start): how many each map has.
     pins = float((np.diff(m.dense_start) * np.diff(m.piece_start)).sum()) * blocks * blocks
     return 0.2 + 4e-6 * pins * math.sqrt(parts)

@@ -175,7 +175,7 @@ def _random_other_part(w: CoarseWalk, p: int, l: int) -> int:
 
 @njit(cache=True)
 def _random_amount(w: CoarseWalk, units: int, fitting: int) -> int:
-    """Returns how many units to move: all (`units`), as many as fit, or a random power of two."""
+    """Returns how many to move: all (`units`), as many as fit (`fitting`), or a random power of two."""
     draw = random_below(w.rng_state, 8)
     if draw < 3:
         return units
@@ -307,7 +307,7 @@ def _gather_layer(m: CountModel, capacity: Array, w: CoarseWalk, log: Array, p: 
     room = min(m.units[l], _units_that_fit(m, capacity, w, p, l))
     if room <= 0:
         return 0
-    n, taken = 1, 0
+    n, taken = 1, 0  # entry 0 of the log is kept for part p and written last
     q = random_below(w.rng_state, parts)
     for _ in range(parts):
         if q != p and w.x[q, l] > 0 and taken < room:
@@ -351,7 +351,7 @@ def _walk(
         n = _propose(m, neighbours, capacity, w, log)
         if n == 0:
             continue
-        growth = 0
+        growth = 0  # of the volume, elements
         overload_before, overload_change = 0.0, 0.0
         for i in range(n):
             p = log[i, 0]

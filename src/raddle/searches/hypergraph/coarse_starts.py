@@ -5,7 +5,8 @@ device's share. A start is a matrix of counts x[layer, part]: how many units (fi
 has (counts.py). capacity: the most work of each part.
 """
 
-# l: layer; p: part; x: counts [layer, part]; m: the network as arrays (counts.py)
+# l: layer; p: part; x: counts [layer, part]; m: the network as arrays (counts.py); m.work: of one
+# unit, by layer
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ p receives these units:
 
 The *column* x[:, p] alone decides what part p receives. The total is the *volume*. It equals the
 connectivity (km1) of the hypergraph of explicit.py if units that are read elementwise are placed together
-as far as possible; filter_layouts.py does that. km1 is the sum over nets of (parts in the net - 1) x cost.
+as far as possible; filter_layouts.py does that. A net joins a filter with all filters that read its output.
+km1 is the sum over nets of (parts in the net - 1) x cost.
 """
 
 # l, t: layers; v: map; p: part

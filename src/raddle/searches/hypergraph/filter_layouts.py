@@ -93,7 +93,8 @@ def place_operators(
     before.
     """
     tiles: Tiles = dict(given_tiles or {})
-    independent = BatchIndependentOps(graph)  # operators that read no samples; placed at the end
+    # names: operators that read no samples, placed at the end; readers: of every value of the graph
+    independent = BatchIndependentOps(graph)
     views: list[Op] = []
     last_part = layouts[0].parts[0]
     for op in graph.ops:

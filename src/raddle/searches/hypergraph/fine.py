@@ -4,15 +4,16 @@ A *fine* partition may put the input channels of one filter into different parts
 filters whole. A *part* is a device's share. The *volume* is the elements that cross parts in a forward. A
 part's *overload* is its work above its capacity.
 
-The starts are coarse partitions that the caller gives, chains of layers (fine_chains.py), and equal
-shares. All starts get short runs; after each round the worse half is dropped, so that the others get
-longer runs. The search works on counts of filters and channels, called rows (fine_rows.py). At the end the
-counts become a partition with concrete filters and channels. Its exact volume is never larger than that of
-a start of the caller that keeps within the capacities as well.
+The starts are coarse partitions that the caller gives; `chain`, groups of consecutive layers, each group on
+its own parts (fine_chains.py); and `even`, which divides the filters of every layer equally. All starts get
+short runs; after each round the worse half is dropped, so that the others get longer runs. The search works
+on counts of filters and channels, called rows (fine_rows.py). At the end the counts become a partition with
+concrete filters and channels. Its exact volume is never larger than that of a start of the caller that
+keeps within the capacities as well.
 """
 
 # r: round; g: fraction of the capacity; m: the network as arrays (counts.py); pb: the problem; w: walk, the
-# state of an annealing run
+# state of an annealing run; rows.owned: [layer, part] how many filters the part owns
 
 from __future__ import annotations
 

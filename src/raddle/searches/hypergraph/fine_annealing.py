@@ -10,7 +10,9 @@ overload (work above the capacities). fine_walk.py defines the state.
 """
 
 # l: layer; v: feature map; p: part; pb: the problem; w: walk, the state of the run; cell: one input channel
-# of one filter
+# of one filter. w.rows: arrays [layer, part]; w.old_rows: owned, row and width of layer l before the move;
+# w.received: units [part, map]; w.scratch: temporary arrays by part; pb.maps: maps that a layer makes or
+# reads
 
 from __future__ import annotations
 

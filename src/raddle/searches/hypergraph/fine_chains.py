@@ -7,14 +7,16 @@ units of one layer, then those of the next. A *dense* reader of a map is a layer
 channels. An *elementwise* reader is an operator such as an add, whose unit i reads unit i of the map
 (network.py). The *volume* is the elements that cross parts in a forward.
 
-The volume of a group then does not depend on the other groups, so the best groups are a shortest path.
+As no part has layers of two groups, the volume of a group does not depend on the other groups, so the best
+groups are a shortest path.
 Each layer of a group is spread evenly over the group's parts, in as many rows as are cheapest. With `a`
 rows of `b` parts each, the map that the layer reads is sent a - 1 times, once more if it comes from another
 group, and the partial results are sent b - 1 times.
 """
 
-# l: layer; v: map; i, j: first layer of a group and the layer after its last; s: parts of a group; a:
-# rows; b: parts of a row
+# l, t: layers; v: map; i, j: first layer of a group and the layer after its last; s: parts of a group; a:
+# rows; b: parts of a row; pb: the problem, the network as arrays (fine_walk.py); pb.splittable: by layer,
+# whether a filter's channels may be in several parts
 
 from __future__ import annotations
 
@@ -86,6 +88,7 @@ class _LayerGroups:
             for v in self.maps_read[l]:
                 row_counts[v] = max(row_counts.get(v, 0), len(sizes))
         for v, feature_map in enumerate(self.network.maps):
+            # Units of the map that the group makes itself: they need not be received once more.
             inside = sum(p.units for p in feature_map.pieces if i <= p.layer < j)
             elementwise = any(
                 i <= p.layer < j
@@ -108,6 +111,7 @@ class _LayerGroups:
             best_volume, self.row_sizes_cache[l, s] = math.inf, ([1] * min(s, units), 0.0)
             for a in range(1, min(s, units) + 1) if self.pb.splittable[l] else ():
                 sizes = [s // a + (r < s % a) for r in range(a)]
+                # A row of b parts has b / s of the units; the partial results of each are sent b - 1 times.
                 partial_sums = float(
                     self.pb.unit_elements[l] * units * (sum(b * b for b in sizes) / s - 1)
                 )

@@ -6,8 +6,9 @@ of its row over `width` channels, and owns `owned` filters: it sums their partia
 output. Its *area* is filters of the row x width.
 """
 
-# l: layer; p, q, s: parts; i, j: rows; k: filters or channels moved; pb: the problem; w: the state of the
-# run
+# l: layer; p, q, s: parts; i, j: rows; k: filters or channels moved; pb: the problem (fine_walk.py);
+# pb.splittable: by layer, whether a filter's channels may be in several parts; pb.cell_work: work of one
+# channel of one filter; w: the state of the run; w.scratch[AREA]: areas by part before the move
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ def _give_filters(pb: FineProblem, w: FineWalk, l: int, p: int, q: int, capacity
     for s in range(len(owned)):
         if row[s] == row[p]:
             remaining += owned[s]
-    if remaining == 0:
+    if remaining == 0:  # p's row has no filters left: its parts leave the layer
         i = row[p]
         for s in range(len(owned)):
             if row[s] == i:

@@ -44,7 +44,7 @@ class FineLayer(NamedTuple):
     """The cells of a layer by part (a part may have several blocks), and the owners of its filters."""
 
     blocks: tuple[ComputeBlock, ...]
-    owners: ChannelLayout
+    owners: ChannelLayout  # ranges of filters (cuts), and the owner of each range (parts)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ of one layer, then those of the next. A *dense* reader of a map is a layer, whic
 a part owns were always in its window; fine_rows.assign_indices achieves that for almost all. Of every map a
 part receives these units:
 
-    all units that it does not own        if a layer there reads all channels
-    max(0, width - owned)                 if a layer there reads a window
-    max(0, owned by layer t - owned)      if an elementwise reader t has units there
+    all units that it does not own        if a layer reads all channels in this part
+    max(0, width - owned)                 if a layer reads a window in this part
+    max(0, owned by layer t - owned)      if an elementwise reader t has units in this part
 
 In addition it sends a partial result for every filter of its row that it does not own.
 """
@@ -132,7 +132,11 @@ def count_volume(pb: FineProblem, w: FineWalk) -> None:
 
 @njit(cache=True)
 def units_received(pb: FineProblem, owned: Array, width: Array, v: int, p: int) -> int:
-    """Returns how many units of map v part p receives."""
+    """Returns how many units of map v part p receives.
+
+    owned, width: [layer, part], as in FineRows. The pieces of map v are the entries piece_start[v] to
+    piece_start[v + 1] - 1 of m.piece_layer; likewise its dense and elementwise readers (counts.py).
+    """
     m = pb.m
     begin, end = m.piece_start[v], m.piece_start[v + 1]
     window = 0

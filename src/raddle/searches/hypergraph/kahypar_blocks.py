@@ -8,10 +8,12 @@ of it needs unit i of the map.
 
 Filters of a layer are interchangeable, so a few dozen blocks per layer are enough; a block is a vertex. The
 net of a block joins it with all blocks of the dense readers of its map, and with the same block of each
-elementwise reader (network.py). The cost of the net is the elements of the block's output.
+elementwise reader (network.py). The vertices of a net are its *pins*. The cost of the net is the elements
+of the block's output.
 """
 
-# l, t: layers; b: block of a layer; v: feature map; p: part; m: the network as arrays (counts.py)
+# l, t: layers; b: block of a layer; v: feature map; p: part; m: the network as arrays (counts.py);
+# h: the hypergraph
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ import numpy as np
 
 from raddle.searches.hypergraph.counts import Array, CountModel
 
-MAX_WEIGHT = 1 << 30  # Mt-KaHyPar has 32 bits for weights, and for the connectivity of all nets
+MAX_WEIGHT = (
+    1 << 30
+)  # Mt-KaHyPar has 32 bits for weights, and for the connectivity (KM1, below) of all nets
 
 
 class BlockHypergraph(NamedTuple):

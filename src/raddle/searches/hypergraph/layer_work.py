@@ -39,7 +39,7 @@ def layer_work(
         return flops
     if kind not in KINDS:
         return _read_work(network, kind)
-    active = active_values(graph)
+    active = active_values(graph)  # the values that have a gradient
     compute, ops = ComputeCosts(graph, active, profile), {op.name: op for op in graph.ops}
     time = np.array(
         [

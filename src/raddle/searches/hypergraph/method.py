@@ -47,6 +47,7 @@ def _search_mixed(
         shares=request.shares, on_progress=request.on_progress,
     )  # fmt: skip
     seconds_left = max(0.0, settings.budget - clock.seconds)
+    # plan_fields: bn, sync and optimizer of the plan
     improved = improve_step_time(
         graph, cluster, least_volume, budget=seconds_left, seed=request.seed, profile=settings.profile,
         on_progress=request.on_progress, **settings.plan_fields,

@@ -169,6 +169,7 @@ class _NetworkBuilder:
         # P: a dimension of a parameter. Reduced: the operator sums over input channels.
         if c is None or self.graph.dim_kinds(op)[c] != "P" or not op.space.reduced_dims:
             return None
+        # frozen: a parameter that is not trained
         weight = next(i for i in op.inputs if self.graph.values[i].role in ("parameter", "frozen"))
         return weight, op.space.dims[c].size
 
@@ -206,6 +207,7 @@ class _NetworkBuilder:
     def _count_read(self, op: Op, operand: int, value: str) -> int:
         """Returns how many elements of a value an operator reads if it reads all channels."""
         box = [(0, dim.size) for dim in op.space.dims]
+        # index.range: which positions of one dimension of the operand the box reads (begin, end)
         ranges = (index.range(box) for index in op.space.operands[operand].indices)
         extents = [high - low for low, high in ranges]
         extents[self.graph.values[value].letters.index("c")] = self._channels(value)

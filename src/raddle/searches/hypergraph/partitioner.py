@@ -263,7 +263,7 @@ class Partitioner:
                     elements = message_bytes(program, i, message) // program.element_bytes(i.value)
                     sent_elements[i.value] = sent_elements.get(i.value, 0) + elements
                     received[message.target] += elements
-        volume = sum(bytes_by_purpose(program).values())
+        volume = sum(bytes_by_purpose(program).values())  # in bytes, of a whole step
         return PartitionResult(method, parts, tiles, work, sent_elements, received, volume)
 
 
