@@ -28,7 +28,8 @@ def ring_links(
     """By member, its first and its second link (or -1), as resource numbers.
 
     link_offset: the resource number of the first link; resources are the devices, then the links.
-    Where several hops use the same link, only the first of them holds it: the ring shares its links.
+    A hop goes from a member to the next. Where several hops use the same link, only the first of them holds
+    it: the ring shares its links.
     """
     seen: set[int] = set()
     held = []

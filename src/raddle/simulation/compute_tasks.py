@@ -1,6 +1,7 @@
 """Adds the tasks of what devices compute: runs of operators, merges of partial results, updates.
 
-Merges and updates are memory passes: reads or writes of some bytes, limited by the memory's bandwidth.
+Merges and updates are memory passes: reads or writes of some bytes, limited by the memory's bandwidth. A
+cell is a box of an output that some devices merge from partial results (program.Cell).
 A variant is a graph with tiles; micro-batches of another size, or on another replica of a pipeline stage,
 have another one (program.Variant). Most programs have one variant.
 The methods `add_...` take the number of an instruction in the program, and the instruction itself.

@@ -24,6 +24,7 @@ class Composites:
     def __init__(
         self, native_calls: Mapping[str, NativeCall], op_number: Mapping[str, int]
     ) -> None:
+        # Each call once: native_calls is by operator, and a call has one main operator.
         calls = list({n.main.name: n for n in native_calls.values()}.values())
         # By composite: its operators, which are the keys of time_shares (shares of the call's seconds).
         self._ops = [[op_number[name] for name in n.time_shares] for n in calls]

@@ -37,7 +37,8 @@ class ComputeRows:
         self.fused_costs = ComputeCosts(graph, active, profile, bn=bn)
         self.single_costs = ComputeCosts(graph, active, profile, bn=bn, native_calls={})
         self._saved = _saved_values(graph, active)  # names of values
-        # By cost key and cuts: for each kind of device, the seconds by tile.
+        # By cost key and cuts (the borders of the tiles in each dimension): for each kind of device, the
+        # seconds by tile.
         self._seconds: dict[tuple[Any, ...], list[Array]] = {}
 
     def run_rows(

@@ -96,9 +96,8 @@ def step_time(
 ) -> int:
     """Nanoseconds of a step; or OVER_LIMIT, or TOO_SMALL (call again with a larger `dag`)."""
     load = np.zeros(devices + links, np.int64)
-    tails = np.zeros(
-        (devices, 2), np.int64
-    )  # by device: its last stretch, and how many nanoseconds that takes
+    # tails: by device, its last stretch, and how many nanoseconds that takes
+    tails = np.zeros((devices, 2), np.int64)
     progress = DeviceProgress(  # stretch, offset, busy_before ...: in the order of its fields
         np.zeros(devices, np.int32), np.zeros(devices, np.int64), np.zeros(devices, np.int64),
         np.zeros(devices, np.int64), load, np.zeros(devices, np.int32), np.full(devices, -1, np.int32),

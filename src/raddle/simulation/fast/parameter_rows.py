@@ -3,8 +3,8 @@
 A sync unit is what is synchronised at once: a parameter, or one of its slices. Its row has the slots of
 its messages and updates (arrays.py: columns of Arena.sync_units). A region is a box of a parameter with
 the devices that hold it (program.ParameterRegion); a slice is one too. Its updaters are its server or, if
-it has none (server -1), all holders. Rows go into the store (store.py); the methods return
-their slots (first row, number of rows).
+it has none (server -1), all holders. Rows go into the store (store.py); the methods return their slots
+(first row, number of rows).
 """
 
 # p: parameter, d: device, s: region or slice (in messages: source), t: target, r: reader

@@ -3,8 +3,8 @@
 A resource is a device or a link; they are numbered in this order. A row is, for example, the device and the
 nanoseconds of a computation. A slot is (first row, number of rows) of a table of the store (arrays.py,
 store.py). A sync unit is a parameter or a slice that is synchronised at once. A pull gathers a sharded
-parameter for some operators (ZeRO-3). Changing a plan means
-to point some slots to other rows. `Undo` records the old slots, so that a search can revert a change.
+parameter for some operators (ZeRO-3). Changing a plan means to point some slots to other rows. `Undo`
+records the old slots, so that a search can revert a change.
 """
 
 from __future__ import annotations

@@ -204,9 +204,8 @@ def _build_tape(
                 continue
             name = producer[row.value].name if row.kind in partial else row.value
             slot[r] = slot_of[row.kind, name]
-            if row.deps != (
-                last_compute,
-            ):  # it waits for something else than the last computation: that row sets a mark
+            # It waits for other rows than the last computation: these set a mark, for which it waits.
+            if row.deps != (last_compute,):
                 send_after[r] = mark_count
                 for dep in row.deps:
                     marks[dep].append((mark_count, int(slot[r])))

@@ -86,8 +86,8 @@ class ValueRows:
             [c.devices for c in cells],
             [merged_bytes(c, element_bytes) for c in cells],
         )
-        # The gradients of partial results go the opposite way.
-        # (m.part: the number of the tile that computed the partial result.)
+        # The gradients of partial results go the opposite way. part: the number of the tile that computed
+        # the partial result.
         returned = messages if key.has_gradient and not key.replicated else ()
         gradient_messages = [Message(m.target, m.source, m.boxes, m.part) for m in returned]
         sent = (

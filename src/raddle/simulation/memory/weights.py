@@ -35,7 +35,8 @@ def record_versions(ledger: Ledger) -> None:
     """Adds stashed weights: replaced by an update, alive until the last run that uses them.
 
     Version v of a parameter has had v updates; update number v, from 0, replaces it. Run.versions: by
-    parameter that the operator reads, the version that this run uses; (): no old ones.
+    parameter that the operator reads, the version that this run uses; (): the number of
+    the step.
     """
     read = parameters_by_op(ledger.program.graph)
     last: dict[tuple[str, int], Array] = {}  # parameter and version -> the end of its last use
