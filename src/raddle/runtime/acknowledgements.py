@@ -3,7 +3,8 @@
 Example: rank 0 sends A to rank 1. Rank 1 uses A and later sends B to rank 0. When B is there, A must have
 arrived, so rank 0 can free A's send buffer. No extra acknowledgement message and no polling are needed.
 
-A Move is the instruction of a program that sends messages between devices (program/program.py).
+A Move is the instruction of a program that sends messages between devices (program/program.py). `deps` of
+an instruction: the indices of the instructions that it waits for; `key.step`: the step that it belongs to.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Send:
 
     peer: int  # rank
     tag: int  # the receive of this message has the same tag
-    kind: MessageKind
+    kind: MessageKind  # what the message carries: value, gradient or nothing; and of what
     label: str  # for traces and error messages
     parts: list[MessagePart]  # one for each box
     dtype: torch.dtype

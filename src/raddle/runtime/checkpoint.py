@@ -1,7 +1,9 @@
 """Converts between the state of the plain module and the boxes of it that ranks hold.
 
 Saving gathers the boxes of all ranks and assembles full tensors; loading cuts full tensors into a rank's
-boxes. So any plan can load what any other plan, or the plain module on one device, has saved.
+boxes. So any plan can load what any other plan, or the plain module on one device, has saved. A piece is a
+box of a tensor, with the tensor of its elements. A tied tensor has several names; the first one identifies
+it.
 
 >>> left, right = Box((0,), (2,)), Box((2,), (5,))
 >>> assemble((5,), torch.int64, [(right, torch.tensor([2, 3, 4])), (left, torch.tensor([0, 1]))])

@@ -4,6 +4,10 @@ A segment is a sequence of operators of the device without communication inside;
 device's tile of each operator. A merge combines the partial results of one operator. A piece is a box of a
 tensor. A variant is a way in which some micro-batches run: their size, and the tiles (program/program.py).
 A native call is one torch call, such as batch norm, that replaces several operators (native_calls.py).
+
+`op.space` is the operator's iteration space: `regions(box)` gives the box of each operand that a tile reads
+(None: nothing), `output_boxes(box)` what it computes of each output. `variant.merges` has the operators
+whose tiles give partial results.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ modules, parameters and operators come from the user and never appear in the sou
 this avoids code injection.
 
 The arguments are pieces (boxes of tensors) that the device holds before the call; the results are pieces
-that are needed after it. If a line reads a region that lies in several pieces, the function assembles the
-region under autograd. So each piece gets its own gradient.
+that are needed after it. A region is a box of a tensor that a line reads. If a line reads a region that
+lies in several pieces, the function assembles the region under autograd. So each piece gets its own
+gradient.
 """
 
 from __future__ import annotations

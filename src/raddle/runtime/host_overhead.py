@@ -140,7 +140,10 @@ def _sums(transport: Transport, work: Work) -> None:
 
 
 class _Slices:
-    """Small parameters on servers: each rank is the server of some and updates them with SGD."""
+    """Small parameters on servers: each rank is the server of some and updates them with SGD.
+
+    An Item (sync/item.py) describes one slice to the synchroniser, which sends gradients to the servers.
+    """
 
     def __init__(self, transport: Transport) -> None:
         all_ranks = tuple(range(transport.size))
@@ -164,7 +167,7 @@ class _Slices:
         )
         transport.on_failure(self._synchroniser.stop)
         for number, p in enumerate(rows):
-            self._synchroniser.bind(number, p.detach())
+            self._synchroniser.bind(number, p.detach())  # where the updated rows are put
         self._synchroniser.start()
         transport.barrier()  # all ranks listen before the first one sends
 

@@ -1,8 +1,9 @@
 """Makes a trace for Perfetto (Chrome trace format) from the recorded intervals of all ranks.
 
-The lanes are those of a simulated trace, so the two can be compared. Each device is a process with two
-lanes: what it computes, and what it sends and waits for. One more process, "links", has a lane for each
-pair of devices that exchange messages and for each group that all-reduces.
+A lane is one horizontal line of the trace (a thread, in Chrome's words). The lanes are those of a simulated
+trace, so the two can be compared. Each device is a process with two lanes: what it computes, and what it
+sends and waits for. One more process, "links", has a lane for each pair of devices that exchange messages
+and for each group that all-reduces.
 
 The end of a transfer is not measured on the network. So a message is drawn from its send until the
 receiver's wait for it ends, and an all-reduce from the start of its last member until the first member

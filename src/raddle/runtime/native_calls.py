@@ -4,6 +4,8 @@ The graph splits a composite into operators, which a plan may tile differently. 
 these operators belong to one box of the composite, one fused torch call on that box replaces them: this is
 faster. A FusedCall (graph/graph.py) names such a composite: its kind, operators, inputs and outputs. A
 variant is a way in which some micro-batches run: their size, and the tiles (program/program.py).
+`op.space.regions(box)`: the box of each operand that a tile reads. `variant.merges`: operators with partial
+results.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ def _is_one_box(
     """Whether the device's tiles of a composite's operators belong to one box, all in this segment."""
     if not any(name in segment_ops for name in fused.ops):
         return False
+    # SAMPLES_ONLY: kinds (group norm, LSTM, ...) whose tiles may be split along samples only.
     # The operators of these kinds (time steps, gates) read parts of what the call reads, so the regions
     # below differ even if the tiles belong together; it is enough that only samples are split.
     sample_splits_only = fused.kind in SAMPLES_ONLY

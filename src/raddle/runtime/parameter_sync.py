@@ -10,9 +10,10 @@ finite, an optimizer that is not elementwise. Then the rank waits at the end of 
 `barrier_reason` says why.
 
 The worker of a slice is a rank that has a copy of it and submits gradients. A synchroniser (package sync/)
-does the communication. The clock counts the steps with an update, from 1. An asynchronous server does not
-wait for all workers: it applies each gradient when it arrives. Then workers may be some steps apart
-(staleness).
+does the communication. `sync` is the plan's setting (package plans/sync); `sync.synchronous`: updates wait
+for the gradients of all workers. The clock counts the steps with an update, from 1. An asynchronous server
+does not wait for all workers: it applies each gradient when it arrives. Then workers may be some steps
+apart (staleness).
 """
 
 from __future__ import annotations

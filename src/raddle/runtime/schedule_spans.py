@@ -59,6 +59,7 @@ class SpanRecorder:
         phase = action.phase if isinstance(action, Backward) else phase
         key = action.call.key
         micro = key.step * self._per_step + key.micro_batch  # as the schedule numbers it
+        # phase_in: a recomputation counts as B; W too, unless the schedule has actions W of its own
         scheduled = schedules.Action(phase_in(self._schedule, phase), action.call.stage, micro)
         if scheduled in self._recorded_actions:
             self.spans.append(Span(self._step(), str(scheduled), start, end))

@@ -126,6 +126,7 @@ class TrainingState:
             pieces[name] = [(Box.full(tensor.shape), tensor)]
         for source in executor.rank_actions.sources_with_role("buffer"):
             tensor = executor.slots[source.slot]
+            # current_buffers: buffer -> its boxes that this rank keeps up to date and saves
             saved_boxes = executor.rank_actions.current_buffers.get(source.name, [])
             if source.name not in self.setup.graph.updates:
                 saved_boxes = [source.box] if self.setup.rank == 0 else []

@@ -154,6 +154,7 @@ def _assemble_state(program: Program, ranks: list[_Rank]) -> dict[str, Tensor]:
         for source in rank_actions.sources_with_role("parameter"):
             pieces.setdefault(source.name, []).append((source.box, slots[source.slot].detach()))
         for source in rank_actions.sources_with_role("buffer"):
+            # current_buffers: buffer -> its boxes that this rank keeps up to date
             boxes = rank_actions.current_buffers.get(source.name, [])
             if source.name not in program.graph.updates:  # never updated: all ranks have it whole
                 boxes = [source.box]

@@ -124,6 +124,7 @@ def _norms(graph: Graph) -> Iterator[tuple[Op, Op]]:
 
 def _regions(plan: Plan, op: Op) -> list[tuple[int, Box]]:
     """For each tile of an operator, return its device and the part of the input that it reads."""
+    # op.space.regions: of each operand, the box that a tile reads (None: nothing); operand 0: the input
     regions = ((t.device, op.space.regions(t.box)[0]) for t in plan.tiles[op.name].tiles)
     return [(device, box) for device, box in regions if box is not None]
 

@@ -4,7 +4,8 @@ In some schedules (GEMS, Chimera) copies of a stage on different workers run dif
 each copy updates its own buffers. The plain module has only one set of buffers, so they are swapped before
 and after each micro-batch. The buffers of the first micro-batch's workers are the final ones, as
 DistributedDataParallel saves those of rank 0. A *variant* of the program is how some of the micro-batches
-run: the graph for their size, and the tiles on the devices that run them.
+run: the graph for their size, and the tiles on the devices that run them. `graph.updates`: buffer -> the
+value that is its new content after a forward.
 """
 
 # b: a buffer, o: the name of its new value, v: a variant

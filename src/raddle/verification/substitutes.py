@@ -2,7 +2,8 @@
 
 A TorchFunctionMode intercepts the calls; the module itself is not changed. Functions with dropout use
 raddle's masks, which depend only on the seed of the step and the position of the element. With `bn: local`,
-batch norms compute their statistics tile by tile (local_statistics.py).
+batch norms compute their statistics tile by tile (local_statistics.py). An operator's kernel, from
+make_kernel, is the function by which the runtime computes a box of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Counts the bytes that a plan sends in three ways: by its program, by the simulator, and by the ranks.
 
 `raddle verify` compares the three. Bytes of messages are counted by pair (source, target); bytes of
-all-reduces by the group of devices that take part.
+all-reduces by the group of devices that take part. Instructions (program/program.py): a Move sends
+messages, a Reduce all-reduces gradients. The findings of a rank (compare_rank.py) have the bytes that it
+counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Gives slots to the tensors that stay on a device from step to step: parameters, buffers and constants.
 
 A region is a box of a parameter, with the devices that hold it and the server that updates it, if there is
-one (program/program.py).
+one (program/program.py). `program.slices`: parameter -> its slices, the rows that are synchronised
+separately; with ZeRO-3 these are the shards. `slot_table.hulls`: for each variant, value -> bounding box
+that is read.
 """
 
 from __future__ import annotations

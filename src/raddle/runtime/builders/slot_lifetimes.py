@@ -1,4 +1,8 @@
-"""Notes in the actions when slots are emptied and gathered parameters released: after their last use."""
+"""Notes in the actions when slots are emptied and gathered parameters released: after their last use.
+
+A gathered parameter is one of ZeRO-3 that is assembled from all ranks' shards before its use (zero3.py). A
+call is a generated function, of a segment or a merge, with the slots that it reads and fills (actions.py).
+"""
 
 from __future__ import annotations
 

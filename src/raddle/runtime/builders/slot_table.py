@@ -119,7 +119,7 @@ def read_hulls(variant: Variant, device: int, ops: Iterable[Op] | None = None) -
         for tile in variant.tiles[op.name].tiles if names else ():
             if tile.device != device:
                 continue
-            regions = op.space.regions(tile.box)
+            regions = op.space.regions(tile.box)  # of each operand, what the tile reads
             for i, name in names:
                 region = regions[i]
                 if region is not None:

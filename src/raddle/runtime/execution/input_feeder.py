@@ -40,7 +40,7 @@ class InputFeeder:
 
     def _fill(self, action: Feed) -> None:
         """Fills a slot with a part of the batch, or with a seed that depends on step and micro-batch."""
-        source, key = action.source, action.key
+        source, key = action.source, action.key  # key: step (within the run) and micro-batch
         if source.role == "input":
             tensor = self._read_input(source)
         else:

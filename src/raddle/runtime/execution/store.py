@@ -1,4 +1,8 @@
-"""The slots of one rank during a run: their tensors and the gradients of these tensors."""
+"""The slots of one rank during a run: their tensors and the gradients of these tensors.
+
+A slot is a numbered place for one tensor: a box of a value, of a parameter or of a partial result
+(actions.py).
+"""
 
 from __future__ import annotations
 
