@@ -106,6 +106,7 @@ def report(
     if given_plans:
         first = given_plans[0].plan
         settings = replace(settings, bn=first.bn, sync=first.sync, optimizer=first.optimizer)
+    # EVALUATOR: the numba functions of the fast simulation.
     warm_up_jit(dict.fromkeys([EVALUATOR, *jit_functions_for(names)]))
     title = model or given_plans[0].plan.model or graph.name
     bar = progress_lines if json_progress else progress_bar

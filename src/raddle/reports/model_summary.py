@@ -98,4 +98,5 @@ def _backward_flops(op: Op, differentiable: set[str]) -> int:
 
 
 def _is_contraction(op: Op) -> bool:
+    # is_product: its line of notation multiplies two or more operands, as that of a convolution does.
     return op.space.is_product or op.traits.family == "attention"

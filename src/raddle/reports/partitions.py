@@ -37,6 +37,7 @@ def show_partitions(rows: Sequence[Mapping[str, Any]]) -> None:
         if "error" in row:
             console.print(f"{name}: {row['error']}", style="yellow")
         elif not row["balanced"]:
+            # imbalance: the work of the largest part over the average; epsilon: how far above 1 it may be
             over = f"{row['imbalance']:.3f} of the average is more than {1 + row['epsilon']:g}"
             console.print(f"{name}: the largest part's work, {over}", style="yellow")
 

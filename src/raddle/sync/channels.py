@@ -48,6 +48,7 @@ class Channels:
         """Opens the transport for all-reduces and returns its stall inspector. All ranks call it."""
         if self._device.type == "cuda":
             self.sum_transport = self._session.open_transport(self._device)
+        # opened_transports: how many the session has opened so far; the same on all ranks.
         key_prefix = f"sums {self._session.opened_transports}"
         self.stall_inspector = StallInspector(
             self.rank, self.size, default_store(), key_prefix, self._stall

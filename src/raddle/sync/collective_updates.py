@@ -63,6 +63,7 @@ class CollectiveUpdates(SlicedUpdates):
             index
         )
         super().submit(index, gradient)
+        # _pending (sliced_updates.py): the parameters for which `wait` waits; finish_step adds this one.
         self._pending.discard(index)
         self._submitted.add(index)
 

@@ -38,11 +38,12 @@ class ParameterSlices:
         self.item_numbers: dict[int, list[int]] = defaultdict(list)  # by parameter, its items
         elements = []  # by item
         for index, p in enumerate(parameters):
-            for first, last in sync.row_ranges(p.shape, size):
+            for first, last in sync.row_ranges(p.shape, size):  # rows from `first` to before `last`
                 self.item_numbers[index].append(len(self.locations))
                 self.locations.append((index, slice(first, last) if p.ndim else None))
                 elements.append((last - first) * p[0].numel() if p.ndim else 1)
         everyone = tuple(range(size))
+        # By item, the rank that is its server; -1: all ranks update it. All ranks have a copy of each item.
         servers = sync.assign_servers(elements, [everyone] * len(elements))
         urgency = {index: place for place, index in enumerate(order)}  # by parameter; 0 goes first
         self.items = [

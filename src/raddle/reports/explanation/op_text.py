@@ -83,6 +83,7 @@ def _show_group(console: Console, group: Mapping[str, Any]) -> None:
         # how: a key of DERIVATIONS; ref: the member that this one follows
         follows = DERIVATIONS[row["how"]].format(row["ref"])
         # row["follows"]: whether the plan gives the member the tiles that follow from the anchor's.
+        # A group without a configuration has tiles that no search could choose: then no member follows.
         exception = "" if row["follows"] or group["configuration"] is None else ", but not here"
         table.add_row(row["name"], row["kind"], follows + exception, row["tiles"])
     console.print(table)

@@ -20,6 +20,7 @@ from raddle.searches.operator_times import whole_operator_seconds
 from raddle.searches.ranking import MAX_EVALUATED_DEVICES
 from raddle.simulation.timeline import Timeline
 
+# Takes {"step": what is being done, "done": 2, "of": 5}: how much of how much is finished.
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 

@@ -32,6 +32,7 @@ from raddle.version import __version__
 
 FORMAT = 1  # version of the layout of the data
 
+# Takes {"step": what is being done, "done": 2, "of": 5}: how much of how much is finished.
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
@@ -124,6 +125,7 @@ def _fastest_or_first(methods: list[dict[str, Any]]) -> int:
 
 
 def _entry_row(entry: Entry) -> dict[str, Any]:
+    # bn: the samples over which batch norm takes its statistics, as "local" (each device's own).
     row = entry.row
     return {
         "label": entry.label,

@@ -24,10 +24,10 @@ def describe_network(graph: Graph) -> dict[str, Any]:
             {
                 "name": op.name,
                 "kind": op.label,
-                "line": op.notation,
-                "module": op.module,
-                "layer": op.layer,
-                "composite": op.composite_kind,
+                "line": op.notation,  # its line of index notation
+                "module": op.module,  # the dotted name of the nn.Module that it comes from
+                "layer": op.layer,  # the name of its composite, else its own name
+                "composite": op.composite_kind,  # "batch_norm", "lstm", ... or ""
                 "dims": [[dim.name, dim.size] for dim in op.space.dims],
                 # A letter for each dimension, as in `split_text`; "-": it cannot be split.
                 "kinds": graph.dim_kinds(op),
@@ -62,7 +62,8 @@ def _elements(graph: Graph, value: str) -> int:
 def describe_tiles(graph: Graph, tiles: Mapping[str, Tiling]) -> dict[str, Any]:
     """Return each distinct tiling and its text once, and for each operator the numbers of both.
 
-    A grid is described by its cuts and devices, any other tiling by its boxes.
+    A grid, whose boxes lie between cut points of each dimension, is described by its cuts and devices, any
+    other tiling by its boxes. "copies": how many devices have the same box.
     """
     tilings: dict[Tiling, int] = {}
     texts: dict[str, int] = {}

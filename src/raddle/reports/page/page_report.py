@@ -25,6 +25,7 @@ from raddle.searches.settings import Settings
 
 ALTERNATIVES_SECONDS = 10.0  # seconds for other splits of the layers of the opened plan
 
+# Takes {"step": what is being done, "done": 2, "of": 5}: how much of how much is finished.
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
@@ -106,7 +107,7 @@ def _entries(
         label = row["method"]
         yield (
             Entry(label, row, evaluated.plan, evaluated.timeline)
-            if evaluated
+            if evaluated  # None: the method failed, and its row has an "error"
             else Entry(label, row)
         )
     for number, given_plan in enumerate(given):

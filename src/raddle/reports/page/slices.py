@@ -29,7 +29,7 @@ def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     Times are in ns since the window began. A message may occupy two links: lanes `lane` and `lane2`.
     """
     tasks, devices = timeline.tasks, timeline.program.plan.devices
-    begin, end = ([0, *timeline.step_ends])[-2:]
+    begin, end = ([0, *timeline.step_ends])[-2:]  # ns: the ends of the last two steps
     # Tasks that occupy a device or link (a resource) in the window.
     chosen = (tasks.first_resource >= 0) & (timeline.end > begin) & (timeline.start < end)
     drawn = _drawable_devices(tasks.device[chosen], devices)  # number of devices to show
@@ -52,9 +52,11 @@ def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
         "lane": columns.add(lane[first]),
         "lane2": columns.add(lane[second]),
         "title": columns.add(title_of, delta=True),
+        # The device that sends and the one that receives; of a computation, both are its device.
         "source": columns.add(tasks.source[shown_tasks]),
         "target": columns.add(tasks.device[shown_tasks]),
         "bytes": columns.add(tasks.nbytes[shown_tasks]),
+        # Numbers of the slices that are on the critical path.
         "critical": columns.add(np.flatnonzero(critical), delta=True),
     }
 

@@ -4,7 +4,7 @@ Lists of numbers are stored apart from the page's JSON: `columns.add` stores a l
 description, which stands in the JSON in place of the list (columns.py).
 """
 
-# i: an instruction of the program; m: a message
+# i: an instruction of the program; m: a message; s: a region of a parameter and the devices that hold it
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     busy_ns = {phase: np.zeros((count, program.plan.devices), np.int64) for phase in "FB"}
     synced_bytes, path_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
     op_of = np.full(len(program.instructions), -1)  # by instruction: its operator, or -1
-    # By instruction: 0 forward, 1 backward, -1 neither, or not in the last step.
+    # By instruction: 0 forward, 1 backward or recomputed forward, -1 neither, or not in the last step.
     phase_of = np.full(len(program.instructions), -1)
     for number, i in enumerate(program.instructions):
         if isinstance(i, Run | Merge):
@@ -89,10 +89,11 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
         elif isinstance(i, Move) and i.kind.is_of_parameter and i.key.step == steps - 1:
             synced_bytes[ops[i.value]] += sum(message_bytes(program, i, m) for m in i.messages)
     for number, phase in enumerate("FB"):
+        # Arrays over the tasks: the number of the task's instruction, its device, its duration in ns.
         chosen = np.flatnonzero(phase_of[tasks.instruction] == number)
         cells = (op_of[tasks.instruction[chosen]], tasks.device[chosen])
         np.add.at(busy_ns[phase], cells, tasks.duration[chosen])
-    on_path = np.array(timeline.critical_path())
+    on_path = np.array(timeline.critical_path())  # numbers of tasks
     # Tasks of all-reduces, messages and updates belong to no operator (-1).
     owner = op_of[tasks.instruction[on_path]]
     np.add.at(path_ns, owner[owner >= 0], tasks.duration[on_path][owner >= 0])

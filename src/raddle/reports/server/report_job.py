@@ -44,9 +44,9 @@ class ReportJob:
             "state": "running",
             "model": request.model,
             "cluster": request.cluster,
-            "step": f"capturing {request.model}",
-            "done": 0,
-            "of": 0,
+            "step": f"capturing {request.model}",  # what the child does now
+            "done": 0,  # how much of that is finished, ...
+            "of": 0,  # ... of how much
             "stoppable": bool(request.searches),  # a search can end early with its best plan
             # [seconds since the start, best_ms, method], whenever best_ms or the method has changed
             "history": [],
