@@ -104,7 +104,7 @@ class _Adapter:
     def __init__(self, plan: Plan, graph: Graph, evaluation: Graph) -> None:
         self.plan, self.graph, self.evaluation = plan, graph, evaluation
         self.parameter_boxes = _TrainingBoxes(plan, graph)
-        self.tilings: dict[str, Tiling] = {}  # by operator that is placed
+        self.tilings: dict[str, Tiling] = {}  # by operator that has its tiles already
         # By value, the operator that computes it, and which of its outputs it is.
         self.producer = {o: (op, k) for op in evaluation.ops for k, o in enumerate(op.outputs)}
         self.consumers = _readers(evaluation)

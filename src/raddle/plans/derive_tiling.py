@@ -4,7 +4,8 @@
 that shares some dimensions with it.
 """
 
-# d: a dimension of an operator's iteration space, or a device
+# d: a dimension of an operator's iteration space, or a device. Cut points along a dimension: 0, the borders
+# between boxes, and the size.
 
 from __future__ import annotations
 

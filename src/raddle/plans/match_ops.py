@@ -21,7 +21,7 @@ def match_ops(graph: Graph, other: Graph) -> dict[str, Op]:
     # Value of `other` -> the same value of `graph`. Inputs, parameters and buffers have the same names;
     # results of operators (role "op") are added as their operators are matched.
     same = {name: name for name, value in other.values.items() if value.role != "op"}
-    for key in (_by_weights, _by_buffers, _by_module):
+    for key in (_by_weights, _by_buffers, _by_module):  # key(graph, op): equal if they may match
         pools: dict[Hashable, list[Op]] = {}  # by key, operators of `graph` not matched yet
         for op in graph.ops:
             if op.name not in used and (k := key(graph, op)):
@@ -89,7 +89,7 @@ def _best_match(
     for candidate in pool:
         inputs = [candidate_dropout_inputs.get(i, i) for i in candidate.inputs]
         shared = sum(a == b for a, b in zip(operands, inputs, strict=False))
-        line = op.notation == candidate.notation
+        line = op.notation == candidate.notation  # the same line of index notation
         sizes = sum(a == b for a, b in zip(op.space.dims, candidate.space.dims, strict=True))
         score = shared, line, sizes, op.layer == candidate.layer
         if score > best_score:

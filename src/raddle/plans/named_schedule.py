@@ -1,4 +1,4 @@
-"""The declaration of a named schedule: how its rows are made, and what it needs."""
+"""The declaration of a named schedule: how its rows (one per worker) are made, and what it needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class NamedSchedule:
     summary: str  # one sentence, for lists
     # (stages, workers, micro-batches), if a worker may have several stages (chunks).
     make_chunked: Callable[[int, int, int], Schedule] | None = None
-    # Without a flush: which weights a micro-batch uses, "latest" or "2bw" (asynchronous.py).
+    # Without a flush: which weights a micro-batch uses, "latest" or "2bw" (asynchronous.py); "": there is
+    # a flush.
     version_rule: str = ""
     # Without a flush: stages -> micro-batches of a step; None: any number.
     per_step: Callable[[int], int] | None = None

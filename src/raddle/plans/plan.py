@@ -21,8 +21,9 @@ class Plan:
     bn: batch norm takes its statistics over the whole batch (`global`, exact), over a micro-batch
     (`microbatch`), or over a tile (`local`, as DistributedDataParallel does).
 
-    order: with `p3:collective`, the numbers of all slices, in the order in which their all-reduces start on
-    every device. Without it, each starts when its gradient is complete.
+    order: with sync `p3:collective`, which all-reduces slices (ranges of rows) of parameters, the numbers
+    of all slices, in the order in which their all-reduces start on every device. Without it, each starts
+    when its gradient is complete.
 
     sums: by operator with partial results, the devices that sum them, written as a tiling of the operator.
     If an operator is not there, its output is divided among the devices that have partial results.

@@ -46,7 +46,7 @@ def add_read_boxes(by_device: dict[int, list[Box]], op: Op, operand: int, tiling
 def add_unread_boxes(by_device: dict[int, list[Box]], shape: Sequence[int]) -> None:
     """Adds the boxes of a parameter that no operator reads to the first device in `by_device`.
 
-    They need a holder, as weight decay still updates them.
+    They need a device that holds them, as weight decay still updates them.
     """
     read = dict.fromkeys(box for boxes in by_device.values() for box in boxes)
     by_device[min(by_device)].extend(subtract(Box.full(shape), read))

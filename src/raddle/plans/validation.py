@@ -115,7 +115,8 @@ def _validate_recompute(plan: Plan, names: set[str], model: str) -> None:
 def _validate_zero3(plan: Plan) -> None:
     """Raises InputError if the plan cannot use ZeRO-3.
 
-    Parameters are present only while a block of operators of a stage runs, so it must run as a whole.
+    A device has the gathered parameters of a block of operators only while the block runs. So a block must
+    be in one stage, and its backward must compute the gradients of its parameters too.
     """
     if plan.split_backward:
         raise InputError(

@@ -3,6 +3,9 @@
 `lower` calls `GradientSync` for every contribution to a gradient, and at the end of an action or a step.
 Each call is an event for the step script, a table of what is to be done (step_script.py). For each row that
 the event adds to the table, `GradientSync` writes an instruction (sync_instructions.py).
+
+A region is a box of a parameter with its holders; a slice is a range of rows of a region (program.py). A
+group is all parameters whose gradients are summed by the same sets of devices, in a bucket of their own.
 """
 
 # p: number of a parameter, s: number of a slice, n: row of the step script
@@ -41,7 +44,7 @@ class GradientSync:
         sync, slices = parameters.plan.parsed_sync, synced_slices(parameters)
         self.parameter_number = {name: p for p, name in enumerate(parameters.trainable)}
         self.facts = _sync_facts(parameters, slices, overlap=overlap)
-        sliced = sync.sliced and not overlap
+        sliced = sync.sliced and not overlap  # rows of the script are about slices, not parameters
         self.row_writer: RowWriter = (SliceWriter if sliced else WholeParameterWriter)(
             parameters, writer
         )
@@ -53,7 +56,7 @@ class GradientSync:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        """Starts an empty script: at most three rows for each parameter and each slice."""
+        """Starts an empty script: up to 3 rows (SUM or PUSH, UPDATE, PULL) per parameter and per slice."""
         self.rows = [0] * (3 * (len(self.parameter_number) + len(self.facts.needs_sync)) * COLUMNS)
         self.state = _new_state(self.facts, self.rows)
         self.row_instructions: list[int] = []  # by row, the number of its instruction
@@ -61,6 +64,7 @@ class GradientSync:
         order = (
             self.parameters.plan.order if self.facts.ordered_sums and self.facts.needs_sync else ()
         )
+        # The slices whose all-reduces have to start in the order of the plan (turns.py).
         self.turns = Turns([s for s in order if self.facts.needs_sync[s]])
 
     def contribute(self, name: str, key: Key, number: int) -> None:
@@ -153,7 +157,7 @@ class GradientSync:
             for i in all_writers:
                 for d in self.writer.instructions[i].devices:
                     self.writer.latest.setdefault(d, []).append(i)
-        seen: set[int] = set()
+        seen: set[int] = set()  # devices whose first parameter waits for all
         for op in self.parameters.graph.ops:
             for name in (i for i in op.inputs if i in self.last_writers):
                 devices = set(holders(self.parameters.regions[name]))

@@ -6,7 +6,8 @@ synchronised as soon as all micro-batches have contributed to it (gradient_sync.
 at the end of a step or, where steps overlap, each as soon as its gradient is complete; weight_versions.py
 then says which weights every Run instruction uses.
 
-A variant is a micro-batch size with tiles on certain devices (variants.py). A signal is a message without
+A variant is a graph of one micro-batch size, with its tiles on certain devices; most programs have one
+(variants.py). A key names a step, a micro-batch and its variant (program.py). A signal is a message without
 data that makes an action wait for another (signals.py). Instructions are referred to by their numbers, that
 is, their places in the list.
 """
@@ -49,7 +50,7 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
     parameters, instructions = lowering.parameters, lowering.writer.instructions
     if is_greedy(plan):
         _refuse_shared_parameters(parameters)
-    if is_threaded(plan):
+    if is_threaded(plan):  # several steps at once, without stages
         instructions = reorder(instructions, graph, plan, steps_in_flight(plan))
     if lowering.overlap:
         instructions = with_versions(instructions, graph, plan)

@@ -4,6 +4,9 @@ A variant is a graph of one micro-batch size with tiles on certain devices. If t
 partial results, these are merged. Then messages bring the result to the devices of its consumers. A device
 receives exactly what its tiles read and it does not hold, and no element twice. Gradients go back along the
 same messages.
+
+A part is a partial result, with the number of its tile; a cell is a box of the output that is merged from
+parts, with the devices that merge it (program.py).
 """
 
 from __future__ import annotations
@@ -162,6 +165,7 @@ class LoweredVariant:
             sorted(readers),
             width,
             replicated=op.name in self.replicated_loss_ops,
+            # Where the plan wants it merged; None: the plan does not say.
             sums=self.plan.sums.get(op.name),
         )
         self.merges[op.name], self.partial_messages[op.name] = (
@@ -239,7 +243,10 @@ class LoweredVariant:
     def _fetch_messages(
         self, holders: ValueHolders, reads: dict[int, list[Box]], received: dict[int, list[Box]]
     ) -> list[Message]:
-        """Messages that bring each device the boxes it needs, less what it has `received` before."""
+        """Messages that bring each device the boxes it needs, less what it has `received` before.
+
+        reads: by device, the boxes that it reads. received: the same for boxes that it gets; it grows.
+        """
         messages = []
         for device in sorted(reads):
             regions = list(dict.fromkeys(reads[device]))

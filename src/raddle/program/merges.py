@@ -19,11 +19,15 @@ from raddle.program.replicated_loss import SMALL_RESULT
 
 def is_local_statistics(op: Op, bn: str) -> bool:
     """Whether an operator takes the mean and variance of each tile on its own (batch norm, `bn: local`)."""
+    # moments: the operator that computes mean and variance
     return bn == "local" and op.kind == "moments" and op.composite_kind == "batch_norm"
 
 
 def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
-    """Whether tiles split a reduced dimension, so that their results have to be merged."""
+    """Whether tiles split a reduced dimension, so that their results have to be merged.
+
+    bn: over which samples batch norm takes its statistics (plans/plan.py).
+    """
     if not op.space.combine:  # how partial results are combined; "": nothing is reduced
         return False
     if isinstance(tiling, Grid):

@@ -3,7 +3,8 @@
 Forward, operator by operator: run its tiles, merge partial results, send what other devices read. Backward,
 in reverse order: gradients go back along the same messages, and are summed where the value was computed.
 Merges and messages were worked out before, once for all micro-batches (lower_variant.py). Instructions are
-referred to by their numbers in the program. A value is active if its gradient is needed.
+referred to by their numbers in the program. A value is active if its gradient is needed. A key names a
+step, a micro-batch and its variant, that is, how it runs (program.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Divides a parameter into regions by the devices that read them."""
+"""Divides a parameter into regions by the devices that read them.
+
+A region is a box of a parameter with its holders, the devices that have a copy of it, and its server, the
+device that updates it; -1: every holder updates its copy (program.py).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ def parameter_regions(
     # `cells` cuts boxes that overlap into disjoint ones, each with the numbers of the boxes that contain
     # it. Then boxes with the same holders are merged: the gates of an LSTM, say, read separate rows.
     boxes_by_holders: dict[tuple[int, ...], list[Box]] = {}
-    for box, box_numbers in cells(list(devices_by_box)):
+    for box, box_numbers in cells(list(devices_by_box)):  # f: a box number
         devices = (
             sorted({d for f in box_numbers for d in device_lists[f]})
             if len(box_numbers) > 1

@@ -1,7 +1,8 @@
 """Cuts parameters into slices, where the sync kind synchronises slices one by one.
 
-A slice is a range of rows (of the first dimension) of a region. It is pushed to its server, updated and
-pulled, or all-reduced and updated on every holder.
+A region is a box of a parameter with the devices that hold it (program.py). A slice is a range of rows (of
+the first dimension) of a region. It is pushed to its server, updated and pulled, or all-reduced and updated
+on every holder.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ The runtime executes a segment as one piece, forward and backward. The operators
 - at the borders of stages and of recomputed blocks;
 - if the backward is split, around every operator with parameters (its W, run later inside a longer segment,
   would compute gradients of activations again);
-- in a `threaded` plan, wherever any device communicates (so that no update happens inside a segment).
+- in a `threaded` plan (several steps at once), wherever any device communicates, so that no update happens
+  inside a segment.
 
 A composite, such as a batch norm of several operators, is not cut to sum the gradients of its parameters:
 they are sent after the whole composite, so that it can stay one fused call.
@@ -29,7 +30,8 @@ from raddle.program.program import Instruction, Key, Merge, Move, Program, Reduc
 def segments(program: Program, device: int, variant: int = 0) -> list[tuple[Op, ...]]:
     """The segments of a device: the operators that it computes, in order.
 
-    variant: index into `program.variants`, a micro-batch size with its tiles (variants.py).
+    variant: index into `program.variants`. A variant is a graph of one micro-batch size, with its tiles on
+    certain devices; most programs have one.
     """
     chosen = program.variants[variant]
     device_ops = [op for op in chosen.graph.ops if device in chosen.tiles[op.name].devices]
@@ -142,6 +144,7 @@ def _cuts_of_all_devices(
 def _cuts_of_plan(program: Program, device_ops: list[Op]) -> set[int]:
     """The cuts at borders of stages and recomputed blocks, and those of a split backward."""
     plan, cuts = program.plan, set[int]()
+    # By operator, the number of its recomputed block.
     block = {name: k for k, names in enumerate(plan.recompute) for name in names}
     stage = stage_of(plan)
     for at, (before, after) in enumerate(pairwise(device_ops), 1):

@@ -1,6 +1,7 @@
 """Signals: messages without data that make an action wait for another, as `F1.0 after B0.1` asks.
 
-An action is a stage of a micro-batch in one phase. Most actions wait for data. A schedule may also have an
+An action is a stage of a micro-batch in one phase: F1.0 is the forward (F) of micro-batch 1 on stage 0; B
+is backward, W the backward of parameters. Most actions wait for data. A schedule may also have an
 action wait for one whose results it does not read. Then each device of the awaited action sends a signal to
 each other device of the waiting action. An action has ended when its runs and merges have ended; its
 messages and sums of gradients may still be under way.
@@ -31,8 +32,8 @@ check_all_kinds_sent(SIGNALS.values(), Subject.ACTION)
 class ActionEnds:
     """By action, the instructions after which the action has ended.
 
-    An action without instructions, such as the backward of a frozen stage, ends when the actions before it
-    have ended. Actions have to be added in an order that the schedule allows.
+    An action without instructions, such as the backward of a stage in which nothing needs a gradient, ends
+    when the actions before it have ended. Actions have to be added in an order that the schedule allows.
     """
 
     schedule: Schedule

@@ -17,7 +17,7 @@ integers, one-dimensional sequences and loops.
 """
 
 # Parameters, slices, rows and groups are referred to by numbers. p: parameter, s: slice, n: row, g: group,
-# which is a set of devices that hold the same parameters and sum their gradients
+# all parameters whose gradients are summed by the same sets of devices, in a bucket of their own
 
 from __future__ import annotations
 

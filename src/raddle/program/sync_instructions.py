@@ -1,7 +1,9 @@
 """Writes the instruction for each row of the step script (step_script.py).
 
 A row is one operation: SUM, PUSH, UPDATE or PULL. Its subject is a whole parameter or a bucket
-(WholeParameterWriter), or a slice of a parameter (SliceWriter).
+(WholeParameterWriter), or a slice of a parameter (SliceWriter). A region is a box of a parameter with its
+holders; a slice is a range of rows of a region (program.py). With bounded staleness, no holder is more than
+`staleness` steps ahead of the slowest.
 """
 
 # p: number of a parameter, d: device, s: region or slice
@@ -28,7 +30,7 @@ class ScriptRow(NamedTuple):
     """A row of the step script. All are numbers; -1 means none."""
 
     operation: int  # SUM, PUSH, UPDATE or PULL
-    subject: int  # a parameter, or a slice; of a SUM of a bucket, the group of devices
+    subject: int  # a parameter, or a slice; of a SUM of a bucket, its group (step_script.py)
     parameter: int  # the row waits for the gradient of this parameter
     after_row: int  # the row waits for this row
     members: Sequence[int]  # of a SUM of a bucket, its parameters

@@ -1,9 +1,10 @@
 """Orders the instructions of a `threaded` plan: several steps at once, without stages.
 
 A list scheduler: whenever a device is free, it takes the first block of instructions that is ready. Speeds
-are nominal, so the order depends only on the graph and the plan, and is the same on every rank. A block is
-a sequence of runs of one micro-batch without a transfer between them; it is not interrupted. The depth is
-the number of steps at once: with depth n, step k begins on a device after step k - n has ended there.
+are nominal (SPEED and BANDWIDTH below), so the order depends only on the graph and the plan, and is the
+same on every rank. A block is a sequence of runs of one micro-batch without a transfer between them; it is
+not interrupted. The depth is the number of steps at once: with depth n, step k begins on a device after
+step k - n has ended there.
 
 It does not use simulation/engine.py: ranks lower programs without a simulator or a JIT compiler, a block
 may occupy any number of devices, and only the order counts.
@@ -76,7 +77,10 @@ def _list_schedule(
     plan: Plan,
     depth: int,
 ) -> list[int]:
-    """The numbers of the instructions in the order in which their blocks become ready (b, f: blocks)."""
+    """The numbers of the instructions in the order in which their blocks become ready (b, f: blocks).
+
+    seconds: by operator, of its forward. depth: steps at once.
+    """
     block_of = {n: b for b, numbers in enumerate(blocks) for n in numbers}
     waits: list[set[int]] = [set() for _ in blocks]
     devices = [{d for n in numbers for d in instructions[n].devices} for numbers in blocks]
@@ -120,6 +124,7 @@ def _limit_depth(
     depth: int,
 ) -> None:
     """Adds to `waits`: on each device, the first block of step k waits for the last of step k - depth."""
+    # By step and device, its first and its last block.
     first: dict[tuple[int, int], int] = {}
     last: dict[tuple[int, int], int] = {}
     for b, numbers in enumerate(blocks):

@@ -1,7 +1,8 @@
 """Which devices hold which boxes of a value, and from which of them another device fetches its input.
 
 A box is a range of indices in each dimension of the value. A holder is a device that computed or merged a
-box. `chosen_copy` and `target_at_turn` are also JIT-compiled, for the fast simulation.
+box. The cut points of a grid are, for each dimension, 0, the borders between its boxes, and the size.
+`chosen_copy` and `target_at_turn` are also JIT-compiled, for the fast simulation.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class _GridLookup:
 
 def output_holders(space: Space, tiling: Tiling, output: int) -> ValueHolders:
     """The holders of an output, if no result is partial: the devices that computed it."""
-    dims = space.outputs[output]
+    dims = space.outputs[output]  # by dimension of the output, that of the iteration space
     if isinstance(tiling, Grid) and list(dims) == sorted(dims):
         # If no dimension that the output lacks is split (other_parts is 1), the boxes of the output are in
         # row-major order, like the tiles.
@@ -147,7 +148,8 @@ def always_local(
 ) -> bool:
     """A quick test by cut points: whether every consumer finds its whole input on its own device.
 
-    True is certain; False means that the boxes have to be compared. access: how the consumer indexes it.
+    True is certain; False means that the boxes have to be compared. space: of the producer. output: which
+    of the producer's outputs the value is. access: how the consumer indexes the value.
     Two cut points, 0 and the size, mean that a dimension is not split.
     """
     if not isinstance(producer, Grid) or not isinstance(consumer, Grid):

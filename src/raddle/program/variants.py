@@ -62,6 +62,7 @@ class Variants:
             if size != graph.batch:
                 graph, plan = resize(plan, graph, graph.for_batch(size))
             if stage_workers:
+                # sums: by operator, where its partial results are summed, if the plan says so
                 tiles, sums = (
                     move_tiles(self.plan, stage_workers, plan.tiles),
                     move_tiles(self.plan, stage_workers, plan.sums),

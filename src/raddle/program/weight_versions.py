@@ -23,7 +23,7 @@ def with_versions(
 ) -> list[Instruction]:
     """The instructions, with the versions of each run; a forward waits for the updates it depends on."""
     parameters = parameters_by_op(graph)
-    delayed = ASYNCHRONOUS.get(plan.schedule) == "2bw"
+    delayed = ASYNCHRONOUS.get(plan.schedule) == "2bw"  # not the latest version, but k - 1
     # By parameter, the instruction that made its version 1, 2, ...: an update, or the pull after it.
     writers: dict[str, list[int]] = {}
     version_used: dict[tuple[str, int, int], int] = {}  # by parameter, step and micro-batch

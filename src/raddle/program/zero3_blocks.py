@@ -73,7 +73,10 @@ def with_prefetch(
 def op_blocks(
     ops: Sequence[Op], graph: Graph, plan: Plan, sharded: Collection[str]
 ) -> list[list[Op]]:
-    """Cuts operators into blocks, before operators that read new parameters."""
+    """Cuts operators into blocks, before operators that read new parameters.
+
+    sharded: names of the sharded parameters.
+    """
     # By operator, the bytes of parameters that no operator before it reads; and their names.
     new_bytes, seen = (
         [],
@@ -117,7 +120,8 @@ def pull_messages(
 ) -> dict[str, tuple[Message, ...]]:  # fmt: skip
     """By parameter, the messages that bring the rows that operators read to the devices that run them.
 
-    A device that reads a part of a region gets all slices of the region, from their servers.
+    A region is a box of a parameter with its holders; a slice is a range of its rows, with a server. A
+    device that reads a part of a region gets all slices of the region, from their servers.
     """
     # By parameter and by the lower corner of a region, the devices that read it.
     readers: dict[str, dict[tuple[int, ...], set[int]]] = {}

@@ -93,6 +93,7 @@ def peak_versions(schedule: Schedule, per_step: int, version_rule: str) -> list[
             if action.phase in "FB":
                 v = used[action.stage, action.micro_batch]
                 until[v] = max(until[v], i)
+        # By position in the row, the versions that come into memory, less those that leave it.
         changes = [0] * (len(row) + 1)
         for first, last in zip([0, *points], until, strict=True):
             if first <= last:

@@ -45,6 +45,7 @@ def _parse(options: Sequence[str]) -> Sync:
     if COLLECTIVE not in options:  # the defaults of p3 differ from those of ps
         fields: dict[str, Any] = {"slice": DEFAULT_SLICE, "spread": greedy}
         return P3(**fields | parse_options(options))
+    # What may remain are the sizes of slices, as slice=N.
     sizes = [option for option in options if option != COLLECTIVE]
     for other in sizes:
         if not other.startswith("slice="):  # the other options are about servers

@@ -1,4 +1,4 @@
-"""Assigns slices to servers: each slice gets one of its holders.
+"""Assigns slices of parameters to servers, which update them: each slice gets one of its holders.
 
 Both functions take, by slice, its size in elements and its holders, and return by slice its server.
 """

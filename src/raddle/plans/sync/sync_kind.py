@@ -1,6 +1,9 @@
 """The base class of sync kinds, with the properties that other code asks for, and their declaration.
 
 `Sync` is a sync kind with its options, as parsed from a plan. `SyncKind` declares how a kind is written.
+
+A holder is a device that has a copy of a parameter, or of a region of it: a box that one set of devices
+holds. A slice is a range of rows of a region. A server is the device that updates a parameter or a slice.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ class Sync(ABC):
 
     server: int | None = None  # the one device that updates all parameters, if the plan names it
     staleness: int | None = 0  # steps that a holder may be ahead of the slowest; None: no bound
-    wire_dtype: str = ""  # type to which gradients are compressed while they are sent; "": none
+    wire_dtype: str = ""  # type of gradients while they are sent, such as float16; "": their own
 
     bucketed: ClassVar[bool] = False  # gradients are all-reduced in buckets, and all holders update
     # Whole parameters are updated on a server, with pushes and pulls in the order of the program.
