@@ -31,9 +31,8 @@ def family(op: Op) -> str:
     """The family of an operator: conv, matmul, attention, or memory if memory bandwidth limits it."""
     if op.traits.family == "attention":
         return "attention"
-    if (
-        not op.space.is_product
-    ):  # a product (contraction) multiplies and sums, as matmul and conv do
+    # a product (contraction) multiplies and sums, as matmul and conv do
+    if not op.space.is_product:
         return "memory"
     return op.traits.family or "matmul"
 

@@ -43,9 +43,8 @@ class NativeCall(NamedTuple):
     splittable_dims: frozenset[str]  # the shared dimensions that a tile may split
     fingerprint: str  # distinguishes calls with equal main operators
     time_shares: Mapping[str, float]  # by operator, its share of the call's seconds
-    neighbours: tuple[
-        str, ...
-    ]  # operators before and after the composite, if only samples may be split; else empty
+    # operators before and after the composite, if only samples may be split; else empty
+    neighbours: tuple[str, ...]
     has_parameters: bool  # whether a parameter is among the inputs of the call
 
     def main_tile(self, op: Op, box: Box) -> Box:

@@ -183,6 +183,7 @@ class _Translation:
             has_loss = True
         updates = {b: self._as_op_output(value).name for b, value in self.memory.updates.items()}
         states = [*self.model.named_parameters(), *self.model.named_buffers()]
+        # lifted_constants, below: tensors that the code uses directly (placeholders.py)
         trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
         refuse_shared_memory(states, self.placeholders.lifted_constants, trained | set(updates))
         values, ops, fused = _live_part(self.builder, {*outputs, *updates.values()})

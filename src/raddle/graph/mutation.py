@@ -45,7 +45,8 @@ class Memory:
         self.versions: dict[Node, int] = {}  # of roots: the number of writes so far
         self.value_version: dict[Node, int] = {}  # the root's version when the node was computed
         self.states: dict[Node, Value] = {}  # parameters, buffers and constants, which are roots
-        self.updates: dict[str, Value] = {}  # the last value written to each buffer, by name
+        # by name of a buffer or frozen parameter, the last value written to it
+        self.updates: dict[str, Value] = {}
         self.no_grad = False  # whether the current nodes are under torch.no_grad
 
     def put(self, node: Node, value: Any, view: View | None = None) -> None:
@@ -78,6 +79,7 @@ class Memory:
         """Writes a new value to a node, and so to all nodes that it is a view of."""
         root = self._root(node)
         state = self.states.get(root)
+        # "frozen": a parameter that is not trained, which a forward may write as it writes a buffer
         if state is not None and state.role not in ("buffer", "frozen"):
             raise InputError(
                 f"the model writes to the {state.role} '{state.name}' in its forward, which cannot be "

@@ -7,6 +7,7 @@ spatial dimensions are d h w (depth, height, width); T R Q are those of the wind
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
 call into operators of the builder `b`. `A` is torch.ops.aten.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
 """
 
 from __future__ import annotations

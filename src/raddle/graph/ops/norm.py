@@ -7,13 +7,13 @@
     softmax      y[n c] = x[n c], l[n]                 (n.. and c..: any number of dimensions)
 
 Statistics of half-precision numbers are float32, and so is all that is computed from them, as in torch;
-only the results are rounded. If a device has all of the reduced dimensions, it runs the native call
-(fused.py).
+only the results are rounded. A device with all of the reduced dimensions runs the native call (fused.py).
 
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
 """
 
 from __future__ import annotations
