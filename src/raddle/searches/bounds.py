@@ -127,12 +127,14 @@ def _least_pass_seconds(graph: Graph, op: Op, operand: int | None, device: Devic
 def _elements_read(space: Space, access: Access) -> int:
     """The least number of elements of an operand that are read: tiles of a strided window leave gaps."""
     count = 1
+    # extent: the size of the operand's dimension. terms[0]: the letter that moves the window (h in h*2+R).
     for index in access.indices:  # one for each dimension of the operand
         if (
             index.plain_dim is not None
         ):  # it is one dimension of the operator, such as the n of x[n k]
             count *= min(index.extent, space.dims[index.plain_dim].size)
         else:
+            # An index without terms (letters), or with a table of ranges, counts as one element: safe.
             count *= (
                 1
                 if index.table or not index.terms

@@ -113,6 +113,7 @@ def _join_producers(graph: Graph) -> Memberships:
                 ref, output = producer[name]
                 access = op.space.operands[operand]
                 if _is_elementwise(op, access):
+                    # number of dimensions, then place of the producer in the graph
                     rank = (len(access.indices), order[ref.name])
                     if best is None or rank > best[:2]:
                         best = (*rank, Member(op, AFTER, ref.name, operand, output))
@@ -148,6 +149,7 @@ def _is_elementwise(op: Op, access: Access) -> bool:
     """Whether element i of the result needs only element i of the operand, or the operand's only one.
 
     index.plain_dim: the operator's dimension that indexes the operand directly, as n and k in x[n k].
+    index.extent: the size of the operand's dimension. index.terms: the letters in the index.
     """
     return all(
         (index.plain_dim is not None and index.extent == op.space.dims[index.plain_dim].size)

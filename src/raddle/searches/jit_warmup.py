@@ -60,6 +60,6 @@ EVALUATOR = JitFunctions(
     "the search",
     30,  # seconds
     str(Path(fast.__file__).parent),
-    ("kernel.step_time-*.nbi",),
+    ("kernel.step_time-*.nbi",),  # .nbi: index files of numba's cache
     warm_up_evaluator,
 )

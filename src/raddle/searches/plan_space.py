@@ -145,7 +145,8 @@ class PlanSpace:
     def uneven(self, g: int, configuration: Configuration) -> Configuration | None:
         """The configuration with samples in proportion to its devices' speeds.
 
-        None if it splits not exactly the samples, or its devices are equally fast.
+        None if it does not split the samples, splits other letters too, or its devices are equally fast.
+        Also None if there are fewer samples than devices.
         """
         group = self.groups[g]
         split = [x for x, n in zip(group.letters, configuration.degrees, strict=True) if n > 1]

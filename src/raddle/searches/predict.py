@@ -97,6 +97,7 @@ def details(timeline: Timeline, *, largest: int = 10) -> dict[str, Any]:
                 **{f"{name}_ms": 1e3 * seconds for name, seconds in shares.items()},
                 "peak_bytes": peaks[d],
             }
+            # shares: seconds of compute, exposed communication, idle
             for d, shares in enumerate(timeline.breakdown())
         ],
         "transfers": _transfers(timeline)[:largest],
@@ -108,6 +109,7 @@ def _transfers(timeline: Timeline) -> list[dict[str, Any]]:
 
     A Move sends boxes of a value; a Reduce all-reduces gradients.
     """
+    # tasks.instruction: for each task, the number of the instruction that it is a part of
     tasks, rows = timeline.tasks, []
     nbytes = np.bincount(tasks.instruction, weights=tasks.nbytes)
     begin, end = np.full(len(nbytes), np.iinfo(np.int64).max), np.zeros(len(nbytes), np.int64)

@@ -30,6 +30,7 @@ def with_slice_order(
     all slices, so that no all-reduce lasts into the next backward.
     """
     program = lower(graph, replace(plan, order=(), steps=1))
+    # By slice (parameter, region), its number.
     number = {slice_: n for n, slice_ in enumerate(numbered_slices(program.slices))}
     # overtaking: all-reduces start by priority, not in the order of the program
     timeline = simulate(program, cluster, profile, overtaking=True)

@@ -64,7 +64,8 @@ def expert_starts(space: PlanSpace) -> dict[str, Tiles]:
 def staged_start(space: PlanSpace, stages: int, letters: str) -> Tiles:
     """Groups in stages of equal work, each stage on its own devices.
 
-    letters: "n", "c" or "nc" (samples over nodes, channels inside of a node).
+    letters: "n", "c" or "nc" (samples over nodes, channels inside of a node; where that is not possible, as
+    "n").
     """
     devices_per_stage = space.device_count // stages
     configurations = []

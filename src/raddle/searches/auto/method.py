@@ -215,6 +215,7 @@ class AutoSearch:
         ranked: candidates, the fastest first. The evaluator's memory estimate is too low for some plans.
         `scale` corrects it: it is the largest ratio of simulated peak to estimate that is seen.
         """
+        # estimate: bytes of each device; capacity: bytes of its memory
         capacity = np.array([d.memory for d in self.cluster.devices], np.float64)
         scale, fitting = 1.0, []
         for c in ranked[:MAX_CHAINS]:
@@ -260,7 +261,8 @@ class AutoSearch:
         """Whether simulating a candidate is worthwhile, though `best` is known.
 
         In the steady state a step can be shorter than a single step, since steps overlap, but not shorter
-        than the load of the busiest resource. number: the rank of the candidate by single-step time.
+        than the load of the busiest resource. A candidate whose single step takes more than 1.5 times as
+        long as a step of `best` is taken to be slower. number: its rank by single-step time, from 0.
         """
         if c.load / 1e9 >= best.simulated_seconds or c.time / 1e9 > 1.5 * best.simulated_seconds:
             return False

@@ -22,10 +22,12 @@ from raddle.searches.grids import (
 
 
 def data(graph: Graph, cluster: Cluster) -> Tiles:
-    """Every operator n/N; operators without samples are copied on every device (see split_by_sample)."""
+    """Every operator n/N; operators without samples are copied (see split_by_sample)."""
     devices = all_devices(cluster)
     cuts = sample_cuts(graph, len(devices))
     tiles: Tiles = {op.name: split_by_sample(op, cuts, devices) for op in graph.ops}
+    # Operators that read only parameters, buffers and constants get other tiles: they are computed on the
+    # devices that read their results (grids.py) or, if nothing reads them, copied on every device.
     place_batch_independent(graph, tiles, lambda op: copies(op, devices))
     return tiles
 
@@ -44,7 +46,7 @@ def split_by_sample(op: Op, cuts: Cuts, devices: tuple[int, ...]) -> Tiling:
     """n/N for an operator with samples; else a copy on each device, or on the first device only.
 
     There are copies on all devices if the operator updates a buffer (running statistics), or if there are
-    at most MOST_REPLICAS devices and the operator is not opaque. cuts: cut points of the batch.
+    at most MOST_REPLICAS (8) devices and the operator is not opaque. cuts: cut points of the batch.
     """
     n = dim_of(op, "n")
     if n is not None and op.space.dims[n].size % cuts[-1] == 0:

@@ -122,6 +122,7 @@ def assign_runs(
         while first < count:
             if room <= 1e-9 * shares[part] and part < len(shares) - 1:
                 part, room = part + 1, shares[part + 1]
+            # Units that still fit this part; the last part takes all that are left.
             fitting = (
                 count if part == len(shares) - 1 else max(1, math.ceil(room / work_per_unit - 1e-9))
             )
@@ -189,6 +190,7 @@ def _tile_operators(graph: Graph, runs: Mapping[str, tuple[list[FilterRun], int]
             tiles[op.name] = _channel_tiles(op, layout)
         previous_part = layout.parts[-1]
         layouts.update(dict.fromkeys(op.outputs, layout))
+    # Operators that read only parameters, buffers and constants: on the devices that read their results.
     place_batch_independent(graph, tiles, lambda op: copies(op, [0]))
     return tiles
 

@@ -32,6 +32,7 @@ def layerwise(graph: Graph, cluster: Cluster) -> Tiles:
         for op in (op for ops in layers[first:last] for op in ops):
             device_of[op.name] = device
             tiles[op.name] = copies(op, [device])  # a single copy: the whole operator on one device
+    # Operators that read only parameters, buffers and constants: on the devices that read their results.
     place_batch_independent(graph, tiles, lambda op: copies(op, [device_of[op.name]]))
     return tiles
 

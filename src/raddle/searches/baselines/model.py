@@ -27,6 +27,7 @@ def model(graph: Graph, cluster: Cluster) -> Tiles:
     """Every operator c/N; operators without channels are on device 0."""
     devices = all_devices(cluster)
     tiles: Tiles = {op.name: split_by_channel(op, devices) for op in graph.ops}
+    # Operators that read only parameters, buffers and constants: on the devices that read their results.
     place_batch_independent(graph, tiles, lambda op: copies(op, devices))
     return tiles
 

@@ -19,6 +19,7 @@ def spatial(graph: Graph, cluster: Cluster) -> Tiles:
     """
     devices = all_devices(cluster)
     tiles: Tiles = {op.name: _tile(graph, op, devices) for op in graph.ops}
+    # Operators that read only parameters, buffers and constants: on the devices that read their results.
     place_batch_independent(graph, tiles, lambda op: copies(op, devices))
     return tiles
 

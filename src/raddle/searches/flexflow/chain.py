@@ -46,7 +46,7 @@ class Chain:
     proposals: int = 0  # made so far
     accepted: int = 0  # of these proposals
     since_improvement: int = 0  # proposals since the last improvement
-    fits: Callable[[], bool] = lambda: True  # whether the evaluator's plan fits the memory
+    fits: Callable[[], bool] = lambda: True  # whether the evaluator's plan fits the devices' memory
 
     def __post_init__(self) -> None:
         """Reads the configuration of each group from the tiles; None where no configuration gives them."""
@@ -63,7 +63,7 @@ class Chain:
         self.proposals += 1
         self.since_improvement += 1
         moves = self.mover.propose(self.state)
-        draw = self.rng.random()
+        draw = self.rng.random()  # decides about acceptance
         if not moves:
             return False
         changes = self.space.changes(self.tiles, moves)
@@ -72,7 +72,7 @@ class Chain:
         except InputError:
             return False  # the proposal is not a valid plan
         limit = self.time + self._accepted_slowdown(draw)
-        time = self.evaluator.time(limit)
+        time = self.evaluator.time(limit)  # None: longer than the limit
         if time is None or not self.fits():
             self.evaluator.restore(undo)
             return False

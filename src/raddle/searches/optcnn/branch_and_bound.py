@@ -16,7 +16,8 @@ Differs from Kolmogorov's paper: costs move only over edges between two nodes, a
 of all its edges.
 """
 
-# i, j: nodes, e: an edge, x: a configuration
+# i, j: nodes, e: an edge, x: a configuration, end: 0 or 1 (the node is the edge's source or target),
+# k: the allowed configurations of a node, g: which of them are kept
 
 from __future__ import annotations
 
@@ -98,10 +99,12 @@ def branch_and_bound(
             continue
         restricted_nodes, restricted_edges = _restrict(nodes, edges, subproblem.allowed)
         solved = solve_by_elimination(restricted_nodes, restricted_edges)
+        # complete: the choice is optimal for the subproblem
         choice, complete = solved or (
             _greedy_choice(restricted_nodes, restricted_edges, incident, subproblem.moved),
             False,
         )
+        # From positions among the allowed configurations to numbers of configurations.
         choice = improve_locally(
             nodes, edges, [k[x] for k, x in zip(subproblem.allowed, choice, strict=True)]
         )
@@ -124,7 +127,7 @@ def branch_and_bound(
 def _without_infinities(nodes: Nodes, edges: Edges) -> tuple[Nodes, Edges, float]:
     """Replaces infinite costs by finite ones, so large that a choice with one costs more than any without.
 
-    Returns nodes, edges, and the cost from which on a choice has a forbidden configuration.
+    Returns nodes, edges, and a total cost: a choice that costs as much or more has an infinite cost.
     """
     tables = [*nodes, *(edge.cost for edge in edges)]
     finite = [table[np.isfinite(table)] for table in tables]
@@ -188,6 +191,7 @@ def _tighten(
         restricted_nodes, restricted_edges = _restrict(nodes, edges, subproblem.allowed)
         moved = [list(ends) for ends in subproblem.moved]
         gap = cost - ROUNDING * abs(cost) - subproblem.bound
+        # For each node, the configurations that a choice better than the best known one may have.
         kept = [np.ones(len(node), bool) for node in restricted_nodes]
         for backwards in (False, True):
             for i in sorted(range(len(restricted_nodes)), reverse=backwards):

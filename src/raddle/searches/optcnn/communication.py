@@ -1,8 +1,9 @@
 """Communication times of OptCNN's costs: transfers of values (t_X), and merging of partial sums.
 
 All results are arrays over configurations: [x], or [i, j] for two groups (see transfers.py). A layout has
-the tiles of an operator in all configurations (layouts.py). On large clusters only a sample of the devices
-is considered (transfers.sampled_devices).
+the tiles of an operator in all configurations (layouts.py); its `needs` are, for each operand, the part
+that each device reads. Partners are the devices with partial sums of the same result (partners.py). On
+large clusters only a sample of the devices is considered (transfers.sampled_devices).
 """
 
 # x: configuration of a group, d: sampled device
@@ -38,7 +39,7 @@ class CommunicationTimes:
     """Seconds of communication in all configurations; equal transfers share one array.
 
     active: names of the values that need a gradient. devices: indices of the sampled devices.
-    layouts: by operator. volumes: cache of ranges.volume.
+    layouts: by operator. volumes: cache of ranges.volume, the number of elements of boxes.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class CommunicationTimes:
         self.graph, self.active = graph, active
         self.layouts = layouts
         self.links = receive_links(cluster, devices)
-        # [d]: number of the device's node
+        # [d]: number of the device's node. links.start: position of the first device of each node.
         self.node = np.repeat(np.arange(len(self.links.start) - 1), np.diff(self.links.start))
         self.volumes = volumes
         self.cache: dict[tuple[object, ...], Array] = {}
@@ -65,8 +66,9 @@ class CommunicationTimes:
         for name, output in zip(op.outputs, layout.outputs, strict=True):
             width = self.graph.values[name].dtype.itemsize
             nbytes = nbytes + volume(output, self.volumes) * width
-        small = nbytes <= SMALL_RESULT
-        # The number of messages that a device receives from its node, and from other nodes.
+        small = nbytes <= SMALL_RESULT  # 64 KiB
+        # The number of messages that a device receives from its node, and from other nodes: all other
+        # partial sums of a small result; of a large one, the same slice from each partner.
         in_node = np.where(
             small, partners.partials_in_node - partners.is_first_copy, partners.in_node - 1
         )
@@ -82,6 +84,7 @@ class CommunicationTimes:
             Received(np.where(receives, n, 0.0), np.where(receives, n * message_bytes, 0.0))
             for n in (in_node, elsewhere)
         )
+        # The merge itself, the gradients on their way back, and the gathering of slices.
         repeats = 2 if has_backward(op, self.active) else 1
         repeats += not _stays_divided(op) and not np.all(small)  # then slices are gathered again
         return repeats * receive_seconds(self.links, inside, outside)
@@ -123,5 +126,8 @@ class CommunicationTimes:
 
 
 def _stays_divided(op: Op) -> bool:
-    """Whether a merged result stays in slices on the devices that merged it (see configurations.py)."""
+    """Whether a merged result stays in slices on the devices that merged it (see configurations.py).
+
+    That is so for products (matrix multiplications, convolutions) whose result has dimensions.
+    """
     return op.space.is_product and bool(op.space.outputs[0])

@@ -39,6 +39,7 @@ def _nodes_on_cycles(links: Mapping[int, Collection[int]]) -> set[int]:
     non_tree_edges = [
         (v, i) for v in tree for i in links[v] if v < i and v != parent[i] and i != parent[v]
     ]
+    # Bits are combined by exclusive or: an edge with both ends in a subtree does not leave it, and cancels.
     for bit, ends in enumerate(non_tree_edges):
         for v in ends:
             leaving[v] ^= 1 << bit

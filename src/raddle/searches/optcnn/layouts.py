@@ -270,7 +270,11 @@ class _RangesBuilder:
 
 
 def devices_with_tile(lattice: Lattice, placement: TilePlacement, devices: Array) -> Array:
-    """[x, d]: whether a device has a tile. See configurations.max_copies on copies."""
+    """[x, d]: whether a device has a tile. See configurations.max_copies on copies.
+
+    Letters that do not split the member make copies. copies: [x], how many; first: [x, d], whether the
+    device would have the first copy.
+    """
     copies = np.ones(len(lattice.parts), np.int64)
     first = np.ones((len(lattice.parts), len(devices)), bool)
     for a in range(lattice.parts.shape[1]):
@@ -288,6 +292,10 @@ def devices_with_tile(lattice: Lattice, placement: TilePlacement, devices: Array
 
 
 def _shared_devices_with_tile(lattice: Lattice, placement: TilePlacement) -> Array:
-    """devices_with_tile of the sampled devices; the array lattice.used itself if it is equal."""
+    """devices_with_tile of the sampled devices; the array lattice.used itself if it is equal.
+
+    lattice.used: whether a configuration uses a device. Equal arrays are one object, because caches have
+    ids of arrays in their keys.
+    """
     has_tile = devices_with_tile(lattice, placement, lattice.devices)
     return lattice.used if np.array_equal(has_tile, lattice.used) else has_tile

@@ -1,7 +1,13 @@
 """The ranges of the dimensions of a group's members in all configurations, computed letter by letter.
 
 The rules are those of configurations.py: a member is split by its own letters, like the member that it
-reads, or like the member that reads it (groups.Member). ranges.py explains ranges, axes and lattices.
+reads, or like the member that reads it. `ref` is the name of that other member; `operand` and `output` say
+which operand of the one is which output of the other (groups.Member).
+
+A lattice has all configurations of a group; lattice.options[a] are the possible degrees of axis a. Ranges
+are the parts of one dimension, over all these degrees; their `axes` are empty if nothing splits the
+dimension (both in ranges.py). An index expression, such as h*2+R, says which elements of an operand's
+dimension an operator reads; it is a sum of terms with one dimension each (graph/index.py).
 """
 
 # a: axis (position of a letter), d: dimension of an operator, p: dimension of a value, q: degree
@@ -87,6 +93,7 @@ class MemberRanges:
         for p, index in enumerate(space.operands[member.operand].indices):
             # plain_dim: the dimension, if the index is that dimension alone; else None
             d, ranges = index.plain_dim, dims[member.ref][producer_dims[p]]
+            # unsplittable: never split, such as R, the extent of a window
             if d is not None and ranges.axes and not space.dims[d].unsplittable:
                 dim_ranges[d] = ranges
         return tuple(dim_ranges)
@@ -148,6 +155,7 @@ class MemberRanges:
 
     def operand_ranges(self, index: Index, dims: Dims) -> Ranges:
         """The ranges of an operand's dimension that are read through an index expression."""
+        # extent: the size of the operand's dimension. If no range exceeds it, ranges are read as they are.
         plain = index.plain_dim
         if plain is not None and dims[plain].end <= index.extent:
             return dims[plain]
@@ -156,5 +164,8 @@ class MemberRanges:
 
 
 def _index_key(index: Index) -> Hashable:
-    """The index expression itself as a cache key; its id if it has a table, which may be long."""
+    """The index expression itself as a cache key; its id if it has a table, which may be long.
+
+    A table lists the range that is read at each position, for indices that are no formula (adaptive pools).
+    """
     return id(index) if index.table else index

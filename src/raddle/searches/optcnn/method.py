@@ -3,7 +3,8 @@
 Differs from the paper: the search is exact for any graph (elimination.py); a node is a group of operators
 on any number of devices (tables.py); summed dimensions may be split, too. How much of the all-reduces is
 hidden behind the backward depends on the plan. So the method `optcnn` (optima.py) solves the problem for
-several assumed shares, and takes the plan that simulates fastest. `optcnn_paper` uses the paper's costs.
+several assumed exposed (not hidden) shares, and takes the plan that simulates fastest. `optcnn_paper` uses
+the paper's costs.
 """
 
 from __future__ import annotations
@@ -51,5 +52,6 @@ def plan_tiles(
     for group, configuration in zip(groups, configurations, strict=True):
         all_tiles.update(tiles(group, configuration))
     devices = all_devices(cluster)
+    # Operators that read only parameters, buffers and constants: on the devices that read their results.
     place_batch_independent(graph, all_tiles, lambda op: copies(op, devices))
     return all_tiles

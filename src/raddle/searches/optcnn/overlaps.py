@@ -3,7 +3,8 @@
 The overlap of two boxes is the product of the overlaps of their ranges. Along one dimension, a device or
 node holds only few different ranges over all configurations of the producer. For each such range its
 overlaps with the needed ranges of all configurations of the reader are computed once: an array over j,
-called a row. Overlaps of boxes are then products of rows, and the innermost loops run over j.
+called a row. A box of a device or node has one row in each dimension. Overlaps of boxes are then products
+of rows, and the innermost loops run over j.
 """
 
 # i: configuration of the producer's group, j: of the reader's group, x: of either, d: sampled device,
@@ -21,8 +22,9 @@ Array = np.ndarray
 def node_pieces(lo: Array, hi: Array, start: Array) -> tuple[Array, Array, Array]:
     """The different boxes that each node holds: starts and ends [r, a, k, x], and their number [a, x].
 
-    lo, hi: boxes of devices [r, d, x]. start: [a], first device of a node. If the boxes of a node together
-    make one box, as in row-major grids of powers of two, they count as one.
+    lo, hi: boxes of devices [r, d, x]. start: [a], first device of a node; at the end, the number of
+    devices. If the boxes of a node together make one box, as in row-major grids of powers of two, they
+    count as one.
     """
     dims, _, configurations = lo.shape
     nodes, max_devices = len(start) - 1, np.diff(start).max()
@@ -96,11 +98,13 @@ def fill_seconds(
     row_ends = np.empty((dims, producers * (1 + max_boxes), 2))
     held_row = np.zeros((producers, dims), np.int64)
     node_row = np.zeros((producers, max_boxes, dims), np.int64)
-    inside, outside = np.zeros((2, producers, readers))  # elements, not yet counted into `out`
+    # Elements that come from inside and from outside of the node, not yet counted into `out`.
+    inside, outside = np.zeros((2, producers, readers))
     sizes, buffer = np.empty(readers), np.empty((3, readers))
     for a in range(len(start) - 1):
         widest = 0  # the largest n (see below) of the node's devices
         for d in range(start[a], start[a + 1]):
+            # The node's last device: now all bytes of a shared link are known.
             last = d == start[a + 1] - 1
             _volumes(need_lo[:, d], need_hi[:, d], sizes)
             n = readers  # up to the last configuration in which the device needs anything
@@ -199,7 +203,10 @@ def _multiply(rows: Array, at: Array, begin: int, out: Array) -> None:
 
 @njit(cache=True)
 def _close_link(amount: Array, rate: float, latency: float, longest: Array) -> None:
-    """Updates `longest` [j] with the time of a link that received `amount` [j], and resets the amount."""
+    """Updates `longest` [j] with the time of a link that received `amount` [j], and resets the amount.
+
+    amount: elements. rate: seconds per element. longest: seconds of the slowest link so far.
+    """
     for j in range(len(amount)):
         seconds = np.float32(amount[j] * rate + (latency if amount[j] > 0 else 0.0))
         longest[j] = seconds if seconds > longest[j] else longest[j]

@@ -1,7 +1,15 @@
 """Finds the devices that must merge partial sums with each other, in all configurations at once.
 
 If a summed dimension is split, several devices have partial sums of the same result: they are partners.
-layouts.py explains layouts and placements, ranges.py axes and lattices, transfers.py the sampled devices.
+
+Member: an operator of a group. A group's operators are split together, along letters (dimensions).
+Layout (layouts.py): for one member, the tile that each device has in each configuration of the group.
+Lattice (ranges.py): all configurations of the group. In each, the devices form a grid with one axis for
+each letter; a device has a coordinate along each axis, as in a device mesh.
+Placement (layouts.py): what decides which devices have a tile, if that follows from their coordinates. It
+is None if several letters may cut one dimension; then each configuration's tiles were computed singly.
+Sampled devices (transfers.py): all devices or, to save time, about 64 of them, if the cluster has more and
+summed letters may not be split.
 """
 
 # x: configuration of a group, d, e: sampled devices, a: axis (position of a letter)
@@ -32,8 +40,8 @@ class Partners(NamedTuple):
 
 
 def find_partners(layout: MemberLayout, node: Array) -> Partners:
-    """The partners in a member's layout; node: [d], number of the device's node."""
-    # sum_id: [x, d], the same number for partners
+    """The partners, given the layout of a member; node: [d], number of the device's node."""
+    # sum_id: [x, d], the same number for partners. layout.present: [x, d], whether the device has a tile.
     sum_id, rank, count, is_first_copy, partials = (
         _from_tiles if layout.placement is None else _from_axes
     )(layout)
@@ -53,11 +61,12 @@ def _from_axes(layout: MemberLayout) -> tuple[Array, ...]:
 
     Copies differ in axes that split no dimension. Returns sum_id, rank, count, is_first_copy, partials.
     """
+    # lattice.parts, strides: [x, a], parts of a letter, and distance of the devices of neighbouring parts
     lattice = layout.lattice
     rank = np.zeros(layout.present.shape, np.int64)
     first = np.broadcast_to(lattice.devices, rank.shape)  # the first of the partners, as sum_id
     count = np.ones((len(rank), 1), np.int64)
-    for a in layout.summed:
+    for a in layout.summed:  # axes that split summed dimensions
         coordinate = lattice.coordinates[a]
         first = first - coordinate * lattice.strides[:, a, None]
         rank = rank * lattice.parts[:, a, None] + coordinate
@@ -73,12 +82,14 @@ def _from_axes(layout: MemberLayout) -> tuple[Array, ...]:
 
 
 def _from_tiles(layout: MemberLayout) -> tuple[Array, ...]:
-    """Partners by comparing tiles, for layouts without a placement; they have the tiles of all devices.
+    """Partners by comparing the tiles of every two sampled devices, for layouts without a placement.
 
-    Partners have the same box of the output, and the same number of copy. Returns as _from_axes does.
+    Partners have a partial sum of the same box of the output, and the same copy number (0: first copy).
+    Returns as _from_axes does.
     """
     present = layout.present
     output_dims = sorted({d for output in layout.space.outputs for d in output})
+    # output_id, tile_id: [x, d], the same number for devices with the same box of the output, or same tile
     output_id = combination_ids([layout.dims[d] for d in output_dims], present.shape)
     tile_id = combination_ids(layout.dims, present.shape)
     copy_number = np.zeros(present.shape, np.int64)

@@ -10,8 +10,9 @@ letter splits a dimension into few different ranges, so each range is stored onc
 The array `index` [x, d] has the number of the range that device d has in configuration x.
 """
 
-# x: configuration of a group, d: position in the list of sampled devices (transfers.sampled_devices),
-# a: axis (position of a letter in Group.letters), q: degree (number of parts of a letter)
+# x: configuration of a group, d: position in the list of sampled devices: all, or some if the cluster has
+# more than 64 (transfers.sampled_devices), a: axis (position of a letter in Group.letters), q: degree
+# (number of parts of a letter)
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ Cuts = tuple[int, ...]  # cut points of a dimension, with 0 and its size
 class Lattice:
     """All configurations of a group as arrays; groups with the same possible degrees share a lattice.
 
-    A configuration uses the first devices of the cluster, its parts in row-major order.
+    A configuration uses the first devices of the cluster, its parts in row-major order: its devices form a
+    grid with one axis for each letter, and a device has a coordinate along each axis.
     """
 
     def __init__(self, degrees: Sequence[tuple[int, ...]], devices: Array) -> None:
@@ -41,7 +43,7 @@ class Lattice:
         self.degrees = degrees  # [x]: number of parts of each letter
         self.configurations = [Configuration(x, tuple(range(math.prod(x)))) for x in degrees]
         self.parts = np.array(degrees, np.int64).reshape(len(degrees), -1)  # [x, a]
-        self.total = self.parts.prod(axis=1)  # [x]: number of devices
+        self.total = self.parts.prod(axis=1)  # [x]: number of devices that the configuration uses
         later = np.cumprod(self.parts[:, ::-1], axis=1)[:, ::-1]
         # [x, a]: distance of the devices of two neighbouring parts of the letter
         self.strides = np.concatenate([later[:, 1:], np.ones((len(degrees), 1), np.int64)], axis=1)
@@ -147,8 +149,8 @@ def split_ranges(lattice: Lattice, a: int, size: int, cuts: Sequence[Cuts]) -> R
 def ranges_read(index: Index, dims: Sequence[Ranges], cache: dict[Any, Any]) -> Ranges:
     """The ranges of an operand's dimension that are read, given the ranges of the operator's dimensions.
 
-    index: the expression over the operator's dimensions that reads the operand's dimension. cache: results
-    by what they depend on; height and width often share one.
+    index: the expression over the operator's dimensions, such as h*2+R, that reads the operand's dimension.
+    cache: results by what they depend on; height and width often share one.
     """
     dims_read = sorted({term.dim for term in index.terms})
     box = [(0, 1)] * len(dims)

@@ -3,10 +3,15 @@
 server_times, as in the paper: every holder sends its gradients to a server, which is none of the devices,
 and receives the parameters. All of this goes through one link.
 
-all_reduce_times, as raddle runs it: the devices that hold the same share of a parameter all-reduce it in a
-ring; all rings run at the same time, and rings on the same link take turns. Parameters are reduced in
-buckets, so that a small parameter takes its part of a full bucket's time. layouts.py explains layouts and
-placements, ranges.py lattices.
+all_reduce_times, as raddle runs it: a share is the box of a parameter that a device reads and so holds. The
+devices that hold the same share all-reduce it in a ring; all rings run at the same time, and rings on the
+same link take turns. Parameters are reduced in buckets, so that a small parameter takes its part of a full
+bucket's time.
+
+A layout has the tiles of a member (an operator of the group) on each device in all configurations; its
+`needs` are the parts of the operands that they read. Its placement decides which devices have a tile; it is
+None if the tiles were computed configuration by configuration, for sampled devices only (layouts.py). Its
+lattice has the group's configurations, with the coordinates of devices in them (ranges.py).
 """
 
 # x: configuration of a group, d: device, a: axis (position of a letter), u: number of a set of rings
@@ -33,7 +38,8 @@ class ParameterRead(NamedTuple):
 
     layout: MemberLayout  # of the member
     operand: int  # which operand of the member it is
-    width: float  # bytes of an element, divided by the number of groups that read the parameter
+    # Bytes of an element, divided by the number of groups that read the parameter: each counts its part.
+    width: float
 
 
 class _Rings(NamedTuple):

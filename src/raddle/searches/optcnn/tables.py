@@ -14,7 +14,9 @@ operators (grids.py) cost nothing. On clusters of more than 64 devices, the time
 devices are computed (transfers.sampled_devices); with `reduction`, those of all devices.
 """
 
-# g, h: indices of groups, x: index of a configuration, k: index of a member of a group, d: sampled device
+# g, h: indices of groups, x: index of a configuration, k: index of a member of a group, d: sampled device.
+# Layout: the tiles of a member (an operator of a group) on each d in each x; its `needs` are the parts of
+# the operands that they read, its `present` [x, d] whether there is a tile (layouts.py).
 
 from __future__ import annotations
 
@@ -174,6 +176,7 @@ class ComputeTimes:
         member_keys = [
             (
                 self.tile_times.cost_key(m.op),
+                # which member of the group makes each operand; None: none of them
                 *(self.position_of.get((g, name)) for name in m.op.inputs),
             )
             for m in self.groups[g].members

@@ -1,6 +1,9 @@
 """Compute times of the members of a group, forward and backward, in all configurations at once.
 
-The result is the same as ComputeCosts.seconds gives for each tile, but computed with arrays.
+The members are the operators of a group, which are split together. A layout has the tiles of one member on
+each device in all configurations (layouts.py). The result is the same as ComputeCosts.seconds gives for
+each tile, but computed with arrays. On large clusters only a sample of the devices is considered
+(transfers.sampled_devices). Roofline: the time follows from FLOPs and bytes; a profile has measured times.
 """
 
 # x: configuration of a group, d: sampled device, u: number of a shape of tiles
@@ -41,7 +44,10 @@ class TileTimes:
         self.speeds: dict[tuple[str, Any], Speed] = {}
 
     def cost_key(self, op: Op) -> tuple[Any, ...]:
-        """Everything that the time of an operator depends on, besides its layout."""
+        """Everything that the time of an operator depends on, besides its layout.
+
+        The last entry: numbers of the operands that get a gradient; None if the operator has no backward.
+        """
         key = self.keys.get(op.name)
         if key is None:
             with_backward = has_backward(op, self.active)
@@ -77,6 +83,7 @@ class TileTimes:
         space, graph, speeds = op.space, self.compute.graph, self._speed(op)
         read = [volume(need.ranges, self.volumes) * _mask(need.present, layout.present)
                 for need in layout.needs]  # fmt: skip
+        # read, written: elements of each operand and output
         written = [volume(output, self.volumes) for output in layout.outputs]
         added_once = [i for i in grad_operands if space.operands[i].added_once]
         flops = (2 if space.is_product else space.flops_per_point) * volume(

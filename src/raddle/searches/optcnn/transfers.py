@@ -22,7 +22,8 @@ from raddle.clusters import Cluster
 from raddle.searches.optcnn.overlaps import fill_seconds, node_pieces
 from raddle.searches.optcnn.ranges import Array, Ranges
 
-SAMPLED_DEVICES = 64  # clusters with more devices are sampled
+# In clusters with more devices, the times of only about so many are computed, to save time.
+SAMPLED_DEVICES = 64
 FEW_READERS = 32  # with fewer configurations of the reader, sorting them does not pay
 
 
@@ -66,6 +67,7 @@ def sampled_devices(cluster: Cluster, *, all_devices: bool = False) -> Array:
     if not all_devices and len(cluster.devices) > SAMPLED_DEVICES:
         count = max(2, SAMPLED_DEVICES * cluster.nodes // len(cluster.devices))
     ends = [2**k - side for k in range(1, cluster.nodes.bit_length()) for side in (1, 0)]
+    # ends: the nodes before and after each power of two; even: nodes at equal distances
     even = np.linspace(0, cluster.nodes - 1, count).round().astype(int).tolist()
     wanted = [0, cluster.nodes - 1, *(a for a in ends if a < cluster.nodes), *even]
     chosen = sorted(list(dict.fromkeys(wanted))[:count])
@@ -81,7 +83,7 @@ def receive_links(cluster: Cluster, devices: Array) -> ReceiveLinks:
         if link is not None:
             inside[a] = _directions(link.duplex) / link.bandwidth, link.latency, link.shared
         if network is not None:
-            shared = not network.per_device
+            shared = not network.per_device  # per_device: a network card for each device
             outside[a] = _directions(network.duplex) / network.bandwidth, network.latency, shared
     start = np.append(first, len(devices)).astype(np.int64)
     return ReceiveLinks(start, cluster.nodes == 1, inside, outside)
