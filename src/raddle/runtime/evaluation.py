@@ -80,6 +80,7 @@ class Evaluation:
         buffers = {v.name: v.shape for v in setup.graph.buffers}
         zero3_parameters = setup.program.slices if setup.plan.parsed_sync.zero3 else {}
         shapes = buffers | {name: setup.graph.values[name].shape for name in zero3_parameters}
+        # owned_pieces: name -> boxes with tensors, only those that no other rank gives
         pieces = {n: p for n, p in self.state.owned_pieces().items() if n in shapes}
         assembled = gather_state(setup.exchange, pieces, shapes, {})
 

@@ -147,7 +147,7 @@ class _Slices:
 
     def __init__(self, transport: Transport) -> None:
         all_ranks = tuple(range(transport.size))
-        # number, name, workers, server, elements (of 4 bytes), dtype, priority
+        # number, name, workers (ranks with gradients), server, elements (of 4 bytes), dtype, priority
         items = [
             Item(n, f"slice {n}", all_ranks, n % transport.size, SMALL // 4, torch.float32, n)
             for n in range(REPEATS)

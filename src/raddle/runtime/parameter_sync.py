@@ -113,7 +113,9 @@ class ParameterSync:
             self._slice_updater = SliceUpdater(
                 used_optimizer, rank_slices.updated, times=None if sync.synchronous else times
             )
-            self._slice_updater.snapshot(1)
+            self._slice_updater.snapshot(
+                1
+            )  # notes the optimizer's settings (lr, ...) from step 1 on
         self.synchroniser.start()
         transport.barrier()  # all ranks listen before the first one sends
 
@@ -235,6 +237,7 @@ def _make_server_sync(
     # A server that is not a worker may get a gradient before it begins the step, with the optimizer's
     # settings of that step still unknown; `begin_step` admits the updates of a step.
     limits_updates = sync.server is not None and sync.synchronous and not barrier
+    # wire: sends slices by priority; admitted: the last step whose updates may happen (None: no limit)
     synchroniser = ServerSynchroniser(
         rank_slices.items(), transport.wire(), apply, staleness=sync.staleness, barrier=barrier,
         timeout=transport.timeout, admitted=0 if limits_updates else None, fail=transport.fail,

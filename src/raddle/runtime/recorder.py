@@ -84,6 +84,7 @@ class Recorder:
                 else "F"
             )
             call = action.call
+            # PHASES: the word for a phase, such as "forward" for "F"
             self._add("run", call.label, PHASES[phase], call.key.micro_batch, start, self._now())
         elif isinstance(action, Send):
             nbytes = sum(math.prod(p.shape) for p in action.parts) * action.dtype.itemsize

@@ -1,6 +1,7 @@
 """The main program of one rank, `python -m raddle.runtime`: joins the other ranks, loads, trains, reports.
 
-Training starts only if all ranks can run the plan. If a rank cannot, it prints why, and all ranks exit.
+Training starts only if all ranks can run the plan. If a rank cannot, it prints why, and all ranks exit. A
+job is all that a rank needs to train: model, loss, batch, plan and program (job.py).
 """
 
 from __future__ import annotations

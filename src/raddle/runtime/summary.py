@@ -32,7 +32,8 @@ def summarise(
 ) -> dict[str, Any]:
     """The summary, as in --json. Bytes are per step; for an all-reduce, the bytes of one device's buffer.
 
-    losses, seconds: of each step; reports: of each rank.
+    job: model, batch, plan and program (job.py); options: of the command line; losses, seconds: of each
+    step; reports: of each rank.
     """
     plan, steps = job.plan, len(losses)
     measured = seconds[options.warmup_steps :]

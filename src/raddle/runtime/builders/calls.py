@@ -85,6 +85,7 @@ class CallBuilder:
             return self._calls[code_key, key]
         op = self.program.variant(key).ops[merge.op]
         if code_key not in self._codes:
+            # cells: boxes of the result, each with the tiles to combine and the devices that merge it
             self._codes[code_key] = self._generator(key).merge(op, merge.cells)
         call = self._call(code_key, key, f"merge {op.name}")
         call.stage = self.stages.get(op.name, 0)

@@ -40,7 +40,11 @@ class Losses:
             self._start_broadcasts()
 
     def record(self, action: RecordLoss) -> None:
-        """Notes the loss of a micro-batch, weighted by its samples, and sets the gradient of the loss."""
+        """Notes the loss of a micro-batch, weighted by its samples, and sets the gradient of the loss.
+
+        action.reports: of all copies of the loss, this rank's is the reported one; action.starts_backward:
+        the backward starts on this rank.
+        """
         fraction = self.weight * self.sizes[action.key.micro_batch] / sum(self.sizes)
         loss = self.store.slots[action.slot]
         if action.reports or self.on_all_ranks:
