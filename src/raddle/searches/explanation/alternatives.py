@@ -113,6 +113,7 @@ class Alternatives:
             except InputError as error:
                 self.refused.setdefault(str(error), []).append(configuration)
                 continue
+            # memory_scale x held_bytes: peak memory (plan_timers.py)
             fits = (self.timer.memory_scale * alternative.timing.held_bytes <= memory).all()
             (timed if fits else self.too_large).append(alternative)
         return timed

@@ -101,7 +101,7 @@ def plan_space_of(
 ) -> PlanSpace:
     """Return the space of plans that a search could choose from with the settings of this plan."""
     settings = Settings(
-        bn=without_pipeline(plan).bn,
+        bn=without_pipeline(plan).bn,  # "microbatch" becomes "global"
         sync=plan.sync,
         optimizer=plan.optimizer,
         profile=profile,

@@ -221,6 +221,7 @@ def _critical_path(timeline: Timeline) -> dict[str, Any]:
     by_activity: Counter[str] = Counter()
     program = timeline.program
     for task in timeline.critical_path():
+        # tasks.instruction: by task, the number of the instruction that it belongs to
         instruction = program.instructions[int(timeline.tasks.instruction[task])]
         subject = _subject_and_activity(instruction)
         by_subject[subject] += int(timeline.tasks.duration[task])

@@ -1,7 +1,8 @@
 """Computes the step time of a plan with some tiles changed, for alternatives.py.
 
 `EvaluatorTimer` uses the fast evaluator (simulation/fast). `SimulatorTimer` runs the full simulator; it is
-used for plans with features that the evaluator does not support.
+used for plans with features that the evaluator does not support. `space` (searches/plan_space.py) has the
+graph, the cluster and the settings of the plan, and all possible splits.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def make_timer(space: PlanSpace, plan: Plan, timeline: Timeline) -> PlanTimer:
     """Choose the timer for a plan; `timeline` is a simulation of several steps of the plan."""
     plan = replace(plan, steps=1)
     return (
+        # unsupported: the feature that the evaluator does not support, in words, or None
         SimulatorTimer(space, plan) if unsupported(plan) else EvaluatorTimer(space, plan, timeline)
     )
 

@@ -19,7 +19,8 @@ no unit of the layer read; and readers far from their map are ignored if too man
 once.
 """
 
-# l, t: layers; v: map; s: values of the open bits, as an integer; b: number of cells used; k: units
+# l, t: layers; v: map; s: values of the open bits, as an integer; b: number of cells used; k: units;
+# m: the network as arrays (counts.py)
 
 from __future__ import annotations
 

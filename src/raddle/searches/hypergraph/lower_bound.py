@@ -8,8 +8,10 @@ partition has a smaller volume than
 
     sum over parts of min over columns (received(column) - pi . column)  +  pi . units
 
-so the search has a valid bound whenever it stops. column_pricing.py finds the minimum. The *master
-program*, a linear program over the columns found so far, proposes the prices: they are its dual values.
+so the search has a valid bound whenever it stops. column_pricing.py finds the minimum: its *sweep* visits
+the layers one after the other, and its *grid* counts the work of a part in *cells*, equal amounts of work.
+The *master program*, a linear program over the columns found so far, proposes the prices: they are its dual
+values.
 
 The linear program may combine fractions of columns, so that a layer is in 1.9 parts where it needs 2. So
 the number of parts that have units of a layer (its *presence*) has a price as well, and the search
@@ -162,6 +164,7 @@ class _ColumnSearch:
         m, new_column = self.m, False
         bound, subgradient = master.total_price(prices), master.row_limits(prices)
         for c, grid in enumerate(grids):
+            # reduced_cost: elements that the part receives, less the prices of its units and presence
             reduced_cost, column = cheapest_column(
                 m, self.sweep, grid, prices[: m.num_layers], prices[m.num_layers :]
             )

@@ -9,7 +9,7 @@ program. The result never sends more than a baseline or a given plan that keeps 
 
 A *part* is a device. A *block* is a layer with the operators that follow it; the *units* of its axis are
 samples, filters, ... (mixed_blocks.py). A *state* says, for each block, its axis and the units of each
-part.
+part. A *baseline* is the plan of a simple method, such as data parallelism (searches/baselines).
 """
 
 # p: part; a: axis of a block, by its position in MixedBlock.axes; state.x: units [block, part]

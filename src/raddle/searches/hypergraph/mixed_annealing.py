@@ -9,7 +9,8 @@ the costs of the changed blocks and of the values that they make or read are cou
 """
 
 # v: value; b: block; p: part; m: the model (mixed_model.py). A move changes a run of blocks, lo to hi - 1;
-# an exchange changes two runs.
+# an exchange changes two runs. m.nbytes: by value; m.touched: the values that each block computes or reads;
+# scratch: temporary space for value_bytes (mixed_volume.allocate_scratch)
 
 from __future__ import annotations
 
@@ -62,6 +63,7 @@ def anneal(
     np.random.seed(seed)
     blocks, parts = x.shape
     scratch, counted_in_step = np.zeros((parts, DIMENSIONS + 2)), np.full(len(m.nbytes), -1)
+    # new: the state with the proposed move; old: the last accepted one, to which a rejected move returns
     new = CostedState(
         axis.copy(), x.copy(), np.zeros(len(m.nbytes)), np.zeros(blocks), np.zeros(parts)
     )  # fmt: skip

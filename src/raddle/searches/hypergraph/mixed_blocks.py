@@ -10,7 +10,8 @@ units, or none:
     n: 0:8@0 8:20@1 20:24@0      eight samples on device 0, twelve on device 1, four more on device 0
 """
 
-# b: block; g: group of searches/groups.py
+# b: block; g: group of operators that a search splits together (searches/groups.py); group.reduced: the
+# letters that are summed
 
 from __future__ import annotations
 
@@ -215,7 +216,7 @@ def group_configuration(group: Group, axis: str, runs: UnitRuns) -> Configuratio
         return Configuration(
             _degrees(group, axis, len(runs)),
             tuple(run.device for run in runs),
-            tuple(run.units for run in runs),
+            tuple(run.units for run in runs),  # the relative sizes of the ranges
         )
     for other in "cn":
         if sizes.get(other, 0) >= len(devices) and other not in group.reduced:

@@ -15,7 +15,9 @@ Some axes are contiguous: a part has one range, in the order of the parts. These
 samples if batch norm statistics are local (computed by each tile on its own).
 """
 
-# b: block; a: axis; v: value; r: reader of a value; m: the model
+# b: block; a: axis, by its position in MixedBlock.axes; v: value; r: reader of a value; m: the model
+# (mixed_model.py); m.touched: the values that each block computes or reads; m.source: by value, the block
+# that computes it
 
 from __future__ import annotations
 

@@ -88,13 +88,15 @@ class _MixedModelBuilder:
 
     def __init__(self, blocks: MixedBlocks) -> None:
         self.blocks, self.graph = blocks, blocks.graph
-        self.active = active_values(blocks.graph)
+        self.active = active_values(blocks.graph)  # the values that have a gradient
         self.max_axes = max(len(b.axes) for b in blocks.blocks)
         self.low: list[float] = []
         self.high: list[float] = []
+        # [block][axis]: by name of the operator, how it is divided
         self.splits = [
             [_split_operators(block, a) for a in range(len(block.axes))] for block in blocks.blocks
         ]
+        # By value: the operators that read it, and as which operand
         self.readers: dict[str, list[tuple[Op, int]]] = {}
         for op in self.graph.ops:
             for operand, name in enumerate(op.inputs):
@@ -175,6 +177,8 @@ class _MixedModelBuilder:
         if split.dim not in dims:
             if is_local_statistics(op, "local"):  # the model assumes bn: local: no sums
                 return Split(ALL)
+            # A summed dimension is split. The parts add up the partial results: each part adds up, and then
+            # holds, an equal range of the longest dimension (of small results all of it: merge_bytes).
             shape = [op.space.dims[d].size for d in dims]
             return Split(EVEN, longest_dim(shape), True) if shape else Split(ALL, -1, True)
         position = dims.index(split.dim)

@@ -32,7 +32,7 @@ FIRST_STEPS, MAX_STEPS = 20_000, 10_000
 # The following four are multiples of the average volume of a part in the best partition so far.
 # Temperatures: the first; the first of a round that continues from the best state; the last
 HOT, WARM, COLD = 0.8, 0.16, 0.002
-# Price of work above the parts' maxima, for as much of it as the whole graph has
+# Price of overload (work above the parts' maxima) that is as large as the work of the whole graph
 PRICE = 120.0
 
 

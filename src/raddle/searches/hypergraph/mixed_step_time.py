@@ -53,7 +53,8 @@ from raddle.simulation.timeline import Timeline
 
 FIRST_ROUND = 64  # proposals of each walk in the first round
 TEMPERATURE = 0.003  # as a fraction of the best step time
-# Baselines whose step may be short although they send many bytes: they need not synchronise all weights.
+# Baselines (plans of simple methods: searches/baselines; owt: one weird trick) whose step may be short
+# although they send many bytes: they need not synchronise all weights.
 BASELINE_STARTS = ("owt", "layerwise")
 FINALISTS = 3  # walks whose best plan is simulated for several steps
 
@@ -160,7 +161,8 @@ class Proposer:
     """Makes the proposals of walks and times them.
 
     The evaluator (a fast simulation) has the tiles of one walk at a time: run_walks first gives it those of
-    the walk that is next.
+    the walk that is next. Its `move` changes tiles and returns what `restore` needs to undo that; `time`
+    returns the nanoseconds of a step; `memory` is the bytes by device.
     """
 
     def __init__(

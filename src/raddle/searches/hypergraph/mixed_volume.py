@@ -8,7 +8,9 @@ dimension the largest counts. Needs along different dimensions are treated as in
 that are not needed are multiplied.
 """
 
-# v: value; r: reader of a value; b: block; a: axis; p: part; d: dimension of a value; m: the model
+# v: value; r: reader of a value; b: block; a: axis, by its position in MixedBlock.axes; p: part; d: a
+# dimension of a value; m: the model; m.hold, m.need: the fields (kind, dim, partial, table) of a Split: how
+# the parts hold a value, or what they need of it; m.source: by value, the block that computes it
 
 from __future__ import annotations
 
@@ -142,6 +144,7 @@ def _add_needs(m: MixedModel, axis: Array, x: Array, v: int, r: int, scratch: Ar
         if reader_units[p] > 0:
             needed = _part_fraction(kind_r, reader_units[p], p, units_r, active_r, first_part_r)
             lo = hi = 0.0
+            # Contiguous axis (a part has one range): the range is looked up in m.low and m.high.
             if table_r >= 0:
                 lo, hi = m.low[table_r + begin_r], m.high[table_r + end_r]
                 needed = hi - lo

@@ -98,8 +98,10 @@ def _crossing(
     edges: Edges,
     activation: Array,
 ) -> Array:
-    """Compute `crossing_bytes`; the arguments are fields of `Ideals`.
+    """Compute `crossing_bytes`; the first four arguments are fields of `Ideals`.
 
+    members: the layers of each ideal as bits, [ideal, word]; covered[covered_start[j]]: the first ideal
+    that j covers; added: by ideal, the layer that it has and this one has not.
     Ideal j is an ideal that it covers (one layer less), with layer v added. This adds the output of v to
     the cut, and removes the outputs that no layer outside the ideal reads any more.
     """

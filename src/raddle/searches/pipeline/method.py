@@ -272,7 +272,7 @@ class _PipelineSearch:
         workers: the devices of each row of a schedule that the user wrote out; () for a named schedule.
         """
         try:
-            with self.settings.stopwatch.paused():
+            with self.settings.stopwatch.paused():  # capturing is no search time
                 graph = self.graph.for_batch(ceil(self.graph.batch / m))
         except InputError as error:  # e.g. a batch norm over a single value per channel
             self.refusals.append(str(error))

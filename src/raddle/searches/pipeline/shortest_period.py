@@ -8,8 +8,8 @@ of parameters on r devices takes, per micro-batch,
     (w + 4 (r - 1) p / (r bandwidth)) / r   seconds.
 
 A cut that n bytes of activations cross takes 2 n / (r bandwidth) seconds in the stage before it and in the
-stage after it, where r is the number of devices of this stage. In the first stage it does not count. The
-period is the largest of all these times.
+stage after it, where r is the number of devices of this stage. PipeDream's optimizer does not count it in
+the first stage (`first_sends` is False). The period is the largest of all these times.
 
 Differs from the paper: it tests limits T for the period, and fills no table over pairs of ideals. An ideal
 (ideals.py) is a set of layers that can run before a cut. Let phi_r(I) = w + 4 (r - 1) p / (r bandwidth) be

@@ -10,12 +10,12 @@ T_s: seconds of one micro-batch in stage s: forward, backward and, if the stage 
 forward, divided by its r replicas. A_s = 2 (r - 1) / r * parameter bytes / bandwidth: the all-reduce, once
 per step. A transfer takes latency + bytes / bandwidth, once for activations and once for gradients.
 
-Memory of stage s of P: `state_factor` times its parameters and, for each micro-batch in flight, the
-activations that its layers save for the backward. If the stage recomputes, it holds only its inputs for
-each micro-batch in flight, and the saved activations of one. Replicas share the samples of a micro-batch.
-In flight are m micro-batches with GPipe, and min(m, P - s) with 1F1B (PipeDream-Flush, arXiv 2006.09503).
-Stages use the devices in the given order, and the devices of a stage are of one kind. Devices at the end
-may stay idle.
+Memory of stage s of P (s counts from 0): `state_factor` (for weight, gradient and optimizer state) times
+the bytes of its parameters and, for each micro-batch in flight, the activations that its layers save for
+the backward. If the stage recomputes, it holds only its inputs for each micro-batch in flight, and the
+saved activations of one. Replicas share the samples of a micro-batch. In flight are m micro-batches with
+GPipe, and min(m, P - s) with 1F1B (PipeDream-Flush, arXiv 2006.09503). Stages use the devices in the given
+order, and the devices of a stage are of one kind. Devices at the end may stay idle.
 
 The result is the exact optimum over all convex cuts, unless there are too many of them (see below). With a
 cap on T_s, the objective is a sum, which dynamic_program.py minimises. cap_search.py chooses the caps. The
