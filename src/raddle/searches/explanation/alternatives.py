@@ -193,7 +193,7 @@ def candidate_configurations(
         else tuple(dict.fromkeys(current[group.name].devices))
     )
     candidates: dict[Configuration, None] = {}
-    for other in space.neighbours[g]:
+    for other in space.neighbours[g]:  # the groups that g reads, and those that read g
         neighbour_configuration = space.configuration_of(other, current)
         # The same split for group g, letter by letter; None if g is too small for it.
         translated = (

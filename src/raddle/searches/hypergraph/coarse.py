@@ -141,8 +141,8 @@ class SearchRecord:
     def __init__(self, problem: CoarseProblem, on_progress: OnProgress) -> None:
         self.problem, self.on_progress = problem, on_progress
         self.best, self.best_volume, self.start = problem.balanced, math.inf, "balanced"
-        # Columns x[:, p], the counts of single parts, of all feasible partitions so far: the lower bound
-        # begins with them (lower_bound.py). The key is the array as bytes, so that each is kept once.
+        # Columns x[:, p], the counts of single parts, of the feasible partitions offered so far: the lower
+        # bound begins with them (lower_bound.py). The key is the array as bytes, so that each is kept once.
         self.columns: dict[bytes, Array] = {}
         self.bound = 0.0
         # Every volume is a multiple of this:

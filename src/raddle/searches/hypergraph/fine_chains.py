@@ -88,7 +88,7 @@ class _LayerGroups:
             for v in self.maps_read[l]:
                 row_counts[v] = max(row_counts.get(v, 0), len(sizes))
         for v, feature_map in enumerate(self.network.maps):
-            # Units of the map that the group makes itself: they need not be received once more.
+            # Units of the map that the group makes itself: one of its rows (readers) has them already.
             inside = sum(p.units for p in feature_map.pieces if i <= p.layer < j)
             elementwise = any(
                 i <= p.layer < j
