@@ -115,6 +115,7 @@ def measure_in_lab(
             if with_counters:
                 inner.enter_context(counters.sample_counters(lab, 0, folder / "samples"))
             argv = ["-m", RANK, str(folder / "request.json")]
+            # number of a host -> its torchrun command
             launch(lab, torchrun_commands(lab, argv).__getitem__, TIMEOUT, env=THREADS)
         reply = read_scratch(folder / "result.json")
         samples = counters.read_samples(folder / "samples") if with_counters else []

@@ -83,6 +83,7 @@ def run_ranks(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
     """Runs a script on `ranks` ranks until it ends; in a lab if `rate` is given. argv: as for torchrun."""
     if rate is not None:
         with Lab.up(hosts=ranks, rate=rate, name="reproduce") as lab:
+            # number of a host -> its torchrun command
             launch(lab, torchrun_commands(lab, argv).__getitem__, TIMEOUT, env=THREADS)
         return
     import os

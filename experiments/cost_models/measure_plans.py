@@ -68,7 +68,10 @@ def measure_group(group: PlanGroup, rate: str | None, *, quick: bool) -> list[Me
 
 
 def plan_kind(name: str, plan: Plan) -> str:
-    """The kind of a plan, as the table of errors groups them."""
+    """The kind of a plan, as the table of errors groups them.
+
+    has_servers is also true of sharded parameters: each holder is the server of its shard.
+    """
     if plan.stages:
         return "pipelines"
     if plan.parsed_sync.has_servers:

@@ -26,7 +26,8 @@ from raddle.errors import InputError
 RATE = "500mbit"  # of the link of each host of the lab
 LATENCY = 3e-4  # seconds; assumed for plans alone
 BUDGET = 2.0  # seconds that a search may take
-SYNCS = ("ps", "p3", "sharded")  # sync kinds that are measured besides all-reduce
+# Sync kinds measured besides all-reduce: parameter servers, servers of slices with priority, ZeRO-2.
+SYNCS = ("ps", "p3", "sharded")
 SCHEDULES = (("gpipe", 2), ("gpipe", 4), ("1f1b", 4))  # with number of micro-batches
 QUICK_METHODS = ("data", "owt", "layerwise", "spatial", "filter-horizontal", "optcnn")
 
@@ -124,7 +125,10 @@ def _plan_of_method(graph: Graph, on: Cluster, method: str, settings: Settings) 
 def random_plans(
     group: PlanGroup, graph: Graph, on: Cluster, settings: Settings
 ) -> Iterator[tuple[str, Plan]]:
-    """Random plans: each group of operators is split by random degrees (parts of each letter)."""
+    """Random plans: each group of operators is split by random degrees (parts of each letter).
+
+    A PlanSpace (raddle/searches/plan_space.py) numbers the groups; `degrees(g)`: all that group g may have.
+    """
     space = PlanSpace(graph, on, settings)
     for seed in range(group.random_count):
         rng = random.Random(seed)

@@ -13,6 +13,7 @@ def largest_fitting(
 ) -> tuple[int, int]:
     """The largest multiple of `unit` up to `max_size` whose peak is at most `capacity`, and its peak.
 
+    peak(size): peak bytes, for a size in pixels or images (not in units).
     Peaks must grow with the size. Growth close to size^power makes the guesses good; the result is exact
     anyway: it fits, and the next multiple does not, or is beyond `max_size`.
     Returns (0, 0) if even one unit does not fit.

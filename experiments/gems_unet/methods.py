@@ -32,7 +32,7 @@ from raddle.api.searching import (
 )
 from raddle.api.simulating import peak_bytes, simulate_steps
 
-Stages = tuple[tuple[str, ...], ...]
+Stages = tuple[tuple[str, ...], ...]  # by stage, the names of its operators
 SPATIAL = "spatial"  # in place of a schedule: every image is split into tiles, one for each device
 OPTIMIZER = "momentum"
 STATE_FACTOR = 3.0  # bytes held per byte of parameters: weights, gradients, momentum
@@ -174,7 +174,8 @@ def _shift_micro_batch(action: Action, micros: int) -> Action:
 def _plan(method: Method, graph: Graph, cluster: Cluster, stages: Stages) -> Plan:
     count = len(cluster.devices)
     stage_of = {name: s for s, names in enumerate(stages) for name in names}
-    # each operator whole on the device of its stage
+    # each operator whole on the device of its stage; bn: batch norm takes its statistics over a
+    # micro-batch, or over the whole batch (global)
     plan = Plan(
         {op.name: copies(op, [stage_of.get(op.name, 0)]) for op in graph.ops}, count,
         bn="microbatch" if method.microbatches > 1 else "global", microbatches=method.microbatches,

@@ -1,6 +1,7 @@
 """Measures images per second and peak memory on ranks of this machine, next to the predictions.
 
-METHODS (methods.py) are the compared methods; `auto` is the plan of raddle's search.
+METHODS (methods.py) are the compared methods; `auto` is the plan of raddle's search, which may take
+`budget` seconds.
 """
 
 from __future__ import annotations

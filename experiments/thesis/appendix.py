@@ -1,7 +1,8 @@
 """The thesis's Tables A.1 to A.12: coarse and fine partitions under other bounds of imbalance.
 
 *Coarse*: whole filters are distributed over parts; *fine*: input channels of filters. *Imbalance* is the
-work of the largest part divided by the average. `theirs` is a printed row, `ours` raddle's partition.
+work of the largest part divided by the average; epsilon is its bound minus 1. `theirs` is a printed row,
+`ours` raddle's partition. `counts` are numbers of parts, `budget` the seconds that a partition may take.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ class Gap(NamedTuple):
     """Seconds of ten epochs of each kind on one cluster; None if nothing fits the memory."""
 
     cluster_case: ClusterCase
-    n: int
+    n: int  # number of devices
     batch: int
-    coarse: float | None
+    coarse: float | None  # the coarse partition: each filter on one device
     servers: float | None  # the fastest of the four kinds of servers
     allreduce: float | None
 

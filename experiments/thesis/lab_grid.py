@@ -39,7 +39,8 @@ class Grid(NamedTuple):
 
     ranks: int
     cells: Mapping[tuple[str, int], RatePair]
-    # bandwidth (bytes/s), latency (seconds) and host_overhead, as measured there; None: one rank
+    # bandwidth (bytes/s), latency (seconds) and host_overhead (seconds that communication takes from a rank
+    # that computes), as measured there; None: one rank
     link: Mapping[str, Any] | None
 
 

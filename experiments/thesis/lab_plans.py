@@ -1,6 +1,7 @@
 """Makes a plan for each row of Table 5.15, and for rows that the thesis does not have.
 
-A row is a kind of parallelism: a method that makes tiles, a sync kind, and a schedule.
+A row is a kind of parallelism: a method that makes tiles, a sync kind, and a schedule. hypergraph-coarse
+gives each filter to one device; hypergraph-mixed lets each layer choose what it splits.
 """
 
 from __future__ import annotations

@@ -2,12 +2,16 @@
 
 Its caption says per epoch; the text before it says ten. Parameters are assigned to
 distributed servers greedily. A row is a kind of parallelism, N the number of nodes.
+
+Model parallel rows: layer-wise gives whole layers to a node; filter-wise fills one node after the other
+with filters, layer by layer; coarse hypergraph partitions the filters as a hypergraph. Other rows are
+data parallel, but for `single`, one node.
 """
 
 from __future__ import annotations
 
 BATCHES = (16, 32, 64, 128, 256, 512)
-IMAGES = 10 * 10_240
+IMAGES = 10 * 10_240  # of ten epochs
 SINGLE = "single"
 LAYERS, FILTERS, COARSE = "layer-wise", "filter-wise", "coarse hypergraph"
 ASYNC_ONE, SYNC_ONE = "servers: one, asynchronous", "servers: one, synchronous"

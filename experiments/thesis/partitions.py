@@ -6,7 +6,8 @@ forward in Mi elements, MiB are of a whole step: forward, backward and parameter
 
 A *part* is what one device gets. *Coarse*: whole filters are distributed; *fine*: input channels of
 filters; *mixed*: each layer along its best axis (samples, filters, input channels, height or width).
-`theirs` is printed, `ours` raddle's.
+`theirs` is printed, `ours` raddle's. Of a PartitionResult (raddle/searches/hypergraph/partitioner.py),
+`work` is by part, `volume` the elements sent in a forward, `volume_bytes` the bytes sent in a step.
 
 Differs from the thesis: coarse and fine partitions may be as uneven as the printed ones are, which are at
 times more even than asked for and at times break the bound.
@@ -53,7 +54,7 @@ class StepVolume(NamedTuple):
 
     nbytes: int  # sent in a step
     imbalance: float | None = None  # largest part's work over the average
-    result: PartitionResult | None = None
+    result: PartitionResult | None = None  # None: of a searched plan, or of data parallelism
 
 
 def make_partitioners(graph: Graph, profiled: np.ndarray) -> WeightedPartitioners:

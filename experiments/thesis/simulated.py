@@ -106,6 +106,7 @@ def _counts(parts: int) -> np.ndarray:
 
 def _simulate_searched(graph: Graph, on: Cluster, method: str, budget: float) -> SimulatedRow:
     prediction = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
+    # prediction.row: numbers predicted for the plan, by name (not a row of Table 5.15)
     if not prediction.row["fits"]:
         return SimulatedRow(None)
     return SimulatedRow(IMAGES / prediction.row["samples_per_s"])

@@ -35,6 +35,7 @@ Further = Mapping[int, Mapping[str, StepVolume]]
 
 def make(options: RunOptions) -> Section:
     counts = PARTS[:4] if options.quick else PARTS
+    # seconds of a search; most parts for which plans are searched
     budget, most_plans = (0.5, 4) if options.quick else (3.0, 128)
     batch, repeats = (1, 1) if options.quick else (4, 3)
     options.report(f"profiling VGG-16 at batch {batch}")
@@ -77,6 +78,7 @@ def chart(partitioners: WeightedPartitioners, ours: Ours, further: Further) -> C
     """A chart of MiB per step over the number of parts."""
     lines = []
     for theirs in (COARSE, FINE):
+        # x 8: 4 bytes per element, forward and backward
         points = [(n, 8 * theirs.rows[n].volume) for n in ours]
         lines.append(Line(f"{theirs.name}, printed", points, "printed"))
         points = [(n, ours[n][theirs.name].volume_bytes / MI) for n in ours]

@@ -102,7 +102,10 @@ def _run(graph: Graph, ranks: int, size: TrainingSize) -> dict[str, Any]:
 
 
 def _kinds(graph: Graph, ranks: int, folder: pathlib.Path) -> dict[str, str]:
-    """Label -> kind of training (see start_run). Plans are saved into the folder."""
+    """Name of a kind -> what start_run (training_runs.py) starts: a keyword, or the file of a plan.
+
+    Plans are saved into the folder.
+    """
     if ranks == 1:
         return {SINGLE: PLAIN}
     here = cluster(f"local:{ranks}")

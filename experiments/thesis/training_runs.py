@@ -65,7 +65,10 @@ class PlanRun:
         return float(loss), _share_right(scores, labels)
 
     def staleness(self) -> Sequence[int]:
-        """For each forward: its step minus the version (number of updates) of its weights."""
+        """For each forward (phase "F") that uses a weight: its step minus the weight's version.
+
+        The version is the number of updates that the weight has had.
+        """
         return [
             used.step - used.version
             for used in self.trainer.step_runner.weight_uses or ()
@@ -77,7 +80,11 @@ class PlanRun:
 
 
 class ReplicatedRun:
-    """Every rank has the whole model, and a part of each batch."""
+    """Every rank has the whole model, and a part of each batch.
+
+    forward_module: what computes the forward, the model itself or DDP around it. optimizer: of torch, or
+    raddle.sync.Optimizer, which also synchronises; its `log` has the updates at the servers.
+    """
 
     def __init__(self, model: nn.Module, forward_module: nn.Module, optimizer: Any) -> None:
         self.model, self.forward_module, self.optimizer = model, forward_module, optimizer
