@@ -76,6 +76,7 @@ def host_seconds(timeline: Timeline) -> float:
     messages count: a large message takes longer on its link than on the CPU.
     """
     program = timeline.program
+    # slices: by parameter; empty if the sync kind does not cut gradients into slices
     if not program.slices or has_host_overhead(timeline.cluster):
         return 0.0
     if program.plan.parsed_sync.collective:  # p3:collective

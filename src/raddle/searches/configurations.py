@@ -161,7 +161,8 @@ def _split_member(
 def _output_split(ref: Op, split: _Split, output: int, parts: tuple[int, ...]) -> _Split:
     """How an output is split over the devices, after partial sums are merged.
 
-    If summed dimensions are split, the merged result is also divided along its longest dimension.
+    ref: the operator with that output. split: how it is split. If summed dimensions are split, the merged
+    result is also divided along its longest dimension.
     """
     dims = ref.space.outputs[output]
     axes, cuts = [split.axes[d] for d in dims], [split.cuts[d] for d in dims]
@@ -187,7 +188,7 @@ def _cut_like_reader(
 ) -> None:
     """Cuts an operator where the parts that its reader reads meet, if they do not overlap.
 
-    Writes into `axes` and `cuts`, which are lists by dimension of the operator.
+    split: how the reader is split. Writes into `axes` and `cuts`, lists by dimension of the operator.
     """
     for p, index in enumerate(reader.space.operands[member.operand].indices):
         d = op.space.outputs[member.output][p]
@@ -232,6 +233,8 @@ def max_copies(member: Member) -> int:
 def _place(member: Member, split: _Split, parts: tuple[int, ...]) -> MemberTiling:
     """The tiles of a member on positions of the configuration; axes that do not split it make copies."""
     op = member.op
+    # order: axes that split the member; others: axes that make copies; places: positions as an array with
+    # a dimension for each axis
     order = [axis for axes in split.axes for axis in axes]
     others = [axis for axis, count in enumerate(parts) if count > 1 and axis not in order]
     copies = math.prod(parts[axis] for axis in others)

@@ -52,6 +52,7 @@ def owt(graph: Graph, cluster: Cluster) -> Tiles:
         else split_by_sample(op, cuts, devices)
         for op in graph.ops
     }
+    # As in `model`.
     place_batch_independent(graph, tiles, lambda op: copies(op, devices))
     return tiles
 

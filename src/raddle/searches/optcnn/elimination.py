@@ -97,7 +97,7 @@ def solve(
             on_progress=on_progress,
         )
         choice.update(zip(part, branched.choice, strict=True))
-        net.constant += branched.bound
+        net.constant += branched.bound  # cut_out has removed the tables of this part
         certified, branches = certified and branched.certified, branches + branched.branches
     bound = net.constant + sum(float(table.min()) for table in net.tables.values())
     chosen = _choose_backwards(nodes, edges, net, choice)
@@ -279,7 +279,7 @@ class _Network:
     ) -> tuple[np.ndarray, float]:
         """The costs of v between i and j: a min-plus product, and the minimum subtracted from it."""
         self.products += 1
-        a = _sum_tables([f for f in factors if j not in f[0]], (i, v))
+        a = _sum_tables([f for f in factors if j not in f[0]], (i, v))  # f: (scope, table)
         b = _sum_tables([f for f in factors if j in f[0]], (v, j))
         return _subtract_minimum(min_plus(a, b))
 

@@ -59,6 +59,7 @@ def optima(space: PlanSpace) -> dict[str, Tiles]:
             chosen, solution = choose_configurations(base.with_exposed(exposed))
             if solution.choice not in seen:
                 seen.add(solution.choice)
+                # OptCNN's costs assume the first devices; a pinned group has the devices of its pin.
                 configurations = [space.pinned.get(g, c) for g, c in enumerate(chosen)]
                 # -k: summed dimensions, whose usual letter is k, may be split
                 name = f"optcnn{'-k' if reduction else ''}, sync {exposed:g}"
