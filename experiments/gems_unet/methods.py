@@ -4,7 +4,7 @@ Jain et al. 2020 (SC20), "GEMS: GPU-enabled memory-aware model-parallelism syste
 training": MAST has one pair of micro-batches, MASTER several, and GEMS-Hybrid adds data parallelism.
 
 Differs from the paper: all methods train on the same batch (in the paper, MAST doubles it);
-micro-batches have one image if the batch has as many images as there are micro-batches.
+so a micro-batch may have a single image.
 """
 
 # m: micro-batches, P: stages, D: data-parallel pipelines
@@ -128,8 +128,7 @@ def partition_stages(
 ) -> Stages:
     """Partitions the operators into stages as raddle's search for pipelines does, with unlimited memory.
 
-    nodes: the layers, in order; device_chain: the devices in the cluster's order and the links between
-    neighbours. profile: measured operators; without it, their seconds are estimated.
+    profile: measured operators; without it, their seconds are estimated.
     """
     if count == 1:
         return (tuple(op.name for op in graph.ops),)

@@ -1,7 +1,8 @@
-"""Makes a plan for each row of Table 5.15, and for rows that the thesis does not have.
+"""Makes a plan for each row of Table 5.15 of the thesis (B. Eserol, docs/papers.md), and for other rows.
 
 A row is a kind of parallelism: a method that makes tiles, a sync kind, and a schedule. hypergraph-coarse
-gives each filter to one device; hypergraph-mixed lets each layer choose what it splits.
+gives each filter to one device; hypergraph-mixed lets each layer choose what it splits;
+filter-incremental fills one device after the other with filters, layer by layer.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Profile:
         grad_operands: Sequence[int] | None,
         device_kind: str,
     ) -> float | None:
-        """Seconds of a native call; box: a tile of its main operator."""
+        """Seconds of a native call; box: a tile of its main operator, the one that stands for the call."""
         return self.seconds.get(native_call_key(call, box, phase, grad_operands, device_kind))
 
     def save(self, path: str | pathlib.Path) -> None:

@@ -128,7 +128,7 @@ def _cuts_of_all_devices(
     number = {op.name: at for at, op in enumerate(program.graph.ops)}
     positions = [number[op.name] for op in device_ops]
     moves = {n for n, i in instructions if not isinstance(i, Run)}
-    # A border at k lies before operator k of the graph. A backward begins at the upper end of an operator.
+    # A border at k lies before operator k of the graph. A backward begins behind an operator.
     borders: set[int] = set()
     for _, i in instructions:
         if isinstance(i, Run):

@@ -157,7 +157,7 @@ class _Slices:
         served = {n: p for n, p in enumerate(rows) if items[n].server == transport.rank}
         optimizer = torch.optim.SGD(rows, lr=0.1, momentum=0.9)
         self._slice_updater = SliceUpdater(optimizer, served)
-        self._slice_updater.snapshot(1)  # the optimizer's settings, for all steps
+        self._slice_updater.snapshot(1)  # settings from clock 1, the first step, on
         self._synchroniser = ServerSynchroniser(
             items,
             transport.wire(),  # sends slices of parameters, by priority

@@ -186,7 +186,9 @@ def _slice_ends(a: int, b: int, count: int) -> list[int]:
 def _cut_like_reader(
     op: Op, member: Member, reader: Op, split: _Split, axes: list[tuple[int, ...]], cuts: list[Cuts]
 ) -> None:
-    """Cuts an operator where the parts that its reader reads meet, if they do not overlap.
+    """Cuts an operator at the borders of the regions that the parts of its reader need.
+
+    It does so only if these regions are disjoint.
 
     split: how the reader is split. Writes into `axes` and `cuts`, lists by dimension of the operator.
     """

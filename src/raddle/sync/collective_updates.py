@@ -1,8 +1,8 @@
 """Sliced updates without servers: each slice is summed over all ranks, and every rank updates it.
 
-Unused parameters. A rank without a gradient submits negative zeros, as with servers
-(sliced_optimizer.py). Only such a rank looks at the sum to see whether another rank had a gradient,
-because reading from a GPU makes the host wait.
+Unused parameters. A rank without a gradient submits negative zeros, as with servers (sliced_optimizer.py):
+-0.0 + x is exactly x, and a sum of only -0.0 shows that no rank had a gradient. Only such a rank looks at
+the sum, because reading from a GPU makes the host wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class CollectiveUpdates(SlicedUpdates):
     """The slices of one rank. An item is a slice with a number.
 
     order: item numbers in the order of their sums, the same on all ranks. exchange: gathers an object from
-    every rank. debug: all ranks compare their sums before any is issued.
+    every rank. debug: all ranks compare which slices they are about to sum,
+    before any all-reduce is issued.
     """
 
     def __init__(

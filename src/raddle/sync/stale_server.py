@@ -39,7 +39,7 @@ class StaleServer(ParameterServer):
         rank: int,
         updater: RowUpdater,
         send: Send,
-        mark_returned: MarkReturned,
+        mark_returned: MarkReturned,  # called when updated rows are back at the worker of this rank
         bound: int | None,
     ) -> None:
         super().__init__(rank, updater, send, mark_returned)

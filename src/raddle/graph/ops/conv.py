@@ -170,7 +170,7 @@ for _rank in (1, 2, 3):
         f"conv{_rank}d",
         CONV_NOTATION[_rank],
         _conv_kernel,
-        Traits(SavedTensors.INPUTS, family="conv", strided=True),  # strided: see traits.py
+        Traits(SavedTensors.INPUTS, family="conv", strided=True),  # strided: see Traits
     )
     declare(
         f"conv_transpose{_rank}d",

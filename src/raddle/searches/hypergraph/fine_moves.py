@@ -1,12 +1,14 @@
 """Random moves for the annealing of fine partitions: each changes the rows of one layer.
 
 A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
-share. The rows of a layer (fine_rows.py): each part is in one row, or in none (-1). It computes all filters
-of its row over `width` channels, and owns `owned` filters: it sums their partial results and has their
+share. A *row* (fine_rows.py) is a set of filters of a layer whose channels are divided among the parts of
+the row. Each part is in one row of a layer, or in none (-1). It computes all filters of its row over
+`width` channels, and owns `owned` filters: it sums their partial results and has their
 output. Its *area* is filters of the row x width.
 """
 
 # l: layer; p, q, s: parts; i, j: rows; k: filters or channels moved; pb: the problem (fine_walk.py);
+# pb.m: the counts of the network (counts.py), pb.m.units: filters by layer;
 # pb.splittable: by layer, whether a filter's channels may be in several parts; pb.cell_work: work of one
 # channel of one filter; w: the state of the run; w.scratch[AREA]: areas by part before the move
 

@@ -10,7 +10,7 @@ only splits by sample and by filter, which are best for most layers; the others 
 round continues from the best state so far.
 """
 
-# b: block; a: axis; m: the model (mixed_model.py)
+# b: block; a: axis; m: the cost model (mixed_model.py); x: units of the axis, by block and part
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FIRST_STEPS, MAX_STEPS = 20_000, 10_000
 # The following four are multiples of the average volume of a part in the best partition so far.
 # Temperatures: the first; the first of a round that continues from the best state; the last
 HOT, WARM, COLD = 0.8, 0.16, 0.002
-# Price of overload (work above the parts' maxima) that is as large as the work of the whole graph
+# Penalty weight of overload (work above the parts' maxima): the price if the overload were all work
 PRICE = 120.0
 
 

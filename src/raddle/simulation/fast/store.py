@@ -53,7 +53,8 @@ class RowStore:
 
     def __init__(self) -> None:
         self.computes, self.messages, self.amounts = RowArray(2), RowArray(7), RowArray(2)
-        # The rows of `sizes` are (device, bytes in memory).
+        # amounts: bytes of a sync unit for each ring; sync_units: whole parameters or slices of them, which
+        # are synchronised at once; sizes: (device, bytes in memory).
         self.sync_units, self.sizes = RowArray(SYNC_COLUMNS), RowArray(2)
         self._cache: dict[Any, Any] = {}
 

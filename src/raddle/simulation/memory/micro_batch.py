@@ -130,7 +130,8 @@ class _MicroBatchMemory:
             until = end
             if flight is not None:
                 first = first.copy()
-                # By message, from when on it takes memory at its target.
+                # By message, from when on it takes memory at its target: a message through the host
+                # is copied to the device only when the backward that needs it starts.
                 reached = self.ledger.arrival(flight, backward.start)
                 np.minimum.at(first, flight.target, reached)
                 # In a pipeline, the backward of a segment starts from this gradient.
