@@ -25,7 +25,7 @@ from raddle.files import read_scratch, write_scratch
 def probe_devices(ranks: int, *, quick: bool) -> tuple[Device, ...]:
     """Measures `ranks` ranks while all of them compute; one device for each.
 
-    fresh: measures again, even if an earlier result is cached.
+    It always measures again, even if an earlier result is cached. quick: a shorter, rougher measurement.
     """
     return Cluster.from_dict(describe(probe(ranks, quick=quick, fresh=True))).devices
 

@@ -44,6 +44,7 @@ def lower_variant(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVa
         active,
         {op.name: tuple(sorted(set(plan.tiles[op.name].devices))) for op in graph.ops},
         stage_of(plan) or {op.name: 0 for op in graph.ops},  # without a pipeline: all in stage 0
+        # The last operators, which every device computes itself, so that no gradient of the loss is sent.
         replicated_loss_ops(
             graph, plan, active, lambda op: is_partial(op, plan.tiles[op.name], plan.bn)
         ),

@@ -277,7 +277,7 @@ def _make_updater(
     if is_asynchronous(program.plan):
         return OverlappingParameterUpdater(
             store, transport, rank_actions.updated_slots, rank_actions.buckets, sum_dtype=sync.wire_dtype,
-            latest=is_greedy(program.plan),
+            latest=is_greedy(program.plan),  # a forward uses the newest weights, not a planned version
         )  # fmt: skip
     return ParameterUpdater(
         store,

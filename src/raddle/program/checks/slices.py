@@ -91,6 +91,7 @@ class _SliceReplay:
                 self.instructions.setdefault((i.regions, i.devices), []).append(n)
             elif isinstance(i, Move):
                 pairs = tuple(sorted((m.source, m.target, m.boxes) for m in i.messages))
+                # first_alike: one kind stands for all kinds with the same content and subject.
                 self.instructions.setdefault((i.kind.first_alike, pairs), []).append(n)
             elif isinstance(i, Reduce):
                 self.instructions.setdefault(

@@ -1,6 +1,7 @@
 """Updates the parameters when tiles change: their holders, their slices, their slots.
 
-A slot says which rows of the store belong to a parameter (store.py). A sync unit is what is synchronised at
+A slot is here the range of rows that a parameter has in the store: the arrays of all compute, message and
+sync rows of a plan (store.py). A sync unit is what is synchronised at
 once: a parameter, or one of its slices (arrays.py). A pull gathers a sharded parameter for the operators
 of a block before they run (ZeRO-3, program/zero3_blocks.py); the number of a pull is its place in
 GraphIndex.pulls. sync.sliced: the plan's sync kind cuts parameters into slices, which are sent one by one.
