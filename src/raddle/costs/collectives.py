@@ -4,6 +4,10 @@ ring           2(P-1) messages of bytes/P on every link of the ring
 tree           2 log2(P) messages of all bytes, up and down
 hierarchical   a ring inside each node, then a ring of the leaders (the first device of each node)
 
+Between nodes, one ring for each adapter (*rail*) of a node runs at the same time, with its share of the
+bytes, as collective libraries do. In the formulas this is a single ring, on links between nodes that are as
+fast as all rails together.
+
 The functions with @register_jitable take plain numbers, so that numba can call them too.
 """
 
@@ -46,9 +50,11 @@ def all_reduce_topology(cluster: Cluster, devices: Sequence[int]) -> AllReduceTo
         if len(local) > 1
     ]
     leaders = [node_devices[0] for node_devices in nodes.values()]
+    rails = min(_adapters(cluster, local) for local in nodes.values()) if len(leaders) > 1 else 1
     # with one node there is no ring of leaders, and (1.0, 0.0) is never used
-    between = slowest_hop(cluster, leaders) if len(leaders) > 1 else (1.0, 0.0)
-    whole = slowest_hop(cluster, devices)
+    between = slowest_hop(cluster, leaders, rails) if len(leaders) > 1 else (1.0, 0.0)
+    # Node by node: as in collective libraries, a ring leaves a node once, in whatever order it is given.
+    whole = slowest_hop(cluster, [d for local in nodes.values() for d in local], rails)
     return AllReduceTopology(float(len(devices)), *whole, float(len(leaders)), *between, node_rings)
 
 
@@ -57,11 +63,17 @@ def hops(ring: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(ring, [*ring[1:], ring[0]], strict=True))
 
 
-def slowest_hop(cluster: Cluster, ring: Sequence[int]) -> tuple[float, float]:
+def _adapters(cluster: Cluster, local: Sequence[int]) -> int:
+    """How many network adapters serve these devices of one node: one for each of them, or one for all."""
+    network = cluster.node_networks[cluster.devices[local[0]].node]
+    return len(local) if network is not None and network.per_device else 1
+
+
+def slowest_hop(cluster: Cluster, ring: Sequence[int], rails: int = 1) -> tuple[float, float]:
     """The lowest bandwidth and the highest latency of the hops of a ring, perhaps of different hops.
 
     Hops that use the same link share its bandwidth. `resources` of a route are the numbers of the links
-    that a transfer occupies (clusters/topology.py).
+    that a transfer occupies (clusters/topology.py). rails: between nodes, as many rings run at once.
     """
     pairs = hops(ring)
     hops_by_link: dict[int, int] = {}
@@ -71,7 +83,9 @@ def slowest_hop(cluster: Cluster, ring: Sequence[int]) -> tuple[float, float]:
     bandwidth, latency = math.inf, 0.0
     for a, b in pairs:
         route = cluster.route(a, b)
-        bandwidth = min(bandwidth, route.bandwidth / max(hops_by_link[r] for r in route.resources))
+        share = route.bandwidth / max(hops_by_link[r] for r in route.resources)
+        crosses = cluster.devices[a].node != cluster.devices[b].node
+        bandwidth = min(bandwidth, share * rails if crosses else share)
         latency = max(latency, route.latency)
     return bandwidth, latency
 

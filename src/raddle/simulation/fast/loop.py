@@ -13,7 +13,6 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raddle.simulation.engine import TASK_MASK, _heap_key, _pop, _push
 from raddle.simulation.fast.arrays import (
     BUSY_BEFORE,
     DEVICE,
@@ -24,6 +23,7 @@ from raddle.simulation.fast.arrays import (
     Array,
     StepDag,
 )
+from raddle.simulation.waiting import add_ready, nobody_waits, take_next
 
 OVER_LIMIT = -1  # result: the step takes longer than the limit
 
@@ -55,57 +55,38 @@ def run_dag(
         next_free[edges[e, 0]] += 1
         successor[k], delay[k] = edges[e, 1], edges[e, 2]
     ready = np.zeros(node_count, np.int64)  # by node: when all that it waits for has ended
-    free_from = np.zeros(len(load), np.int64)  # by resource: when it is free again
     load_left = load.copy()  # by resource: nanoseconds of work that has not started
-    heap_time = np.empty(node_count + 1, np.int64)
-    heap_node = np.empty(node_count + 1, np.int64)  # keys: urgency, then the number of the node
+    durations, urgencies = nodes[:, DURATION], nodes[:, URGENCY]
+    firsts, seconds = nodes[:, FIRST_RESOURCE], nodes[:, SECOND_RESOURCE]
+    waiting = nobody_waits(node_count, len(load))
     stack = np.empty(node_count + 1, np.int32)  # ready nodes without resources
-    # size: of the heap; depth: of the stack; total: the latest end so far; count: simulated nodes
-    size, depth, total, count = 0, 0, 0, 0
+    # depth: of the stack; total: the latest end so far; count: simulated nodes
+    depth, total, count = 0, 0, 0
     for n in range(node_count):
         if waits_left[n] == 0:
-            if nodes[n, FIRST_RESOURCE] < 0 and nodes[n, SECOND_RESOURCE] < 0:
+            if firsts[n] < 0 and seconds[n] < 0:
                 stack[depth] = n
                 depth += 1
             else:
-                size = _push(heap_time, heap_node, size, 0, _heap_key(nodes[n, URGENCY], n))
-    while size or depth:
+                add_ready(waiting, 0, urgencies[n], n)
+    while True:
         if depth:
             depth -= 1
-            node = stack[depth]
+            node = int(stack[depth])
+            begin = ready[node]
         else:
-            node = heap_node[0] & TASK_MASK
-            now = heap_time[0]
-            size = _pop(heap_time, heap_node, size)
-            if nodes[node, URGENCY]:
-                free_at = now
-                for resource in (nodes[node, FIRST_RESOURCE], nodes[node, SECOND_RESOURCE]):
-                    if resource >= 0 and free_from[resource] > free_at:
-                        free_at = free_from[resource]
-                if free_at > now:  # it tries again then, together with all other waiting nodes
-                    key = _heap_key(nodes[node, URGENCY], node)
-                    size = _push(heap_time, heap_node, size, free_at, key)
-                    continue
+            node, begin, _ = take_next(waiting, durations, firsts, seconds, urgencies)
+            if node < 0:
+                break
         count += 1
-        begin = ready[node]
-        duration, first, second = (
-            nodes[node, DURATION],
-            nodes[node, FIRST_RESOURCE],
-            nodes[node, SECOND_RESOURCE],
-        )
-        if first >= 0 and free_from[first] > begin:
-            begin = free_from[first]
-        if second >= 0 and free_from[second] > begin:
-            begin = free_from[second]
+        duration, first, second = durations[node], firsts[node], seconds[node]
         finish = begin + duration
         if first >= 0:
-            free_from[first] = finish
             load_left[first] -= duration
             if finish + load_left[first] > limit:
                 counts[2] = count
                 return OVER_LIMIT
         if second >= 0:
-            free_from[second] = finish
             load_left[second] -= duration
             if finish + load_left[second] > limit:
                 counts[2] = count
@@ -123,12 +104,16 @@ def run_dag(
             ready[other] = max(ready[other], finish + delay[k])
             waits_left[other] -= 1
             if waits_left[other] == 0:
-                if nodes[other, FIRST_RESOURCE] < 0 and nodes[other, SECOND_RESOURCE] < 0:
+                if firsts[other] < 0 and seconds[other] < 0:
                     stack[depth] = other
                     depth += 1
                 else:
-                    key = _heap_key(nodes[other, URGENCY], other)
-                    size = _push(heap_time, heap_node, size, ready[other], key)
+                    add_ready(
+                        waiting,
+                        ready[other],
+                        urgencies[other],
+                        other,
+                    )
     counts[2] = count
     for d in range(devices):
         total = max(total, ready[tails[d, 0]] + tails[d, 1])
