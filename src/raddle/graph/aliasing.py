@@ -73,7 +73,7 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 def _byte_range(tensor: Tensor) -> tuple[int, int]:
     """The range of bytes of its storage in which a tensor's elements lie."""
-    width = tensor.element_size()
+    width = tensor.element_size()  # bytes of an element
     begin = int(tensor.storage_offset()) * width
     if not tensor.numel():
         return begin, begin

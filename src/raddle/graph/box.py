@@ -121,7 +121,8 @@ def cells(boxes: Sequence[Box]) -> list[tuple[Box, tuple[int, ...]]]:
         return _sweep(boxes, dim)
     result: list[tuple[Box, tuple[int, ...]]] = []
     for i, box in enumerate(boxes):
-        uncovered = [] if box.empty else [box]
+        uncovered = [] if box.empty else [box]  # the part of the box that is in no cell yet
+        # the cells so far, split where they overlap the box
         split: list[tuple[Box, tuple[int, ...]]] = []
         for cell, owners in result:
             common = cell & box
@@ -130,7 +131,7 @@ def cells(boxes: Sequence[Box]) -> list[tuple[Box, tuple[int, ...]]]:
                 continue
             split.append((common, (*owners, i)))
             split.extend((piece, owners) for piece in cell - common)
-            uncovered = [piece for f in uncovered for piece in f - common]
+            uncovered = [piece for u in uncovered for piece in u - common]
         result = split + [(piece, (i,)) for piece in uncovered]
     return sorted(result)
 

@@ -242,6 +242,7 @@ class Builder:
     # -- helpers -----------------------------------------------------------------------
 
     def _undo(self, ops: int, fused: int, names: dict[str, int]) -> None:
+        """Goes back to a state: keeps the first `ops` operators and `fused` fused calls; restores names."""
         for op in self.ops[ops:]:
             for output in op.outputs:
                 del self.values[output]
@@ -250,6 +251,7 @@ class Builder:
         self._names = names
 
     def _name(self, suffix: str | None, kind: str) -> str:
+        """The name of a new operator; see `emit`."""
         if self._composite_name is not None and suffix == "":
             return self._composite_name
         # A constant gets the kind in its name: the plain name is for the module's main operator.
@@ -263,6 +265,7 @@ class Builder:
         return self._unique(self.module)
 
     def _unique(self, name: str) -> str:
+        """The name or, if it was given before, the name with a number, such as relu_1."""
         count = self._names.get(name, 0)
         self._names[name] = count + 1
         return name if not count else self._unique(f"{name}_{count}")
@@ -274,6 +277,7 @@ class Builder:
         dtypes: Sequence[torch.dtype],
         space: Any,
     ) -> list[Value]:
+        """Adds the values of an operator's outputs, with the letters that its iteration space has."""
         many = len(shapes) > 1
         return [
             self.add(
@@ -339,6 +343,7 @@ def _template(arguments: Any, operands: list[Value]) -> Any:
 
 
 def _map_values(arguments: Any, function: Callable[[Value], Any]) -> Any:
+    """Nested arguments, with function(value) in place of every Value."""
     if isinstance(arguments, Value):
         return function(arguments)
     if isinstance(arguments, (list, tuple)):
@@ -361,10 +366,12 @@ def _supported_kwargs(translator: AtenTranslator, kwargs: Mapping[str, Any]) -> 
 
 
 def _base_name(target: Any) -> str:
+    """The name of an ATen call without its overload, such as add."""
     return str(target._schema.name.split("::")[-1])
 
 
 def _call_name(target: Any) -> str:
+    """The name that `resolve_overload` reads: add.Tensor, outside of ATen namespace::name.overload."""
     schema = target._schema
     namespace, name = schema.name.split("::")
     call = f"{name}.{schema.overload_name or 'default'}"

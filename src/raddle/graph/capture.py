@@ -323,8 +323,10 @@ class _Translation:
         self.builder.hidden_writes.clear()
 
     def _translate_getitem(self, node: Node) -> None:
+        """Translates the access to one result of a call or subgraph that returns several."""
         source: Any = node.args[0]
         item: Any = node.args[1]
+        # inner: the node inside a subgraph, if this item is a tensor that came in from outside
         if (inner := self.aliased_outputs.get(source, {item: None})[item]) is not None:
             self.memory.put(node, self.memory.read(inner), View(inner, None, (), {}))
             return
@@ -333,6 +335,7 @@ class _Translation:
         self.memory.put(node, value, view._replace(item=item) if view is not None else None)
 
     def _translate_write(self, node: Node, target: Any, args: Any, kwargs: Any) -> None:
+        """Translates a call that writes to its first argument, by the call that returns a new tensor."""
         written, before = node.args[0], args[0]
         assert isinstance(written, Node)
         if target._schema.name == "aten::detach_":  # changes the gradient, not the values
@@ -365,6 +368,8 @@ class _Translation:
 
     def _set_module(self, node: Node) -> None:
         """Tells the builder the module of the next operators and the outputs that are used."""
+        # A path is such as "model.features.0" (StepModule keeps the user's module as `model`); torch.export
+        # adds @1 and so on if a module is called again.
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         path = re.sub(r"@\d+", "", stack[-1][0]) if stack else ""
         inside = path == "model" or path.startswith("model.")

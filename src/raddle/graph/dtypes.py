@@ -1,6 +1,6 @@
 """Which data types have gradients: the only place that asks this of torch's types.
 
-Code that needs *real* numbers (a loss, an order, probabilities of classes) uses `is_floating_point`.
+Code that needs *real* numbers (a loss, a comparison, probabilities of classes) uses `is_floating_point`.
 
 >>> [carries_gradient(t) for t in (torch.bfloat16, torch.complex64, torch.int64, torch.bool)]
 [True, True, False, False]

@@ -60,7 +60,7 @@ class Op:
 
     @property
     def traits(self) -> Traits:
-        """The properties of its kind."""
+        """The properties of its kind (traits.py)."""
         return TRAITS[self.kind]
 
     @property

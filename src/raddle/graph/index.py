@@ -109,7 +109,8 @@ class Index(NamedTuple):
         return [term.coef * v for v in range(first, last + 1)]
 
 
-# window(h); (h+1-R)/2; each term with its sign; in a term, each factor with the operator before it
+# In this order: window(h); (h+1-R)/2; each term with its sign; in a term, each factor with the operator
+# before it
 _TABLE = re.compile(r"([a-z_]+\d*)\((\w+)\)")
 _EXACT = re.compile(r"\((.*)\)/(\w+)")
 _SIGNED = re.compile(r"([+-]?)([^+-]+)")
@@ -137,6 +138,7 @@ def parse_index(
         text, den = match[1], _integer(match[2], integers)
     terms, offset = [], 0
     for sign, body in _SIGNED.findall(text):
+        # a dim of -1 means: the term has no dimension, it is a number
         dim, coef, div, mod = -1, -1 if sign == "-" else 1, 1, 0
         for operator, atom in _FACTOR.findall(body):
             if atom in dims:

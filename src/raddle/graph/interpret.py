@@ -81,6 +81,7 @@ def _run_op(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: tor
             for name, region in zip(op.inputs, regions, strict=True)
         ]
         results.append(make_kernel(op, box, device)(*arguments))
+    # by box, what it computes of each output
     produced = [op.space.output_boxes(box) for box in boxes]
     for name in op.outputs:
         pieces[name] = []

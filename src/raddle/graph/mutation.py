@@ -161,6 +161,7 @@ class Memory:
 
 
 def _bounds(name: str, args: tuple[Any, ...], parent: Value) -> tuple[int, int | None, int | None]:
+    """(dim, start, end) of a `slice` or `narrow`; args: its arguments after the tensor."""
     if name == "narrow":
         dim, start, length = args
         return dim, start, start + length
@@ -169,6 +170,7 @@ def _bounds(name: str, args: tuple[Any, ...], parent: Value) -> tuple[int, int |
 
 
 def _name(target: Any) -> str:
+    """The name of an ATen call without namespace and overload; "" for None."""
     return target._schema.name.split("::")[-1] if target is not None else ""
 
 

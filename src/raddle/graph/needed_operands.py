@@ -21,6 +21,7 @@ def needed_operands(
     nonempty: for each operand, whether its region has elements. at_origin: whether the tiles contain the
     origin of the reduced dimensions (None: all do). An array that needs no change is returned as it is.
     """
+    # f: whether the region of an operand has elements, n: whether the operand is needed
     need = [
         f & at_origin if access.added_once and at_origin is not None else f
         for access, f in zip(operands, nonempty, strict=True)

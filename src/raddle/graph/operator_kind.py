@@ -21,7 +21,8 @@ from raddle.graph.traits import TRAITS, Traits
 
 # Takes a tensor for the region of each operand (None if it is absent); returns a tensor, or a tuple.
 Kernel = Callable[..., Any]
-# (operator, partial results of one box of the output, reduced points in each) -> the complete result
+# (operator, partial results of one box of the output, how many points of the reduced dimensions each of
+# them covers) -> the complete result
 MergeFunction = Callable[[Op, Sequence[tuple[Tensor, ...]], Sequence[int]], tuple[Tensor, ...]]
 
 
@@ -44,7 +45,7 @@ class OperatorKind:
     kernel_factory: is called once for a box and returns the kernel that computes it, so that a kernel
     does no index arithmetic when it runs.
     merge: combines partial results; None if they are summed.
-    flops_per_point: floating-point operations per point of the iteration space; 2 if it is a product.
+    flops_per_point: floating-point operations per point of the iteration space; products always have 2.
     flops: (space, box, operand) -> floating-point operations of the forward (operand None) or of the
     gradient of that operand; None: derived from the notation.
     """
@@ -98,7 +99,8 @@ class OperatorTile(NamedTuple):
         )
 
     def pads(self, slot: int) -> list[Range]:
-        """For each dimension of an operand: how much padding the box reads below and above its region."""
+        """For each dimension of the operand that is kernel argument number `slot`: how much padding the box
+        reads below and above the operand's region."""
         operand = self.op.argument_slots.index(slot)
         region = self.regions[operand]
         assert region is not None
@@ -164,6 +166,7 @@ def merge_partials(
     if merge_function is not None:
         counts = [_reduced_points(op, box) for box in boxes]
         return merge_function(op, parts, counts)
+    # column: the same output in all parts
     return tuple(_sum(column) for column in zip(*parts, strict=True))
 
 

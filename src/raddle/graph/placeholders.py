@@ -64,6 +64,7 @@ class Placeholders:
                 self.memory.put_state(node, self.add_constant(spec.target, constant))
 
     def _add_input(self, node: Node, meta: Any) -> None:
+        """Adds an input of the module or a target; meta: a tensor of its shape and type, or a number."""
         name = self.input_names.pop(0)
         if not isinstance(meta, Tensor):
             self.memory.put(node, meta)  # a number or None, fixed at capture
@@ -96,6 +97,7 @@ class Placeholders:
         return names
 
     def _add_state(self, node: Node, spec: Any, canonical_names: Mapping[str, str]) -> None:
+        """Adds a parameter or buffer; spec: the InputSpec that torch.export gives for the placeholder."""
         full_name = spec.target.removeprefix("model.")
         name = canonical_names.get(full_name, full_name)
         if name != full_name:
@@ -110,6 +112,7 @@ class Placeholders:
         self.memory.put_state(node, self.builder.values[name])
 
     def add_constant(self, target: str, tensor: Tensor) -> Value:
+        """Adds a copy of a tensor that the code uses directly; target: its name in the program."""
         name = self.builder.reserve(f"constant.{target.removeprefix('model.')}")
         self.constants[name] = tensor.detach().clone()
         self.lifted_constants.append((name, tensor))

@@ -30,6 +30,7 @@ def resize_inputs(
 
 
 def _resize(arguments: Any, letters: Iterator[str], batch: int) -> Any:
+    """Nested arguments with `batch` samples; takes the letters of each leaf from the iterator."""
     if isinstance(arguments, Mapping):
         return {key: _resize(value, letters, batch) for key, value in arguments.items()}
     if isinstance(arguments, (list, tuple)):

@@ -54,6 +54,7 @@ def _save_process_state() -> Iterator[Restore]:
 
 
 def _deferred(put: Callable[[Any], Any], value: Any) -> Restore:
+    """A function that calls put(value) later."""
     return lambda: put(value)
 
 
@@ -63,7 +64,7 @@ class _Snapshot:
     def __init__(self, roots: Iterable[Any]) -> None:
         self.restores: list[Restore] = []
         self._seen: dict[int, Any] = {}  # by id; keeps them alive, so that ids stay unique
-        # Ids of parameters and buffers: tracing uses other tensors in their place.
+        # Ids of parameters and buffers. Their values are not saved: tracing uses other tensors for them.
         self._states: set[int] = set()
         pending: list[tuple[Any, bool]] = [(root, True) for root in roots]
         while pending:

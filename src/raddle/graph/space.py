@@ -15,7 +15,7 @@ operator's work. The words of this file:
 - The *region* of an operand is the box of its elements that a box of the iteration space reads. The halo of
   a convolution is the part of the region that neighbouring tiles read too (`Space.regions`).
 
-Regions, partial sums, dimension kinds, operations and bytes are all derived here and nowhere else.
+Regions, partial sums, dimension kinds, FLOPs and numbers of elements are all derived here and nowhere else.
 """
 
 from __future__ import annotations
@@ -154,6 +154,7 @@ class Space(NamedTuple):
         """
         access, elements = self.operands[operand], list(self._elements(box))
         if access.added_once:
+            # The gradient of a bias reads no operand, only the output's gradient.
             flops = 0
             elements[: len(self.operands)] = [0] * len(self.operands)
         elif self.is_product:
@@ -222,6 +223,7 @@ def _parse_space(
     dims = list(sizes)
     operands = []
     for number, (match, shape) in enumerate(zip(right, shapes, strict=True)):
+        # before: the text between the operand before and this one; after: all text after this one
         before = notation[assign.end() if not number else right[number - 1].end() : match.start()]
         after = notation[match.end() :].lstrip()
         once = "+" in before

@@ -69,6 +69,7 @@ class StepModule(nn.Module):
 
 
 def _check_scalar(loss: Any) -> Tensor:
+    """Returns the loss. Raises InputError unless it is a floating-point scalar."""
     if isinstance(loss, Tensor) and loss.shape == () and loss.is_floating_point():
         return loss
     shape = f" of shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else ""
@@ -78,6 +79,7 @@ def _check_scalar(loss: Any) -> Tensor:
 
 
 def _tensors(output: Any) -> list[Tensor]:
+    """All tensors in the output of a module, which may be nested."""
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, Mapping):

@@ -25,12 +25,14 @@ class Traits:
     extra_saved_bytes: int = 0  # saved for each element of the output: masks, indices of maxima
     is_view: bool = False  # the output is a view of the input: no data is moved
     is_cheap: bool = False  # searches may place it together with an operator that reads its result
-    # Whose efficiency applies (Device.efficiency): "conv", "attention", or "": matmul for products, else
-    # memory.
+    # Which efficiency of a device applies (Device.efficiency: fractions of its peak rates, by name):
+    # "conv", "attention", or "": "matmul" for products, "memory" for all others.
     family: str = ""
-    updates_buffer: bool = False  # as running statistics: no gradient; may run on every device
-    # Its windows may ignore the last elements of its input, so the kernel may get them beyond the region
-    # (_untrimmed_region in runtime/code_generator.py).
+    # It computes the new value of a buffer, such as running statistics: it has no gradient, and may run on
+    # every device.
+    updates_buffer: bool = False
+    # Its windows may ignore the last elements of its input, which are then outside of the region. The
+    # kernel may be given them all the same (_untrimmed_region in runtime/code_generator.py).
     strided: bool = False
 
 

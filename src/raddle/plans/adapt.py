@@ -8,7 +8,8 @@ device has the parameters that it reads. A new operator is placed where its inpu
 sent.
 """
 
-# d: a dimension of an operator's iteration space (or a device), k: the number of an operator's output
+# d: a dimension of an operator's iteration space (or a device), r: such a dimension of an operator that
+# reads its output, k: the number of an operator's output
 
 from __future__ import annotations
 
@@ -167,7 +168,7 @@ class _Adapter:
             i for i, name in enumerate(op.inputs) if self.evaluation.values[name].role in WEIGHTS
         ]
 
-    # -- candidates --------------------------------------------------------------------------------
+    # -- candidates: tilings, tried in the order in which they are yielded --------------------------
 
     def _as_in_training(self, op: Op, trained: Op) -> Iterator[Tiling]:
         """The tiles of the training operator, scaled if its sizes differ."""
@@ -180,14 +181,14 @@ class _Adapter:
             yield projected_tiling(op, tiling, {d: d for d in range(len(op.space.dims))})
 
     def _as_producers(self, op: Op) -> Iterator[Tiling]:
-        """The tiles of the operators that compute its inputs."""
+        """The tiles of the operators that compute its inputs, projected onto its dimensions."""
         for operand, (source, k) in self._sources(op):
             if source.name in self.tilings:
                 pairs = paired_dims(op, operand, source.space.outputs[k])
                 yield projected_tiling(op, self.tilings[source.name], pairs)
 
     def _as_consumers(self, op: Op) -> Iterator[Tiling]:
-        """The tiles of the operators that read its outputs; if several read one box, with copies."""
+        """The tiles of the operators that read its outputs; a box that several of them read has copies."""
         for k, name in enumerate(op.outputs):
             for reader, operand in self.consumers.get(name, []):
                 if reader.name in self.tilings:
@@ -258,6 +259,7 @@ class _TrainingBoxes:
         points = {0, dim.size}
         for i in operands if not dim.unsplittable else ():
             boxes = [box for held in self.boxes_by_device(op.inputs[i]).values() for box in held]
+            # at: a dimension of the operand, index: the expression that indexes it (graph/index.py)
             for at, index in enumerate(op.space.operands[i].indices):
                 # Only if the index is d plus an offset: neither strided nor divided nor from a table.
                 if index.terms == (Term(d),) and index.den == 1 and not index.table:

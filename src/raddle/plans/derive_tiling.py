@@ -71,6 +71,7 @@ def scaled_tiling(op: Op, original: Op, tiling: Tiling, batch: int, new_batch: i
 
 
 def _scaled_corner(new_point: Sequence[Mapping[int, int]], point: Sequence[int]) -> tuple[int, ...]:
+    """A corner of a box, with the new cut point along each dimension in place of the old one."""
     return tuple(along[p] for along, p in zip(new_point, point, strict=True))
 
 

@@ -21,7 +21,8 @@ def match_ops(graph: Graph, other: Graph) -> dict[str, Op]:
     # Value of `other` -> the same value of `graph`. Inputs, parameters and buffers have the same names;
     # results of operators (role "op") are added as their operators are matched.
     same = {name: name for name, value in other.values.items() if value.role != "op"}
-    for key in (_by_weights, _by_buffers, _by_module):  # key(graph, op): equal if they may match
+    # key(graph, op): equal for operators that may match; None: the operator is not matched by this key
+    for key in (_by_weights, _by_buffers, _by_module):
         pools: dict[Hashable, list[Op]] = {}  # by key, operators of `graph` not matched yet
         for op in graph.ops:
             if op.name not in used and (k := key(graph, op)):

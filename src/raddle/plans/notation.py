@@ -18,7 +18,9 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Graph, Op
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven_cuts
 
+# [0:4 0:2]@0: the ranges of a box, its device.
 _BOX = re.compile(r"\[((?:\d{1,18}:\d{1,18} ?)*)\]@(\d{1,18})")
+# n/2 or c/(5,3): the letter, then the number of parts or their sizes.
 _SPLIT = re.compile(r"([A-Za-z])/(?:(\d{1,18})|\((\d{1,18}(?:,\d{1,18})*)\))")
 MAX_DEVICES = 65_536
 
@@ -41,7 +43,10 @@ def write_tiling(op: Op, tiling: Tiling) -> str:
 
 
 def read_tiling(op: Op, text: str) -> Tiling:
-    """Reads what `write_tiling` wrote. Raises InputError if it cannot be read; it is not validated."""
+    """Reads what `write_tiling` wrote. Raises InputError if it cannot be read.
+
+    Whether the tiles cover the operator is not checked here (validation.py does it).
+    """
     if "[" in text:
         return _read_boxes(op, text)
     splits, at, devices = text.partition("@")
@@ -98,6 +103,7 @@ def write_devices(devices: Sequence[int]) -> str:
 
 
 def read_devices(text: str) -> tuple[int, ...]:
+    """Reads what `write_devices` wrote: 0-3,7 gives 0, 1, 2, 3, 7."""
     devices: list[int] = []
     for run in text.strip().split(","):
         match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", run)
@@ -117,6 +123,7 @@ def write_tiles(graph: Graph, tiles: Mapping[str, Tiling]) -> str:
 
 
 def read_tiles(graph: Graph, text: str) -> dict[str, Tiling]:
+    """By operator, its tiling: reads what `write_tiles` wrote. A line that begins with # is a comment."""
     ops = {op.name: op for op in graph.ops}
     tiles: dict[str, Tiling] = {}
     for line in text.splitlines():

@@ -57,7 +57,7 @@ def is_asynchronous(plan: Plan) -> bool:
 
 
 def without_pipeline(plan: Plan) -> Plan:
-    """The same plan without stages: one micro-batch after the other."""
+    """The same plan without stages; batch norm over a micro-batch becomes one over the whole batch."""
     bn = "global" if plan.bn == "microbatch" else plan.bn
     return replace(plan, stages=(), schedule="", workers=(), bn=bn)
 
@@ -98,7 +98,10 @@ def steps_in_flight(plan: Plan) -> int:
 
 
 def workers_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """The devices of each worker. If the plan does not name them, those of each stage, in their order."""
+    """The devices of each worker. If the plan names none, the devices of each stage are a worker.
+
+    Stages on the same devices have one worker; workers are in the order of their first stages.
+    """
     if plan.workers:
         return plan.workers
     devices = [stage_devices(plan, s) for s in range(len(plan.stages))]
@@ -235,7 +238,7 @@ def steps_to_simulate(plan: Plan, default: int) -> int:
 
 
 def _validate_workers(plan: Plan) -> None:
-    """Every device belongs to one worker, and every stage and micro-batch has a worker that fits."""
+    """Raises InputError if a device belongs to two workers, or a worker does not fit its stages."""
     workers = workers_of(plan)
     seen: dict[int, int] = {}
     for w, devices in enumerate(workers):

@@ -22,8 +22,8 @@ class Plan:
     (`microbatch`), or over a tile (`local`, as DistributedDataParallel does).
 
     order: with sync `p3:collective`, which all-reduces slices (ranges of rows) of parameters, the numbers
-    of all slices, in the order in which their all-reduces start on every device. Without it, each starts
-    when its gradient is complete.
+    of all slices (program/parameter_slices.py numbers them), in the order in which their all-reduces start
+    on every device. If it is empty, each starts when its gradient is complete.
 
     sums: by operator with partial results, the devices that sum them, written as a tiling of the operator.
     If an operator is not there, its output is divided among the devices that have partial results.

@@ -148,6 +148,7 @@ def _is_list_of_lists(data: Any, kind: type) -> bool:
 
 
 def _is_input(data: Any) -> bool:
+    """Whether an entry of `inputs` is as `describe_inputs` (plan.py) writes it."""
     if not isinstance(data, dict):
         return False
     shape = data.get("shape")

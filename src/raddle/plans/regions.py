@@ -17,7 +17,7 @@ def operand_regions(op: Op, operand: int, tiling: Tiling) -> Iterable[tuple[int,
     There is a pair for each tile. If the tiles do not split the dimensions of the operand, all read the
     same: then there is one pair for each device.
     """
-    access = op.space.operands[operand]
+    access = op.space.operands[operand]  # how the operator indexes the operand (graph/space.py)
     # The dimensions of the operator that decide what a tile reads: those in the operand's indices.
     touched = {term.dim for index in access.indices for term in index.terms}
     # Reduced dimensions may decide too whether a tile reads the operand. A bias is added by one tile alone

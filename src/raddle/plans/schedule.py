@@ -104,7 +104,7 @@ def time_slots(
     ends: dict[Action, Time] = {}
     times: list[list[tuple[Time, Time, Action]]] = [[] for _ in schedule.rows]
     waiting: dict[Action, list[int]] = {}  # by action, the workers that wait for it
-    ready = deque(range(len(schedule.rows)))
+    ready = deque(range(len(schedule.rows)))  # workers whose next action may be able to start
     while ready:
         w = ready.popleft()
         row, slots_of_worker = schedule.rows[w], times[w]
@@ -227,11 +227,11 @@ def _check_action(schedule: Schedule, action: Action, w: int, count: int) -> Non
         raise InputError(
             f"worker {w} has {name}, which is no action: use F, B or W and numbers from 0."
         )
-    other = schedule.worker(action.stage, action.micro_batch)
-    if other != w:
+    other_worker = schedule.worker(action.stage, action.micro_batch)
+    if other_worker != w:
         raise InputError(
             f"stage {action.stage} of micro-batch {action.micro_batch} is in the rows of workers {w} "
-            f"and {other}: keep all its phases in one row."
+            f"and {other_worker}: keep all its phases in one row."
         )
     if count > 1:
         raise InputError(f"worker {w} has {name} {count} times: keep one of them.")
@@ -285,6 +285,7 @@ def _deadlock_message(
         worker = schedule.worker(stuck[worker].stage, stuck[worker].micro_batch)
     sentences: list[str] = []
     for w in chain[chain.index(worker) :]:
+        # head: the action that worker w cannot start; other: the worker that it waits for
         head = next(action for action in schedule.rows[w] if action not in ends)
         need = _token(schedule, stuck[w])
         other = schedule.worker(stuck[w].stage, stuck[w].micro_batch)

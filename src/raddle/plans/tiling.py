@@ -36,6 +36,7 @@ class Grid:
 
     @cached_property
     def boxes(self) -> tuple[Box, ...]:
+        """Each box once, without its copies."""
         spans = [list(pairwise(c)) for c in self.cuts]
         return tuple(
             Box(tuple(lo for lo, _ in span), tuple(hi for _, hi in span))
@@ -66,10 +67,12 @@ class Irregular:
 
     @cached_property
     def boxes(self) -> tuple[Box, ...]:
+        """Each box once, without its copies."""
         return tuple(dict.fromkeys(tile.box for tile in self.tiles))
 
     @property
     def devices(self) -> tuple[int, ...]:
+        """By tile, its device."""
         return tuple(tile.device for tile in self.tiles)
 
 
@@ -77,7 +80,7 @@ Tiling = Grid | Irregular
 
 
 def even_cuts(size: int, parts: int) -> tuple[int, ...]:
-    """Cut points of equal parts; if they differ by one element, the larger parts come first."""
+    """Cut points of equal parts. If `parts` does not divide `size`, larger parts come first."""
     return tuple(-(-size * i // parts) for i in range(parts + 1))
 
 

@@ -115,8 +115,8 @@ def _validate_recompute(plan: Plan, names: set[str], model: str) -> None:
 def _validate_zero3(plan: Plan) -> None:
     """Raises InputError if the plan cannot use ZeRO-3.
 
-    A device has the gathered parameters of a block of operators only while the block runs. So a block must
-    be in one stage, and its backward must compute the gradients of its parameters too.
+    A device has the gathered parameters of a block (an entry of `plan.recompute`) only while the block
+    runs. So a block must be in one stage, and its backward must compute the gradients of its parameters.
     """
     if plan.split_backward:
         raise InputError(

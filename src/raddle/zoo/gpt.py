@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 
 class GPT(nn.Module):
+    """Predicts the next token at each step; context: the largest number of steps."""
+
     def __init__(
         self,
         *,

@@ -103,7 +103,10 @@ class InceptionBlock(nn.Module):
 
 
 class BlockA(InceptionBlock):
-    """Branches with one 5x5 and with two 3x3 convolutions, at 35 x 35 pixels."""
+    """Branches with one 5x5 and with two 3x3 convolutions, at 35 x 35 pixels.
+
+    pool: output channels of the pooling branch.
+    """
 
     def __init__(self, channels: int, pool: int, shrink: int) -> None:
         super().__init__()

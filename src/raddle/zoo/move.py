@@ -33,6 +33,7 @@ def move_workload(workload: Workload, device: str, dtype: torch.dtype | None = N
 
 
 def _target_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The type that a tensor is converted to: integers keep theirs, complex numbers stay complex."""
     if dtype is None or not carries_gradient(tensor.dtype):
         return tensor.dtype
     return torch.promote_types(dtype, torch.complex32) if tensor.is_complex() else dtype

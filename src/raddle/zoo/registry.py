@@ -53,7 +53,7 @@ _small_vgg = partial(VGG, widths=(6, 10, 12, 12, 20), hidden=24, classes=5, pool
 _small_lstm = {"vocabulary": 20, "hidden": 10}
 
 # Arguments of ZooEntry: build, examples, loss, batch. images(channels, side in pixels, classes),
-# text(vocabulary, time steps) and the like are explained in examples.py.
+# text(vocabulary, time steps) and the like are explained in examples.py. CifarResNet(n) has depth 9n + 2.
 ZOO: dict[str, ZooEntry] = {
     "mlp": ZooEntry(partial(MLP, 784, 4096, 4096, 10), vectors(784, 10), class_loss, 64),
     "mlp-tiny": ZooEntry(partial(MLP, 20, 24, 18, 5), vectors(20, 5), class_loss, 8),

@@ -63,5 +63,6 @@ class Bottleneck(nn.Module):
 
 
 def _stage(depth: int, channels: int, width: int, *, stride: int) -> nn.Sequential:
+    """`depth` blocks; the first one has the stride and changes the number of channels."""
     later_blocks = [Bottleneck(4 * width, width, stride=1) for _ in range(depth - 1)]
     return nn.Sequential(Bottleneck(channels, width, stride), *later_blocks)

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 
 class CifarResNet(nn.Module):
+    """The network of depth 9n + 2; width: channels of the first convolution."""
+
     def __init__(self, n: int, *, width: int = 16, classes: int = 10) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, width, kernel_size=3, padding=1, bias=False)

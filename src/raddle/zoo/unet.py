@@ -25,6 +25,7 @@ class UNet(nn.Module):
         self.down = nn.ModuleList(_two_convolutions(i, o) for i, o in down_widths)
         self.pool = nn.MaxPool2d(2)
         up_widths = list(pairwise(reversed(widths)))
+        # doubles height and width
         self.grow = nn.ModuleList(
             nn.ConvTranspose2d(i, o, kernel_size=2, stride=2) for i, o in up_widths
         )

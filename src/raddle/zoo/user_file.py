@@ -120,6 +120,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _advice(module: ModuleType, name: str) -> str:
+    """The end of the message that a function is not there: functions with similar names, or all."""
     functions = [
         key
         for key, value in vars(module).items()
@@ -141,6 +142,7 @@ def _import_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _report_errors(source: str) -> Iterator[None]:
+    """Turns any exception of the user's code into an InputError that names `source`."""
     try:
         yield
     except Exception as error:

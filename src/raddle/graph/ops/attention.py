@@ -72,6 +72,7 @@ def _attention_kernel(tile: OperatorTile) -> Kernel:
         )
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # row i of the tile is query t0 + i, which sees the keys up to itself
         visible = torch.ones(t1 - t0, k.shape[-2], dtype=torch.bool, device=q.device).tril(t0)
         return F.scaled_dot_product_attention(q, k, v, visible, scale=scale)
 
@@ -85,6 +86,7 @@ def _attention_flops(space: Space, box: Box, operand: int | None) -> int:
     *lead, t, c = space.output_boxes(box)[0].shape
     keys, features = (index.extent for index in space.operands[1].indices[-2:])
     pairs = 2 * math.prod(lead) * t * keys  # of query and key, times 2 FLOP per feature
+    # FLOPs of a product over the features of queries and keys, and of one over those of the values
     by_k, by_c = pairs * features, pairs * c
     return {None: by_k + by_c, 0: 2 * by_k + by_c, 1: by_k, 2: by_c}.get(operand, 0)
 

@@ -1,6 +1,6 @@
 """Contractions: linear, matmul and related calls, einsum.
 
-linear   y[n.. c] += x[n.. k] * w[c k] + b[c]
+linear   y[n.. c] += x[n.. k] * w[c+row0 k] + b[c+row0]      row0: the first row of w that is used, mostly 0
 matmul   y[a.. m c] += x[a.. m k] * w[a.. k c]
 einsum   the equation of the call, as attributes `inputs` (letters of each operand) and `output`
 
@@ -189,6 +189,7 @@ def _explicit_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], 
     """
     left, arrow, right = equation.partition("->")
     specs = left.split(",")
+    # dots: the letters that stand for "...", as many as the longest one needs
     spare = [s for s in ALPHABET + ALPHABET.upper() if s not in equation]
     longest = max(
         (rank - len(s) + 3 for s, rank in zip(specs, ranks, strict=True) if "..." in s), default=0

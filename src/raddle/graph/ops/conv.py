@@ -81,7 +81,9 @@ def _transposed_kernel(tile: OperatorTile) -> Kernel:
         rank - 1
     ]
     out = tile.op.space.output_boxes(tile.box)[0]
-    crops = []  # the full result of a region starts at lo*s and ends at (hi-1)*s + (r-1)*d + 1
+    # The full result of a region starts at lo*s and ends at (hi-1)*s + (r-1)*d + 1 (s: stride, d: dilation,
+    # r: size of the window). crops: amounts for F.pad; a negative amount cuts elements off.
+    crops = []
     for i in range(rank):
         lo, hi, r = region.lo[2 + i], region.hi[2 + i], weight.shape[2 + i]
         begin, end = lo * stride[i], (hi - 1) * stride[i] + (r - 1) * dilation[i] + 1
@@ -117,7 +119,8 @@ def _grouped_call(
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
     """A function that runs a grouped convolution for a box of filters; None if there is one group.
 
-    The box may begin and end inside a group. call(x, w, groups): the convolution.
+    The box may begin and end inside a group. call(x, w, groups): the convolution. transposed: the weight's
+    dimension 0 is the input channels, not the filters.
     """
     if tile.attrs["groups"] == 1:
         return None
@@ -162,6 +165,7 @@ def _with_bias(y: Tensor, b: Tensor | None) -> Tensor:
 
 
 def _only_bias(tile: OperatorTile) -> Kernel:
+    """The kernel of a tile that reads nothing but padding: zeros plus the bias."""
     return lambda x=None, w=None, b=None: _with_bias(tile.full(0), b)
 
 
@@ -199,6 +203,7 @@ def _translate_conv(
         total = [
             d * (r - 1) if padding == "same" else 0 for d, r in zip(dilation, kernel, strict=True)
         ]
+        # padding below and above, for each dimension
         before, after = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
     else:
         before = after = int_per_dim(padding, rank)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 Attrs = Mapping[str, Any]
 
-# Kinds of native calls whose tiles may be split along samples only. For the other kinds, tiles may be split
-# along all dimensions that are not reduced.
+# Native calls that can replace operators with tiles only if the tiles split no dimension but the samples.
+# With the other native calls, tiles may split all dimensions that are not reduced.
 SAMPLES_ONLY = frozenset({"group_norm", "lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 

@@ -43,7 +43,8 @@ def _embedding_notation(sig: Signature) -> str:
 
 
 def _embedding_kernel(tile: OperatorTile) -> Kernel:
-    # The tile has the part lo to hi of the vocabulary. local: the position of padding_idx in this part.
+    # The tile has the part lo to hi of the vocabulary. local: the position in this part of padding_idx, the
+    # token whose embedding gets no gradient.
     (lo, hi), padding = tile.range("v"), tile.attrs["padding_idx"]
     local = padding - lo if padding is not None and lo <= padding < hi else None
     if not tile.is_partial:
@@ -159,6 +160,7 @@ def _index_notation(sig: Signature) -> str:
     out = sig.outputs[0]
     rank = len(out) - len(sig.shapes[0]) + count  # of the broadcast index tensors
     sizes = out[dim : dim + rank]
+    # middle: the letters of the broadcast index tensors
     middle = broadcast_letters(sig.shapes[1:], sig.letters[1:], sizes)
     letters = unique([*sig.letters[0][:dim], *middle, *sig.letters[0][dim + count :]])
     middle = letters[dim : dim + rank]

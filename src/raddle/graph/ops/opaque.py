@@ -1,4 +1,11 @@
-"""Opaque operators: calls that no file of ops/ translates. They run as they are and are never split."""
+"""Opaque operators: calls that run as they are and are never split.
+
+No file of ops/ translates such a call, or not with these arguments.
+
+`_opaque_notation` writes the index notation of an operator (graph/space.py) from its signature: capital
+letters are dimensions that are never split, `:` reads a whole dimension. `_opaque_kernel` returns the
+function that computes the operator; `declare` adds the operator kind with its traits (traits.py).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +22,10 @@ _CAPITALS = "ABCDEFGHIJKLMOPQRSTUVWXYZ"  # without N: in lower case, n would mea
 
 
 def _letters(shape: Sequence[int], sizes: dict[str, int]) -> list[str]:
-    """Letters for an output. No dimension is ever split, so outputs may share letters of equal size."""
+    """Letters for an output. No dimension is ever split, so outputs may share letters of equal size.
+
+    sizes: by letter used so far, its size; new letters are added to it.
+    """
     chosen: list[str] = []
     for size in shape:
         free = (a for a in _CAPITALS if a not in chosen and sizes.get(a, size) == size)

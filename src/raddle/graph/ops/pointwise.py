@@ -59,7 +59,7 @@ def broadcast_access(shape: Sequence[int], letters: Sequence[str], outputs: Sequ
 
     shape: of the operand; letters and outputs: the letters and the shape of the result.
     """
-    skip = len(letters) - len(shape)
+    skip = len(letters) - len(shape)  # leading dimensions that the operand lacks
     pairs = zip(shape, outputs[skip:], letters[skip:], strict=True)
     return " ".join("0" if size == 1 and out != 1 else letter for size, out, letter in pairs)
 

@@ -57,9 +57,10 @@ def _max_pool_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _pool_padding(tile: OperatorTile, kernel: Any, stride: Any) -> tuple[list[int], list[int]]:
-    """The padding for the pool's own argument and that for F.pad, as `choose_padding`.
+    """The padding for the pool's own argument and that for F.pad, as in `choose_padding` (conv.py).
 
-    A pool pads by at most half its window, and avg_pool3d only inputs that are as large as the window.
+    F.pad does all of it if the pool refuses: it pads by at most half its window, and avg_pool3d pads no
+    input that is smaller than the window.
     """
     pads, region = tile.pads(0)[2:], tile.region(0)
     assert region is not None
@@ -98,7 +99,10 @@ def _avg_pool_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _corners(factors: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
-    """All combinations of each dimension's extreme values: if their products are 1, all products are."""
+    """All combinations of the smallest and the largest factor of each dimension.
+
+    If their products are 1, so are the products of all other combinations.
+    """
     corners: list[tuple[float, ...]] = [()]
     for values in factors:
         corners = [(*c, v) for c in corners for v in (min(values), max(values))]
@@ -179,7 +183,10 @@ def _translate_avg_pool(
 
 
 def _divisor(i: int, k: int, s: int, p: int, size: int, include: bool) -> int:
-    """One dimension's factor in the divisor of window i, of size k, stride s and padding p, as in torch."""
+    """The factor of one dimension in the divisor of an average, as in torch.
+
+    i, k, s, p: number, size, stride and padding of the window. size: of the input. include: count padding.
+    """
     begin = i * s - p
     end = min(begin + k, size + p)
     return end - begin if include else min(end, size) - max(begin, 0)

@@ -135,6 +135,7 @@ def _step(
 
 
 def _is_zeros(b: Builder, states: Value) -> bool:
+    """Whether initial states are zeros made in the graph, as nn.LSTM makes them if it is given none."""
     producer = next((op for op in b.ops if states.name in op.outputs), None)
     return producer is not None and producer.kind == "full" and producer.attrs["value"] == 0
 
@@ -159,7 +160,8 @@ def unroll(
 ) -> Any:  # fmt: skip
     """Adds all steps of all layers; returns the output sequence and the last states.
 
-    states: the initial states of all layers. p: probability of dropout between layers.
+    states: the initial states of all layers; an LSTM has two values, hidden and cell. params: in the order
+    of torch, layer by layer and direction by direction. p: probability of dropout between layers.
     """
     # per_layer: number of parameters of a layer in one direction, as in LayerWeights
     directions, per_layer = 2 if bidirectional else 1, 4 if biases else 2
@@ -210,6 +212,8 @@ def unroll(
 
 
 def _translator(cell_type: CellType) -> Callable[..., Any]:
+    """The function that translates the ATen call of a cell type; flags: the arguments after `params`."""
+
     def translate(b: Builder, x: Value, states: Any, params: Any, *flags: Any) -> Any:
         if not isinstance(params, (list, tuple)):
             raise NotSplittable  # packed sequences

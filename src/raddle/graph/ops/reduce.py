@@ -129,6 +129,7 @@ def _variance(b: Builder, x: Value, dim: Any, unbiased: Any, keepdim: bool, corr
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     dims = normalise_dims(x, dim)
+    # ddof: the variance divides by the number of elements minus ddof
     ddof = correction if correction is not None else 1 if unbiased is None else int(unbiased)
     count = math.prod(x.shape[d] for d in dims)
     if count <= ddof:
@@ -161,6 +162,7 @@ def _translate_std(
 
 
 def _whole_notation(sig: Signature) -> str:
+    # attrs["dims"]: the dimensions that must not be split, which get capital letters
     dims = sig.attrs["dims"]
     letters = unique(sig.letters[0])
     indices = [a.upper() if d in dims else a for d, a in enumerate(letters)]

@@ -37,7 +37,10 @@ A = torch.ops.aten
 
 
 class Factor(NamedTuple):
-    """A common factor of a source and a target dimension: its values are digits of both indices."""
+    """A common factor of a source and a target dimension.
+
+    Its value is index // stride % size, for the index and the stride of either dimension.
+    """
 
     size: int
     source: int  # number of the source dimension
@@ -154,6 +157,7 @@ def _reshape_kernel(tile: OperatorTile) -> Kernel:
     ranges = [_factor_range(f, tile.box.lo[f.target], tile.box.hi[f.target]) for f in common]
     picks = _picks(common, ranges, region.lo, region.hi)
     # After index_select the tensor is a box of the factors, so each target dimension is a contiguous range.
+    # merged_shape: its shape in target dimensions; cuts: the range of each of them that the tile needs
     merged_shape, cuts = [], []
     for t, size in enumerate(target):
         dim_factors = [(f, r) for f, r in zip(common, ranges, strict=True) if f.target == t]
@@ -190,7 +194,10 @@ def _picks(
     los: Sequence[int],
     his: Sequence[int],
 ) -> list[tuple[int, list[int]]]:
-    """The elements of the region that are read, for each source dimension that is not read completely."""
+    """The positions in the region that are read, for each source dimension that is not read completely.
+
+    ranges: of the values of each factor. los, his: the bounds of the region.
+    """
     picks = []
     for d, (lo, hi) in enumerate(zip(los, his, strict=True)):
         dim_factors = [(f, r) for f, r in zip(common, ranges, strict=True) if f.source == d]

@@ -118,7 +118,7 @@ declare(
 
 @aten("expand", "broadcast_to")
 def expand(b: Builder, x: Value, sizes: Sequence[int], *_: Any, implicit: bool = False) -> Any:
-    skip = len(sizes) - len(x.shape)
+    skip = len(sizes) - len(x.shape)  # number of new leading dimensions
     shape = tuple(x.shape[i - skip] if size == -1 else size for i, size in enumerate(sizes))
     return x if shape == x.shape else b.emit("expand", [x], [(shape, x.dtype)])
 
@@ -140,6 +140,7 @@ def _translate_repeat(b: Builder, x: Value, repeats: Sequence[int]) -> Any:
         raise NotSplittable
     repeats = [1] * (len(x.shape) - len(repeats)) + list(repeats)
     shape = [1] * (len(repeats) - len(x.shape)) + list(x.shape)
+    # by dimension that is repeated, the source position of each element of the result (see `take`)
     sources = {
         d: [i % size for i in range(size * times)]
         for d, (size, times) in enumerate(zip(shape, repeats, strict=True))
@@ -243,6 +244,7 @@ def select(b: Builder, x: Value, dim: int, index: int) -> Any:
 
 
 def _slices(b: Builder, x: Value, sizes: Sequence[int], dim: int) -> Any:
+    """Consecutive slices of these sizes along `dim`."""
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return tuple(slice_(b, x, dim, e - s, e) for s, e in zip(sizes, ends, strict=True))
 
@@ -358,6 +360,7 @@ def _translate_meshgrid(b: Builder, tensors: Sequence[Value], *, indexing: str =
     if indexing == "xy" and len(order) > 1:
         order[:2] = [1, 0]
     shape = [(*tensors[d].shape, 1)[0] for d in order]
+    # for each tensor, its shape before the expansion: its length at its own dimension (-1), else 1
     rows = [[-1 if o == d else 1 for o in order] for d in range(len(tensors))]
     return tuple(
         expand(b, b.call(A.reshape.default, t, row), shape)

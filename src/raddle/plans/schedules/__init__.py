@@ -57,7 +57,8 @@ def named_schedule(
 ) -> Schedule:
     """The schedule of one step or, if it has no flush, of several steps.
 
-    per_step: micro-batches of one step; `microbatches` counts those of all steps.
+    per_step: micro-batches of one step; `microbatches` counts those of all steps. If per_step
+    is given, InputError is raised unless both numbers fit the schedule.
     """
     if name not in NAMES:
         raise InputError(f"there is no schedule {name!r}: use one of {', '.join(NAMES)}.")

@@ -66,11 +66,12 @@ def versions_used(
     if version_rule not in ("latest", "2bw"):
         raise InputError(f"there is no rule {version_rule!r} for versions: use latest or 2bw.")
     used = {}
+    # points: the positions of a worker's updates in its row, by step
     for row, points in zip(schedule.rows, update_positions(schedule, per_step), strict=True):
         for i, action in enumerate(row):
             if action.phase != "F":
                 continue
-            latest = bisect_right(points, i)
+            latest = bisect_right(points, i)  # the number of updates before action i
             delayed = max(0, action.micro_batch // per_step - 1)
             if version_rule == "2bw" and delayed > latest:
                 raise InputError(
@@ -95,6 +96,7 @@ def peak_versions(schedule: Schedule, per_step: int, version_rule: str) -> list[
                 until[v] = max(until[v], i)
         # By position in the row, the versions that come into memory, less those that leave it.
         changes = [0] * (len(row) + 1)
+        # first: the position at which a version is made: 0 for version 0, for others that of the update
         for first, last in zip([0, *points], until, strict=True):
             if first <= last:
                 changes[first] += 1

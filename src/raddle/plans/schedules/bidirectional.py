@@ -66,6 +66,8 @@ def chimera(stages: int, microbatches: int) -> Schedule:
             f"chimera needs an even number of workers, got {stages}: use {stages + 1}, or 1f1b."
         )
     rows: list[list[tuple[int, Action]]] = [[] for _ in range(stages)]
+    # first: the first micro-batch of a group; j: number of a micro-batch in its group; i: its number among
+    # those of the group that go in its direction
     for first in range(0, microbatches, stages):
         size = min(stages, microbatches - first)
         down = (size + 1) // 2  # how many of the group go down

@@ -71,12 +71,14 @@ def interleaved(stages: int, workers: int, microbatches: int) -> Schedule:
     chunks = stages // workers
     if chunks == 1:
         return one_f_one_b(stages, microbatches)
-    padded = -(-microbatches // workers) * workers
+    padded = -(-microbatches // workers) * workers  # M, rounded up to a multiple of P
     rows = []
     for w in range(workers):
+        # (c, m): chunk and micro-batch of each forward; backwards take the chunks in reverse order
         visits = [_visit(k, chunks, workers) for k in range(padded * chunks)]
         forwards = [Action("F", c * workers + w, m) for c, m in visits]
         backwards = [Action("B", (chunks - 1 - c) * workers + w, m) for c, m in visits]
+        # forwards before the first backward, as in Megatron-LM
         ahead = 2 * (workers - 1 - w) + (chunks - 1) * workers + 1
         row = _alternate(forwards, backwards, ahead)
         rows.append(tuple(action for action in row if action.micro_batch < microbatches))

@@ -47,9 +47,9 @@ def _parse(options: Sequence[str]) -> Sync:
         return P3(**fields | parse_options(options))
     # What may remain are the sizes of slices, as slice=N.
     sizes = [option for option in options if option != COLLECTIVE]
-    for other in sizes:
-        if not other.startswith("slice="):  # the other options are about servers
-            raise UnreadableOption(other)
+    for option in sizes:
+        if not option.startswith("slice="):  # all other options are about servers
+            raise UnreadableOption(option)
     return CollectiveSlices(**parse_options(sizes))
 
 

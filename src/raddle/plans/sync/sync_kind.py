@@ -50,7 +50,8 @@ class Sync(ABC):
 
     @property
     def allows_overlap(self) -> bool:
-        """Whether asynchronous schedules may use it: a step begins before all updates of the last one."""
+        """Whether asynchronous schedules may use it: a step begins before the updates of the step before
+        it have ended."""
         return False
 
     def row_ranges(self, shape: Sequence[int], holders: int) -> list[tuple[int, int]]:
@@ -106,5 +107,6 @@ class UnreadableOption(Exception):
 
 
 def check_at_most_one(options: Sequence[str]) -> None:
+    """Raises UnreadableOption if there are two options or more."""
     if len(options) > 1:
         raise UnreadableOption(options[1])
