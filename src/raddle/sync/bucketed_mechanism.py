@@ -22,8 +22,9 @@ from raddle.sync.trained_parameters import TrainedParameters
 
 
 class BucketedMechanism(Mechanism):
-    """All ranks make it. The sums are complete at the end of the backward.
+    """All ranks make it at the same time. The sums are complete at the end of a step's last backward.
 
+    channels: this optimizer's communication with other ranks (channels.py).
     barrier_reason: why this mechanism is used although another sync kind was requested; else empty.
     unsummed: indices of parameters whose gradients are in p.grad already and not summed yet.
     """
@@ -43,6 +44,7 @@ class BucketedMechanism(Mechanism):
         self._unsummed = dict.fromkeys(unsummed)  # keys: an ordered set, the first completed first
         self._passes_done = 0  # backward calls since the last sums
         self._backward_end = BackwardEnd(self._on_backward_end)
+        # The stall inspector warns which ranks are missing in an all-reduce.
         stall_inspector, dtype_name = channels.open_sum_transport(), settings.sync.wire_dtype
         self.buckets = Buckets(
             trained.names, trained.parameters, channels.sum_transport, channels.exchange, stall_inspector,
@@ -53,7 +55,7 @@ class BucketedMechanism(Mechanism):
     def on_gradient(self, index: int) -> None:
         self._backward_end.watch()
         self._unsummed[index] = None
-        if self._passes_done >= self._backward_passes - 1:
+        if self._passes_done >= self._backward_passes - 1:  # the step's last backward
             self.buckets.submit(index)
 
     def on_zero_grad(self) -> None:

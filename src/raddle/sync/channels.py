@@ -22,6 +22,7 @@ RecordSpan = Callable[[str, str, float, float], None]  # name, lane (row) of the
 class Channels:
     """All ranks make it at the same time.
 
+    session: opens transports for all optimizers of this process (session.py).
     stall: seconds of waiting until a warning names the ranks that are missing.
     cpu_transport: sends objects and slices. sum_transport: all-reduces tensors; on CPUs it is the same one.
     """
@@ -45,7 +46,10 @@ class Channels:
         return exchange_objects(self.cpu_transport, CPU, value)
 
     def open_sum_transport(self) -> StallInspector:
-        """Opens the transport for all-reduces and returns its stall inspector. All ranks call it."""
+        """Opens the transport for all-reduces. All ranks call it.
+
+        Returns its stall inspector, which warns which ranks are missing in an all-reduce.
+        """
         if self._device.type == "cuda":
             self.sum_transport = self._session.open_transport(self._device)
         # opened_transports: how many the session has opened so far; the same on all ranks.

@@ -52,6 +52,10 @@ class ChromeTrace:
 
 
 def _events(spans_by_rank: Sequence[Sequence[TraceSpan]]) -> Iterator[Event]:
+    """Yields the events: pid is the rank, tid the lane, times are microseconds since the first span.
+
+    name_event names a process or a thread of the trace.
+    """
     origin = min((s.start for spans in spans_by_rank for s in spans), default=0.0)
     for rank, spans in enumerate(spans_by_rank):
         yield name_event("process_name", rank, 0, f"rank {rank}")

@@ -1,7 +1,7 @@
 """Synchronises slices of parameters without servers: all ranks all-reduce each slice and update it.
 
-This is P3 (arXiv 1905.03960) over collectives. An item is a slice of a parameter; its workers are the
-ranks that have a copy. On every rank:
+This is P3 (arXiv 1905.03960: the most urgent slice first) over collectives. An item is a slice of a
+parameter; its workers are the ranks that have a copy. On every rank:
 
     submit(i, gradient)  stores the gradient of item i; issues the all-reduces whose turn it is
     finish()             ends a step: all its all-reduces are issued
@@ -49,7 +49,7 @@ class SumWaiter:
         self._count, self._waiting_for, self._record = count, waiting_for, record
 
     def wait_for(self, entry: SummedItem) -> Tensor:
-        """Waits for an item's all-reduce and returns the sum."""
+        """Waits for an item's all-reduce and returns the sum, which has replaced the gradient."""
         assert entry.pending is not None
         assert entry.gradient is not None
         begin, number = time.perf_counter(), entry.item.number
@@ -75,6 +75,7 @@ class CollectiveSynchroniser:
     apply(number, clock, gradient): updates an item's rows on this rank, on the thread that waits for it.
     exchange: gathers an object from every rank.
     debug: all-reduces are issued at the end of a step, after all ranks have compared their lists of them.
+    waiting_for, record: see SumWaiter.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class CollectiveSynchroniser:
     # -- a step ------------------------------------------------------------------------------------
 
     def admit(self, clock: int) -> None:
-        """Does nothing: it is there because ServerSynchroniser has it. Here `wait` makes the update."""
+        """Does nothing. In ServerSynchroniser it lets servers update; here `wait` makes the update."""
 
     def submit(self, number: int, gradient: Tensor) -> None:
         """Submits this rank's gradient of an item. It is summed in place: the caller gives it away."""
@@ -185,7 +186,7 @@ class CollectiveSynchroniser:
         return totals
 
     def publish(self) -> None:
-        """Does nothing: only servers need it. Here every rank has updated its own rows."""
+        """Does nothing. In ServerSynchroniser it sends updated rows; here every rank updates its own."""
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -230,6 +231,7 @@ def _entry(at: int, item: Item) -> Entry:
 
 
 def _describe_sum(entry: SummedItem) -> tuple[tuple[int, ...], str]:
+    """Describes an item's sum for check_orders: the ranks that take part, and a text."""
     assert entry.gradient is not None
     kind = f"{entry.gradient.numel()} of {entry.gradient.dtype}"
     return entry.item.workers, f"'{entry.item.name}' ({kind}, step {entry.clock})"
@@ -238,6 +240,6 @@ def _describe_sum(entry: SummedItem) -> tuple[tuple[int, ...], str]:
 @contextlib.contextmanager
 def without_forward_modes(tensor: Tensor | None) -> Iterator[None]:
     """Switches inference mode and autocast off: an update may run inside a forward that uses them."""
-    place = "cpu" if tensor is None else tensor.device.type
-    with torch.inference_mode(False), torch.autocast(place, enabled=False):
+    device_type = "cpu" if tensor is None else tensor.device.type
+    with torch.inference_mode(False), torch.autocast(device_type, enabled=False):
         yield

@@ -27,8 +27,8 @@ class CollectiveUpdates(SlicedUpdates):
     """The slices of one rank. An item is a slice with a number.
 
     order: item numbers in the order of their sums, the same on all ranks. exchange: gathers an object from
-    every rank. debug: all ranks compare which slices they are about to sum,
-    before any all-reduce is issued.
+    every rank. debug: all ranks compare which slices they are about to sum, before any all-reduce.
+    stall_inspector: warns which ranks are missing in an all-reduce.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class CollectiveUpdates(SlicedUpdates):
             slices,
             optimizer,
             rows,
+            # Whether this rank must look at the sum: maybe no rank had a gradient.
             may_be_absent=lambda number: slices.locations[number][0] in self._without_gradient,
         )
         self.collective = CollectiveSynchroniser(
@@ -78,10 +79,12 @@ class CollectiveUpdates(SlicedUpdates):
         self._submitted.clear()
 
     def _gather_states(self) -> dict[int, OptimizerState]:
+        """Returns the state of every item. This rank has all of them, because it updates all items."""
         return self.sliced_optimizer.states()
 
     @property
     def counters(self) -> dict[str, float]:
+        """All-reduces issued, and how many went before one whose gradient was ready earlier."""
         issuer = self.collective.issuer
         return {"bytes": issuer.nbytes, "messages": issuer.count, "overtaken": issuer.overtaken}
 

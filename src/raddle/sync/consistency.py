@@ -57,13 +57,14 @@ def check_orders(sums_by_rank: Sequence[Sequence[tuple[tuple[int, ...], str]]]) 
     """Raises ValueError if two ranks are about to sum in different orders.
 
     sums_by_rank: for each rank its sums in order, each as (the ranks that take part, a description).
+    a, b: two ranks, of which only common sums are compared.
     """
     for a, b in combinations(range(len(sums_by_rank)), 2):
-        here = [what for ranks, what in sums_by_rank[a] if b in ranks]
-        there = [what for ranks, what in sums_by_rank[b] if a in ranks]
-        for number, (one, other) in enumerate(zip_longest(here, there, fillvalue="none")):
-            if one != other:
+        sums_a = [what for ranks, what in sums_by_rank[a] if b in ranks]
+        sums_b = [what for ranks, what in sums_by_rank[b] if a in ranks]
+        for number, (on_a, on_b) in enumerate(zip_longest(sums_a, sums_b, fillvalue="none")):
+            if on_a != on_b:
                 raise ValueError(
-                    f"sum {number} of ranks {a} and {b} is {one} on rank {a} and {other} on rank {b}: "
+                    f"sum {number} of ranks {a} and {b} is {on_a} on rank {a} and {on_b} on rank {b}: "
                     f"{PLAN_ADVICE}"
                 )

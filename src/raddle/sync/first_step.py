@@ -8,7 +8,8 @@ GradScaler. A barrier reason is a sentence that says why; empty: no barrier.
 
 `settings.sync` is the sync kind (plans/sync/sync_kind.py). Its properties: bucketed, gradients are
 all-reduced in buckets (`allreduce`); by_priority, the most urgent slice goes first (`p3`); collective,
-slices are all-reduced without servers (`p3:collective`); has_servers; synchronous, its staleness is 0.
+slices are all-reduced without servers (`p3:collective`); has_servers, a server updates each slice
+(`sharded`, `ps`, `p3`); synchronous, its staleness is 0.
 
 A guard is a forward pre-hook that makes a module wait for its parameters (forward_guards.py). A parameter
 is unguarded if the forward reads it before its guard has run.
@@ -50,6 +51,7 @@ def make_first_handler(
 class FirstStep(GradientHandler):
     """Handles the first step.
 
+    trained: the optimizer's parameters, by index. channels: its communication with other ranks.
     The guards record the order in which the forward uses parameters. FirstStep records when their gradients
     are complete, and raises if the script changes gradients between backward and step.
     """
@@ -75,7 +77,7 @@ class FirstStep(GradientHandler):
         assert gradient is not None
         if self._settings.sync.collective:
             self._completion_times.record(index)
-        with self._completion_times.excluded():
+        with self._completion_times.excluded():  # later backwards compute no checksums
             self._checksums[index] = _checksum(gradient)
 
     def on_zero_grad(self) -> None:
@@ -93,7 +95,7 @@ class FirstStep(GradientHandler):
         """
         self._check_unchanged()
         order = list(self._guards.use_order) if self._guards is not None else []
-        replies = self._channels.exchange((reason, order))
+        replies = self._channels.exchange((reason, order))  # by rank: its reason, its order
         barrier_reason = next((r for r, _ in replies if r), "")
         if barrier_reason and not self._settings.sync.synchronous:
             raise RuntimeError(
@@ -101,7 +103,7 @@ class FirstStep(GradientHandler):
             )
         if barrier_reason:
             self.close()
-            unsummed = self._gradient_counts.counts
+            unsummed = self._gradient_counts.counts  # keys: parameters with a gradient
             return BucketedMechanism(
                 self.trained, self._channels, self._settings, barrier_reason, unsummed
             )
@@ -121,6 +123,7 @@ class FirstStep(GradientHandler):
         return sliced
 
     def _check_unchanged(self) -> None:
+        """Raises if the script has changed a gradient after the backward."""
         for index, checksum in self._checksums.items():
             gradient = self.trained.parameters[index].grad
             if gradient is not None and _checksum(gradient) != checksum:

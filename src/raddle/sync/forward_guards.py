@@ -45,7 +45,11 @@ class ForwardGuards:
                 self._module_hooks.append(module.register_forward_pre_hook(hook, prepend=True))
 
     def finish_first_step(self, used: Mapping[int, Any]) -> set[int]:
-        """Ends the first step. Returns the unguarded parameters among those `used` (indices)."""
+        """Ends the first step. Returns the indices of all unguarded parameters.
+
+        used: its keys are the indices of parameters that got a gradient. Those that no guard has seen are
+        unguarded, too.
+        """
         for handle in self._root_hooks:
             handle.remove()
         self.unguarded |= {index for index in used if index not in self.use_order}
@@ -56,6 +60,7 @@ class ForwardGuards:
             handle.remove()
 
     def wait_for(self, indices: list[int]) -> None:
+        """Waits for a module's parameters, and records the order of first use."""
         for index in indices:
             self.use_order.setdefault(index)
             if self.wait is not None:
@@ -86,7 +91,8 @@ class _ModuleGuard:
         self._guards, self._indices = guards, indices
 
     def __call__(self, *_: Any) -> None:
-        if not torch.compiler.is_compiling():  # a compiled graph would contain it, or break at it
+        # Else the compiled graph would contain the wait, or break at it.
+        if not torch.compiler.is_compiling():
             self._guards.wait_for(self._indices)
 
 

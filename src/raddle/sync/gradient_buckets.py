@@ -8,7 +8,7 @@ Unused parameters. A bucket has one more element for every parameter: the number
 gradient of it. A rank without a gradient contributes zeros. If no rank has one, p.grad is left as it was,
 so the optimizer does not move the parameter. DistributedDataParallel does the same with
 find_unused_parameters=True, but with a separate collective. A rank reads the number only for parameters
-without a gradient.
+without a gradient, because reading from a GPU makes the host wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Bucket:
     """Some parameters whose gradients are in one tensor, `flat`, which is all-reduced.
 
     At its end `flat` has one element for each parameter: the number of ranks that have its gradient.
-    members: indices of parameters. views, counts: by index, a parameter's two parts of `flat`.
+    members: indices of parameters (as an attribute: index -> parameter).
+    views, counts: by index, a parameter's two parts of `flat`.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Bucket:
         self.filled.add(index)
 
     def start(self, transport: Transport, number: int) -> None:
-        """Starts the all-reduce. Parameters without a gradient contribute zeros."""
+        """Starts the all-reduce. Parameters without a gradient contribute zeros. number: of the bucket."""
         for i in self.members:
             if i not in self.filled:
                 self.views[i].zero_()
@@ -127,6 +128,7 @@ class Buckets:
     exchange: gathers an object from every rank. nbytes: the largest size of a bucket.
     compressed_dtype: the dtype of the all-reduce; None: that of the gradients.
     debug: ranks compare their buckets in every step, before any all-reduce.
+    stall_inspector: warns which ranks are missing in an all-reduce. record_span: adds a bar to the trace.
     """
 
     def __init__(
@@ -217,6 +219,7 @@ class Buckets:
 
 
 def check_dense(name: str, gradient: Tensor) -> None:
+    """Raises ValueError for a sparse gradient."""
     if gradient.layout != torch.strided:
         raise ValueError(
             f"the gradient of '{name}' is {gradient.layout}, and only dense ones are summed: "

@@ -17,7 +17,10 @@ from raddle.sync.mechanism import GradientHandler, Mechanism
 
 
 class GradientHooks:
-    """Registers the hooks. The first step replaces `handler`, if it is a FirstStep, by a mechanism."""
+    """Registers the hooks. The first step replaces `handler`, if it is a FirstStep, by a mechanism.
+
+    channels: the optimizer's communication with other ranks; it reports failures to them.
+    """
 
     def __init__(self, handler: GradientHandler, model: nn.Module, channels: Channels) -> None:
         self.handler, self._channels = handler, channels

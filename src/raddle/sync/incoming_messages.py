@@ -1,7 +1,8 @@
 """Dispatches the messages that arrive on a rank: gradients to its parameter server, rows to its worker.
 
 A push is a worker's gradient; a pull is the updated rows that a server sends back. A wire receives the
-messages; a frame is the header of a message (transport/wire.py). An item is a slice of a parameter.
+messages; a frame is the header of a message (transport/wire.py). An item is a slice of a parameter;
+frame.item is its number. frame.clock counts the gradients of the item that the worker has submitted.
 """
 
 from __future__ import annotations

@@ -18,11 +18,13 @@ class Item(NamedTuple):
     number: int  # the index in the list of items, which is the same on all ranks
     name: str  # "features.0.weight[0:10]"
     workers: tuple[int, ...]  # ranks that have a copy and submit a gradient
-    server: int  # the rank that sums gradients, updates the rows and sends them back; -1: all workers do
+    # The rank that sums gradients, updates the rows and sends them back; -1: every worker updates them.
+    server: int
     elements: int
     dtype: torch.dtype
     priority: int  # the smallest is the most urgent: the order of first use in the forward
-    returned: bool = True  # whether the server sends the updated rows back; with ZeRO-3 it does not
+    # Whether the server sends the updated rows back; with ZeRO-3 they are gathered before use instead.
+    returned: bool = True
 
     @property
     def nbytes(self) -> int:

@@ -18,7 +18,10 @@ from raddle.sync.trained_parameters import TrainedParameters
 
 
 class GradientHandler(ABC):
-    """Decides what happens to gradients and to the optimizer's state. This base class changes neither."""
+    """Decides what happens to gradients and to the optimizer's state. By default it changes neither.
+
+    trained: the parameters of the wrapped optimizer, by index (trained_parameters.py).
+    """
 
     # Why all gradients must be summed before any update; empty: they need not be.
     barrier_reason = ""

@@ -33,7 +33,10 @@ def cut_state(whole: OptimizerState, shape: Sequence[int], rows: RowRange) -> Op
 def join_states(
     parts: Sequence[OptimizerState], shapes: Sequence[Sequence[int]], device: torch.device
 ) -> OptimizerState:
-    """Returns the state of a parameter from the states of its slices, in order; shapes: of the slices."""
+    """Returns the state of a parameter from the states of its slices, in order. shapes: of the slices.
+
+    Tensors of the slices' shapes are concatenated; other values (a step count) are the same in all slices.
+    """
     first = next((part for part in parts if part), {})  # of the first slice that has a state
 
     def whole(name: str) -> Any:

@@ -52,7 +52,8 @@ class ServerItem:
     def __init__(self, item: Item, rows: Tensor, master: Tensor) -> None:
         self.item, self.rows, self.master = item, rows, master
         self.flat = master.view(-1)  # what is sent back
-        self.sorted_workers = tuple(sorted(item.workers))  # a fixed order of the sum: same bits
+        # The order in which gradients are summed. It is fixed: every run gives the same bits.
+        self.sorted_workers = tuple(sorted(item.workers))
         self.clocks = dict.fromkeys(self.sorted_workers, 0)  # by worker: its last clock
         self.gradients: dict[int, Tensor] = {}  # by worker, of the clock that is being summed
         self.pending_pulls: list[tuple[float, int, int]] = []  # time of the push, worker, clock

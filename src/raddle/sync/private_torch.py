@@ -2,7 +2,8 @@
 
 The end of a backward. After `loss.backward()` p.grad has to contain averages, also if some parameters had
 no gradient, so raddle waits for the sums at the end of the backward. To wait in `step()` would be too
-late for clipping, and ranks could deadlock. PyTorch has no public hook for this moment.
+late for clipping, and ranks could deadlock: a GradScaler that sees gradients before they are summed may
+skip the step on some ranks only. PyTorch has no public hook for this moment.
 `torch.autograd.graph.register_multi_grad_hook` comes closest, but it holds each gradient until the last
 one has come, so autograd copies all of them, and it makes `torch.autograd.grad` of a parameter an error.
 DistributedDataParallel uses the same callback in C++, and FSDP in Python.

@@ -141,6 +141,7 @@ class ServerSynchroniser:
                 f"rank {self.rank} starts without rows of {describe_items(missing)}: bind them"
             )
         self._started = True
+        # Informs the wire how large the messages of each item are.
         self._wire.expect({item.number: item.nbytes for item in local_items})
         if self._server.items:
             self._watcher = self._start_watcher()
@@ -270,6 +271,7 @@ def check_binding(rank: int, item: Item, rows: Tensor | None) -> None:
 
 
 def require_barrier(server: ParameterServer, name: str) -> tuple[SynchronousServer, StepSums]:
+    """Returns the server and its sums; raises without a barrier. name: of the method, for the message."""
     if not isinstance(server, SynchronousServer) or server.step_sums is None:
         raise RuntimeError(f"{name}() is for barrier=True: servers update as gradients arrive")
     return server, server.step_sums

@@ -49,7 +49,8 @@ class Session:
         if device.type == "cuda":
             backend = self._backend or "nccl"
         transport = ProcessTransport(device, backend, self.timeout)
-        atexit.unregister(transport.close)  # Session.close closes it, in the right order
+        # A transport registers its close for the exit; here Session.close closes it, in the right order.
+        atexit.unregister(transport.close)
         self.opened_transports += 1
         return transport
 
@@ -90,8 +91,8 @@ def init(
     """Joins the process group that exists, or else torchrun's job. All ranks call it.
 
     `timeout`: seconds after which any wait fails. `timeline`: path of a Chrome trace to write; the
-    environment variable RADDLE_TIMELINE may name it too. `backend`: sums gradients on GPUs: nccl (the
-    default) or gloo.
+    environment variable RADDLE_TIMELINE may name it too. `backend`: the backend
+    of torch.distributed that sums gradients on GPUs: nccl (the default) or gloo.
 
     >>> init(timeout=60.0); close()
     """
@@ -122,7 +123,7 @@ def close() -> None:
 
 
 def _close_at_exit() -> None:
-    """Runs at the end of the process, and reports an uncaught exception to the other ranks."""
+    """Runs at the end of the process. Reports an uncaught exception (sys.last_value) to other ranks."""
     _close(getattr(sys, "last_value", None))
 
 
@@ -172,6 +173,7 @@ def broadcast(what: nn.Module | Iterable[Tensor], source: int = 0) -> None:
 
 
 def _tensors(what: nn.Module | Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yields the parameters, then the buffers of a module; or the tensors themselves."""
     if isinstance(what, nn.Module):
         yield from what.parameters()
         yield from what.buffers()

@@ -144,6 +144,7 @@ class SliceUpdater:
             self._drop_old_settings()
 
     def _drop_old_settings(self) -> None:
+        """Drops the settings before those of the oldest update that is still to come. Needs the lock."""
         needed = max((c for c in self._settings if c <= self._oldest_clock), default=0)
         for clock in [c for c in self._settings if c < needed]:
             del self._settings[clock]

@@ -1,9 +1,9 @@
 """The sliced mechanism: gradients leave p.grad slice by slice as soon as they are complete.
 
-Servers or all ranks update the slices (SlicedUpdates), during the backward and, with guards, the next
-forward. A guard is a forward pre-hook that makes a module wait for its parameters (forward_guards.py). A
-mechanism is a way in which sync.Optimizer synchronises gradients (mechanism.py). `backward_passes`: calls
-of backward in a step; a gradient is complete after the last one.
+Servers or all ranks update the slices (SlicedUpdates, in sliced_updates.py), during the backward and, with
+guards, the next forward. A guard is a forward pre-hook that makes a module wait for its parameters
+(forward_guards.py). A mechanism is a way in which sync.Optimizer synchronises gradients (mechanism.py).
+`backward_passes`: calls of backward in a step; a gradient is complete after the last one.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class SlicedMechanism(Mechanism):
     """Submits each gradient when it is complete. All ranks make it.
 
     guards: None if modules do not wait; then `step` waits for all parameters.
+    channels: this optimizer's communication with other ranks (channels.py).
     """
 
     def __init__(

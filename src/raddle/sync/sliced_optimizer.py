@@ -28,6 +28,7 @@ from raddle.sync.slice_updater import SliceUpdater
 class SlicedOptimizer:
     """The `apply` callback of a synchroniser (Apply in parameter_server.py).
 
+    optimizer: the model's, which has the whole parameters.
     rows_by_item: by item number, the rows that are updated on this rank.
     times: how often an item is updated at each clock: with staleness once for each worker, else once.
     may_be_absent(number): whether it is possible that no rank had a gradient; only then the sum is read.
@@ -49,6 +50,7 @@ class SlicedOptimizer:
         self._step_settings: list[dict[str, Any]] = []  # by parameter group, in the current step
 
     def __call__(self, number: int, clock: int, gradient: Tensor) -> None:
+        """Updates an item's rows with its summed gradient, if a rank had one."""
         assert self._updater is not None
         if self._may_be_absent(number) and is_absent(gradient):
             self._updater.skip(clock)

@@ -171,7 +171,7 @@ class SlicedUpdates:
 
     @property
     def counters(self) -> dict[str, float]:
-        """What this rank has sent; see transport.wire.Counters."""
+        """What this rank has sent; transport/wire.py explains the last three, in Counters."""
         wire = self._transport.wire()
         c = wire.counters
         return {

@@ -60,11 +60,13 @@ class StaleServer(ParameterServer):
             self._send_due_pulls(entry)
 
     def is_updated_to(self, clock: int) -> bool:
+        # One update for each gradient of each worker.
         return all(e.version >= clock * len(e.sorted_workers) for e in self.items.values())
 
     def stalled_items(self) -> list[StalledItem]:
         now, stalled = time.perf_counter(), []
         for entry in self.items.values() if self._bound is not None else ():
+            # The oldest push whose pull is not sent.
             since, _, clock = min(tuple(entry.pending_pulls), default=(now, 0, 0))
             clocks = dict(entry.clocks)
             missing = tuple(

@@ -56,7 +56,7 @@ class SumIssuer:
         """Takes note that an item's gradient is ready, and issues all sums whose turn it is now."""
         entry = self._entries[number]
         if len(entry.item.workers) == 1:  # there is nothing to sum
-            entry.pending = DONE
+            entry.pending = DONE  # a wait that returns at once (transport/base.py)
             return
         self._waiting[number] = None
         if not self._hold_back:

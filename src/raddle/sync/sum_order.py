@@ -3,7 +3,7 @@
 P3 (arXiv 1905.03960): one all-reduce runs at a time. The next one is that of the most urgent slice whose
 gradient is ready. Differs from the paper: the ready times are measured once, in the first backward, so that
 all ranks follow the same list. The smallest number goes first: urgency 0 is the
-most urgent. An example with the slices 0, 1 and 2:
+most urgent. Two examples, each with the values of the slices 0, 1 and 2, and after the arrow their order:
 
     ready at   0 1 2     urgency   2 1 0     each takes 3     ->  0 2 1
     ready at   0 1 2     urgency   2 1 0     each takes 0     ->  0 1 2

@@ -1,4 +1,4 @@
-"""Reads and checks the arguments of `sync.Optimizer`, and finds out whether it needs a barrier.
+"""Reads and checks the arguments of `sync.Optimizer`, and finds out whether a barrier is needed.
 
 A barrier here: all gradients of a step are summed before any parameter is updated. Properties of a `Sync`
 (plans/sync/sync_kind.py): zero3, parameters are sharded too (`sharded:parameters`); server, the one rank
@@ -25,7 +25,7 @@ class SyncSettings:
     sync_text: str  # the sync kind as the user wrote it
     sync: Sync
     backward_passes: int  # calls of backward in a step
-    bucket: int  # bytes of gradients in one all-reduce
+    bucket: int  # the most bytes of gradients in one all-reduce
     debug: bool  # all ranks compare what they are about to sum
     stall: float  # seconds of waiting until a warning
 
@@ -72,7 +72,8 @@ def find_barrier_reason(
 ) -> str:
     """Returns why a barrier is needed; empty if there is no reason so far.
 
-    Raises InputError if the sync kind cannot have a barrier, or cannot send a parameter's dtype.
+    Raises InputError if the sync kind cannot have a barrier, or if the dtype to which it compresses
+    gradients (wire dtype) does not fit a parameter.
     requested: whether the user passed barrier=True.
     """
     named = dict(zip(trained.names, trained.parameters, strict=True))

@@ -202,5 +202,5 @@ class SynchronousServer(ParameterServer):
         for worker in entry.sorted_workers if item.returned else ():
             if worker != self.rank:
                 self._send(worker, frame, payload, item.priority)
-        if self.rank in entry.clocks:
+        if self.rank in entry.clocks:  # this rank is one of the workers
             self._mark_returned(item.number, clock)

@@ -41,6 +41,7 @@ class TrainedParameters:
 def _collect_trained(
     optimizer: Optimizer, model: nn.Module
 ) -> tuple[list[nn.Parameter], list[str]]:
+    """Returns the parameters that need gradients, and their names in the model."""
     names_by_id = {id(p): name for name, p in model.named_parameters()}
     parameters, names = [], []
     for g, group in enumerate(optimizer.param_groups):
@@ -54,6 +55,7 @@ def _collect_trained(
 
 
 def _only_device(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> torch.device:
+    """Returns the device of all parameters; raises if there are two."""
     first = parameters[0].device
     for name, p in zip(names, parameters, strict=True):
         if p.device != first:

@@ -1,8 +1,9 @@
 """The worker's side of a ServerSynchroniser: which gradients this rank has submitted and waits for.
 
-An item is a slice of a parameter: some of its rows. A worker pushes (sends) its gradient of an item to the
-item's server, and the server sends the updated rows back. A clock counts the gradients that a worker has
-submitted of an item: 1 in the first step.
+A ServerSynchroniser synchronises parameters through servers (server_synchroniser.py). An item is a slice of
+a parameter: some of its rows. A worker pushes (sends) its gradient of an item to the item's server, and the
+server sends the updated rows back. A clock counts the gradients that a worker has submitted of an item: 1
+in the first step.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Worker:
             self.record(number, "wait", begin, time.perf_counter())
 
     def describe_wait(self, server: int, name: str, seconds: float) -> str:
-        """Returns a sentence: who waits for whom.
+        """Returns a sentence: who waits for whom. name: of the item that `server` has not sent back.
 
         The server's own rank knows which gradients are missing. Other ranks know only the server.
         """
@@ -103,7 +104,7 @@ class Worker:
                 f"{item.workers} and its server is {item.server}"
             )
         begin = time.perf_counter()
-        if clock == entry.clock and not entry.up_to_date.is_set():
+        if clock == entry.clock and not entry.up_to_date.is_set():  # else mark_returned raises
             with torch.no_grad():
                 entry.flat.copy_(values)
         self.mark_returned(item.number, clock)

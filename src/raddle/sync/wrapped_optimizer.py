@@ -5,8 +5,8 @@ There are two mechanisms:
 - bucketed (`allreduce`, and everything that needs a barrier): gradients are all-reduced into p.grad by the
   end of the backward, and every rank updates all parameters.
 - sliced (`sharded`, `ps`, `p3`): a gradient leaves p.grad in slices as soon as it is complete. The server
-  of a slice, which is one of the ranks, updates it and sends it back. With `p3:collective` all ranks sum
-  and update all slices.
+  of a slice, which is one of the ranks, updates it and sends it back. `p3` sends the most urgent slice
+  first. With `p3:collective` all ranks sum and update all slices.
 
 A barrier: all gradients of a step are summed before any parameter is updated.
 
@@ -14,7 +14,7 @@ The mechanism is chosen at the first step at the latest. Until then gradients st
 reads them there before the step (a GradScaler, a norm), the bucketed mechanism is chosen.
 
     backward     hooks submit each gradient          bucketed: waits for all sums at its end
-    step         sliced: submits the gradients that are missing; waits for all slices, with p3 for none
+    step         sliced: submits the gradients that are missing; waits for all slices (p3: does not wait)
     forward      p3: each module waits for its own parameters
 """
 

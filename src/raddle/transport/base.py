@@ -192,6 +192,7 @@ def stop_error(rank: int, failed: int, reason: str) -> RuntimeError:
 
 
 def timeout_error(rank: int, seconds: float, label: WaitLabel) -> TimeoutError:
+    """Returns the error that `rank` raises after it has waited `seconds` for what `label` describes."""
     return TimeoutError(
         f"rank {rank} has waited {seconds:.1f} s to {label}: see what the other side does, "
         "or set a longer time-out"

@@ -86,6 +86,7 @@ class FailureChannel:
                 connection.sendall(text.encode())  # so short that it does not block
 
     def _listen(self, peer: int) -> None:
+        """Waits for the one message of a peer. `report` passes a failure on to all connections."""
         text = ""
         with contextlib.suppress(OSError), self._connections[peer].makefile() as file:
             text = file.readline()

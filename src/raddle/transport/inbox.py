@@ -26,6 +26,7 @@ class Inbox:
         self._limits = dict(limits)
 
     def open(self, on_message: OnMessage) -> None:
+        """Sets the callback. From now on messages can be delivered."""
         self._on_message = on_message
         self.opened.set()
 

@@ -18,7 +18,7 @@ from raddle.transport.thread_transport import Hub
 def join(device: torch.device, backend: str | None = None, timeout: float = 300.0) -> Transport:
     """Returns this process's transport. A single process needs no torch.distributed, port or thread."""
     if is_single_process():
-        return Hub(1, timeout).transport(0)  # size 1, rank 0
+        return Hub(1, timeout).transport(0)  # ranks as threads: size 1, rank 0
     return ProcessTransport(device, backend, timeout)
 
 

@@ -83,11 +83,9 @@ def _find_local_peers(rank: int, all_gather: AllGather) -> set[int]:
     """Returns the ranks on this machine that can map this rank's memory, and the other way round."""
     location = locate_process()
     locations: list[Any] = list(all_gather(location))
-    accessible = [
-        r for r, other in enumerate(locations) if r != rank and can_access(location, other)
-    ]
+    accessible = [r for r, peer in enumerate(locations) if r != rank and can_access(location, peer)]
     accessible_by_rank = all_gather(accessible)  # by rank r: the ranks whose memory r can map
-    if location.file >= 0:
+    if location.file >= 0:  # the file that the others have tried to open
         os.close(location.file)
     return {r for r in accessible if rank in accessible_by_rank[r]}
 

@@ -35,7 +35,10 @@ def memory_wires(size: int, *, timeout: float = 300.0) -> list[Wire]:
 
 
 class MemoryWire:
-    """One rank's end. A thread for each peer copies queued messages and delivers them to that peer."""
+    """One rank's end. A thread for each peer copies queued messages and delivers them to that peer.
+
+    wires: the ends of all ranks, by rank; `memory_wires` fills the list.
+    """
 
     def __init__(
         self, rank: int, size: int, wires: Sequence[MemoryWire], timeout: float = 300.0
@@ -44,7 +47,7 @@ class MemoryWire:
         self.sent = {peer: 0 for peer in range(size) if peer != rank}
         self._wires, self._timeout = wires, timeout
         self._inbox, self._failure = Inbox(), WireFailure()
-        self._boxes = {peer: Outbox() for peer in self.sent}  # the queues
+        self._boxes = {peer: Outbox() for peer in self.sent}  # the queue of each peer
         self._threads: dict[threading.Thread, int] = {}  # thread -> its peer
         self._lock = threading.Lock()
         self._closed = False
@@ -101,9 +104,10 @@ class MemoryWire:
             )
 
     def _send_queued(self, peer: int) -> None:
-        box, other = self._boxes[peer], self._wires[peer]
+        """Sends what is queued for a peer, until the queue is closed. Runs on its own thread."""
+        box, peer_wire = self._boxes[peer], self._wires[peer]
         while (message := box.take()) is not None:
-            if not other._inbox.opened.wait(self._timeout):
+            if not peer_wire._inbox.opened.wait(self._timeout):
                 self._failure.report(
                     f"rank {self.rank} has waited {self._timeout:.1f} s for rank {peer} to start its "
                     "wire: see what it does, or set a longer time-out"
@@ -113,10 +117,11 @@ class MemoryWire:
             begin = time.perf_counter()
             payload = flat_copy(message.payload)
             box.count_sent(message, time.perf_counter() - begin)
-            other._receive(self.rank, message, payload)
+            peer_wire._receive(self.rank, message, payload)
             del payload, message  # do not keep them alive while waiting for the next
 
     def _receive(self, source: int, message: QueuedMessage, payload: Tensor) -> None:
+        """Takes a message of rank `source`, which calls it on one of its threads."""
         frame = message.frame
         refusal = self._inbox.refusal(frame, payload.nbytes)
         if refusal:

@@ -39,15 +39,15 @@ def end_with_parent() -> None:
     if not _watching.acquire(blocking=False):
         return
     parent = os.getppid()
-    # If the parent is not the starter but the starter runs, there is a process between them, such as a
-    # shell.
-    # gone: the starter has ended before this process could look.
+    # gone: the starter has ended before this process could look. If the starter still runs but is not the
+    # parent, there is a process between them, such as a shell.
     gone = starter.isdigit() and int(starter) != parent and not _is_running(int(starter))
     name = "raddle watches its parent"
     threading.Thread(target=_watch, args=(parent, gone), name=name, daemon=True).start()
 
 
 def _is_running(pid: int) -> bool:
+    """Returns whether a process runs. On Linux /proc tells its state: Z is a zombie, X is dead."""
     with contextlib.suppress(OSError):  # a zombie still has a pid, but has ended
         state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state not in "ZX"
@@ -61,6 +61,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _watch(parent: int, gone: bool) -> None:
+    """Waits until the parent has ended (`gone`: it has already), then ends this process."""
     while not gone and os.getppid() == parent:
         time.sleep(INTERVAL)
     rank = os.environ.get("RANK")

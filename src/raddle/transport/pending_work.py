@@ -18,7 +18,8 @@ Start = Callable[[Tensor], "dist.Work | None"]  # starts an operation on a tenso
 class PendingWork:
     """A started operation. keep_alive: a tensor that must stay in memory until the operation is complete.
 
-    label: describes the operation in error messages.
+    label: describes the operation in error messages. failures: knows which rank has failed, and turns
+    torch's errors into clear ones (failures.py).
     """
 
     __slots__ = ("_failures", "_keep_alive", "_label", "_work")

@@ -35,7 +35,8 @@ class PointToPoint:
     """The messages of one rank.
 
     `send` and `receive` use torch.distributed. `post` and `expect` use shared memory for local peers, else
-    torch.distributed too; on CPUs a thread sends large messages (sender.py).
+    torch.distributed too; on CPUs a thread sends messages of LARGE_BYTES or more (sender.py).
+    all_gather: gathers an object from every rank. failures: the failures that this rank knows of.
     """
 
     def __init__(self, groups: ProcessGroups, failures: Failures, all_gather: AllGather) -> None:
@@ -47,7 +48,7 @@ class PointToPoint:
             self._local_peers = LocalPeers(all_gather, failures)
             seconds = failures.timeout
             self._sender = Sender(
-                seconds, lambda doing: timeout_error(failures.rank, seconds, doing)
+                seconds, lambda label: timeout_error(failures.rank, seconds, label)
             )
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str) -> Pending:
@@ -61,7 +62,7 @@ class PointToPoint:
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str) -> Pending:
         """Posts a receive with torch.distributed."""
-        group, peer = self._groups.sources[source]
+        group, peer = self._groups.sources[source]  # peer: the rank of `source` in the group
         # has_input=False: a receive only writes into `buffer`, which is not copied to the host first.
         return start_work(
             self._failures, WaitLabel("receive from", source, tag, what), buffer,
@@ -125,7 +126,8 @@ class PointToPoint:
         return local_peers if local_peers is not None and rank in local_peers.ranks else None
 
     def _start(self, target: int, tag: int, buffer: Tensor, label: WaitLabel) -> Pending:
-        group, peer = self._groups.targets[target]
+        """Starts to send with torch.distributed, from memory that the backend can read."""
+        group, peer = self._groups.targets[target]  # peer: the rank of `target` in the group
         try:
             work = dist.isend(buffer, group=group, tag=tag, group_dst=peer)
         except RuntimeError as error:

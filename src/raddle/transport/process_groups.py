@@ -44,7 +44,7 @@ class ProcessGroups:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._new_group = partial(dist.new_group, timeout=limit, backend=backend)
         self._joined_groups: list[dist.ProcessGroup] = []  # groups that have this rank
-        self._links: set[tuple[int, int]] = set()  # between any ranks; with a group (NCCL)
+        self._links: set[tuple[int, int]] = set()  # of any ranks, that have a group (NCCL only)
         self.sums: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self.targets: dict[int, LinkEnd] = {}
         self.sources: dict[int, LinkEnd] = {}
@@ -75,7 +75,7 @@ class ProcessGroups:
         self._links.update(new_links)
         for source, target in new_links:
             group = self._make_group((source, target))
-            ends = sorted((source, target))
+            ends = sorted((source, target))  # torch numbers a group's ranks in this order
             if self.rank == source:
                 self.targets[target] = group, ends.index(target)
             elif self.rank == target:
@@ -110,6 +110,7 @@ class ProcessGroups:
         self.service = None
 
     def _make_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        """Makes a group. All ranks call it, also those that are not in the group."""
         group = cast(dist.ProcessGroup, self._new_group(list(ranks)))
         if self.rank in ranks:
             self._joined_groups.append(group)

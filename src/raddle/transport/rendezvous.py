@@ -51,7 +51,8 @@ def connect_ranks(
 ) -> dict[int, socket.socket]:
     """Returns a connection to each of the peers, by rank. All ranks of the job call it at the same time.
 
-    If rank b is among the peers of rank a, then a is among those of b.
+    If rank b is among the peers of rank a, then a is among those of b. all_gather: exchanges addresses.
+    timeout: seconds until it raises TimeoutError. open_listener: opens the listening socket.
     """
     token = secrets.token_bytes(TOKEN_BYTES)
     last = max([rank, *peers])  # the highest rank
@@ -98,7 +99,10 @@ def _describe_address(hosts: Sequence[str], port: int) -> str:
 
 
 class _Connector(threading.Thread):
-    """A thread that tries to connect to a lower rank until it replies or the time is up."""
+    """A thread that tries to connect to a lower rank until it replies or the time is up.
+
+    address: of the peer. token: of this rank, which the peer must send.
+    """
 
     def __init__(
         self, rank: int, peer: int, address: Address, token: bytes, deadline: float
@@ -197,7 +201,10 @@ class _Callers:
         self._selector.register(server, selectors.EVENT_READ)
 
     def wait(self, deadline: float) -> list[_Caller]:
-        """Waits; accepts new callers, and returns the callers that have sent something."""
+        """Accepts new callers, and returns the callers that have sent something.
+
+        It waits for them until the deadline, or until the oldest unidentified caller is too slow.
+        """
         until = min([deadline, *(caller.until for caller in self._unidentified()[:1])])
         readable = []
         for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
@@ -268,5 +275,6 @@ def _accept_ranks(
 
 
 def shut_down(connection: socket.socket) -> None:
+    """Ends a connection in both directions, which wakes threads that wait on it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

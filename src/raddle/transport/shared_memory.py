@@ -102,6 +102,10 @@ class SharedAreas:
         return torch.frombuffer(content, dtype=dtype)
 
     def _take_free_area(self, size: int) -> tuple[int, mmap.mmap, int]:
+        """Returns a free area as (file descriptor, mapped memory, offset); makes new ones if there is none.
+
+        size: bytes of the content. The caller holds the lock.
+        """
         areas = self._areas.setdefault(size, [])
         for area in areas:
             if area[1][area[2]] == FREE:  # memory[offset]: the first byte of the header
@@ -140,6 +144,7 @@ class ReceivePool:
         self._free: dict[int, list[mmap.mmap]] = {}  # by size in bytes
 
     def take(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Returns a tensor with undefined values."""
         nbytes = elements * dtype.itemsize
         free = self._free.setdefault(nbytes, [])
         memory = free.pop() if free else mmap.mmap(-1, nbytes)

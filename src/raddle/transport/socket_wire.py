@@ -60,7 +60,7 @@ class SocketWire:
         self.sent = {peer: 0 for peer in range(size) if peer != rank}
         self._timeout = timeout
         self._inbox, self._failure = Inbox(), WireFailure()
-        self._boxes = {peer: Outbox() for peer in self.sent}  # the queues
+        self._boxes = {peer: Outbox() for peer in self.sent}  # the queue of each peer
         self._threads: dict[threading.Thread, int] = {}  # thread -> its peer
         self._lock = threading.Lock()
         self._closed_peers: set[int] = set()  # peers that have sent BYE
@@ -144,6 +144,7 @@ class SocketWire:
             )
 
     def _send_queued(self, peer: int) -> None:
+        """Sends what is queued for a peer, then BYE. Runs on its own thread."""
         connection, box = self._connections[peer], self._boxes[peer]
         try:
             while (message := box.take()) is not None:
@@ -158,6 +159,7 @@ class SocketWire:
             connection.shutdown(socket.SHUT_WR)
 
     def _receive_all(self, peer: int) -> None:
+        """Receives all messages of a peer, until its BYE. Runs on its own thread."""
         header = bytearray(HEADER.size)
         try:
             while self._receive_one(peer, header):
@@ -248,6 +250,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _write(connection: socket.socket, frame: Frame, payload: Tensor) -> None:
+    """Sends a message. sendmsg may send only a part of it; sendall sends what is left."""
     view = _bytes_of(payload)
     header = HEADER.pack(MAGIC, frame.kind, frame.item, frame.clock, frame.version, len(view))
     sent = connection.sendmsg((header, view))
@@ -259,6 +262,7 @@ def _write(connection: socket.socket, frame: Frame, payload: Tensor) -> None:
 
 
 def _read(connection: socket.socket, payload: Tensor) -> None:
+    """Fills a tensor with bytes that arrive; raises ConnectionError if the connection closes before."""
     view = _bytes_of(payload)
     while view:
         got = connection.recv_into(view, 0, socket.MSG_WAITALL)

@@ -78,8 +78,9 @@ class Hub:
         buffer: Tensor,
         label: WaitLabel,
     ) -> Pending:
-        """Joins the next collective of this kind and these ranks; the last rank to join makes the result.
+        """Joins the next collective of this kind and these ranks.
 
+        The last rank to join computes the sum. A broadcast has its result as soon as the source has joined.
         kind: "sum", "broadcast" or "barrier". tag: equal on all ranks; of a broadcast, the source.
         label: describes the collective in error messages.
         """
@@ -225,6 +226,8 @@ class ThreadTransport:
 
 
 class _PendingReceive:
+    """A receive. `message` is None until the message has arrived; `wait` copies it into the buffer."""
+
     __slots__ = ("_buffer", "_hub", "_label", "_rank", "message")
 
     def __init__(self, hub: Hub, rank: int, label: WaitLabel, buffer: Tensor) -> None:
@@ -268,6 +271,7 @@ class _Collective:
         self.error = ""
 
     def contribute(self, rank: int, tag: int, buffer: Tensor) -> None:
+        """Adds a rank's buffer. Sets `error` if it does not match an earlier one."""
         for other, (its_tag, its_buffer) in self.contributions.items():
             if tag != its_tag or not _same_kind(buffer, its_buffer):
                 name = "source" if self.kind == "broadcast" else "tag"
@@ -294,6 +298,8 @@ class _Collective:
 
 
 class _PendingCollective:
+    """A rank's part in a collective. `wait` copies the result into the rank's buffer."""
+
     __slots__ = ("_buffer", "_collective", "_hub", "_label", "_rank")
 
     def __init__(

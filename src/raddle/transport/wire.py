@@ -66,7 +66,7 @@ class Wire(Protocol):
     sent: dict[int, int]  # payload bytes passed to `send`, by peer
 
     @property
-    def counters(self) -> Counters: ...
+    def counters(self) -> Counters: ...  # of all peers together
 
     def expect(self, limits: Mapping[int, int]) -> None:
         """Sets, before `start`, the largest payload of each item in bytes. Other items are refused."""

@@ -1,4 +1,4 @@
-"""The method `pipeline`: searches pipeline-parallel plans, as one `Search` for the registry of methods.
+"""The method `pipeline`: searches pipeline-parallel plans. `Pipelines` is its entry in the list of methods.
 
 method.py            the search itself: partitions, schedules, simulation of the most promising plans
 request.py           the same with a schedule, stages or micro-batches that the user gives

@@ -1,4 +1,4 @@
-"""Minimises `repeats * largest + sum` over solutions, by branch and bound on a cap for `largest`.
+"""Minimises the *total*, `repeats * largest + sum`, by branch and bound on a cap for `largest`.
 
 Used by shortest_step.py: a solution is a list of stages, `largest` the seconds of its slowest stage, `sum`
 the seconds of all stages and transfers, and `repeats` the number of micro-batches less one.
@@ -84,6 +84,7 @@ def least_total(
             1 - RELATIVE_TOLERANCE
         ):
             continue
+        # Without halving, the cap excludes nothing in the interval: without a solution it is dropped.
         cap = (low + high) / 2 if halve else high * (1 - RELATIVE_TOLERANCE)
         optimum = solve(cap)
         if halve:

@@ -75,7 +75,8 @@ def _still_read(successors: Sequence[Sequence[int]]) -> list[int]:
     """
     read = predecessors(successors)
     readers = [sum(1 << w for w in set(row)) for row in successors]
-    upto = [0] * len(read)  # v and all its direct and indirect predecessors, as bits
+    # By layer, as bits: the layer and all its direct and indirect predecessors.
+    upto = [0] * len(read)
     result = [0] * len(read)
     for v in topological_order(successors):
         before = 0
@@ -100,10 +101,10 @@ def _crossing(
 ) -> Array:
     """Compute `crossing_bytes`; the first four arguments are fields of `Ideals`.
 
-    members: the layers of each ideal as bits, [ideal, word]; covered[covered_start[j]]: the first ideal
-    that j covers; added: by ideal, the layer that it has and this one has not.
-    Ideal j is an ideal that it covers (one layer less), with layer v added. This adds the output of v to
-    the cut, and removes the outputs that no layer outside the ideal reads any more.
+    members: the layers of each ideal as bits, [ideal, word]. Ideal j covers the ideals that have one layer
+    less; covered[covered_start[j]] is the first of them, and added[j] is the layer v that this one lacks.
+    Adding v adds its output to the cut, and removes the outputs that no layer outside the ideal reads any
+    more. edges: the layers that each layer reads, and its readers (Edges in ideals.py).
     """
     one = np.uint64(1)
     result = np.zeros(len(members))
@@ -131,7 +132,7 @@ def _antichain(
     still_read: Array,
     activation: Array,
 ) -> Array:
-    """Compute `antichain_bytes`; the first three arguments are fields of `Ideals`.
+    """Compute `antichain_bytes`; the first three arguments are fields of `Ideals`, as in `_crossing`.
 
     reads: for each layer, the layers that it reads; still_read: the sets of `_still_read`. Both are sets as
     bits, [layer, word].

@@ -1,13 +1,14 @@
-"""The dynamic program of shortest_step.py: the best stages whose time per micro-batch is below a cap.
+"""The dynamic program of shortest_step.py: the best stages with a cap on the time of each.
 
 An ideal (ideals.py) is a set of layers that can run before a cut. A stage from ideal i to ideal j has the
 layers of j that i has not. So a sum over the layers of a stage is the difference of two sums over ideals
 (`IdealSums`). The program goes from the last stage to the first, over (ideal, device, remaining stages).
-A stage uses one or more devices in a row; each is a *replica*, which computes a part of the samples.
+A stage uses one or more devices in a row; each is a *replica*, which computes a part of the samples. The
+cap is the most seconds that a stage may take for a micro-batch.
 """
 
 # i, j: ideals before and after a stage, d: the first device of a stage, r: number of its replicas,
-# q: number of stages from this one to the last
+# q: number of stages from this one to the last, b: word of 64 bits in a set of layers
 
 from __future__ import annotations
 
@@ -123,7 +124,7 @@ def least_sum(
     if not np.isfinite(least[0, 0, q]):
         return None
     segments = []
-    while i < len(sums.members) - 1:
+    while i < len(sums.members) - 1:  # follow the choices, from the first stage to the last
         j, r, recompute = (int(x) for x in choice[i, d, q])
         segments.append(PlacedSegment(i, j, d, r, bool(recompute)))
         i, d, q = j, d + r, max(q - 1, 0)
@@ -160,8 +161,8 @@ def _fill_tables(
     the transfer to device d. choice[i, d, q]: (j, r, recompute) of the first of these stages. If the
     number of micro-batches in flight does not depend on q, there is only q = 0, for any number of stages.
     """
-    ideals, devices, q_count = len(sums.members), len(placements.kind), len(rules.alive)
     # q_count: how many values q has.
+    ideals, devices, q_count = len(sums.members), len(placements.kind), len(rules.alive)
     least = np.full((ideals, devices + 1, q_count), np.inf)
     least[-1, :, 0] = 0.0  # after the whole graph, nothing remains
     choice = np.zeros((ideals, devices + 1, q_count, 3), np.int32)
@@ -190,6 +191,7 @@ def _device_range(work: Array, i: int, devices: int, cap: float) -> tuple[int, i
     """Return the first and the last device on which a stage after ideal i may start.
 
     Enough devices must come before it for the work of i, and enough must follow for the other work.
+    work: IdealSums.work; devices: how many there are.
     """
     if i == 0:
         return 0, 0

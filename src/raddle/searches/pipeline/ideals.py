@@ -121,6 +121,7 @@ def _cached_ideals(successors: tuple[tuple[int, ...], ...], max_ideals: int) -> 
             return prefix_ideals(topological_order(successors))
         larger, child, parent = _next_size(levels[s], edges, keys)
         levels.append(larger)
+        # For one larger ideal after the other, the ideals that it covers.
         covered.append(level_start[s] + parent[np.argsort(child, kind="stable")])
         covered_count.append(np.bincount(child))
         level_start.append(level_start[-1] + len(larger.added))
@@ -166,6 +167,7 @@ def prefix_ideals(order: Sequence[int]) -> Ideals:
 
 @njit(cache=True)
 def _sums(covered: Array, covered_start: Array, added: Array, values: Array) -> Array:
+    """Compute `Ideals.sums`: that of the first ideal that i covers, and the value of the added layer."""
     result = np.zeros(len(added))
     for i in range(1, len(added)):
         result[i] = result[covered[covered_start[i]]] + values[added[i]]
@@ -205,8 +207,8 @@ def _next_size(level: Level, edges: Edges, keys: Array) -> tuple[Level, Array, A
     """Return (the ideals with one layer more, child, parent).
 
     For each pair k of an ideal and a layer that can be added to it, larger ideal child[k] covers smaller
-    ideal parent[k]; both are numbers within their size. The same larger ideal arises from several pairs, so
-    a hash table finds equal ones.
+    ideal parent[k]; both are counted from 0 within their size. The same larger ideal arises from several
+    pairs, so a hash table finds equal ones. keys: by layer, a random number for the hash.
     """
     one = np.uint64(1)
     count, words = level.members.shape
@@ -251,7 +253,7 @@ def _find_slot(
 ) -> np.int64:
     """Return the slot of the hash table for the ideal `members` with bit `bit` of word b added.
 
-    The slot holds the number of this ideal in `buffer`, or -1 if the ideal is new.
+    The slot holds the number of this ideal in `buffer`, or -1 if the ideal is new. key: the ideal's hash.
     """
     slot = np.int64(key & np.uint64(len(slots) - 1))
     while slots[slot] >= 0:

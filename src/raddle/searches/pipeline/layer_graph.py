@@ -9,6 +9,7 @@ of layers has no cycle.
 """
 
 # v: a layer (a node of the partitioner's graph), s: a stage, d: a device
+# i, o: names of values that an operator reads and writes, r: a reader of a value, or a route
 
 from __future__ import annotations
 
@@ -79,8 +80,8 @@ def _place_batch_independent(
 ) -> None:
     """Assign each operator that depends on no sample to the first layer that reads it, also indirectly.
 
-    An operator that computes the next value of a buffer counts as read by the readers of the buffer. Only
-    on the devices of its stage can the next micro-batch read the new value.
+    An operator that computes the next value of a buffer counts as read by the readers of the buffer: the
+    new value stays on the devices of the operator's stage, and the next micro-batch reads it there.
     """
     # By name of the new value of a buffer, the name of the buffer.
     buffers = {value: buffer for buffer, value in graph.updates.items()}
@@ -117,7 +118,10 @@ def device_kinds(cluster: Cluster) -> list[str]:
 
 
 class LayerCostModel:
-    """Estimates times and sizes of layers for micro-batches of any size."""
+    """Estimates times and sizes of layers for micro-batches of any size.
+
+    compute: estimates the seconds of a box of an operator; None: from the devices' rates.
+    """
 
     def __init__(
         self, layer_graph: LayerGraph, cluster: Cluster, compute: ComputeCosts | None = None

@@ -3,8 +3,9 @@
 1. For each number of micro-batches, a partitioner (shortest_step.py) assigns layers to stages and stages
    to devices. It minimises an estimate of the step time. Such an assignment is a *partition*.
 2. The partitions with the shortest estimates are simulated. For this, the graph is captured again with the
-   size of a micro-batch. Where a stage has several devices, a baseline method (`data`, `spatial`, `owt`)
-   tiles its operators. Each partition is simulated with each schedule and each of these methods.
+   size of a micro-batch. Where a stage has several devices, a baseline method (`data`, `spatial`, or `owt`:
+   one weird trick) tiles its operators. Each partition is simulated with each schedule and each of these
+   methods.
 3. The result is the fastest simulated plan that fits in memory.
 
 If memory is short, plans that need less memory are tried too: recomputation of whole stages, spatial tiles
@@ -122,7 +123,7 @@ class _PipelineSearch:
 
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
         self.graph, self.cluster, self.settings = graph, cluster, settings
-        self.clock = Clock(settings.budget, settings.stopwatch)
+        self.clock = Clock(settings.budget, settings.stopwatch)  # the search's time budget
         self.device_count = len(cluster.devices)
         self.layer_graph = build_layer_graph(graph)
         active = active_values(graph)  # the values that have a gradient
@@ -203,8 +204,10 @@ class _PipelineSearch:
                 self.memory_is_short = True
 
     def _schedules(self, partition: StepPartition, m: int) -> list[str]:
-        """List the schedules to simulate; "" runs one micro-batch after the other, "zb-h1" has a split
-        backward (zero bubble)."""
+        """List the schedules to simulate.
+
+        "" runs one micro-batch after the other; "zb-h1" has a split backward (zero bubble).
+        """
         one_device_per_stage = all(len(stage.devices) == 1 for stage in partition.stages)
         if len(partition.stages) == 1:
             return [""]
@@ -229,7 +232,7 @@ class _PipelineSearch:
 
     @property
     def _unlimited_memory(self) -> DeviceChain:
-        """Return the devices without a memory limit; the simulation then checks the real peak memory."""
+        """The devices without a memory limit; the simulation then checks the real peak memory."""
         return replace(self.device_chain, capacity=(float("inf"),) * self.device_count)
 
     def _try_least_memory(self) -> None:
@@ -309,6 +312,7 @@ class _PipelineSearch:
         )
         stages = stage_op_names(layer_graph, [stage.layers for stage in partition.stages])
         bn = self.settings.bn
+        # A plan with a single stage lists no stages. A block that is recomputed is a whole stage.
         pipeline = PipelineResult(
             graph,
             m,
@@ -335,6 +339,7 @@ class _PipelineSearch:
         """Return the tiling of each operator of a stage, as the method gives it for that many devices."""
         if len(devices) == 1:
             return {op.name: copies(op, devices) for op in graph.ops if op.name in op_names}
+        # Tiled on as many devices from the start of the cluster, then moved to those of the stage.
         method_tiles = STAGE_METHODS[method](graph, first_devices(self.cluster, len(devices)))
         independent_ops = batch_independent(graph)
         tiles: dict[str, Tiling] = {}
@@ -358,6 +363,7 @@ class _PipelineSearch:
             ),
             **result.pipeline.plan_fields,
         )
+        # More steps if they overlap, until a steady state is reached.
         plan = replace(plan, steps=steps_to_simulate(plan, SIMULATED_STEPS))
         timeline = simulate(lower(result.pipeline.graph, plan), self.cluster, self.settings.profile)
         peaks = peak_bytes(timeline)
@@ -367,7 +373,7 @@ class _PipelineSearch:
 
 
 def _move_to_devices(tiling: Tiling, devices: tuple[int, ...]) -> Tiling:
-    """Return the tiling with device d replaced by devices[d]."""
+    """Return the tiling with device d replaced by devices[d]. It is a regular grid or a list of tiles."""
     if isinstance(tiling, Grid):
         return replace(tiling, devices=tuple(devices[d] for d in tiling.devices))
     return Irregular(tuple(Tile(t.box, devices[t.device]) for t in tiling.tiles))

@@ -84,7 +84,7 @@ class PipelineRequest:
         """Return the numbers of micro-batches to try."""
         if self.microbatches is not None:
             return [self.microbatches]
-        # per_step: gives the micro-batches of a step, for schedules that allow only one number.
+        # per_step: for a schedule without a flush, how many micro-batches a step has with so many stages.
         if not self.is_written_out and self.named_schedule.per_step is not None:
             return [min(batch, self.named_schedule.per_step(devices))]
         return sorted({m for m in (devices, 2 * devices, 4 * devices) if m <= batch} or {batch})
@@ -171,11 +171,13 @@ def _balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> Step
     order, stage_count = topological_order(costs.successors), len(stage_devices)
     if stage_count > len(order):
         raise InputError(f"the model has {len(order)} layers to cut between, not {stage_count}.")
+    # [0]: on the first kind of device.
     seconds = [costs.forward[0][v] + costs.backward[0][v] for v in order]
     sums = [0.0]
-    for s in seconds:  # s: here the seconds of a layer
-        sums.append(sums[-1] + s)
-    # best[k][i]: (seconds of the slowest run, start of the last run) of the first i layers in k runs.
+    for layer_seconds in seconds:
+        sums.append(sums[-1] + layer_seconds)
+    # best[k][i]: (seconds of the slowest run, start of the last run) of the first i layers in k runs. The
+    # last run has the layers j to i - 1 of the order.
     best: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(float("inf"), 0)] * len(order)]
     for k in range(1, stage_count + 1):
         row = [(float("inf"), 0)] * (len(order) + 1)

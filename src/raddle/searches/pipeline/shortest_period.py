@@ -27,6 +27,7 @@ Periods are compared in float64; a relative difference below 1e-12 counts as equ
 """
 
 # i, j: ideals before and after a stage; k: devices that run ideal i; r: replicas of a stage; t = k + r
+# s: a size (number of layers of an ideal); e: an entry, which stands for a pair (k, r)
 
 from __future__ import annotations
 
@@ -246,6 +247,8 @@ def _devices_needed(
 ) -> Array:
     """For each ideal, return the fewest devices that can run it within the limit; devices + 1 if none.
 
+    The first three arguments are fields of `Ideals`: ideal j covers the ideals
+    covered[covered_start[j] : covered_start[j + 1]]; level_start[s] is the first ideal of size s.
     It visits the ideals by size. best[j, e] is the largest phi_r of the subsets of ideal j that k devices
     can run, and whose cut bytes r devices can receive within the limit. Entry e stands for the pair (k, r):
     e = (t - 1) (t - 2) / 2 + r - 1 with t = k + r. As pairs are in the order of t, the pairs with too few
@@ -270,9 +273,9 @@ def _devices_needed(
             useful = row[begin:]  # the entries with enough devices for the work of j
             useful[:] = smaller[covered[covered_start[j]] - level_start[s - 1], begin:]
             for x in range(covered_start[j] + 1, covered_start[j + 1]):
-                other = smaller[covered[x] - level_start[s - 1], begin:]
+                row_x = smaller[covered[x] - level_start[s - 1], begin:]
                 for e in range(len(useful)):
-                    useful[e] = other[e] if other[e] > useful[e] else useful[e]
+                    useful[e] = row_x[e] if row_x[e] > useful[e] else useful[e]
             needed[j] = _fewest_devices(row, fewest, j, costs, devices, limit, least_phi)
             # Ideal j is of no use if the remaining devices cannot do the remaining work within the limit.
             if needed[j] + np.ceil((total - work) / limit - 1e-9) <= devices:
@@ -298,6 +301,7 @@ def _fewest_devices(
         if least_phi[r - 1] <= 0 and (fewest_senders == r or not costs.first_sends):
             result = r
     for t in range(fewest, result):
+        # entries[r - 1]: the entry of the pair (t - r, r).
         entries, possible = row[(t - 1) * (t - 2) // 2 :], False
         for r in range(fewest_senders, t):
             possible |= entries[r - 1] >= least_phi[r - 1]

@@ -30,7 +30,7 @@ which ideals could give a shorter step. If these are few enough, the search is r
 exact; if not, `exact` is False.
 """
 
-# i: an ideal, d: the first device of a stage, q: number of stages from this one to the last
+# i: an ideal, d: the first device of a stage, q: number of stages from this one to the last, s: a stage
 
 from __future__ import annotations
 
@@ -212,9 +212,8 @@ def _affordable_ideals(problem: StepProblem, max_operations: float) -> int:
     devices, max_replicas = len(problem.placements.kind), problem.placements.max_replicas
     # Values of q that are tried, on average over the first device and the number of replicas.
     q_count = 1 if problem.schedule == "gpipe" else (devices + 2) / 3
-    per_pair = (
-        64 + max_replicas.sum() * q_count
-    )  # 64: the test whether one is a subset of the other
+    # 64: the operations to test whether one ideal is a subset of the other.
+    per_pair = 64 + max_replicas.sum() * q_count
     return int((2 * max_operations / per_pair) ** 0.5)
 
 
