@@ -78,6 +78,7 @@ class EvaluatorTimer:
         self.memory_scale = max(peak_bytes(timeline)) / max(1, int(self.base.held_bytes.max()))
 
     def time_step(self, changes: Tiles) -> StepTiming:
+        # move changes the tiles of the evaluator's plan; restore undoes it.
         undo = self.evaluator.move(changes)
         step_ns = self.evaluator.time()
         assert step_ns is not None

@@ -33,7 +33,7 @@ TEMPERATURE = 0.003
 class Chain:
     """The current plan of a chain, and the best plan that it has seen."""
 
-    space: PlanSpace
+    space: PlanSpace  # the groups of the graph and their possible configurations
     evaluator: Evaluator  # times steps; it holds the plan of one chain, and all chains share it
     start: str  # name of its start
     tiles: Tiles  # of the current plan

@@ -2,8 +2,8 @@
 
 The search space is SOAP: samples, attributes (height, width, sequence), parameters and, unless `reduction`
 is False, summed dimensions may be split. Parts may be on any devices, so that operators can run at the same
-time. Several chains start from data parallelism, OptCNN's optima, expert plans (starts.py) and a random
-plan.
+time. Several chains start from data parallelism, OptCNN's optima, expert plans (searches/starts.py) and a
+random plan.
 
 Differs from the paper: all operators of a group share a configuration (groups.py); the tiles of an operator
 are on different devices; besides uniform moves there are guided ones, such as copying the configuration of
@@ -41,6 +41,7 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
             f"flexflow searches on up to {MAX_EVALUATED_DEVICES} devices, '{cluster.name}' has "
             f"{len(cluster.devices)}: use optcnn or auto."
         )
+    # attempts: records the starts that fail; fastest_first: sorts plans by their step time
     space, attempts = PlanSpace(graph, cluster, settings), Attempts()
     starts = baseline_starts(space, {"data": data, "owt": owt}, attempts)
     starts |= fastest_first(space, optima(space))
@@ -64,6 +65,7 @@ def flexflow(
     """
     clock = Clock(settings.budget, settings.stopwatch)
     space = PlanSpace(graph, cluster, settings)
+    # with_pins: replaces the tiles that the user fixed
     tiles_by_start = {name: space.with_pins(tiles) for name, tiles in starts.items()}
     if random_too:
         tiles_by_start["random"] = random_start(space, settings.seed)

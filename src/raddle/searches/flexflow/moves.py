@@ -10,10 +10,12 @@ uneven       samples in proportion to the devices' speeds
 
 A configuration has the degrees of a group (the number of parts of each letter, i.e. dimension) and its
 devices (configurations.py). All but `uniform` are guided moves, which the paper does not have. PlanSpace
-defines groups and neighbours.
+(searches/plan_space.py) has all groups and their possible degrees; neighbours are groups that read each
+other.
 """
 
-# g: index of a group
+# g, k, other: groups, by number. space.translate(g, other, c): the configuration c of group `other` for
+# group g, letter by letter; None if g is too small. A pinned group is one whose tiles the user fixed.
 
 from __future__ import annotations
 
@@ -115,7 +117,7 @@ class MoveProposer:
             factor = 2
         if source != target or not factors:
             parts[target] *= factor
-        size = math.prod(parts)
+        size = math.prod(parts)  # number of parts, which is the number of devices
         if size > self.space.device_count or parts[target] > group.sizes[target]:
             return {}
         if size == len(current.devices):
@@ -130,7 +132,8 @@ class MoveProposer:
         current = state[g]
         if current is None:
             return {}
-        if self.rng.random() < 0.3:  # reverse the letters: another one is outermost, across nodes
+        # Reverse the order of letters: the parts of another letter are then on different nodes.
+        if self.rng.random() < 0.3:
             return {g: current._replace(devices=transposed_devices(current), shares=())}
         return {g: self.space.on_random_devices(current.degrees, self.rng)}
 
@@ -142,6 +145,6 @@ class MoveProposer:
 
 
 def transposed_devices(configuration: Configuration) -> tuple[int, ...]:
-    """The devices of the parts when the last letter is outermost instead of the first."""
+    """The devices of the parts when the first letter varies fastest instead of the last."""
     places = np.array(configuration.devices).reshape(configuration.degrees)
     return tuple(int(d) for d in places.transpose().reshape(-1))

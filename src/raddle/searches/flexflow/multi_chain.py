@@ -26,7 +26,7 @@ PATIENCE = 3000  # the last chain stops after this many proposals without an imp
 class MultiChain:
     """The chains, and the history of the best time."""
 
-    space: PlanSpace
+    space: PlanSpace  # the groups of the graph and their possible configurations
     evaluator: Evaluator  # times steps; shared by all chains
     clock: Clock
     settings: Settings
@@ -80,8 +80,8 @@ class MultiChain:
 
     def _run(self, budget: float) -> None:
         """Rounds over the chains, as the top of this file describes."""
-        max_proposals = self.settings.proposals
-        length = ROUND
+        max_proposals = self.settings.proposals  # of all chains; None: no limit
+        length = ROUND  # proposals of each chain in a round
         self.chains.sort(key=lambda c: c.time)
         while self.chains:
             for chain in list(self.chains):

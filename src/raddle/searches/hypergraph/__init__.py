@@ -13,7 +13,8 @@ counts, cells    a coarse partition as counts of filters; a fine partition chann
 explicit         the hypergraphs with all vertices and nets
 formats          files of hypergraphs and partitions for other partitioners
 filter_layouts   from counts of filters to the tiles of a plan
-partitioner      runs a method by its name; method: the searches of plans
+partitioner      runs a method by its name
+method           makes plans of the partitions: the search of the three methods
 coarse, fine, mixed   the three solvers; modules with these prefixes are their helpers
 """
 
@@ -37,8 +38,8 @@ class HypergraphSearch(Search):
     (fine), or of an axis chosen for each layer (mixed)."""
 
     grain: Literal["coarse", "fine", "mixed"]
-    # Of the fast simulation (simulation/fast), of this package: numba compiles them before the search is
-    # timed.
+    # The numba functions of the fast simulation (simulation/fast) and of this package: they are compiled
+    # before the search is timed.
     jit_functions = (EVALUATOR, PARTITIONERS)
 
     def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:

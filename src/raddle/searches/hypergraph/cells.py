@@ -148,6 +148,7 @@ def _rectangles(cells: Array) -> list[Rectangle]:
 
 
 def _tiling(op: Op, rectangles: Sequence[Rectangle], shape: tuple[int, ...]) -> Irregular:
+    """Returns one tile per rectangle; shape: filters and channels of the layer."""
     c, k = dim_of(op, "c"), dim_of(op, "k")
     assert c is not None
     assert k is not None

@@ -4,7 +4,8 @@ In a *coarse* partition every filter is whole in one part; a *part* is a device'
 elements that cross parts in a forward. Simulated annealing runs from several starts, in rounds that double
 in length. The order of the runs depends only on the seed, so a longer budget continues what a shorter one
 does. For up to 4 parts a mixed-integer program (exact.py) may prove that the result is the best.
-lower_bound.py says how far it is from the best at most. A partition is a matrix of counts x[layer, part]:
+A lower bound on the volume (lower_bound.py) says how far the result is from the best at most. A partition
+is a matrix of counts x[layer, part]:
 how many units (filters) of the layer the part has (counts.py).
 
 The starts (coarse_starts.py, _runs below):
@@ -21,7 +22,8 @@ map (network.py).
 """
 
 # p: part; m: the network as arrays (counts.py); m.work: of one unit, by layer; m.cost: elements of one
-# unit, by map; x: counts [layer, part]; walk: the state of an annealing run, with arrays [part, layer]
+# unit, by map; x: counts [layer, part]; walk: the state of an annealing run, with arrays [part, layer];
+# walk.totals[BEST_VOLUME]: the volume of the counts walk.best
 
 from __future__ import annotations
 

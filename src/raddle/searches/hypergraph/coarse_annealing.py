@@ -81,8 +81,8 @@ def build_neighbours(m: CountModel) -> LayerNeighbours:
 
 
 def _flatten(entries: list[dict[int, None]]) -> tuple[Array, Array]:
-    ends = np.cumsum([0, *(len(entry_set) for entry_set in entries)])
-    return ends.astype(np.int64), np.array([i for group in entries for i in group], np.int64)
+    starts = np.cumsum([0, *(len(entry_set) for entry_set in entries)])
+    return starts.astype(np.int64), np.array([i for group in entries for i in group], np.int64)
 
 
 def start_walk(m: CountModel, x: Array, capacity: Array, seed: int) -> CoarseWalk:

@@ -39,9 +39,9 @@ def balanced(m: CountModel, capacity: Array) -> Array:
     parts = [(0.0, p) for p in range(len(capacity))]
     for l in sorted(range(m.num_layers), key=lambda l: -m.work[l]):
         for _ in range(m.units[l]):
-            full, p = parts[0]
+            filled, p = parts[0]
             x[l, p] += 1
-            heapq.heapreplace(parts, (full + m.work[l] / capacity[p], p))
+            heapq.heapreplace(parts, (filled + m.work[l] / capacity[p], p))
     return x
 
 

@@ -16,7 +16,8 @@ as far as possible; filter_layouts.py does that. A net joins a filter with all f
 km1 is the sum over nets of (parts in the net - 1) x cost.
 """
 
-# l, t: layers; v: map; p: part
+# l, t: layers; v: map; p: part; x: counts [layer, part]; m: the network as arrays; i, d, a: entries of the
+# lists of pieces, dense readers and elementwise readers
 
 from __future__ import annotations
 

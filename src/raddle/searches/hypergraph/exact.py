@@ -149,6 +149,7 @@ class _Program:
         least x[p, t] - x[p, l] units. If the map has several such pieces, each has an additional column,
         and r is at least their sum."""
         m = self.m
+        # Entries of the map's elementwise readers (counts.py):
         pairs = range(m.elementwise_start[v], m.elementwise_start[v + 1])
         readers_by_piece: dict[int, list[int]] = {}
         for a in pairs:

@@ -19,7 +19,7 @@ A map consists of *pieces*: the units of one layer, then those of the next, as a
 operator such as an add, whose unit i reads only unit i of the map (network.py).
 """
 
-# l, t: layers; j: filter; k: channel of its input; v: map
+# l, t: layers; j: filter; k: channel of its input; v: map; p: piece of a map
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def km1(h: Hypergraph, part: Array) -> int:
     """
     count = int(part.max()) + 1
     net = np.repeat(np.arange(len(h.cost), dtype=np.int64), np.diff(h.net_start))
+    # Each pair of a net and a part that has pins of it, once, as one number
     joined = np.unique(net * count + part[h.pins])
     parts = np.bincount(joined // count, minlength=len(h.cost))
     return int((h.cost * (parts - 1)).sum())
@@ -60,7 +61,7 @@ def km1(h: Hypergraph, part: Array) -> int:
 
 def coarse(network: LayerNetwork, m: CountModel) -> Hypergraph:
     """Returns the coarse hypergraph: one vertex per filter."""
-    first = _list_starts([layer.units for layer in network.layers])  # vertex of each layer
+    first = _list_starts([layer.units for layer in network.layers])  # of each layer
     vertices = [np.arange(a, b) for a, b in pairwise(first)]
 
     def nets() -> Iterator[tuple[int, Array]]:

@@ -11,7 +11,7 @@ its count; the remaining units fill the parts that miss some. So a part may have
 filters, and no filter is renumbered.
 """
 
-# l: layer; p: part
+# l, t: layers; p: part; v: feature map, a value that layers read
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def elementwise_partners(network: LayerNetwork, l: int) -> list[int]:
         for reader in v.elementwise_readers:
             for piece, reader_piece in zip(v.pieces, reader, strict=True):
                 if piece.units == reader_piece.units and l in (piece.layer, reader_piece.layer):
-                    other = reader_piece.layer if piece.layer == l else piece.layer
-                    shared_elements[other] = shared_elements.get(other, 0) + v.unit_elements
+                    partner = reader_piece.layer if piece.layer == l else piece.layer
+                    shared_elements[partner] = shared_elements.get(partner, 0) + v.unit_elements
     return sorted(shared_elements, key=lambda t: (-shared_elements[t], t))
 
 
@@ -108,6 +108,7 @@ def place_operators(
             views.append(op)
         else:
             tiles[op.name] = copies(op, [last_part])
+    # place: puts operators on the devices that read their results
     tiles.update(independent.place(reversed(views), tiles))
     place_batch_independent(graph, tiles, lambda op: copies(op, [0]))
     return tiles

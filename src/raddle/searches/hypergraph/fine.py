@@ -8,8 +8,8 @@ The starts are coarse partitions that the caller gives; `chain`, groups of conse
 its own parts (fine_chains.py); and `even`, which divides the filters of every layer equally. All starts get
 short runs; after each round the worse half is dropped, so that the others get longer runs. The search works
 on counts of filters and channels, called rows (fine_rows.py). At the end the counts become a partition with
-concrete filters and channels. Its exact volume is never larger than that of a start of the caller that
-keeps within the capacities as well.
+concrete filters and channels. If a start of the caller is within the capacities, so is the result, and its
+exact volume is not larger than that of this start.
 """
 
 # r: round; g: fraction of the capacity; m: the network as arrays (counts.py); pb: the problem; w: walk, the
@@ -111,6 +111,7 @@ def solve(
             if rows is not None
         ]
     )
+    # So many that one is left after ROUNDS - 1 halvings
     pool = sorted([*given_candidates, *pool], key=_penalized_volume)[: 1 << ROUNDS - 1]
     # The last tenth of the budget is for _to_solution.
     deadlines = [started_at + budget * 0.9 * (r + 1) / ROUNDS for r in range(ROUNDS)]
@@ -176,6 +177,7 @@ def _anneal_candidate(
     """Returns the candidate after one annealing run of `seconds`, or of `moves` if given."""
     w = start_walk(pb, candidate.rows, capacity, seed)
     part_volume = candidate.volume / candidate.rows.owned.shape[1] + 1e-9  # elements, average
+    # progress: the fraction of the run that is done; it determines the temperature
     started_at, moves_done, chunk, progress = time.perf_counter(), 0, CHUNK // 8, 0.0
     while progress < 1:
         if moves is None:

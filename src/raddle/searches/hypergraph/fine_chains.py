@@ -7,8 +7,8 @@ units of one layer, then those of the next. A *dense* reader of a map is a layer
 channels. An *elementwise* reader is an operator such as an add, whose unit i reads unit i of the map
 (network.py). The *volume* is the elements that cross parts in a forward.
 
-As no part has layers of two groups, the volume of a group does not depend on the other groups, so the best
-groups are a shortest path.
+As no part has layers of two groups, the volume of a group does not depend on the other groups, so dynamic
+programming finds the best groups.
 Each layer of a group is spread evenly over the group's parts, in as many rows as are cheapest. With `a`
 rows of `b` parts each, the map that the layer reads is sent a - 1 times, once more if it comes from another
 group, and the partial results are sent b - 1 times.

@@ -9,6 +9,7 @@ output. Its *area* is filters of the row x width.
 
 # l: layer; p, q, s: parts; i, j: rows; k: filters or channels moved; pb: the problem (fine_walk.py);
 # pb.m: the counts of the network (counts.py), pb.m.units: filters by layer;
+# pb.channels: by layer, input channels of a filter;
 # pb.splittable: by layer, whether a filter's channels may be in several parts; pb.cell_work: work of one
 # channel of one filter; w: the state of the run; w.scratch[AREA]: areas by part before the move
 
@@ -92,8 +93,8 @@ def _free_row(w: FineWalk, l: int, p: int) -> int:
     i = p
     while True:
         taken = False
-        for r in row:
-            taken = taken or r == i
+        for j in row:
+            taken = taken or j == i
         if not taken:
             return i
         i = i + 1 if i + 1 < len(row) else 0

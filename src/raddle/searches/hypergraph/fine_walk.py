@@ -17,7 +17,8 @@ part receives these units:
 In addition it sends a partial result for every filter of its row that it does not own.
 """
 
-# l, t: layers; v: map; p: part; pb: the problem; w: the walk, the state of an annealing run
+# l, t: layers; v: map; p: part; pb: the problem; w: the walk, the state of an annealing run;
+# i, d, a: entries of the lists of pieces, dense readers and elementwise readers
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ of the block's output.
 """
 
 # l, t: layers; b: block of a layer; v: feature map; p: part; m: the network as arrays (counts.py);
-# h: the hypergraph
+# h: the hypergraph; u: vertex
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ def partition_blocks(
 
 def build_hypergraph(m: CountModel, blocks: int) -> BlockHypergraph:
     """Builds the hypergraph of at most `blocks` blocks per layer, of nearly equal size."""
+    # By layer: the number of filters of each block
     sizes = [np.diff(np.arange(b + 1) * n // b) for n in m.units for b in [min(n, blocks)]]
     first_vertex = np.cumsum([0, *(len(block_sizes) for block_sizes in sizes)])
     nets, cost = [], []

@@ -8,6 +8,7 @@ partition has a smaller volume than
 
     sum over parts of min over columns (received(column) - pi . column)  +  pi . units
 
+(pi . column is the dot product),
 so the search has a valid bound whenever it stops. column_pricing.py finds the minimum: its *sweep* visits
 the layers one after the other, and its *grid* counts the work of a part in *cells*, equal amounts of work.
 The *master program*, a linear program over the columns found so far, proposes the prices: they are its dual
@@ -99,11 +100,12 @@ class _ColumnSearch:
         self.sweep = build_sweep(m)
         self.capacities, self.parts_in_class = np.unique(capacity, return_counts=True)
         self.grids = [
-            build_grid(m, self.sweep, float(c), float(capacity.sum())) for c in self.capacities
+            build_grid(m, self.sweep, float(limit), float(capacity.sum()))
+            for limit in self.capacities
         ]
         self.column_costs: dict[tuple[int, bytes], float] = {}  # by class and column
         for c, grid in enumerate(self.grids):
-            if grid.min_cells == 0:
+            if grid.min_cells == 0:  # a part of this class may be empty
                 self.add_column(c, np.zeros(m.num_layers, np.int64), 0)
         for column in columns:
             for fitting_class in np.flatnonzero(self.capacities * (1 + 1e-9) >= m.work @ column):
@@ -145,7 +147,7 @@ class _ColumnSearch:
             if not new_column and centre_weight == 0:
                 break
             # The prices tried lie between the best so far (centre) and those of the master program, which
-            # swing. If they give no new column, they are too near the centre.
+            # oscillate. If they give no new column, they are too near the centre.
             centre_weight = (
                 min(0.8, centre_weight + 0.1)
                 if new_column
@@ -159,7 +161,8 @@ class _ColumnSearch:
         """Returns the bound at these prices, its subgradient, and whether a column is new.
 
         prices: of a unit of each layer, then of the presence of each layer.
-        The subgradient: units, and presence, that the cheapest columns together have too few.
+        The subgradient: how many units of each layer, then how much presence, the cheapest columns lack
+        together; negative if they have too many.
         """
         m, new_column = self.m, False
         bound, subgradient = master.total_price(prices), master.row_limits(prices)
@@ -182,7 +185,7 @@ class _ColumnSearch:
     def _subgradient_ascent(self, master: _MasterProgram, grids: list[WorkGrid]) -> Iterator[Array]:
         """Raises the bound by subgradient steps towards stop_at; yields the best prices so far.
 
-        With many layers the prices of the master program swing for a long time at first.
+        With many layers the prices of the master program oscillate for a long time at first.
         """
         m = self.m
         target = self.stop_at if math.isfinite(self.stop_at) else master.solve()[1]
@@ -249,13 +252,13 @@ class _MasterProgram:
         self.lp.setOptionValue("threads", 1)
         # Costs are divided by this, so that the solver has small numbers:
         self.scale = float(max(1, m.cost.max(initial=1)))
-        none = np.array([], np.int32), np.array([])
+        no_entries = np.array([], np.int32), np.array([])
         rows = [
             *zip(m.units, m.units, strict=True),
             *zip(node.min_parts, node.max_parts, strict=True),
         ]
         for low, high in (*rows, *zip(parts, parts, strict=True)):
-            self.lp.addRow(float(low), float(high), 0, *none)
+            self.lp.addRow(float(low), float(high), 0, *no_entries)
         # Slack columns, so that the program always has a solution; each costs as much as all maps.
         penalty = sum(
             float(m.cost[v]) * m.units[layers].sum() for v, layers in enumerate(_pieces_by_map(m))

@@ -1,8 +1,8 @@
 """The search of the hypergraph-* methods, and plans from partition files of other partitioners.
 
 A *part* is what one device gets. A *coarse* partition distributes whole filters; a *fine* one distributes
-cells, which are single input channels of filters (Cells), and chooses where a filter's partial *sums* are
-added; a *mixed* one splits each layer along an axis that the search chooses.
+cells, which are single input channels of filters (cells.py), and chooses where a filter's partial *sums*
+are added; a *mixed* one splits each layer along an axis that the search chooses.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def plan_from_partition(graph: Graph, cluster: Cluster, path: str | pathlib.Path
 
     The vertices are those of a hypergraph that `raddle export` wrote for the same graph.
     """
-    # part: of each vertex
+    # part: an array with the part of each vertex
     part, partitioner = read_partition(path), Partitioner(graph)
     parts = int(part.max()) + 1
     if parts > len(cluster.devices):

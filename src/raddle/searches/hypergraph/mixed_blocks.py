@@ -11,7 +11,7 @@ units, or none:
 """
 
 # b: block; g: group of operators that a search splits together (searches/groups.py); group.reduced: the
-# letters that are summed
+# letters that are summed; m: member of a group, with its operator m.op
 
 from __future__ import annotations
 
@@ -98,6 +98,7 @@ def build_blocks(graph: Graph) -> MixedBlocks:
     }
     group_lists = _group_into_blocks(graph, all_groups, flops)
     # Whether the graph has batch norms. Their statistics are assumed to be those of one tile (bn: local).
+    # An operator of the kind "moments" computes them.
     local_statistics = any(
         op.kind == "moments" and op.composite_kind == "batch_norm" for op in graph.ops
     )
@@ -218,9 +219,9 @@ def group_configuration(group: Group, axis: str, runs: UnitRuns) -> Configuratio
             tuple(run.device for run in runs),
             tuple(run.units for run in runs),  # the relative sizes of the ranges
         )
-    for other in "cn":
-        if sizes.get(other, 0) >= len(devices) and other not in group.reduced:
-            return Configuration(_degrees(group, other, len(devices)), devices)
+    for letter in "cn":
+        if sizes.get(letter, 0) >= len(devices) and letter not in group.reduced:
+            return Configuration(_degrees(group, letter, len(devices)), devices)
     return Configuration((1,) * len(group.letters), devices[:1])
 
 

@@ -133,6 +133,7 @@ class _MixedModelBuilder:
             np.array([b.work for b in blocks], np.float64),
             self._pad_rows(self._replicated_weights()).astype(np.float64),
             np.array([x * y for x, y in zip(sizes, directions, strict=True)], np.float64),
+            # Up to SMALL_RESULT bytes, every part sums for itself.
             np.array(
                 [
                     x * y * (1 if x > SMALL_RESULT else -1)
@@ -151,6 +152,7 @@ class _MixedModelBuilder:
         )
 
     def _per_axis(self, b: int, split_of: Any) -> list[Split]:
+        """Returns split_of(b, a) for each axis a of block b."""
         return [split_of(b, a) for a in range(len(self.blocks.blocks[b].axes))]
 
     def _pad_rows(self, rows: Sequence[Sequence[int]]) -> Array:
@@ -161,6 +163,7 @@ class _MixedModelBuilder:
         return table
 
     def _pad_splits(self, rows: Sequence[Sequence[Split]]) -> Array:
+        """Returns rows of splits (one per axis) as an array [row, axis, field of Split]."""
         table = np.zeros((len(rows), self.max_axes, 4), np.int64)
         for i, row in enumerate(rows):
             table[i, : len(row)] = row
@@ -197,6 +200,8 @@ class _MixedModelBuilder:
         split = self.splits[b][a][op.name]
         if split.kind not in (PROPORTIONAL, EVEN):
             return split
+        # access.indices: one for each dimension of the operand; index.range(box): the positions of that
+        # dimension that a box of the operator reads; term.dim: a dimension of the operator in the index
         access, units = op.space.operands[operand], self.blocks.blocks[b].units[a]
         box = [(0, dim.size) for dim in op.space.dims]
         unit_starts = self._unit_starts(op, split.dim, b, a)
@@ -310,6 +315,7 @@ def _split_operators(block: MixedBlock, a: int) -> dict[str, Split]:
     if units < 2:
         return {name: Split(ALL) for group in block.groups for name in group.ops}
     first = max(1, units // 4)
+    # UnitRun: device and number of units
     runs = (UnitRun(0, first), UnitRun(1, units - first))
     splits = {}
     for name, tiling in block_tiles(block, block.axes[a], runs).items():

@@ -109,11 +109,18 @@ def propose_move(m: MixedModel, axis: Array, x: Array, lo: int, hi: int, allowed
     kind = np.random.randint(NUM_DRAWS)
     p, q = _random_active_part(x[lo]), np.random.randint(x.shape[1])
     if kind == COPY:
-        other = lo - 1 if np.random.random() < 0.5 else hi
-        if 0 <= other < len(x):
-            letter = m.letter[other, axis[other]]
+        neighbour = lo - 1 if np.random.random() < 0.5 else hi
+        if 0 <= neighbour < len(x):
+            letter = m.letter[neighbour, axis[neighbour]]
             _change_axis(
-                m, axis, x, lo, hi, letter, x[other] / m.units[other, axis[other]], allowed
+                m,
+                axis,
+                x,
+                lo,
+                hi,
+                letter,
+                x[neighbour] / m.units[neighbour, axis[neighbour]],
+                allowed,
             )
     elif kind == CHANGE_AXIS:
         letter = m.letter[lo, np.random.randint(m.axis_count[lo])]
@@ -122,10 +129,10 @@ def propose_move(m: MixedModel, axis: Array, x: Array, lo: int, hi: int, allowed
     elif kind == GATHER:
         from_all = np.random.random() < 0.3
         for b in range(lo, hi):
-            for other in range(x.shape[1]):
-                if other != q and (from_all or other == p):
-                    x[b, q] += x[b, other]
-                    x[b, other] = 0
+            for giver in range(x.shape[1]):
+                if giver != q and (from_all or giver == p):
+                    x[b, q] += x[b, giver]
+                    x[b, giver] = 0
     elif kind == SWAP:
         for b in range(lo, hi):
             x[b, p], x[b, q] = x[b, q], x[b, p]

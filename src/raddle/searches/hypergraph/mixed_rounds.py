@@ -32,7 +32,7 @@ FIRST_STEPS, MAX_STEPS = 20_000, 10_000
 # The following four are multiples of the average volume of a part in the best partition so far.
 # Temperatures: the first; the first of a round that continues from the best state; the last
 HOT, WARM, COLD = 0.8, 0.16, 0.002
-# Penalty weight of overload (work above the parts' maxima): the price if the overload were all work
+# Price of overload (work above the parts' maxima): what it would cost if all work were overload
 PRICE = 120.0
 
 

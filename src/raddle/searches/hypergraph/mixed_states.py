@@ -14,7 +14,8 @@ The basic starts are:
 Any other plan whose layers are each split along one axis can be a start, too.
 """
 
-# b: block; a: axis of a block, by its position in MixedBlock.axes; m: the model (mixed_model.py)
+# b: block; a: axis of a block, by its position in MixedBlock.axes; m: the model (mixed_model.py);
+# d: a dimension of an operator; apportion_units: writes whole units, in proportion to fractions, into a row
 
 from __future__ import annotations
 
@@ -117,7 +118,7 @@ def _block_row(
     if len(split_dims) > 1 or letter not in block.axes:
         return None
     a = block.axes.index(letter)
-    for tile in tiling.tiles[:: tiling.copies]:
+    for tile in tiling.tiles[:: tiling.copies]:  # one copy of each tile
         d = split_dims[0] if split_dims else 0
         size = first_op.space.dims[d].size if split_dims else 1
         fractions[tile.device] += tile.box.shape[d] / size if split_dims else 1.0

@@ -121,6 +121,7 @@ def improve_step_time(
 
 
 def _rank(timeline: Timeline) -> tuple[bool, float]:
+    """Returns a sort key: plans that fit into memory first, then by step time."""
     return not _fits(timeline), timeline.step_seconds
 
 
@@ -237,6 +238,7 @@ class Proposer:
                 changed.update(block_tiles(self.blocks.blocks[b], *new))
                 inputs.update((op.name, op) for op in self.independent_inputs[b])
         ordered = [op for op in reversed(self.blocks.graph.ops) if op.name in inputs]
+        # place: puts operators on the devices that read their results
         changed.update(self.blocks.independent_ops.place(ordered, {**walk.tiles, **changed}))
         return changed
 

@@ -10,7 +10,8 @@ counts x[layer, part] of filters (counts.py). The last is *fine*: its *cells*, s
 filters, may be in different parts (cells.py).
 """
 
-# l: layer; p: part; x: counts [layer, part]; m: the network as arrays (counts.py)
+# l: layer; p: part; x: counts [layer, part]; m: the network as arrays (counts.py); m.work: of one
+# filter, by layer
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ units of the layer's inputs. Views before it (slices, transposes) have no pieces
 they are read.
 """
 
-# l: layer; v: map; p: part
+# l: layer; v: map, or the name of a value; p: piece; c, k: letters of the channels and of the summed input
+# channels. dim_of(op, "c"): the position of c among the operator's dimensions, None if it has no c
 
 from __future__ import annotations
 
@@ -229,6 +230,7 @@ class _NetworkBuilder:
             self._channels(value) // value_units,
         )
         box = [(0, dim.size) for dim in op.space.dims]
+        # Three units are checked: the first, the middle and the last.
         for unit in {0, op_units // 2, op_units - 1}:
             box[c] = (unit * op_channels, (unit + 1) * op_channels)
             if index.range(box) != (unit * value_channels, (unit + 1) * value_channels):

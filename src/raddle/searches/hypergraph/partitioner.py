@@ -132,6 +132,7 @@ class Partitioner:
     def result_from_counts(self, method: str, x: Array) -> PartitionResult:
         """Returns the result for a coarse partition given as counts x[l, p]."""
         m, parts = self.model, x.shape[1]
+        # units, sent: [map, part] units and elements that the part receives; m.cost: elements of one unit
         units = np.array(
             [
                 [units_received(m, np.ascontiguousarray(x[:, p]), v) for p in range(parts)]
@@ -159,7 +160,8 @@ class Partitioner:
             np.repeat(filter_owners[:, None], size, axis=1)
             for filter_owners, size in zip(owners, self._channel_counts(), strict=True)
         ]
-        sent = count_traffic(self.network, Cells(cells, owners), parts)
+        # traffic.sent: elements by name of the value; traffic.received: elements by part
+        traffic = count_traffic(self.network, Cells(cells, owners), parts)
         work = sum(
             (
                 np.bincount(layer_owners, minlength=parts) * self.model.work[l]
@@ -173,12 +175,18 @@ class Partitioner:
             [layout_of_owners(owners_of_layer) for owners_of_layer in owners],
         )
         return PartitionResult(
-            method, parts, tiles, work, sent.sent, sent.received, self._bytes_both_ways(sent.sent)
+            method,
+            parts,
+            tiles,
+            work,
+            traffic.sent,
+            traffic.received,
+            self._bytes_both_ways(traffic.sent),
         )
 
     def result_from_cells(self, method: str, cells: Cells, parts: int) -> PartitionResult:
         """Returns the result for a fine partition, given by the part of every cell."""
-        sent = count_traffic(self.network, cells, parts)
+        traffic = count_traffic(self.network, cells, parts)
         tiles, sums = cell_tiles(self.graph, self.network, cells)
         work = cell_work(self.network, self.model.work, cells, parts)
         return PartitionResult(
@@ -186,9 +194,9 @@ class Partitioner:
             parts,
             tiles,
             work,
-            sent.sent,
-            sent.received,
-            self._bytes_both_ways(sent.sent),
+            traffic.sent,
+            traffic.received,
+            self._bytes_both_ways(traffic.sent),
             sums,
         )
 
