@@ -58,7 +58,7 @@ def why_unbounded(plan: Plan, profile: Profile | None = None) -> str | None:
 
 def lower_bound(graph: Graph, cluster: Cluster, *, optimizer: str = "sgd") -> Bound:
     """The lower bound for plans that may use all devices of a cluster."""
-    active = active_values(graph)
+    active = active_values(graph)  # names of the values that need a gradient
     kinds = {device.kind: device for device in cluster.devices}
     seconds_of = {
         kind: _least_seconds(graph, active, device, optimizer) for kind, device in kinds.items()
@@ -112,20 +112,20 @@ def _least_seconds(
 
 
 def _least_pass_seconds(graph: Graph, op: Op, operand: int | None, device: Device) -> float:
-    """Roofline seconds of a whole operator, counting only bytes that every way to split it touches.
+    """Roofline seconds of a whole operator, with only the bytes that are moved however it is split.
 
     operand: None for the forward; else the operand whose gradient is computed.
     """
     amount = work(op, op.space.full, operand)
     least_read = [_elements_read(op.space, a) for a in op.space.operands]
     # amount.elements: elements read of each operand, then elements written of each output
-    elements = [min(e, t) for e, t in zip(amount.elements, least_read, strict=False)]
+    elements = [min(n, least) for n, least in zip(amount.elements, least_read, strict=False)]
     elements += amount.elements[len(least_read) :]
     return float(roofline(graph, op, amount.flops, elements, speed(op, device)))
 
 
 def _elements_read(space: Space, access: Access) -> int:
-    """The least number of elements of an operand that are read: tiles of a strided window leave gaps."""
+    """The least number of elements of an operand that are read: windows with a stride may skip some."""
     count = 1
     # extent: the size of the operand's dimension. terms[0]: the letter that moves the window (h in h*2+R).
     for index in access.indices:  # one for each dimension of the operand

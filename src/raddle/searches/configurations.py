@@ -5,14 +5,15 @@ names a dimension that can be split, such as n (samples) or c (channels). Exampl
 
     conv1: n/2 c/4 @0-7      degrees (2, 4) of the letters (n, c), on devices 0 to 7 in row-major order
 
-A configuration determines the tiles of every member. A member without a letter is copied, once for each
+A configuration determines the tiles of every member. A member that lacks a letter is copied, once for each
 part of that letter. The tiles of other members follow from the member that they read (AFTER) or that reads
 them (BEFORE); see groups.Member. If the anchor's summed dimension is split (k/2), every device first has a
 partial sum; the merged result is divided among these devices, and the members after the anchor are split in
 that way.
 """
 
-# axis: the position of a letter in Group.letters; d: a dimension of an operator; p: of a value
+# axis: the position of a letter in Group.letters; d: a dimension of an operator;
+# p: a dimension of a value
 
 from __future__ import annotations
 
@@ -229,7 +230,7 @@ def max_copies(member: Member) -> int:
     # updates_buffer: for example the running statistics of batch norm
     if member.op.traits.updates_buffer or member.how == BEFORE:
         return ANY_NUMBER  # every device that reads the result computes it itself
-    return MOST_REPLICAS  # more copies would cost too many messages
+    return MOST_REPLICAS  # 8: more copies would cost too many messages
 
 
 def _place(member: Member, split: _Split, parts: tuple[int, ...]) -> MemberTiling:

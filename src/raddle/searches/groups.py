@@ -133,9 +133,9 @@ def _has_same_dims(op: Op, graph: Graph, members: Memberships, root: str) -> boo
     """Whether every dimension of an operator is, by name and size, a dimension of the group `root`."""
     sizes = {
         dim.name: dim.size
-        for other in graph.ops
-        if other.name in members and members[other.name][0] == root
-        for dim in other.space.dims
+        for group_op in graph.ops
+        if group_op.name in members and members[group_op.name][0] == root
+        for dim in group_op.space.dims
     }
     return all(sizes.get(dim.name) == dim.size for dim in op.space.dims)
 
@@ -146,7 +146,9 @@ def _is_heavy(op: Op) -> bool:
 
 
 def _is_elementwise(op: Op, access: Access) -> bool:
-    """Whether element i of the result needs only element i of the operand, or the operand's only one.
+    """Whether each element of the result needs one element of the operand: the one at the same position.
+
+    A dimension of size 1 of the operand may be broadcast.
 
     index.plain_dim: the operator's dimension that indexes the operand directly, as n and k in x[n k].
     index.extent: the size of the operand's dimension. index.terms: the letters in the index.

@@ -64,7 +64,8 @@ class PlanSpace:
     def changes(self, tiles_now: Mapping[str, Tiling], moves: Mapping[int, Configuration]) -> Tiles:
         """The tiles that change when some groups get other configurations.
 
-        Those of the groups' operators, and of the batch-independent operators that they read.
+        They are the tiles of the groups' operators and of the batch-independent operators that these read.
+        tiles_now: by operator. moves: by index of a group, its new configuration.
         """
         changed: Tiles = {}
         for g, configuration in moves.items():
@@ -80,7 +81,7 @@ class PlanSpace:
         return {**start, **self.changes(start, self.pinned)}
 
     def configuration_of(self, g: int, tiles_now: Mapping[str, Tiling]) -> Configuration | None:
-        """The configuration of a group, read from its anchor's tiles; None if none gives these tiles."""
+        """The configuration of a group, read from its anchor's tiles; None if no such one exists."""
         group = self.groups[g]
         anchor = group.members[0].op
         tiling = tiles_now[anchor.name]
@@ -177,12 +178,12 @@ class PlanSpace:
     @cached_property
     def sharing_weights(self) -> list[list[int]]:
         """For each group, the groups that read one of its parameters, itself included."""
-        users: dict[str, list[int]] = {}
+        users: dict[str, list[int]] = {}  # by parameter, the groups that read it
         for g, group in enumerate(self.groups):
-            for key in self._parameters_read(group):
-                users.setdefault(key, []).append(g)
+            for name in self._parameters_read(group):
+                users.setdefault(name, []).append(g)
         return [
-            sorted({other for key in self._parameters_read(group) for other in users[key]})
+            sorted({user for name in self._parameters_read(group) for user in users[name]})
             for group in self.groups
         ]
 
@@ -197,8 +198,8 @@ class PlanSpace:
 
         Letters that g lacks are dropped; it then uses the first of the devices.
         """
-        group, other = self.groups[g], self.groups[source]
-        parts = dict(zip(other.letters, configuration.degrees, strict=True))
+        group, source_group = self.groups[g], self.groups[source]
+        parts = dict(zip(source_group.letters, configuration.degrees, strict=True))
         counts = tuple(parts.get(letter, 1) for letter in group.letters)
         if any(n > size for n, size in zip(counts, group.sizes, strict=True)):
             return None

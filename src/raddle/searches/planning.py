@@ -56,6 +56,7 @@ def plan_for(
     pins: splits that the search must not change, as in "features.*=n/16".
     reduction: whether summed dimensions may be split; None: yes for `flexflow` and `auto`, no for `optcnn`.
     profile: measured times of operators; None: all times are estimated from FLOPs and bytes.
+    on_progress: is called with progress reports (settings.OnProgress).
 
     >>> import raddle, torch
     >>> x, y, loss = torch.randn(8, 4), torch.randn(8, 2), torch.nn.functional.mse_loss
@@ -125,7 +126,7 @@ def build_plan(
     if settings.sync == AUTO and method in METHODS and METHODS[method].chooses_sync:
         with (attempts or Attempts()).attempt("other sync kinds"):
             plan = _choose_sync(graph, plan, cluster, settings)
-    elif plan.parsed_sync.collective:
+    elif plan.parsed_sync.collective:  # p3:collective: the plan must say the order of its slices
         plan = _with_slice_order(graph, plan, cluster, settings)
     validate(plan, graph)
     return plan
@@ -137,7 +138,8 @@ def _choose_sync(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings)
 
     def step_seconds(candidate: Plan) -> float:
         timeline = simulate_steps(graph, candidate, cluster, settings.profile)
-        # host_seconds is 0 if the cluster states host overheads: the simulation then counts that time.
+        # host_seconds: CPU time for messages and all-reduces of slices. It is 0 if the cluster states host
+        # overheads: the simulation then counts that time.
         return timeline.step_seconds + host_seconds(timeline)
 
     return with_fastest_sync(

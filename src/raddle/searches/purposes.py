@@ -26,7 +26,8 @@ def bytes_by_purpose(program: Program) -> dict[str, int]:
             sums = reduced_bytes(program, instruction).items()  # (devices, bytes) of all-reduces
             totals[Purpose.PARAMETERS] += sum(all_reduce_bytes(len(d), n) for d, n in sums)
     per_step, before, steps = dict[str, int](), 0, program.plan.steps
-    for each, total in totals.items():  # rounded so that the sum stays exact
-        per_step[each.value] = (before + total) // steps - before // steps
+    # Cumulative totals are divided by the steps, so that rounding does not change the sum.
+    for purpose, total in totals.items():
+        per_step[purpose.value] = (before + total) // steps - before // steps
         before += total
     return per_step

@@ -153,13 +153,14 @@ def split_one_letter(
 ) -> Configuration:
     """A group split along one letter into one part for each device.
 
-    If it has too few elements of that letter, along n or c; else it is whole, on the first device.
+    If that dimension is too small or missing, n or c is split instead; if these are too small as well, the
+    group is whole, on the first device.
     """
     group = space.groups[g]
     letters_to_try = [letter, *(x for x in "nc" if x != letter)]
-    for x in letters_to_try:
-        if x in group.letters and group.sizes[group.letters.index(x)] >= len(devices):
-            parts = tuple(len(devices) if y == x else 1 for y in group.letters)
+    for tried in letters_to_try:
+        if tried in group.letters and group.sizes[group.letters.index(tried)] >= len(devices):
+            parts = tuple(len(devices) if x == tried else 1 for x in group.letters)
             return Configuration(parts, tuple(devices))
     return Configuration((1,) * len(group.letters), (devices[0],))
 

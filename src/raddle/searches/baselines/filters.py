@@ -173,7 +173,7 @@ def _tile_operators(graph: Graph, runs: Mapping[str, tuple[list[FilterRun], int]
     tiles: Tiles = {}
     layouts: dict[str, ChannelLayout] = {}  # by value
     independent = batch_independent(graph)
-    previous_part = 0  # the last part of the operator before
+    previous_part = 0  # the part with the last channels of the operator before
     for op in graph.ops:
         if op.name in independent:
             continue

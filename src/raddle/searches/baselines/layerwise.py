@@ -59,7 +59,7 @@ def layer_loads(graph: Graph, layers: Sequence[Sequence[Op]], cluster: Cluster) 
 def balanced_runs(loads: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """For each device, its run of layers: the first, and the one after the last."""
     sums = {id(row): [0, *accumulate(row)] for row in loads}
-    by_device = [sums[id(row)] for row in loads]
+    by_device = [sums[id(row)] for row in loads]  # for each device, the cumulative loads
     low, high = 0, max(row[-1] for row in by_device)
     while low < high:
         limit = (low + high) // 2

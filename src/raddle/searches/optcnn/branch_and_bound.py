@@ -1,6 +1,9 @@
 """Branch and bound for OptCNN's problem, used if the tables of elimination would be too large.
 
-A subproblem restricts the configurations that each node may still have.
+A node is a group of operators; its table has the cost of each of its configurations. An edge is a pair of
+nodes; its table has a cost for each pair of configurations. A choice is one configuration for each node;
+the sum of its costs is to be least (problem.py). Elimination (elimination.py) solves this exactly, with
+tables over several nodes. A subproblem restricts the configurations that each node may still have.
 
 Bound: the sum of the minima of all cost tables is a lower bound. Sweeps over the nodes, forwards and
 backwards, move costs between edges and nodes to raise this bound, while every choice keeps its total cost
@@ -169,8 +172,8 @@ def _collect_costs(
     """
     costs = nodes[i].astype(np.float64)
     for e, end, _ in incident[i]:
-        other = moved[e][1 - end]
-        moved[e][end] = (edges[e].cost - (other if end == 0 else other[:, None])).min(axis=1 - end)
+        away = moved[e][1 - end]  # costs that were moved to the edge's other node
+        moved[e][end] = (edges[e].cost - (away if end == 0 else away[:, None])).min(axis=1 - end)
         costs += moved[e][end]
     return costs
 

@@ -2,6 +2,8 @@
 
     minimise  sum over i of node[i][x_i]  +  sum over edges (i, j) of cost[x_i, x_j]
 
+A node i is a group of operators, x_i its configuration; an edge has the costs of two groups together.
+
 OptCNN (Jia et al., arXiv 1802.04924), section 5: (1) parallel edges are added; (2) a node with two
 neighbours is eliminated: its costs become an edge between them, by a min-plus product; (3) the remaining
 graph is searched; (4) backwards, each eliminated node takes the best configuration for the choices of its
@@ -192,6 +194,7 @@ class _Network:
         self.sizes = [len(node) for node in nodes]
         self.tables: dict[Scope, np.ndarray] = {}  # float64 over one node, float32 over more
         self.scopes_of: dict[int, set[Scope]] = {i: set() for i in range(len(nodes))}  # by node
+        # By node that is not eliminated, the nodes with which it shares a table.
         self.neighbours: dict[int, set[int]] = {i: set() for i in range(len(nodes))}
         # Eliminated nodes, with the tables that they had then.
         self.eliminated: list[tuple[int, list[Factor]]] = []
@@ -349,15 +352,15 @@ def _two_sides(factors: Sequence[Factor], v: int, sizes: Sequence[int]) -> tuple
     def entries(side: Collection[int]) -> int:
         return math.prod(sizes[i] for i in side)
 
-    groups: list[set[int]] = []
+    joined: list[set[int]] = []  # sets of neighbours that tables connect
     for scope, _ in factors:
-        group = set(scope) - {v}
-        apart = [other for other in groups if other.isdisjoint(group)]
-        groups = [*apart, group.union(*(other for other in groups if other not in apart))]
+        nodes = set(scope) - {v}
+        apart = [earlier for earlier in joined if earlier.isdisjoint(nodes)]
+        joined = [*apart, nodes.union(*(earlier for earlier in joined if earlier not in apart))]
     left: list[int] = []
     right: list[int] = []
-    for group in sorted(groups, key=entries, reverse=True):
-        min(left, right, key=entries).extend(group)
+    for nodes in sorted(joined, key=entries, reverse=True):
+        min(left, right, key=entries).extend(nodes)
     return tuple(left), tuple(right)
 
 

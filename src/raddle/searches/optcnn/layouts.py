@@ -160,7 +160,7 @@ class LayoutBuilder:
             placement, present = self._placement(m, lattice, member_dims)
             # In BY_LETTERS members, every letter cuts its own dimension.
             if enumerated and m.how != BY_LETTERS:
-                rows = {x: each[k] for x, each in zip(enumerated, tilings, strict=True)}
+                rows = {x: by_member[k] for x, by_member in zip(enumerated, tilings, strict=True)}
                 layouts.append(
                     self._enumerated_layout(m.op.space, lattice, member_dims, present, rows)
                 )

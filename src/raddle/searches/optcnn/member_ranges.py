@@ -110,9 +110,10 @@ class MemberRanges:
         dim_ranges = [self._whole(dim.size) for dim in space.dims]
         for p, index in enumerate(spaces[member.ref].operands[member.operand].indices):
             d = space.outputs[member.output][p]
+            # dimensions s of the reader that are split and that the index contains
             split_dims = sorted({term.dim for term in index.terms if reader_dims[term.dim].axes})
             if len(split_dims) > 1:
-                combined_axes.update(a for e in split_dims for a in reader_dims[e].axes)
+                combined_axes.update(a for s in split_dims for a in reader_dims[s].axes)
             elif split_dims and not space.dims[d].unsplittable:
                 key = (
                     "read",

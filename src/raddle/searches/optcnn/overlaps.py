@@ -166,20 +166,21 @@ def _volumes(lo: Array, hi: Array, out: Array) -> None:
 
 @njit(cache=True)
 def _row(
-    a: float, b: float, lo: Array, hi: Array, rows: Array, row_ends: Array, row_count: int
+    begin: float, end: float, lo: Array, hi: Array, rows: Array, row_ends: Array, row_count: int
 ) -> tuple[int, int]:
-    """The row of the range from a to b: the number of an equal one, or of a new one; and the row count.
+    """The number of the row of the range from `begin` to `end`, and the row count.
 
-    lo, hi: [j], needed ranges of a device. rows, row_ends: the rows so far, and their ranges.
+    If no earlier row has this range, a row is added. lo, hi: [j], needed ranges of a device. rows,
+    row_ends: the rows so far, and their ranges.
     """
     for u in range(row_count):
-        if row_ends[u, 0] == a and row_ends[u, 1] == b:
+        if row_ends[u, 0] == begin and row_ends[u, 1] == end:
             return u, row_count
-    row_ends[row_count, 0], row_ends[row_count, 1] = a, b
+    row_ends[row_count, 0], row_ends[row_count, 1] = begin, end
     row = rows[row_count]
     for j in range(len(lo)):
-        low = lo[j] if lo[j] > a else a
-        high = hi[j] if hi[j] < b else b
+        low = lo[j] if lo[j] > begin else begin
+        high = hi[j] if hi[j] < end else end
         row[j] = high - low if high > low else 0.0
     return row_count, row_count + 1
 

@@ -44,6 +44,7 @@ class Lattice:
         self.configurations = [Configuration(x, tuple(range(math.prod(x)))) for x in degrees]
         self.parts = np.array(degrees, np.int64).reshape(len(degrees), -1)  # [x, a]
         self.total = self.parts.prod(axis=1)  # [x]: number of devices that the configuration uses
+        # [x, a]: product of the degrees from axis a on
         later = np.cumprod(self.parts[:, ::-1], axis=1)[:, ::-1]
         # [x, a]: distance of the devices of two neighbouring parts of the letter
         self.strides = np.concatenate([later[:, 1:], np.ones((len(degrees), 1), np.int64)], axis=1)
@@ -64,6 +65,7 @@ class Lattice:
         """For each axis, [x, d]: the number of the device's range, counted through all degrees."""
         indices = []
         for a, options in enumerate(self.options):
+            # by degree, the number of its first range
             first = np.concatenate([[0], np.cumsum(options)])
             begin = first[np.searchsorted(options, self.parts[:, a])]
             indices.append(begin[:, None] + self.coordinates[a])

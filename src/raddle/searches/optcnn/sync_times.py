@@ -126,6 +126,7 @@ class SyncTimes:
         return self.ring_cache[key]
 
     def _links_of(self, ring: Ring) -> frozenset[int]:
+        """The links between neighbours of a ring; hops gives these pairs of devices."""
         if ring not in self.links_cache:
             self.links_cache[ring] = frozenset(
                 link for a, b in hops(ring) for link in self.cluster.route(a, b).resources
@@ -211,7 +212,10 @@ def _holders_key(read: ParameterRead) -> tuple[object, ...]:
 
 
 def _rings_of(row: Array, devices: Array) -> list[Ring]:
-    """The rings: devices that hold the same share, if there are two or more of them."""
+    """The rings: devices that hold the same share, if there are two or more of them.
+
+    row: [d], the share numbers of the devices in one configuration; -1: the device holds none.
+    """
     order = np.argsort(row, kind="stable")
     rings = np.split(order, np.flatnonzero(np.diff(row[order])) + 1)
     return [tuple(devices[r].tolist()) for r in rings if len(r) > 1 and row[r[0]] >= 0]
