@@ -1,8 +1,8 @@
 """Samples the byte counters of a lab host's network interface while ranks train.
 
-As a script it runs inside the host and imports no package: `python -I -S counters.py lab0 FILE` writes
-a line every 5 ms (lab0 is the interface's name): time.perf_counter() (the same clock in all processes),
-bytes sent, bytes received.
+As a script it runs inside the host and needs only the standard library (-I -S skip other packages, for a
+quick start). `python -I -S counters.py lab0 FILE` writes a line every 5 ms (lab0 is the interface's name):
+time.perf_counter() (the same clock in all processes), bytes sent so far, bytes received so far.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from raddle.api.lab import Lab
 
 PERIOD = 0.005  # seconds
-Sample = tuple[float, int, int]  # seconds, bytes sent, bytes received
+Sample = tuple[float, int, int]  # seconds, bytes sent and received so far
 
 
 @contextmanager
 def sample_counters(lab: Lab, host: int, file: Path) -> Iterator[None]:
-    """Samples a host's counters into `file` during the `with` block; read them with `read_samples`."""
+    """Samples the counters of a host (its number) into `file` during the `with` block.
+
+    `read_samples` reads the file.
+    """
     from raddle.api.lab import INTERFACE
 
     argv = [sys.executable, "-I", "-S", __file__, INTERFACE, str(file)]
@@ -54,12 +57,15 @@ def rates_by_slot(
     count = int((end - begin) / slot + 1e-9)
     borders = begin + slot * np.arange(count + 1)
     times = [t for t, _, _ in samples]
-    # bytes/s sent and received, by slot
-    out, back = (np.diff(np.interp(borders, times, [s[i] for s in samples])) / slot for i in (1, 2))
-    return [((k + 0.5) * slot, float(out[k]), float(back[k])) for k in range(count)]
+    # by slot, in bytes/s
+    sent, received = (
+        np.diff(np.interp(borders, times, [s[i] for s in samples])) / slot for i in (1, 2)
+    )
+    return [((k + 0.5) * slot, float(sent[k]), float(received[k])) for k in range(count)]
 
 
 def main(interface: str, path: str) -> None:
+    """Appends samples to the file `path` until the process is terminated."""
     folder = Path("/sys/class/net") / interface / "statistics"
     with open(path, "w", buffering=1, encoding="utf-8") as out:
         while True:

@@ -1,4 +1,5 @@
-"""Defines, loads and runs experiments: an experiment is a list of parts, and each part makes a Section.
+"""Defines, loads and runs experiments: an experiment is a list of parts, and each part
+makes a Section (text, tables and charts) of the result.
 
 An experiment is a module of this package with TITLE, CLAIMS (what the paper says), DIFFERS (how the
 experiment differs from the paper's) and PARTS.
@@ -37,7 +38,7 @@ class RunOptions:
 class Part(NamedTuple):
     name: str  # one word, for --part
     title: str
-    make: Callable[[RunOptions], Section]  # runs the part
+    make: Callable[[RunOptions], Section]  # runs the part; `reproduce` sets the section's title
 
 
 class Experiment(NamedTuple):
@@ -63,6 +64,7 @@ EXPERIMENTS = {
 
 
 def load(name: str) -> Experiment:
+    """The experiment of this name; InputError if there is none."""
     if name not in EXPERIMENTS:
         raise InputError(f"there is no experiment '{name}': choose from {', '.join(EXPERIMENTS)}.")
     module = importlib.import_module(f"experiments.{name.replace('-', '_')}")
@@ -100,6 +102,7 @@ def reproduce(experiment: Experiment, *, quick: bool, on_progress: ProgressCallb
 
 
 def machine() -> str:
+    """This machine in words: cores, processor, version of torch."""
     import os
 
     import torch

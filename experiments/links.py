@@ -2,10 +2,11 @@
 
 A lab is a set of network namespaces on this machine (hosts), each behind a link of limited rate.
 
-A SocketWire (raddle/transport) sends payloads between ranks by TCP. Each payload has a header, a *frame*:
-kind, item and clock. They are words of parameter servers (raddle/transport/wire.py): a PUSH carries a
-gradient of an item (some rows of a parameter), and the clock counts the pushes of that item. Here all
-messages are pushes of one item, number 0, with a payload of zeros: the clock is the message's number.
+A SocketWire (raddle/transport/socket_wire.py) sends payloads between ranks by TCP, for parameter servers.
+Each payload has a header, a *frame* (wire.py), with three fields: the kind (PUSH: a gradient for a server),
+the item (the number of a slice of a parameter) and the clock (counts the pushes of that item). Here
+nothing is trained: all messages are pushes of item 0 with a payload of zeros, and the clock is the number
+of the message.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from raddle.errors import InputError
 MEGABYTE = torch.zeros(2**18)  # float32: 1 MiB
 FRAMES = 24  # messages of a megabyte, to measure the bandwidth of a link
 ALL_REDUCES = 50  # small all-reduces in one measurement
-TIMEOUT = 60.0  # seconds until all ranks have met
+TIMEOUT = 60.0  # seconds in which all ranks must be connected
 
 # Describes one CPU core. Operators are measured, so only updates and searches use these numbers.
 DEVICE = {
@@ -42,7 +43,7 @@ class LabUnavailable(Exception):
 
 @contextmanager
 def start_lab(hosts: int, rate: str) -> Iterator[Lab]:
-    """Starts a lab and removes it at the end of the `with` block."""
+    """Starts a lab and removes it at the end of the `with` block. rate: of each link, such as "1gbit"."""
     try:
         lab = Lab.up(hosts=hosts, rate=rate, name="reproduce-sync")
     except InputError as error:
@@ -76,10 +77,13 @@ def lab_cluster(
 
 
 def measure_link(rank: int, size: int) -> dict[str, float]:
-    """Bandwidth (bytes/s) and latency (seconds) to the next rank while all ranks send. All call it."""
+    """Bandwidth (bytes/s) and latency (seconds) to the next rank while all ranks send.
+
+    All ranks must call it.
+    """
     wire = SocketWire(rank, size, _address_exchange(size), timeout=TIMEOUT)
     all_received = threading.Event()
-    outstanding = [0]
+    outstanding = [0]  # messages still to come; a list, so that `arrive` can change it
 
     # called for each message that this rank receives
     def arrive(source: int, frame: Frame, payload: Tensor) -> None:
@@ -156,7 +160,7 @@ def background_traffic(rank: int, size: int, rate: float) -> Iterator[None]:
 
 
 def _address_exchange(size: int) -> Callable[[Any], list[Any]]:
-    # every rank gives its address and gets those of all ranks
+    # returns a function that every rank calls with its address; it returns the addresses of all ranks
     def share(address: Any) -> list[Any]:
         every: list[Any] = [None] * size
         dist.all_gather_object(every, address)

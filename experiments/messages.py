@@ -21,8 +21,8 @@ TIMEOUT = 120.0  # seconds after which any wait for a message fails
 def measure_messages(repeats: int) -> dict[str, Any]:
     """Measures a link; all ranks call it.
 
-    Returns bandwidth (bytes/s), latency (seconds) and host_overhead (time that communication takes from
-    the rank itself, see Device.host_overhead).
+    repeats: timed messages of each size. Returns bandwidth (bytes/s), latency (seconds) and host_overhead
+    (time that communication takes from the rank itself, see Device.host_overhead).
     """
     transport = ProcessTransport(torch.device("cpu"), "gloo", TIMEOUT)
     transport.prepare([])  # no groups for all-reduce, but all links
@@ -40,15 +40,16 @@ def measure_messages(repeats: int) -> dict[str, Any]:
 
 
 def fit_link_with_burst(samples: Sequence[tuple[int, float]]) -> Link:
-    """Fits a link that lets the first bytes of a message pass at full speed, as the lab's token buckets do.
+    """Fits a link that lets the first bytes of a message pass at full speed, as the lab's
+    rate limiters (token buckets) do.
 
     The bandwidth comes from the two longest messages, which are both longer than that burst; the latency is
     the time of the shortest message. samples: (bytes, seconds) pairs.
     """
-    (shorter, before), (longer, after) = sorted(samples)[-2:]
-    if after <= before:  # noise
+    (shorter, shorter_seconds), (longer, longer_seconds) = sorted(samples)[-2:]
+    if longer_seconds <= shorter_seconds:  # noise
         return fit(samples)  # the line through all samples: latency + bytes / bandwidth
-    return Link((longer - shorter) / (after - before), min(samples)[1])
+    return Link((longer - shorter) / (longer_seconds - shorter_seconds), min(samples)[1])
 
 
 def _exchange_seconds(transport: Transport, nbytes: int, repeats: int) -> float:

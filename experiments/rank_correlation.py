@@ -25,8 +25,8 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     """Pearson's correlation of the ranks; nan if all values of a list are equal."""
     assert len(a) == len(b), (len(a), len(b))
     x, y = _centred(ranks(a)), _centred(ranks(b))
-    size = math.sqrt(math.fsum(v * v for v in x) * math.fsum(v * v for v in y))
-    return math.fsum(u * v for u, v in zip(x, y, strict=True)) / size if size else math.nan
+    norms = math.sqrt(math.fsum(v * v for v in x) * math.fsum(v * v for v in y))
+    return math.fsum(u * v for u, v in zip(x, y, strict=True)) / norms if norms else math.nan
 
 
 def kendall(a: Sequence[float], b: Sequence[float]) -> float:
@@ -35,6 +35,7 @@ def kendall(a: Sequence[float], b: Sequence[float]) -> float:
     nan if all values of a list are equal.
     """
     assert len(a) == len(b), (len(a), len(b))
+    # agree: pairs in the same order minus pairs in opposite order; in_a, in_b: untied pairs of a, of b
     agree = in_a = in_b = 0
     for i in range(len(a)):
         for j in range(i):
@@ -46,6 +47,7 @@ def kendall(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _centred(values: Sequence[float]) -> list[float]:
+    """The values minus their mean."""
     mean = math.fsum(values) / len(values) if values else 0.0
     return [value - mean for value in values]
 

@@ -39,6 +39,7 @@ class WeakScalingCase(NamedTuple):
 
     @property
     def cluster(self) -> Cluster:
+        # kind:nodes x GPUs of a node; the number of nodes is rounded up
         return cluster(f"{self.kind}:{-(-self.gpus // PER_NODE)}x{min(PER_NODE, self.gpus)}")
 
 
@@ -49,10 +50,10 @@ class SimulatedStep(NamedTuple):
     seconds: float
     samples_per_s: float
     comm_bytes: int  # bytes between devices in a step
-    fits: bool  # the memory of the devices
+    fits: bool  # the plan fits the memory of the devices
     search_s: float  # seconds that it took to make the plan
     proposals: int  # changes that the search's Markov chains tried; 0 without chains
-    improved_s: float  # seconds of the chains until the last improvement
+    improved_s: float  # seconds from the start of the chains to their last improvement
 
 
 @lru_cache(maxsize=3)
@@ -95,19 +96,20 @@ def simulate_method(
 
 
 def _optcnn_paper(graph: Graph, on: Cluster) -> Tiles:
-    """OptCNN with the paper's costs: parameter servers, not all-reduce."""
+    """The tiles of OptCNN with the paper's costs: parameter servers, not all-reduce."""
     return optcnn_paper(graph, on)[0]  # without the Solution (cost, proof)
 
 
 def recurrent_expert(graph: Graph, on: Cluster) -> Tiles:
-    """The expert plan: data parallel over nodes; inside a node each GPU has some layers.
+    """FlexFlow's expert plan for recurrent networks: data parallel nodes, whose GPUs share the layers.
 
     The layers of the network are cut into as many consecutive ranges (stages, with about equal work) as a
     node has GPUs; each GPU of a node computes one of them.
     """
     space = PlanSpace(graph, on, Settings())
     nodes = [on.members(a) for a in range(on.nodes)]  # the devices of each node
-    # at: number of the range that a group of operators is in; device `at` of every node gets the group
+    # at: number of the range that group g is in. Device `at` of every node gets the group, and
+    # these devices divide the samples (n).
     chosen = [
         split_one_letter(space, g, "n", [node[at] for node in nodes])
         for g, at in enumerate(stage_of_groups(space, len(nodes[0])))
@@ -137,9 +139,9 @@ def fastest(
 def gain_over_best(
     steps: StepsByMethod, method: str, others: Sequence[str], count: int
 ) -> float | None:
-    """Throughput of a method divided by that of the fastest of the others."""
-    step, other = steps.get((method, count)), fastest(steps, others, count)
-    return step.samples_per_s / other[1].samples_per_s if step and other else None
+    """Throughput of a method divided by that of the fastest of the others; None if either is missing."""
+    step, best_other = steps.get((method, count)), fastest(steps, others, count)
+    return step.samples_per_s / best_other[1].samples_per_s if step and best_other else None
 
 
 def throughput_chart(

@@ -6,8 +6,8 @@
 A *variant* is one way to train; a *block* is some steps of one variant, one after the other. Variants take
 turns block by block.
 
-Unlike timing.py, the same run also measures the link and the operators, which predictions need. Operators
-are measured while the link carries as much traffic as in a training step.
+timing.py only times plans; here the same run also measures the link and the operators, from which steps are
+predicted. Operators are measured while the link carries as much traffic as in a training step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from raddle.api.simulating import STEPS, simulate
 from raddle.files import read_scratch, write_scratch
 
 MIB = 2**20
-RANK = "experiments.sync_timing_rank"
+RANK = "experiments.sync_timing_rank"  # the module that every rank runs
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class JobTimes:
 
     @property
     def seconds(self) -> dict[str, float]:
+        """By label: seconds of a step, the median over blocks."""
         return {
             label: statistics.median(seconds_of_blocks)
             for label, seconds_of_blocks in self.blocks.items()
@@ -81,13 +82,16 @@ class JobTimes:
 
 @dataclass(frozen=True)
 class LabMeasurement:
+    """What `measure_in_lab` measured: the link, and for each job its times (`results`)."""
+
     ranks: int
-    rate: str
-    # bandwidth (bytes/s), latency (s), sum (latency of an all-reduce message, s), host_overhead
+    rate: str  # of each host's link, such as "1gbit"
+    # bandwidth (bytes/s), latency (s), sum (latency of an all-reduce message, s), and
+    # host_overhead (seconds that communication takes from the core, by cause: "message", "byte", ...)
     link: Mapping[str, Any]
     jobs: Sequence[TimingJob]
     results: Sequence[JobTimes]
-    samples: Sequence[counters.Sample] = ()  # of host 0's interface
+    samples: Sequence[counters.Sample] = ()  # byte counters of host 0's interface over time
 
 
 def measure_in_lab(
@@ -101,7 +105,8 @@ def measure_in_lab(
 ) -> LabMeasurement:
     """Runs all jobs on hosts of a lab; LabUnavailable if this machine cannot run one.
 
-    rounds: blocks of each variant; steps: of a block; with_counters: also sample host 0's interface.
+    rate: of each host's link; rounds: blocks of each variant; steps: of a block; with_counters: also
+    sample the byte counters of host 0's interface.
     """
     with ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -127,8 +132,8 @@ def predict(measurement: LabMeasurement) -> list[dict[str, float]]:
     """Predicted seconds of a step by job and label, from the measured operators and link.
 
     All-reduces have gloo's latency; other messages have that of raddle's own connections. Operators were
-    measured while a step's traffic was sent, so what bytes cost the core is in their times already ("byte"
-    is 0 here); what each message costs is not.
+    measured while a step's traffic was sent. So their times already include what each byte costs the core
+    ("byte" is 0 here), but not what each message costs.
     """
     link, result = measurement.link, []
     host_overhead = {**link["host_overhead"], "byte": 0.0} if link["host_overhead"] else {}
@@ -156,7 +161,7 @@ def data_parallel_plan(graph: Graph, ranks: int, variant: SyncVariant) -> Plan:
 @lru_cache(maxsize=64)
 def _program(net: str, batch: int, variant: SyncVariant, ranks: int) -> Program:
     graph = _graph(net, batch)
-    # steps: so many are simulated one after the other; the last one is timed
+    # STEPS steps are simulated one after the other; the last one is timed
     return lower(graph, replace(data_parallel_plan(graph, ranks, variant), steps=STEPS))
 
 

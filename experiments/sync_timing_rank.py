@@ -53,7 +53,8 @@ Call = Callable[[], None]
 
 
 def main(request: dict[str, Any]) -> None:
-    end_with_parent()
+    """request: jobs, rounds (blocks of each variant), steps (of a block) and out (file of the result)."""
+    end_with_parent()  # this process ends when its parent does
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     sync.init()
@@ -91,8 +92,9 @@ class JobRunner:
         self.windows: list[tuple[str, float, float]] = []  # label, begin, end of each block
 
     def run(self) -> dict[str, Any]:
+        """The fields of JobTimes (sync_timing.py)."""
         profile = self._profile()
-        self.windows.clear()
+        self.windows.clear()  # removes the block that _profile measured
         steps = {label: self._step(label, variant) for label, variant in self.job.variants.items()}
         for step in steps.values():
             step()  # warms up
@@ -114,7 +116,7 @@ class JobRunner:
         wait_for_sync = self.waits.get(label, _nothing)
         wait_for_sync()
         dist.barrier()
-        step()  # not timed: no earlier step's communication delays it
+        step()  # not timed: unlike later steps, it is not delayed by an earlier step's communication
         start = time.perf_counter()
         for _ in range(count):
             step()
@@ -126,6 +128,7 @@ class JobRunner:
         return float(spent)
 
     def _step(self, label: str, variant: SyncVariant) -> Call:
+        """A function that trains one step by the variant, on a copy of the model."""
         model = copy.deepcopy(self.workload.model)
         if variant.runner == "ddp":
             # None keeps torch's smaller first bucket; naming even the default size would disable it.
@@ -147,10 +150,12 @@ class JobRunner:
         )
         self.waits[label] = trainer.synchronize
         self.close_calls.append(trainer.close)
+        # this rank's part of the batch
         part = trainer.part(*self.workload.inputs, *self.workload.targets)
         return lambda: _discard(trainer.step(*part))
 
     def _torch_step(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
+        """A usual step of torch on this rank's samples."""
         inputs, targets = (
             [t.tensor_split(self.size)[self.rank] for t in tensors]
             for tensors in (self.workload.inputs, self.workload.targets)
@@ -161,7 +166,7 @@ class JobRunner:
             loss: Tensor = self.workload.loss(module(*inputs), *targets)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            float(loss.detach())
+            float(loss.detach())  # read, as a training loop would
 
         return step
 
@@ -189,8 +194,9 @@ class JobRunner:
         """
         if self.size == 1:
             return nullcontext()
-        weights = sum(p.nbytes for p in self.workload.model.parameters())
-        sent = 2 * (self.size - 1) / self.size * weights
+        parameter_bytes = sum(p.nbytes for p in self.workload.model.parameters())
+        # bytes that a rank sends in a ring all-reduce of all gradients
+        sent = 2 * (self.size - 1) / self.size * parameter_bytes
         rate = sent / max(compute, sent / self.link["bandwidth"])
         return background_traffic(self.rank, self.size, rate)
 

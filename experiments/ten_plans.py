@@ -1,9 +1,9 @@
 """Simulates and measures ten plans of a small network, and compares their two rankings by step time.
 
-A PlanGroup (cost_models/plans.py) is one model on some ranks: its ten plans are compared. `changed_groups`
-counts other groups: those of operators that a search splits together. A PlanSpace
-(raddle/searches/plan_space.py) numbers the latter: `unpinned` are the groups whose split the user has not
-fixed, `degrees(g)` the possible numbers of parts of each letter of group g, and `changes` returns the tiles
+Two kinds of groups: a PlanGroup (cost_models/plans.py) is one model on some ranks, whose ten plans are
+compared. All other groups (`changed_groups`, `g`) are operators that a search splits together. A PlanSpace
+(raddle/searches/plan_space.py) numbers them: `unpinned` are the groups whose split the user has not fixed,
+`degrees(g)` are the possible numbers of parts of each letter of group g, and `changes` returns the tiles
 that differ when some groups get other configurations.
 """
 
@@ -30,6 +30,7 @@ from raddle.errors import InputError
 
 PLAN_COUNT = 10
 MAX_DRAWS = 50  # random plans drawn until ten different ones exist
+# Column: name, source of its numbers, digits after the point
 COLUMNS = (
     Column("plan"), Column("a step, ms", "measured"), Column("least", "measured"),
     Column("most", "measured"), Column("simulated, ms", "simulated"), Column("error, %", digits=1),
@@ -38,6 +39,8 @@ COLUMNS = (
 
 
 class PlanTimes(NamedTuple):
+    """Measured and simulated time of a step of one plan."""
+
     name: str
     measured: StepTimes
     simulated: float  # seconds
@@ -59,7 +62,7 @@ def make_ten_plans(
     plans: dict[str, Plan] = {}
     seen = set()
     for name, plan in _candidates(graph, on, methods, changed_groups):
-        key = write_tiles(graph, plan.tiles)
+        key = write_tiles(graph, plan.tiles)  # the tiles as text
         if key not in seen:
             seen.add(key)
             plans[name] = plan
@@ -91,7 +94,7 @@ def _candidates(
             tiles = {**data, **space.changes(data, moves)}
         try:
             plan = build_plan(graph, on, "random", SearchResult(tiles), settings)
-            lower(graph, plan)
+            lower(graph, plan)  # only to see whether it raises InputError
         except InputError:
             continue  # these tiles make no valid plan
         yield f"random {seed}", plan
@@ -122,16 +125,17 @@ def measure_plans(
 
 
 def section(title: str, group: PlanGroup, results: Sequence[PlanTimes], printed: str) -> Section:
+    """results: sorted by measured time; printed: a sentence about the paper's accuracy."""
     measured, simulated = [r.measured.seconds for r in results], [r.simulated for r in results]
     errors = [abs(r.error) for r in results]
-    first = min(results, key=lambda r: r.simulated)
+    chosen = min(results, key=lambda r: r.simulated)
     text = (
         f"{len(results)} plans of a network shaped as {group.function} at batch {group.batch}, on "
         f"{group.ranks} ranks of this machine. Spearman's correlation is "
         f"{spearman(measured, simulated):.2f}, Kendall's {kendall(measured, simulated):.2f}; "
         f"the simulation is {100 * sum(errors) / len(errors):.0f} % off on average, "
         f"{100 * max(errors):.0f} % at most. The plan that is simulated to be fastest, "
-        f"{first.name}, takes {first.measured.seconds / min(measured):.2f} x the fastest. {printed}"
+        f"{chosen.name}, takes {chosen.measured.seconds / min(measured):.2f} x the fastest. {printed}"
     )
     order = sorted(range(len(results)), key=simulated.__getitem__)
     # index in `results` (sorted by measured time) -> place by simulated time, from 1

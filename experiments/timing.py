@@ -34,6 +34,8 @@ class DdpBaseline(NamedTuple):
 
 
 class StepTimes(NamedTuple):
+    """Measured times of one plan, or of DDP."""
+
     seconds: float  # of a step, on the slowest rank: the median over blocks
     shortest: float  # seconds of a step in the fastest block
     longest: float  # in the slowest block
@@ -54,8 +56,9 @@ def time_plans(
 ) -> dict[str, StepTimes]:
     """Measures plans by label; InputError if `rate` is given and this machine cannot run a lab.
 
-    spec: the model, as a name of the zoo or file.py:function; it is run at the batch of the graph. rounds:
-    blocks of each plan; steps: of a block; peaks: measure peak memory too.
+    spec: the model, as a name of the zoo or file.py:function; it is run at the batch of the graph. rate: of
+    each host's link in the lab. rounds: blocks of each plan; steps: of a block; peaks: measure peak memory
+    too.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -89,6 +92,7 @@ def run_ranks(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
     import os
 
     torchrun_args = ["--standalone", "--nproc-per-node", str(ranks), *argv]
+    # starter_env: variables that let the ranks end when this process ends
     finished = subprocess.run(
         [sys.executable, "-m", "raddle.transport.torchrun", *torchrun_args],
         env={**os.environ, **THREADS, **starter_env()}, capture_output=True, text=True, timeout=TIMEOUT,

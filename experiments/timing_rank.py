@@ -1,6 +1,6 @@
 """One rank that times plans for timing.py, under torchrun:
 
-python -m experiments.timing_rank request.json
+    python -m experiments.timing_rank request.json
 
 Plans and DDP take turns, in blocks of steps; each turn begins with another one of them.
 """
@@ -32,7 +32,8 @@ Step = Callable[[], float]  # trains one step and returns its loss
 
 
 def main(request: dict[str, Any]) -> None:
-    end_with_parent()
+    """request: as `time_plans` (timing.py) wrote it; `kinds` has, by label, what `make_step` calls kind."""
+    end_with_parent()  # this process ends when its parent does
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     work = load_workload(request["spec"], batch=request["batch"], device="cpu")
@@ -77,6 +78,7 @@ class GraphsBySize:
         self.by_size: dict[int, Graph] = {}
 
     def for_plan(self, path: str) -> Graph:
+        """The graph of a micro-batch of the plan in this file."""
         plan = read_plan(path)
         # samples of a micro-batch; 0: the whole batch
         size = -(-plan["batch"] // plan["microbatches"]) if plan["microbatches"] > 1 else 0
@@ -99,12 +101,14 @@ def make_step(
             model, kind, sgd, loss=work.loss, graph=graphs.for_plan(kind), device="cpu"
         )
         trainers[label] = trainer
+        # this rank's part of the batch
         part = trainer.part(*work.inputs, *work.targets)
         return lambda: float(trainer.step(*part))
     return ddp_step(work, DistributedDataParallel(model, bucket_cap_mb=kind))
 
 
 def ddp_step(work: Workload, module: DistributedDataParallel) -> Step:
+    """The step of DDP on this rank's samples."""
     optimizer = sgd(module.parameters())
     size, rank = dist.get_world_size(), dist.get_rank()
     inputs, targets = (
@@ -125,7 +129,7 @@ def ddp_step(work: Workload, module: DistributedDataParallel) -> Step:
 def _block(step: Step, trainer: Trainer | None, count: int) -> float:
     """Seconds per step of the slowest rank. Steps of a block may overlap, as they do in training.
 
-    The first step is not timed, because no earlier step's communication delays it.
+    The first step is not timed: unlike later ones, it is not delayed by an earlier step's communication.
     """
     if trainer is not None:
         trainer.synchronize()
@@ -142,10 +146,10 @@ def _block(step: Step, trainer: Trainer | None, count: int) -> float:
 def _peak_bytes(step: Step, trainer: Trainer | None) -> list[int]:
     """Peak bytes by rank: persistent tensors, and what torch allocates during a step."""
     dist.barrier()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    level = peak = 0
-    for event in seen.profiler.kineto_results.events():  # every allocation and every release
+    level = peak = 0  # level: bytes allocated now
+    for event in profiler.profiler.kineto_results.events():  # every allocation and every release
         if event.name() == "[memory]":
             level += event.nbytes()
             peak = max(peak, level)
@@ -156,13 +160,14 @@ def _peak_bytes(step: Step, trainer: Trainer | None) -> list[int]:
 
 def _persistent_bytes(trainer: Trainer) -> int:
     """Bytes of parameters, buffers, gradient buckets and optimizer state."""
-    executor = trainer.executor
+    executor = trainer.executor  # its slots hold parameters and buffers between steps
     tensors = [t for t in executor.slots if isinstance(t, Tensor)] + list(
         executor.parameter_updater.bucket_buffers
     )
     if trainer.optimizer is not None:
         for state in trainer.optimizer.state.values():
             tensors += [t for t in state.values() if isinstance(t, Tensor)]
+    # tensors that share memory count once
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
 

@@ -34,10 +34,13 @@ DIFFERS = (
 
 
 def local(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
+    # None: no lab
     return section("Ranks of one machine", _measure_all(options, None))
 
 
 def lab(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     title = f"Hosts of the lab, {RATE} each"
     try:
         return section(title, _measure_all(options, RATE))

@@ -16,10 +16,10 @@ from experiments.rank_correlation import kendall, spearman
 
 
 class Accuracy(NamedTuple):
-    spearman: float
+    spearman: float  # rank correlation of predicted and measured step times
     kendall: float
     median_error: float  # relative error after the fit
-    worst_error: float
+    worst_error: float  # the largest of the same errors
     regret: float  # 0.1: the plan predicted to be best takes 10 % longer than the best
     factor: float  # the fitted one: predictions are multiplied by it
     predicted_best: int  # index of the plan predicted to be best

@@ -2,17 +2,20 @@
 
     flops       of the busiest device in a step, forward and backward
     volume      bytes that cross devices in a step
-    OptCNN      seconds, all one after the other: t_C + t_S + t_X (arXiv 1802.04924, section 4)
+    OptCNN      seconds, all one after the other: compute t_C + synchronisation t_S (by parameter servers)
+                + transfers t_X (arXiv 1802.04924, section 4)
     additive    the same, but parameters synchronised as the plan does it
     simulator   seconds of a step on links and devices that work at the same time
 
-Differs from the paper: OptCNN has these costs in tables by configuration (searches/optcnn/tables.py), for
-plans of its own space on the first devices; here they are counted for any plan. A node of OptCNN's
-graph is here one operator, not a group. The costs of micro-batches are added up: in this model only the
-tiles of one operator run at the same time.
+Differs from the paper: OptCNN tabulates these costs by configuration (searches/optcnn/tables.py), and its
+configurations are always on the first devices; here they are counted for any plan. A node of OptCNN's
+graph is here one operator, not a group. The costs of micro-batches are added up, because in the additive
+models only the tiles of one operator run at the same time.
 """
 
-# d: device; durations of tasks are in nanoseconds; a resource is a device or a link that a task occupies
+# d: device. A Timeline is the result of a simulation. Its `tasks` has arrays with one entry per task: the
+# number of its instruction (ascending), source and device (equal, unless the task is a message), duration
+# in nanoseconds, and the first and second resource (device or link) that it occupies (-1: none).
 
 from __future__ import annotations
 
@@ -107,12 +110,13 @@ def additive_costs(timeline: Timeline) -> AdditiveCosts:
     program, tasks = timeline.program, timeline.tasks
     instructions, last = program.instructions, program.plan.steps - 1
     longest = _longest_by_instruction(timeline)
+    # (operator, micro-batch, variant) -> device -> nanoseconds
     operators: dict[tuple[object, ...], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     transfer = sync = 0.0
     for number, instruction in enumerate(instructions):
         if instruction.key.step != last:
             continue
-        if isinstance(instruction, Run):  # forward and backward of a device go together
+        if isinstance(instruction, Run):  # adds up forward and backward on each device
             key = (instruction.op, instruction.key.micro_batch, instruction.key.variant)
             its_tasks = slice(*np.searchsorted(tasks.instruction, [number, number + 1]))
             for d, t in zip(tasks.device[its_tasks], tasks.duration[its_tasks], strict=True):
@@ -163,7 +167,7 @@ def _latencies(timeline: Timeline) -> Array:
 def server_sync_seconds(program: Program, cluster: Cluster) -> float:
     """t_S of the paper: every holder sends its gradient to a server and receives the parameter,
     all through one link."""
-    # share: a region of the parameter and the devices that hold it
+    # regions: parameter -> its regions, each with the devices that hold it (here `share`)
     nbytes = sum(
         server_bytes(len(share.devices), share.box.volume * program.element_bytes(name))
         for name, shares in program.regions.items()

@@ -40,13 +40,13 @@ def measure_cluster(devices: Sequence[Device], rate: str | None, *, quick: bool)
     link = call_ranks({"what": "messages", "repeats": 3 if quick else 7}, ranks, rate)
     bandwidth, latency = link["bandwidth"], link["latency"]
     devices = [replace(d, host_overhead=link["host_overhead"]) for d in devices]
+    # build_cluster takes nodes: (devices, the link between them, the network to other nodes)
     if rate is None:
         local_devices = [replace(d, node=0) for d in devices]
         return build_cluster(
             f"{ranks} ranks here", [(local_devices, Link(bandwidth, latency), None)]
         )
     network = Network(bandwidth, latency)
-    # a node: its devices, the link between them, the network to other nodes
     hosts = [([replace(d, node=a)], None, network) for a, d in enumerate(devices)]
     return build_cluster(f"{ranks} hosts at {rate}", hosts)
 
@@ -54,7 +54,10 @@ def measure_cluster(devices: Sequence[Device], rate: str | None, *, quick: bool)
 def measure_profile(
     group: PlanGroup, graph: Graph, plans: Mapping[str, Plan], kind: str, *, quick: bool
 ) -> Profile:
-    """Measured seconds of every distinct tile of the plans. kind: of device, for the profile's keys."""
+    """Measured seconds of every distinct tile of the plans.
+
+    kind: of device (such as a CPU core), a part of the profile's keys.
+    """
     measuring_ranks = min(group.ranks, cores())
     with tempfile.TemporaryDirectory() as name:
         paths = [pathlib.Path(name) / f"{number}.json" for number in range(len(plans))]
@@ -71,7 +74,10 @@ def measure_profile(
 
 
 def call_ranks(request: Mapping[str, Any], ranks: int, rate: str | None) -> dict[str, Any]:
-    """Runs local_cluster_rank.py on `ranks` ranks (in a lab if `rate` is given); returns its result."""
+    """Runs local_cluster_rank.py on `ranks` ranks (in a lab if `rate` is given); returns its result.
+
+    request: see `main` there.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         out = folder / "result.json"

@@ -23,7 +23,11 @@ from raddle.files import read_scratch, write_scratch
 
 
 def main(request: dict[str, Any]) -> None:
-    end_with_parent()
+    """request: what ("messages" or "profile"), repeats, out (file of the result).
+
+    For "profile" also spec and batch (of the model), plans (files), and kind (of device).
+    """
+    end_with_parent()  # this process ends when its parent does
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     result = (
@@ -38,7 +42,7 @@ def main(request: dict[str, Any]) -> None:
 
 
 def measure_tiles(request: dict[str, Any]) -> dict[str, float]:
-    """Seconds of the tiles of all plans: the median of the ranks, which all measure at the same time.
+    """Profile key -> seconds, for the tiles of all plans: the median of ranks that measure at once.
 
     Phases: B is the backward; if a plan splits it, B is that of activations and W that of parameters.
     """

@@ -23,12 +23,12 @@ QUICK_ROUNDS = 5
 
 
 class PreparedGroup(NamedTuple):
-    """What the measurements with and without a lab share: the ranks' devices and operators, and plans."""
+    """What the measurements with and without a lab share."""
 
     graph: Graph
     plans: Mapping[str, Plan]
-    devices: tuple[Device, ...]
-    profile: Profile
+    devices: tuple[Device, ...]  # one per rank, as probed
+    profile: Profile  # measured seconds of the plans' tiles
 
 
 class MeasuredPlan(NamedTuple):
@@ -43,6 +43,7 @@ class MeasuredPlan(NamedTuple):
 
 @cache
 def prepare_group(group: PlanGroup, quick: bool) -> PreparedGroup:
+    """Makes the plans of a group and measures devices and operators; cached for the second part."""
     graph = group.graph()
     plans = distinct_plans(group, graph, quick=quick)
     devices = probe_devices(group.ranks, quick=quick)

@@ -4,7 +4,8 @@ Each is loaded as `models.py:function`. Like the large originals, they differ in
 and in how much of a step's data is weights.
 
 maps, widths: channels of the layers or stages; hidden: features of the linear layers; pool: height and
-width in pixels of what the classifier gets.
+width in pixels of what the classifier gets. The first argument of VGG and ResNet: layers or blocks of each
+stage. `images(channels, side, classes)(batch)` makes inputs and targets.
 """
 
 from raddle.api.models import Workload

@@ -24,7 +24,7 @@ from raddle.api.searching import PlanSpace
 from raddle.errors import InputError
 
 RATE = "500mbit"  # of the link of each host of the lab
-LATENCY = 3e-4  # seconds; assumed for plans alone
+LATENCY = 3e-4  # seconds; assumed while plans are made (predictions use measured links)
 BUDGET = 2.0  # seconds that a search may take
 # Sync kinds measured besides all-reduce: parameter servers, servers of slices with priority, ZeRO-2.
 SYNCS = ("ps", "p3", "sharded")
@@ -46,6 +46,7 @@ class PlanGroup(NamedTuple):
 
     @property
     def spec(self) -> str:
+        """The name by which the model is loaded: file.py:function."""
         return f"{pathlib.Path(__file__).with_name('models.py')}:{self.function}"
 
     def graph(self) -> Graph:
@@ -67,6 +68,7 @@ def assumed_cluster(ranks: int) -> Cluster:
     """A cluster like the lab, with one device of assumed speed on each host."""
     device = cluster(f"local:{ranks}").devices[0]
     network = Network(parse_rate(RATE) / 8, LATENCY)
+    # a node: its devices, the link between them, the network to other nodes
     hosts = [([replace(device, node=a)], None, network) for a in range(ranks)]
     return build_cluster(f"{ranks} hosts at {RATE}", hosts)
 
@@ -93,6 +95,8 @@ def distinct_plans(group: PlanGroup, graph: Graph, *, quick: bool = False) -> di
 def _candidates(
     group: PlanGroup, graph: Graph, on: Cluster, *, quick: bool
 ) -> Iterator[tuple[str, Plan]]:
+    """Names and plans; some plans may be equal."""
+    # bn="local": each device takes the batch-norm statistics of its own samples, as in DDP
     settings = Settings(budget=BUDGET, bn="local", sync="allreduce")
     for method in QUICK_METHODS if quick else METHODS:
         plan = _plan_of_method(graph, on, method, settings)
@@ -115,11 +119,12 @@ def _candidates(
 
 
 def _plan_of_method(graph: Graph, on: Cluster, method: str, settings: Settings) -> Plan | None:
+    """None if the method does not apply."""
     try:
         search_result = run_method(graph, on, method, settings)
         return build_plan(graph, on, method, search_result, settings)
     except InputError:
-        return None  # too few samples for so many stages, say
+        return None  # for example, too few samples for so many stages
 
 
 def random_plans(
@@ -139,7 +144,7 @@ def random_plans(
         plan = build_plan(graph, on, "random", SearchResult(space.tiles(chosen)), settings)
         try:
             validate(plan, graph)
-            lower(graph, plan)
+            lower(graph, plan)  # only to see whether it raises InputError
         except InputError:
             continue  # these tiles make no valid plan
         yield f"random {seed}", plan

@@ -5,6 +5,7 @@ predicted to be best is than the best one (accuracy.py).
 """
 
 # e: relative error, m: name of a cost model, p: prediction, v: Accuracy
+# `fit`: predictions of a group are multiplied by one factor (accuracy.py); `plain` errors are without it
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ PRINTED = {
 
 
 def section(title: str, measured_plans: Sequence[MeasuredPlan]) -> Section:
+    """measured_plans: those of a group one after the other."""
     groups = {
         name: list(members)
         for name, members in groupby(measured_plans, key=lambda plan: plan.group)
@@ -47,10 +49,12 @@ def section(title: str, measured_plans: Sequence[MeasuredPlan]) -> Section:
 
 
 def predicted(measured_plans: Sequence[MeasuredPlan], model: str) -> list[float]:
+    """The cost of each plan under a cost model (a key of MODELS)."""
     return [float(getattr(plan.costs, model)) for plan in measured_plans]
 
 
 def seconds(measured_plans: Sequence[MeasuredPlan]) -> list[float]:
+    """Measured seconds of a step of each plan."""
     return [plan.times.seconds for plan in measured_plans]
 
 
@@ -58,33 +62,35 @@ def seconds(measured_plans: Sequence[MeasuredPlan]) -> list[float]:
 
 
 def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
+    """One row for each cost model, over all groups."""
     every = [plan for members in groups.values() for plan in members]
     rows: list[list[Cell]] = []
     for model, title in MODELS.items():
-        by_name = [accuracies[name, model] for name in groups]
+        by_group = [accuracies[name, model] for name in groups]
         together = measure_accuracy(predicted(every, model), seconds(every))
         fitted = [
             abs(e)
-            for name, some in groups.items()
-            for e in _fitted_errors(some, model, accuracies[name, model].factor)
+            for name, members in groups.items()
+            for e in _fitted_errors(members, model, accuracies[name, model].factor)
         ]
         plain = [abs(e) for e in relative_errors(predicted(every, model), seconds(every))]
         rows.append([
             title,
-            mean([v.spearman for v in by_name]), mean([v.kendall for v in by_name]),
+            mean([v.spearman for v in by_group]), mean([v.kendall for v in by_group]),
             together.spearman, together.kendall,
             percent(statistics.median(fitted)), percent(max(fitted)),
             *([percent(statistics.median(plain)), percent(max(plain))]
               if model in IN_SECONDS else [None, None]),
-            percent(mean([v.regret for v in by_name])), percent(max(v.regret for v in by_name)),
+            percent(mean([v.regret for v in by_group])), percent(max(v.regret for v in by_group)),
         ])  # fmt: skip
-    heads = (
+    heads = (  # name and digits of a column
         ("Spearman, mean of groups", 2), ("Kendall, mean of groups", 2),
         ("Spearman, all plans", 2), ("Kendall, all plans", 2),
         ("median error, %", 0), ("worst error, %", 0),
         ("median error without fit, %", 0), ("worst error without fit, %", 0),
         ("mean regret, %", 1), ("worst regret, %", 1),
     )  # fmt: skip
+    # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = [Column("cost model"), *(Column(name, "measured", digits) for name, digits in heads)]
     note = (
         f"{len(every)} plans in {len(groups)} groups; a group is one model on so many ranks. Errors are "
@@ -97,6 +103,7 @@ def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
 
 
 def group_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
+    """One row for each group and cost model."""
     rows: list[list[Cell]] = []
     for name, members in groups.items():
         best = min(members, key=lambda plan: plan.times.seconds)
@@ -118,6 +125,7 @@ def group_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
 
 
 def kind_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
+    """One row for each kind of plan (pipelines, servers and shards, ...)."""
     kinds: dict[str, list[MeasuredPlan]] = {}
     for plan in measured_plans:
         kinds.setdefault(plan.kind, []).append(plan)
@@ -127,12 +135,12 @@ def kind_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
             relative_errors(predicted(members, model), seconds(members)) for model in IN_SECONDS
         ]
         worst = max(errors_by_model[-1], key=abs)
-        middle: list[Cell] = [percent(statistics.median(each)) for each in errors_by_model]
+        medians: list[Cell] = [percent(statistics.median(each)) for each in errors_by_model]
         rows.append(
             [
                 kind,
                 len(members),
-                *middle,
+                *medians,
                 percent(worst),
                 members[errors_by_model[-1].index(worst)].name,
             ]
@@ -147,6 +155,7 @@ def kind_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
 
 
 def printed_error_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
+    """The range of errors here, next to the range that the papers print."""
     rows: list[list[Cell]] = []
     for model, (paper, low, high) in PRINTED.items():
         errors = relative_errors(predicted(measured_plans, model), seconds(measured_plans))
@@ -214,12 +223,15 @@ def text(groups: PlansByGroup, accuracies: Accuracies) -> str:
 
 
 def _winners(groups: PlansByGroup, accuracies: Accuracies) -> str:
-    order = {m: mean([accuracies[name, m].spearman for name in groups]) for m in MODELS}
+    """Sentences: which cost model ranks best, and with which the chosen plan is best."""
+    correlation = {m: mean([accuracies[name, m].spearman for name in groups]) for m in MODELS}
     regret = {m: mean([accuracies[name, m].regret for name in groups]) for m in MODELS}
     # nan is not equal to itself, and comes last
-    ranked = sorted(order, key=lambda m: -order[m] if order[m] == order[m] else 2.0)
+    ranked = sorted(
+        correlation, key=lambda m: -correlation[m] if correlation[m] == correlation[m] else 2.0
+    )
     least_regret = min(regret, key=regret.__getitem__)
-    words = ", ".join(f"{MODELS[m]} {order[m]:.2f}" for m in ranked)
+    words = ", ".join(f"{MODELS[m]} {correlation[m]:.2f}" for m in ranked)
     return (
         f"Spearman's rank correlation with the measured order, mean of groups: {words}. Whoever takes the "
         f"plan that is ranked first loses least with {MODELS[least_regret]} "
@@ -251,6 +263,7 @@ def _losses(groups: PlansByGroup, accuracies: Accuracies) -> str:
 
 
 def _noise(groups: PlansByGroup) -> str:
+    """A sentence: how much the time of the same plan varies between blocks of steps."""
     every = [plan.times for members in groups.values() for plan in members]
     spread = statistics.median((t.longest - t.shortest) / t.seconds for t in every)
     return (

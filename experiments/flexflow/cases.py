@@ -1,4 +1,4 @@
-"""The six networks, the clusters they are planned for, and how long a search may take."""
+"""FlexFlow's six networks, the clusters they are planned for, and how long a search may take."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def experiment_size(options: RunOptions) -> ExperimentSize:
 
 
 def case(model: str, count: int) -> WeakScalingCase:
+    """The model on `count` K80, with the same number of samples for each GPU."""
     return WeakScalingCase(model, "k80", count, SAMPLES.get(model, 64))
 
 

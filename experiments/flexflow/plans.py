@@ -15,7 +15,11 @@ from raddle.api.results import Cell, Column, Drawing, Section, Table
 
 TITLE = "NMT on 4 GPUs"
 GPUS = 4
-HEAVY = ("linear", "embedding", "matmul")  # the operators whose tiles show where a layer is
+HEAVY = (
+    "linear",
+    "embedding",
+    "matmul",
+)  # operator kinds whose tiles show where a layer is computed
 # names of the operators of the attention
 ATTENTION = ("score", "matmul", "matmul_1", "combine")
 WIDTH = 10  # characters of a bar
@@ -26,6 +30,7 @@ WorkShares = Mapping[str, Sequence[float]]  # layer -> share of its work on each
 
 
 def plans(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     nmt = case("nmt", GPUS)
     options.report("searching", 0.2)
     simulated = simulate_method(nmt, "flexflow", "allreduce", experiment_size(options).budget)
@@ -48,6 +53,7 @@ def layer_of(op: Op) -> str:
 
 
 def _heavy_ops(graph: Graph) -> Iterator[tuple[str, Op]]:
+    """The operators of the kinds HEAVY, each with its layer."""
     return ((layer_of(op), op) for op in graph.ops if op.kind in HEAVY)
 
 
@@ -90,11 +96,13 @@ def _split_table(graph: Graph, plan: Plan) -> Table:
     """A table of the splits in each layer, with the number of operators that have them."""
     splits: dict[str, Counter[str]] = defaultdict(Counter)
     for layer, op in _heavy_ops(graph):
+        # the tiling as text, such as n/2 @0-1
         splits[layer][write_tiling(op, plan.tiles[op.name])] += 1
     rows: list[list[Cell]] = [
         [layer, "; ".join(f"{split} ({times})" for split, times in counter.most_common(3))]
         for layer, counter in splits.items()
     ]
+    # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = (Column("layer"), Column("splits, and of how many operators", "counted"))
     note = "n: samples, c: output channels, k: summed channels; n/2 @0-1: in two parts on GPUs 0 and 1."
     return Table("How the layers are split", columns, rows, note)

@@ -3,10 +3,12 @@
 FlexFlow's search is a Markov chain. A *move* gives a group of operators another split or other devices. A
 *proposal* is a move that the chain simulates and then accepts or rejects.
 
-Shortened: raddle stops a simulation when the move is certain to be rejected. Ideal delta: a lower bound for
-FlexFlow's delta simulation, which has to visit at least once every task whose time changes.
+Shortened: raddle stops a simulation when the move is certain to be rejected. Delta simulation is FlexFlow's
+way: after a move it simulates only the tasks whose times change. Ideal delta: a lower bound for its time,
+with a single visit to each of these tasks.
 
-An Evaluator (raddle/simulation/fast) simulates steps on arrays, without a program. In a PlanSpace
+An Evaluator (raddle/simulation/fast) simulates steps on arrays, without a program: `time(limit)` returns
+the nanoseconds of a step, or None if they exceed the limit. In a PlanSpace
 (raddle/searches/plan_space.py), `unpinned` are the groups whose split the user has not fixed, `degrees(g)`
 the possible numbers of parts of each letter of group g; `changes` returns the tiles that a move changes.
 """
@@ -55,7 +57,7 @@ def time_proposals(case: WeakScalingCase, proposals: int) -> ProposalTimes:
 def _chain(case: WeakScalingCase, *, full: bool) -> Chain:
     """A chain of uniformly random moves (none is guided) that starts from data parallelism."""
     graph, on = case.graph, case.cluster
-    tiles = BASELINES["data"](graph, on)
+    tiles = BASELINES["data"](graph, on)  # of data parallelism
     evaluator = Evaluator(graph, on, Plan(tiles, case.gpus, bn="local"))
     if full:
         disable_shortening(evaluator)
@@ -67,7 +69,7 @@ def _chain(case: WeakScalingCase, *, full: bool) -> Chain:
 def disable_shortening(evaluator: Evaluator) -> None:
     """Makes the evaluator simulate every task, and to the end, whatever the limit.
 
-    fold: joins consecutive tasks of a device into one, which is faster.
+    fold=False: consecutive tasks of a device are not joined into one, as they are by default for speed.
     """
     original_time = evaluator.time
 
@@ -85,7 +87,7 @@ def disable_shortening(evaluator: Evaluator) -> None:
 def _measure_delta(
     case: WeakScalingCase, shortened_rate: float, full_rate: float
 ) -> tuple[Any, ...]:
-    """The fields of ProposalTimes: what moves change, and seconds of an ideal delta and of raddle's way."""
+    """The fields of ProposalTimes, in order; the two rates are passed through."""
     graph, on = case.graph, case.cluster
     space, rng = PlanSpace(graph, on, Settings()), random.Random(0)
     tiles = BASELINES["data"](graph, on)
@@ -105,10 +107,10 @@ def _measure_delta(
         changed.append(
             sum(times_before.get(key) != when for key, when in after.items()) / len(after)
         )
-        # a move that makes the step 1 % longer is certain to be rejected here
+        # limit: a step 1 % longer than before the move; a longer one is not simulated to its end
         seconds.append(shortened_seconds(evaluator, move, int(1.01 * base)))
     engine = min(engine_seconds(before.tasks) for _ in range(5))
-    share = float(np.mean(changed))
+    share = float(np.mean(changed))  # an ideal delta takes this share of the full simulation's time
     return (
         len(before.start), shortened_rate, full_rate, share, share * engine, float(np.mean(seconds))
     )  # fmt: skip
@@ -143,22 +145,31 @@ def engine_seconds(tasks: Tasks) -> float:
 
 
 def task_times(timeline: Timeline) -> dict[Any, tuple[int, int]]:
-    """Start and end (ns) of each task, keyed by what it does: plans number tasks differently."""
+    """Start and end (ns) of each task, keyed by what it does (plans number tasks differently)."""
     times: dict[Any, tuple[int, int]] = {}
-    names = [_name(i) for i in timeline.program.instructions]
-    t = timeline.tasks
+    names = [_name(instruction) for instruction in timeline.program.instructions]
+    tasks = timeline.tasks
     for task in range(len(timeline.start)):
         # source: the device that sends a message; device: the one that receives or computes
-        key: Any = (names[t.instruction[task]], int(t.source[task]), int(t.device[task]))
+        key: Any = (
+            names[tasks.instruction[task]],
+            int(tasks.source[task]),
+            int(tasks.device[task]),
+        )
         while key in times:
             key = (key, "again")  # several tasks do the same
         times[key] = (int(timeline.start[task]), int(timeline.end[task]))
     return times
 
 
-def _name(i: Any) -> tuple[str, ...]:
-    if isinstance(i, Run | Merge):
-        return (type(i).__name__, i.op, i.phase)
-    if isinstance(i, Move):
-        return ("Move", i.value, i.kind)
-    return ("Reduce", *i.parameters) if isinstance(i, Reduce) else ("Update", i.parameter)
+def _name(instruction: Any) -> tuple[str, ...]:
+    """What an instruction does, without its number."""
+    if isinstance(instruction, Run | Merge):
+        return (type(instruction).__name__, instruction.op, instruction.phase)
+    if isinstance(instruction, Move):
+        return ("Move", instruction.value, instruction.kind)
+    return (
+        ("Reduce", *instruction.parameters)
+        if isinstance(instruction, Reduce)
+        else ("Update", instruction.parameter)
+    )

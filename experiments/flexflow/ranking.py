@@ -1,4 +1,4 @@
-"""Ranks random plans of an LSTM on two ranks by simulated and by measured step time."""
+"""Ranks ten plans of an LSTM on two ranks by simulated and by measured step time; most plans are random."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class SmallNetGroup(PlanGroup):
 
 
 def ranking(options: RunOptions) -> Section:
-    # batch, ranks, and no random plans: ten_plans.py draws them itself
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
+    # network, batch, ranks, and 0 random plans of the group: ten_plans.py draws them itself
     group = SmallNetGroup("lstm", 16, 2, 0)
+    # None: a random plan differs from data parallelism in all groups of operators
     plan_times = ten_plans.measure_plans(group, ("data", "optcnn", "layerwise"), None, options)
     return ten_plans.section(TITLE, group, plan_times, PRINTED)

@@ -1,6 +1,7 @@
 """Times the search next to the paper's times, and estimates what delta simulation could save.
 
-Delta simulation is FlexFlow's: after a move, it simulates only the tasks that the move affects.
+Delta simulation is FlexFlow's: after a move (a group of operators gets another split or other
+devices), it simulates only the tasks that the move affects.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from experiments.simulate_methods import simulate_method
 from raddle.api.results import Cell, Column, Section, Table
 
 TITLE = "Seconds of the search"
-# GPUs -> seconds of the paper's search with delta simulation.
+# Network -> GPUs -> seconds of the paper's search with delta simulation.
 PRINTED = {
     "alexnet": {4: 0.04, 16: 0.48, 64: 5.9}, "resnet101": {4: 0.4, 16: 7.3, 64: 158.0},
     "inception_v3": {4: 4.1, 16: 77.0, 64: 1278.0}, "rnntc": {4: 7.5, 16: 170.0, 64: 1489.0},
@@ -25,6 +26,7 @@ CHAINS = (("inception_v3", 4, 200), ("inception_v3", 16, 200), ("nmt", 4, 100), 
 
 
 def search(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     seconds = _search_table(options)
     chains = QUICK_CHAINS if options.quick else CHAINS
     measured_chains = []
@@ -36,7 +38,7 @@ def search(options: RunOptions) -> Section:
 
 
 def _search_table(options: RunOptions) -> Table:
-    """Times the searches. Those that the throughput part has already run are taken from its cache."""
+    """Times the searches. Those that the part `throughput` has already run are taken from its cache."""
     size = experiment_size(options)
     rows: list[list[Cell]] = []
     for number, model in enumerate(size.models):
@@ -49,6 +51,7 @@ def _search_table(options: RunOptions) -> Table:
                 else (None,) * 3
             )
             rows.append([model, count, *search_numbers, PRINTED[model][count]])
+    # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = (
         Column("network"), Column("GPUs"), Column("seconds in all", "measured"),
         Column("proposals", "counted"), Column("last improvement, s of the chains", "measured"),
@@ -63,6 +66,7 @@ def _search_table(options: RunOptions) -> Table:
 
 
 def seconds_text(seconds: Table) -> str:
+    """A sentence: how many searches are faster than the paper's. seconds: the table of searches."""
     both = [(row[2], row[5]) for row in seconds.rows]  # seconds here, and in the paper
     pairs = [(a, b) for a, b in both if isinstance(a, float) and isinstance(b, float)]
     longer = sum(a > b for a, b in pairs)

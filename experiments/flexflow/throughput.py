@@ -1,6 +1,7 @@
 """Compares the simulated throughput of FlexFlow's plans with data parallelism and experts' plans.
 
-A SimulatedStep (simulate_methods.py) is a plan and its predicted step. `auto` is raddle's search.
+A SimulatedStep (simulate_methods.py) is a plan and its predicted step; StepsByMethod has them by method and
+number of GPUs. `auto` is raddle's search.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from experiments.simulate_methods import (
 from raddle.api.results import Cell, Chart, Column, Section, Table
 
 TITLE = "Throughput"
-PRINTED_GAIN = 3.3  # at most, over data parallelism and experts
+# The paper's largest gain: throughput divided by that of data parallelism and experts.
+PRINTED_GAIN = 3.3
 AUTO_GPUS = 4  # `auto` is planned on so many GPUs only: on more it takes minutes
 
 
@@ -34,14 +36,17 @@ class ModelThroughput(NamedTuple):
 
     @property
     def baselines(self) -> tuple[str, str]:
+        """The methods that FlexFlow is compared with."""
         return ("data", expert(self.model))
 
     @property
     def counts(self) -> list[int]:
+        """The numbers of GPUs."""
         return sorted({count for _, count in self.steps})
 
 
 def throughput(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     size = experiment_size(options)
     every = []
     for number, model in enumerate(size.models):
@@ -63,6 +68,7 @@ def _simulate_model(model: str, sync: str, size: ExperimentSize) -> ModelThrough
 
 
 def gains_table(every: Sequence[ModelThroughput]) -> Table:
+    # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = (
         Column("network"), Column("GPUs"), Column("synchronised by"),
         Column("data", "simulated"), Column("expert", "simulated"), Column("flexflow", "simulated"),

@@ -5,8 +5,8 @@ It measures throughput, memory, the largest image that fits, and the time to a l
 Jain et al. 2020 (SC20), "GEMS: GPU-enabled memory-aware model-parallelism system for distributed DNN
 training", and the proposal to bring MASTER to PyTorch and U-Nets on large images.
 
-MAST (MASTER): in GEMS, two replicas of the stages run on the same devices in opposite order, with one pair
-(several pairs) of micro-batches. A *side* is the height and width of an image, in pixels.
+GEMS: two replicas of the stages run on the same devices in opposite order. MAST is GEMS with one pair of
+micro-batches in a step, MASTER with several pairs. A *side* is the height and width of an image, in pixels.
 
 Differs from the paper: see DIFFERS.
 """

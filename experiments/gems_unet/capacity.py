@@ -35,20 +35,23 @@ SIDE_UNIT = 64  # pixels; sides are multiples of it
 MAX_SIZE = 16384  # limit of the search, for pixels of a side and for images of a batch
 SIDE = 512  # pixels of the images whose largest batch is searched
 QUICK_METHODS = ("1F1B", "GEMS MASTER", "spatial by image")
-DEEP = "resnet1001"  # one simulation takes half a minute: few methods, and not `auto`
+DEEP = "resnet1001"  # a simulation takes half a minute, so only QUICK_METHODS, and not `auto`
 SMALL = ("unet", 8, 128, 12 * MIB)  # net, divisor of its widths, side, capacity of a rank
 
 
 class LargestSizes(NamedTuple):
+    """The largest image and the largest batch of one network that fit with one method."""
+
     net: str
     method: str
     side: int  # the largest at BATCH images
-    side_peak: int  # bytes on the device that needs most
+    side_peak: int  # at that side: bytes on the device that needs most
     batch: int  # the largest at images of SIDE; 0: not searched
-    batch_peak: int
+    batch_peak: int  # the same at that batch
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     on = cluster(CLUSTER)
     capacity = on.devices[0].memory
     chosen = [
@@ -87,11 +90,16 @@ def _graph(net: str, side: int) -> Graph:
 
 
 def peak_bytes(net: str, method: Method, on: Cluster, side: int, batch: int) -> int:
+    """Predicted peak memory of the device that needs most."""
     made = make_plans([method], _graph(net, side), on, batch=batch)
     return max(predict(made[method.name], on).peaks)
 
 
 def largest_sizes(net: str, method: Method, on: Cluster, capacity: int) -> LargestSizes:
+    """Searches the largest side and the largest batch.
+
+    power: memory grows about with the square of the side, and linearly with the batch.
+    """
     side, side_peak = largest_fitting(
         lambda s: peak_bytes(net, method, on, s, BATCH),
         capacity,
@@ -125,6 +133,7 @@ def _auto_largest(net: str, on: Cluster, sizes: Sequence[LargestSizes]) -> Large
 
 
 def _sentence(net: str, sizes: Sequence[LargestSizes]) -> str:
+    """The summary of one network: the method with the largest image, and GEMS MASTER next to others."""
     sides = {largest.method: largest.side for largest in sizes}
     name = max(sides, key=sides.__getitem__)
     words = [
@@ -137,6 +146,7 @@ def _sentence(net: str, sizes: Sequence[LargestSizes]) -> str:
 
 
 def _table(sizes: Sequence[LargestSizes], capacity: int) -> Table:
+    # Column: name, source of its numbers, digits after the point
     columns = [
         Column("net"), Column("method"), Column("largest side, pixels", "simulated"),
         Column("its peak, GiB", "simulated"), Column(f"largest batch of {SIDE}²", "simulated"),

@@ -13,6 +13,7 @@ def sizes_text(peaks: Sequence[int], unit: int) -> str:
 
 
 def format_size(nbytes: float, unit: int) -> str:
+    """Bytes in `unit` (GIB or MIB), without the unit's name: one decimal below 10, else none."""
     value = nbytes / unit
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
@@ -34,7 +35,8 @@ GEMS = "GEMS MASTER"  # the variant of GEMS with several pairs of micro-batches 
 def gems_sentence(where: str, cases: Sequence[tuple[ByMethod, ByMethod]]) -> str:
     """A sentence: throughput and memory of GEMS MASTER relative to other methods, over several sizes.
 
-    cases: for each size, images per second and peak bytes by method.
+    where: network and sizes, with which the sentence begins. cases: for each size, images per second and
+    peak bytes by method.
     """
     words = []
     for base in ("model parallel", "GPipe", "1F1B", "spatial by image"):

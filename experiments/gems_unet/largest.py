@@ -1,6 +1,7 @@
 """Finds the largest size whose peak memory fits a capacity, with few evaluations.
 
-A bracket (low fits, high does not) is narrowed; each guess extrapolates the peaks evaluated so far.
+The interval between a size that fits (low) and one that does not (high) is narrowed; each guess is inter-
+or extrapolated from the peaks evaluated so far.
 """
 
 from __future__ import annotations
@@ -40,16 +41,17 @@ def largest_fitting(
 
 def _guess(peaks: dict[int, int], capacity: int, power: int, low: int, high: int) -> int:
     """The size at which a line (in size^power) through the two peaks nearest to the capacity reaches it."""
+    # (distance from the capacity, size) of the two nearest
     near = sorted((abs(p - capacity), n) for n, p in peaks.items() if n)[:2]
     if len(near) < 2:
-        (_, n), other = near[0], 0
+        (_, nearest), second = near[0], 0
     else:
-        n, other = near[0][1], near[1][1]
-    a, b = n**power, other**power
-    slope = (peaks[n] - peaks[other]) / (a - b)
+        nearest, second = near[0][1], near[1][1]
+    a, b = nearest**power, second**power
+    slope = (peaks[nearest] - peaks[second]) / (a - b)
     if slope <= 0:
         return (low + high) // 2
-    wanted = a + (capacity - peaks[n]) / slope
+    wanted = a + (capacity - peaks[nearest]) / slope
     estimate = int(max(0.0, wanted) ** (1 / power))
-    # if the line ends at `low` or before, only the next size is left to try
+    # `low` fits already: if the estimate is not above it, try the next size
     return estimate if estimate > low else low + 1

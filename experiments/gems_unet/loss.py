@@ -17,13 +17,15 @@ from raddle.api.loading import capture_model
 from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 WIDTH_DIVISOR, BATCH = 8, 4
-TARGET = 0.10  # the loss: mean cross entropy per pixel
+TARGET = 0.10  # the loss to be reached: mean cross entropy per pixel
+# the methods (methods.py) that are trained
 NAMES = ("one device", "1F1B", "GEMS MASTER", "spatial", "1F1B x data")
 SLOW = "spatial by image"  # not with --quick
 TITLE = "Time to a loss on a segmentation task"
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     if importlib.util.find_spec("sklearn") is None:
         return Section(TITLE, skipped="scikit-learn, whose digits are the data, is not installed.")
     side, blocks, steps = (64, 9, 5) if options.quick else (128, 12, 10)
@@ -38,6 +40,7 @@ def make(options: RunOptions) -> Section:
 
 
 def section(curves: Mapping[str, LossCurve], side: int, blocks: int, steps: int) -> Section:
+    """curves: by method; side: pixels of an image; steps: of a block."""
     lines = [
         Line(name, list(zip(curve.seconds, curve.losses, strict=True)), "measured")
         for name, curve in curves.items()
@@ -50,6 +53,7 @@ def section(curves: Mapping[str, LossCurve], side: int, blocks: int, steps: int)
         ]
         for name, curve in curves.items()
     ]  # fmt: skip
+    # Column: name, source of its numbers, digits after the point
     columns = [
         Column("method"), Column(f"seconds to {TARGET}", "measured", 1), Column("step, ms", "measured", 0),
         Column("first block's loss", "measured", 4), Column("last block's loss", "measured", 4),
@@ -66,6 +70,7 @@ def section(curves: Mapping[str, LossCurve], side: int, blocks: int, steps: int)
 
 
 def largest_loss_difference(curve: LossCurve, other: LossCurve) -> float:
+    """The largest difference between the losses of two curves in the same block."""
     return max(abs(a - b) for a, b in zip(curve.losses, other.losses, strict=True))
 
 

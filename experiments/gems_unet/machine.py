@@ -1,7 +1,8 @@
-"""Measures this machine as a cluster of ranks, and its operators one by one, for predictions.
+"""Measures this machine as a cluster of ranks, and the operators of plans one by one, for predictions.
 
 The simulator gives each rank a core of its own. If ranks share cores, a step takes at least all ranks'
-compute time divided by the cores: `seconds_with_shared_cores` returns the larger of the two.
+compute time divided by the cores: `seconds_with_shared_cores` returns the simulated time or this bound,
+whichever is larger.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ PROBED = 2  # ranks that are probed; all others are assumed to be as fast
 
 
 def probe_machine(ranks: int, *, quick: bool) -> Cluster:
-    """A cluster with `ranks` devices, each as fast as one of the few ranks that were probed together."""
+    """A cluster with `ranks` devices, each as fast as one of the few ranks that were probed together.
+
+    fresh: measured again, even if an earlier result is cached.
+    """
     data = Cluster.from_dict(
         describe(probe(min(PROBED, cores()), quick=quick, fresh=True))
     ).to_dict()
     kind = next(iter(data["devices"]))
+    # a probed cluster has one node with one kind of device
     (node,) = data["nodes"]
     return Cluster.from_dict({**data, "nodes": [{**node, "devices": [kind] * ranks}]})
 

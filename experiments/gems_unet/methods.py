@@ -42,13 +42,12 @@ STATE_FACTOR = 3.0  # bytes held per byte of parameters: weights, gradients, mom
 class Method:
     """D pipelines of P stages, each with m / D micro-batches; or spatial tiles (schedule SPATIAL).
 
-    Schedule "": no pipeline, all on one device, one micro-batch after the other.
+    schedule: name of a pipeline schedule, such as 1f1b; sequential: one micro-batch after the other; gems:
+    mirrored pipelines. "": no pipeline, all on one device, one micro-batch after the other.
     """
 
     name: str
-    schedule: (
-        str  # of a pipeline; sequential: one micro-batch after the other, gems: mirrored pipelines
-    )
+    schedule: str
     microbatches: int  # m
     stages: int = 1  # P
     pipelines: int = 1  # D
@@ -93,22 +92,22 @@ def make_plans(
 ) -> dict[str, PlannedMethod]:
     """The plan of each method, by its name.
 
-    graph: of any batch. Methods with equal numbers of stages and equal micro-batches have the same
-    stages.
+    graph: of any batch; batch: samples of a step; model: name of the model, stored in the plans. Methods
+    with equal numbers of stages and equal micro-batches have the same stages.
     """
     # (samples of a micro-batch, number of stages) -> stages
-    cuts: dict[tuple[int, int], Stages] = {}
+    stages_by_size: dict[tuple[int, int], Stages] = {}
     planned = {}
     for method in methods:
         micro = graph.for_batch(batch // method.microbatches)
         stages: Stages = ()
         if method.stages * method.pipelines > 1:
             key = (micro.batch, method.stages)
-            if key not in cuts:
-                cuts[key] = partition_stages(
+            if key not in stages_by_size:
+                stages_by_size[key] = partition_stages(
                     micro, cluster, method.stages, method.microbatches, profile
                 )
-            stages = cuts[key]
+            stages = stages_by_size[key]
         plan = replace(_plan(method, micro, cluster, stages), batch=batch, model=model)
         validate(plan, micro)
         planned[method.name] = PlannedMethod(micro, plan)
@@ -132,6 +131,7 @@ def partition_stages(
     """
     if count == 1:
         return (tuple(op.name for op in graph.ops),)
+    # the search sees a graph of layers (sets of operators) and a chain of devices
     nodes = build_layer_graph(graph)
     compute = ComputeCosts(graph, frozenset(active_values(graph)), profile, bn="local")
     device_chain = build_device_chain(cluster)
@@ -140,12 +140,12 @@ def partition_stages(
     partition = PipelineRequest("gems", count).partition(
         costs, device_chain, microbatches, STATE_FACTOR
     )
-    assert partition is not None
+    assert partition is not None  # with unlimited memory there always is one
     return stage_op_names(nodes, [stage.layers for stage in partition.stages])
 
 
 def parallel_pipelines(schedule: str, stages: int, microbatches: int, pipelines: int) -> str:
-    """The schedule of D data-parallel pipelines: their rows below each other, micro-batches divided.
+    """The schedule of D data-parallel pipelines: their rows one below the other, micro-batches divided.
 
     F2.0 is the forward of micro-batch 2 on stage 0, B its backward; a row is a worker:
 
@@ -163,14 +163,17 @@ def parallel_pipelines(schedule: str, stages: int, microbatches: int, pipelines:
         waits += [
             (_shift_micro_batch(a, first), _shift_micro_batch(b, first)) for a, b in pipeline.waits
         ]
+    # a plan stores a schedule that has no name as text
     return schedule_to_text(Schedule(tuple(rows), tuple(waits)))
 
 
 def _shift_micro_batch(action: Action, micros: int) -> Action:
+    """The same action of the micro-batch that is `micros` later."""
     return action._replace(micro_batch=action.micro_batch + micros)
 
 
 def _plan(method: Method, graph: Graph, cluster: Cluster, stages: Stages) -> Plan:
+    """graph: of a micro-batch; stages: empty if there is no pipeline."""
     count = len(cluster.devices)
     stage_of = {name: s for s, names in enumerate(stages) for name in names}
     # each operator whole on the device of its stage; bn: batch norm takes its statistics over a

@@ -47,4 +47,5 @@ def build(net: str, width_divisor: int) -> nn.Module:
 
 
 def example_batches(net: str, side: int) -> BatchMaker:
+    """A function: number of samples -> inputs and targets (masks for the U-Net, else classes)."""
     return masked_images(3, side, classes=2) if net == "unet" else images(3, side, classes=10)

@@ -61,15 +61,17 @@ FULL = (
 
 class CaseResult(NamedTuple):
     case: RealCase
-    timed: Mapping[str, StepTimes]
-    predicted: Mapping[str, PredictedStep]
+    timed: Mapping[str, StepTimes]  # by method
+    predicted: Mapping[str, PredictedStep]  # by method
     chosen: str  # the plan that `auto` chose, in words
 
     def rates(self) -> dict[str, float]:
+        """Measured images per second by method."""
         return {name: BATCH / times.seconds for name, times in self.timed.items()}
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     options.report("probing this machine")
     cluster = probe_machine(DEVICES, quick=options.quick)
     cases, results = QUICK if options.quick else FULL, []
@@ -89,6 +91,7 @@ def section(results: Sequence[CaseResult]) -> Section:
 
 
 def _measure_case(case: RealCase, cluster: Cluster, budget: float) -> CaseResult:
+    """Plans, predicts and measures all methods of one case. budget: seconds of the search of `auto`."""
     spec = nets.spec(case.net, case.side, width_divisor=case.width_divisor)
     graph = capture_model(spec, BATCH)
     # a method's schedule is SPATIAL if it has no pipeline but splits every image into tiles (methods.py)
@@ -160,6 +163,7 @@ def _sentence(results: Sequence[CaseResult]) -> str:
 
 
 def _rank_correlation(result: CaseResult) -> float:
+    """Of measured and predicted seconds, over the methods."""
     names = list(result.timed)
     return spearman(
         [result.timed[n].seconds for n in names],
@@ -168,7 +172,11 @@ def _rank_correlation(result: CaseResult) -> float:
 
 
 def _largest_loss_difference(result: CaseResult) -> float:
-    """The largest difference between a first loss and that of one device."""
+    """The largest difference between a first loss and that of one device.
+
+    Left out: methods whose micro-batches (may) have several images, because their batch statistics
+    differ.
+    """
     one = result.timed["one device"].losses[0]
     return max(
         abs(times.losses[0] - one)
@@ -197,6 +205,7 @@ def _charts(results: Sequence[CaseResult]) -> list[Chart]:
 
 
 def _table(results: Sequence[CaseResult]) -> Table:
+    # Column: name, source of its numbers, digits after the point
     columns = [
         Column("net"), Column("side"), Column("method"), Column("images/s", "measured"),
         Column("step, ms", "measured", 0), Column("least – most, ms", "measured"),

@@ -1,4 +1,7 @@
-"""Simulates GEMS with data parallelism on more and more GPUs, next to the paper's scaling efficiency."""
+"""Simulates GEMS with data parallelism on more and more GPUs, next to the paper's scaling efficiency.
+
+GEMS: two replicas of the stages run on the same devices in opposite order.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ class ScalingPoint(NamedTuple):
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     graph = capture_model(nets.spec(NET, SIDE), 1)
     points: list[ScalingPoint] = []
     counts = (1, 4) if options.quick else (1, 2, 4, 8, 16)
@@ -45,6 +49,7 @@ def section(points: list[ScalingPoint]) -> Section:
         [point.devices, point.rate, efficiency(point, first), None] for point in points
     ]
     rows.append([1024, None, None, PRINTED])
+    # Column: name, source of its numbers, digits after the point
     columns = [
         Column("GPUs"), Column("images/s", "simulated"), Column("efficiency, %", "simulated", 2),
         Column("efficiency, %", "printed", 2),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 Array = np.ndarray
 INK = 8  # a pixel of a digit with this value or more (of 16) is in the mask
-DIGITS, BLOCKS = 5, 3  # on a canvas
+DIGITS, BLOCKS = 5, 3  # how many are on a canvas
 
 
 @lru_cache(maxsize=1)
@@ -34,6 +34,7 @@ def batch(count: int, side: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def canvas(rng: np.random.Generator, side: int) -> tuple[Array, Array]:
+    """An image (3, h, w) and its mask (h, w). ink: a digit or block (h, w), with values from 0 to 16."""
     image, mask = rng.normal(0.0, 0.3, (3, side, side)), np.zeros((side, side), np.int64)
     for number in range(DIGITS + BLOCKS):
         ink = _digit(rng, side) if number >= BLOCKS else _block(rng, side)
@@ -47,11 +48,13 @@ def canvas(rng: np.random.Generator, side: int) -> tuple[Array, Array]:
 
 
 def _digit(rng: np.random.Generator, side: int) -> Array:
+    """A random digit, enlarged by a random factor."""
     scale = int(rng.integers(1, max(2, side // 32) + 1))
     chosen = digits()[rng.integers(len(digits()))]
     return np.kron(chosen, np.ones((scale, scale)))
 
 
 def _block(rng: np.random.Generator, side: int) -> Array:
+    """A full rectangle of random size."""
     h, w = rng.integers(side // 16, side // 4, 2)
     return np.full((h, w), 16.0)

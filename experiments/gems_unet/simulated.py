@@ -33,6 +33,7 @@ BATCH = 4
 AUTO = "auto"
 NETS = ("unet", "resnet110", "resnet1001")
 LARGE = "h200:4"  # 8192 x 8192 does not fit four V100
+# network, side, cluster
 QUICK = (("unet", 512, CLUSTER), ("unet", 8192, LARGE), ("resnet110", 512, CLUSTER))
 FULL = (
     *(("unet", side, CLUSTER) for side in (64, 256, 512, 1024, 2048, 4096, 8192)),
@@ -47,10 +48,11 @@ class SimulatedCase(NamedTuple):
     side: int
     on: str  # the cluster
     capacity: int  # bytes of a device
-    predicted: Mapping[str, PredictedStep]
+    predicted: Mapping[str, PredictedStep]  # by method
     errors: Mapping[str, str]  # methods that have no plan, and why
 
     def rates(self) -> dict[str, float]:
+        """Images per second by method."""
         return {name: BATCH / prediction.seconds for name, prediction in self.predicted.items()}
 
     def fitting(self) -> dict[str, float]:
@@ -59,10 +61,12 @@ class SimulatedCase(NamedTuple):
         return {name: rate for name, rate in self.rates().items() if peaks[name] <= self.capacity}
 
     def peaks(self) -> dict[str, float]:
+        """Bytes of the device that needs most, by method."""
         return {name: float(max(prediction.peaks)) for name, prediction in self.predicted.items()}
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     results, cases = [], QUICK if options.quick else FULL
     for number, (net, side, name) in enumerate(cases):
         options.report(f"{net}, {side}² on {name}", number / len(cases))
@@ -97,6 +101,7 @@ def simulate_case(net: str, side: int, on: Cluster, budget: float) -> SimulatedC
 
 
 def plan_auto(graph: Graph, on: Cluster, spec: str, budget: float) -> PlannedMethod:
+    """The plan of `auto`, with the graph of its micro-batch (whose size is rounded up)."""
     plan = plan_for(graph, on, AUTO, model=spec, optimizer=OPTIMIZER, budget=budget)
     return PlannedMethod(graph.for_batch(-(-plan.batch // plan.microbatches)), plan)
 
@@ -151,6 +156,7 @@ def _chart(net: str, results: Sequence[SimulatedCase]) -> Chart:
 
 
 def _table(results: Sequence[SimulatedCase]) -> Table:
+    # Column: name, source of its numbers, digits after the point
     columns = [
         Column("net"), Column("side"), Column("cluster"), Column("method"), Column("images/s", "simulated"),
         Column("step, ms", "simulated"), Column("largest peak, GiB", "simulated"),

@@ -1,4 +1,8 @@
-"""Trains a U-Net by several plans, in turn by blocks of steps, and returns their loss over time."""
+"""Trains a U-Net by several plans, which take turns block by block (a block is some steps).
+
+Returns the loss of each plan over time. A PlannedMethod (methods.py) is a plan and the graph of its
+micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class LossCurve(NamedTuple):
     losses: Sequence[float]
 
     def reaches(self, target: float) -> float | None:
-        """Seconds until a block's mean loss is at the target or below."""
+        """Seconds until a block's mean loss is at the target or below; None if none is."""
         pairs = zip(self.seconds, self.losses, strict=True)
         return next((seconds for seconds, loss in pairs if loss <= target), None)
 

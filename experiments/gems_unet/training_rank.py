@@ -22,7 +22,8 @@ WARM_UP_SEED = 10**6  # of the warm-up batch; the seed of any other batch is the
 
 
 def main(request: dict[str, Any]) -> None:
-    end_with_parent()
+    """request: as `train` (training.py) wrote it; plans: label -> file. Plans take turns block by block."""
+    end_with_parent()  # this process ends when its parent does
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     work = load_workload(request["spec"], batch=request["batch"], device="cpu")
@@ -57,7 +58,7 @@ def _adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 def _block(trainer: Trainer, request: dict[str, Any], block: int) -> tuple[float, float]:
-    """Seconds of the slowest rank, without drawing the batches, and the mean loss."""
+    """Trains a block; returns the slowest rank's seconds (without drawing batches) and the mean loss."""
     steps = request["steps"]
     seeds = range(block * steps, (block + 1) * steps)
     batches = [trainer.part(*batch(request["batch"], request["side"], seed)) for seed in seeds]

@@ -1,4 +1,4 @@
-"""Measures steps with and without tensor fusion, for networks of many small tensors (section 7).
+"""Measures steps with and without tensor fusion, for networks of many small tensors (paper, section 7).
 
 *Fused*: gradients are all-reduced together, in buckets. *Apart*: each tensor is all-reduced by itself.
 """
@@ -15,7 +15,7 @@ from experiments.sync_timing import DDP, SyncVariant, TimingJob, measure_in_lab,
 from raddle.api.results import Cell, Column, Section, Table
 
 QUICK = ((2, "1gbit"),)
-FULL = ((2, "250mbit"), (2, "1gbit"), (4, "1gbit"))  # hosts and their links
+FULL = ((2, "250mbit"), (2, "1gbit"), (4, "1gbit"))  # number of hosts, rate of their links
 PER_RANK = {"resnet50": 8, "inception": 4}  # samples of a rank
 TITLES = {"resnet50": "ResNet-50-like", "inception": "Inception-like"}
 PRINTED = 1.65  # largest gain in throughput by fusion: section 7
@@ -49,6 +49,7 @@ class FusionTimes(NamedTuple):
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     title = "Fusion on and off"
     places = QUICK if options.quick else FULL
     times: list[FusionTimes] = []
@@ -62,6 +63,7 @@ def make(options: RunOptions) -> Section:
 
 
 def measure_fusion(hosts: int, rate: str, *, quick: bool) -> list[FusionTimes]:
+    """Measures and predicts all networks and runners on hosts of the lab."""
     variants = {}
     for runner, (fused, apart) in PAIRS.items():
         variants[f"{runner}, fused"], variants[f"{runner}, apart"] = fused, apart
@@ -84,6 +86,7 @@ def measure_fusion(hosts: int, rate: str, *, quick: bool) -> list[FusionTimes]:
 
 
 def table(times: Sequence[FusionTimes]) -> Table:
+    # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = (
         Column("network"), Column("tensors", "counted"), Column("hosts"), Column("rate"),
         Column("by"), Column("fused, ms", "measured"), Column("predicted", "simulated"),

@@ -4,8 +4,8 @@
 printed / predicted throughput of one case (CALIBRATION). The fitted prediction of this case is a little
 below the printed number, because communication is not made faster.
 
-The paper's section 8 and its documentation's benchmarks: nodes of 4 Pascal GPUs at 25 Gbit/s, 64 images
-per GPU.
+The setting is that of the paper's section 8 and of the benchmarks in Horovod's documentation: nodes of 4
+Pascal GPUs at 25 Gbit/s, 64 images per GPU.
 """
 
 from __future__ import annotations
@@ -61,11 +61,15 @@ class ThroughputCurve(NamedTuple):
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     sizes = QUICK if options.quick else FULL
     factor = calibration()
-    sheet, fitted = [], []
+    sheet, fitted = (
+        [],
+        [],
+    )  # a curve for each network, at the data sheet's speed and at the fitted one
     for done, model in enumerate(MODELS):
-        rates: list[dict[int, float]] = [{}, {}]
+        rates: list[dict[int, float]] = [{}, {}]  # the same two: devices -> images/s
         for at, devices in enumerate(sizes):
             options.report(
                 f"{MODELS[model]} on {devices}", (done + at / len(sizes)) / (len(MODELS) + 1)
@@ -98,6 +102,7 @@ def pascal(devices: int, factor: float = 1.0) -> Cluster:
         )
         for device in base.devices
     ]
+    # None where there is one node only
     between = [net and replace(net, bandwidth=25 * GBIT) for net in base.node_networks]
     return replace(base, devices=tuple(faster), node_networks=tuple(between))
 
@@ -107,8 +112,8 @@ def graph_of(model: str, devices: int) -> Graph:
     return capture_model(model, PER_DEVICE * devices)
 
 
-# bn="local": each device takes the batch-norm statistics of its own samples, as in DDP. steps: so many
-# steps are simulated (STEPS); the last one is timed.
+# bn="local": each device takes the batch-norm statistics of its own samples, as in DDP. STEPS steps are
+# simulated one after the other; the last one is timed.
 def program_of(model: str, devices: int, sync: str = "allreduce") -> Program:
     graph = graph_of(model, devices)
     plan = plan_for(graph, pascal(devices), "data", bn="local", sync=sync)
@@ -116,6 +121,7 @@ def program_of(model: str, devices: int, sync: str = "allreduce") -> Program:
 
 
 def images_per_s(program: Program, devices: int, factor: float) -> float:
+    """Predicted throughput of all devices together. factor: see `pascal`."""
     return PER_DEVICE * devices / simulate(program, pascal(devices, factor)).step_seconds
 
 
@@ -137,6 +143,7 @@ def server_throughput(sizes: Sequence[int], factor: float) -> dict[str, dict[int
 
 
 def efficiencies(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCurve]) -> Table:
+    # Column: name, source of its numbers, digits after the point
     columns = (
         Column("network"), Column("devices"), Column("data sheet, %", "simulated", 0),
         Column("fitted, %", "simulated", 0), Column("TCP, %", "printed", 0),

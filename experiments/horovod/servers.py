@@ -1,6 +1,7 @@
-"""Compares ring all-reduce with one server and with servers on all hosts, on 1 to 8 ranks (section 3).
+"""Compares ring all-reduce with one server and with servers on all hosts, on 1 to 8 ranks.
 
-A *variant* (sync_timing.py) is one way to train: who runs the step, and how parameters are synchronised.
+The comparison is that of the paper's section 3. A *variant* (sync_timing.py) is one way to train: who runs
+the step, and how parameters are synchronised.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 NET, PER_RANK, RATE = "small", 4, "500mbit"  # PER_RANK: samples of a rank
 QUICK, FULL = (1, 2, 4), (1, 2, 4, 8)  # numbers of ranks
-COMPUTE_ONLY = "compute alone"
+COMPUTE_ONLY = "compute alone"  # a label, as the names below
 RING, RING_WRAPPED, DDP_LABEL = "all-reduce", "raddle.sync", "DDP"
 # one server; whole parameters on all hosts; slices of parameters on all hosts
 ONE, WHOLE, SLICED = "ps:one", "ps", "ps:sliced,greedy"
@@ -42,6 +43,7 @@ class StepMilliseconds(NamedTuple):
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     title = "The ring against servers"
     sizes = QUICK if options.quick else FULL
     rows = []
@@ -69,6 +71,7 @@ def measure_ranks(ranks: int, *, quick: bool) -> StepMilliseconds:
 
 
 def table(rows: Sequence[StepMilliseconds]) -> Table:
+    # Column: name, source of its numbers, digits after the point
     columns = [Column("kind")]
     for row in rows:
         columns.append(Column(f"{row.ranks} ranks, ms", "measured"))
@@ -123,6 +126,7 @@ def summary(rows: Sequence[StepMilliseconds]) -> str:
 
 
 def _rate(row: StepMilliseconds, label: str) -> Cell:
+    """Samples per second of all ranks together; None if the variant was not measured."""
     if label not in row.measured:
         return None
     return 1e3 * PER_RANK * row.ranks / row.measured[label]

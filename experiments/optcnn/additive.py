@@ -4,7 +4,8 @@ Section 4 of arXiv 1802.04924: t_O = Σ (t_C + t_S) + Σ t_X, with a server for 
 t_C is compute, t_S synchronisation, t_X transfer between two layers (searches/optcnn/tables.py).
 
 A configuration has *degrees*: the number of parts of each letter of its group. Tables have, for each group,
-its configurations and their costs (`nodes`), and for each pair of groups the cost of transfers (`edges`).
+its `configurations` (here `options`) and their t_C + t_S in seconds (`nodes`), and for each pair of groups
+(source, target) the t_X by the numbers of both configurations (`edges`, with `cost[source's, target's]`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from raddle.api.searching import Configuration, Group, Tables
 
 def additive_cost(tables: Tables, chosen: Sequence[Configuration]) -> float:
     """Seconds of a step. chosen: one configuration for each group; only their degrees count."""
+    # by group: the number of its chosen configuration in the tables
     chosen_index = [
         [c.degrees for c in options].index(wanted.degrees)
         for options, wanted in zip(tables.configurations, chosen, strict=True)
@@ -27,7 +29,10 @@ def additive_cost(tables: Tables, chosen: Sequence[Configuration]) -> float:
 
 
 def split_by_letter(tables: Tables, letter_of: Callable[[Group], str]) -> list[Configuration]:
-    """Splits every group along one letter only, into as many parts as its table offers."""
+    """Splits every group along one letter only, into as many parts as its table offers.
+
+    letter_of: the letter for a group. Returns the configuration of each group.
+    """
     chosen = []
     for group, options in zip(tables.groups, tables.configurations, strict=True):
         candidates = [c for c in options if set(split_letters(group, c)) <= {letter_of(group)}]
@@ -36,7 +41,9 @@ def split_by_letter(tables: Tables, letter_of: Callable[[Group], str]) -> list[C
 
 
 def baselines(tables: Tables) -> dict[str, list[Configuration]]:
-    """Data and model parallelism, and 'one weird trick': fully connected layers by channel.
+    """The configurations of data and model parallelism, and of 'one weird trick' (owt).
+
+    owt splits fully connected layers by channel, all others by sample.
 
     A group is a fully connected layer if it has a summed letter (k) and no height (h).
     """

@@ -1,7 +1,8 @@
 """Shows OptCNN's plan of VGG-16 on 4 GPUs, layer by layer, next to the plan that the paper prints.
 
-Tables (raddle/searches/optcnn) have the cost of each configuration of each group; `paper=True`: with the
-paper's costs, where parameters are synchronised by servers. The optimum is the plan of least cost.
+A group has operators that are split together, about one layer. Tables (raddle/searches/optcnn) have the
+cost of each configuration of each group; `paper=True`: with the paper's costs, where parameters are
+synchronised by servers. The optimum is the plan of least cost.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from raddle.api.searching import Configuration, Group, Tables, build_tables, cho
 TITLE = "VGG-16 on 4 GPUs"
 CASE = WeakScalingCase("vgg16", "p100", 4, 32)  # 4 GPUs, 32 images on each
 LAST_CONVOLUTIONS = 24  # features.24 is the first of the fifth group of convolutions
-FULLY_CONNECTED = {"classifier.0": 4, "classifier.3": 4, "classifier.6": 2}  # parts of channels
+FULLY_CONNECTED = {"classifier.0": 4, "classifier.3": 4, "classifier.6": 2}  # number of parts of c
 LETTER_NAMES = {"n": "samples", "h": "rows", "w": "columns", "c": "channels"}
 
 
@@ -37,6 +38,7 @@ def printed_split(group: Group) -> dict[str, int]:
 
 
 def plans(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     graph, on = CASE.graph, CASE.cluster
     options.report("servers", 0.3)
     paper = build_tables(graph, on, paper=True)
@@ -62,14 +64,15 @@ def plans(options: RunOptions) -> Section:
 
 
 def _cost_text(tables: Tables, chosen: Sequence[Configuration]) -> str:
+    """A sentence: the cost of the optimum (`chosen`) and of the printed plan."""
     optimum, theirs = additive_cost(tables, chosen), configurations_with(tables, printed_split)
     if theirs is None:
         return "The printed plan is not in the tables."
-    other = additive_cost(tables, theirs)
+    printed_cost = additive_cost(tables, theirs)
     return (
-        f"By these costs the printed plan takes {1e3 * other:.1f} ms and the optimum "
+        f"By these costs the printed plan takes {1e3 * printed_cost:.1f} ms and the optimum "
         f"{1e3 * optimum:.1f} ms, "
-        f"{100 * (1 - optimum / other):.1f} % less."
+        f"{100 * (1 - optimum / printed_cost):.1f} % less."
     )
 
 
@@ -84,6 +87,7 @@ def _cost_table(tables: Tables, chosen: Sequence[Configuration]) -> Table:
         for name, configurations in every.items()
         if configurations is not None
     ]
+    # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = (Column("plan"), Column("a step by OptCNN's cost, ms", "counted"))
     note = "Batch 128; a server a layer, nothing overlaps, links at their nominal rates."
     return Table("What the plans cost", columns, rows, note)
@@ -93,7 +97,10 @@ def _cost_table(tables: Tables, chosen: Sequence[Configuration]) -> Table:
 
 
 def draw(groups: Sequence[Group], columns: Sequence[Sequence[Configuration] | None]) -> list[str]:
-    """One line of text for each group: the layer, its output, and its split in each plan."""
+    """One line of text for each group: the layer, its output, and its split in each plan.
+
+    columns: for each plan the configurations of all groups; None: the plan is not in the tables.
+    """
     heads = ("as the paper counts", "all-reduce", "printed")
     rows: list[tuple[str, ...]] = [("layer", "output of a sample", *heads)]
     for g, group in enumerate(groups):
@@ -115,6 +122,7 @@ def split(given: Mapping[str, int]) -> str:
 
 
 def _shape(op: Op) -> str:
+    """The shape of the output for one sample: "64 x 224 x 224"."""
     # outputs[0]: the numbers of the iteration space's dimensions that the first output has
     dims = [op.space.dims[d] for d in op.space.outputs[0]]
     return " x ".join(str(dim.size) for dim in dims if dim.name != "n")

@@ -14,7 +14,9 @@ CHANGES = 4  # groups of operators in which a random plan differs from data para
 
 
 def ranking(options: RunOptions) -> Section:
-    # batch, ranks, and no random plans: ten_plans.py draws them itself
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
+    # network, batch, ranks, and 0 random plans of the group: ten_plans.py draws them itself
     group = PlanGroup("alexnet", 16, 2, 0)
+    # BASELINES: data parallelism and other methods without a search
     plan_times = ten_plans.measure_plans(group, (*BASELINES, "optcnn"), CHANGES, options)
     return ten_plans.section(TITLE, group, plan_times, PRINTED)

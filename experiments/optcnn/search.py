@@ -22,10 +22,11 @@ SAMPLES = 32  # per GPU
 class SearchTime(NamedTuple):
     seconds: float  # of the fastest of several searches
     tables: Tables
-    certified: bool  # the search proved that no plan is better
+    certified: bool  # the search proved that no plan in the tables is cheaper
 
 
 def time_search(case: WeakScalingCase, repeats: int) -> SearchTime:
+    """Searches `repeats` times, with the paper's costs (paper=True: parameter servers)."""
     seconds = []
     for _ in range(repeats):
         begun = perf_counter()
@@ -41,6 +42,7 @@ def log10_plan_count(tables: Tables) -> float:
 
 
 def search(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     counts = (4, 16) if options.quick else (4, 16, 64)
     rows: list[list[Cell]] = []
     slower = []
@@ -58,6 +60,7 @@ def search(options: RunOptions) -> Section:
                  f"10^{log10_plan_count(search_time.tables):.0f}", search_time.seconds, printed_here,
                  "yes" if search_time.certified else "no"]
             )  # fmt: skip
+    # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = (
         Column("network"), Column("GPUs"), Column("groups", "counted"), Column("plans", "counted"),
         Column("seconds", "measured"), Column("in the paper", "printed"), Column("proven best"),

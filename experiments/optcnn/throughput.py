@@ -1,6 +1,7 @@
 """Compares simulated throughput and bytes of OptCNN's plans with data, model and OWT parallelism.
 
-OWT: "one weird trick", data parallel convolutions and model parallel linear layers.
+OWT: "one weird trick", data parallel convolutions and model parallel linear layers. StepsByMethod
+(simulate_methods.py) has a SimulatedStep (a plan and its predicted step) by method and number of GPUs.
 "optcnn-paper" plans with the paper's costs (parameter servers), "optcnn" with those of an all-reduce.
 """
 
@@ -51,15 +52,16 @@ class ModelThroughput(NamedTuple):
     model: str
     sync: str
     steps: StepsByMethod
-    max_gpus: int
+    max_gpus: int  # the largest number of GPUs
 
     @property
     def method(self) -> str:
-        """OptCNN's method: with servers the paper's own cost tables, which assume parameter servers."""
+        """The name of OptCNN's method: with servers, the one with the paper's costs."""
         return "optcnn-paper" if self.sync == "server" else "optcnn"
 
 
 def throughput(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     counts = (1, 4, 16) if options.quick else (1, 2, 4, 8, 16)
     every = []
     for number, model in enumerate(PRINTED):
@@ -93,6 +95,7 @@ def _additive_gain(model: str, count: int) -> float:
     """OptCNN's gain over the best baseline under the paper's additive cost, where nothing overlaps."""
     case = WeakScalingCase(model, "p100", count, SAMPLES)
     tables = build_tables(case.graph, case.cluster, paper=True)
+    # [1]: the Solution, with the cost of the cheapest plan
     optimum = choose_configurations(tables)[1].cost
     return (
         min(additive_cost(tables, configurations) for configurations in baselines(tables).values())
@@ -106,6 +109,7 @@ def _additive_gain(model: str, count: int) -> float:
 def _gains_table(every: Sequence[ModelThroughput], added: dict[str, float]) -> Table:
     """added: by network, OptCNN's gain over the best baseline under its additive cost (_additive_gain)."""
     most = every[0].max_gpus
+    # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = (
         Column("network"), Column("synchronised by"), Column("best other"),
         Column("its images/s", "simulated"), Column("OptCNN's", "simulated"),
@@ -123,10 +127,10 @@ def _gains_table(every: Sequence[ModelThroughput], added: dict[str, float]) -> T
 
 def _gains_row(result: ModelThroughput, added: float) -> Iterator[Cell]:
     printed, other = PRINTED[result.model], fastest(result.steps, BASELINES, result.max_gpus)
-    here = result.steps[result.method, result.max_gpus]
+    optcnn = result.steps[result.method, result.max_gpus]
     yield from (result.model, SYNCS[result.sync])
     yield from (NAMES[other[0]], other[1].samples_per_s) if other else (None, None)
-    yield here.samples_per_s if here else None
+    yield optcnn.samples_per_s if optcnn else None
     yield gain_over_best(result.steps, result.method, BASELINES, result.max_gpus)
     yield from (added if result.sync == "server" else None, printed.over_best)
     yield from (scaling_factor(result), printed.scaling)
@@ -148,9 +152,9 @@ def _byte_table(every: Sequence[ModelThroughput]) -> Table:
     )  # fmt: skip
     rows: list[list[Cell]] = []
     for result in every:
-        given = [result.steps[m, most] for m in (*BASELINES, result.method)]
-        gigabytes = [s.comm_bytes / 1e9 if s else None for s in given]
-        less = byte_ratios(result)
+        steps = [result.steps[m, most] for m in (*BASELINES, result.method)]
+        gigabytes = [s.comm_bytes / 1e9 if s else None for s in steps]
+        less = byte_ratios(result)  # how many times less OptCNN sends, ascending
         rows.append(
             [result.model, SYNCS[result.sync], *gigabytes, *((less[0], less[-1]) if less else (None, None)),
              PRINTED_BYTE_RATIOS]
@@ -164,9 +168,13 @@ def _byte_table(every: Sequence[ModelThroughput]) -> Table:
 
 def byte_ratios(result: ModelThroughput) -> list[float]:
     """Bytes of each baseline divided by OptCNN's, sorted."""
-    here = result.steps[result.method, result.max_gpus]
-    given = (result.steps[m, result.max_gpus] for m in BASELINES)
-    return sorted(s.comm_bytes / here.comm_bytes for s in given if s and here and here.comm_bytes)
+    optcnn = result.steps[result.method, result.max_gpus]
+    baseline_steps = (result.steps[m, result.max_gpus] for m in BASELINES)
+    return sorted(
+        s.comm_bytes / optcnn.comm_bytes
+        for s in baseline_steps
+        if s and optcnn and optcnn.comm_bytes
+    )
 
 
 def _chart(result: ModelThroughput) -> Chart:

@@ -1,7 +1,8 @@
 """Repeats P3's experiments in the lab: parameter slices are sent by priority.
 
 Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN Training" (arXiv 1905.03960),
-its evaluation: throughput against bandwidth, and network utilisation. `ps` are parameter servers.
+its evaluation: throughput against bandwidth, and network utilisation. The sync kind `ps` is
+parameter servers that hold whole parameters.
 Differs from the paper: see DIFFERS.
 """
 

@@ -1,4 +1,8 @@
-"""Measures throughput at several bandwidths: whole parameters, slices, slices with priority (P3)."""
+"""Measures throughput at several bandwidths: whole parameters, slices, slices with priority (P3).
+
+A *variant* (sync_timing.py) is one way to train; its runner is torch's DDP or a data-parallel plan.
+Printed: a number that the paper prints.
+"""
 
 from __future__ import annotations
 
@@ -73,10 +77,12 @@ class Point(NamedTuple):
     simulated: Mapping[str, float]
 
     def gain(self, label: str, over: str) -> float:
+        """Measured throughput of one variant divided by that of another."""
         return self.measured[label] / self.measured[over]
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     title = "Throughput against bandwidth"
     rates = QUICK if options.quick else FULL
     jobs = [TimingJob(net.name, net.batch, VARIANTS) for net in NETS]
@@ -113,11 +119,12 @@ def points(measurement: LabMeasurement) -> list[Point]:
 
 
 def largest_gain(curve: Sequence[Point], label: str, over: str) -> tuple[float, float]:
-    """The largest gain, and the link rate (bit/s) where it occurs."""
+    """The largest gain of variant `label` over variant `over`, and the link rate (bit/s) of it."""
     return max((point.gain(label, over), point.bits) for point in curve)
 
 
 def gains(curves: Mapping[str, Sequence[Point]]) -> Table:
+    # Column: name, source of its numbers, digits after the point
     columns = (
         Column("network"), Column("p3 / ps", "measured", 2), Column("at Mbit/s"),
         Column("ps:sliced / ps", "measured", 2), Column("at Mbit/s"),
@@ -177,7 +184,7 @@ def summary(curves: Mapping[str, Sequence[Point]]) -> str:
     sentences = []
     for net in NETS:
         curve = curves[net.name]
-        (gain, bits), (over, at) = (
+        (gain, bits), (gain_over_ddp, ddp_bits) = (
             largest_gain(curve, P3, WHOLE),
             largest_gain(curve, P3, DDP_LABEL),
         )
@@ -185,7 +192,7 @@ def summary(curves: Mapping[str, Sequence[Point]]) -> str:
         paper_text = f" ({net.printed.model} in the paper: {printed:.2f})" if printed else ""
         sentences.append(
             f"{net.title}: P3 is at most {gain:.2f} x servers of whole parameters, at {_mbit(bits)}"
-            f"{paper_text}, and at most {over:.2f} x DDP, at {_mbit(at)}."
+            f"{paper_text}, and at most {gain_over_ddp:.2f} x DDP, at {_mbit(ddp_bits)}."
         )
     every = [point for curve in curves.values() for point in curve]
     lost = sum(point.gain(P3, DDP_LABEL) < 1 for point in every)

@@ -1,6 +1,8 @@
 """Shows how busy a link is over time, from the byte counters of a host's interface.
 
-Variants (bandwidth.py) are DDP and kinds of parameter servers. Time is divided into *slots* of 25 ms.
+Variants (bandwidth.py) are DDP, and parameter servers of whole parameters (WHOLE), of slices (SLICED), and
+of slices with priority (P3). A block is some steps of one variant, one after the other.
+Time is divided into *slots* of 25 ms.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ LABELS = (DDP_LABEL, WHOLE, SLICED, P3)
 class LinkUse(NamedTuple):
     """The use of a link while one variant trains.
 
-    slots: (seconds, share of the rate sent, share of the rate received) for each slot.
+    slots: for each slot, seconds from the start of the block to the middle of the slot, and the rates at
+    which the host sends and receives, as shares of the link's rate.
     """
 
     label: str
@@ -34,10 +37,12 @@ class LinkUse(NamedTuple):
 
     @property
     def sent(self) -> float:
+        """Mean share of the link's rate at which the host sends."""
         return sum(out for _, out, _ in self.slots) / len(self.slots)
 
     @property
     def received(self) -> float:
+        """The same for receiving."""
         return sum(back for _, _, back in self.slots) / len(self.slots)
 
     @property
@@ -52,6 +57,7 @@ class LinkUse(NamedTuple):
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     title = "The link over time"
     options.report(f"{NET} at {RATE}")
     jobs = [TimingJob(NET, BATCH, {label: VARIANTS[label] for label in LABELS})]
@@ -66,7 +72,7 @@ def make(options: RunOptions) -> Section:
 
 
 def link_uses(measurement: LabMeasurement, bytes_per_s: float) -> list[LinkUse]:
-    """The use of the link in each variant's last block, after warm-up."""
+    """The use of host 0's link in each variant's last block. bytes_per_s: the link's rate."""
     windows = {label: (begin, end) for label, begin, end in measurement.results[0].windows}
     result = []
     for label in measurement.jobs[0].variants:
@@ -78,6 +84,7 @@ def link_uses(measurement: LabMeasurement, bytes_per_s: float) -> list[LinkUse]:
 
 
 def table(link_uses: Sequence[LinkUse]) -> Table:
+    # Column: name, source of its numbers, digits after the point
     columns = (
         Column("kind"), Column("sent, % of the rate", "measured", 0),
         Column("received, %", "measured", 0), Column("idle, % of the time", "measured", 0),

@@ -2,7 +2,8 @@
 
 *Coarse*: whole filters are distributed over parts; *fine*: input channels of filters. *Imbalance* is the
 work of the largest part divided by the average; epsilon is its bound minus 1. `theirs` is a printed row,
-`ours` raddle's partition. `counts` are numbers of parts, `budget` the seconds that a partition may take.
+`ours` raddle's partition (by a Partitioner, which has the hypergraph of one network). `counts` are numbers
+of parts, `budget` the seconds that a partition may take.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from experiments.thesis.printed import COARSE_BOUNDED, FINE_BOUNDED, BoundedTabl
 from raddle.api.partitioning import Partitioner, PartitionRequest
 from raddle.api.results import Cell, Column, Table
 
+# Column: name, source of its numbers ("counted": from a plan alone), digits after the point
 COLUMNS = (
     Column("tables"), Column("imbalance asked", digits=2), Column("N"),
     Column("largest/average", "printed", 2), Column("largest/average", "counted", 2),
@@ -31,6 +33,7 @@ NOTE = (
 def tables(
     partitioner: Partitioner, counts: Sequence[int], budget: float, options: RunOptions
 ) -> list[Table]:
+    """Two tables, coarse and fine, with a row for each bound of imbalance and number of parts."""
     result = []
     for method, bounded in (("coarse", COARSE_BOUNDED), ("fine", FINE_BOUNDED)):
         rows = []
@@ -46,6 +49,7 @@ def tables(
 def row(
     partitioner: Partitioner, method: str, bounded_table: BoundedTable, parts: int, budget: float
 ) -> list[Cell]:
+    """One row, in the order of COLUMNS. lower_bound: no partition of filters that is as even sends less."""
     theirs = bounded_table.rows[parts]
     ours = partitioner.partition(
         method, PartitionRequest(parts, epsilon=allowed_imbalance(theirs), budget=budget)

@@ -21,7 +21,10 @@ Array = np.ndarray
 
 
 def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, cores: int) -> float:
-    """Simulates with a core for each rank, then again with operators slowed down by the crowding found."""
+    """Seconds of a step. Simulates with a core for each rank, then again with slower operators.
+
+    The crowding of the first simulation is the factor of the second. cores: of this machine.
+    """
     alone = simulate_steps(graph, plan, cluster, profile)
     slower = _timeline_crowding(alone, cores)
     if slower == 1.0:
@@ -31,14 +34,18 @@ def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, c
 
 
 def _timeline_crowding(timeline: Timeline, cores: int) -> float:
-    first = timeline.tasks.first_resource
+    """The crowding of a simulated step, from the tasks that occupy a device."""
+    first = timeline.tasks.first_resource  # by task; -1: none
     # resources are numbered: the devices first, then the links
     computes = (first >= 0) & (first < timeline.program.plan.devices)
     return crowding(timeline.start[computes], timeline.end[computes], cores)
 
 
 def crowding(start: Array, end: Array, cores: int) -> float:
-    """The mean slowdown max(1, k / cores), weighted by the compute time spent at each k."""
+    """The mean slowdown max(1, k / cores), weighted by the compute time spent at each k.
+
+    start, end: times of the tasks that compute, on all devices.
+    """
     times = np.concatenate([start, end])
     change = np.concatenate([np.ones(len(start), np.int64), -np.ones(len(end), np.int64)])
     order = np.argsort(times, kind="stable")

@@ -1,6 +1,7 @@
 """Recomputes the thesis's Table 5.14: bytes sent in an epoch of 64,000 images.
 
-Differs from the thesis: its hypergraph column is in elements; here it is multiplied by 4.
+Differs from the thesis: its hypergraph column is in elements; here it is multiplied by 4 (float32).
+The partition is *coarse*: each filter is in one part, and a part is what one device gets.
 `further` are methods that the thesis does not have.
 """
 
@@ -27,7 +28,7 @@ ELEMENT = 4  # bytes
 class EpochBytes(NamedTuple):
     table: Table
     saved_printed: float  # average share that the thesis's partitions save, all counted in bytes
-    saved: Mapping[str, str]  # method -> average share that ours saves, and over how many rows
+    saved: Mapping[str, str]  # method of ours -> in words: average share saved, over how many rows
 
 
 def count_epoch(
@@ -35,7 +36,8 @@ def count_epoch(
 ) -> EpochBytes:
     """The table of an epoch, from bytes per step.
 
-    coarse: parts -> bytes of the coarse partition at batch 32; further: method -> (parts, batch) -> bytes.
+    parameters: their number; coarse: parts -> bytes of the coarse partition at batch 32;
+    further: method -> (parts, batch) -> bytes.
     """
     rows: list[list[Cell]] = []
     saved: dict[str, list[float]] = {"printed": [], "coarse": [], **{name: [] for name in further}}
@@ -76,6 +78,7 @@ def _share(nbytes: float, data: float) -> float:
 
 
 def _table(rows: list[list[Cell]], further: list[str]) -> Table:
+    # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = [
         Column("N"), Column("batch"),
         Column("data parallelism", "printed", 0), Column("data parallelism", "counted", 0),

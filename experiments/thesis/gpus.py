@@ -1,6 +1,7 @@
 """Part `gpus`: is the gap between partitions and data parallelism larger on GPUs, as section 6.1 expects?
 
-A *row* is a kind of parallelism in Table 5.15 (lab_table.py): coarse partition, servers, all-reduce.
+A *row* is a kind of parallelism in Table 5.15 (lab_table.py): coarse partition (each filter on one device),
+servers, all-reduce.
 The gap is the time of data parallelism divided by that of the coarse partition with several steps in
 flight. Both have the same batch, counted as in Table 5.15: per worker (data parallelism), of a whole step
 (partition). Differs from the thesis: simulated, not trained; VGG-16 in float32 and, on H100, in
@@ -23,6 +24,8 @@ TITLE = "The thesis's prediction: a larger gap on GPUs (section 6.1)"
 
 
 class ClusterCase(NamedTuple):
+    """A kind of cluster for any number of devices (`place` below)."""
+
     name: str
     spec: str  # name of a cluster; {n} becomes the number of devices
     gpu: bool
@@ -61,6 +64,7 @@ class Gap(NamedTuple):
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     counts, batches = ((4,), (32,)) if options.quick else ((2, 4, 8), (32, 128))
     wanted = [(n, batch, place) for n in counts for batch in batches for place in CLUSTER_CASES]
     gaps = []
@@ -74,7 +78,8 @@ def make(options: RunOptions) -> Section:
 
 
 def gap(place: ClusterCase, n: int, batch: int) -> Gap:
-    on = place.spec.format(n=n)
+    """Simulates the rows of both kinds of parallelism on one cluster."""
+    on = place.spec.format(n=n)  # name of the cluster
 
     def time(row: str) -> float | None:
         return simulate_row(on, row, batch, dtype=place.dtype).seconds
@@ -84,6 +89,7 @@ def gap(place: ClusterCase, n: int, batch: int) -> Gap:
 
 
 def table(gaps: Sequence[Gap]) -> Table:
+    # Column: name, source of its numbers, digits after the point
     columns = [
         Column("N"), Column("batch"), Column("cluster"),
         Column("coarse, s", "simulated"), Column("fastest servers, s", "simulated"),
@@ -106,6 +112,7 @@ def table(gaps: Sequence[Gap]) -> Table:
 
 
 def _printed(case_gap: Gap) -> float | None:
+    """The gap to servers in Table 5.15 (CPU nodes, N = 2 and 4)."""
     if case_gap.cluster_case.gpu or case_gap.n not in (2, 4):
         return None
     best = fastest([printed(case_gap.n, row) for row in SERVERS])
@@ -142,6 +149,10 @@ def text(gaps: Sequence[Gap]) -> str:
 def _compare_text(
     all_gaps: Sequence[Gap], what: str, gaps: Sequence[tuple[Gap, float | None]]
 ) -> str:
+    """A sentence that compares the gaps on GPUs with those on CPU nodes.
+
+    what: servers or all-reduce; gaps: each with its ratio to `what`.
+    """
     gap_by_case = {
         (each.cluster_case.name, each.n, each.batch): value
         for each, value in gaps

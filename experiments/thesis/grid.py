@@ -28,13 +28,15 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 
 TITLE = "Run times simulated at full size (Table 5.15)"
 NETWORKS = ("skylake-10gbe", "skylake-opa")
-# Batches. N workers with batch b have N x b images per update: with these, some N x b is a batch again.
+# Batches. N workers with batch b have N x b images per update. With these, some N x b are batches too, so
+# that times at equal images per update can be compared.
 QUICK = (16, 64, 128)
 QUICK_SEARCHED = (64,)  # batches for which --quick runs the searches
 CellsByRow = Mapping[tuple[int, str, int], SimulatedRow]  # by N, row and batch
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     batches = QUICK if options.quick else BATCHES
     searched = QUICK_SEARCHED if options.quick else BATCHES
     cells_by_network: dict[str, CellsByRow] = {}
@@ -62,6 +64,7 @@ def _cells(
         wanted += [(n, row, batch) for row in FURTHER for batch in searched]
     for i, (n, row, batch) in enumerate(wanted):
         options.report(f"{network}, N = {n}, {row}, batch {batch}", (done + i / len(wanted)) / 2)
+        # seconds of a search; model parallelism is tried with N x each factor steps in flight
         budget, factors = (0.5, (2,)) if options.quick else (2.0, (1, 2, 4))
         on = f"{network}:{n}x1"
         cells[n, row, batch] = simulate_row(on, row, batch, budget=budget, factors=factors)
@@ -69,6 +72,7 @@ def _cells(
 
 
 def table(network: str, cells: CellsByRow, batches: Sequence[int]) -> Table:
+    # Column: name, source of its numbers, digits after the point
     columns = [Column("N"), Column("row")]
     for batch in batches:
         columns += [Column(f"{batch}", "printed", 0), Column(f"{batch}", "simulated", 0)]
@@ -97,6 +101,7 @@ def printed(n: int, row: str) -> dict[int, float]:
 
 
 def seconds(cells: CellsByRow, n: int, row: str) -> dict[int, float]:
+    """Simulated seconds of a row, by batch; without batches that do not fit the memory."""
     return {
         batch: cell.seconds
         for (count, name, batch), cell in cells.items()
@@ -116,6 +121,7 @@ def as_updates(row: Mapping[int, float], n: int) -> dict[int, float]:
 
 
 def chart(network: str, cells: CellsByRow, batches: Sequence[int], n: int) -> Chart:
+    """Seconds of ten epochs over the batch, printed and simulated."""
     model, servers = printed(n, COARSE), fastest([printed(n, row) for row in SERVERS])
     lines = [
         Line("coarse, printed", [(b, model[b]) for b in batches], "printed"),
@@ -167,6 +173,7 @@ def crossover_text(n: int, rows: Mapping[str, Mapping[int, float]]) -> str:
 
 
 def _since_batch(model: Mapping[int, float], data: Mapping[int, float]) -> str:
+    """In words: from which batch on data parallelism is faster. model, data: seconds by batch."""
     common = sorted(set(model) & set(data))
     batch = crossover(model, data)
     if batch is not None:

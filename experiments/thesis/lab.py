@@ -2,7 +2,8 @@
 
 Differs from the thesis: images of 32² and an eighth of the filters; a host is a process with one thread,
 and hosts may share cores; also with asynchronous servers, ranks wait in every step for the sum of their
-losses. A *row* (or kind) is one of Table 5.15: a kind of parallelism. A grid has all rows for N ranks.
+losses. A *row* (or kind) is one of Table 5.15: a kind of parallelism. A grid (lab_grid.py)
+has all rows for N ranks; its cells, by label of a row and batch, have measured and simulated images/s.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ QUICK, FULL = GridSize(images=128, rounds=2, budget=2.0), GridSize(images=256, r
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     batches = QUICK_BATCHES if options.quick else BATCHES
     size = QUICK if options.quick else FULL
     grids = []
@@ -54,10 +56,13 @@ def section(grids: Sequence[Grid], batches: Sequence[int]) -> Section:
 
 
 def rows_of(grid: Grid) -> list[str]:
+    """The labels of the grid's rows."""
     return list(dict.fromkeys(label for label, _ in grid.cells))
 
 
 def _rates(grid: Grid, batches: Sequence[int]) -> Table:
+    """Images per second of each row, measured and simulated, by batch."""
+    # Column: name, source of its numbers, digits after the point
     columns = [Column("kind")]
     for batch in batches:
         columns += [Column(f"{batch}", "measured", 0), Column(f"{batch}", "simulated", 0)]
@@ -88,6 +93,7 @@ def speedup(grids: Sequence[Grid], ranks: int, label: str, batch: int) -> float 
 
 
 def printed_speedup(ranks: int, label: str, batch: int) -> float | None:
+    """The same from the thesis's table; None if it has no such row."""
     rate, single = images_per_second(ranks, label, batch), images_per_second(1, SINGLE, batch)
     return rate / single if rate and single else None
 
@@ -137,6 +143,7 @@ def _chart(grids: Sequence[Grid], batches: Sequence[int]) -> Chart:
 
 
 def printed_ratio(ranks: int, batch: int) -> float | None:
+    """The thesis's throughput of the coarse partition over that of synchronous servers on all nodes."""
     model, data = (images_per_second(ranks, label, batch) for label in (COARSE, SYNC_ALL))
     return model / data if model and data else None
 

@@ -55,9 +55,12 @@ class GridSize(NamedTuple):
 def run_grid(
     ranks: int, batches: Sequence[int], rate: str, size: GridSize, report: Callable[[str], None]
 ) -> Grid:
-    """Measures and simulates all rows. InputError if there can be no lab; one rank needs none."""
+    """Measures and simulates all rows. InputError if there can be no lab; one rank needs none.
+
+    rate: of each host's link; report: shows progress.
+    """
     devices = describe(probe(max(2, ranks), quick=True))["devices"]
-    device = next(iter(devices))
+    device = next(iter(devices))  # the name of the kind of device
     planning_cluster = _lab_cluster(
         ranks, devices, {"bandwidth": parse_rate(rate) / 8, "latency": LATENCY}
     )
@@ -106,6 +109,10 @@ def _measure(
     ranks: int, rate: str | None, device: str, graphs: Mapping[int, Graph],
     chosen: Mapping[int, Mapping[str, Plan]], size: GridSize,
 ) -> dict[str, Any]:  # fmt: skip
+    """What lab_rank.py measures: link, and by batch images_per_s (by label) and profile.
+
+    graphs: by batch; chosen: by batch and label of a row; device: its kind.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         # batch -> label of a row -> file of its plan; for DDP: megabytes of a bucket

@@ -1,4 +1,4 @@
-"""A VGG-16 for small images, an eighth as wide: file.py:function, as every rank of the lab loads it.
+"""A VGG-16 for small images, an eighth as wide. Every rank of the lab loads it as `lab_model.py:vgg`.
 
 Its linear layers have 84 % of the parameters, as the original's have 89 %.
 """
@@ -9,11 +9,12 @@ from raddle.api.models import Workload
 from raddle.api.networks import VGG, VGG16, class_loss, images
 
 SIDE = 32  # pixels
-CLASSES = 50  # the thesis trains on as many
+CLASSES = 50  # as many as the thesis trains on
 NAME = "vgg16 / 8"
 
 
 def vgg(batch: int = 16) -> Workload:
+    """widths: channels of the five stages; pool: height and width of what the linear layers get."""
     widths = (8, 16, 32, 64, 64)
     model = VGG(VGG16, widths=widths, hidden=1024, classes=CLASSES, pool=1, dropout=0.0)
     inputs, targets = images(3, SIDE, classes=CLASSES)(batch)

@@ -27,15 +27,18 @@ from raddle.api.models import Graph
 from raddle.api.planning import AUTO, plan_for
 from raddle.api.plans import Plan
 
+# labels of rows that Table 5.15 does not have
 DDP, SERIAL_COARSE = "DDP", "coarse hypergraph, step by step"
 MIXED, AUTO_ROW = "hypergraph-mixed", "auto"
 THREADED = "threaded:4:greedy"  # four steps in flight; each device runs what is ready
 
 
 class RowSettings(NamedTuple):
+    """How the plan of a row is made."""
+
     method: str
-    sync: str = "allreduce"
-    schedule: str = ""
+    sync: str = "allreduce"  # sync kind; AUTO: the search chooses it
+    schedule: str = ""  # "": one step after the other
 
 
 # sync: ps:one has one server, ps:distributed,greedy assigns parameters to servers on all hosts
@@ -58,8 +61,8 @@ def plans_by_row(graph: Graph, cluster: Cluster, *, budget: float) -> dict[str, 
     """The plan of each row. Rows with the same method share tiles; sync kind and schedule differ."""
     if len(cluster.devices) == 1:
         return {SINGLE: plan_for(graph, cluster, "data", sync="allreduce")}
-    made: dict[str, Plan] = {}
-    plans: dict[str, Plan] = {}
+    made: dict[str, Plan] = {}  # by method
+    plans: dict[str, Plan] = {}  # by label of a row
     for label, settings in ROWS.items():
         if settings.method not in made:
             made[settings.method] = plan_for(

@@ -1,8 +1,8 @@
-"""One rank in the lab: measures the link, the plans' operators, then all rows of the table in turn.
+"""One rank in the lab: measures the link, the plans' operators, then all rows of Table 5.15 in turn.
 
-A row is a plan or torch's DDP (lab_plans.py).
+A row is a kind of parallelism: a plan, or torch's DDP (lab_plans.py).
 
-python -m experiments.thesis.lab_rank request.json, under torchrun
+    python -m experiments.thesis.lab_rank request.json, under torchrun
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from raddle.api.running import Trainer
 from raddle.api.transports import end_with_parent
 from raddle.files import read_scratch, write_scratch
 
-REPEATS = 3  # of an operator
+REPEATS = 3  # measurements of an operator
 SIZES = (4 * 2**10, 2**20, 8 * 2**20)  # bytes of messages
 
 
 def main(request: dict[str, Any]) -> None:
-    end_with_parent()
+    """request: as `_measure` (lab_grid.py) wrote it; batches: batch -> `kinds` (see `_batch`)."""
+    end_with_parent()  # this process ends when its parent does
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     link = measure_messages(5) if dist.get_world_size() > 1 else None
@@ -60,12 +61,12 @@ def _batch(request: dict[str, Any], batch: int, kinds: dict[str, float | str]) -
         steps = {label: ddp_step(work, work.model) for label in steps}  # type: ignore[arg-type]
     profile = _profile(list(trainers.values()), request["device"])
     times: dict[str, list[float]] = {label: [] for label in steps}
-    count = max(2, min(8, request["images"] // batch))
+    count = max(2, min(8, request["images"] // batch))  # steps of a block
     for _ in range(request["rounds"]):
         for label, step in steps.items():
             trainer = trainers.get(label)
             if trainer is not None and is_asynchronous(trainer.plan):
-                if not times[label]:  # one run of many steps
+                if not times[label]:  # measured in the first round only: one run of many steps
                     times[label].append(_overlapped(work, trainer))
             else:
                 times[label].append(_block(step, trainer, count))
@@ -77,7 +78,7 @@ def _batch(request: dict[str, Any], batch: int, kinds: dict[str, float | str]) -
 
 
 def _block(step: Step, trainer: Trainer | None, count: int) -> float:
-    """Seconds per step. The first step is not timed, as no earlier communication delays it."""
+    """Seconds per step. The first step is not timed, because no earlier step's messages delay it."""
     if trainer is not None:
         trainer.synchronize()
     step()
@@ -99,6 +100,7 @@ def _overlapped(work: Workload, trainer: Trainer) -> float:
 
 
 def _slowest(work: Callable[[], Any]) -> float:
+    """Calls `work` on all ranks; returns the seconds of the slowest."""
     dist.barrier()
     start = time.perf_counter()
     work()
@@ -108,16 +110,20 @@ def _slowest(work: Callable[[], Any]) -> float:
 
 
 def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
-    """Seconds of every distinct tile. Ranks divide the tiles; one rank per core measures at a time."""
+    """Profile key -> seconds of every distinct tile. kind: of device, a part of the keys.
+
+    As many ranks measure as there are cores, at the same time; they divide the tiles.
+    """
     rank, measuring_ranks = dist.get_rank(), min(cores(), dist.get_world_size())
     seen: set[str] = set()
     measured_here: dict[str, float] = {}
     for trainer in trainers:
-        # active: values that have gradients; fresh: key in the profile -> (operator, box)
+        # active: values that have gradients; tiles_by_key: key in the profile -> (operator, box)
         graph, active = trainer.graph, active_values(trainer.graph)
-        fresh = distinct_tiles(graph, trainer.plan.tiles, kind)
-        new_tiles = [tile for name, tile in fresh.items() if name not in seen]
-        seen |= fresh.keys()
+        tiles_by_key = distinct_tiles(graph, trainer.plan.tiles, kind)
+        new_tiles = [tile for name, tile in tiles_by_key.items() if name not in seen]
+        seen |= tiles_by_key.keys()
+        # by operator: the operands whose gradients are computed, and so measured too
         grad_operands = {
             op.name: [i for i, n in enumerate(op.inputs) if n in active] for op in graph.ops
         }

@@ -1,7 +1,8 @@
 """The thesis's Table 5.15: seconds for 10 epochs of 10,240 images, VGG-16 at 224² on Skylake nodes.
 
-Its caption says per epoch; the text before it says ten. Parameters are assigned to
-distributed servers greedily. A row is a kind of parallelism, N the number of nodes.
+The caption of the table says that the seconds are per epoch; the text before it says of ten epochs, which
+is assumed here. Servers are one, or distributed over all nodes; parameters are assigned to distributed ones
+greedily. A row is a kind of parallelism, N the number of nodes.
 
 Model parallel rows: layer-wise gives whole layers to a node; filter-wise fills one node after the other
 with filters, layer by layer; coarse hypergraph partitions the filters as a hypergraph. Other rows are
@@ -42,7 +43,7 @@ SECONDS: dict[int, dict[str, tuple[int, ...]]] = {
 
 
 def images_per_second(ranks: int, row: str, batch: int) -> float | None:
-    """As printed; None where the table has no such row or batch."""
+    """Throughput from the printed seconds; None where the table has no such row or batch."""
     seconds = SECONDS.get(ranks, {}).get(row)
     if seconds is None or batch not in BATCHES:
         return None

@@ -1,16 +1,17 @@
 """VGG-16 partitioned as in the thesis's Tables 5.1 to 5.12, method by method, and beyond them.
 
-Work is in the thesis's unit (reconstructed weights, fully connected layers as one vertex) where its tables
-have it; `operations` are FLOP of a forward with fully connected layers by neuron. Volumes are of a
-forward in Mi elements, MiB are of a whole step: forward, backward and parameters' sums, in float32.
+Where the thesis has a table, work is in its unit (reconstructed weights, printed.py), and a fully connected
+layer is one vertex of the hypergraph. `operations` are FLOP of a forward, and each neuron of a fully
+connected layer is a vertex. Volumes (data sent) are of a forward, in Mi elements. MiB are of a whole step:
+forward, backward and all-reduce of gradients, in float32.
 
 A *part* is what one device gets. *Coarse*: whole filters are distributed; *fine*: input channels of
 filters; *mixed*: each layer along its best axis (samples, filters, input channels, height or width).
 `theirs` is printed, `ours` raddle's. Of a PartitionResult (raddle/searches/hypergraph/partitioner.py),
 `work` is by part, `volume` the elements sent in a forward, `volume_bytes` the bytes sent in a step.
 
-Differs from the thesis: coarse and fine partitions may be as uneven as the printed ones are, which are at
-times more even than asked for and at times break the bound.
+Differs from the thesis: coarse and fine partitions may be as uneven as the printed ones are. The printed
+ones are in some cases more even than their bound demands, and in others they break it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class StepVolume(NamedTuple):
     """Bytes and balance of a plan that has no counterpart in the thesis's tables."""
 
     nbytes: int  # sent in a step
-    imbalance: float | None = None  # largest part's work over the average
+    imbalance: float | None = None  # work of the largest part divided by the average
     result: PartitionResult | None = None  # None: of a searched plan, or of data parallelism
 
 
@@ -67,7 +68,7 @@ def make_partitioners(graph: Graph, profiled: np.ndarray) -> WeightedPartitioner
 
 
 def allowed_imbalance(printed: PrintedRow) -> float:
-    """The imbalance allowed for our partition: that of the printed one."""
+    """epsilon for our partition: the printed one's imbalance minus 1."""
     return printed.imbalance - 1
 
 
@@ -135,6 +136,7 @@ def heaviest_volume(result: PartitionResult) -> float:
     return max(result.sent_elements.values(), default=0) / MI
 
 
+# Column: name, source of its numbers ("counted": from a plan alone), digits after the point
 COLUMNS = (
     Column("method"), Column("tables"),
     Column("largest part", "printed", 0), Column("largest part", "counted", 0),
@@ -168,6 +170,7 @@ def table(
 
 
 def printed_row(name: str, tables: str, theirs: PrintedRow, ours: PartitionResult) -> list[Cell]:
+    """A row in the order of COLUMNS; tables: the numbers of the thesis's tables."""
     return [
         name, tables,
         theirs.most, float(ours.work.max()), theirs.least, float(ours.work.min()),
@@ -177,6 +180,7 @@ def printed_row(name: str, tables: str, theirs: PrintedRow, ours: PartitionResul
 
 
 def _further_row(name: str, counted: StepVolume) -> list[Cell]:
+    """The row of a method without a printed table, in the order of COLUMNS."""
     partition = counted.result
     volume: Sequence[Cell] = [None, None, None, None]
     if partition is not None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 PARTS = (2, 4, 8, 16, 32, 64, 128)  # numbers of parts
-DEFAULT = 0.1  # PaToH's final imbalance in Tables 5.9 to 5.12
+DEFAULT = 0.1  # epsilon in Tables 5.9 to 5.12: PaToH's parameter "final imbalance"
 
 # The work of each layer, conv1 to fc3, in the thesis's unit (a "weight" of the hypergraph, not the layer's
 # parameters). The thesis does not print it. From this reconstruction, which is not unique, its Tables 5.1
@@ -28,24 +28,30 @@ class PrintedRow(NamedTuple):
 
     most: float  # work of the largest part
     least: float  # work of the smallest part
-    average: float
-    volume: float  # of all layers, summed over the parts
+    average: float  # work
+    volume: float  # sent by all layers, summed over the parts
     heaviest: float  # of the layer that sends most, summed over the parts
 
     @property
     def imbalance(self) -> float:
+        """Work of the largest part divided by the average."""
         return self.most / self.average
 
 
 class PrintedTable(NamedTuple):
-    name: str
+    """The partitions of one method, by number of parts."""
+
+    name: str  # as the thesis calls the method
     method: str  # raddle's name
-    tables: str  # their numbers
+    tables: str  # numbers of the thesis's tables
     rows: Mapping[int, PrintedRow]  # by number of parts
 
 
 class BoundedTable(NamedTuple):
-    """A table of the appendix: PaToH's partitions under another bound of imbalance (epsilon)."""
+    """A table of the appendix: PaToH's partitions under another bound of imbalance.
+
+    epsilon: the largest part may have (1 + epsilon) times the average work.
+    """
 
     epsilon: float
     tables: str

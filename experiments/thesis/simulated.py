@@ -1,11 +1,12 @@
 """Simulates the rows of Table 5.15 on any cluster. A row is a kind of parallelism (lab_plans.py).
 
-Model parallelism overlaps steps, as in the thesis, with the fastest number of steps in flight that fits.
-Its batch is that of a step. With data parallelism each worker has the batch, so a step has N times as many
-images: the printed times halve from 2 workers to 4 at every batch.
+Model parallelism overlaps steps, as in the thesis; of several numbers of steps in flight, the fastest that
+fits the memory counts. Its batch is that of a step. With data parallelism each worker has the batch, so a
+step has N times as many images. (This follows from the printed times, which halve from 2 workers to 4 at
+every batch.)
 
-Differs from the thesis: the one server is on a worker's node (not said there); efficiency does not
-depend on the batch.
+Differs from the thesis: the one server is on a worker's node (not said there); the efficiency of
+devices does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def simulate_threaded(graph: Graph, on: Cluster, row: str, factors: Sequence[int
 
 
 def _model_plan(graph: Graph, on: Cluster, row: str) -> Plan:
+    """The plan of a model parallel row; schedule and number of steps in flight are set later."""
     if row != COARSE:
         return plan_for(graph, on, ROWS[row].method, sync="allreduce")
     result = Partitioner(graph).result_from_counts("coarse", _counts(len(on.devices)))
@@ -105,6 +107,7 @@ def _counts(parts: int) -> np.ndarray:
 
 
 def _simulate_searched(graph: Graph, on: Cluster, method: str, budget: float) -> SimulatedRow:
+    """A row of FURTHER, whose plan a search finds."""
     prediction = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
     # prediction.row: numbers predicted for the plan, by name (not a row of Table 5.15)
     if not prediction.row["fits"]:
@@ -113,6 +116,7 @@ def _simulate_searched(graph: Graph, on: Cluster, method: str, budget: float) ->
 
 
 def _ten_epochs(timeline: Timeline, graph: Graph) -> float | None:
+    """Seconds of ten epochs, from a simulated step; None if it does not fit the memory."""
     devices = timeline.cluster.devices
     if any(peak > devices[d].memory for d, peak in enumerate(peak_bytes(timeline))):
         return None
@@ -125,7 +129,10 @@ def vgg16(batch: int, dtype: str = "float32") -> Graph:
 
 
 def crossover(model: Mapping[int, float], data: Mapping[int, float]) -> int | None:
-    """The batch from which on data parallelism is never slower; None if there is none."""
+    """The batch from which on data parallelism is never slower; None if there is none.
+
+    model, data: seconds by batch.
+    """
     first_batch = None
     for batch in sorted(set(model) & set(data), reverse=True):
         if data[batch] > model[batch]:

@@ -1,6 +1,8 @@
 """Part `tables`: hypergraphs and partitions of VGG-16, next to the printed tables.
 
-*Weights* are here the work of layers, which partitions balance (weights.py).
+*Weights* are here the work of layers, which partitions balance (weights.py). A *part* is what one device
+gets. `theirs` is printed, `ours` raddle's by the same method, `further` are methods that are not printed.
+A StepVolume (partitions.py) has the bytes of a step and the imbalance.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ Further = Mapping[int, Mapping[str, StepVolume]]
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     counts = PARTS[:4] if options.quick else PARTS
     # seconds of a search; most parts for which plans are searched
     budget, most_plans = (0.5, 4) if options.quick else (3.0, 128)
+    # for the profile of operators
     batch, repeats = (1, 1) if options.quick else (4, 3)
     options.report(f"profiling VGG-16 at batch {batch}")
     measured = weights.profiled_weights(batch, repeats)
@@ -110,6 +114,7 @@ def text(ours: Ours, further: Further, epoch_bytes: epoch.EpochBytes) -> str:
 
 
 def _ratios(ours: Ours, theirs: PrintedTable) -> str:
+    """Our volume divided by the printed one, for each number of parts, as text."""
     return ", ".join(
         f"{results[theirs.name].volume / MI / theirs.rows[n].volume:.3g} (N = {n})"
         for n, results in ours.items()

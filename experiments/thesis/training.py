@@ -56,7 +56,10 @@ QUICK, FULL = TrainingSize(16, 24, 1), TrainingSize(32, 40, 3)
 
 
 class TrainingCurve(NamedTuple):
-    """A run: (seconds, accuracy, loss) after each block, and the smallest and largest staleness."""
+    """A run: (seconds, accuracy, loss) before the first block and after each, and a range of staleness.
+
+    staleness: smallest and largest, or empty if training is synchronous.
+    """
 
     curve: Sequence[tuple[float, float, float]]
     staleness: Sequence[int]
@@ -68,6 +71,7 @@ class TrainingCurve(NamedTuple):
 
 
 def make(options: RunOptions) -> Section:
+    """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     size = QUICK if options.quick else FULL
     try:
         images, labels = digits()
@@ -88,6 +92,7 @@ def make(options: RunOptions) -> Section:
 
 
 def _run(graph: Graph, ranks: int, size: TrainingSize) -> dict[str, Any]:
+    """Trains by all kinds on `ranks` ranks. By kind: for each seed, the fields of TrainingCurve."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         request = {
@@ -168,6 +173,7 @@ def _table(runs_by_kind: RunsByKind) -> Table:
     rows: list[list[Cell]] = []
     for (ranks, label), runs in runs_by_kind.items():
         seconds = median_seconds(runs)
+        # a curve that never reaches the target stands for a missing run: median_seconds returns None
         coarse = median_seconds(
             runs_by_kind.get((ranks, COARSE), ()) or [TrainingCurve([(0.0, 0.0, 0.0)], ())]
         )
@@ -178,6 +184,7 @@ def _table(runs_by_kind: RunsByKind) -> Table:
             TIMES_COARSE.get((ranks, label)), HOURS.get((ranks, label)),
             f"{min(stale)} to {max(stale)}" if stale else None,
         ])  # fmt: skip
+    # Column: name, source of its numbers, digits after the point
     columns = [
         Column("N"), Column("kind"), Column(f"s to {TARGET:.0%}", "measured"),
         Column("steps", "measured", 0), Column("x faster than single", "measured", 2),
@@ -197,11 +204,12 @@ def _table(runs_by_kind: RunsByKind) -> Table:
 
 
 def _over(a: float | None, b: float | None) -> float | None:
+    """a / b; None if either is missing."""
     return a / b if a is not None and b else None
 
 
 def _chart(runs_by_kind: RunsByKind, at: int, title: str, y: str) -> Chart:
-    """A chart of the first seed. at: index into a point of the curve."""
+    """A chart of the first seed. at: index of y in a point of the curve (1: accuracy, 2: loss)."""
     lines = [
         Line(
             f"{label}, N = {ranks}", [(point[0], point[at]) for point in runs[0].curve], "measured"

@@ -29,7 +29,8 @@ BLOCK = 32  # steps between two evaluations; asynchronous steps overlap inside a
 
 
 def main(request: dict[str, Any]) -> None:
-    end_with_parent()
+    """request: kinds (label -> what `start_run` starts), width, blocks, seeds, out (see training.py)."""
+    end_with_parent()  # this process ends when its parent does
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     sync.init()
@@ -52,14 +53,15 @@ def train(
 ) -> list[tuple[float, float, float]]:
     """Seconds, accuracy and loss after each block of steps, up to the target or to `blocks` blocks."""
     images, labels = data
+    # order: endless batches of image numbers; spent: seconds of training
     order, spent = batches(len(images), seed), 0.0
-    loss, right = run.evaluate(images, labels)
-    curve = [(0.0, right, loss)]
-    while right < TARGET and len(curve) <= blocks:
-        chosen = [(images[some], labels[some]) for some in islice(order, BLOCK)]
+    loss, accuracy = run.evaluate(images, labels)
+    curve = [(0.0, accuracy, loss)]
+    while accuracy < TARGET and len(curve) <= blocks:
+        chosen = [(images[indices], labels[indices]) for indices in islice(order, BLOCK)]
         spent += _seconds(run, chosen)
-        loss, right = run.evaluate(images, labels)
-        curve.append((spent, right, loss))
+        loss, accuracy = run.evaluate(images, labels)
+        curve.append((spent, accuracy, loss))
     return curve
 
 

@@ -17,11 +17,13 @@ from raddle import sync
 from raddle.api.plans import is_asynchronous
 from raddle.api.running import UpdateEvent
 
-Batches = Sequence[tuple[Tensor, Tensor]]
+Batches = Sequence[tuple[Tensor, Tensor]]  # images and labels
 PLAIN, DDP, SERVERS = "plain", "ddp", "servers:"  # other kinds are files of plans
 
 
 class TrainingRun(Protocol):
+    """One training from the start, by any of the ways."""
+
     def train(self, batches: Batches) -> None: ...
 
     def evaluate(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -128,9 +130,12 @@ class ReplicatedRun:
 def updates_between(log: Sequence[UpdateEvent]) -> list[int]:
     """For each update at a server: updates by other workers since the same worker's last one.
 
-    Counted for each item (a slice of a parameter, sync/item.py).
+    Counted for each item (a slice of a parameter, sync/item.py). event.version: how many updates the item
+    has had, including this one.
     """
-    last: dict[tuple[int, int], int] = {}
+    last: dict[
+        tuple[int, int], int
+    ] = {}  # (item, worker) -> version after the worker's last update
     result = []
     for event in log:
         if event.worker >= 0:  # -1: an update with the sum over all workers, so nothing is stale

@@ -32,7 +32,10 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def build_network(width: int, seed: int) -> nn.Module:
-    """Three pairs of 3x3 convolutions, each closed by a pooling, then two linear layers."""
+    """Three pairs of 3x3 convolutions, each followed by a pooling, then two linear layers.
+
+    width: filters of the first pair.
+    """
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     channels = 1
@@ -41,7 +44,7 @@ def build_network(width: int, seed: int) -> nn.Module:
             layers += [nn.Conv2d(channels, maps, 3, padding=1), nn.ReLU()]
             channels = maps
         layers.append(nn.MaxPool2d(2))
-    side, hidden = SCALE, 8 * width  # three poolings leave an eighth
+    side, hidden = SCALE, 8 * width  # three poolings leave an eighth of 8 x SCALE pixels
     layers += [nn.Flatten(), nn.Linear(channels * side * side, hidden), nn.ReLU()]
     layers.append(nn.Linear(hidden, 10))
     for layer in layers:

@@ -33,8 +33,10 @@ def profiled_weights(batch: int, repeats: int) -> Array:
     graph = capture_model("vgg16", batch)
     network, device = Partitioner(graph).network, cluster(THIS_MACHINE).devices[0]
     layers = {name for layer in network.layers for name in layer.ops}
+    # each operator whole
     boxes = [(op, op.space.full) for op in graph.ops if op.name in layers]
     profile = measure(graph, boxes, _grad_operands(graph), device.kind, repeats=repeats)
+    # "both": operations and seconds
     return layer_work(graph, network, "both", device, profile)
 
 
@@ -45,11 +47,15 @@ def _grad_operands(graph: Graph) -> dict[str, tuple[int, ...]]:
 
 
 def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:
-    """A table of each layer's share of all work, in percent, by source."""
+    """A table of each layer's share of all work, in percent, by source.
+
+    measured: the weights of `profiled_weights`; l: number of a layer; units: its filters or neurons.
+    """
     flops = np.array([layer.flops for layer in plain.network.layers], float)
     reconstructed = np.array(RECONSTRUCTED, float)
     shares = [100 * w / w.sum() for w in (reconstructed, flops, measured)]
     names = [layer.name for layer in plain.network.layers]
+    # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = [
         Column("layer"), Column("filters", "counted"),
         Column("reconstructed, %", "counted", 1), Column("operations, %", "counted", 1),
