@@ -80,7 +80,7 @@ class Lab(Hosts):
         """
         step_option = [] if steps is None else ["--steps", str(steps)]
         argv = ["-m", "raddle.runtime", plan, *step_option, *options]
-        commands = torchrun.torchrun_commands(self, argv, per_host=per_host)
+        commands = torchrun.torchrun_commands(self, argv, per_host=per_host)  # by host
         return launch(self, commands.__getitem__, timeout, show=show)
 
     def down(self) -> None:

@@ -35,7 +35,10 @@ def namespace(lab: str, host: int | str) -> str:
 
 
 def parse_namespace(namespace: str) -> tuple[str, str] | None:
-    """Return (lab, host) of the name of a namespace, the inverse of `namespace`; None if it is no lab's."""
+    """Return (lab, host) of the name of a namespace: the inverse of `namespace`.
+
+    None if the namespace belongs to no lab.
+    """
     # The last dash is the one before the host, so the labs `a` and `a-0` are not confused.
     match = _NAMESPACE.fullmatch(namespace)
     return None if match is None else (match[1], match[3])

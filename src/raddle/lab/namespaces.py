@@ -67,6 +67,7 @@ def _host(namespace: str, network: str, port: str, rate: int) -> None:
     call("ip", "-n", network, "link", "set", "dev", port, "master", names.BRIDGE)
     # For both ends of the link: a namespace, and an interface in it.
     for where, device in ((network, port), (namespace, names.INTERFACE)):
+        # tbf: tc's token bucket, which limits the rate at which the interface sends.
         bucket = ["tbf", "rate", f"{rate}bit", "burst", "256kb", "latency", "50ms"]
         call("tc", "-n", where, "qdisc", "add", "dev", device, "root", *bucket)
         _set_up(where, device)
@@ -77,6 +78,7 @@ def _address(namespace: str, address: str) -> None:
 
 
 def _set_up(namespace: str, device: str) -> None:
+    """Switch an interface on."""
     # addrgenmode none: no IPv6 address. So an idle host sends nothing, and gloo finds only one address.
     quiet = ["addrgenmode", "none"] if Path("/proc/net/if_inet6").exists() else []
     call("ip", "-n", namespace, "link", "set", "dev", device, *quiet, "up")

@@ -30,7 +30,7 @@ def end_processes(find: Callable[[], set[int]]) -> set[int]:
     `find` is called again and again, so processes that start meanwhile are ended too.
     """
     ended: set[int] = set()
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGTERM, signal.SIGKILL):  # number of a signal
         signalled: set[int] = set()
         deadline = time.monotonic() + GRACE_SECONDS
         while (running := find()) and time.monotonic() < deadline:

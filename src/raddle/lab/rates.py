@@ -11,9 +11,10 @@ from raddle.errors import InputError
 _UNITS = {"gbit": 10**9, "mbit": 10**6, "kbit": 10**3, "bit": 1}
 _RATE = Quantity("bits/s", {unit: Decimal(f) for unit, f in _UNITS.items()}, "1gbit")
 
-# Limits in bits per second. At the lower one, the burst that tbf lets through (256 kB) already takes 20 s.
-# tbf queues what arrives in 50 ms. Above the upper one, the bytes of this queue come near 2**32, the most
-# that tbf's own limit can be.
+# Limits in bits per second. tbf is the token bucket of `tc` by which a lab limits its links
+# (namespaces.py). At the lower limit, the burst that tbf lets through (256 kB) already takes 20 s. tbf
+# queues what arrives in 50 ms. Above the upper limit, the bytes of this queue come near 2**32, the longest
+# queue that tbf can have.
 SLOWEST = 100 * 10**3
 FASTEST = 100 * 10**9
 

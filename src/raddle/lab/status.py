@@ -26,7 +26,7 @@ def namespaces(lab: str) -> list[str]:
 
 
 def host_rows(lab: str) -> list[dict[str, Any]]:
-    """Return a row for each host of a lab; values that an incomplete lab lacks are None."""
+    """Return a row for each host of a lab (see `_row`); values that an incomplete lab lacks are None."""
     hosts = sorted(
         int(part)
         for lab_name, part in _labs_and_hosts()

@@ -16,7 +16,8 @@ def fit(samples: Sequence[tuple[int, float]]) -> Link:
     assert len({nbytes for nbytes, _ in samples}) > 1, (
         "one size does not tell latency from bandwidth"
     )
-    # With n bytes in t seconds, u = 1/t and v = n/t: minimise Σ (latency·u + v/bandwidth − 1)².
+    # With n bytes in t seconds, u = 1/t and v = n/t: minimise Σ (latency·u + v/bandwidth − 1)². The sums
+    # over the samples: uu = Σ u², uv = Σ u·v, vv = Σ v², su = Σ u, sv = Σ v.
     us = [1 / seconds for _, seconds in samples]
     vs = [nbytes / seconds for nbytes, seconds in samples]
     uu, vv = sum(u * u for u in us), sum(v * v for v in vs)

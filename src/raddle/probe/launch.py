@@ -107,7 +107,7 @@ def _process(
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Return the environment of the processes: they import this raddle, and use only loopback."""
+    """Return the environment of the processes: they import the same raddle, and use only loopback."""
     source = str(Path(__file__).parents[2])
     paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {

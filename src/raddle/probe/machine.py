@@ -56,6 +56,7 @@ def describe(measured: Mapping[str, Any]) -> dict[str, Any]:
     gpu = measured["gpu"]
     if gpu is not None:
         device = _device(_slug(gpu["name"]), gpu)
+        # A cluster of one node with this device, of which only the description of the device is used.
         description["devices"].update(
             build_cluster("gpu", [([device], None, None)]).to_dict()["devices"]
         )
@@ -140,7 +141,8 @@ def _is_rate(name: str) -> bool:
 def _links(times: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     """Return latency and bandwidth of the links, between idle ranks and under load.
 
-    duplex: both directions work at the same time; shared: all pairs of ranks share the bandwidth.
+    times: the result of rank 0 (rank.py), which has samples (bytes, seconds) by measurement. duplex: both
+    directions work at the same time; shared: all pairs of ranks share the bandwidth.
     """
     if ranks == 1:
         return {"idle": None, "loaded": None, "duplex": True, "shared": False}
@@ -195,6 +197,7 @@ def _device(kind: str, measured: Mapping[str, Any]) -> Device:
     rates = measured["flops"]
     peak = max(rates[f"{family} float32"] for family in FAMILIES)
     shares = {family: rates[f"{family} float32"] / peak for family in FAMILIES}
+    # By type: such that times the efficiency of matmul, it is the measured rate of a matmul of this type.
     flops = {
         name.removeprefix("matmul "): _round(value / shares["matmul"])
         for name, value in rates.items()

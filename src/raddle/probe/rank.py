@@ -129,7 +129,10 @@ def _messages(
 
 
 def _round_trip(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
-    """Send a message to the peer and back; return half the seconds. All messages have tag 0."""
+    """Send a message to the peer and back; return half the seconds.
+
+    `post` sends and `expect` receives, without waiting; the second argument is the tag, always 0.
+    """
     start = time.perf_counter()
     if transport.rank < peer:
         transport.post(peer, 0, buffer).wait()

@@ -29,10 +29,10 @@ def ring_links(
 
     link_offset: the resource number of the first link; resources are the devices, then the links.
     A hop goes from a member to the next. Where several hops use the same link, only the first of them holds
-    it: the ring shares its links.
+    it, so that the tasks of a ring do not wait for each other.
     """
     seen: set[int] = set()
-    held = []
+    held = []  # two for each hop: its first and its second link
     for link in chain.from_iterable(
         route_resources(cluster, a, b, link_offset) for a, b in hops(ring)
     ):

@@ -112,7 +112,8 @@ def _all_tiles_equal(op: Op, grid: Grid) -> bool:
     """Whether all tiles of a grid do the same work.
 
     Then they have equal shapes, no halo is cut off at the border of the tensor, and no operand is added by
-    the first tile only, as a bias is (`added_once`).
+    the first tile only, as a bias is (`added_once`). An index expression says which element of an operand a
+    point of the iteration space reads; an access has one for each dimension of the operand.
     """
     # cuts: by dimension, the borders of its parts with both ends, as (0, 4, 8); so two if it is not split
     split = {d for d, cuts in enumerate(grid.cuts) if len(cuts) > 2}
@@ -124,7 +125,8 @@ def _all_tiles_equal(op: Op, grid: Grid) -> bool:
         grid.uniform
         and not added_once
         and all(
-            # The index is one dimension alone, or (as in a convolution, h + r) uses no split dimension.
+            # The expression is one dimension alone, or (if it has several, such as h + r in a convolution)
+            # uses no split dimension.
             index.plain_dim is not None or not split & {term.dim for term in index.terms}
             for index in indices
         )

@@ -49,6 +49,7 @@ class MessageTasks:
 
     def add_move(self, number: int, move: Move) -> None:
         """Adds the tasks of the messages of one Move."""
+        # Moves of several micro-batches share one tuple of messages, so its id is part of the key.
         key = (move.value, move.kind, id(move.messages))
         if key not in self.cache:
             self.cache[key] = self._message_columns(move)
@@ -79,7 +80,8 @@ class MessageTasks:
     ) -> None:
         """Adds host overhead in the devices' order: a source sends one message after the other.
 
-        At the target, the time to receive is added to the first instruction that needs the message.
+        At the target, the time to receive is added to the first instruction that needs the message. ids:
+        the tasks of the messages.
         """
         table = self.table
         for i, ns in enumerate(self._host_overhead(source, nbytes, sliced=False)):

@@ -38,6 +38,7 @@ class Tasks:
     resources: int  # number of devices and links
 
 
+# The fields of Tasks that `TaskTable.add_tasks` gets; `build` computes the others.
 COLUMNS = (
     "duration",
     "first_resource",
@@ -82,13 +83,16 @@ class TaskTable:
 
     def add_device_tasks(self, instruction: int, devices: Array, duration: Array) -> Array:
         """Adds a task that holds the device, for each device; it waits for nothing yet."""
-        none, nothing = np.full(len(devices), NONE), np.zeros(len(devices))
-        return self.add_tasks(instruction, duration, devices, none, devices, devices, nothing)
+        no_link, zeros = np.full(len(devices), NONE), np.zeros(len(devices))
+        return self.add_tasks(instruction, duration, devices, no_link, devices, devices, zeros)
 
     def add_empty_tasks(self, instruction: int, devices: Array) -> Array:
-        """Adds a task without duration or resources for each device: a point where others meet."""
-        none, nothing = np.full(len(devices), NONE), np.zeros(len(devices))
-        return self.add_tasks(instruction, nothing, none, none, devices, devices, nothing)
+        """Adds a task without duration or resources for each device.
+
+        It ends when all tasks that it waits for have ended; the caller adds these dependencies.
+        """
+        no_link, zeros = np.full(len(devices), NONE), np.zeros(len(devices))
+        return self.add_tasks(instruction, zeros, no_link, no_link, devices, devices, zeros)
 
     def add_dependencies(self, tasks: Array, predecessors: Array) -> None:
         """Lets tasks[i] wait for the task predecessors[i]; -1: for nothing."""
@@ -134,7 +138,11 @@ class TaskTable:
         return total
 
     def end_with_messages(self, instruction: int, targets: Array, ids: Array) -> None:
-        """Records that an instruction ends on each target with its last message; ids: the messages."""
+        """Records that an instruction ends on each target device with its last message.
+
+        targets: by message, the device that receives it; ids: by message, its task.
+        """
+        # inverse: by message, the place of its target in `devices`; counts: by device, its messages
         devices, inverse, counts = np.unique(targets, return_inverse=True, return_counts=True)
         ends = np.full(len(devices), NONE, np.int64)
         single = counts[inverse] == 1
@@ -159,6 +167,7 @@ class TaskTable:
     def build(self, resources: int) -> Tasks:
         """All tasks, as arrays; resources: the number of devices and links."""
         column = {name: np.concatenate(blocks) for name, blocks in self.columns.items()}
+        # By edge: the task that waits, and the task that it waits for.
         later, earlier = (
             np.concatenate([e[k] for e in self.edges]) if self.edges else np.empty(0, np.int64)
             for k in (0, 1)

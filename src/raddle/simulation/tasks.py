@@ -7,7 +7,8 @@
 A device computes in the program's order. All-reduces of slices (ranges of rows of a parameter) start in
 that order too. With `overtaking` the most urgent slice goes first instead; the search for an order of
 slices uses this (searches/slice_order.py). Host overhead is device time that communication takes
-(costs/host_overhead.py). It is spent in the program's order too, except that of messages with slices.
+(costs/host_overhead.py). It is spent in the program's order too, except for messages with slices, which a
+device sends and receives whenever it is free.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def build_tasks(
     *,
     overtaking: bool = False,
 ) -> Tasks:
-    """All tasks of a program; overtaking: see `simulate`."""
+    """All tasks of a program; overtaking: see above. profile: measured times of operators, if any."""
     table, urgency = TaskTable(program.plan.devices), slice_urgencies(program)
     compute_tasks = ComputeTasks(table, program, cluster, profile)
     builders: dict[type, Callable[[int, Any], None]] = {  # by type of instruction

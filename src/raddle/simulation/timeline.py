@@ -78,6 +78,7 @@ class Timeline:
     @cached_property
     def step_ends(self) -> list[int]:
         """By step, when its last update ends; when its last task ends if the program has no updates."""
+        # By instruction: its step, and whether it is an update. chosen: by task, whether it counts.
         steps = np.array([i.key.step for i in self.program.instructions])
         updates = np.array([isinstance(i, Update) for i in self.program.instructions])
         instruction = self.tasks.instruction
@@ -97,7 +98,7 @@ class Timeline:
         ends = [0, *self.step_ends]
         if is_asynchronous(self.program.plan) and len(ends) > 4:
             # Several overlapping steps may end at almost the same time, so single differences are uneven.
-            # Here `ends` is cut by a third of the steps at both ends.
+            # So a third of the steps is left out at the beginning, and a third at the end.
             third = (len(ends) - 1) // 3
             return (ends[-1 - third] - ends[third]) / (len(ends) - 1 - 2 * third) / 1e9
         return (ends[-1] - ends[-2]) / 1e9
@@ -161,6 +162,7 @@ class Timeline:
     def ready(self) -> Array:
         """By task, when all tasks that it waits for have ended."""
         ready = np.zeros(len(self.end), np.int64)
+        # By dependency: the end of the task that is waited for.
         before = np.repeat(self.end, np.diff(self.tasks.pointer))
         np.maximum.at(ready, self.tasks.successor, before)
         return ready
@@ -172,6 +174,8 @@ class Timeline:
         comm = tasks.first_resource >= devices
         since = np.where(comm, self.ready, self.start)  # a message counts from when it is ready
         result = []
+        # busy: nanoseconds in which the device computes; either: in which it computes or a message to it
+        # is on its way
         for d in range(devices):
             on_device = tasks.device == d
             busy = _union_length(self.start[on_device & compute], self.end[on_device & compute])
@@ -194,6 +198,7 @@ def _union_length(start: Array, end: Array) -> int:
     if not len(start):
         return 0
     order = np.argsort(start, kind="stable")
+    # reach: by interval, the latest end of all intervals up to it
     start, reach = start[order], np.maximum.accumulate(end[order])
     before = np.concatenate([[start[0]], reach[:-1]])
     return int((reach - np.maximum(start, before)).clip(min=0).sum())

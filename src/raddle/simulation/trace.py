@@ -92,7 +92,8 @@ def _message_arrows(timeline: Timeline) -> Iterator[Event]:
         # Viewers attach an arrow to the event at its time, so it starts 1 ns before the end of that event.
         start, end = timeline.start[task], timeline.end[task]
         producer, user = before[task], after[task]
-        # Both ends of the arrow, as (lane, nanoseconds).
+        # Both ends of the arrow, as (lane, nanoseconds). Without a computation at that end (-1), the arrow
+        # starts or ends at the message itself.
         tail = (
             (message_lane, start)
             if producer < 0
@@ -110,6 +111,7 @@ def _message_arrows(timeline: Timeline) -> Iterator[Event]:
 def _compute_neighbours(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     """By task, the last compute task that it waited for and the first that waits for it, or -1."""
     tasks, count = timeline.tasks, len(timeline.start)
+    # By dependency: the task that is waited for, and the task that waits. computes: by task.
     earlier = np.repeat(np.arange(count), np.diff(tasks.pointer))
     later = tasks.successor.astype(np.int64)
     computes = (tasks.first_resource >= 0) & (tasks.first_resource < timeline.program.plan.devices)
@@ -117,8 +119,8 @@ def _compute_neighbours(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     chosen = np.flatnonzero(computes[earlier])
     chosen = chosen[np.argsort(timeline.end[earlier[chosen]], kind="stable")]
     before[later[chosen]] = earlier[chosen]  # the last assignment wins: the task that ends last
-    # A message may be followed by an empty task that joins several messages. So the first round finds what
-    # waits for empty tasks, and the second what waits for messages, perhaps through an empty task.
+    # A message may be followed by an empty task that joins several messages. So the first round sets
+    # `after` of the empty tasks, and the second that of all tasks, perhaps through an empty task.
     for through in (~computes & (tasks.first_resource < 0), np.ones(count, bool)):
         target = np.where(computes[later], later, after[later])
         chosen = np.flatnonzero((target >= 0) & through[earlier])

@@ -73,6 +73,7 @@ def compare(
             seed=seed,
         )
         findings = Findings()
+        # Records when the actions of a pipeline schedule start and end.
         spans = SpanRecorder(job.program, lambda: trainer.steps)
         trainer.executor.record = spans.record
         if is_asynchronous(job.plan):
@@ -127,7 +128,10 @@ def _compare_overlapped(
 
 
 def _compare_gradients(trainer: Trainer, plain: PlainRun, findings: Findings) -> None:
-    """Make the trainer compare all gradients with the reference before each update."""
+    """Make the trainer compare all gradients with the reference before each update.
+
+    It replaces the executor's optimizer step, and sets the hook for parameters that are updated in slices.
+    """
     update = trainer.executor.optimizer_step
 
     def compare_then_update() -> None:
@@ -136,7 +140,7 @@ def _compare_gradients(trainer: Trainer, plain: PlainRun, findings: Findings) ->
             expected = gradients.get(source.name)
             difference = parameter.grad
             assert difference is not None
-            if expected is not None:
+            if expected is not None:  # None: the plain module has no gradient, which counts as 0
                 difference = difference - _slice_of(expected, source)
             where = f"{source.name}, step {trainer.steps}"
             findings.note("gradients", float(difference.norm()) / (norm or 1.0), where)

@@ -144,12 +144,15 @@ def _wait(
 
 
 def _read_results(folder: pathlib.Path, devices: int, code: int) -> list[Findings]:
-    """Read the findings of all ranks; raises RankFailure if a rank reported an error of its own."""
+    """Read the findings of all ranks; raises RankFailure if a rank reported an error of its own.
+
+    code: the exit code of torchrun.
+    """
     results: dict[int, dict[str, Any]] = {}
     for rank in range(devices):
         with suppress(OSError, ValueError):
             results[rank] = read_scratch(folder / f"rank{rank}.json")
-    errors = {rank: a["error"] for rank, a in results.items() if "error" in a}
+    errors = {rank: result["error"] for rank, result in results.items() if "error" in result}
     # "stops: rank ...": this rank stopped only because another one has failed.
     if any("stops: rank" not in text for text in errors.values()):
         raise RankFailure(_first_cause(errors))

@@ -53,7 +53,7 @@ class LocalStatistics:
     ) -> None:
         # By batch norm: its tiles, and (device, part of the input) of the statistics. m: `moments`.
         self.norms = [(_tiles(plan, m, norm), _regions(plan, m)) for m, norm in _norms(graph)]
-        self.names = {id(t): name for name, t in model.named_buffers()}
+        self.names = {id(t): name for name, t in model.named_buffers()}  # by id of a buffer
         self.running = running  # running statistics, by device and buffer name
         self.count = 0  # batch norms of this forward so far
 
@@ -133,9 +133,9 @@ def _tiles(plan: Plan, moments: Op, norm: Op) -> list[_Tile]:
     """Return what each device normalises, cut by channels to match the tiles of its statistics."""
     tiles = []
     for device, box in _regions(plan, norm):
-        for other, counted in _regions(plan, moments):
+        for moments_device, counted in _regions(plan, moments):
             lo, hi = max(box.lo[1], counted.lo[1]), min(box.hi[1], counted.hi[1])
-            if other == device and lo < hi:
+            if moments_device == device and lo < hi:
                 tiles.append(
                     _Tile(
                         device, _restrict_channels(box, lo, hi), _restrict_channels(counted, lo, hi)

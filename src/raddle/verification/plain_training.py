@@ -147,7 +147,10 @@ def micro_batch_loss(
 
 
 def backward(loss: Tensor) -> None:
-    """Run the backward; the mode makes forwards of activation checkpointing compute in float64 too."""
+    """Run the backward.
+
+    The mode is needed for the forwards that activation checkpointing repeats: they compute in float64 too.
+    """
     with DoublePrecisionMode():
         torch.autograd.backward(loss)
 

@@ -41,6 +41,7 @@ def to_double(value: Any) -> Any:
         return value if value.dtype == dtype else value.to(dtype)
     if isinstance(value, Mapping):
         return {key: to_double(v) for key, v in value.items()}
+    # A NamedTuple (it has _fields) cannot be made from a list and is left as it is.
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)([to_double(v) for v in value])
     return value

@@ -54,7 +54,7 @@ def _verify(folder: pathlib.Path, rank: int, settings: dict[str, Any]) -> Findin
         with default_dtype(torch.float64):
             return compare(job, plain, transport, settings["steps"], settings["seed"], report_step)
     except BaseException as error:
-        transport.fail(f"{type(error).__name__}: {error}")
+        transport.fail(f"{type(error).__name__}: {error}")  # lets the other ranks stop too
         raise
     finally:
         transport.close()

@@ -34,8 +34,8 @@ class VersionRecord(NamedTuple):
     piece: Piece
     phase: str  # "F": used in a forward; "U": made by an update
     step: int
-    micro_batch: int
-    version: int
+    micro_batch: int  # of an update: 0
+    version: int  # number of updates that the piece has had
 
 
 class ReplayResult(NamedTuple):
@@ -75,6 +75,7 @@ class _Replayer:
         # By piece: its value in all versions so far; the index is the version.
         self.history = {p: [self._initial_value(p)] for p in self.update_order}
         make = optimizer_for(job.plan.optimizer)  # makes an optimizer for a list of parameters
+        # By piece: its newest version, and an optimizer that updates only this piece.
         self.weights = {
             p: nn.Parameter(versions[0].clone()) for p, versions in self.history.items()
         }
@@ -102,6 +103,7 @@ class _Replayer:
         )
 
     def _is_ready(self, step: int) -> bool:
+        """Whether all versions that a step used exist already."""
         return all(v < len(self.history[p]) for (_, p), v in self.used[step].items())
 
     def _step(self, step: int) -> None:
@@ -117,9 +119,9 @@ class _Replayer:
             loss = micro_batch_loss(self.job, self.model, batch, self.seed, step, micro_batch)
             backward(loss)
             total += loss.item()
-            for name, p in self.parameters.items():
-                if p.grad is not None:
-                    gradients[name] = gradients.get(name, 0) + p.grad.clone()
+            for name, parameter in self.parameters.items():
+                if parameter.grad is not None:
+                    gradients[name] = gradients.get(name, 0) + parameter.grad.clone()
         self.gradients[step], self.losses[step] = gradients, total
 
     def _apply_updates(self) -> None:

@@ -61,10 +61,10 @@ def all_reduce_bytes_by_group(program: Program, steps: int) -> dict[Group, int]:
 def pair_rows(
     program: Program, timeline: Timeline, findings: Sequence[Findings]
 ) -> list[dict[str, Any]]:
-    """Return a row for each pair that sends, with the three counts of bytes."""
+    """Return a row for each pair that sends, with the three counts of bytes in all steps."""
     steps = timeline.program.plan.steps
     expected, simulated = program_bytes(program, steps), timeline.bytes_by_pair()
-    counted = {(s, t): n for s, rank in enumerate(findings) for t, n in rank.sent}
+    counted = {(s, t): n for s, rank_findings in enumerate(findings) for t, n in rank_findings.sent}
     return [
         {
             "source": pair[0],

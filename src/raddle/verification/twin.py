@@ -67,7 +67,10 @@ def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twi
 
 
 def _double_workload(workload: Workload) -> Workload:
-    """Return a copy of the workload in float64; captures of other sizes still need the original."""
+    """Return a copy of the workload in float64.
+
+    The original stays as it is: its graph may be captured again for micro-batches of another size.
+    """
     model, loss = copy.deepcopy((workload.model, workload.loss))
     module_to_double(model)
     if isinstance(loss, nn.Module):  # it may hold tensors, such as class weights
@@ -81,6 +84,7 @@ def twin_graph(graph: Graph, double: Graph) -> Graph:
     matching_ops, matching_values = _match_operators(graph, double)
 
     def recapture(batch: int) -> Graph:
+        """Return the twin of the graph for another batch size."""
         with CAPTURE_LOCK:  # the default dtype is global to the process
             original = graph.for_batch(batch)
             with default_dtype(torch.float64), DoublePrecisionMode():
@@ -124,7 +128,8 @@ def _match_operators(graph: Graph, double: Graph) -> tuple[dict[str, Op], dict[s
     """Match the operators of both captures; raises InputError if they differ.
 
     Returns, by name of an operator of `graph` that is no cast, the matching operator of `double`; and, by
-    name of a value of `graph`, the name of the matching value of `double`.
+    name of a value of `graph`, the name of the matching value of `double`. Here and below, `left` is an
+    operator of `graph`, and `right` one of `double`.
     """
     original, converted = (_without_casts(g) for g in (graph, double))
     matching_values = {
@@ -216,6 +221,7 @@ def _reads_same(
 
 
 def _mismatch(graph: Graph, left: Op | None, right: Op | None) -> InputError:
+    """Return the error for the first operators that differ; None: one capture has no more operators."""
     computed, double_computed = (
         f"'{op.name}' ({op.label})" if op else "nothing more" for op in (left, right)
     )

@@ -56,8 +56,9 @@ def verify(
 ) -> dict[str, Any]:
     """Train with the plan and with plain PyTorch from the same weights, and compare.
 
-    path: a plan file. threads: run the ranks as threads of this process instead of as processes.
-    Both trainings compute in float64: casts to other floating-point types inside the model are neutralised.
+    path: a plan file. threads: run the ranks as threads of this process instead of as processes. model: for
+    plans that name none. seed: of the weights, the batch and the dropout masks.
+    Both trainings compute in float64: casts inside the model to other floating-point types give float64.
     So the tolerance is valid for models of any precision. `casts` of the result counts these casts by type.
     Deviations are relative: for the loss to itself, for gradients to the norm of all gradients, for
     parameters and buffers to their largest element (or 1). Raises InputError if the plan cannot be verified
@@ -98,7 +99,10 @@ def verify(
 
 
 def _train_plain(job: Job, *, steps: int, seed: int, report: Report) -> PlainRun:
-    """Train with plain PyTorch; returns an empty run if steps overlap, as the ranks replay these."""
+    """Train with plain PyTorch; returns an empty run if steps overlap.
+
+    Then each rank computes the reference itself (serial_replay.py).
+    """
     if is_asynchronous(job.plan):
         return PlainRun()
     return train_plain(
@@ -206,7 +210,8 @@ def _deviation_checks(findings: Sequence[Findings], tolerance: float) -> list[di
     """Check the largest deviation of all ranks for each thing compared; None stands for NaN or infinity."""
     checks = []
     for what in ("loss", "gradients", "parameters", "buffers"):
-        worst = [(*rank.worst[what], r) for r, rank in enumerate(findings) if what in rank.worst]
+        # (deviation, where, rank)
+        worst = [(*f.worst[what], rank) for rank, f in enumerate(findings) if what in f.worst]
         if not worst:  # a module without buffers
             continue
         deviation, where, rank = max(worst)
@@ -237,7 +242,10 @@ def _byte_checks(
     program: Program, timeline: Timeline, pairs: Sequence[Mapping[str, Any]],
     groups: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Check that the bytes counted by the transport, the program and the simulator are equal."""
+    """Check that the bytes counted by the transport, the program and the simulator are equal.
+
+    pairs, groups: the rows of traffic.pair_rows and traffic.group_rows.
+    """
     total = traffic.program_total(program, timeline.program.plan.steps)
     difference = abs(total - traffic.simulated_total(timeline))
     return [
@@ -253,7 +261,7 @@ def _bytes_check(
 ) -> dict[str, Any]:
     """Check that columns `left` and `right` of all rows are equal."""
     differences = {_row_name(row): abs(row[left] - row[right]) for row in rows}
-    where = max(differences, key=lambda ends: differences[ends], default="")
+    where = max(differences, key=lambda name: differences[name], default="")
     largest = differences.get(where, 0)
     return {
         "what": what,

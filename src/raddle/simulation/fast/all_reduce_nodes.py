@@ -4,7 +4,7 @@ A ring is the devices that all-reduce together; it starts when its last member i
 one ring for each group of devices that hold the same part of a parameter (arrays.Rings).
 """
 
-# g: set of rings, d: device
+# g: set of rings, d: device, k: place in rings.ring, m: place in rings.member
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def add_all_reduce(
 
 @njit(cache=True)
 def _all_reduce_seconds(rings: Rings, ring: int, nbytes: int) -> float:
-    """Seconds by costs/collectives.py; the topology of a ring comes from the arrays."""
+    """Seconds of an all-reduce of `nbytes` on a ring: those of the fastest algorithm.
+
+    fastest_seconds (costs/collectives.py) needs the columns of Rings.topology and the rings inside nodes.
+    """
     topology, node_rings = (
         rings.topology[ring],
         rings.node_rings[rings.node_ring_at[ring] : rings.node_ring_at[ring + 1]],

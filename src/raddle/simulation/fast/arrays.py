@@ -13,7 +13,7 @@ have ended. The arrival on a device is the node that ends when the device has re
 instruction, or the result of an all-reduce: one message, one member, one task that receives, or a join.
 """
 
-# d: device; v: value; i: operator; p: parameter; g: set of rings
+# i: operator; p: parameter; r: row of the tape; k: ring; g: set of rings
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ import numpy as np
 
 Array = np.ndarray
 
-# Kinds of rows of a tape. At an EVENT, as "a gradient is complete", the step script may add all-reduces,
-# messages to servers and updates (program/step_script.py).
+# Kinds of rows of a tape. At an EVENT, such as "a gradient is complete", the step script may add
+# all-reduces, messages to servers and updates (program/step_script.py).
 COMPUTE, MESSAGES, EVENT = range(3)
 # Tape.send_after: messages wait for all that their source has done so far, or for what it computed last.
 AFTER_ALL, AFTER_LAST_COMPUTE = -1, -2
@@ -77,7 +77,7 @@ class Tape(NamedTuple):
     has_gradient: Array  # by parameter: 1 if it has a gradient
     events: Array  # by event: its kind (program/step_script.py)
     event_parameter: Array  # by event: the parameter, or -1
-    event_run: Array  # by event: the row that completes the parameter's gradient, or -1
+    event_run: Array  # by event: the row of the tape that completes the parameter's gradient, or -1
 
 
 class Slots(NamedTuple):
@@ -148,32 +148,34 @@ class SyncSettings(NamedTuple):
     rule: int
     bucket_bytes: int  # a bucket of gradients is all-reduced when it has at least this many bytes
     returns_updates: bool  # servers send updated values back; False for ZeRO-3
-    # The rule is SLICES or SLICE_SUMS. A device updates a slice as soon as it is free, between any two
-    # tasks that it computes in the program's order.
+    # True if the rule is SLICES or SLICE_SUMS. Then a device updates a slice as soon as the device is free,
+    # between any two tasks that it computes in the program's order.
     sliced: bool
-    urgency: Array  # by parameter, of its messages
+    urgency: Array  # by parameter: the urgency of its messages, as in StepDag.nodes
 
 
 class StepDag(NamedTuple):
     """Memory for the nodes and edges of a step; allocated once and written for every plan."""
 
     nodes: Array  # [node, DURATION … URGENCY]
-    edges: Array  # [edge, (source, target, delay)]: target starts `delay` after the end of source
+    # [edge, (source, target, delay)]: the node `target` starts `delay` nanoseconds after the end of the
+    # node `source` (after the start of a stretch, whose duration is 0)
+    edges: Array
     arrival: Array  # [row, device]: the node with which messages have arrived on a device, or -1
     # [mark, device]: the stretch in which a row ended on a device. Mark p, for each parameter p, is set by
     # the rows that add to the gradient of p; the other marks are numbered after these.
     mark_stretch: Array
     mark_offset: Array  # [mark, device]: nanoseconds from the start of that stretch
-    # [row of the step script, device]: the node with which its result has arrived, or -1. Such a row is an
-    # all-reduce, a transfer to or from servers, or an update (program/step_script.py); no row of the tape.
+    # [row of the step script, device]: the node with which its result has arrived, or -1. A row of the step
+    # script is an all-reduce, a transfer to or from servers, or an update (program/step_script.py).
     sync_arrival: Array
 
 
 class DeviceProgress(NamedTuple):
     """How far each device has come while the nodes of a step are written; arrays are by device.
 
-    With `fold`, the tasks of a stretch are one node. Without, every task is a node that holds its device,
-    and "stretch" is the last task.
+    With `fold`, the tasks of a stretch are one node. Without `fold`, every task is a node that holds its
+    device, and `stretch` is the node of the last task.
     """
 
     stretch: Array  # the node of its current stretch
@@ -181,7 +183,7 @@ class DeviceProgress(NamedTuple):
     busy_before: Array  # nanoseconds computed before the stretch
     receive_overhead: Array  # nanoseconds to receive messages, to be added to its next task
     load: Array  # by resource: its total busy nanoseconds
-    arrivals: Array  # number of messages of the current instruction that it receives
+    arrivals: Array  # number of messages of the current instruction that it has received so far
     last_compute: Array  # the node of its last computation; without `fold` only
     has_host_overhead: bool
     fold: bool

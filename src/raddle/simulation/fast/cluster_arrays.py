@@ -59,7 +59,7 @@ class ClusterArrays:
         return np.stack([used, nanoseconds(total)], axis=1)  # type: ignore[arg-type]
 
     def memory_pass_rows(self, devices: Sequence[Sequence[int]], nbytes: Sequence[int]) -> Array:
-        """Compute rows of memory passes: all of devices[k] read or write nbytes[k] of memory."""
+        """Compute rows of memory passes: each device of devices[k] reads or writes nbytes[k] of memory."""
         flat = np.array([d for group in devices for d in group], np.int64)
         amount = np.repeat(np.asarray(nbytes, np.float64), [len(members) for members in devices])
         return self.compute_rows(
@@ -82,7 +82,10 @@ class ClusterArrays:
     def message_rows(
         self, s: Array, t: Array, ns: Array, nbytes: Array, *, sliced: bool = False
     ) -> Array:
-        """Message rows (see arrays.Arena) of messages from s to t that take `ns` nanoseconds."""
+        """Message rows (see arrays.Arena) of messages from s to t that take `ns` nanoseconds.
+
+        All arguments are arrays by message.
+        """
         links = self.routes.first[s, t], self.routes.second[s, t]
         overheads = [
             message_host_nanoseconds(self.host_overhead, d, nbytes, sliced=sliced) for d in (s, t)

@@ -24,10 +24,12 @@ class Composites:
     def __init__(
         self, native_calls: Mapping[str, NativeCall], op_number: Mapping[str, int]
     ) -> None:
-        # Each call once: native_calls is by operator, and a call has one main operator.
+        # native_calls is by operator, so the same call occurs several times. Each call once: by the name of
+        # its main operator.
         calls = list({n.main.name: n for n in native_calls.values()}.values())
         # By composite: its operators, which are the keys of time_shares (shares of the call's seconds).
         self._ops = [[op_number[name] for name in n.time_shares] for n in calls]
+        # By operator: the composite that it belongs to.
         self._composite_of = {i: c for c, members in enumerate(self._ops) for i in members}
         # By composite: the operators that have to be tiled alike.
         self._compared_ops = [

@@ -89,6 +89,7 @@ class ComputeRows:
                 tile_seconds(costs, op, tiling, tiled.regions, phase, device)
                 for _, device in cluster.kinds
             ]
+        # By kind of device: the seconds by tile, with copies.
         by_kind = [np.repeat(s, tiled.copies) for s in self._seconds[key]]
         if len(by_kind) == 1:
             return by_kind[0]

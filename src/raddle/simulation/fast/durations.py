@@ -28,6 +28,7 @@ def tile_seconds(
     """
     # Numbers of the operands whose gradients the phase computes; None: the phase is forward.
     grad_operands = costs.grad_operands.get((op.name, phase))
+    # Measured times, and kinds of operators with their own count of FLOPs, are looked up tile by tile.
     if costs.profile is not None or OPERATOR_KINDS[op.kind].flops is not None:
         return np.array([costs.seconds(op, box, phase, device) for box in tiling.boxes])
     # Points of the iteration space, by tile; below: elements of each output and input, by tile.
@@ -45,10 +46,11 @@ def tile_seconds(
             read = [np.zeros_like(points) for _ in inputs]
             read[operand] = inputs[operand]
         elements = [*read, *outputs]
-        device_speed = speed(op, device)
+        device_speed = speed(op, device)  # FLOPs and bytes per second, and overhead
         total = total + roofline(costs.graph, op, flops, elements, device_speed, np.maximum)
     return total
 
 
 def _volumes(boxes: Array) -> Array:
+    """By tile, the number of elements of its box; boxes: [tile, dimension, (from, to)]."""
     return np.asarray((boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1))

@@ -14,7 +14,8 @@ before come from a cache. Then one JIT-compiled function assembles the step from
 Searches use it. A plan that it does not support is refused (coverage.py); `simulate` supports all plans.
 """
 
-# i: operator, v: value, d: device
+# i: operator, j: operator that reads a value, k: number of an operand, v: value, d: device. plan.bn: over
+# what batch norm takes its statistics (plans/plan.py)
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ class Evaluator:
     def load(self) -> Array:
         """By resource (devices, then links): a lower bound of its busy nanoseconds in a step.
 
-        All-reduces and host overhead are not in it.
+        It does not count all-reduces and host overhead.
         """
         return self.plan_rows.load
 
@@ -134,12 +135,12 @@ class Evaluator:
         fusion_changed = self.composites.update(undo, changed, ops, self.tiles, self.tilings)
         for i in (*changed, *fusion_changed):
             self._update_compute(undo, i)
-        values: set[int] = set()
+        values: set[int] = set()  # those whose messages may change
         for i in changed:
             saved = self.compute_rows.saved_bytes_rows(store, ops[i], self.tiles[i])
             plan_rows.set_slot(undo, store, plan_rows.held_bytes_slots, i, saved, store.sizes)
             for name in ops[i].inputs:
-                # A buffer, as a running mean, stands for the value that it takes after the step.
+                # A buffer, such as a running mean, stands for the value that it takes after the step.
                 source = name if name in index.value_number else index.graph.updates.get(name)
                 if source in index.value_number:
                     values.add(index.value_number[source])
@@ -162,7 +163,7 @@ class Evaluator:
             self.plan_rows,
             self.store,
         )
-        fused = self.composites.is_fused(i)  # it runs in one native call with others, as batch norm
+        fused = self.composites.is_fused(i)  # it runs in one PyTorch call with other operators
         slot = self.compute_rows.run_rows(store, op, tiled, "F", fused)
         plan_rows.set_slot(undo, store, plan_rows.slots.forward, i, slot, store.computes)
         if has_backward(op, self.index.active):
@@ -201,6 +202,8 @@ class Evaluator:
 
     def _merge_key(self, i: int) -> MergeKey:
         """What the merge of an operator's partial results depends on now."""
+        # readers: the devices that read the result. index.readers also lists operators that read a buffer
+        # which takes the result after the step; these do not count.
         index, op = self.index, self.index.graph.ops[i]
         readers = {d for out in op.outputs for j, _, _ in index.readers[index.value_number[out]]
                    if out in index.graph.ops[j].inputs for d in self.tiles[j].devices}  # fmt: skip

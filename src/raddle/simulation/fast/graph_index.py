@@ -22,7 +22,7 @@ from raddle.simulation.fast.tape import Pull, record_tape
 
 @dataclass(frozen=True)
 class GraphIndex:
-    """A graph with numbered operators, values and parameters. Values are those that operators produce."""
+    """A graph with numbered operators, values and parameters; only outputs of operators count as values."""
 
     graph: Graph
     active: frozenset[str]  # values through which gradients flow
@@ -32,10 +32,12 @@ class GraphIndex:
     # By value: its readers as (operator, number of the operand, whether a gradient comes back).
     readers: list[list[tuple[int, int, bool]]]
     parameter_number: dict[str, int]  # by name; in the order in which backward reaches them
-    users: list[list[tuple[Op, int]]]  # by parameter: (operator, number of the operand)
+    # By parameter: the operators that read it, as (operator, number of the operand).
+    users: list[list[tuple[Op, int]]]
     trained: list[str]  # parameters with a gradient, in the order in which slices are numbered
     tape: Tape
-    pulls: list[Pull]  # ZeRO-3: (parameter, operators that it is gathered for), as in Slots.pulls
+    # ZeRO-3: (parameter, operators that it is gathered for), in the order of Slots.pulls.
+    pulls: list[Pull]
 
 
 def index_graph(graph: Graph, sync: Sync) -> GraphIndex:
@@ -71,9 +73,10 @@ def index_graph(graph: Graph, sync: Sync) -> GraphIndex:
 def _readers(
     graph: Graph, active: frozenset[str], value_number: dict[str, int], op_number: dict[str, int]
 ) -> list[list[tuple[int, int, bool]]]:
-    """By value, its readers.
+    """By value, its readers as (operator, number of the operand, whether a gradient comes back).
 
-    If a buffer, as a running mean, takes the value after the step, the buffer's readers count too.
+    If a buffer, such as a running mean, takes the value after the step, the buffer's readers count too
+    (graph.updates: buffer -> the value that it takes).
     """
     consumers: dict[str, list[tuple[Op, int]]] = {}
     for op in graph.ops:

@@ -22,4 +22,5 @@ def jit_module(module: ModuleType) -> dict[str, Any]:
     return scope
 
 
+# Writes the table of the step script: the rows that follow from events, such as a complete gradient.
 write_rows = jit_module(step_script)["write_rows"]

@@ -13,7 +13,10 @@ The result equals that of the full simulation (simulation/engine.py) to the nano
 """
 
 # r: row of the tape, n: row of the step script, d: device, p: parameter, g: set of rings, m: mark of the
-# tape (arrays.py)
+# tape (arrays.py), j: place in a packed list, k: row of a table of the arena.
+# Columns of a row of the step script: OPERATION (SUM, PUSH ...), SUBJECT (the parameter or slice), GROUP
+# (of a SUM: the set of rings), PARAMETER and AFTER_ROW (it waits for this gradient and this row; -1: for
+# none), FIRST_MEMBER and MEMBER_COUNT (of a SUM: its parameters, as a range of `members`).
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ def step_time(
 ) -> int:
     """Nanoseconds of a step; or OVER_LIMIT, or TOO_SMALL (call again with a larger `dag`)."""
     load = np.zeros(devices + links, np.int64)
-    # tails: by device, its last stretch, and how many nanoseconds that takes
+    # tails: by device, its last stretch, and how many nanoseconds this stretch takes
     tails = np.zeros((devices, 2), np.int64)
     progress = DeviceProgress(  # stretch, offset, busy_before ...: in the order of its fields
         np.zeros(devices, np.int32), np.zeros(devices, np.int64), np.zeros(devices, np.int64),
@@ -115,8 +118,8 @@ def step_time(
     for d in range(devices):
         tails[d, 0], tails[d, 1] = progress.stretch[d], progress.offset[d]
     counts[0], counts[1], counts[2] = sizes[0], sizes[1], 0
-    for r in range(len(load)):  # here a resource
-        if load[r] > limit:
+    for resource in range(len(load)):
+        if load[resource] > limit:
             return OVER_LIMIT
     return run_dag(devices, sizes[0], sizes[1], dag, load, tails, limit, counts)
 
@@ -127,10 +130,12 @@ def _script_rows(
 ) -> tuple[Array, Array, Array]:
     """Runs program/step_script.py for this plan.
 
-    Returns its rows, the parameters of its SUM rows, and by event the number of its first row.
+    Returns its rows, the parameters of its SUM rows (`members`), and by event the number of its first row
+    (`row_at`).
     """
     parameters, set_count = len(slots.sync_units), len(rings.set_at) - 1
-    # group: by parameter, the set of rings that sums it; with servers: 0; -1: nothing is sent
+    # group: by parameter, the set of rings that sums it; with servers: 0; -1: nothing is sent. nbytes: by
+    # parameter, the bytes in memory by which its gradient fills a bucket.
     group, nbytes = np.full(parameters, -1, np.int64), np.zeros(parameters, np.int64)
     incomplete = np.zeros(set_count, np.int64)  # by set of rings: how many gradients it will sum
     total = 0  # number of sync units
@@ -158,6 +163,7 @@ def _script_rows(
         first, count, needs_sync, np.arange(parameters),
     )  # fmt: skip
     members = np.empty(parameters, np.int64)
+    # At most a PUSH (or SUM), an UPDATE and a PULL of each sync unit, and a SUM for each parameter.
     rows = np.empty((3 * total + parameters) * COLUMNS, np.int64)
     state = ScriptState(  # all empty; the fields are explained in step_script.py
         np.zeros(8, np.int64), incomplete, np.zeros(set_count, np.int64), np.full(set_count, -1, np.int64),
@@ -194,7 +200,7 @@ def _write_dag(
     )
     load, fold = progress.load, progress.fold
     mark_stretch, mark_offset = dag.mark_stretch, dag.mark_offset
-    mark_stretch[: len(slots.sync_units)] = -1
+    mark_stretch[: len(slots.sync_units)] = -1  # the marks of parameters: no gradient yet
     for r in range(len(tape.kind)):
         kind, number = tape.kind[r], tape.slot[r]  # the number of a slot, or of an event
         if kind == EVENT:
@@ -242,9 +248,9 @@ def _write_dag(
                     tape.urgency[r],
                 )  # fmt: skip
             elif m == AFTER_LAST_COMPUTE:
-                none = np.zeros(devices, np.int64)
+                no_delay = np.zeros(devices, np.int64)
                 add_messages(
-                    dag, used, arena, first, count, progress.last_compute, none, progress, arrival,
+                    dag, used, arena, first, count, progress.last_compute, no_delay, progress, arrival,
                     tape.urgency[r],
                 )  # fmt: skip
             else:
@@ -280,7 +286,7 @@ def _write_event(
         settings.sliced,
     )
     for n in range(begin, end):
-        # It waits for the gradient of parameter p and for the row `after`; -1: for none.
+        # The row waits for the gradient of parameter p and for the row `after`; -1: for none.
         what, p, after = rows[n, OPERATION], rows[n, PARAMETER], rows[n, AFTER_ROW]
         if used[0] < 0:
             return
@@ -296,12 +302,12 @@ def _write_event(
                 dag, used, arena, sync_units[row, PUSH_FIRST], sync_units[row, PUSH_COUNT],
                 dag.mark_stretch[p], dag.mark_offset[p], progress, sync_arrival[n], settings.urgency[p],
             )  # fmt: skip
-        elif what == PULL and sliced:
+        elif what == PULL and sliced:  # after the update of the slice
             add_messages(
                 dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT],
                 updated, no_time, progress, sync_arrival[n], settings.urgency[rows[after, PARAMETER]],
             )  # fmt: skip
-        elif what == PULL:
+        elif what == PULL:  # after all that the server has done
             add_messages(
                 dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT],
                 progress.stretch, offset, progress, sync_arrival[n], 0,
@@ -321,9 +327,10 @@ def _write_event(
                 if p >= 0 and sync_units[row, UPDATER_IS_HOLDER] and dag.mark_stretch[p, d] >= 0:
                     add_edge(dag, used, dag.mark_stretch[p, d], updated[d], dag.mark_offset[p, d])
                 continue
+            # The update is part of the device's order: wait for the gradients, then compute.
             if arrival >= 0 and nodes[arrival, AWAITED] == 0:
                 await_arrival(dag, used, arrival, d, progress)
-            if fold:
+            if fold:  # as add_compute, without a call
                 ns += receive_overhead[d]
                 receive_overhead[d] = 0
                 offset[d] += ns
@@ -338,11 +345,11 @@ def _write_sum(
     overhead: HostOverhead, dag: StepDag, used: Array, progress: DeviceProgress, rows: Array,
     members: Array,
 ) -> None:  # fmt: skip
-    """Writes an all-reduce of a slice (after all that its members did) or of a bucket of gradients.
+    """Writes row n of the step script, an all-reduce of a slice or of a bucket of gradients.
 
-    n: the row of the step script.
+    That of a slice waits for all that its devices did before it; that of a bucket only for its gradients.
     """
-    if settings.sliced:
+    if settings.sliced:  # a slice has one ring, so one row of amounts
         unit = arena.sync_units[rows[n, SUBJECT]]
         amounts = arena.amounts[unit[AMOUNT_FIRST] : unit[AMOUNT_FIRST] + 1, 0].copy()
         add_all_reduce(
@@ -355,11 +362,12 @@ def _write_sum(
     total = np.zeros(rings.set_at[g + 1] - rings.set_at[g], np.int64)
     for j in range(rows[n, FIRST_MEMBER], rows[n, FIRST_MEMBER] + rows[n, MEMBER_COUNT]):
         p = members[j]
-        row = arena.sync_units[slots.sync_units[p, 0], AMOUNT_FIRST]
-        for k in range(len(total)):
-            total[k] += arena.amounts[row + k, 0]
+        first = arena.sync_units[slots.sync_units[p, 0], AMOUNT_FIRST]
+        for k in range(len(total)):  # here a ring of the set
+            total[k] += arena.amounts[first + k, 0]
         for d in range(devices):
-            # The last of the gradients on device d: nodes of a device are numbered in their order.
+            # Keep the gradient that is complete last on device d: the nodes of a device are numbered in
+            # their order.
             stretch, offset = dag.mark_stretch[p, d], dag.mark_offset[p, d]
             if stretch > predecessor[d] or (stretch == predecessor[d] and offset > delay[d]):
                 predecessor[d], delay[d] = stretch, offset

@@ -5,6 +5,8 @@ devices that hold the same part of a parameter (arrays.Rings). Host overhead is 
 communication takes.
 """
 
+# s: source, t: target (devices)
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -80,7 +82,7 @@ class RingNumbers:
     )
 
     def set_number(self, rings: tuple[tuple[int, ...], ...]) -> int:
-        """The number of a set of rings; a ring is a tuple of devices."""
+        """The number of a set of rings; a new one gets the next number. A ring is a tuple of devices."""
         if rings not in self.sets:
             self.sets[rings] = len(self.sets)
             for ring in rings:
@@ -102,7 +104,8 @@ class RingNumbers:
         return *links, topology, [list(node_ring) for node_ring in node_rings]
 
     def arrays(self) -> Rings:
-        """All rings and sets as arrays."""
+        """All rings and sets as arrays, in the order of the fields of Rings."""
+        # r: ring, s: set of rings, c: the columns of a ring (see `_describe`)
         if self._arrays is None:
             rings = list(self.rings)
             columns = [self._columns[ring] for ring in rings]

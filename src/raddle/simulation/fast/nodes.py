@@ -11,7 +11,7 @@ Arguments of all functions: dag is written, used = [nodes, edges] written so far
 they are explained in arrays.py.
 """
 
-# d: device, s: source, t: target
+# d: device, s: source (a device), t: target (a device), k: row of arena.messages
 
 from __future__ import annotations
 
@@ -75,12 +75,14 @@ def add_edge(dag: StepDag, used: Array, source: int, target: int, delay: int) ->
 def await_arrival(
     dag: StepDag, used: Array, arrival: int, d: int, progress: DeviceProgress
 ) -> None:
-    """Lets the next task of device d wait for an arrival, once; this begins a new stretch.
+    """Lets the next task of device d wait for the node `arrival` (-1: for nothing): begins a new stretch.
 
-    If the current stretch has no task yet, it waits for the arrival itself.
+    If the current stretch has no task yet, no new one is needed: the current one waits for the arrival.
+    Does nothing if the device has already waited for this arrival.
     """
     if arrival >= 0 and dag.nodes[arrival, AWAITED] == 0:
         dag.nodes[arrival, AWAITED] = 1
+        # Whether it has a task: with `fold` its offset is not 0; without, it is a node that holds a device.
         if progress.offset[d] > 0 or dag.nodes[progress.stretch[d], FIRST_RESOURCE] >= 0:
             progress.busy_before[d] += progress.offset[d]
             # A stretch has no duration and holds no resource; edges from it have delays.
@@ -104,7 +106,7 @@ def add_compute(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProg
 
 @njit(cache=True)
 def add_device_time(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProgress) -> None:
-    """Adds `ns` of the time of device d, after all that it has done."""
+    """Lets device d be busy for `ns` nanoseconds, after all that it has done so far."""
     if progress.fold:
         progress.offset[d] += ns
         progress.load[d] += ns
@@ -126,11 +128,11 @@ def add_messages(
     dag: StepDag, used: Array, arena: Arena, begin: int, count: int, predecessor: Array, delay: Array,
     progress: DeviceProgress, arrival: Array, urgency: int,
 ) -> None:  # fmt: skip
-    """Adds the messages of `count` rows of the arena, from row `begin` on.
+    """Adds the messages of `count` rows of arena.messages, from row `begin` on.
 
     A message from device s starts delay[s] after the node predecessor[s] (-1: it waits for nothing). With
     host overhead, the source sends it after all that it has done. `arrival` receives, by device, the node
-    with which its messages have arrived.
+    with which its messages have arrived. urgency: 0, or that of messages with slices of a parameter.
     """
     progress.arrivals[:] = 0
     arrival[:] = -1
@@ -147,6 +149,7 @@ def add_messages(
             load[second] += ns
         if unordered:
             continue
+        # Columns 5 and 6 of a message: host overhead of the source, of the target.
         if progress.has_host_overhead:
             add_device_time(dag, used, s, arena.messages[k, 5], progress)
             add_edge(dag, used, progress.stretch[s], node, progress.offset[s])
@@ -165,9 +168,10 @@ def _add_unordered_overhead(
     dag: StepDag, used: Array, arena: Arena, begin: int, count: int, first_node: int, predecessor: Array,
     delay: Array, progress: DeviceProgress, arrival: Array,
 ) -> None:  # fmt: skip
-    """Adds the host overhead of slices: unordered tasks on both devices, as separate threads do it.
+    """Adds the host overhead of slices: an unordered task on the source and one on the target.
 
-    first_node: the node of the first message; the others follow. The rest: see `add_messages`.
+    In a run, separate threads send and receive slices, so the tasks are not part of the devices' order.
+    first_node: the node of the first message; the others follow it. Other arguments: see `add_messages`.
     """
     for k in range(begin, begin + count):
         s = arena.messages[k, 0]
@@ -186,9 +190,10 @@ def _add_unordered_overhead(
 def add_arrival(
     dag: StepDag, used: Array, t: int, node: int, arrival: Array, arrivals: Array
 ) -> None:
-    """Adds a node to what arrives on device t; several nodes get a join, which waits for all of them.
+    """Adds a node to what arrives on device t; if several arrive, a join waits for all of them.
 
-    arrival: by device, the node with which all has arrived. arrivals: by device, how many nodes arrive.
+    arrival: by device, the node with which all has arrived: the only one, or the join. arrivals: by device,
+    how many nodes arrive.
     """
     arrivals[t] += 1
     if arrivals[t] == 1:

@@ -4,7 +4,7 @@ program/value_holders.py computes the same for a program, with boxes in place of
 of the value that some devices hold; a need is a box that a device reads.
 """
 
-# s: source, t: target, r: number of dimensions (`rank`), d: dimension, p: piece, m: missing box
+# s: source, t: target (devices), r: number of dimensions (`rank`), d: dimension, p: piece, m: missing box
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_BOXES = 1024  # of one value that a device may hold; with more, pair_volumes
 def pair_volumes(
     count: int,  # devices
     pieces: Array,  # [piece, r, 2]: disjoint boxes of the value, as (from, to) by dimension
-    holders: Array,  # the devices holders[holder_at[i]:holder_at[i + 1]] hold piece i
+    holders: Array,  # the devices holders[holder_at[p]:holder_at[p + 1]] hold piece p
     holder_at: Array,
     needs: Array,  # [need, r, 2]: boxes that devices need, in the order in which they are fetched
     target: Array,  # by need: the device that needs it
@@ -33,13 +33,17 @@ def pair_volumes(
     forward: Array,  # out, [s, t]: elements sent from s to t are added
     backward: Array,  # out, [s, t]: elements whose gradients are sent back from s to t are added
 ) -> bool:
-    """Adds up the volumes; returns False if a device holds more than MAX_BOXES boxes."""
+    """Adds up the volumes; returns False if a device holds more than MAX_BOXES boxes.
+
+    A device holds its pieces at first. For each of its needs in turn, it receives the boxes that are still
+    missing, and holds them from then on.
+    """
     rank = pieces.shape[1]
     held_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)  # held by the device so far
     missing_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)  # of a need: not held by the device
     remaining_boxes = np.empty((MAX_BOXES, rank, 2), np.int64)  # swapped with missing_boxes
-    order = np.argsort(target, kind="mergesort")  # by device; stable
-    i = 0
+    order = np.argsort(target, kind="mergesort")  # the needs, sorted by device; stable
+    i = 0  # place in `order`
     while i < len(order):
         device = target[order[i]]
         held_count = 0
@@ -56,7 +60,7 @@ def pair_volumes(
             i += 1
             missing_boxes[0] = needs[need]
             missing_count = 1
-            for k in range(held_count):
+            for k in range(held_count):  # subtract what the device holds
                 remaining_count = 0
                 for m in range(missing_count):
                     remaining_count = _subtract(
@@ -91,28 +95,31 @@ def pair_volumes(
 
 
 @njit(cache=True)
-def _subtract(box: Array, other: Array, into: Array, at: int) -> int:
-    """Writes the parts of `box` outside `other` to into[at:]; returns the new number of boxes, or -1."""
+def _subtract(box: Array, cut: Array, into: Array, at: int) -> int:
+    """Writes the parts of `box` outside of the box `cut` to into[at:].
+
+    Returns the new number of boxes in `into`; -1 if there is no room for them.
+    """
     rank = len(box)
     for d in range(rank):
-        if other[d, 1] <= box[d, 0] or other[d, 0] >= box[d, 1]:
+        if cut[d, 1] <= box[d, 0] or cut[d, 0] >= box[d, 1]:  # they do not overlap
             if at == MAX_BOXES:
                 return -1
             into[at] = box
             return at + 1
-    current = box.copy()
+    current = box.copy()  # what is left: in the dimensions before d, it lies inside `cut`
     for d in range(rank):
         for side in range(2):
-            lo = current[d, 0] if side == 0 else other[d, 1]
-            hi = other[d, 0] if side == 0 else current[d, 1]
+            lo = current[d, 0] if side == 0 else cut[d, 1]
+            hi = cut[d, 0] if side == 0 else current[d, 1]
             if lo < hi:
                 if at == MAX_BOXES:
                     return -1
                 into[at] = current
                 into[at, d, 0], into[at, d, 1] = lo, hi
                 at += 1
-        current[d, 0] = max(current[d, 0], other[d, 0])
-        current[d, 1] = min(current[d, 1], other[d, 1])
+        current[d, 0] = max(current[d, 0], cut[d, 0])
+        current[d, 1] = min(current[d, 1], cut[d, 1])
     return at
 
 
@@ -122,7 +129,8 @@ def write_transfers(
 ) -> int:
     """Writes rows (source, target, nanoseconds, bytes), ordered as in a program; returns their number.
 
-    volumes: [s, t], elements from s to t. In turn k, every device sends to the k-th device after it.
+    volumes: [s, t], elements from s to t. latency, bandwidth: [s, t], of the route. rows: out. In turn k,
+    every device sends to the k-th device after it.
     """
     count = len(volumes)
     n = 0

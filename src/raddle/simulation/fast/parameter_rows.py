@@ -48,7 +48,7 @@ class ParameterRows:
     def placement(
         self, store: RowStore, value: Value, users: Sequence[Reader]
     ) -> ParameterPlacement:
-        """Where a parameter is held if `users` read it."""
+        """Where a parameter is held if `users` read it; value: the parameter."""
         used = [(r.tiling.number, r.operand) for r in users]
         # The steps of a recurrent network read a weight in the same way; one of them is enough.
         distinct = dict(zip(used, users, strict=True))
@@ -61,7 +61,7 @@ class ParameterRows:
         self, store: RowStore, value: Value, users: Sequence[Reader]
     ) -> ParameterPlacement:
         """Computes which devices hold which regions, and adds the rows."""
-        by_device: dict[int, dict[Box, None]] = {}
+        by_device: dict[int, dict[Box, None]] = {}  # by device: the boxes that it reads, in order
         for r in users:
             for d, box in zip(r.tiling.tiling.devices, _tile_regions(r), strict=True):
                 boxes = by_device.setdefault(d, {})
@@ -103,7 +103,7 @@ class ParameterRows:
     def _sync_row(
         self, store: RowStore, value: Value, regions: Sequence[ParameterRegion]
     ) -> list[int]:
-        """A row of sync_units: how some regions are synchronised together."""
+        """A row of sync_units (arrays.py has its columns): how some regions are synchronised together."""
         element_bytes, cluster = value.dtype.itemsize, self.cluster
         # By region, the bytes that the optimizer reads and writes.
         passes = [self.optimizer.passes * s.box.volume * element_bytes for s in regions]
@@ -121,14 +121,14 @@ class ParameterRows:
                     store, [(s.server, d, s) for s in to_sync for d in s.devices], element_bytes
                 )
         elif to_sync:
-            amounts: dict[tuple[int, ...], int] = {}  # by ring (a tuple of devices): elements
+            elements: dict[tuple[int, ...], int] = {}  # by ring (a tuple of devices)
             for s in to_sync:
-                amounts[s.devices] = amounts.get(s.devices, 0) + s.box.volume
-            volumes = np.array(list(amounts.values()))
+                elements[s.devices] = elements.get(s.devices, 0) + s.box.volume
+            volumes = np.array(list(elements.values()))
             # Gradients may be compressed to 16 bits while they are all-reduced.
             summed = volumes * reduced_element_bytes(self.sync, element_bytes)
             row, _ = store.amounts.add(np.stack([summed, volumes * element_bytes], axis=1))
-            rings = (cluster.rings.set_number(tuple(amounts)), row)
+            rings = (cluster.rings.set_number(tuple(elements)), row)
         return [*push, *update, *pull, *rings, int(bool(to_sync)), int(updater_holds)]
 
     def _message_rows(

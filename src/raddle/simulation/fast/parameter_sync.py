@@ -1,13 +1,13 @@
 """Updates the parameters when tiles change: their holders, their slices, their slots.
 
-A slot is here the range of rows that a parameter has in the store: the arrays of all compute, message and
-sync rows of a plan (store.py). A sync unit is what is synchronised at
-once: a parameter, or one of its slices (arrays.py). A pull gathers a sharded parameter for the operators
-of a block before they run (ZeRO-3, program/zero3_blocks.py); the number of a pull is its place in
-GraphIndex.pulls. sync.sliced: the plan's sync kind cuts parameters into slices, which are sent one by one.
+A slot is here the range of rows that a parameter has in the store, the tables of all compute, message and
+sync rows (store.py). A sync unit is what is synchronised at once: a parameter, or one of its slices
+(arrays.py). A pull gathers a sharded parameter for the operators of a block before they run (ZeRO-3,
+program/zero3_blocks.py); the number of a pull is its place in GraphIndex.pulls. sync.sliced: the plan's
+sync kind cuts parameters into slices, which are sent one by one.
 """
 
-# p: parameter
+# p: parameter, i: operator, n: pull
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from raddle.simulation.fast.tilings import NumberedTiling, Reader
 class ParameterSync:
     """The parameters of the current plan.
 
-    Slices are assigned to servers all together, so one change may move many.
+    Slices are assigned to servers all together, so one change of tiles may give many of them new servers.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class ParameterSync:
         index, ops = self.index, self.index.graph.ops
         changed = list(changed)
         affected = {
-            index.parameter_number[n]
+            index.parameter_number[name]
             for i in changed
-            for n in ops[i].inputs
-            if n in index.parameter_number
+            for name in ops[i].inputs
+            if name in index.parameter_number
         }
         for p in affected:
             self._update_holders(undo, store, p, tiles)

@@ -19,7 +19,8 @@ from raddle.simulation.fast.store import RowArray, RowStore, Slot
 
 Array = np.ndarray
 
-# Columns of a sync unit that hold a slot, and the table of the store that the slot points to.
+# Columns of a sync unit that hold the first row of a slot (the next column: the number of rows), and the
+# table of the store that the slot points to.
 _SYNC_ROWS = ((PUSH_FIRST, "messages"), (UPDATE_FIRST, "computes"), (PULL_FIRST, "messages"))
 
 
@@ -94,7 +95,7 @@ class PlanRows:
             self._add_load(store, rows, slot, times)
 
     def _add_load(self, store: RowStore, rows: RowArray, slot: Slot, times: int) -> None:
-        """Adds the nanoseconds (or bytes) of the rows of a slot, multiplied by `times`."""
+        """Adds the nanoseconds of the rows of a slot, times `times`, to `load`; bytes to `held_bytes`."""
         if not slot[1]:
             return
         data = rows.data[slot[0] : slot[0] + slot[1]]

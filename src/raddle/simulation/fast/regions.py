@@ -1,10 +1,12 @@
-"""The regions that the tiles of a tiling read of each operand; `Space.regions` for all tiles at once.
+"""The regions that the tiles of a tiling read of each operand.
 
-An index expression says which element a point of the iteration space reads, as `2*h + r` for the rows that
-a convolution with stride 2 reads. A grid is a tiling by cuts along the dimensions.
+It does for all tiles at once what `Space.regions` does for one tile. An index expression says which element
+a point of the iteration space reads, such as `2*h + r` for the rows that a convolution with stride 2 reads.
+An access (graph/space.py) is the index expressions of an operand, one for each of its dimensions. A grid is
+a tiling by cuts along the dimensions.
 """
 
-# t: tile (row-major), p: dimension of an operand, d: dimension of the iteration space
+# t: tile (of a grid: in row-major order), p: dimension of an operand, d: dimension of the iteration space
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def _grid_regions(space: Space, cuts: Cuts) -> tuple[Regions, ...]:
     """The regions of each operand for a grid with these cuts."""
     shape = tuple(len(c) - 1 for c in cuts)
     count = math.prod(shape)
-    first = _holds_origin(space, shape)  # by tile
+    first = _holds_origin(space, shape)  # by tile: whether it adds the operands that are added once
     boxes, nonempty = [], []
     for access in space.operands:
         region = np.zeros((count, len(access.indices), 2), np.int64)
@@ -96,6 +98,7 @@ def _tile_ranges(index: Index, cuts: Cuts, shape: tuple[int, ...]) -> Array:
     """
     dims = tuple(sorted({term.dim for term in index.terms}))
     ranges = _ranges(index, dims, tuple(cuts[d] for d in dims), len(cuts))
+    # A shape that broadcasts along the dimensions `dims`.
     along = [shape[d] if d in dims else 1 for d in range(len(shape))]
     return np.broadcast_to(ranges.reshape(*along, 2), (*shape, 2)).reshape(-1, 2)
 
@@ -106,7 +109,8 @@ def _ranges(index: Index, dims: tuple[int, ...], cuts: Cuts, rank: int) -> Array
 
     rank: the number of dimensions of the iteration space.
     """
-    # If the expression is one dimension alone, the ranges are the parts of this dimension.
+    # If the expression is one dimension alone, and does not exceed the size of the operand (its extent),
+    # the ranges are the parts of this dimension.
     if index.plain_dim is not None and cuts[0][-1] <= index.extent:
         return np.array(list(pairwise(cuts[0])), np.int64)
     box = [(0, 1)] * rank
@@ -122,7 +126,7 @@ def _holds_origin(space: Space, shape: tuple[int, ...]) -> Array:
     """By tile, whether it holds the origin of the summed dimensions: such a tile adds the bias."""
     first = np.ones(shape, bool)
     for d in space.reduced_dims:
-        along = [1] * len(shape)
+        along = [1] * len(shape)  # a shape that broadcasts along dimension d
         along[d] = shape[d]
         first = first & (np.arange(shape[d]) == 0).reshape(along)
     return first.reshape(-1)

@@ -65,8 +65,9 @@ class ReplicatedLoss:
 def _ops_near_loss(graph: Graph, active: frozenset[str]) -> dict[int, None]:
     """Numbers of the operators near the loss: from the loss back to the first large results.
 
-    A result is large if it has more bytes than SMALL_RESULT.
+    A result is large if it has more bytes than SMALL_RESULT. The dict serves as an ordered set.
     """
+    # Values that are read by operators near the loss whose results are small.
     small_values: set[str] = set()
     numbers: dict[int, None] = {}
     for i in range(len(graph.ops) - 1, -1, -1):

@@ -72,4 +72,5 @@ class RowStore:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the two largest tables."""
         return self.computes.nbytes + self.messages.nbytes

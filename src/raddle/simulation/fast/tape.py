@@ -62,10 +62,10 @@ def variant_for_any_plan(graph: Graph, plan: Plan, active: frozenset[str]) -> Lo
 
 
 class Recorder:
-    """Stores the instructions that a MicroBatch writes; a ProgramWriter (program/micro_batch.py).
+    """Stores the instructions that a MicroBatch writes while it lowers forward and backward.
 
-    parameter_number: by name. A Key says to which step and micro-batch an instruction belongs: here there
-    is only one of each.
+    It is a ProgramWriter (program/micro_batch.py): a MicroBatch calls its methods. parameter_number: by
+    name. A Key says to which step and micro-batch an instruction belongs: here there is only one of each.
     """
 
     def __init__(self, variant: LoweredVariant, parameter_number: Mapping[str, int]) -> None:
@@ -116,7 +116,8 @@ def record_tape(
 ) -> tuple[Tape, list[Pull]]:  # fmt: skip
     """The tape of one step, and the pulls in it (ZeRO-3).
 
-    parameter_number, value_number: by name. trained: the parameters that have a gradient.
+    active: the values through which gradients flow. parameter_number, value_number: by name. trained: the
+    parameters that have a gradient.
     """
     plan = Plan({}, 1)  # no tiles, one device: only its defaults matter
     variant = variant_for_any_plan(graph, plan, active)
@@ -124,7 +125,10 @@ def record_tape(
     micro_batch = MicroBatch(variant, Key(), recorder)
 
     def blocks_of(phase: str) -> Iterable[tuple[Sequence[Op], Sequence[int]]]:
-        """The operators of a phase in blocks, with the rows of their pulls; without ZeRO-3, one block."""
+        """The operators of a phase in blocks, with the rows of their pulls; without ZeRO-3, one block.
+
+        with_prefetch writes the pulls of a block before the block that runs before it.
+        """
         if not sync.zero3 or not trained:
             return [(graph.ops, ())]
         blocks = cut_blocks(graph.ops, graph, plan, trained, active, phase)
@@ -173,18 +177,24 @@ def slot_numbers(graph: Graph, value_number: Mapping[str, int]) -> dict[tuple[ob
 def _build_tape(
     recorder: Recorder, slot_of: Mapping[tuple[object, str], int], urgencies: Array
 ) -> Tape:
-    """Turns the recorded instructions into arrays; see arrays.Tape."""
+    """Turns the recorded instructions into arrays; see arrays.Tape.
+
+    slot_of: see `slot_numbers`. urgencies: by parameter. `deps` of an instruction: the rows that it waits
+    for.
+    """
+    # r: row of the tape, p: parameter. producer: by value, the operator that computes it.
     rows, producer = recorder.rows, recorder.variant.producer
     partial = (MessageKind.PARTIAL, MessageKind.PARTIAL_GRADIENT)
     kind, slot, send_after, arrival = (np.full(len(rows), -1) for _ in range(4))
     send_after[:] = AFTER_ALL
     urgency = np.zeros(len(rows), np.int64)
     pull_slots = {r: len(slot_of) + at for at, r in enumerate(recorder.pulls)}
-    waits: list[list[int]] = [[] for _ in rows]
-    marks: list[list[tuple[int, int]]] = [[] for _ in rows]
+    waits: list[list[int]] = [[] for _ in rows]  # by row: the rows of messages that it waits for
+    marks: list[list[tuple[int, int]]] = [[] for _ in rows]  # by row: the marks that it sets
     for at, p in recorder.marks:
         marks[at].append((p, -1))  # (mark, slot that needs it); the first marks are the parameters
     events: list[Event] = []
+    # last_compute: the last row so far that computes; arrivals, mark_count: how many there are so far
     last_compute, arrivals, mark_count = -1, 0, len(recorder.parameter_number)
     for r, row in enumerate(rows):
         if isinstance(row, tuple):
@@ -204,7 +214,8 @@ def _build_tape(
                 continue
             name = producer[row.value].name if row.kind in partial else row.value
             slot[r] = slot_of[row.kind, name]
-            # It waits for other rows than the last computation: these set a mark, for which it waits.
+            # Messages that wait for the last computation need no mark (AFTER_ALL). If they wait for other
+            # rows, these rows set a new mark, and the messages wait for the mark.
             if row.deps != (last_compute,):
                 send_after[r] = mark_count
                 for dep in row.deps:

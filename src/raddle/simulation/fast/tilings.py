@@ -1,4 +1,7 @@
-"""Numbers tilings, as keys for caches: operators with equal iteration space and tiling share a number."""
+"""Numbers tilings, as keys for caches: operators with equal iteration space and tiling share a number.
+
+A Grid is a tiling by cuts along the dimensions; each of its tiles may have several copies.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ class NumberedTiling:
     number: int
     tiling: Tiling
     devices: tuple[int, ...]  # all devices of its tiles, sorted
-    tile_devices: Array  # by tile, copies included: its device
-    copies: int  # of each tile
-    regions: tuple[Regions, ...]  # by operand: the regions that the tiles read
+    tile_devices: Array  # by tile: its device; the copies of a tile stand next to each other
+    copies: int  # number of copies of each tile
+    regions: tuple[Regions, ...]  # by operand: the region of each tile, once for all of its copies
 
 
 class Reader(NamedTuple):
@@ -61,7 +64,10 @@ class Tilings:
         return tiled
 
     def signature(self, op: Op, tiled: NumberedTiling) -> object:
-        """A key that is equal for operators that are tiled alike (costs/native_calls.py)."""
+        """A key that is equal for operators that are tiled alike, so that one native call may run them.
+
+        See costs/native_calls.py.
+        """
         if tiled.number not in self._signatures:
             self._signatures[tiled.number] = tiling_signature(op, tiled.tiling)
         return self._signatures[tiled.number]

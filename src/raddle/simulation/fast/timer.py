@@ -1,4 +1,7 @@
-"""Calls the JIT-compiled function that times a step (kernel.py), with arrays that are large enough."""
+"""Calls the JIT-compiled function that times a step (kernel.py), with arrays that are large enough.
+
+The structures Slots, StepDag and SyncSettings are explained in arrays.py.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ NO_LIMIT = np.iinfo(np.int64).max // 4  # nanoseconds
 
 
 class Timer:
-    """Times steps of one graph. counts: nodes, edges and simulated nodes of the last step."""
+    """Times steps of one graph. counts: nodes, edges and simulated nodes of the last step.
+
+    links: the number of links of the cluster.
+    """
 
     def __init__(self, index: GraphIndex, plan: Plan, cluster: ClusterArrays, links: int) -> None:
         sync = plan.parsed_sync
@@ -47,8 +53,9 @@ class Timer:
             self.dag = self._allocate(2 * len(self.dag.nodes), 2 * len(self.dag.edges))
 
     def _allocate(self, nodes: int, edges: int) -> StepDag:
-        """Arrays with room for this many nodes and edges; the other fields: see arrays.StepDag."""
-        # Rows of StepDag.arrival, and marks: places where the tape records how far a device has come.
+        """Arrays with room for this many nodes and edges, in the order of the fields of StepDag."""
+        # arrivals: rows of StepDag.arrival. marks: a mark records how far each device has come at a row of
+        # the tape.
         arrivals = int(self.tape.arrival.max(initial=-1)) + 1
         marks = max(self.parameters, int(self.tape.mark.max(initial=-1)) + 1)
 
@@ -58,5 +65,6 @@ class Timer:
         return StepDag(
             np.zeros((nodes, 8), np.int64), np.zeros((edges, 3), np.int64),
             table(arrivals, np.int32), table(marks, np.int32), table(marks, np.int64),
-            table(max(3 * self.parameters, nodes // 8), np.int32),  # sync_arrival
+            # sync_arrival: a row for each row of the step script; grows with the nodes
+            table(max(3 * self.parameters, nodes // 8), np.int32),
         )  # fmt: skip

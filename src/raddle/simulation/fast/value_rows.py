@@ -2,9 +2,9 @@
 
 Rows go into the store (store.py); the methods return their slots (first row, number of rows). A cell is a
 box of an output that some devices merge from partial results (program/merges.py). A part of a result is
-the partial result of one tile, and may be two tensors, as a mean and a variance. bn: whether batch norm
-takes its statistics over the whole batch ("global"), over a micro-batch ("microbatch": here the same, as
-the fast simulation has one micro-batch) or over each tile ("local"); see plans/plan.py.
+the partial result of one tile, and may be two tensors, such as a mean and a variance. bn: whether batch
+norm takes its statistics over the whole batch ("global"), over a micro-batch ("microbatch": here the same,
+as the fast simulation has one micro-batch) or over each tile ("local"); see plans/plan.py.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class ValueRows:
         )  # fmt: skip
 
         def build() -> tuple[Slot, Slot]:
-            # Readers that may need boxes of other devices.
+            # Readers that may need boxes of other devices. always_local: each tile of the reader reads only
+            # what its device has computed.
             remote = [
                 r for r in readers
                 if source.merge_key is not None or not always_local(
@@ -133,6 +134,7 @@ class ValueRows:
         self, store: RowStore, source: ValueSource, readers: Sequence[Reader], element_bytes: int
     ) -> tuple[Slot, Slot]:
         """Slots of messages to readers that may need boxes of other devices, and of their gradients."""
+        # By need, that is, by box that a device reads: the box, the device, whether a gradient comes back.
         boxes, targets, sends_gradient = [], [], []
         for r in sorted(readers, key=lambda r: not r.sends_gradient):
             regions = r.tiling.regions[r.operand]
@@ -146,7 +148,8 @@ class ValueRows:
         count, routes = self.cluster.count, self.cluster.routes
         forward, backward = np.zeros((2, count, count), np.int64)
         pieces, holders, holder_at = self._pieces(store, source)
-        # Adds up the elements that each device sends, in `forward` and `backward`.
+        # Adds up the elements that each device sends to each other one, in `forward` and `backward`, whose
+        # indices are source and target.
         fits = pair_volumes(
             count,
             pieces,

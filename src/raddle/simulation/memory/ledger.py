@@ -76,7 +76,7 @@ class Ledger:
 
     def span(self, number: int) -> Span:
         """When each device executes an instruction; number: of the instruction."""
-        a, b = self.first_task[number : number + 2]
+        a, b = self.first_task[number : number + 2]  # its tasks are a to b - 1
         start, end = self.empty_span()
         devices = self.timeline.tasks.device[a:b]
         start[devices], end[devices] = self.timeline.start[a:b], self.timeline.end[a:b]
@@ -104,11 +104,15 @@ class Ledger:
         )
 
     def departure(self, flight: Flight) -> Array:
-        """By message, when it no longer takes memory on its source."""
+        """By message, from when on it no longer takes memory on its source."""
         return flight.start if self.through_host else flight.end
 
     def arrival(self, flight: Flight, first_use: Array) -> Array:
-        """By message, from when on it takes memory on its target; first_use: by device."""
+        """By message, from when on it takes memory on its target.
+
+        That is from the start of its transfer or, through the host, from its first use. first_use: by
+        device, when it first uses the value (NEVER: not at all).
+        """
         if not self.through_host:
             return flight.start
         first = first_use[flight.target]

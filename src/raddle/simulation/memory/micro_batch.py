@@ -6,6 +6,8 @@ and the end of a phase on each device, a flight is the messages of one value (le
 scratch memory that a device's library needs while an operator runs.
 """
 
+# o: output of an operator, d: device
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -76,7 +78,7 @@ class _MicroBatchMemory:
             end = np.maximum(forward.end, self._last_use_of_partials(op))
             end = np.maximum(end, times.last_departure(op.outputs[0], MessageKind.PARTIAL))
             add(self.sizes.partial_bytes[op.name], forward.start, end)
-            forward = times.span(op.name, "Fm")
+            forward = times.span(op.name, "Fm")  # the merge makes the outputs
         for o in op.outputs:
             # Bytes that the output allocates itself: none where it is a view of memory that the device
             # holds already (ValueSizes.free_views).
@@ -112,7 +114,7 @@ class _MicroBatchMemory:
         times = self.times
         backward = times.backward(op.name)
         end = backward.end
-        if op.name in self.sizes.partial_bytes:
+        if op.name in self.sizes.partial_bytes:  # the backward of the merge gives their gradients
             begin, end = times.span(op.name, "Bm")
             flight = times.flights.get((op.outputs[0], MessageKind.PARTIAL_GRADIENT))
             if flight is not None:
@@ -134,7 +136,8 @@ class _MicroBatchMemory:
                 # is copied to the device only when the backward that needs it starts.
                 reached = self.ledger.arrival(flight, backward.start)
                 np.minimum.at(first, flight.target, reached)
-                # In a pipeline, the backward of a segment starts from this gradient.
+                # In a pipeline, the backward of a segment starts from this gradient, and holds it until the
+                # end of the segment's backward.
                 if self.program.plan.stages:
                     until = end.copy()
                     for d in np.unique(flight.target):

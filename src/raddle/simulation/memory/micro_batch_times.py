@@ -35,7 +35,8 @@ class MicroBatchTimes:
             i = ledger.program.instructions[number]
             if isinstance(i, Move):
                 flight = ledger.flight(number, i)
-                key = i.value, i.kind.first_alike  # kinds with the same content count as one
+                # first_alike: the first kind of message with the same content; such kinds count as one
+                key = i.value, i.kind.first_alike
                 earlier = self.flights.get(key)
                 self.flights[key] = flight if earlier is None else earlier.concatenated(flight)
             elif isinstance(i, Run | Merge):
@@ -88,7 +89,7 @@ def _last_uses(
     last_recomputed: dict[str, Array] = {}
 
     def add_use(name: str, end: Array, into: dict[str, Array] = last) -> None:
-        """Notes that a value is used until `end`."""
+        """Notes that a value is used until `end` (by device), in the dict `into`."""
         earlier = into.get(name)
         into[name] = end if earlier is None else np.maximum(earlier, end)
 
@@ -106,6 +107,7 @@ def _last_uses(
                 add_use(o, backward, last_recomputed if recomputed else last)
         for name in set(op.inputs):
             add_use(name, times.span(op.name, "F").end)
+            # needed: by device, until when the input is needed after the forward, or -1
             needed = np.maximum(recomputation, backward) if name in saved.inputs else recomputation
             in_segment = sizes.recomputed_together(name, op.name)
             add_use(name, np.where(in_segment, -1, needed))

@@ -46,6 +46,7 @@ Array = np.ndarray
 
 def peak_bytes(timeline: Timeline, *, through_host: bool = False) -> list[int]:
     """By device, the peak of its memory."""
+    # base: persistent bytes by device; first: the place of the first change of each device
     base, device, _, change = _changes(timeline, through_host=through_host)
     peaks = base.copy()
     if len(device):
@@ -65,11 +66,13 @@ def memory_curve(timeline: Timeline, device: int) -> tuple[Array, Array]:
 def memory_curves(timeline: Timeline) -> Iterator[tuple[Array, Array]]:
     """The curves of all devices, in order."""
     base, device, times, change = _changes(timeline)
+    # The changes of device d are border[d] to border[d + 1].
     border = np.searchsorted(device, np.arange(len(base) + 1))
     for d, (a, b) in enumerate(pairwise(border)):
         t = np.concatenate([[0], times[a:b]])
         level = base[d] + np.concatenate([[0], np.cumsum(change[a:b])])
-        last = np.concatenate([t[1:] != t[:-1], [True]])  # of the changes at the same time
+        # By change: whether it is the last one at its time.
+        last = np.concatenate([t[1:] != t[:-1], [True]])
         yield t[last], level[last]
 
 
@@ -81,7 +84,7 @@ def _changes(
     times, change = np.concatenate([begin, end]), np.concatenate([nbytes, -nbytes])
     device = np.concatenate([device, device])
     span = 2 * (int(times.max(initial=0)) + 1)
-    # At the same time, memory is freed before it is allocated.
+    # Sorted by device, then by time; at the same time, memory is freed before it is allocated.
     order = np.argsort(device * span + 2 * times + (change > 0), kind="stable")
     lasting = persistent_bytes(timeline.program, timeline.cluster)
     return lasting, device[order], times[order], change[order]

@@ -128,6 +128,7 @@ class ValueSizes:
         free = np.zeros(self.count, bool)
         free[list(self.variant.tiles[op.name].devices)] = True
         base = op.inputs[0]
+        # A view of an input or a parameter: the device holds what it reads anyway.
         if self.graph.values[base].role != "op":
             return free
         producer = self._producers[base]
@@ -139,6 +140,7 @@ class ValueSizes:
         ):
             return free
         held: dict[int, list[Box]] = {}  # by device: the boxes of `base` that it holds
+        # (box, device) of all that devices compute, merge or receive of `base`
         pieces = [(c.box, d) for c in merged for d in c.devices] if merged else [
             (producer.space.output_boxes(t.box)[k], t.device) for t in tiling.tiles
         ]  # fmt: skip

@@ -34,9 +34,9 @@ def record_contributions(ledger: Ledger) -> None:
 def record_versions(ledger: Ledger) -> None:
     """Adds stashed weights: replaced by an update, alive until the last run that uses them.
 
-    Version v of a parameter has had v updates; update number v, from 0, replaces it. Run.versions: by
-    parameter that the operator reads, the version that this run uses; (): the number of
-    the step.
+    Version v of a parameter has had v updates; update number v, counted from 0, replaces it. Run.versions:
+    by parameter that the operator reads, the version that this run uses; (): its version is the number of
+    the step, and no old weights are needed.
     """
     read = parameters_by_op(ledger.program.graph)
     last: dict[tuple[str, int], Array] = {}  # parameter and version -> the end of its last use
@@ -51,5 +51,5 @@ def record_versions(ledger: Ledger) -> None:
                 last[name, version] = end if earlier is None else np.maximum(earlier, end)
     for (name, version), end in last.items():
         starts = replaced.get(name, [])
-        if version < len(starts):
+        if version < len(starts):  # else no update replaces this version
             ledger.add_by_device(ledger.parameter_bytes(name), starts[version], end)

@@ -3,12 +3,12 @@
 A pull is the Move that gathers a parameter before use. The servers of a parameter are the devices that hold
 and update its shards. A run is an instruction that computes an operator.
 
-received shards   from the start of the message that brings them (its buffer is allocated before) to
-                  the end of the last run that waits for the message and reads them
-copy of own shard in the gathered parameter: from the start of the first run that waits for the message to
-                  the same end
-gradient          from the first backward that adds to it until it has been pushed to its servers; on a
-                  server, until the update has ended
+    received shards     from the start of the message that brings them (its buffer is allocated before) to
+                        the end of the last run that waits for the message and reads them
+    copy of own shard   (a server copies its shard into the gathered parameter) from the start of the first
+                        run that waits for the message to the same end
+    gradient            from the first backward that adds to it until it has been pushed to its servers; on
+                        a server, until the update has ended
 """
 
 # d: device; times are in nanoseconds, as in ledger.py
