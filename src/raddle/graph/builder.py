@@ -251,7 +251,6 @@ class Builder:
         self._names = names
 
     def _name(self, suffix: str | None, kind: str) -> str:
-        """The name of a new operator; see `emit`."""
         if self._composite_name is not None and suffix == "":
             return self._composite_name
         # A constant gets the kind in its name: the plain name is for the module's main operator.
@@ -265,7 +264,6 @@ class Builder:
         return self._unique(self.module)
 
     def _unique(self, name: str) -> str:
-        """The name or, if it was given before, the name with a number, such as relu_1."""
         count = self._names.get(name, 0)
         self._names[name] = count + 1
         return name if not count else self._unique(f"{name}_{count}")
@@ -343,7 +341,6 @@ def _template(arguments: Any, operands: list[Value]) -> Any:
 
 
 def _map_values(arguments: Any, function: Callable[[Value], Any]) -> Any:
-    """Nested arguments, with function(value) in place of every Value."""
     if isinstance(arguments, Value):
         return function(arguments)
     if isinstance(arguments, (list, tuple)):
@@ -366,7 +363,6 @@ def _supported_kwargs(translator: AtenTranslator, kwargs: Mapping[str, Any]) -> 
 
 
 def _base_name(target: Any) -> str:
-    """The name of an ATen call without its overload, such as add."""
     return str(target._schema.name.split("::")[-1])
 
 

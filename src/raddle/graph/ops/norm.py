@@ -45,11 +45,6 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _statistics_notation(assign: str, outputs: Sequence[str]) -> Any:
-    """A function that writes the notation of a reduction over attrs["dims"].
-
-    assign: the sign of assignment, such as `lse=`. outputs: their names, such as "mv" for m and v.
-    """
-
     def notation(sig: Signature) -> str:
         letters = unique(sig.letters[0])
         kept = " ".join(a for d, a in enumerate(letters) if d not in sig.attrs["dims"])
@@ -100,7 +95,6 @@ def _lse_kernel(tile: OperatorTile) -> Kernel:
 def _merge_lse(
     op: Op, parts: Sequence[tuple[Tensor, ...]], counts: Sequence[int]
 ) -> tuple[Tensor, ...]:
-    # t, s: the maximum of a part, and its sum of exp(x - t)
     top = torch.stack([t for t, _ in parts]).amax(0)
     total = sum((s * (t - top).exp() for t, s in parts), torch.zeros_like(top))
     return (top + total.log(),)
@@ -175,10 +169,7 @@ def _batch_norm_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _running_statistics_kernel(tile: OperatorTile) -> Kernel:
-    """Running mean and variance (p, q) from the old ones (a, b) and those of the batch (m, v).
-
-    v is the biased variance; v * unbias is the unbiased one.
-    """
+    """Running mean and variance (p, q) from the old ones (a, b) and the batch's (m, v); v is biased."""
     momentum, unbias = tile.attrs["momentum"], tile.attrs["unbias"]
 
     def moving_average(old: Tensor, new: Tensor) -> Tensor:
@@ -232,7 +223,6 @@ def _translate_batch_norm(
 
 
 def _layer_norm_notation(sig: Signature) -> str:
-    # keep: number of leading dimensions, which are not normalised over; rank: of those that are
     letters, keep = unique(sig.letters[0]), len(sig.shapes[0]) - sig.attrs["rank"]
     y, lead, tail = " ".join(letters), " ".join(letters[:keep]), " ".join(letters[keep:])
     stats = "".join(f", s{i}[{lead}]" for i in range(sig.attrs["statistics"]))
