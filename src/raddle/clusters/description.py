@@ -129,6 +129,7 @@ class Place:
 
 
 def _kinds(data: object, place: Place) -> dict[str, Device]:
+    """Reads `devices`: by name of a kind, a device of this kind. data: the value at `place`."""
     if not isinstance(data, Mapping) or not data:
         raise place.error(
             f"is {short(data)}: name each kind, as gpu: {{flops: …, memory: …, bandwidth: …}}."
@@ -137,6 +138,7 @@ def _kinds(data: object, place: Place) -> dict[str, Device]:
 
 
 def _device(kind: str, data: object, place: Place) -> Device:
+    """Reads the properties of a kind of device. Its node is not set yet: it is 0."""
     fields = _fields(
         data,
         place,
@@ -179,6 +181,10 @@ def _device(kind: str, data: object, place: Place) -> Device:
 def _nodes(
     data: object, place: Place, kinds: Mapping[str, Device], default_network: Network | None
 ) -> list[Node]:
+    """Reads `nodes`: all nodes, an entry with a count as that many nodes.
+
+    kinds: by name of a kind, its device. default_network: of nodes that describe none.
+    """
     nodes: list[Node] = []
     total = 0
     for i, entry in enumerate(_list(data, place, "at least one node, as - {devices: [gpu]}")):
@@ -195,6 +201,7 @@ def _nodes(
 def _node(
     data: object, place: Place, kinds: Mapping[str, Device], default_network: Network | None
 ) -> tuple[int, Node]:
+    """Reads one entry of `nodes`; returns how many nodes it stands for, and the node."""
     fields = _fields(data, place, required=("devices",), optional=("count", "link", "network"))
     count = fields.get("count", 1)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -213,6 +220,7 @@ def _node(
 
 
 def _devices(data: object, place: Place, kinds: Mapping[str, Device]) -> list[Device]:
+    """Reads the devices of a node, a list of the names of kinds."""
     names = _list(data, place, f"the kinds, as [{next(iter(kinds))}]")
     for i, kind in enumerate(names):
         if str(kind) not in kinds:
@@ -223,6 +231,7 @@ def _devices(data: object, place: Place, kinds: Mapping[str, Device]) -> list[De
 
 
 def _link(data: object, place: Place) -> Link:
+    """Reads the link between the devices of a node."""
     fields = _fields(data, place, required=("bandwidth", "latency"), optional=("duplex", "shared"))
     return Link(
         bandwidth=_number(fields, "bandwidth", RATE, place),
@@ -233,6 +242,7 @@ def _link(data: object, place: Place) -> Link:
 
 
 def _network(data: object, place: Place) -> Network:
+    """Reads a network, of one node or of the cluster."""
     fields = _fields(
         data, place, required=("bandwidth", "latency"), optional=("duplex", "per_device")
     )
@@ -261,6 +271,7 @@ def _fields(
 
 
 def _number(fields: Mapping[str, Any], key: str, quantity: Quantity, place: Place) -> float:
+    """The number at a key, in the base unit of the quantity. place: of the mapping `fields`."""
     try:
         return parse_quantity(fields[key], quantity)
     except ValueError as error:
@@ -268,6 +279,7 @@ def _number(fields: Mapping[str, Any], key: str, quantity: Quantity, place: Plac
 
 
 def _flag(fields: Mapping[str, Any], key: str, default: bool, place: Place) -> bool:
+    """The true or false at a key, or the default. place: of the mapping `fields`."""
     value = fields.get(key, default)
     if not isinstance(value, bool):
         raise place.child(key).error(f"is {short(value)}: write true or false.")
@@ -275,6 +287,7 @@ def _flag(fields: Mapping[str, Any], key: str, default: bool, place: Place) -> b
 
 
 def _list(data: object, place: Place, advice: str) -> list[Any]:
+    """The data, checked to be a list with at least one entry. advice: for the error, what to list."""
     if not isinstance(data, list | tuple) or not data:
         raise place.error(f"is {short(data)}: list {advice}.")
     return list(data)

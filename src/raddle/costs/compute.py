@@ -150,16 +150,19 @@ class ComputeCosts:
 
         The measured time is divided in the ratio of the roofline times.
         """
-        both = self.all_grad_operands[op.name]
+        # those of "B" and "W" together
+        all_operands = self.all_grad_operands[op.name]
         measured = (
-            self._measured_op(op, box, both, device.kind) if tuple(grad_operands) != both else None
+            self._measured_op(op, box, all_operands, device.kind)
+            if tuple(grad_operands) != all_operands
+            else None
         )
         if measured is None:
             return None
         return (
             measured
             * self._roofline_seconds(op, box, grad_operands, device)
-            / self._roofline_seconds(op, box, both, device)
+            / self._roofline_seconds(op, box, all_operands, device)
         )
 
     def _measured_native_call(self, op: Op, box: Box, phase: str, device_kind: str) -> float | None:

@@ -58,11 +58,11 @@ class NativeCall(NamedTuple):
         """The tile of `op` that matches `box`, a tile of the main operator."""
         return self._convert_tile(op, self.main, box)
 
-    def _convert_tile(self, other: Op, op: Op, box: Box) -> Box:
-        """The tile of `other` that matches `box`, a tile of `op`."""
-        pairs = zip(op.space.dims, box.shape, strict=True)
+    def _convert_tile(self, target: Op, source: Op, box: Box) -> Box:
+        """The tile of `target` that matches `box`, a tile of `source`."""
+        pairs = zip(source.space.dims, box.shape, strict=True)
         sizes = {dim.name: size for dim, size in pairs if dim.name in self.shared_dims}
-        return Box.full([sizes.get(dim.name, dim.size) for dim in other.space.dims])
+        return Box.full([sizes.get(dim.name, dim.size) for dim in target.space.dims])
 
     def is_whole(self, op: Op, box: Box, bn: str) -> bool:
         """Whether a tile is whole in all dimensions that the call may not split.
@@ -104,11 +104,14 @@ def applicable_native_calls(graph: Graph, tiles: Mapping[str, Tiling]) -> Mappin
     """
     calls = find_native_calls(graph)
     alike = {  # by main operator, whether the tilings of its composite match
-        n.main.name: len(
-            {tiling_signature(graph.op(i), tiles[i]) for i in (*n.time_shares, *n.neighbours)}
+        call.main.name: len(
+            {
+                tiling_signature(graph.op(name), tiles[name])
+                for name in (*call.time_shares, *call.neighbours)
+            }
         )
         == 1
-        for n in {n.main.name: n for n in calls.values()}.values()
+        for call in {call.main.name: call for call in calls.values()}.values()
     }
     return {name: call for name, call in calls.items() if alike[call.main.name]}
 

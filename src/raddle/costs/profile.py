@@ -152,7 +152,9 @@ def measure(
             for phase, operands in (("F", None), ("B", operands_of_op))
         )
         if forward not in profile.seconds:
-            grad_inputs = {i.inputs[k] for i in call.ops for k in grad_operands[i.name]}
+            grad_inputs = {
+                call_op.inputs[k] for call_op in call.ops for k in grad_operands[call_op.name]
+            }
             times = _measure_native_call(
                 graph, call, box, grad_inputs, torch.device(device), repeats
             )

@@ -1,4 +1,4 @@
-"""Describes an instruction in words, for error messages."""
+"""Describes an instruction in words, for error messages; and names that the checks of a program share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from raddle.program.program import (
     Run,
 )
 
-BoxesByDevice = Mapping[int, Sequence[Box]]  # of one value or parameter
+# By device, its boxes of one value or parameter: a type that the files of program/checks use.
+BoxesByDevice = Mapping[int, Sequence[Box]]
+# By phase of a Run or Merge, its words.
 PHASES = {"F": "forward", "R": "forward again", "B": "backward", "W": "backward to parameters"}
 
 

@@ -109,13 +109,16 @@ class GradientSync:
         self.new_writers, self.contributions = {}, {}
         self._begin_step()
 
-    def _handle_event(self, event: int, subject: int, run: int, key: Key) -> None:
+    def _handle_event(self, event: int, subject: int, run_or_parameter: int, key: Key) -> None:
         """Writes the instructions of the rows that follow from an event of the step script.
 
-        subject, run: as in `step_script.write_rows`; -1: none.
+        subject: the parameter whose gradient is complete or, for a TURN, the slice. run_or_parameter: the
+        instruction that completed the gradient or, for a TURN, the parameter of the slice. -1: none.
         """
         # The last argument, by event its first row, is not used here: there is one event.
-        step_script.write_rows([event], [subject], [run], self.facts, self.state, [0, 0])
+        step_script.write_rows(
+            [event], [subject], [run_or_parameter], self.facts, self.state, [0, 0]
+        )
         for n in range(len(self.row_instructions), self.state.counters[ROWS]):
             self.row_instructions.append(self._write_row(n, key))
 
@@ -186,7 +189,7 @@ def _sync_facts(
     rule = rule_of(sync)
     if overlap and sync.sliced:
         rule = step_script.BUCKETS
-    # By group, that is, the sets of devices that sum a parameter, its number.
+    # The number of each group; here a group is given by the sets of devices that sum its parameters.
     numbers = {group: g for g, group in enumerate(dict.fromkeys(parameters.groups.values()))}
     counts = Counter(name for name, _ in slices)
     first = accumulate((counts[n] for n in parameters.trainable), initial=0)
@@ -211,12 +214,21 @@ def _sync_facts(
 
 def _new_state(facts: SyncFacts, rows: list[int]) -> ScriptState:
     """The state of the step script at the beginning of a step. rows: an empty table."""
-    count = len(facts.group_of)
+    count = len(facts.group_of)  # of parameters
     groups_of_parameters = [facts.group_of[p] for p in range(count)]
-    groups = max(groups_of_parameters, default=-1) + 1
+    groups = max(groups_of_parameters, default=-1) + 1  # how many
     incomplete = [groups_of_parameters.count(g) for g in range(groups)]
-    # In the order of the fields: counters, incomplete, four of the buckets, opened_groups, ...
     return ScriptState(
-        [0] * 8, incomplete, [0] * groups, [-1] * groups, [0] * groups, [0] * count, [0] * groups,
-        [0] * count, [0] * count, [0] * count, [0] * count, rows,
+        [0] * 8,  # counters
+        incomplete,
+        [0] * groups,  # bucket_fill
+        [-1] * groups,  # bucket_first
+        [0] * groups,  # bucket_last
+        [0] * count,  # bucket_next
+        [0] * groups,  # opened_groups
+        [0] * count,  # complete
+        [0] * count,  # ready_at
+        [0] * count,  # wait_row
+        [0] * count,  # sum_members
+        rows,
     )  # fmt: skip

@@ -54,7 +54,7 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
         instructions = reorder(instructions, graph, plan, steps_in_flight(plan))
     if lowering.overlap:
         instructions = with_versions(instructions, graph, plan)
-    variants = tuple(s.variant for s in parameters.lowered)
+    variants = tuple(lowered.variant for lowered in parameters.lowered)
     return Program(
         graph, plan, tuple(instructions), parameters.lowered[0].active, variants, parameters.regions,
         parameters.slices,

@@ -69,12 +69,13 @@ def place_merge(
     for number, tile in enumerate(tiles):
         first_copy.setdefault(tile.box, number)
     counted_tiles = list(first_copy.values())
+    # By counted tile, the box of the output that it contributes to.
     outs = [op.space.output_boxes(tiles[i].box)[0] for i in counted_tiles]
     placed: list[Cell] = []
-    messages: dict[tuple[int, int, int], list[Box]] = {}
+    messages: dict[tuple[int, int, int], list[Box]] = {}  # by source, target and part
     # Disjoint boxes, each with the positions in `counted_tiles` of the tiles that contribute to it.
-    for box, tile_numbers in cells(outs):
-        parts = tuple(counted_tiles[f] for f in tile_numbers)
+    for box, positions in cells(outs):
+        parts = tuple(counted_tiles[at] for at in positions)  # tile numbers
         # The devices that have a part of this box.
         owners = tuple(dict.fromkeys(tiles[i].device for i in parts))
         if replicated and not readers:  # the loss itself
@@ -105,12 +106,13 @@ def _cells_of_plan(op: Op, box: Box, parts: tuple[int, ...], sums: Tiling) -> li
     """Cuts a box into the cells that `plan.sums` asks for.
 
     A tile of `sums` is a cell on a device; if it has copies, the device of each copy merges the cell.
+    parts: the numbers of the tiles that contribute to the box.
     """
-    devices: dict[Box, list[int]] = {}
+    devices: dict[Box, list[int]] = {}  # by cell, those that merge it
     for tile in sums.tiles:
         devices.setdefault(op.space.output_boxes(tile.box)[0], []).append(tile.device)
-    cut = [(box & output, tuple(holders)) for output, holders in devices.items()]
-    return [Cell(piece, parts, copies) for piece, copies in cut if not piece.empty]
+    cut = [(box & output, tuple(mergers)) for output, mergers in devices.items()]
+    return [Cell(piece, parts, mergers) for piece, mergers in cut if not piece.empty]
 
 
 def merged_bytes(cell: Cell, width: int) -> int:

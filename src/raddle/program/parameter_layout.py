@@ -20,7 +20,7 @@ from raddle.program.parameter_regions import parameter_regions
 from raddle.program.parameter_slices import check_order, cut_slices
 from raddle.program.program import ParameterRegion
 
-# d: device, n: name of a parameter, s: region
+# d: device, n: name of a parameter
 
 # The sets of devices that hold regions of one parameter.
 HolderSets = tuple[tuple[int, ...], ...]
@@ -69,16 +69,19 @@ class ParameterLayout:
 
     def synced_regions(self, name: str) -> tuple[ParameterRegion, ...]:
         """The regions of a parameter whose gradients have to be summed or sent."""
-        return tuple(s for s in self.regions[name] if s.needs_sync)
+        return tuple(region for region in self.regions[name] if region.needs_sync)
 
     @cached_property
     def groups(self) -> dict[str, HolderSets]:
         """By parameter that needs synchronisation, the sets of devices that sum regions of it."""
         synced = ((name, self.synced_regions(name)) for name in self.trainable)
         return {
-            n: tuple(dict.fromkeys(s.devices for s in regions)) for n, regions in synced if regions
+            n: tuple(dict.fromkeys(region.devices for region in regions))
+            for n, regions in synced
+            if regions
         }
 
 
 def holders(regions: Iterable[ParameterRegion]) -> tuple[int, ...]:
-    return tuple(sorted({d for s in regions for d in s.devices}))
+    """All devices that hold any of the regions, sorted."""
+    return tuple(sorted({d for region in regions for d in region.devices}))

@@ -74,8 +74,8 @@ def _cuts_of_device(
 ) -> set[int]:
     """The cuts that a device's own communication makes in a micro-batch."""
     position = {op.name: at for at, op in enumerate(device_ops)}
-    # By operator, the number of its composite.
-    composite = {name: n for n, f in enumerate(program.graph.fused_calls) for name in f.ops}
+    # By operator, the number of its composite: a fused call computes the operators of a composite at once.
+    composite = {name: n for n, fused in enumerate(program.graph.fused_calls) for name in fused.ops}
     # By operator of the device, its composite; an operator outside of composites has its own number.
     composite_of = [composite.get(op.name, -1 - at) for at, op in enumerate(device_ops)]
     zero3 = program.plan.parsed_sync.zero3
@@ -118,6 +118,7 @@ def _cuts_of_device(
 
 
 def _pushes_slice(program: Program, i: Instruction) -> bool:
+    """Whether an instruction sends the gradient of a slice to its server."""
     return bool(program.slices) and isinstance(i, Move) and i.kind.is_push
 
 
@@ -126,9 +127,11 @@ def _cuts_of_all_devices(
 ) -> set[int]:
     """The cuts that the communication of all devices makes: after its sender, before its receiver."""
     number = {op.name: at for at, op in enumerate(program.graph.ops)}
+    # By operator of the device, its number in the graph.
     positions = [number[op.name] for op in device_ops]
-    moves = {n for n, i in instructions if not isinstance(i, Run)}
-    # A border at k lies before operator k of the graph. A backward begins behind an operator.
+    moves = {n for n, i in instructions if not isinstance(i, Run)}  # and merges, reduces, updates
+    # A border at k lies before operator k of the graph. Backward, operators run in reverse order, so
+    # the border before the backward of operator k is at k + 1, and the border after it is at k.
     borders: set[int] = set()
     for _, i in instructions:
         if isinstance(i, Run):
@@ -146,9 +149,9 @@ def _cuts_of_plan(program: Program, device_ops: list[Op]) -> set[int]:
     plan, cuts = program.plan, set[int]()
     # By operator, the number of its recomputed block.
     block = {name: k for k, names in enumerate(plan.recompute) for name in names}
-    stage = stage_of(plan)
+    stage = stage_of(plan)  # by operator, the number of its stage
     for at, (before, after) in enumerate(pairwise(device_ops), 1):
-        if any(of.get(before.name) != of.get(after.name) for of in (block, stage)):
+        if any(number.get(before.name) != number.get(after.name) for number in (block, stage)):
             cuts.add(at)
         if plan.split_backward and any(
             trained_parameters(program.graph, op, program.active) for op in (before, after)

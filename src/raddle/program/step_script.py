@@ -114,37 +114,38 @@ def write_rows(
     )
     group_of, nbytes, incomplete, rule = facts.group_of, facts.nbytes, state.incomplete, facts.rule
     for e in range(len(events)):
-        event, p = events[e], subjects[e]  # p: of a TURN, the slice
+        # subject: a parameter; of a TURN, a slice
+        event, subject = events[e], subjects[e]
         if event == COMPLETE:
             if counters[RUN] != runs[e]:
                 counters[CLOCK] += 1
                 counters[RUN], counters[RUN_CLOCK] = runs[e], counters[CLOCK]
-            complete[counters[COMPLETED]] = p
+            complete[counters[COMPLETED]] = subject
             counters[COMPLETED] += 1
-            ready_at[p], wait_row[p], g = counters[RUN_CLOCK], -1, group_of[p]
+            ready_at[subject], wait_row[subject], g = counters[RUN_CLOCK], -1, group_of[subject]
             if rule == SLICES:
-                _sync_through_servers(p, facts, counters, rows)
+                _sync_through_servers(subject, facts, counters, rows)
             elif rule == SLICE_SUMS:
-                _sum_slices(p, facts, counters, rows)
+                _sum_slices(subject, facts, counters, rows)
             elif g >= 0 and rule == SERVER:
                 counters[CLOCK] += 1
-                ready_at[p] = counters[CLOCK]
-                wait_row[p] = _write_row(PUSH, p, p, -1, counters, rows)
+                ready_at[subject] = counters[CLOCK]
+                wait_row[subject] = _write_row(PUSH, subject, subject, -1, counters, rows)
             elif g >= 0:
                 if bucket_first[g] < 0:
-                    bucket_first[g] = p
+                    bucket_first[g] = subject
                     _note_first_bucket(g, state)
                 else:
-                    bucket_next[bucket_last[g]] = p
-                bucket_last[g], bucket_next[p] = p, -1
+                    bucket_next[bucket_last[g]] = subject
+                bucket_last[g], bucket_next[subject] = subject, -1
                 incomplete[g] -= 1
-                bucket_fill[g] += nbytes[p]
+                bucket_fill[g] += nbytes[subject]
                 if is_full(bucket_fill[g], facts.bucket_bytes):
                     _sum_bucket(g, state)
             if facts.update_at_once:
                 _update(facts, state)
         elif event == TURN:
-            sum_slice(p, runs[e], counters, rows)
+            sum_slice(subject, runs[e], counters, rows)  # runs[e]: the parameter of the slice
         elif event == ACTION_ENDS:
             _sum_finished_buckets(state)
         else:

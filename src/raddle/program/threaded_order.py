@@ -77,20 +77,21 @@ def _list_schedule(
     plan: Plan,
     depth: int,
 ) -> list[int]:
-    """The numbers of the instructions in the order in which their blocks become ready (b, f: blocks).
+    """The numbers of the instructions in the order in which their blocks become ready.
 
-    seconds: by operator, of its forward. depth: steps at once.
+    seconds: by operator, of its forward. depth: steps at once. In the code, b and f are numbers of blocks,
+    n of instructions and d of devices (in `deps`: of instructions).
     """
     block_of = {n: b for b, numbers in enumerate(blocks) for n in numbers}
-    waits: list[set[int]] = [set() for _ in blocks]
+    waits: list[set[int]] = [set() for _ in blocks]  # by block, the blocks that it waits for
     devices = [{d for n in numbers for d in instructions[n].devices} for numbers in blocks]
     for b, numbers in enumerate(blocks):
         waits[b] |= {block_of[d] for n in numbers for d in instructions[n].deps} - {b}
     _limit_depth(instructions, blocks, devices, waits, depth)
-    followers: list[list[int]] = [[] for _ in blocks]
-    for b, others in enumerate(waits):
-        for other in others:
-            followers[other].append(b)
+    followers: list[list[int]] = [[] for _ in blocks]  # by block, the blocks that wait for it
+    for b, awaited_blocks in enumerate(waits):
+        for awaited in awaited_blocks:
+            followers[awaited].append(b)
     missing = [len(w) for w in waits]  # by block, how many blocks it still waits for
     ready_at = [0.0] * len(blocks)  # by block, nominal seconds from the beginning
     free_at = [0.0] * plan.devices  # by device, the same: when it has ended its last block so far

@@ -68,14 +68,14 @@ def output_holders(space: Space, tiling: Tiling, output: int) -> ValueHolders:
     """The holders of an output, if no result is partial: the devices that computed it."""
     dims = space.outputs[output]  # by dimension of the output, that of the iteration space
     if isinstance(tiling, Grid) and list(dims) == sorted(dims):
-        # If no dimension that the output lacks is split (other_parts is 1), the boxes of the output are in
-        # row-major order, like the tiles.
+        # absent_dim_parts: into how many parts the tiling cuts the dimensions that the output lacks.
+        # If 1, each box of the output is that of one tile (and its copies), in the same row-major order.
         cuts = [tiling.cuts[d] for d in dims]
         copies = tiling.copies
-        other_parts = 1
+        absent_dim_parts = 1
         for d, c in enumerate(tiling.cuts):
-            other_parts *= 1 if d in dims else len(c) - 1
-        if other_parts == 1:
+            absent_dim_parts *= 1 if d in dims else len(c) - 1
+        if absent_dim_parts == 1:
             boxes = Grid(tuple(cuts), (0,) * box_count(cuts)).boxes
             pieces = [
                 (box, tiling.devices[i * copies : (i + 1) * copies]) for i, box in enumerate(boxes)

@@ -130,20 +130,19 @@ def pull_messages(
             if name not in slices:
                 continue
             reading_devices = readers.setdefault(name, {})
-            for device, region in operand_regions(op, operand, tiles[op.name]):
-                # region: the box that a tile reads. whole_region, and holder_region below: a region of the
-                # parameter, that is, a box with its holders.
-                for whole_region in regions[name]:
-                    if region is not None and not (region & whole_region.box).empty:
-                        reading_devices.setdefault(whole_region.box.lo, set()).add(device)
+            # read_box: what a tile on the device reads of the parameter; None: nothing.
+            for device, read_box in operand_regions(op, operand, tiles[op.name]):
+                for region in regions[name]:
+                    if read_box is not None and not (read_box & region.box).empty:
+                        reading_devices.setdefault(region.box.lo, set()).add(device)
     pulls = {}
     for name, devices_by_start in readers.items():
         messages = [
             Message(s.server, d, (s.box,))
-            for holder_region in regions[name]
+            for region in regions[name]
             for s in slices[name]
-            if holder_region.box.contains(s.box)
-            for d in sorted(devices_by_start.get(holder_region.box.lo, set()) - {s.server})
+            if region.box.contains(s.box)  # s: a slice of the region
+            for d in sorted(devices_by_start.get(region.box.lo, set()) - {s.server})
         ]
         if messages:
             pulls[name] = join_messages(messages)
