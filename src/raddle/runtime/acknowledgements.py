@@ -5,6 +5,7 @@ arrived, so rank 0 can free A's send buffer. No extra acknowledgement message an
 
 A Move is the instruction of a program that sends messages between devices (program/program.py). `deps` of
 an instruction: the indices of the instructions that it waits for; `key.step`: the step that it belongs to.
+Letters: i an instruction, m a message, d a device.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Acknowledgements:
         self.steps_unordered = is_greedy(program.plan)
         # (index of a Move, target) -> index of the first instruction on the target that depends on it
         self.first_use: dict[tuple[int, int], int] = {}
-        # Source -> indices of the Moves that bring this device a message from it, in order
+        # Source -> indices of the Moves that bring this device a message from it, in order, each Move once
         self.incoming: dict[int, list[int]] = {}
         moves = set()
         for number, i in enumerate(program.instructions):

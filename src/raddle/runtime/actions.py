@@ -32,6 +32,7 @@ class Call:
 
     number: int  # identifies the call on this rank
     label: str  # for traces and error messages
+    # The function, and the boxes that it takes and returns (function_writer.py)
     code: GeneratedCode
     key: Key  # step, micro-batch, and variant (how that micro-batch is tiled)
     # The arguments, by kind: slots of activations that get a gradient, of parameters, and of all others.
@@ -50,7 +51,7 @@ class Call:
 class Feed:
     """Puts a part of the batch, or a random seed, into its slot before the first call that reads it."""
 
-    source: SlotSource
+    source: SlotSource  # which box of which input, or which seed, and its slot
     key: Key
 
 

@@ -142,7 +142,10 @@ class BatchCutter:
     def reader(
         self, batches: Sequence[Sequence[Tensor]], rank: int, place: torch.device
     ) -> Callable[[SlotSource], Tensor]:
-        """A function that reads the tensor of an input slot, on `place`; `batches`: one per step."""
+        """A function that reads the tensor of an input slot.
+
+        batches: one per step; place: the torch device that the tensor is put on.
+        """
         tensors = [self.check(batch, rank) for batch in batches]
         return lambda s: self.read(s, tensors[s.key.step]).to(place, non_blocking=True)
 

@@ -4,7 +4,8 @@ A program is one list of instructions for all devices; it names boxes of values 
 result is the list of this device's actions (actions.py): boxes have become numbered slots, and
 dependencies have become the order of the list. The classes in builders/ make the actions; this file calls
 them, instruction by instruction. Instructions (program/program.py): Run computes an operator, Merge
-combines partial results, Move sends messages, Reduce all-reduces gradients, Update updates a parameter.
+combines partial results, Move sends messages, Reduce all-reduces gradients, Update updates a parameter. An
+instruction is called i in this file.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def build_actions(program: Program, device: int, place: torch.device) -> RankAct
 
     They are those of one step, the first of the program. Where steps overlap, they are those of all steps.
     """
-    overlap = is_asynchronous(program.plan)
+    overlap = is_asynchronous(program.plan)  # whether steps overlap
     builder = _ActionBuilder(program, device, place)
     tag = 0  # the next message tag; all ranks count all transfers, so they agree
     for number, i in builder.instructions:
@@ -54,7 +55,7 @@ def build_actions(program: Program, device: int, place: torch.device) -> RankAct
         builder.slices,
         builder.buckets,
     )
-    if program.slices:
+    if program.slices:  # parameters are synchronised in slices: the update ends the step
         actions.append(UpdateParameters(builder.instructions[-1][1].key))
     if overlap:
         mark_stashed_versions(actions)
@@ -82,6 +83,7 @@ class _ActionBuilder:
         self.instructions = [
             (n, i) for n, i in enumerate(program.instructions) if overlap or not i.key.step
         ]
+        # read_hulls: input -> the bounding box of all that the device reads of it
         self.slot_table = SlotTable(
             program.graph, [read_hulls(v, device) for v in program.variants]
         )

@@ -22,7 +22,10 @@ BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 
 def clock_offset(transport: Transport, exchange: Callable[[Any], list[Any]]) -> float:
-    """Seconds to add to this rank's clock to get rank 0's; all ranks call it together."""
+    """Seconds to add to this rank's clock to get rank 0's; all ranks call it together.
+
+    exchange: all-gather of Python objects, one for each rank.
+    """
     times = []
     for _ in range(ROUNDS):
         transport.barrier()

@@ -121,6 +121,7 @@ class CodeGenerator:
             ]
             outs = op.space.output_boxes(tile.box)
             if op.name in self.variant.merges:
+                # The tensors of one partial result: usually one; for mean and variance, two
                 count = tensors_per_part(op, tile.box)
                 into: list[tuple[TensorId, Box]] = [
                     ((op.name, number, k), outs[0]) for k in range(count)

@@ -1,9 +1,11 @@
 """How messages of each kind are delivered: which pieces the sender packs, and where the receiver puts them.
 
 All of the runtime that depends on the kind of a message is in this file. A delivery is chosen by the
-content and the subject of the kind (`program/message_kind.py`). So a new kind with a known content and
-subject needs no change here. A piece is a box of a tensor; a slot table (builders/slot_table.py) knows the
-slots of the pieces that a device holds, separately for each key (step, micro-batch and variant).
+content of the kind (value, gradient or nothing) and by its subject (what the message is about: a result, a
+partial result, a parameter or an action of the schedule; `program/message_kind.py`). So a new kind with a
+known content and subject needs no change here. A piece is a box of a tensor; a slot table
+(builders/slot_table.py) knows the slots of the pieces that a device holds, separately for each key (step,
+micro-batch and variant).
 """
 
 from __future__ import annotations

@@ -195,7 +195,8 @@ class Executor:
     ) -> Tensor:
         """Runs one step with this number; returns the loss, the same on every rank.
 
-        update: if False, gradients are only accumulated; weight: factor of the loss.
+        read_input: returns the tensor of an input slot; update: if False, gradients are only accumulated;
+        weight: factor of the loss.
         """
         return self.run_steps(read_input, step, update=update, weight=weight)[0]
 

@@ -120,7 +120,7 @@ def _messages(transport: Transport, nbytes: int, work: Work) -> None:
     """Each rank sends to the next rank and receives from the previous one."""
     rank, size = transport.rank, transport.size
     buffer = torch.zeros(nbytes, dtype=torch.uint8)
-    for tag in range(REPEATS):
+    for tag in range(REPEATS):  # `post` starts a send, `expect` a receive
         sent = transport.post((rank + 1) % size, tag, buffer)
         arriving = transport.expect((rank - 1) % size, tag, buffer, nbytes)
         work()
@@ -157,7 +157,7 @@ class _Slices:
         served = {n: p for n, p in enumerate(rows) if items[n].server == transport.rank}
         optimizer = torch.optim.SGD(rows, lr=0.1, momentum=0.9)
         self._slice_updater = SliceUpdater(optimizer, served)
-        self._slice_updater.snapshot(1)  # settings from clock 1, the first step, on
+        self._slice_updater.snapshot(1)  # notes the optimizer's settings from step 1 on
         self._synchroniser = ServerSynchroniser(
             items,
             transport.wire(),  # sends slices of parameters, by priority

@@ -143,7 +143,7 @@ def _convert_plan(name: str, data: dict[str, Any], dtype: str, graph: Graph) -> 
     plan = replace(
         plan_file.from_dict(data, plan_graph),
         dtype=dtype,
-        fingerprint=graph.fingerprint(),
+        fingerprint=graph.fingerprint(),  # identifies the graph that a plan is for
         inputs=describe_inputs(graph),
     )
     validate(plan, graph)

@@ -5,7 +5,7 @@ these operators belong to one box of the composite, one fused torch call on that
 faster. A FusedCall (graph/graph.py) names such a composite: its kind, operators, inputs and outputs. A
 variant is a way in which some micro-batches run: their size, and the tiles (program/program.py).
 `op.space.regions(box)`: the box of each operand that a tile reads. `variant.merges`: operators with partial
-results.
+results. Letters: i is the name of an operand, o that of an output.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class RecordedInterval(NamedTuple):
     tag: int = -1  # tells messages, or sums, between the same ranks apart; -1: none
 
     def shift(self, seconds: float) -> RecordedInterval:
-        """The interval on a clock that is so many seconds ahead."""
+        """The same interval, with `seconds` added to its start and end."""
         return self._replace(start=self.start + seconds, end=self.end + seconds)
 
 

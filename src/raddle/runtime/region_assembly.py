@@ -50,9 +50,9 @@ def _concat_dim(overlaps: Sequence[Box], region: Box) -> int | None:
     """The dimension along which the overlaps can be concatenated to the region; None: there is none."""
     differing = {
         d
-        for c in overlaps
+        for overlap in overlaps
         for d in range(len(region.lo))
-        if (c.lo[d], c.hi[d]) != (region.lo[d], region.hi[d])
+        if (overlap.lo[d], overlap.hi[d]) != (region.lo[d], region.hi[d])
     }
     return differing.pop() if len(differing) == 1 else None
 

@@ -51,7 +51,7 @@ def run_threads(
     batches(key): the inputs of a micro-batch by name; spans: if given, gets the recorded spans
     (schedule_spans.py).
     """
-    hub = Hub(program.plan.devices)
+    hub = Hub(program.plan.devices)  # gives each thread a transport to the others
     ranks = [_Rank(program, hub, d, state, optimizer, batches, seed) for d in range(hub.size)]
     failures: list[tuple[int, BaseException]] = []
 

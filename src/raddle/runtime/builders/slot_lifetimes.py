@@ -34,8 +34,9 @@ def mark_dead_slots(actions: Sequence[Action], live: Collection[int]) -> None:
 
 
 def mark_releases(actions: Sequence[Action], slots: Collection[int]) -> None:
-    """Fills `release` of forwards and backwards: gathered parameters not used before their next gather.
+    """Fills `release` of forwards and backwards: the gathered parameters that are freed after the action.
 
+    An action frees a parameter if no later action uses it before it is gathered again.
     slots: those of the gathered ZeRO-3 parameters.
     """
     gathered = set(slots)

@@ -20,7 +20,7 @@ class VersionBuilder:
     """Looks up the weight versions that the program gives to the operators of one device."""
 
     def __init__(self, program: Program, device: int, instructions: Iterable[Instruction]) -> None:
-        read = parameters_by_op(program.graph)
+        read = parameters_by_op(program.graph)  # operator -> names of the parameters that it reads
         # (key, operator) -> weight -> version
         self._versions: dict[tuple[Key, str], dict[str, int]] = {}
         for i in instructions:
