@@ -51,9 +51,10 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self.node_count = 0
-        self.anchor_sizes: dict[int, int] = {}  # number of nodes below a node with an anchor, by id
+        self.anchor_sizes: dict[int, int] = {}  # id(node with an anchor) -> its nodes, with itself
 
-    # The scanner visits all open brackets for each token, so depth is checked when a bracket is opened.
+    # For each token, PyYAML's scanner visits all open brackets: deep nesting would take very long. So depth
+    # is checked when a bracket or an indented block is opened, not afterwards.
 
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:
         self._check_depth()
@@ -106,7 +107,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
+            if key_node.tag == "tag:yaml.org,2002:merge":  # the key <<, which may be repeated
                 continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable):

@@ -1,7 +1,9 @@
 """Costs: seconds of operators, measured or from a roofline model, and bytes of synchronisation.
 
 `measure` times tiles (boxes of operators) on this machine and returns a `Profile`; `distinct_tiles` lists
-the tiles of a plan that it must time. `server_bytes` counts bytes to and from a parameter server.
+the tiles of a plan that it must time. `ComputeCosts` gives the seconds of an operator: from the profile or,
+where that has no measurement, from the roofline model. `server_bytes` counts bytes to and from a parameter
+server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Parts of the zoo for building other workloads: networks, losses, and random batches.
 
 A `BatchMaker` is a function that returns a random batch of n samples. `images`, `masked_images` (a label
-for each pixel) and `text` (targets are the next tokens) return such functions.
+for each pixel) and `text` (targets are the next tokens) return such functions. `RESNET50`, `VGG16` and
+`VGG19` are depths, for `ResNet` and `VGG`: blocks or convolutions between two reductions of the image size.
 """
 
 from __future__ import annotations

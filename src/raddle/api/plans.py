@@ -1,7 +1,8 @@
 """Plans, the text notation of their tiles, and plan files.
 
-`DEFAULT_BUCKET` is in bytes. A plan is asynchronous if its steps overlap: a run then repeats a program of
-`OVERLAPPED_STEPS` steps.
+`DEFAULT_BUCKET` is the size in bytes of a bucket of gradients. `describe_inputs` and `parameter_shapes` of
+a graph are written to the plan file, so that a rank can capture and check the module. A plan is
+asynchronous if its steps overlap: a run then repeats a program of `OVERLAPPED_STEPS` steps.
 """
 
 from __future__ import annotations

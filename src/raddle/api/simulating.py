@@ -1,7 +1,8 @@
 """Simulates a plan or a program on a cluster: timeline, metrics, peak memory, trace file.
 
 `simulate_steps` simulates `STEPS` steps, or more if steps overlap; `details` collects the metrics of the
-timeline for `raddle simulate`. `Evaluator` is the fast simulation of a step, without a program.
+timeline for `raddle simulate`. `Tasks` are the tasks of a program as arrays, and `run_tasks` computes when
+each of them starts and ends. `Evaluator` is the fast simulation of a step, without a program.
 """
 
 from __future__ import annotations

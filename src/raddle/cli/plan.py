@@ -114,6 +114,7 @@ def plan(
             graph, target_cluster, method, replace(settings, on_progress=on_progress), model=model,
             recompute=recompute, partition=from_partition,
         )  # fmt: skip
+    # program.graph: the graph that the plan is for; with a pipeline, that of one micro-batch
     if output is not None:
         save_plan(new_plan, timeline.program.graph, output)
     if text:

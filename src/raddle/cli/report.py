@@ -104,7 +104,7 @@ def report(
     if given_plans and methods is None and any(g.plan.method == "data" for g in given_plans):
         names = []  # data parallelism is among the given plans
     if given_plans:
-        first = given_plans[0].plan
+        first = given_plans[0].plan  # the methods are compared under the settings of this plan
         settings = replace(settings, bn=first.bn, sync=first.sync, optimizer=first.optimizer)
     # EVALUATOR: the numba functions of the fast simulation.
     warm_up_jit(dict.fromkeys([EVALUATOR, *jit_functions_for(names)]))
@@ -126,13 +126,17 @@ def _load(
     plans: "Sequence[str]",
     runs: "Sequence[str]",
 ) -> "tuple[Graph, Cluster, list[GivenPlan]]":
-    """Return the model's graph, the cluster, and the given plans with their measured runs."""
+    """Return the model's graph, the cluster, and the given plans with their measured runs.
+
+    plans: paths of plan files; runs: paths of outputs of `raddle run --json`, each of which names its plan.
+    """
     from raddle.api import clusters
     from raddle.api.loading import load_plans
     from raddle.reports.page.measured_run import read_run
     from raddle.reports.page.page_report import GivenPlan
     from raddle.reports.progress import spinner
 
+    # Path of a plan file -> its measured run
     measured = {str(result["plan"]): result for result in map(read_run, runs)}
     paths = list(dict.fromkeys([*plans, *measured]))
     if not paths:

@@ -13,7 +13,11 @@ from raddle.reports.units import bytes_text, plural
 
 
 def show_hosts(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print one row for each host, as `raddle.lab.status.host_rows` returns them."""
+    """Print one line for each host; rows: of `raddle.lab.status.host_rows`.
+
+    "rate" is a text such as "1gbit", "sent" and "received" are bytes. A value is None if an incomplete lab
+    lacks it.
+    """
     if not rows:
         print("no lab is up: make one with `raddle lab up`.")
         return

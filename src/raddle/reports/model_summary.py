@@ -1,7 +1,8 @@
 """Describes a captured model layer by layer, for the table and the `--json` of `raddle models`.
 
-A layer is consecutive operators with the same `op.layer`; a composite module (an LSTM, a batch norm) is one
-layer of several operators.
+A layer is consecutive operators with the same `op.layer`: the name of their composite (an LSTM, a batch
+norm) or, outside of composites, the operator's own name. `op.space.full` is the operator's whole iteration
+space; `work` counts the FLOPs of a box of it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def describe_model(graph: Graph) -> dict[str, Any]:
     bytes of the values that other layers read.
     """
     layers = [list(ops) for _, ops in groupby(graph.ops, key=lambda op: op.layer)]
-    differentiable = graph.differentiable()
+    differentiable = graph.differentiable()  # parameters, and the values that depend on them
     readers: dict[str, set[str]] = {}  # value -> the layers that read it
     for op in graph.ops:
         for name in op.inputs:
@@ -47,10 +48,13 @@ def _layer_row(
 ) -> dict[str, Any]:
     """Describe one layer. A shared parameter counts for the first layer that uses it.
 
-    counted_parameters: those of earlier layers; this layer's are added to it.
+    counted_parameters: those of earlier layers; this layer's are added to it. readers: for each value, the
+    layers that read it. The main operator, which gives "kind", "split" and "notation", is the one with the
+    layer's name, else the one with the most FLOPs.
     """
     layer = ops[0].layer
     outputs = [o for op in ops for o in op.outputs]
+    # The outputs that other layers read or, if there are none, the last output.
     passed_on = [o for o in outputs if readers.get(o, set()) - {layer}] or outputs[-1:]
     new_parameters = {
         i for op in ops for i in op.inputs if graph.values[i].role == "parameter"
@@ -81,7 +85,7 @@ def split_text(graph: Graph, op: Op) -> str:
 
 
 def _size(op: Op) -> tuple[int, int]:
-    """Return a key that is largest for the main operator of a layer."""
+    """Return FLOPs, then the volume of the iteration space: a key to find the largest operator."""
     return _flops(op), op.space.full.volume
 
 

@@ -15,10 +15,10 @@ def show_partitions(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print one row for each partition; volumes are elements sent in a forward pass, in Mi (2**20).
 
     "max work" and "min work" are those of the parts with the most and the least work, in FLOPs or in what
-    `--weights` names instead. "heaviest" is the volume of the value that is sent most, "average" the volume
-    divided by the number of parts, "bound" a lower bound on the volume of any coarse partition (each filter
-    whole), "time" the duration of the partitioning. Below the table: why a method failed, and which
-    partitions exceed the allowed imbalance.
+    `--weights` names instead; "max/avg" is the most work over the average of the parts. "heaviest" is the
+    volume of the value that is sent most, "average" the volume divided by the number of parts, "bound" a
+    lower bound on the volume of any coarse partition (each filter whole), "time" the duration of the
+    partitioning. Below the table: why a method failed, and which partitions exceed the allowed imbalance.
     """
     console = stdout()
     table = new_table(console)
@@ -60,7 +60,11 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
 
 
 def show_export(result: Mapping[str, Any]) -> None:
-    """Print what the exported hypergraph has; a pin is a vertex in a net."""
+    """Print the size of the exported hypergraph.
+
+    A vertex is a filter or one channel of it, a net joins a filter with the vertices that read its output,
+    a pin is a vertex in a net.
+    """
     print(
         f"{result['file']}: {result['vertices']} vertices, {result['nets']} nets, {result['pins']} pins, "
         f"for {result['format']}"

@@ -17,10 +17,11 @@ def describe_schedule(schedule: Schedule, name: str, backward: int = 1) -> dict[
     """Return a schedule's picture, its idle share (bubble) and its memory use.
 
     name: of the schedule, or the path of its file. backward: duration of a backward, where a forward takes
-    1. "picture": a line of actions for each worker. "waits": lines such as "F1.0 after B0.0", where an
-    action waits for another. "alive": by worker, the largest number of pairs of stage and micro-batch whose
-    activations are held at once. "versions": by worker, the largest number of weight versions held at once;
-    only for schedules without a flush.
+    1. "picture": a line of actions for each worker. "waits": lines such as "F1.0 after B0.0" (forward of
+    micro-batch 1 on stage 0 after the backward of micro-batch 0), where an action waits for another.
+    "alive": by worker, the largest number of pairs of stage and micro-batch whose activations are held at
+    once. "versions": by worker, the largest number of weight versions held at once; only for schedules
+    without a flush.
     """
     result: dict[str, Any] = {
         "name": name,
@@ -33,7 +34,8 @@ def describe_schedule(schedule: Schedule, name: str, backward: int = 1) -> dict[
         "alive": peak_alive(schedule),
     }
     entry = SCHEDULES.get(name)
-    if entry is not None and entry.version_rule:  # a named schedule without a flush
+    # version_rule: which weight version a forward uses; only schedules without a flush have one
+    if entry is not None and entry.version_rule:
         microbatches = schedule.microbatches  # of all steps
         # entry.per_step(stages): the micro-batches of one step; None: any number, here all
         micro_batches_per_step = (

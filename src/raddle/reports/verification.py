@@ -45,8 +45,8 @@ def show_verdict(result: Mapping[str, Any]) -> None:
 def _deviation(value: float | int | None) -> str:
     """Return the text of a deviation.
 
-    An int is bytes; a float is relative, or the seconds by which an action began too early; None stands for
-    NaN or infinity.
+    An int is bytes. A float is relative or, for the check of the schedule, the seconds by which an action
+    began before an action that it must wait for had ended. None stands for NaN or infinity.
     """
     if value is None:
         return "no number"

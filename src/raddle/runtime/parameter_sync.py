@@ -48,8 +48,9 @@ logger = logging.getLogger("raddle.sync")
 class ParameterSync:
     """Synchronises the slices of one rank. Call `start` when the optimizer exists.
 
-    slots: tensors by slot, among them the parameters; sync: how the plan synchronises parameters; order:
-    slices in the order of their all-reduces (collective updates only).
+    slices: all slices of the program, identified by their index, the `number` of a slice below; slots:
+    tensors by slot, among them the parameters; sync: how the plan synchronises parameters; place: the torch
+    device; order: numbers of slices in the order of their all-reduces (collective updates only).
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ParameterSync:
         self.on_update: OnUpdate | None = None
         self.barrier_reason = ""  # why updates wait for all gradients; "": they do not
         self.clock = 0  # steps with an update that this rank has begun
-        # Slot -> its slices, until they are updated
+        # Slot -> numbers of its slices; removed when `wait` has seen their updates
         self._pending_slices: dict[int, list[int]] = {}
         self._gradients: dict[int, Tensor] = {}  # collective: slot -> gradient, during the step
         self._optimizer: Optimizer | None = None

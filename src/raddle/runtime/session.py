@@ -188,6 +188,7 @@ def _timed_steps(
     trainer: Trainer, job: Job, options: Options, recorder: Recorder
 ) -> tuple[list[float], list[float]]:
     """Trains; returns the loss of each step, and the seconds between the ends of consecutive steps."""
+    # part: what this rank reads of the batch; every step trains on the same batch
     batch = [tensor.to(trainer.place) for tensor in trainer.part(*job.batch)]
     samples = sum(job.program.micro_batch_sizes)
     progress = Progress(options.steps, samples, shown=trainer.rank == 0)
@@ -231,7 +232,7 @@ def _gather_reports(trainer: Trainer) -> list[RankReport]:
     transport, place = trainer.transport, trainer.place
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
     counts = (transport.total_sent(), dict(transport.reduced))
-    slices = (0, 0)  # messages with slices of parameters, and how many overtook another
+    slices = (0, 0)  # messages with slices, and how many were sent before earlier ones (priority)
     if trainer.plan.parsed_sync.has_servers and trainer.executor.parameter_sync is not None:
         counters = transport.wire().counters
         slices = counters.messages, counters.overtaken
@@ -239,9 +240,13 @@ def _gather_reports(trainer: Trainer) -> list[RankReport]:
 
 
 def _write_trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], path: str) -> None:
-    """Gathers the recorded intervals of all ranks; rank 0 writes the trace file."""
+    """Gathers the recorded intervals of all ranks; rank 0 writes the trace file.
+
+    kinds: for each rank, the name of its device. setup.exchange: all-gather of Python objects.
+    """
+    # Times of this rank's clock plus these seconds are times of rank 0's clock.
     seconds = clock_offset(trainer.transport, trainer.setup.exchange)
-    intervals = trainer.setup.exchange([s.shift(seconds) for s in recorder.intervals])
+    intervals = trainer.setup.exchange([interval.shift(seconds) for interval in recorder.intervals])
     if trainer.rank == 0:
         write_events(trace_events(kinds, intervals), path)
 

@@ -86,6 +86,7 @@ class MessageBuilder:
         for box in message.boxes:
             for tensor_id in self._tensor_ids(move, message):
                 box_slots = delivery.pieces_to_send(self.slot_table, move.key, tensor_id)
+                # box_slots: (box, slot) of each piece that this device has; indices: those to assemble
                 indices = overlapping_boxes([b for b, _ in box_slots], box)
                 assemble = region_assembler([box_slots[i][0] for i in indices], box)
                 parts.append(

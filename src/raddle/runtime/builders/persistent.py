@@ -3,7 +3,7 @@
 A region is a box of a parameter, with the devices that hold it and the server that updates it, if there is
 one (program/program.py). `program.slices`: parameter -> its slices, the rows that are synchronised
 separately; with ZeRO-3 these are the shards. `slot_table.hulls`: for each variant, value -> bounding box
-that is read.
+of all that the device reads of it. The role "frozen" is that of a parameter without gradient.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ def is_zero3(program: Program) -> bool:
 def _add_zero3_slots(
     program: Program, device: int, slot_table: SlotTable, name: str, box: Box
 ) -> list[GatheredParameter]:
-    """Adds slots for this device's shard of a parameter and for the gathered box, if that is larger."""
+    """Adds slots for this device's shard of a parameter and for the gathered box, if that is larger.
+
+    name, box: the parameter, and the box of it that the device needs gathered. Returns the gathered
+    parameter; nothing if the shard is the whole box, which then stays on the device.
+    """
     shards = [s.box for s in program.slices[name] if s.server == device and box.contains(s.box)]
     assert len(shards) <= 1, f"device {device} is the server of {len(shards)} slices of {box}"
     if shards == [box]:

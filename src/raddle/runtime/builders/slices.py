@@ -4,7 +4,10 @@ A slice is a range of rows of a parameter. Its gradients are summed and it is up
 rank goes on computing: by a parameter server, or on all holders after an all-reduce (collective updates).
 During a run, a synchroniser (package sync/) does this work. Instructions (program/program.py): Move sends
 messages, Reduce all-reduces gradients, Update updates a parameter. A region is a box of a parameter, with
-the devices that hold it and its server.
+the devices that hold it and its server. A delivery (delivery.py) says how a kind of messages is packed and
+received. The slot table (slot_table.py) has the (box, slot) pairs of each parameter on this device:
+`persistent` for the tensors that stay from step to step, `shards` for the ZeRO-3 shards that it updates.
+Letters: i an instruction, r a region, b a box, s its slot.
 """
 
 from __future__ import annotations
@@ -92,6 +95,7 @@ class SliceBuilder:
         priority = program.priority if program.plan.parsed_sync.by_priority else {}
         slices = []
         for name, region in numbered_slices(program.slices):
+            # The slot whose tensor contains the slice, and the slice's rows in it; -1: not on this device
             slot, rows = -1, None
             if self.device in (*region.devices, region.server):
                 persistent = self.slot_table.persistent[name]

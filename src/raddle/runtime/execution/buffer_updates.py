@@ -8,7 +8,12 @@ from raddle.runtime.execution.store import Store
 
 
 def update_buffers(store: Store, action: UpdateBuffers) -> None:
-    """Replaces buffers by new tensors. They are not written in place: autograd may have saved them."""
+    """Replaces buffers by new tensors. They are not written in place: autograd may have saved them.
+
+    full_updates: (slot of the buffer, slot of its new value). partial_updates: (slot of the buffer, its new
+    pieces as (box within the buffer, slot)). dead_slots: slots that no later action reads; they are
+    emptied.
+    """
     slots = store.slots
     for buffer, slot in action.full_updates:
         slots[buffer] = slots[slot]

@@ -17,6 +17,8 @@ ReadInput = Callable[[SlotSource], Tensor]  # returns the part of the batch for 
 class InputFeeder:
     """Fills the slots of inputs and seeds.
 
+    feeds: all Feed actions of the rank. A SlotSource says which box of which input, or which seed, belongs
+    in which slot; its role is "input" or "seed" here. store: the tensors by slot; seed: of the whole run.
     On the CPU, parts of the batch are views and cost nothing, so all slots are filled at the start of a
     run. On a GPU, each part is copied to the device only before its first use.
     """
@@ -35,6 +37,7 @@ class InputFeeder:
             self._fill(action)
 
     def feed(self, action: Feed) -> None:
+        """Fills the slot of an action now, unless `begin` has done so."""
         if not self.fills_at_start:
             self._fill(action)
 
