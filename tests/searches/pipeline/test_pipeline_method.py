@@ -42,7 +42,7 @@ def graph_of(name: str, batch: int) -> Graph:
 def plan_and_simulate(
     name: str, batch: int, target: Cluster, method: str = "pipeline", **more: Any
 ) -> Any:
-    settings = Settings(budget=2.0, **more)
+    settings = Settings(budget=60, **more)
     return plan_and_predict(graph_of(name, batch), target, method, model=name, settings=settings)
 
 
@@ -138,7 +138,7 @@ def test_all_devices_on_one_micro_batch_after_the_other_where_memory_is_short() 
     graph, plain = capture_model(nets.spec("unet", 256), 4), cluster("h200:4")
     device = replace(plain.devices[0], memory=400_000_000)
     target = build_cluster("small", [([device] * 4, plain.node_links[0], None)])
-    candidates = pipeline_candidates(graph, target, Settings(budget=2.0), max_simulated=2)
+    candidates = pipeline_candidates(graph, target, Settings(budget=60), max_simulated=2)
     (sequential,) = [c for c in candidates if c.name == "1 stages, 4 micro-batches, spatial inside"]
     assert sequential.fits
     assert sequential.result.pipeline is not None
@@ -165,7 +165,7 @@ def test_micro_batches_too_small_for_the_module_are_left_out() -> None:
     inputs, targets = [torch.randn(8, 3, 32, 32)], [torch.zeros(8, dtype=torch.long)]
     graph = capture(OnePixel(), inputs, targets=targets, loss=loss)
     tight = short_of_memory(cluster("v100:2"), 150_000)  # nothing fits, so everything is tried
-    candidates = pipeline_candidates(graph, tight, Settings(budget=1.0))
+    candidates = pipeline_candidates(graph, tight, Settings(budget=60))
     assert candidates
     assert all(c.result.pipeline is None or c.result.pipeline.graph.batch > 1 for c in candidates)
 
@@ -185,7 +185,7 @@ class Sized(nn.Module):
 
 def test_micro_batches_with_other_operators_are_left_out() -> None:
     graph = capture(Sized(), [torch.zeros(4, 4)], loss=torch.sum)
-    candidates = pipeline_candidates(graph, cluster("p100:1x2"), Settings(budget=1.0))
+    candidates = pipeline_candidates(graph, cluster("p100:1x2"), Settings(budget=60))
     sizes = {c.result.pipeline.graph.batch for c in candidates if c.result.pipeline is not None}
     assert sizes == {4}
     settings = Settings(schedule="1f1b", microbatches=2)
@@ -208,7 +208,7 @@ class Noisy(nn.Module):
 def test_what_may_be_random_has_no_copies_in_a_stage_of_several_devices() -> None:
     graph = capture(Noisy(), [torch.zeros(64, 64)], loss=torch.sum)
     (noise,) = graph.opaque_ops
-    candidates = pipeline_candidates(graph, cluster("p100:1x4"), Settings(budget=1.0))
+    candidates = pipeline_candidates(graph, cluster("p100:1x4"), Settings(budget=60))
     staged = [c.result for c in candidates if len(set(c.result.tiles["a"].devices)) > 1]
     assert staged
     assert all(len(result.tiles[noise.name].devices) == 1 for result in staged)
