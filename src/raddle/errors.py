@@ -1,4 +1,4 @@
-"""The exception for mistakes of users, which is one short sentence; a warning; and helpers for quoting."""
+"""The exception for mistakes of users, whose text is one sentence; a warning of searches; quoting of texts."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from raddle.errors import InputError, shorten
 from raddle.files import MAX_DEPTH, MAX_INT, Path, read_text
 
 MAX_BYTES = 256 * 2**10  # PyYAML reads about 100 KiB per second
-MAX_NODES = 50_000  # an alias counts as the nodes that it stands for
+MAX_NODES = 50_000  # scalars, lists and mappings; an alias counts as the nodes that it stands for
 
 
 def read_yaml(path: Path, file_type: str, *, missing_hint: str = "") -> Any:
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self.node_count = 0
-        self.anchor_sizes: dict[int, int] = {}  # id(node with an anchor) -> its nodes, with itself
+        self.anchor_sizes: dict[int, int] = {}  # id(node with an anchor) -> number of nodes in it, itself included
 
     # For each token, PyYAML's scanner visits all open brackets: deep nesting would take very long. So depth
     # is checked when a bracket or an indented block is opened, not afterwards.
@@ -69,6 +69,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.scanner.ScannerError(None, None, _TOO_DEEP, self.get_mark())
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        """Builds a node and counts its nodes. An alias within its own anchor (no size yet) is refused."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         mark, anchor, before = event.start_mark, event.anchor, self.node_count
         alias = isinstance(event, yaml.AliasEvent)

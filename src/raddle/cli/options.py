@@ -2,7 +2,8 @@
 
 Statistics                       `--bn`: the samples over which batch norm takes its statistics
 Reduction                        whether dimensions that are summed over may be split
-Weights, Connected, DeviceOf     of `partition` and `export`: partitions of filters and channels
+Weights, Connected, DeviceOf     of `partition` and `export`: the work to balance, whether fully connected
+                                 layers stay whole, and the cluster whose first device is timed
 ModelOption, RunSeed             of `run` and `verify`
 OtherCluster, OtherModel         of `simulate` and `explain`, in place of those in the plan file
 """

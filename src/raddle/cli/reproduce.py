@@ -73,7 +73,7 @@ def reproduce(
 
 
 def experiments() -> Any:
-    """Import the module that lists the experiments.
+    """Return the module experiments/experiment.py, which lists, loads and runs the experiments.
 
     The checkout is added to PYTHONPATH too, for the ranks that an experiment starts.
     """

@@ -55,12 +55,12 @@ def lower_variant(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVa
 
 
 class GradientPortion(NamedTuple):
-    """A part of a value's gradient that is sent back at one time.
+    """The messages with a portion of a value's gradient, which are sent back at one time.
 
-    Pipeline stages run backward at different times, so each group of stages sends its part on its own.
+    Pipeline stages run backward at different times, so each group of stages sends its portion on its own.
     """
 
-    stages: frozenset[int]  # that contribute to this part; it is sent after the last of them
+    stages: frozenset[int]  # that contribute to this portion; it is sent after the last of them
     messages: tuple[Message, ...]
 
 

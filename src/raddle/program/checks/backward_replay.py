@@ -1,7 +1,9 @@
-"""Replays the backward of a micro-batch: each gradient comes back from where its value went, once.
+"""Replays the backward of a micro-batch: each device that a value was sent to sends its gradient back, once.
 
 A docstring of a check says what must hold; the program is refused if it does not. A part is a partial
-result, with the number of the tile that computed it (program.py).
+result, with the number of the tile that computed it (program.py). Phases of an operator: F, R (recomputed
+forward), B, W; "merge F" and "merge B" are those of its merge. `progress.done` has what was replayed
+(replay_progress.py).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class BackwardReplay:
         self.part_gradients: dict[str, list[Message]] = {}
 
     def replay_gradient(self, move: Move) -> None:
-        """A gradient is sent back: after the contributions on its sources, before its value's backward."""
+        """A gradient is sent back: after the sources' contributions to it, before its producer's backward."""
         producer = self.facts.producer[move.value].name
         if any((producer, phase) in self.progress.done for phase in ("B", "W", "merge B")):
             self.progress.refuse(
@@ -43,8 +45,8 @@ class BackwardReplay:
                     op, "B", f"it comes before the backward of '{op}', which adds to it."
                 )
         self.returned.setdefault(move.value, []).extend(move.messages)
-        # Stages return what they contribute to a gradient one after the other. parts: how many moves have
-        # done so (here not partial results).
+        # Each pipeline stage sends its contribution to a gradient in a move of its own. parts: how many
+        # such moves came before (here not partial results).
         parts = sum(
             what.startswith("gradient") for name, what in self.progress.done if name == move.value
         )
@@ -59,6 +61,7 @@ class BackwardReplay:
         self.progress.require_messages(name, "gradient")
         returned_by_device: dict[int, list[Box]] = {}
         for m in self.returned.get(name, []):
+            # What m.target sent to m.source forward, and what m.source reads of it with a gradient.
             sent = self.forward.received.get((name, m.source), {}).get(m.target, [])
             wanted = self.forward.remote_reads.get(name, {}).get(m.source, [])
             for box in m.boxes:
@@ -94,7 +97,7 @@ class BackwardReplay:
         self.progress.mark_done(merge.op, "merge B")
 
     def replay_partial_gradient(self, move: Move) -> None:
-        """Gradients of partial results are sent back: between backward of the merge and of the operator."""
+        """Gradients of partial results are sent back: after the merge's backward, before the operator's."""
         op = self.facts.producer[move.value].name
         self.progress.require_done(op, "merge B", "it comes before what it sends.")
         if (op, "B") in self.progress.done or (op, "W") in self.progress.done:

@@ -5,13 +5,13 @@ Activations, partial results and their gradients are replayed by micro-batch (re
 all steps (parameters.py), and buffers here. An instruction may use the content of a message only if it
 waits for the message. Where the schedule has one action `after` another, the program has to enforce it
 (schedule_waits.py). A program that passes cannot deadlock. The simulator starts an instruction when its
-dependencies have ended, a run executes the list in order; the instructions use the same values in both.
+dependencies (`deps`) have ended, a run executes the list in order: in both, instructions use the same values.
 
 A docstring of a check says what must hold; the check raises InputError if it does not.
 A variant is a graph of one micro-batch size, with its tiles on certain devices; all micro-batches of this
 size that run on these devices use it. Most programs have one (program.py). The key of an instruction names
-its step, micro-batch and variant. A cell of a merge is a box of an operator's output, with the devices that
-merge it.
+its step, micro-batch and variant; its number is its index in the program. A cell of a merge is a box of an
+operator's output, with the devices that merge it.
 """
 
 from __future__ import annotations
@@ -94,17 +94,17 @@ def _check_devices(program: Program) -> None:
 
 
 def _check_turns(program: Program) -> None:
-    """Sums of slices come in the order of the plan: all ranks have to start them in the same order."""
+    """All-reduces of slices come in the plan's order: all ranks have to start them in the same order."""
     order = program.plan.order
     if not order or not program.slices:
         return
-    # By (parameter, slice), the number of the slice: slices are counted through all parameters.
+    # By (parameter, slice), the number of the slice: one count runs through the slices of all parameters.
     place = {
         numbered_slice: at for at, numbered_slice in enumerate(numbered_slices(program.slices))
     }
     # By number of a slice, its position in `plan.order`.
     turn = {number: at for at, number in enumerate(order)}
-    last: dict[int, tuple[int, str]] = {}  # by step, the turn of the last sum, and its parameter
+    last: dict[int, tuple[int, str]] = {}  # by step, the turn of the last all-reduce, its parameter
     for number, i in enumerate(program.instructions):
         if isinstance(i, Reduce):
             at = turn[place[i.parameters[0], i.regions[0][0]]]
@@ -141,7 +141,10 @@ def _check_replicated_loss(facts: VariantFacts) -> None:
 
 
 def _check_buffers(program: Program, all_facts: Sequence[VariantFacts]) -> None:
-    """Every run reads what was written last to a buffer (a running mean, say) on its replica's devices."""
+    """Every run reads the last content of a buffer (a running mean, say).
+
+    Replicas of a pipeline stage on other devices have buffers of their own.
+    """
     written = program.graph.buffers_by_value  # by value, the buffers whose next content it is
     # By buffer and device, the boxes of the last content that the device holds.
     current: dict[str, dict[int, list[Box]]] = {}
@@ -193,7 +196,7 @@ def _check_current(
 
 
 def _computed_boxes(facts: VariantFacts, i: Run | Merge, output: int) -> dict[int, list[Box]]:
-    """By device, the boxes of an output that a run or a merge computes."""
+    """By device, the boxes that a run or a merge computes of one output (`output`: its index)."""
     boxes_by_device: dict[int, list[Box]] = {}
     if isinstance(i, Merge):
         for cell in i.cells:

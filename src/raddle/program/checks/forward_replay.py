@@ -1,7 +1,9 @@
 """Replays the forward of a micro-batch: which device holds which boxes of values and partial results.
 
 A docstring of a check says what must hold; the program is refused if it does not. A part is a partial
-result, with the number of the tile that computed it. A cell is a box merged from parts (program.py).
+result, with the number of the tile that computed it. A cell is a box merged from parts (program.py). Phases
+of an operator: F, R (recomputed forward), B, W; "merge F" is that of its merge. `progress.done` has what was
+replayed (replay_progress.py).
 """
 
 from __future__ import annotations
@@ -133,7 +135,10 @@ class ForwardReplay:
         self.progress.mark_done(op.name, "merge F")
 
     def _check_cells(self, op: Op, merge: Merge) -> None:
-        """Cells cover the output once, and each has every tile that contributes to it once."""
+        """Cells cover the output once; the parts of a cell are those of all tiles with work for it, each once.
+
+        Copies of a tile have the same box, and only one of them may count.
+        """
         tiles = self.facts.tiles[op.name]
         outs = {tile.box: op.space.output_boxes(tile.box)[0] for tile in tiles}
         full = Box.full(self.facts.graph.values[op.outputs[0]].shape)
@@ -192,7 +197,7 @@ class ForwardReplay:
         op = self.facts.producer[move.value]
         tiles = self.facts.tiles[op.name]
         self.progress.require_done(op.name, "F", "it comes before what it sends.")
-        by_target: dict[tuple[int, int], list[Box]] = {}
+        by_target: dict[tuple[int, int], list[Box]] = {}  # by part and target
         for m in move.messages:
             if not 0 <= m.part < len(tiles) or tiles[m.part].device != m.source:
                 self.progress.refuse(

@@ -75,9 +75,11 @@ class _ParameterReplay:
         """Checks all steps; returns the boxes that each device holds."""
         if self.name in self.program.slices:
             return check_slices(self.program, self.name, self.steps)
-        writers: list[int] = []  # of the step before: what the next use has to wait for
+        # The update or pull of the step before, which the next use has to wait for.
+        writers: list[int] = []
         written: list[list[int]] = []  # the writers of versions 1, 2, ...
-        overlap = is_asynchronous(self.program.plan)  # a step begins before the last one's updates
+        # Whether steps overlap: a step begins before the updates of the step before.
+        overlap = is_asynchronous(self.program.plan)
         for step, events in enumerate(self.steps):
             updates = [(n, i) for n, i in events if isinstance(i, Update)]
             if len(updates) != 1:

@@ -16,7 +16,7 @@ def refuse(program: Program, number: int, reason: str) -> NoReturn:
 
 
 def check_waits_for(program: Program, number: int, others: Iterable[int]) -> None:
-    """Raises InputError unless instruction `number` waits for all of `others`."""
+    """Raises InputError unless the `deps` of instruction `number` name all of `others`."""
     missing = set(others) - set(program.instructions[number].deps)
     if missing:
         first = min(missing)

@@ -30,7 +30,7 @@ def check_waits(program: Program) -> None:
         return
     schedule = schedule_of(program.plan)
     for actions in _runs_by_action(program, schedule) if schedule.waits else ():
-        ends = ActionEnds(schedule)
+        ends = ActionEnds(schedule)  # by action, the instructions that end it (signals.py)
         for action in all_actions_in_order(schedule):
             ends.add(action, actions.get(action, ()))
         for waiting_action, awaited_action in dict.fromkeys(schedule.waits):
@@ -44,7 +44,10 @@ def check_waits(program: Program) -> None:
 
 
 def _runs_by_action(program: Program, schedule: Schedule) -> Iterator[dict[Action, list[int]]]:
-    """Yields the runs and merges of each action: for every step or, if steps overlap, once for all."""
+    """Yields, for each step, the numbers of the runs and merges by action; once for all steps if they overlap.
+
+    Then the micro-batches are numbered through all steps.
+    """
     stages, overlap = stage_of(program.plan), is_asynchronous(program.plan)
     runs_by_step: dict[int, dict[Action, list[int]]] = {}
     for number, i in enumerate(program.instructions):
@@ -122,6 +125,7 @@ def _refuse_wait(
     device: int,
     other: int,
 ) -> None:
+    """Raises InputError: instruction `number` on `device` may start before `other` ended the awaited action."""
     i = program.instructions[number]
     raise InputError(
         f"{describe(number, i)} on device {device} does not wait for device {other}, which takes part in "

@@ -43,7 +43,7 @@ class _SliceReplay:
         """Checks all steps; returns the boxes that each device holds."""
         self._check_servers()
         before: list[int] = []  # updates and pulls of the step before, which a forward waits for
-        passed: set[object] = set()  # ZeRO-3: uses of pulled rows that were checked
+        passed: set[object] = set()  # ZeRO-3: runs with pulled rows that were checked (zero3.py)
         for step, events in enumerate(self.steps):
             for n, i in events:
                 if isinstance(i, Run) and i.phase == "F":
@@ -79,7 +79,9 @@ class _SliceReplay:
     def _index_events(self, step: int, events: Events) -> None:
         """Indexes the instructions of a step by what they do, so that each can be looked up.
 
-        `unclaimed` are those that no check has looked up.
+        The keys: of an update, its slices and devices; of a move, its kind and (source, target, boxes) of each
+        message; of an all-reduce, "sum", parameters, slices and devices. `unclaimed` are the instructions that
+        no check has looked up; such an instruction is refused.
         """
         # The phase that gives gradients of parameters.
         gradient_phase = "W" if self.program.plan.split_backward else "B"
@@ -91,7 +93,7 @@ class _SliceReplay:
                 self.instructions.setdefault((i.regions, i.devices), []).append(n)
             elif isinstance(i, Move):
                 pairs = tuple(sorted((m.source, m.target, m.boxes) for m in i.messages))
-                # first_alike: one kind stands for all kinds with the same content and subject.
+                # first_alike: the first kind with the same content and subject (message_kind.py).
                 self.instructions.setdefault((i.kind.first_alike, pairs), []).append(n)
             elif isinstance(i, Reduce):
                 self.instructions.setdefault(

@@ -31,6 +31,7 @@ class VariantFacts:
     ) -> None:
         graph, tiles, active = variant.graph, variant.tiles, program.active
         self.program, self.parameter_boxes, self.variant = program, parameter_boxes, variant
+        # By value, the operator that computes it.
         self.producer = {o: op for op in graph.ops for o in op.outputs}
         self.tiles = {op.name: tiles[op.name].tiles for op in graph.ops}
         self.devices = {op.name: set(tiles[op.name].devices) for op in graph.ops}
@@ -72,7 +73,10 @@ class VariantFacts:
         return self._regions[key]
 
     def phases(self, op: Op) -> str:
-        """The phases in which an operator has to run, such as "FB"; recomputation (R) is not included."""
+        """The phases in which an operator has to run: "F", "FB", or "FBW" or "FW" if the backward is split.
+
+        "FW": it gives gradients of parameters only. Recomputation (R) is not included.
+        """
         active = self.program.active
         if not has_backward(op, active):
             return "F"

@@ -1,7 +1,8 @@
 """Checks ZeRO-3: a device that uses rows of a parameter is their server, or waits for a pull of them.
 
 The server of rows is the device whose shard they are. A pull is a move that brings them to other devices.
-Pulled rows are released after the last run that waits for the pull and reads them.
+Pulled rows are released after the last run that waits for the pull and reads them. A slice is a
+ParameterRegion: rows of a parameter, their holders and their server.
 """
 
 from __future__ import annotations
