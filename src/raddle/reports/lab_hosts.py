@@ -13,7 +13,7 @@ from raddle.reports.units import bytes_text, plural
 
 
 def show_hosts(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print one line for each host; rows: of `raddle.lab.status.host_rows`.
+    """Print one line for each host; rows: as `raddle.lab.status.host_rows` returns them.
 
     "rate" is a text such as "1gbit", "sent" and "received" are bytes. A value is None if an incomplete lab
     lacks it.

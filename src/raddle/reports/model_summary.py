@@ -20,8 +20,8 @@ def describe_model(graph: Graph) -> dict[str, Any]:
     """Return the totals of a model and one row for each layer.
 
     `flops_*` count the operations of contractions (convolutions, matrix products, attention) as
-    torch.utils.flop_counter does: twice the multiply-adds that papers print. `activation_bytes` are the
-    bytes of the values that other layers read.
+    torch.utils.flop_counter does: a multiply-add is two operations (many papers count it as one).
+    `activation_bytes` are the bytes of the values that other layers read.
     """
     layers = [list(ops) for _, ops in groupby(graph.ops, key=lambda op: op.layer)]
     differentiable = graph.differentiable()  # parameters, and the values that depend on them
@@ -77,8 +77,8 @@ def _layer_row(
 def split_text(graph: Graph, op: Op) -> str:
     """Return the dimensions that can be split, each with its kind: `n S, c P, h A, w A, k R`.
 
-    S: sample, P: parameter, A: attribute (as height and width), R: reduction (splitting it splits a sum). A
-    dimension of kind "-" cannot be split.
+    S: sample, P: parameter, A: attribute (such as height and width), R: reduction (splitting it splits a
+    sum). A dimension of kind "-" cannot be split.
     """
     pairs = zip(op.space.dims, graph.dim_kinds(op), strict=True)
     return ", ".join(f"{dim.name} {kind}" for dim, kind in pairs if kind != "-")
@@ -90,10 +90,12 @@ def _size(op: Op) -> tuple[int, int]:
 
 
 def _flops(op: Op) -> int:
+    """Return the FLOPs of the forward; only contractions count."""
     return work(op, op.space.full).flops if _is_contraction(op) else 0
 
 
 def _backward_flops(op: Op, differentiable: set[str]) -> int:
+    """Return the FLOPs of the gradients of all inputs that need one; differentiable: names of values."""
     if not _is_contraction(op):
         return 0
     grad_inputs = [i for i, name in enumerate(op.inputs) if name in differentiable]
@@ -103,4 +105,5 @@ def _backward_flops(op: Op, differentiable: set[str]) -> int:
 
 def _is_contraction(op: Op) -> bool:
     # is_product: its line of notation multiplies two or more operands, as that of a convolution does.
+    # family: which efficiency of a device applies, "attention", "conv" or "" (graph/traits.py).
     return op.space.is_product or op.traits.family == "attention"

@@ -1,4 +1,8 @@
-"""Prints the results of `raddle partition` (a table) and of `raddle export` (one line)."""
+"""Prints the results of `raddle partition` (a table) and of `raddle export` (one line).
+
+A partition assigns the filters of a model, or single channels of filters, to parts; each part is the work
+of one device. Its volume is what the parts send to each other.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ def show_partitions(rows: Sequence[Mapping[str, Any]]) -> None:
 
     "max work" and "min work" are those of the parts with the most and the least work, in FLOPs or in what
     `--weights` names instead; "max/avg" is the most work over the average of the parts. "heaviest" is the
-    volume of the value that is sent most, "average" the volume divided by the number of parts, "bound" a
+    volume of the value with the most volume, "average" the volume divided by the number of parts, "bound" a
     lower bound on the volume of any coarse partition (each filter whole), "time" the duration of the
     partitioning. Below the table: why a method failed, and which partitions exceed the allowed imbalance.
     """
@@ -60,10 +64,10 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
 
 
 def show_export(result: Mapping[str, Any]) -> None:
-    """Print the size of the exported hypergraph.
+    """Print the size of the exported hypergraph: the model as other partitioners, such as PaToH, read it.
 
-    A vertex is a filter or one channel of it, a net joins a filter with the vertices that read its output,
-    a pin is a vertex in a net.
+    A vertex is a filter or one channel of it, a net (hyperedge) joins a filter with the vertices that read
+    its output, a pin is the membership of a vertex in a net.
     """
     print(
         f"{result['file']}: {result['vertices']} vertices, {result['nets']} nets, {result['pins']} pins, "

@@ -1,7 +1,8 @@
 """Shows progress on stderr: a spinner or a bar for people, lines of JSON for another program.
 
-`progress_bar` and `progress_lines` give their body a function to report progress with. It takes a mapping
-such as {"step": "owt", "done": 2, "of": 5}: what is being done, and how much of how much is finished.
+`progress_bar` and `progress_lines` are context managers that yield a function to report progress with. The
+function takes a mapping such as {"step": "owt", "done": 2, "of": 5}: what is being done, and how much of
+how much is finished.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def spinner(message: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Show a bar on stderr, and yield the function that moves it; nothing if stderr is not a terminal.
+    """Show a bar on stderr, and yield the function that moves it. No bar if stderr is not a terminal.
 
-    "done" and "of" may be left out where the amount of work is unknown.
+    message: stands before the bar. "done" and "of" may be left out where the amount of work is unknown.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -54,9 +55,10 @@ def progress_bar(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 def progress_lines(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Yield a function that prints progress as lines of JSON on stderr, for another program.
 
-    A line within PROGRESS_SECONDS of the line before is dropped.
+    message: the value of "progress" in each line; the other keys are those of the mapping. A line within
+    PROGRESS_SECONDS of the line before is dropped.
     """
-    last = 0.0
+    last = 0.0  # time of the last line
 
     def print_line(step: Mapping[str, Any]) -> None:
         nonlocal last

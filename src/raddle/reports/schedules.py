@@ -10,11 +10,12 @@ from raddle.plans.schedules import SCHEDULES, peak_versions
 
 
 def schedule_names() -> list[dict[str, str]]:
+    """Return the name and a one-line summary ("what") of each schedule that raddle has."""
     return [{"name": entry.name, "what": entry.summary} for entry in SCHEDULES.values()]
 
 
 def describe_schedule(schedule: Schedule, name: str, backward: int = 1) -> dict[str, Any]:
-    """Return a schedule's picture, its idle share (bubble) and its memory use.
+    """Return a schedule's picture, its bubble (idle share of the time) and its memory use.
 
     name: of the schedule, or the path of its file. backward: duration of a backward, where a forward takes
     1. "picture": a line of actions for each worker. "waits": lines such as "F1.0 after B0.0" (forward of

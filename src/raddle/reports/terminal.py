@@ -10,6 +10,7 @@ PIPED_WIDTH = 10_000  # characters: wide enough that piped tables are never cut 
 
 
 def stdout() -> Console:
+    """Return a console that writes to stdout."""
     # Names such as "blocks[0]" or ":conv:" are data, not markup or emoji.
     console = Console(markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
@@ -18,4 +19,5 @@ def stdout() -> Console:
 
 
 def new_table(console: Console) -> Table:
+    """Return an empty table, with a line below its head if the console is a terminal."""
     return Table(box=SIMPLE if console.is_terminal else None, pad_edge=False)

@@ -42,6 +42,7 @@ def plural(count: int, noun: str) -> str:
 def _scaled(value: float, base: int, units: Sequence[str]) -> str:
     """Return the value in the largest unit in which it is at least 1, with three digits.
 
+    In the smallest unit, units[0], it is a whole number.
     base: ratio of a unit to the one before it in `units`.
     """
     scaled, step = float(value), 0

@@ -13,6 +13,7 @@ def show_verdict(result: Mapping[str, Any]) -> None:
     """Print the result of `raddle.verification.verify_plan.verify`.
 
     A check holds if it passes: values deviate by at most the tolerance, numbers of bytes are equal.
+    "bn" is the scope of batch-norm statistics: "local" (the samples of a device), "microbatch" or "global".
     "precision" is a sentence about the data type of the comparison.
     """
     console = stdout()

@@ -15,6 +15,7 @@ from raddle.reports.experiments.result import (
 
 
 def markdown(result: Result) -> str:
+    """Return the Markdown text of a result: a heading, the machine and duration, and the sections."""
     size = "quick" if result.quick else "full"
     lines = [f"# {result.title}", "", f"{result.machine}; {size}, {result.seconds:.0f} s.", ""]
     for section in result.sections:

@@ -130,7 +130,7 @@ def _part(data: dict[str, Any]) -> Table | Chart | Drawing:
 
 
 def cell_text(value: Cell, column: Column) -> str:
-    """1234.5 -> "1234", 0.01234 -> "0.0123", None -> a dash."""
+    """Return a cell's text: 1234.5 -> "1234", 0.01234 -> "0.0123" (if `digits` is None), None -> a dash."""
     if value is None:
         return "–"
     if isinstance(value, str):
@@ -145,4 +145,5 @@ def cell_text(value: Cell, column: Column) -> str:
 
 
 def _exponent(value: float) -> int:
+    """Return the decimal exponent of a value that is rounded to three digits: 0.09999 -> -1."""
     return int(f"{value:.2e}".partition("e")[2])

@@ -12,6 +12,7 @@ from raddle.reports.terminal import new_table, stdout
 
 
 def show_experiments(experiments: Mapping[str, str]) -> None:
+    """Print the experiments; experiments: by name, a sentence about each."""
     console = stdout()
     table = new_table(console)
     table.add_column("experiment", no_wrap=True)
@@ -48,7 +49,7 @@ def _show_section(console: Console, section: Section) -> None:
 
 def _show_table(console: Console, table: Table) -> None:
     console.print(f"\n{table.title}")
-    drawn = new_table(console)
+    drawn = new_table(console)  # of the rich library, which prints it
     for i, column in enumerate(table.columns):
         head = f"{column.name}\n{column.source}" if column.source else column.name
         drawn.add_column(head, justify="right" if i else "left")

@@ -43,7 +43,8 @@ def show_op(result: Mapping[str, Any]) -> None:
     """Print the result of `raddle.searches.explanation.explain_op.explain_op`.
 
     "timed" and "faster" count the other splits that were timed, and those of them that are faster; "base"
-    has the metrics of the present split. "simulated" is None if the fast simulation computed the times.
+    has the metrics of the present split. "simulated" names the feature of the plan for which the full
+    simulation computed the times; it is None if the fast simulation did.
     """
     console = stdout()
     console.print(heading(result), style="bold")
@@ -106,6 +107,10 @@ def _letter_table(console: Console, group: Mapping[str, Any]) -> Table:
 
 
 def _show_alternatives(console: Console, result: Mapping[str, Any]) -> None:
+    """Print the table of alternatives (the fastest other splits), and what each would change and why.
+
+    result["overlapping"]: steps overlap (no flush), so that times are those of an average step.
+    """
     base, rows = result["base"], result["alternatives"]
     step_title = "one step on its own"
     step = f"A step takes {ms_text(result['step_ms'])}, and {ms_text(base['step_ms'])} on its own"
@@ -162,7 +167,7 @@ def comparison_sentence(result: Mapping[str, Any]) -> str:
 def describe_changes(base: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
     """Return phrases that say why an alternative is slower or faster: times first, then bytes sent.
 
-    base: the measures of the present split; row: those of the alternative.
+    base: the metrics of the present split; row: those of the alternative.
     """
     times = {
         "computing on the busiest device": row["compute_ms"] - base["compute_ms"],
@@ -183,7 +188,7 @@ def describe_changes(base: Mapping[str, Any], row: Mapping[str, Any]) -> list[st
 
 
 def _exclusions(excluded: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences about splits that are not alternatives: impossible, too large, or not timed."""
+    """Yield sentences about splits that the table leaves out: impossible, too large, or not timed."""
     for row in excluded["refused"]:
         yield f"{row['count']} are impossible, such as {row['example']}: {row['reason']}"
     memory = excluded["memory"]

@@ -14,10 +14,14 @@ from raddle.reports.units import (
 )
 
 MAX_ROWS = 12  # rows of a table that are shown; the others are only counted
-NEGLIGIBLE = 0.01  # a change of less than this share is not mentioned
+NEGLIGIBLE = 0.01  # less than this share of all bytes, or of the critical path, is not mentioned
 
 
 def heading(result: Mapping[str, Any]) -> str:
+    """Return one line about a plan: model, batch, features of a pipeline, method, cluster.
+
+    result: of `explain_plan` or `explain_op` in raddle.searches.explanation.
+    """
     extra = [
         *([f"{result['microbatches']} micro-batches"] if result["microbatches"] > 1 else []),
         *([result["schedule"]["name"]] if result.get("schedule") else []),
@@ -47,7 +51,7 @@ def sent_changes(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[str
     """
     threshold = NEGLIGIBLE * max(sum(old.values()), sum(new.values()))
     changes = {purpose: new[purpose] - old[purpose] for purpose in new}
-    if changes["activations"] * changes["gradients"] > 0:
+    if changes["activations"] * changes["gradients"] > 0:  # both more, or both less: one phrase
         both = changes.pop("activations") + changes.pop("gradients")
         changes["activations and their gradients"] = both
     for purpose in sorted(changes, key=lambda p: -abs(changes[p])):
@@ -88,5 +92,6 @@ def shorten_names(names: str) -> str:
 
 
 def print_remaining(console: Console, count: int) -> None:
+    """Print how many of a table's `count` rows are not shown, if any."""
     if count > MAX_ROWS:
         console.print(f"and {count - MAX_ROWS} more")

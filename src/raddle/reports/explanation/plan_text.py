@@ -30,8 +30,10 @@ STOP_REASONS = {  # why a search ended, by the name in a plan file
     "no improvement": "nothing had become faster for long",
     "interrupt": "it was interrupted",
     "optimum": "it is the optimum of its tables",  # OptCNN's tables of costs
-    "starts": "there are too many devices to improve it",  # the best of the plans to start from
+    # Too many devices for proposals: the result is the best of the plans that a search starts from.
+    "starts": "there are too many devices to improve it",
 }
+# Keys of "average": milliseconds of a step, averaged over the devices.
 AVERAGES = {"compute_ms": "computing", "exposed_ms": "waiting for data", "idle_ms": "idle"}
 
 

@@ -21,7 +21,7 @@ from raddle.reports.units import (
     bytes_text,
 )
 
-BOUND_REASONS = {  # what sets the lower bound
+BOUND_REASONS = {  # what sets the lower bound, by the value of "binding"
     "work": "all the work, spread evenly over the devices",
     "path": "operators that wait for each other, one after the other",
     "message": "a single message",
@@ -32,7 +32,9 @@ BOUND_REASONS = {  # what sets the lower bound
 def sentences(result: Mapping[str, Any]) -> list[str]:
     """Return the sentences about a plan; every number in them is taken from `result`.
 
-    result: as `raddle.searches.explanation.explain_plan.explain_plan` returns it.
+    result: as `raddle.searches.explanation.explain_plan.explain_plan` returns it. "plan" and "data" have
+    the metrics of this plan and of data parallelism; "data" is None if data parallelism cannot be applied,
+    and its "same" is true if this plan is data parallelism.
     """
     return [
         _speedup_sentence(result),

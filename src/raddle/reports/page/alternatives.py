@@ -29,20 +29,24 @@ def describe_alternatives(
 ) -> list[dict[str, Any]]:
     """Return, for each group of operators that are split together, its members and other splits.
 
-    Groups with the most work come first; groups not reached within `seconds` are left out.
+    Groups with the most work come first; groups not reached within `seconds` are left out. timeline: the
+    simulation of the plan. profile: measured times of operators, or None.
     """
     graph, cluster = timeline.program.graph, timeline.cluster
+    # The fast simulation is used up to this many devices; the full one is too slow for many alternatives.
     if plan.devices > MAX_EVALUATED_DEVICES or seconds <= 0:
         return []
     # The groups of the graph, and the splits that each may have (searches/plan_space.py).
     space = plan_space_of(graph, plan, cluster, profile)
     # The page refers to operators by their numbers.
     number = {op.name: i for i, op in enumerate(graph.ops)}
+    # Gives the step time of the plan with another split of a group (explanation/plan_timers.py).
     timer = make_timer(space, plan, timeline)
     started = perf_counter()  # after make_timer, which may JIT compile
+    # A function (operator, device) -> seconds of the unsplit operator, forward and backward.
     operator_seconds = whole_operator_seconds(graph)
 
-    def group_seconds(g: int) -> float:
+    def group_seconds(g: int) -> float:  # g: number of a group
         return sum(
             operator_seconds(member.op, cluster.devices[0]) for member in space.groups[g].members
         )
@@ -65,6 +69,7 @@ def describe_alternatives(
                 "anchor": number[space.groups[g].name],
                 "members": [number[m.op.name] for m in space.groups[g].members],
                 "sentence": comparison_sentence(result),
+                # Why the full simulation computed the times; None: the fast simulation did.
                 "simulated": result["simulated"],
                 # The step time of the plan as it is, with which the alternatives are compared: of a single
                 # step on its own or, if steps overlap, of an average step.

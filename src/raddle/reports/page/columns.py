@@ -1,8 +1,9 @@
-"""Stores columns of integers for the page compactly: all columns in one block of bytes.
+"""Stores columns (long lists of integers) for the page compactly: all columns in one block of bytes.
 
 The smallest value of a column is subtracted from all its numbers. They are then stored in as few bytes per
 number as the column needs: first the lowest byte of each number, then the next bytes; this compresses well.
-With `delta`, differences are stored, for numbers that rise. Equal columns are stored once.
+With `delta`, each number is first replaced by its difference from the number before, which is smaller where
+numbers rise slowly. Equal columns are stored once.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ class Columns:
     """Collects columns; `add` returns the description with which the page reads a column."""
 
     def __init__(self) -> None:
-        self._blocks: list[bytes] = []
-        self._offsets: dict[bytes, int] = {}
-        self._size = 0
+        self._blocks: list[bytes] = []  # the bytes of each stored column
+        self._offsets: dict[bytes, int] = {}  # bytes of a column -> their offset
+        self._size = 0  # bytes so far
 
     def add(self, values: Any, *, delta: bool = False) -> dict[str, int]:
         """Store a column and return its description.
@@ -34,11 +35,13 @@ class Columns:
         least = int(numbers.min(initial=0))
         span = int(numbers.max(initial=0)) - least
         width = max(1, -(-span.bit_length() // 8))
+        # rows[i]: the eight bytes of number i, the lowest first
         rows = (numbers - least).astype("<u8").view(np.uint8).reshape(-1, 8)
         at = self._offset_of(np.ascontiguousarray(rows[:, :width].T).tobytes())
         return {"at": at, "n": len(numbers), "width": width, "least": least, "delta": int(delta)}
 
     def _offset_of(self, block: bytes) -> int:
+        """Store the bytes of a column if there is no equal column yet; return their offset."""
         if block not in self._offsets:
             self._offsets[block] = self._size
             self._blocks.append(block)
@@ -50,7 +53,7 @@ class Columns:
 
 
 def read_column(block: bytes, column: dict[str, int]) -> Array:
-    """Return the numbers of a column, as the page's script decodes it."""
+    """Return the numbers of a column, as the page's script decodes it; column: of `Columns.add`."""
     n, width = column["n"], column["width"]
     # planes[i]: byte i of all numbers, the lowest first
     planes = np.frombuffer(block, np.uint8, n * width, column["at"]).reshape(width, n)

@@ -17,7 +17,8 @@ Array = np.ndarray
 def describe_memory(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     """Return memory curves over the last step's period, and the capacity of each device in bytes.
 
-    Devices with equal curves share one. Times are in ns since the period began, levels in bytes.
+    Devices with equal curves share one. Times are in ns since the period began, levels in bytes: a level
+    lasts from its time to the next. `columns` stores the lists of numbers (columns.py).
     """
     begin, end = ([0, *timeline.step_ends])[-2:]  # ns: the ends of the last two steps
     curves: dict[bytes, dict[str, Any]] = {}
@@ -36,13 +37,17 @@ def describe_memory(timeline: Timeline, columns: Columns) -> dict[str, Any]:
 
 
 def _clip_to_window(times: Array, levels: Array, begin: int, end: int) -> tuple[Array, Array]:
+    """Return the points from `begin` to `end`; the first has the level that holds at `begin`."""
     first = max(0, int(np.searchsorted(times, begin, side="right")) - 1)
     last = max(first + 1, int(np.searchsorted(times, end, side="right")))
     return np.maximum(times[first:last], begin), levels[first:last]
 
 
 def thin_curve(times: Array, levels: Array, points: int = MAX_POINTS) -> tuple[Array, Array]:
-    """Return a step curve of at most `points` points, nowhere below the given one and with its peak."""
+    """Return a step curve of at most `points` points, nowhere below the given one and with its peak.
+
+    Each point stands for several consecutive points of the given curve, and has their highest level.
+    """
     if len(times) <= points:
         return times, levels
     starts = np.linspace(0, len(times), points + 1).astype(int)[:-1]

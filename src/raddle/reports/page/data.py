@@ -41,10 +41,10 @@ class Entry:
     """A simulated plan with its predicted metrics, or a method that could not be applied (plan is None)."""
 
     label: str  # name of the method or of the plan, on the page
-    row: dict[str, Any]  # the metrics, or an "error"
+    row: dict[str, Any]  # the metrics (keys: METRICS of searches/predict.py), or an "error"
     plan: Plan | None = None
     timeline: Timeline | None = None
-    run: Mapping[str, Any] | None = None  # the measured run of the plan, as `read_run` returns it
+    run: Mapping[str, Any] | None = None  # the measured run of the plan, of measured_run.read_run
     from_user: bool = False  # a plan file of the user; the page opens with the first such plan
 
 
@@ -68,13 +68,14 @@ def describe_entries(
 ) -> PageData:
     """Describe entries for the page.
 
-    entries: read one by one, to hold few timelines in memory. alternatives: seconds to spend on other
-    splits of the layers of the plan that the page opens with.
+    entries: read one by one, to hold few timelines in memory. model: its name on the page. profile:
+    measured times of operators. alternatives: seconds to spend on other splits of the layers of the plan
+    that the page opens with. docs/page.md lists the keys of the JSON data.
     """
     columns = Columns()
     ops = operator_numbers(graph)
     data_timeline: Timeline | None = None  # of data parallelism
-    best: int | None = None
+    best: int | None = None  # number of the fastest entry that fits
     # The plan that the page opens with: number, plan, timeline, whether it is the user's.
     opened: tuple[int, Plan, Timeline, bool] | None = None
     methods: list[dict[str, Any]] = []
@@ -94,7 +95,8 @@ def describe_entries(
             if not user_plan_opens and (entry.from_user or best == number):
                 opened = number, entry.plan, entry.timeline, entry.from_user
         methods.append(method)
-    # A plan with another batch keeps the speedup of its explanation, over data parallelism at that batch.
+    # Speedups over the entry "data", for plans with its batch. Others keep the speedup of `_describe_plan`:
+    # over data parallelism at their batch.
     add_speedups([m for m in methods if m.get("batch", graph.batch) == graph.batch])
     if opened is not None:
         number, plan, timeline, _ = opened
@@ -119,13 +121,14 @@ def _is_faster(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _fastest_or_first(methods: list[dict[str, Any]]) -> int:
-    """Return the number of the fastest plan, though it does not fit, or 0 if there is no plan."""
+    """Return the number of the fastest plan, whether it fits or not; 0 if there is no plan."""
     timed = [m for m in range(len(methods)) if methods[m]["step_ms"] is not None]
     return max(timed, key=lambda m: methods[m]["samples_per_s"], default=0)
 
 
 def _entry_row(entry: Entry) -> dict[str, Any]:
-    # bn: the samples over which batch norm takes its statistics, as "local" (each device's own).
+    """Return what the page has of every entry, also of one without a plan."""
+    # bn: the samples over which batch norm takes its statistics, such as "local" (each device's own).
     row = entry.row
     return {
         "label": entry.label,
@@ -146,6 +149,7 @@ def _describe_plan(
     profile: Profile | None,
     data_timeline: Timeline | None,
 ) -> dict[str, Any]:
+    """Return what the page has only of an entry with a plan; data_timeline: of data parallelism, if any."""
     micro_batch = timeline.program.graph  # the graph of one micro-batch
     explained = explain_timeline(plan, timeline, profile, data_timeline)
     # history: the step time of the best plan in the course of the search
@@ -196,9 +200,9 @@ def plan_file_name(plan: Plan) -> str:
 
 
 def torchrun_command(plan: Plan, cluster: Cluster) -> str:
-    """Return the command that runs a plan saved from the page; with several nodes, it is for each node."""
+    """Return the command that runs a plan saved from the page; it has to be started on every node."""
     name = plan_file_name(plan)
-    # Numbers of devices on the nodes.
+    # The distinct numbers of devices of a node.
     sizes = {len(cluster.members(a)) for a in range(cluster.nodes)}
     if cluster.nodes == 1 or len(sizes) > 1:
         return f"torchrun --standalone --nproc-per-node {plan.devices} -m raddle.runtime {name}"

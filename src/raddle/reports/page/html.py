@@ -43,7 +43,10 @@ def render_live_page() -> str:
 
 
 def pack_data(plain: Mapping[str, Any], columns: bytes = b"") -> bytes:
-    """Return the compressed data: the length of the JSON in four bytes, the JSON, the columns."""
+    """Return the compressed data: the length of the JSON in four bytes, the JSON, the columns.
+
+    plain: the JSON data; columns: the block of numbers that they refer to (columns.py).
+    """
     text = json.dumps(plain, separators=(",", ":")).encode()
     # mtime=0: the same data always gives the same page.
     return gzip.compress(len(text).to_bytes(4, "little") + text + columns, 9, mtime=0)

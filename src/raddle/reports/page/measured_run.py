@@ -1,9 +1,11 @@
 """Reads a measured run for the page: the JSON of `raddle run --json`, and the trace file that it names.
 
 A trace is in the Chrome trace format: an event with ph "X" is a slice (an interval) in a lane (pid, tid),
-an event with ph "M" names a process or a lane. `Fields` reads the keys of a JSON object and raises
-InputError if a value is wrong.
+an event with ph "M" names a process or a lane. A process is a device (pid: its number) or has the name
+"links". `Fields` reads the keys of a JSON object and raises InputError if a value is wrong.
 """
+
+# e: an event of a trace; its "ts" (start) and "dur" (duration) are in microseconds
 
 from __future__ import annotations
 
@@ -132,7 +134,7 @@ def _timeline(
     slices = [e for e in slices if e["args"]["step"] == step]
     lanes = _lanes(events)
     slices.sort(key=lambda e: (lanes[e["pid"], e["tid"]][0], e["ts"]))
-    titles: dict[tuple[str, str, str, int, int], int] = {}
+    titles: dict[tuple[str, str, str, int, int], int] = {}  # distinct titles -> their numbers
     title_of = [titles.setdefault(_title(e, ops), len(titles)) for e in slices]
     nothing = [-1] * len(slices)  # for columns that only simulated timelines have
     return {

@@ -60,10 +60,11 @@ def _elements(graph: Graph, value: str) -> int:
 
 
 def describe_tiles(graph: Graph, tiles: Mapping[str, Tiling]) -> dict[str, Any]:
-    """Return each distinct tiling and its text once, and for each operator the numbers of both.
+    """Return each distinct tiling and text (such as "n/4") once, and for each operator the numbers of both.
 
     A grid, whose boxes lie between cut points of each dimension, is described by its cuts and devices, any
-    other tiling by its boxes. "copies": how many devices have the same box.
+    other tiling by its boxes. "devices": of the boxes in row-major order. "copies": how many devices have
+    the same box; they follow each other in "devices".
     """
     tilings: dict[Tiling, int] = {}
     texts: dict[str, int] = {}
@@ -81,6 +82,7 @@ def describe_tiles(graph: Graph, tiles: Mapping[str, Tiling]) -> dict[str, Any]:
 
 
 def _tiling(tiling: Tiling) -> dict[str, Any]:
+    """Describe a tiling; a box is [lower corner, upper corner, device]."""
     if isinstance(tiling, Grid):
         return {
             "cuts": [list(cuts) for cuts in tiling.cuts],

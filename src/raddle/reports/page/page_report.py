@@ -83,7 +83,11 @@ def build_page_data(
     alternatives: float = ALTERNATIVES_SECONDS,
     on_progress: OnProgress = lambda step: None,
 ) -> PageData:
-    """Plan with each of `methods`, simulate these and the given plans, and return the page's data."""
+    """Plan with each of `methods`, simulate these and the given plans, and return the page's data.
+
+    model: its name on the page. settings: of the searches. alternatives: seconds for other splits of the
+    layers of the plan that the page opens with.
+    """
     settings = settings or Settings()
     entries = _entries(graph, cluster, given, methods, model, settings, on_progress)
     return describe_entries(
@@ -101,6 +105,7 @@ def _entries(
     settings: Settings,
     on_progress: OnProgress,
 ) -> Iterator[Entry]:
+    """Yield an entry for each method, then one for each given plan."""
     for evaluated, row in plan_each_method(
         graph, cluster, methods, model=model, settings=settings, on_progress=on_progress
     ):
@@ -119,11 +124,12 @@ def _entries(
 def _simulate_given(
     graph: Graph, cluster: Cluster, given: GivenPlan, label: str, profile: Profile | None
 ) -> Entry:
-    micro_batch = micro_batch_graph(graph, given.plan)
+    """Simulate a plan of the user, on the first devices of the cluster."""
+    micro_batch = micro_batch_graph(graph, given.plan)  # the graph of one micro-batch
     timeline = simulate_steps(
         micro_batch, given.plan, devices_of_plan(given.plan, cluster), profile
     )
-    search_metrics = ("search_s", "lower_bound_ms")
+    search_metrics = ("search_s", "lower_bound_ms")  # those that only the plan file has
     row = predicted_metrics(timeline) | {k: given.plan.predicted.get(k) for k in search_metrics}
     return Entry(label, row, given.plan, timeline, given.run, from_user=True)
 

@@ -24,7 +24,7 @@ Title = tuple[str, str, str, int, int]  # kind, name, phase, operator number or 
 
 
 def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
-    """Return lanes (devices, then links), titles, and columns with one number per slice.
+    """Return lanes (devices, then links), titles, and columns with one number per slice (columns.py).
 
     Times are in ns since the window began. A message may occupy two links: lanes `lane` and `lane2`.
     """
@@ -37,7 +37,8 @@ def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     shown_tasks = np.flatnonzero(chosen)
     first, second = tasks.first_resource[shown_tasks], tasks.second_resource[shown_tasks]
     used_resources = np.unique(np.concatenate([first, second[second >= 0], np.arange(drawn)]))
-    lane = np.full(tasks.resources + 1, -1)  # the last item (index -1): no second link
+    # By resource: the number of its lane. The last item (index -1) is for "no second link".
+    lane = np.full(tasks.resources + 1, -1)
     lane[used_resources] = np.arange(len(used_resources))
     title_of, titles = _titles(timeline, tasks.instruction[shown_tasks])
     critical = np.isin(shown_tasks, timeline.critical_path())
@@ -68,6 +69,7 @@ def _drawable_devices(slice_devices: np.ndarray, devices: int) -> int:
 
 
 def _lane(timeline: Timeline, resource: int) -> dict[str, Any]:
+    """Describe the lane of a resource; resources are numbered: first the devices, then the links."""
     devices = timeline.program.plan.devices
     if resource < devices:
         return {
@@ -79,9 +81,9 @@ def _lane(timeline: Timeline, resource: int) -> dict[str, Any]:
 
 
 def _titles(timeline: Timeline, instructions: np.ndarray) -> tuple[np.ndarray, list[list[Any]]]:
-    """Return the title number of each slice, and the titles."""
+    """Return the title number of each slice, and the titles; instructions: their numbers, by slice."""
     titles: dict[Title, int] = {}
-    number = np.zeros(len(timeline.program.instructions), np.int64)
+    number = np.zeros(len(timeline.program.instructions), np.int64)  # by instruction: of its title
     ops = operator_numbers(timeline.program.graph)
     for i in np.unique(instructions):
         title = _title(timeline.program.instructions[i], ops)
@@ -105,7 +107,10 @@ def operator_numbers(graph: Graph) -> dict[str, int]:
 
 
 def _title(i: Instruction, ops: dict[str, int]) -> Title:
-    """Return the title of an instruction's slices; ops: operator numbers by name."""
+    """Return the title of the slices of instruction i; ops: operator numbers by name.
+
+    i.key: the step and the micro-batch of the instruction. PHASES: "F" -> "forward", ...
+    """
     if isinstance(i, Run | Merge):
         kind = "run" if isinstance(i, Run) else "merge"
         return kind, i.op, PHASES[i.phase], ops[i.op], i.key.micro_batch

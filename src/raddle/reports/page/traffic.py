@@ -4,7 +4,8 @@ Lists of numbers are stored apart from the page's JSON: `columns.add` stores a l
 description, which stands in the JSON in place of the list (columns.py).
 """
 
-# i: an instruction of the program; m: a message; s: a region of a parameter and the devices that hold it
+# i: an instruction of the program (i.key: its step and micro-batch); m: a message; s: a region of a
+# parameter and the devices that hold it; v: the number of a value
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     """
     program, last = timeline.program, timeline.program.plan.steps - 1
     pairs: Counter[tuple[int, int]] = Counter()
-    # The names of the values (not of their producers), and their numbers, as in `describe_network`.
-    producers = [value for op in program.graph.ops for value in op.outputs]
-    number = {name: v for v, name in enumerate(producers)}
+    # The values that operators produce, in the order of `describe_network`, and their numbers.
+    value_names = [value for op in program.graph.ops for value in op.outputs]
+    number = {name: v for v, name in enumerate(value_names)}
     forward, backward = np.zeros(len(number), np.int64), np.zeros(len(number), np.int64)
     for i in program.instructions:
         if i.key.step != last:
@@ -57,7 +58,10 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
 
 
 def _ring_pairs(program: Program, reduce: Reduce) -> Counter[tuple[int, int]]:
-    """Return the bytes of an all-reduce by (source, target): neighbours in the ring."""
+    """Return the bytes of an all-reduce by (source, target): neighbours in the ring.
+
+    reduced_bytes: for each group of devices that sum a part of the bucket, the bytes of this part.
+    """
     pairs: Counter[tuple[int, int]] = Counter()
     for ring, amount in reduced_bytes(program, reduce).items():
         pairs.update(
@@ -73,6 +77,7 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     # ops: by name of an operator, a value or a parameter, the number of the operator that it belongs to; a
     # parameter belongs to its first reader.
     ops, steps, count = operator_numbers(program.graph), program.plan.steps, len(program.graph.ops)
+    # By operator and device: ns forward ("F") and backward ("B").
     busy_ns = {phase: np.zeros((count, program.plan.devices), np.int64) for phase in "FB"}
     synced_bytes, path_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
     op_of = np.full(len(program.instructions), -1)  # by instruction: its operator, or -1

@@ -1,4 +1,4 @@
-"""Loads the choices of the live page (models, clusters, methods) and its HTML.
+"""Loads the choices of the live page (models, clusters, methods) and the HTML of this page.
 
 The live page is the page of `raddle serve` itself, on which a user starts reports. A child process
 collects its choices, because that needs torch, which the server does not import.

@@ -16,7 +16,7 @@ CLOSE = "</script>"
 
 
 def read_page(path: Path) -> dict[str, Any]:
-    """Return the JSON data of a page; the columns of numbers after it are not read."""
+    """Return the JSON data of a page; the columns (long lists of numbers) after it are not read."""
     text = read_text(path, "page of raddle")
     try:
         start = text.index(OPEN) + len(OPEN)

@@ -48,12 +48,13 @@ class ReportJob:
             "done": 0,  # how much of that is finished, ...
             "of": 0,  # ... of how much
             "stoppable": bool(request.searches),  # a search can end early with its best plan
-            # [seconds since the start, best_ms, method], whenever best_ms or the method has changed
+            # [seconds since the start, best_ms, method], whenever best_ms or the method has changed;
+            # best_ms: the step time of the best plan that the method's search has so far
             "history": [],
             "stopping": False,  # the user has asked to end the searches early
             "cancelled": False,
             "error": None,
-            "report": None,
+            "report": None,  # its name in the folder, when it is done
             "lower_bound_ms": None,
             "seconds": 0.0,
         }
@@ -77,8 +78,9 @@ class ReportJob:
     def stop(self) -> None:
         """End the searches early with their best plans so far; the report is still written.
 
-        Only a running search handles SIGINT; at any other time it would end the child. So it is sent when
-        a search reports its best plan: now, and for each search that follows.
+        Only a running search handles SIGINT; at any other time SIGINT would end the child. So this only
+        sets "stopping", and `_read_line` sends SIGINT once to each search, when the search reports its
+        best plan.
         """
         with self._lock:
             if not self.running or not self.request.searches:
@@ -107,6 +109,7 @@ class ReportJob:
             self._state |= {**final_state, "seconds": monotonic() - self._started}
 
     def _read_line(self, line: str) -> None:
+        """Store the progress, or another message, that a line of the child's stderr has."""
         step = _parse_progress(line)
         if step is None:
             if line:
@@ -151,6 +154,7 @@ class ReportJob:
     def _failure_text(self, code: int) -> str:
         if self._state["cancelled"]:
             return "it was cancelled, nothing is kept."
+        # The exit codes of a process that SIGINT ended outside of a search.
         if self._interrupted and code in (1, 130, -signal.SIGINT):
             return "it was stopped between two searches, nothing is kept: start it again."
         return failure_reason(code, list(self._messages))
@@ -191,6 +195,7 @@ class ReportJobs:
             return self.last
 
     def current(self) -> ReportJob:
+        """Return the running or the latest job; InputError if there was none."""
         if self.last is None:
             raise InputError("nothing is running.")
         return self.last

@@ -23,7 +23,7 @@ class ReportRequest:
 
     model: str
     cluster: str
-    batch: int | None
+    batch: int | None  # None: the model's default
     methods: tuple[str, ...]
     searches: tuple[str, ...]  # those of `methods` that search, and so can be stopped early
     budget: float  # seconds for each search

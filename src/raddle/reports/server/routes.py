@@ -31,7 +31,10 @@ class PageResponse(NamedTuple):
 
 
 class ServerRoutes:
-    """The state of the server; `get` and `post` map a path to the function that answers it."""
+    """The state of the server; `get` and `post` map a path to the function that answers it.
+
+    A function for POST takes the JSON body of the request; all functions return the JSON of the answer.
+    """
 
     def __init__(self, folder: str) -> None:
         self.report_folder = ReportFolder(folder)
@@ -72,6 +75,7 @@ class ServerRoutes:
             self.jobs.last.thread.join()
 
     def _choices(self) -> dict[str, Any]:
+        """Return the choices without "page", the HTML of the live page, and with the folder of reports."""
         choices = {key: value for key, value in self.choices.get().items() if key != "page"}
         return {**choices, "folder": str(self.report_folder.path)}
 
@@ -102,6 +106,7 @@ class ServerRoutes:
         return self.explanations.explain(self._existing_report(body), method, op)
 
     def _existing_report(self, body: Mapping[str, Any]) -> str:
+        """Return the name of the report that a request is about; InputError if there is no such report."""
         name = body.get("report")
         if not isinstance(name, str) or not self.report_folder.has(name):
             raise InputError(f"no report {short(name)} is kept: choose one of the list.")

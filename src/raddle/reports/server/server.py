@@ -35,7 +35,7 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__((LOOPBACK, port), Handler)
         except (OSError, OverflowError) as error:
-            # A port to recommend.
+            # A port to recommend in the message.
             after = port + 1 if 0 < port < 65535 else 8008
             reason = (
                 "is taken"
@@ -49,6 +49,7 @@ class Server(ThreadingHTTPServer):
             self.server_close()
             raise
         names = (LOOPBACK, "localhost")
+        # Values of the Host header that are this server's; browsers leave out port 80.
         self.hosts = {f"{name}:{self.server_port}" for name in names}
         if self.server_port == 80:
             self.hosts.update(names)
@@ -91,6 +92,7 @@ class Handler(BaseHTTPRequestHandler):
         self._respond(self._post)
 
     def _respond(self, handle: Any) -> None:
+        """Check the sender and call `handle`, which sends the answer; errors are sent as JSON."""
         try:
             self._check_sender()
             handle()
@@ -134,6 +136,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send_json(HTTPStatus.OK, self.server.routes.post[self.path](value))
 
     def _check_sender(self) -> None:
+        """Raise RequestRefused for a wrong Host header, or a request that another site's page sent."""
         if self.headers.get("Host", "").lower() not in self.server.hosts:
             raise RequestRefused(
                 HTTPStatus.FORBIDDEN, f"this server is {self.server.url} and no other."

@@ -59,7 +59,10 @@ def _bandwidth_text(link: Mapping[str, Any] | None, flag: str, note: str) -> str
 
 
 def show_cluster(cluster: Mapping[str, Any]) -> None:
-    """Print a cluster as `raddle.clusters.summary.summarise` describes it."""
+    """Print a cluster as `raddle.clusters.summary.summarise` describes it.
+
+    The fingerprint is a hash of its devices and links.
+    """
     console = stdout()
     console.print(cluster["name"], style="bold")
     console.print(
@@ -84,13 +87,16 @@ def _kind_table(console: Console, kinds: Sequence[Mapping[str, Any]]) -> Table:
     table.add_row("memory", *(bytes_text(kind["memory"]) for kind in kinds))
     table.add_row("memory bandwidth", *(rate_text(kind["bandwidth"]) for kind in kinds))
     table.add_row("overhead of an operator", *(seconds_text(kind["overhead"]) for kind in kinds))
-    for family in kinds[0]["efficiency"]:  # of operators: conv, matmul, ...
+    # Efficiency: the share of the peak that a family of operators (conv, matmul, ...) reaches; "memory":
+    # the share of the memory bandwidth that the others reach.
+    for family in kinds[0]["efficiency"]:
         shares = (kind["efficiency"][family] for kind in kinds)
         table.add_row(f"efficiency {family}", *(f"{share:.2g}" for share in shares))
     return table
 
 
 def _route_table(console: Console, routes: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of routes; "a transfer holds": the links that it occupies."""
     table = new_table(console)
     table.add_column("route", no_wrap=True)
     table.add_column("nodes", no_wrap=True)

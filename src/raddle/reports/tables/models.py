@@ -1,4 +1,4 @@
-"""Prints the names of the zoo's models, and the layers of one model, for `raddle models`."""
+"""Prints the names of the zoo's models (those of raddle), and the layers of one, for `raddle models`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def show_model(model: Mapping[str, Any]) -> None:
 
 
 def _layer_table(layers: Sequence[Mapping[str, Any]], *, box: Box | None) -> Table:
+    """Return a table with a row for each layer; "forward" is FLOPs, "split" as `split_text` returns it."""
     table = Table(box=box, pad_edge=False)
     for title in ("layer", "kind", "output"):
         table.add_column(title, overflow="fold")

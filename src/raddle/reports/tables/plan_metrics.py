@@ -1,6 +1,6 @@
 """Prints the predicted metrics of plans: of one, of several compared, and of one simulated in detail.
 
-A search improves a plan, its start, by proposals: changes that a Markov chain tries.
+A search begins with a plan, its start, and tries changes of it one after the other: the proposals.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def show_plan(row: Mapping[str, Any]) -> None:
         print(
             f"found as '{row['start']}' after {row['proposals']} proposals; the search ended {ended}"
         )
-    for failure in row.get("failed", ()):
+    for failure in row.get("failed", ()):  # candidates of the search that gave no plan
         if not failure["refused"]:  # refused: it does not apply to this model or cluster
             print(f"left out, by a mistake in raddle: {failure['name']}, {failure['error']}")
     if row["file"] is not None:
@@ -48,7 +48,8 @@ def show_plan(row: Mapping[str, Any]) -> None:
 def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the rows of `raddle.searches.comparison.compare`: one for each method.
 
-    Below the table: why a method failed, plans that do not fit, and the lower bound of the step time.
+    Below the table: why a method failed, plans that do not fit, the lower bound of the step time, and the
+    settings: "bn" (the samples over which batch norm takes its statistics, such as "local") and "sync".
     """
     console = stdout()
     table = new_table(console)
@@ -100,7 +101,10 @@ def _row_style(row: Mapping[str, Any]) -> str | None:
 
 
 def show_report(result: Mapping[str, Any]) -> None:
-    """Print the comparison that an HTML page shows, and the file of the page."""
+    """Print the comparison that an HTML page shows, and the file of the page.
+
+    result: as `raddle.reports.page.summary.summary` returns it.
+    """
     show_comparison([{**row, "method": row["label"]} for row in result["methods"]])
     for row in result["methods"]:
         if row["measured_ms"] is not None:

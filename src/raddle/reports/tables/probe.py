@@ -54,7 +54,7 @@ def _measurement_table(console: Console, measurements: Mapping[str, Any]) -> Tab
     table = new_table(console)
     table.add_column("what", no_wrap=True)
     table.add_column("measured", no_wrap=True)
-    for name, speed in measurements["flops"].items():  # FLOP/s
+    for name, speed in measurements["flops"].items():  # FLOP/s of a benchmark, by its name
         table.add_row(name, speed_text(speed))
     table.add_row("memory bandwidth", rate_text(measurements["memory_bandwidth"]))
     table.add_row("overhead of an operator", seconds_text(measurements["overhead"]))
@@ -77,7 +77,10 @@ def _measurement_table(console: Console, measurements: Mapping[str, Any]) -> Tab
 
 
 def show_profile(result: Mapping[str, Any]) -> None:
-    """Print how many operators `raddle probe --model` measured, and the profile that has them."""
+    """Print how many operators `raddle probe --model` measured, and the profile (file of times) with them.
+
+    "entries": the number of all measurements in the profile.
+    """
     print(
         f"{result['measured']} operators of {result['model']} measured; "
         f"'{result['profile']}' holds {result['entries']}: use it with --profile."
