@@ -47,6 +47,7 @@ function barOrder(methods) {
   return methods.map((_, m) => m).sort((a, b) => rank(a) - rank(b) || speed(b) - speed(a) || a - b);
 }
 
+// m: the number of a method in page.data.methods.
 function barRows(page) {
   const { methods } = page.data;
   return barOrder(methods).map((m) => {

@@ -43,6 +43,7 @@ function filled(node, classes, given, children) {
   return node;
 }
 
+// Replaces the children of a node.
 function clear(node, ...children) {
   node.replaceChildren(...children.flat().filter((child) => child));
   return node;

@@ -32,6 +32,7 @@ function numbered(root) {
   return { root, blocks };
 }
 
+// A number for each text; equal texts have the same number.
 function internAll(texts) {
   const known = new Map();
   return texts.map((text) => known.get(text) ?? (known.set(text, known.size), known.size - 1));
@@ -51,6 +52,7 @@ function shortName(parts) {
   return /^\d+$/.test(last) && parts.length > 1 ? `${parts.at(-2)}.${last}` : last;
 }
 
+// The blocks of operators lo to hi - 1, whose module paths are equal up to `depth`.
 function blockSiblings(builder, lo, hi, depth) {
   const found = [];
   for (let at = lo; at < hi; ) {
@@ -127,6 +129,7 @@ function repeated(builder, blocks) {
   return found;
 }
 
+// The repetition that begins at block `at`: `rounds` times `period` blocks. same: equal numbers for equal blocks.
 function longestRepeat(blocks, same, at) {
   let best = { period: 1, rounds: 0 };
   const most = Math.min(BLOCK_PERIOD, Math.floor((blocks.length - at) / 2));
@@ -168,6 +171,7 @@ function fromTo(first, last) {
   return same > 1 && rest ? `${first}–${rest.replace(/^_/, "")}` : `${first}–${last}`;
 }
 
+// Puts too many siblings into groups of consecutive blocks.
 function grouped(builder, blocks) {
   if (blocks.length <= BLOCK_CHILDREN) return blocks;
   const size = Math.ceil(Math.sqrt(blocks.length));

@@ -7,6 +7,7 @@ async function unpack(base64) {
   return unpackBytes(packed);
 }
 
+// Returns the JSON data (docs/page.md lists the keys), with data.column(c): the numbers of a column's description c.
 async function unpackBytes(packed) {
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());

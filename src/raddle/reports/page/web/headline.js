@@ -17,6 +17,7 @@ function headlineView(section, page) {
   draw();
 }
 
+// method: an entry of data.methods, a plan with its predicted metrics or a method that failed (`error`).
 function whatText(data, method) {
   const name = (text, most) => el("b.name", { title: cut(text, 500) }, cut(text, most));
   return el(

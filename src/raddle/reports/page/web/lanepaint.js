@@ -13,6 +13,7 @@ const pixelWord = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 
 const isLight = ([r, g, b]) => r * 0.3 + g * 0.6 + b * 0.1 > 150;
 
+// The colours of the theme. words: for each pixel of a pattern's period and each style, the colour as one integer.
 function lanePalette() {
   const named = (names) => Object.fromEntries(names.map((name) => [name, themeColour(`--${name}`)]));
   const theme = named(["paper", "card", "line", "ink", "soft", "critical", "accent", "warn"]);
@@ -76,6 +77,7 @@ function markRow(row, view, buffers, wide) {
   return settleStyles(buffers);
 }
 
+// left, right: in pixels, with fractions; shown: look * 2, plus 1 if the slice is pale.
 function markSlice(buffers, left, right, shown) {
   const first = Math.max(0, Math.floor(left));
   const last = Math.min(buffers.width - 1, Math.floor(right));

@@ -1,4 +1,5 @@
-// A timeline as rows of slices sorted by time, so that a frame reads only the slices in view.
+// A timeline as rows of slices sorted by time, so that a frame reads only the slices in view. A slice is the interval
+// of one task, a lane is a device or a link; times are in ns. A title is [kind, name, phase, operator, micro-batch].
 
 const LOOKS = Object.keys(DOING);
 const ROW_HEIGHTS = { device: 18, measured: 9, link: 13 };
@@ -11,6 +12,7 @@ function timelineLayer(data, timeline) {
 }
 timelineLayer.known = new WeakMap();
 
+// look: the number of a slice's activity in LOOKS; lit: 1, or 0 for a slice that is drawn pale.
 function newLayer(data, timeline) {
   const columns = ["start", "duration", "lane", "lane2", "title", "source", "target", "bytes"];
   const layer = { timeline, names: timeline.titles.map((title) => visible(title[1])) };

@@ -1,7 +1,8 @@
 // A layered drawing of nested blocks, from left to right, broken into rows like lines of text. An open block is a
 // frame with one entry and one exit, so every edge joins siblings, or a child and its frame.
 
-// l: layer. The items of a layer are blocks, and lanes in which edges pass.
+// A block is an interval of operators, as in blocks.js. A layer is a column of the drawing (not a layer of the model).
+// l: layer. The items of a layer are blocks, and lanes in which edges pass. inY, outY: where edges enter and leave.
 
 const SPACE = { across: 22, down: 12, lane: 10, row: 18, side: 18, head: 26, foot: 12 };
 const MOST_IN_LAYER = 8;
@@ -10,6 +11,7 @@ const WAY_OUT = -2;
 
 // A node has block, x, y, width, height, inY and outY (where edges enter and leave). A frame also has `nodes` and
 // `edges` ({values, path}), with positions relative to the frame.
+// open: the set of blocks drawn as frames; width: of the drawing; size: of a node. Returns the frame of the root.
 function layOut(network, root, open, width, size) {
   return frameOf(root, { open, size, edges: blockEdges(network, root, open) }, width);
 }
@@ -215,6 +217,8 @@ function placedRows(layers, inside, top) {
   return rows;
 }
 
+// Dynamic programming over the layers: best[to] is the cheapest way to break layers 0 to `to` - 1 into rows.
+// passing: for each layer, how many edges enter it; inside: the width of a row.
 function brokenRows(widths, passing, inside) {
   const best = [{ cost: 0, from: 0 }];
   for (let to = 1; to <= widths.length; to++) {

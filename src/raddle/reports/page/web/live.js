@@ -4,6 +4,8 @@
 const LIVE_POLL = { running: 500, idle: 2000 }; // ms between requests for the state
 const LIVE_CHART = { height: 132, left: 62, right: 14, top: 12, bottom: 22 };
 
+// offer: the choices (models, clusters, methods); job: the report being made, or the last one; shown: the name of the
+// shown report; reached: whether the server answers; parts: elements of the panel.
 const live = { offer: null, job: null, shown: null, reached: true, parts: {} };
 
 async function liveGet(path) {
@@ -125,6 +127,7 @@ async function livePoll() {
   setTimeout(livePoll, live.job?.state === "running" ? LIVE_POLL.running : LIVE_POLL.idle);
 }
 
+// Shows the state of the job; when it has ended, also the list of reports and the new report.
 async function liveTake(job) {
   const before = live.job;
   live.job = job;
@@ -265,6 +268,7 @@ function liveTicks(low, high, count) {
 
 // -- stored reports --------------------------------------------------------------------------------------------
 
+// Fills the list of stored reports.
 async function liveShelf(reports) {
   reports ??= (await liveGet("/api/reports")).reports;
   const list = live.parts.list;

@@ -116,7 +116,7 @@ function memoryScales({ page, canvas, curves }) {
   };
 }
 
-// The index of the level at a time, or -1 outside the step.
+// The index of the level (bytes in use, until the next time of the curve) at a time, or -1 outside the step.
 function levelPlace({ time }, at, period) {
   if (at < time[0] || at > period) return -1;
   let [low, high] = [0, time.length];

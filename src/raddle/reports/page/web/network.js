@@ -1,7 +1,9 @@
 // The network as a graph of blocks: how each is split or on which devices it runs, and the bytes between devices.
 
-const FIRST_NODES = 55;
-const MOST_NODES = 1500;
+// A block is an interval of operators that is drawn as one node, or as a frame around its children (blocks.js).
+
+const FIRST_NODES = 55; // most nodes that are drawn at first
+const MOST_NODES = 1500; // most nodes after "expand all"
 
 function networkView(section, page) {
   const { root, blocks } = blockTree(page.data.network);
@@ -56,7 +58,8 @@ function graphTools(view) {
   );
 }
 
-// The data of the shown method, looked up once per drawing.
+// The data of the shown method, looked up once per drawing. work(op): ns, forward and backward; there, back: bytes of
+// each value between devices, forward and backward; crossing(value): their sum; most: the largest sum.
 function graphFigures({ data, method }) {
   const figures = { data, method, splits: null, work: () => 1, crossing: () => 0 };
   if (!method.tiles) return figures;

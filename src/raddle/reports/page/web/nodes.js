@@ -1,4 +1,6 @@
 // Parts of the drawing of the network: frames, edges, and nodes with a bar that shows shares of work.
+// view: the state of the drawing (networkView in network.js); its `figures` are the shown method's data. A block is
+// an interval of operators (blocks.js); a frame is an open block, with its children's nodes inside (layers.js).
 
 const BAR = { left: 8, top: 34, height: 6, most: 48 }; // px; most: largest number of pieces of a bar
 

@@ -4,7 +4,7 @@ function show(data) {
   document.title = `${cut(data.title, 80)} · raddle`;
   const main = document.getElementById("page");
   const tip = new Tip(document.body);
-  const draws = []; // functions that draw charts; a chart needs its width first
+  const draws = []; // functions that draw charts, called when the page is built and charts have a width
   const sections = data.sections.map((own, s) => sectionView(own, s, tip, draws));
   clear(main, summary(data), sections);
   const draw = () => draws.forEach((own) => own());

@@ -22,6 +22,7 @@ function searchView(section, page) {
   draw();
 }
 
+// proposals: changes that the search tried; start: the plan that it began with; bound: the lower bound of a step.
 function searchText({ search, bound, step_ms: step, search_s: seconds }) {
   const limit = bound
     ? `No plan takes less than ${msText(bound.ms)} (${bound.why}): ` +

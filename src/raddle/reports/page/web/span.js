@@ -10,6 +10,7 @@ function wholeSpan({ timeline, measured }) {
   return Math.max(timeline.period_ns, measured?.timeline?.period_ns ?? 0);
 }
 
+// Shows the times from `from` to `to` (ns since the step began), moved or cut so that the step stays in view.
 function lookWithin(page, from, to) {
   const whole = wholeSpan(page.method);
   const length = between(LEAST_SPAN, to - from, whole * (1 + 2 * BEYOND));
@@ -17,6 +18,7 @@ function lookWithin(page, from, to) {
   page.look(first, first + length);
 }
 
+// Moves the span by a share of its length.
 function panSpan(page, share) {
   const [from, to] = page.span;
   lookWithin(page, from + share * (to - from), to + share * (to - from));

@@ -1,4 +1,7 @@
 // How operators are split: turns tilings (cuts and devices, or boxes) into letters, devices' shares and cells.
+// A tiling is {cuts, devices, copies}: the cut points of each letter, and the devices of the boxes between them in
+// row-major order, the copies of a box one after the other; or {boxes: [[lower corner, upper corner, device]]}.
+// A cell is a box between neighbouring cuts. d: the number of a letter in op.dims, [[letter, size]].
 
 // For each kind of split: a hue (null: a colour of the theme), a pattern and a text.
 const SPLIT_STYLES = {

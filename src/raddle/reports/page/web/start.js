@@ -1,3 +1,5 @@
+// Starts the page: unpacks its data and shows them; and the button that changes between a dark and a light theme.
+
 let chosenTheme = null; // null: the system's theme
 
 function themeButton(page) {

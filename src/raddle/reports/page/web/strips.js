@@ -105,6 +105,7 @@ function redrawStrips(view) {
   }
 }
 
+// parts: the operator's split letters, their cuts, and its cells with their devices (tilingCells in splits.js).
 function drawStrip(view, row) {
   if (row.strip) return;
   const { data, method } = view.page;

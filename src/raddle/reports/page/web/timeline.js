@@ -2,7 +2,7 @@
 // `lanedraw.js` a frame; this file handles the pointer, the keyboard and the selection.
 
 const AXIS_HEIGHT = 40;
-const FRAMES_KEPT = 200;
+const FRAMES_KEPT = 200; // frames whose drawing times (ms) are remembered, for tests
 const TIMELINE_KEYS =
   "Timeline of a step. Left and right arrows pan, plus and minus zoom, 0 shows all; up and down move " +
   "from lane to lane, N and P from slice to slice, Enter selects the slice's operator, Escape leaves it.";
@@ -136,6 +136,7 @@ class TimelineView {
     this.draw(); // at once, because a printed page has no next frame
   }
 
+  // Decides again which slices are pale, after a change of the selection.
   relight() {
     if (!this.predicted) return;
     this.criticalButton.setAttribute("aria-pressed", this.criticalOnly);
@@ -187,6 +188,7 @@ class TimelineView {
     return place < 0 ? null : { row, place };
   }
 
+  // The middle of a predicted slice on the screen, or null if it is not in view; for tests.
   positionOf(slice) {
     const { start, duration, lane } = this.predicted;
     const row = this.rows.find(({ kind, number }) => kind !== "measured" && number === lane[slice]);

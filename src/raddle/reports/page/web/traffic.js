@@ -22,6 +22,7 @@ function trafficView(section, page) {
   draw();
 }
 
+// Columns by pair of devices: source, target, bytes; heaviest: the number of the pair with the most bytes, or -1.
 function trafficPairs(page) {
   const { traffic, plan } = page.method;
   const column = (key) => page.data.column(traffic[key]);
