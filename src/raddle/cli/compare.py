@@ -24,7 +24,7 @@ def compare(
     cluster: ClusterOption,
     batch: Batch = None,
     methods: Methods = None,
-    bn: Statistics = "local",
+    bn: Statistics = "local",  # batch norm: over the samples of a device, or of the whole batch
     sync: Sync = "auto",
     budget: Budget = BUDGET,
     seed: Seed = 0,
@@ -46,8 +46,9 @@ def compare(
     )  # fmt: skip
     target_cluster = clusters.cluster(cluster)
     graph = capture_with_spinner(model, batch)
-    warm_up_jit(jit_functions_for(names))
+    warm_up_jit(jit_functions_for(names))  # the numba functions that these methods use
     with progress_bar(f"{model} on {target_cluster.name}") as on_progress:
+        # rows: for each method, the name of a metric -> its value
         rows = planning.compare(
             graph, target_cluster, names, on_progress=on_progress, model=model, settings=settings
         )

@@ -36,7 +36,8 @@ def explain(
         return
     find_ops(graph, op)  # an unknown operator is an error before the slow JIT compilation
     if loaded_plan.devices <= len(target_cluster.devices):
-        warm_up_jit([EVALUATOR])  # the numba functions of the fast simulation
+        # The numba functions of the fast simulation. With too few devices, `explain_op` raises an error.
+        warm_up_jit([EVALUATOR])
     with spinner(f"explaining '{op}' in {plan}"):
         result = explain_op(graph, loaded_plan, target_cluster, op, measured_profile)
     show(result, explanation.show_op, as_json=as_json)

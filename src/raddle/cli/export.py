@@ -1,4 +1,8 @@
-"""The verb `export`: writes a model as a hypergraph for another partitioner."""
+"""The verb `export`: writes a model as a hypergraph for another partitioner.
+
+A vertex of the hypergraph is work (a filter, or one input channel of it); a net joins the vertices that
+use the same data; a pin is a vertex in a net.
+"""
 
 from typing import Annotated
 
@@ -23,9 +27,9 @@ def export(
         ),
     ] = "coarse",
     batch: Batch = None,
-    weights: Weights = "flops",
+    weights: Weights = "flops",  # what the weight of a vertex is
     connected_as_one: Connected = False,
-    cluster: DeviceOf = "p100:1x1",
+    cluster: DeviceOf = "p100:1x1",  # its first device gives the times of --weights time
     profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:
@@ -43,7 +47,6 @@ def export(
     with spinner(f"writing {output}"):
         hypergraph = partitioning.hypergraph(partitioner, grain)
         partitioning.write_hypergraph(hypergraph, output, to)
-    # A net joins vertices; a pin is a vertex in a net.
     result = {
         "model": model, "file": output, "format": to, "grain": grain,
         "vertices": len(hypergraph.weight), "nets": len(hypergraph.cost), "pins": len(hypergraph.pins),

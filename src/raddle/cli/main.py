@@ -60,7 +60,7 @@ def main() -> None:
         sys.exit(2)
 
 
-_format = warnings.formatwarning
+_format = warnings.formatwarning  # Python's own function
 
 
 def _format_warning(

@@ -38,7 +38,7 @@ def partition(
     seed: Seed = 0,
     weights: Weights = "flops",
     connected_as_one: Connected = False,
-    cluster: DeviceOf = "p100:1x1",
+    cluster: DeviceOf = "p100:1x1",  # its first device gives the times of --weights time
     profile: ProfileOption = None,
     as_json: Json = False,
 ) -> None:
@@ -54,12 +54,12 @@ def partition(
     names = [name.strip() for name in method.split(",")]
     names = list(partitioning.METHODS) if method == "all" else names
     partitioning.check_methods(names)
-    counts = _counts(parts)
+    counts = _counts(parts)  # a table row for each method and each number of parts
     graph = capture_with_spinner(model, batch)
     partitioner = partitioning.build_partitioner(
         graph, weights, connected_as_one=connected_as_one, cluster=cluster, profile=profile
     )
-    warm_up_jit(jit_functions_for(names))
+    warm_up_jit(jit_functions_for(names))  # the numba functions that these methods use
     with progress_bar(f"partitioning {model}") as on_progress:
         rows = partitioning.partition_table(
             partitioner,
@@ -74,6 +74,7 @@ def partition(
 
 
 def _counts(text: str) -> list[int]:
+    """Return the numbers of parts in a text such as "2,4,8"."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdigit() and 0 < int(word) <= 4096 for word in words):
         raise InputError(f"-k is '{text}': give numbers of parts from 1 to 4096, as 2,4,8.")

@@ -30,7 +30,7 @@ def plan(
         str, typer.Option(metavar="M", help="A method; `raddle compare` lists them.")
     ] = "auto",
     batch: Batch = None,
-    bn: Statistics = "local",
+    bn: Statistics = "local",  # batch norm: over the samples of a device, or of the whole batch
     sync: Sync = "auto",
     recompute: Annotated[
         int | None,
@@ -108,8 +108,9 @@ def plan(
         check_folder(output)  # before the search, which may take long
     target_cluster = clusters.cluster(cluster)
     graph = capture_with_spinner(model, batch)
-    warm_up_jit(jit_functions_for([method]))
+    warm_up_jit(jit_functions_for([method]))  # the numba functions that this method uses
     with progress_bar(f"planning {model}, {method}") as on_progress:
+        # row: the predicted metrics by name; timeline: the simulated step
         new_plan, row, timeline = predict(
             graph, target_cluster, method, replace(settings, on_progress=on_progress), model=model,
             recompute=recompute, partition=from_partition,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def capture_with_spinner(model: str, batch: int | None) -> Graph:
-    """Return the graph of a model, as `capture_model` does."""
+    """Return the graph of a model. batch: samples of a step; None: the model's default."""
     from raddle.api.loading import capture_model
     from raddle.reports.progress import spinner
 
@@ -23,7 +23,10 @@ def capture_with_spinner(model: str, batch: int | None) -> Graph:
 
 
 def load_plan_with_spinner(plan: str, cluster: str | None, model: str | None) -> LoadedPlan:
-    """Return a plan with its graph and cluster, as `load_plan` does."""
+    """Return the graph (of one micro-batch), the plan and the cluster of a plan file.
+
+    cluster, model: used instead of those that the file names, unless None.
+    """
     from raddle.api.loading import load_plan
     from raddle.reports.progress import spinner
 
@@ -32,7 +35,10 @@ def load_plan_with_spinner(plan: str, cluster: str | None, model: str | None) ->
 
 
 def warm_up_jit(functions: Iterable[JitFunctions]) -> None:
-    """Compile the functions that are not in numba's cache on this machine, with a message for each."""
+    """Compile the functions that are not in numba's cache on this machine, with a message for each set.
+
+    functions: sets of functions, each with a name and the seconds that its compilation takes.
+    """
     from raddle.reports.progress import spinner
 
     for function_set in functions:

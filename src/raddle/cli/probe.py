@@ -69,6 +69,10 @@ def probe(
 def _measure_operators(
     model: str, batch: int | None, cluster: str, path: str, fresh: bool, as_json: bool
 ) -> None:
+    """Measure a model's operators, write their times to the profile file `path`, and print the counts.
+
+    fresh: measure also the operators that the file has already.
+    """
     from raddle.api import clusters
     from raddle.api.probing import measure_operators
     from raddle.reports.progress import progress_bar
@@ -78,6 +82,7 @@ def _measure_operators(
     target_cluster = clusters.cluster(cluster)
     graph = capture_with_spinner(model, batch)
     with progress_bar(f"measuring {model}") as on_progress:
+        # entries: number of operators in the file; new: how many of them were measured now
         entries, new = measure_operators(
             graph, target_cluster, path, fresh=fresh, on_progress=on_progress
         )

@@ -1,4 +1,7 @@
-"""The verb `report`: writes an HTML page that compares methods and plans."""
+"""The verb `report`: writes an HTML page that compares methods and plans.
+
+A given plan is one that the user names, by --plan or as the plan of a measured run (--run).
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -66,7 +69,7 @@ def report(
     output: Annotated[
         str, typer.Option("-o", "--output", metavar="FILE", help="The HTML file to write.")
     ] = "report.html",
-    bn: Statistics = "local",
+    bn: Statistics = "local",  # batch norm: over the samples of a device, or of the whole batch
     sync: Sync = "allreduce",
     budget: Budget = BUDGET,
     seed: Seed = 0,
@@ -108,6 +111,7 @@ def report(
         settings = replace(settings, bn=first.bn, sync=first.sync, optimizer=first.optimizer)
     # EVALUATOR: the numba functions of the fast simulation.
     warm_up_jit(dict.fromkeys([EVALUATOR, *jit_functions_for(names)]))
+    # title: the model's name in the page
     title = model or given_plans[0].plan.model or graph.name
     bar = progress_lines if json_progress else progress_bar
     with bar(f"{title} on {target_cluster.name}") as on_progress:

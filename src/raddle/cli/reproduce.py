@@ -101,6 +101,7 @@ def _checkout() -> pathlib.Path:
 
 
 def _format_result(result: "Result", output: str) -> str:
+    """Return the content of the output file; its suffix says which of OUTPUT_FORMATS it has."""
     import json
 
     from raddle.reports.experiments.markdown import markdown
@@ -118,4 +119,4 @@ def _format_result(result: "Result", output: str) -> str:
 
 
 def _show_nothing(value: Any) -> None:
-    pass
+    pass  # stands in for the function that prints a table: `show` does not call it for JSON

@@ -92,13 +92,13 @@ def run(
         check_finite=check_finite, model=model, device=device, backend=backend, dtype=dtype,
         threads=threads or _threads_from_environment(), timeout=timeout, trace=trace, json=as_json,
     )  # fmt: skip
-    parse(options.command_line())  # raises the errors that the ranks would raise
+    parse(options.command_line())  # raises the errors of wrong options here, before the ranks start
     machines = Machines(nnodes, node_rank, master_addr, master_port)
     if trace is not None:
         check_folder(trace)
     with spinner(f"checking {plan}"):
         devices = devices_needed(plan, model=model, dtype=dtype, seed=seed)
-    local_ranks = machines.devices_per_node(devices)
+    local_ranks = machines.devices_per_node(devices)  # the number of ranks on this machine
     options = choose_device(
         options, local_ranks, local=local, single_node=nnodes is None, gpus=gpus()
     )

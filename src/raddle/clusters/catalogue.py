@@ -18,7 +18,7 @@ from typing import Any
 from raddle.clusters.devices import Device, Link, Network
 from raddle.clusters.topology import Cluster, build_cluster
 
-LOCAL = "local"
+LOCAL = "local"  # the name of the preset for this machine
 
 GB = 1e9
 GBIT = 1e9 / 8  # Gbit/s in bytes/s
@@ -134,7 +134,8 @@ _XEON = Device(
     2 * 6 * 2.933e9 * 8,
     overhead=20e-6,
     # conv: the thesis's table 5.15 has 102,400 images of VGG-16 in 4842 s on one node at batch 512: at
-    # 3 × 31 GFLOP per image, 2.0 TFLOP/s, 20 % of the peak. The others are assumed in proportion.
+    # 3 × 31 GFLOP per image (forward, and twice that for backward), 2.0 TFLOP/s, 20 % of the peak. The
+    # others are assumed in proportion.
     efficiency={"matmul": 0.3, "conv": 0.2, "attention": 0.15, "memory": 0.6},
 )
 
@@ -176,7 +177,7 @@ _A100 = Preset(
     nodes=1,
     per_node=8,
     # A100 SXM4 80 GB data sheet: 19.5 (float64, tensor cores), 19.5 and 312 TFLOP/s; 2,039 GB/s. PyTorch
-    # leaves TF32 off for products, so float32 is not the 156 TFLOP/s of TF32.
+    # leaves TF32 off for matrix products, so float32 is not the 156 TFLOP/s of TF32.
     device=_device("a100", _flops(19.5, 19.5, 312, 312), 80, 2039),
     link=Link(300 * GB, 5e-6),  # NVLink 3 through NVSwitch: 600 GB/s, half each way
     network=Network(200 * GBIT, 5e-6, per_device=True),  # DGX A100: HDR InfiniBand for each GPU
@@ -203,7 +204,7 @@ _H200 = Preset(
     nodes=1,
     per_node=8,
     # H200 SXM data sheet: the H100's peaks with 141 GB of HBM3e, 4.8 TB/s. Efficiencies: what raddle probe
-    # measured on one (products: 0.76 in float32, 0.68 in bfloat16, 0.88 in float64), rounded down.
+    # measured on one (matrix products: 0.76 in float32, 0.68 in bfloat16, 0.88 in float64), rounded down.
     device=replace(
         _device("h200", _flops(67, 67, 989, 989), 141, 4800),
         efficiency={"matmul": 0.65, "conv": 0.6, "attention": 0.4, "memory": 0.85},

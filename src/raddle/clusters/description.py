@@ -83,7 +83,7 @@ MAX_DEVICES = 65_536
 
 
 def parse(data: object, where: str, *, name: str | None = None) -> tuple[str, list[Node]]:
-    """The name and the nodes of a cluster.
+    """Reads a description, as nested dicts and lists; returns the name and the nodes of the cluster.
 
     where: the file, as errors name it; name: used if the data has none (None: the data must have one).
     """
@@ -153,6 +153,7 @@ def _device(kind: str, data: object, place: Place) -> Device:
     host_overhead = _fields(
         fields.get("host_overhead", {}), place.child("host_overhead"), optional=HOST_OVERHEAD
     )
+    # By key of `workspace`, what kind of number it is.
     quantities = {"conv": MULTIPLE, "matmul": SIZE_OR_ZERO}
     overhead = (
         {"overhead": _number(fields, "overhead", TIME, place)} if "overhead" in fields else {}

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
-# Assumed efficiencies, used where nothing was measured: the fraction of the peak FLOP/s that well-shaped
-# operators of a family reach; "memory": the fraction of the memory bandwidth that elementwise ones reach.
+# Assumed efficiencies, used where nothing was measured: the fraction of the peak FLOP/s that large
+# matrix products, convolutions and attentions reach; "memory": the fraction of the memory bandwidth that
+# elementwise operators reach.
 EFFICIENCY: Mapping[str, float] = {"matmul": 0.6, "conv": 0.5, "attention": 0.35, "memory": 0.75}
 
 # Memory that a device's libraries allocate besides tensors. "conv": while a convolution runs, as a multiple
@@ -67,5 +68,6 @@ class Network:
     per_device: bool = False  # True: a NIC for each device; False: one for the node
 
 
-# Devices of a node; the link between them (None is allowed for one device); NIC (None: for one node).
+# Devices of a node; the link between them (None only if there is one device); the NIC (None only if the
+# cluster has one node).
 Node = tuple[list[Device], Link | None, Network | None]

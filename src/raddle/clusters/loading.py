@@ -36,13 +36,14 @@ def cluster(spec: str | os.PathLike[str]) -> Cluster:
 
 
 def _preset(preset: Preset, spec: str, size: str, *, has_size: bool) -> Cluster:
+    """Makes the cluster of a preset. spec: all that the user wrote, for errors; size: after the colon."""
     sizes = _node_sizes(preset, spec, size) if has_size else [preset.per_node] * preset.nodes
     title = f"{preset.name}:{size.strip().lower()}" if has_size else preset.name
     return build_cluster(title, [([preset.device] * n, preset.link, preset.network) for n in sizes])
 
 
 def _node_sizes(preset: Preset, spec: str, size: str) -> list[int]:
-    """The number of devices of each node."""
+    """For each node, the number of its devices; with a plain number the last node may have fewer."""
     match = re.fullmatch(r"\s*(?:(\d+)\s*[xX]\s*)?(\d+)\s*", size, re.ASCII)
     if match is None:
         raise InputError(
@@ -59,6 +60,7 @@ def _node_sizes(preset: Preset, spec: str, size: str) -> list[int]:
 
 
 def _local(spec: str, size: str, *, has_size: bool) -> Cluster:
+    """Makes the cluster of processes on this machine; arguments as in `_preset`."""
     if has_size and not re.fullmatch(r"\s*\d+\s*", size, re.ASCII):
         raise InputError(
             f"{spec!r} has no size that makes sense: write local:2 for 2 processes on this machine."
@@ -74,6 +76,7 @@ def _count(spec: str, digits: str) -> int:
 
 
 def _check_count(spec: str, count: int) -> int:
+    """Returns the number, or raises InputError if no cluster can have so many devices."""
     if not 1 <= count <= MAX_DEVICES:
         raise InputError(f"{spec!r} asks for {_amount(count)}: ask for 1 to {MAX_DEVICES} devices.")
     return count
@@ -85,6 +88,7 @@ def _amount(count: int) -> str:
 
 
 def _advice(name: str) -> str:
+    """The end of the error about an unknown preset: similar names, or all names."""
     names = [*PRESETS, LOCAL]
     close = get_close_matches(name, names, n=3, cutoff=0.5)
     if close:

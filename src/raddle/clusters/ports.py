@@ -34,6 +34,7 @@ def number_links(
     bus: dict[int, Pair] = {}
     nic: dict[int, Pair] = {}
     for a, (devices, link, network) in enumerate(zip(members, inside, between, strict=True)):
+        # local: device -> its name, which counts devices within the node
         local = {d: f"node{a}.device{i}" for i, d in enumerate(devices)}
         if link is not None and len(devices) > 1:
             if link.shared:
@@ -51,7 +52,11 @@ def number_links(
 def _pair(
     names: list[str], owner: str, duplex: bool, *, directions: tuple[str, str] = ("out", "in")
 ) -> Pair:
-    """Adds two links, one for each direction, or a single one if they are not duplex; their numbers."""
+    """Adds the names of two links, one for each direction, to `names`; returns the links' numbers.
+
+    Without duplex, one link serves both directions: its number is returned twice. owner: whose links they
+    are, the start of their names.
+    """
     first = len(names)
     if not duplex:
         names.append(owner)

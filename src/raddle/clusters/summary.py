@@ -23,8 +23,8 @@ def summarise(cluster: Cluster) -> dict[str, Any]:
         "devices": len(cluster.devices),
         "nodes": cluster.nodes,
         "links": len(cluster.links),
-        "homogeneous": cluster.homogeneous,
-        "fingerprint": cluster.fingerprint(),
+        "homogeneous": cluster.homogeneous,  # all devices are of one kind
+        "fingerprint": cluster.fingerprint(),  # a hash of devices and links, without the name
         "kinds": [
             {"kind": kind, "count": counts[kind], **figures}
             for kind, figures in description["devices"].items()
@@ -35,7 +35,9 @@ def summarise(cluster: Cluster) -> dict[str, Any]:
 
 
 def _routes(cluster: Cluster) -> list[dict[str, Any]]:
-    """Example routes: inside a node of each group of equal nodes, and between nodes of each two groups."""
+    """Example routes (paths between two devices): for each group of equal nodes, one inside a node and one
+    between two of its nodes; for each two groups, one between them.
+    """
     groups = _groups(cluster)
     inside = [
         cluster.members(nodes[0])[:2] for nodes in groups if len(cluster.members(nodes[0])) > 1
@@ -54,6 +56,7 @@ def _groups(cluster: Cluster) -> list[list[int]]:
     """Groups of consecutive nodes with equal devices, link and network."""
 
     def content(a: int) -> object:
+        # What makes node a equal to another
         kinds = [cluster.devices[d].kind for d in cluster.members(a)]
         return kinds, cluster.node_links[a], cluster.node_networks[a]
 

@@ -143,6 +143,7 @@ class Cluster:
             for node, group in groupby(self._node_dict(a) for a in range(self.nodes))
         ]
         data: dict[str, Any] = {"name": self.name, "devices": kinds, "nodes": nodes}
+        # A network that all nodes have is written once, for the cluster.
         if all(network == self.node_networks[0] for network in self.node_networks):
             for node in nodes:
                 node.pop("network", None)
@@ -156,6 +157,7 @@ class Cluster:
         return build_cluster(*parse(data, where, name=name))
 
     def _node_dict(self, a: int) -> dict[str, Any]:
+        """The entry of a node in a cluster file, without `count`."""
         node: dict[str, Any] = {"devices": [self.devices[d].kind for d in self.members(a)]}
         link, network = self.node_links[a], self.node_networks[a]
         if link is not None:
@@ -166,6 +168,7 @@ class Cluster:
 
     @cached_property
     def _by_node(self) -> tuple[range, ...]:
+        """By node, the indices of its devices."""
         ranges, start = [], 0
         for _, group in groupby(self.devices, key=lambda device: device.node):
             size = sum(1 for _ in group)
@@ -175,6 +178,7 @@ class Cluster:
 
     @cached_property
     def _ports(self) -> Ports:
+        """The numbered links, and which device or node each one belongs to (ports.py)."""
         return number_links(self._by_node, self.node_links, self.node_networks)
 
 
@@ -206,6 +210,7 @@ def build_cluster(name: str, nodes: Sequence[Node]) -> Cluster:
 
 
 def _devices_with_nodes(nodes: Sequence[Node]) -> Iterator[Device]:
+    """All devices, node by node, with the number of their node set."""
     for a, (devices, _, _) in enumerate(nodes):
         by_kind: dict[str, Device] = {}  # one object per kind and node, which saves memory
         for device in devices:

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, Overflow
 
+# A number and, after it, the unit: two groups
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*", re.DOTALL)
 
-# Decimal, so that "5 us" becomes exactly the float 5e-6: fingerprints of clusters depend on it.
+# Factors by prefix. They are Decimal, so that "5 us" becomes exactly the float 5e-6: fingerprints (hashes)
+# of clusters depend on it.
 _DECIMAL = {p: Decimal(1000) ** i for i, p in enumerate(("", "k", "M", "G", "T", "P"))}
 _BINARY = {p: Decimal(1024) ** i for i, p in enumerate(("Ki", "Mi", "Gi", "Ti"), start=1)}
 
@@ -18,7 +20,7 @@ _SIZES = {f"{prefix}B": factor for prefix, factor in {**_DECIMAL, **_BINARY}.ite
 _BITS = {
     f"{prefix}{bit}": factor / 8
     for prefix, factor in _DECIMAL.items()
-    for bit in ("bit/s", "b/s", "bps")  # b is a bit and B a byte, everywhere
+    for bit in ("bit/s", "b/s", "bps")  # with a small b: bits; units of bytes have a capital B
 }
 
 
