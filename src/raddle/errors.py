@@ -1,4 +1,4 @@
-"""The exception for mistakes of users, whose text is one sentence; a warning of searches; quoting of texts."""
+"""The exception for mistakes of users, whose text is one sentence; a warning of searches; quotes."""
 
 from __future__ import annotations
 

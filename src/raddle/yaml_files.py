@@ -51,7 +51,8 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self.node_count = 0
-        self.anchor_sizes: dict[int, int] = {}  # id(node with an anchor) -> number of nodes in it, itself included
+        # id(node with an anchor) -> number of nodes in it, itself included
+        self.anchor_sizes: dict[int, int] = {}
 
     # For each token, PyYAML's scanner visits all open brackets: deep nesting would take very long. So depth
     # is checked when a bracket or an indented block is opened, not afterwards.

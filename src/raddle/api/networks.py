@@ -2,7 +2,8 @@
 
 A `BatchMaker` is a function that returns a random batch of n samples. `images`, `masked_images` (a label
 for each pixel) and `text` (targets are the next tokens) return such functions. `RESNET50`, `VGG16` and
-`VGG19` are tuples of depths for `ResNet` and `VGG`: how many blocks or convolutions work on each image size.
+`VGG19` are tuples of depths for `ResNet` and `VGG`: how many blocks or convolutions each image size
+has.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 `BASELINES` follow a rule, such as data parallelism; `SEARCHES` search; `METHODS` has both.
 `AUTO`, in place of a sync kind, takes the fastest of the sync kinds that compute the same result.
 `run_method` returns the tiles of a method (a `SearchResult`), `build_plan` makes a complete plan of them,
-`plan_for` does both, `plan_and_predict` also simulates the plan (an `EvaluatedPlan`: plan, row of metrics and
-timeline), and `compare` does so for several methods.
+`plan_for` does both, `plan_and_predict` also simulates the plan (an `EvaluatedPlan`: plan, row of metrics
+and timeline), and `compare` does so for several methods.
 """
 
 from __future__ import annotations

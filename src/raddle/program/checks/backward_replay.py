@@ -1,4 +1,4 @@
-"""Replays the backward of a micro-batch: each device that a value was sent to sends its gradient back, once.
+"""Replays the backward of a micro-batch: a device that a value was sent to sends its gradient back, once.
 
 A docstring of a check says what must hold; the program is refused if it does not. A part is a partial
 result, with the number of the tile that computed it (program.py). Phases of an operator: F, R (recomputed
@@ -32,7 +32,7 @@ class BackwardReplay:
         self.part_gradients: dict[str, list[Message]] = {}
 
     def replay_gradient(self, move: Move) -> None:
-        """A gradient is sent back: after the sources' contributions to it, before its producer's backward."""
+        """A gradient is sent back after its sources contributed to it, before its producer's backward."""
         producer = self.facts.producer[move.value].name
         if any((producer, phase) in self.progress.done for phase in ("B", "W", "merge B")):
             self.progress.refuse(

@@ -5,7 +5,8 @@ Activations, partial results and their gradients are replayed by micro-batch (re
 all steps (parameters.py), and buffers here. An instruction may use the content of a message only if it
 waits for the message. Where the schedule has one action `after` another, the program has to enforce it
 (schedule_waits.py). A program that passes cannot deadlock. The simulator starts an instruction when its
-dependencies (`deps`) have ended, a run executes the list in order: in both, instructions use the same values.
+dependencies (`deps`) have ended, a run executes the list in order: in both, instructions use the same
+values.
 
 A docstring of a check says what must hold; the check raises InputError if it does not.
 A variant is a graph of one micro-batch size, with its tiles on certain devices; all micro-batches of this

@@ -2,8 +2,8 @@
 
 A docstring of a check says what must hold; the program is refused if it does not. A part is a partial
 result, with the number of the tile that computed it. A cell is a box merged from parts (program.py). Phases
-of an operator: F, R (recomputed forward), B, W; "merge F" is that of its merge. `progress.done` has what was
-replayed (replay_progress.py).
+of an operator: F, R (recomputed forward), B, W; "merge F" is that of its merge. `progress.done` has what
+was replayed (replay_progress.py).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class ForwardReplay:
         self.progress.mark_done(op.name, "merge F")
 
     def _check_cells(self, op: Op, merge: Merge) -> None:
-        """Cells cover the output once; the parts of a cell are those of all tiles with work for it, each once.
+        """Cells cover the output once; a cell's parts are those of all tiles with work for it, each once.
 
         Copies of a tile have the same box, and only one of them may count.
         """

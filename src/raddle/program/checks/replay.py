@@ -32,7 +32,7 @@ def check_micro_batches(program: Program, all_facts: Sequence[VariantFacts]) -> 
             raise InputError(f"nothing is run in step {step}, micro-batch {micro_batch}.")
     if len(micro_batches) < len(numbers_by_key):
         raise InputError("a micro-batch runs in two variants: its instructions disagree.")
-    # For each replayed micro-batch, its instructions without step and micro-batch: equal ones are not replayed.
+    # For each replayed micro-batch, its instructions without step and micro-batch: equal ones are skipped.
     checked: list[list[tuple[object, ...]]] = []
     for key, numbers in numbers_by_key.items():
         position = {number: at for at, number in enumerate(numbers)}

@@ -44,7 +44,7 @@ def check_waits(program: Program) -> None:
 
 
 def _runs_by_action(program: Program, schedule: Schedule) -> Iterator[dict[Action, list[int]]]:
-    """Yields, for each step, the numbers of the runs and merges by action; once for all steps if they overlap.
+    """Yields, for each step, the numbers of runs and merges by action; once for all if steps overlap.
 
     Then the micro-batches are numbered through all steps.
     """
@@ -125,7 +125,7 @@ def _refuse_wait(
     device: int,
     other: int,
 ) -> None:
-    """Raises InputError: instruction `number` on `device` may start before `other` ended the awaited action."""
+    """Raises InputError: instruction `number` on `device` may start before `other` ends what it awaits."""
     i = program.instructions[number]
     raise InputError(
         f"{describe(number, i)} on device {device} does not wait for device {other}, which takes part in "

@@ -79,9 +79,9 @@ class _SliceReplay:
     def _index_events(self, step: int, events: Events) -> None:
         """Indexes the instructions of a step by what they do, so that each can be looked up.
 
-        The keys: of an update, its slices and devices; of a move, its kind and (source, target, boxes) of each
-        message; of an all-reduce, "sum", parameters, slices and devices. `unclaimed` are the instructions that
-        no check has looked up; such an instruction is refused.
+        The keys: of an update, its slices and devices; of a move, its kind and (source, target, boxes) of
+        each message; of an all-reduce, "sum", parameters, slices and devices. `unclaimed` are the
+        instructions that no check has looked up; such an instruction is refused.
         """
         # The phase that gives gradients of parameters.
         gradient_phase = "W" if self.program.plan.split_backward else "B"
