@@ -16,7 +16,7 @@ from small_models import make_plan, mlp
 
 from raddle.costs.collectives import fastest_seconds
 from raddle.costs.compute import memory_pass_seconds, roofline
-from raddle.costs.host_overhead import all_reduce_bytes_per_member, host_seconds
+from raddle.costs.host_overhead import collective_member_seconds, host_seconds
 from raddle.costs.links import transfer_seconds
 from raddle.plans.optimizers import optimizer_info
 from raddle.program.lower import lower
@@ -36,9 +36,9 @@ RULES: dict[str, Rule] = {  # function, text in its source, replacement
     "roofline": (roofline, "+ speed.overhead", "+ 3 * speed.overhead"),
     "memory": (memory_pass_seconds, "+ overhead", "+ 3 * overhead"),
     "link": (transfer_seconds, "latency +", "3 * latency +"),
-    "all-reduce": (fastest_seconds, "return min", "return 3 * min"),
+    "all-reduce": (fastest_seconds, "return best", "return 3 * best"),
     "host": (host_seconds, "fixed +", "3 * fixed +"),
-    "sum on a host": (all_reduce_bytes_per_member, "return 4", "return 9e9"),
+    "sum on a host": (collective_member_seconds, "2 * sent_and_received)", "9e9 * nbytes)"),
     "merge": (merged_bytes, "+ 1", "+ 1_000_000"),
     "compressed sum": (reduced_element_bytes, "return 2", "return 2_000_000"),
     "optimizer": (

@@ -74,6 +74,7 @@ def test_traits() -> None:
         "collective",
         "by_priority",
         "has_servers",
+        "shards",
         "sliced",
         "allows_overlap",
     )
@@ -83,8 +84,8 @@ def test_traits() -> None:
     } == {
         "allreduce": "bucketed allows_overlap",
         "allreduce:bf16": "bucketed",
-        "sharded": "has_servers sliced",
-        "sharded:parameters": "zero3 has_servers sliced",
+        "sharded": "has_servers shards",
+        "sharded:parameters": "zero3 has_servers shards",
         "ps": "has_servers sliced",
         "p3": "by_priority has_servers sliced",
         "p3:collective": "collective by_priority sliced",

@@ -5,7 +5,8 @@ Each call is an event for the step script, a table of what is to be done (step_s
 the event adds to the table, `GradientSync` writes an instruction (sync_instructions.py).
 
 A region is a box of a parameter with its holders; a slice is a range of rows of a region (program.py). A
-group is all parameters whose gradients are summed by the same sets of devices, in a bucket of their own.
+group is all parameters whose gradients are summed by the same sets of devices, in a bucket of their own;
+with shards, those of one block (parameter_blocks.py).
 """
 
 # p: number of a parameter, s: number of a slice, n: row of the step script
@@ -19,7 +20,8 @@ from raddle.plans.sync import Sync
 from raddle.program import step_script
 from raddle.program.instruction_writer import InstructionWriter
 from raddle.program.parameter_layout import ParameterLayout, holders
-from raddle.program.program import Key, ParameterRegion
+from raddle.program.parameter_region import ParameterRegion
+from raddle.program.program import Key
 from raddle.program.step_script import COLUMNS, ROWS, SUMMED, ScriptState, SyncFacts
 from raddle.program.sync_instructions import (
     RowWriter,
@@ -130,7 +132,7 @@ class GradientSync:
         members = [self.state.sum_members[k] for k in range(first, first + count)]
         row = ScriptRow(operation, subject, p, after_row, members)
         gradient = self.contributions[self.parameters.trainable[p], key.step] if p >= 0 else []
-        for member in members:
+        for member in members if operation == step_script.SUM else ():
             gradient = [*gradient, *self.contributions[self.parameters.trainable[member], key.step]]
         number = self.row_writer.write(
             row,
@@ -138,7 +140,9 @@ class GradientSync:
             gradient,
             self.row_instructions[after_row : after_row + 1] if after_row >= 0 else [],
         )
-        if operation in (step_script.UPDATE, step_script.PULL):
+        if operation == step_script.PULL and members:  # of a block
+            self.new_writers.update((self.parameters.trainable[p], [number]) for p in members)
+        elif operation in (step_script.UPDATE, step_script.PULL):
             name = self.row_writer.parameter_name(row)
             if isinstance(self.row_writer, SliceWriter):
                 self.new_writers.setdefault(name, []).extend(
@@ -156,10 +160,6 @@ class GradientSync:
         if self.parameters.plan.parsed_sync.by_priority:
             return
         all_writers = [i for writers in self.last_writers.values() for i in writers]
-        if self.parameters.plan.parsed_sync.zero3:  # pulls wait for `latest` (lower.py)
-            for i in all_writers:
-                for d in self.writer.instructions[i].devices:
-                    self.writer.latest.setdefault(d, []).append(i)
         seen: set[int] = set()  # devices whose first parameter waits for all
         for op in self.parameters.graph.ops:
             for name in (i for i in op.inputs if i in self.last_writers):
@@ -173,6 +173,8 @@ def rule_of(sync: Sync) -> int:
     """The rule of the step script for a sync kind."""
     if sync.sliced:
         return step_script.SLICE_SUMS if sync.collective else step_script.SLICES
+    if sync.shards:
+        return step_script.SHARDS
     return step_script.SERVER if sync.in_order_server else step_script.BUCKETS
 
 

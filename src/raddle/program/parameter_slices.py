@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.plans.sync import Sync
-from raddle.program.program import ParameterRegion
+from raddle.program.parameter_region import ParameterRegion
 
 
 def cut_slices(

@@ -6,6 +6,8 @@ gradient of parameter 3 is complete"; `write_rows` appends the rows that follow 
 
     BUCKETS      gradients that the same devices sum are all-reduced together, when they fill a bucket or
                  when no more are to come; at the end of a step every holder updates its copy
+    SHARDS       the gradients of a block are reduce-scattered together when all are complete; at the end
+                 of a step every holder updates its shard; then the blocks are all-gathered
     SERVER       a gradient is pushed to its server; at the end of a step it is updated there, and pulled
     SLICES       each slice is pushed, updated on its server and pulled as soon as its gradient is complete
     SLICE_SUMS   each slice is all-reduced and updated on every holder; if the plan orders the sums, each
@@ -23,17 +25,17 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-BUCKETS, SERVER, SLICES, SLICE_SUMS = range(4)  # rules
+BUCKETS, SHARDS, SERVER, SLICES, SLICE_SUMS = range(5)  # rules
 # Events: the gradient of a parameter is complete; the turn of a slice has come (only where sums are
 # ordered); a stage of a micro-batch has run backward; the step ends.
 COMPLETE, TURN, ACTION_ENDS, STEP_ENDS = range(4)
 SUM, PUSH, UPDATE, PULL = range(4)  # operations
-NO_COLLECTIVE, ALL_REDUCE = range(2)
+NO_COLLECTIVE, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = range(4)
 # Columns of a row; -1 means none:
-#   SUBJECT     with BUCKETS and SERVER the parameter (of a SUM: the group), else the slice
-#   COLLECTIVE  ALL_REDUCE for a SUM          GROUP      for the SUM of a bucket: the group
+#   SUBJECT     with BUCKETS, SHARDS and SERVER the parameter (of a collective: the group), else the slice
+#   COLLECTIVE  of a SUM, and of the PULL of a block       GROUP      of the same, but of slices: the group
 #   PARAMETER   waits for its gradient        AFTER_ROW  waits for this row
-#   FIRST_MEMBER, MEMBER_COUNT   the parameters of a bucket, as a range of `ScriptState.sum_members`
+#   FIRST_MEMBER, MEMBER_COUNT   parameters of a bucket or block, as a range of `ScriptState.sum_members`
 OPERATION, SUBJECT, COLLECTIVE, GROUP, PARAMETER, AFTER_ROW, FIRST_MEMBER, MEMBER_COUNT = range(8)
 COLUMNS = 8
 # Indices into ScriptState.counters. CLOCK counts the Run instructions that complete gradients, the sums of
@@ -59,7 +61,7 @@ class SyncFacts(NamedTuple):
     rule: int  # BUCKETS, SERVER, SLICES or SLICE_SUMS
     bucket_bytes: int  # a bucket with at least this many bytes is full
     update_at_once: bool  # steps overlap: update a parameter as soon as its gradient is complete
-    pull_at_once: bool  # pull slices after their update; False: before their next use (ZeRO-3)
+    pull_at_once: bool  # gather blocks after their update; False: before their next use (ZeRO-3)
     ordered_sums: bool  # sums of slices wait for their turn
     group_of: Numbers  # by parameter, its group (SERVER: not used); -1: nothing to send or sum
     nbytes: Numbers  # by parameter, bytes of its gradient that are sent or summed
@@ -140,8 +142,11 @@ def write_rows(
                 bucket_last[g], bucket_next[subject] = subject, -1
                 incomplete[g] -= 1
                 bucket_fill[g] += nbytes[subject]
-                if is_full(bucket_fill[g], facts.bucket_bytes):
-                    _sum_bucket(g, state)
+                if rule == SHARDS:
+                    if incomplete[g] == 0:
+                        _sum_bucket(g, REDUCE_SCATTER, state)
+                elif is_full(bucket_fill[g], facts.bucket_bytes):
+                    _sum_bucket(g, ALL_REDUCE, state)
             if facts.update_at_once:
                 _update(facts, state)
         elif event == TURN:
@@ -150,6 +155,8 @@ def write_rows(
             _sum_finished_buckets(state)
         else:
             _update(facts, state)
+            if rule == SHARDS and facts.pull_at_once:
+                _gather_blocks(state)
         first_row[e + 1] = counters[ROWS]
 
 
@@ -180,16 +187,16 @@ def _sum_finished_buckets(state: ScriptState) -> None:
     for k in range(state.counters[OPENED]):
         g = state.opened_groups[k]
         if state.incomplete[g] == 0 and state.bucket_first[g] >= 0:
-            _sum_bucket(g, state)
+            _sum_bucket(g, ALL_REDUCE, state)
 
 
-def _sum_bucket(g: int, state: ScriptState) -> None:
+def _sum_bucket(g: int, collective: int, state: ScriptState) -> None:
     """Writes the SUM of a group's bucket, and empties the bucket."""
     counters, sum_members, bucket_next = state.counters, state.sum_members, state.bucket_next
     ready_at, wait_row, rows = state.ready_at, state.wait_row, state.rows
     counters[CLOCK] += 1
     n = _write_row(SUM, g, -1, -1, counters, rows)
-    rows[n * COLUMNS + COLLECTIVE], rows[n * COLUMNS + GROUP] = ALL_REDUCE, g
+    rows[n * COLUMNS + COLLECTIVE], rows[n * COLUMNS + GROUP] = collective, g
     rows[n * COLUMNS + FIRST_MEMBER] = counters[SUMMED]
     p, count = state.bucket_first[g], 0
     while p >= 0:
@@ -200,6 +207,17 @@ def _sum_bucket(g: int, state: ScriptState) -> None:
     rows[n * COLUMNS + MEMBER_COUNT] = count
     counters[SUMMED] += count
     state.bucket_first[g], state.bucket_fill[g] = -1, 0
+
+
+def _gather_blocks(state: ScriptState) -> None:
+    """Writes a PULL for every block that was summed: the last first, as it is used first in the forward."""
+    counters, rows = state.counters, state.rows
+    for n in range(counters[ROWS] - 1, -1, -1):
+        if rows[n * COLUMNS + OPERATION] == SUM:
+            pull = _write_row(PULL, rows[n * COLUMNS + GROUP], -1, -1, counters, rows)
+            rows[pull * COLUMNS + COLLECTIVE] = ALL_GATHER
+            for column in (GROUP, FIRST_MEMBER, MEMBER_COUNT):
+                rows[pull * COLUMNS + column] = rows[n * COLUMNS + column]
 
 
 def _update(facts: SyncFacts, state: ScriptState) -> None:

@@ -42,10 +42,7 @@ class RankSlices:
                 self.updated[number] = self._updated_rows(s)
 
     def _updated_rows(self, s: ParameterSlice) -> nn.Parameter:
-        """The tensor that this rank updates: its shard, a view of the weights, or a copy of them."""
-        if self.sync.zero3:
-            parameter: nn.Parameter = self._slots[s.shard_slot]  # type: ignore[assignment]
-            return parameter
+        """The tensor that this rank updates: a view of the weights, or a copy of them."""
         rows = self._rows_in_slot(s)
         # An asynchronous server updates at any time, so it works on a copy, not on the weights in use.
         return nn.Parameter(rows if self.sync.synchronous else rows.clone())
@@ -58,16 +55,13 @@ class RankSlices:
         return select_rows(tensor.detach(), self.slices[number].rows)
 
     def bindings(self) -> dict[int, tuple[Tensor | None, Tensor | None]]:
-        """For each slice on this rank: (rows that get updates, copy that an asynchronous server updates).
-
-        With ZeRO-3, only the server has rows: it sends no updates, others gather the shard before use.
-        """
+        """By slice on this rank: (rows that get updates, copy that an asynchronous server updates)."""
         bindings: dict[int, tuple[Tensor | None, Tensor | None]] = {}
         for number, s in enumerate(self.slices):
             if self.rank in (*s.region.devices, s.region.server):
                 parameter = self.updated.get(number)
                 updated = None if parameter is None else parameter.detach()
-                into = updated if self.sync.zero3 else self._rows_in_slot(s)
+                into = self._rows_in_slot(s)
                 bindings[number] = into, None if self.sync.synchronous else updated
         return bindings
 
@@ -86,7 +80,7 @@ class RankSlices:
         rows = slice(box.lo[0], box.hi[0]) if box.shape else None
         return Item(
             number, slice_name(s.name, rows), s.region.devices, s.region.server, box.volume, s.dtype,
-            s.priority, returned=not self.sync.zero3,
+            s.priority,
         )  # fmt: skip
 
     def refresh_server_copies(self) -> None:

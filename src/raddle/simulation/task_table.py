@@ -1,6 +1,6 @@
 """A growing table of the simulation's tasks and of what each task waits for.
 
-The builders (compute_tasks.py, message_tasks.py, all_reduce_tasks.py) add the tasks of one instruction
+The builders (compute_tasks.py, message_tasks.py, collective_tasks.py) add the tasks of one instruction
 after the other, in the program's order; `build` then gives the arrays that the engine simulates.
 
 A task holds up to two resources while it runs: a device, or links. Resources are numbered: first the

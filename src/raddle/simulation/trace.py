@@ -16,7 +16,7 @@ import numpy as np
 
 from raddle.program.chrome_trace import COMPUTE, Event, flow_events, lane_names, write_events
 from raddle.program.describe import PHASES
-from raddle.program.program import Instruction, Merge, Move, Reduce, Run
+from raddle.program.program import Gather, Instruction, Merge, Move, Reduce, Run
 from raddle.simulation.memory.peaks import memory_curves
 from raddle.simulation.timeline import Timeline
 
@@ -73,6 +73,8 @@ def _title(i: Instruction) -> Event:
         name, what, phase = i.value, "move", str(i.kind)
     elif isinstance(i, Reduce):
         name, what, phase = ", ".join(i.parameters), "reduce", "reduce"
+    elif isinstance(i, Gather):
+        name, what, phase = ", ".join(i.parameters), "gather", "gather"
     else:
         name, what = i.parameter, type(i).__name__.lower()
         phase = what

@@ -1,4 +1,9 @@
-"""`sharded` (ZeRO-2) and `sharded:parameters` (ZeRO-3): every holder updates its shard of the rows."""
+"""`sharded` (ZeRO-2) and `sharded:parameters` (ZeRO-3): every holder updates its shard of the rows.
+
+Parameters are sharded in blocks of operators (program/parameter_blocks.py): one reduce-scatter sums the
+gradients of a block, one all-gather brings its parameters back. The optimizer wrapper, sync.Optimizer, does
+not know blocks: there, the shards are slices, and every holder is the server of one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,9 @@ from raddle.plans.sync.sync_kind import Sync, SyncKind, check_at_most_one
 
 
 class Sharded(Sync):
-    """ZeRO-2: rows are divided into equal shards, and every holder is the server of one."""
+    """ZeRO-2: rows are divided into equal shards, and every holder updates one."""
+
+    shards: ClassVar[bool] = True
 
     def slice_count(self, elements: int, holders: int) -> int:
         return holders
@@ -20,7 +27,7 @@ class Sharded(Sync):
 
 
 class Zero3(Sharded):
-    """ZeRO-3: a holder keeps only its shard of the parameters, and pulls the others before each use."""
+    """ZeRO-3: a holder keeps only its shard of the parameters; blocks are gathered before each use."""
 
     zero3: ClassVar[bool] = True
 

@@ -28,6 +28,9 @@ class Sync(ABC):
     bucketed: ClassVar[bool] = False  # gradients are all-reduced in buckets, and all holders update
     # Whole parameters are updated on a server, with pushes and pulls in the order of the program.
     in_order_server: ClassVar[bool] = False
+    # Every holder updates its shard of each parameter. Gradients are reduce-scattered and parameters
+    # all-gathered, block by block (program/parameter_blocks.py).
+    shards: ClassVar[bool] = False
     # A holder keeps only its shard; other rows are gathered before use and released after it.
     zero3: ClassVar[bool] = False
     # Slices have no servers: they are all-reduced, in the same order on all ranks.
@@ -42,7 +45,7 @@ class Sync(ABC):
     @property
     def sliced(self) -> bool:
         """Whether slices are synchronised one by one, concurrently with computation."""
-        return not self.bucketed and not self.in_order_server
+        return not self.bucketed and not self.in_order_server and not self.shards
 
     @property
     def synchronous(self) -> bool:

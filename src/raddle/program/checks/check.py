@@ -30,7 +30,7 @@ from raddle.program.checks.variant_facts import VariantFacts
 from raddle.program.describe import BoxesByDevice, describe
 from raddle.program.message_kind import MessageKind
 from raddle.program.parameter_slices import numbered_slices
-from raddle.program.program import Merge, Move, Program, Reduce, Run, Update
+from raddle.program.program import Gather, Merge, Move, Program, Reduce, Run, Update
 from raddle.program.replicated_loss import replicated_loss_ops
 
 
@@ -78,7 +78,7 @@ def _check_devices(program: Program) -> None:
         named: Iterable[int] = instruction.devices
         if isinstance(instruction, Merge):
             named = chain(named, *(cell.devices for cell in instruction.cells))
-        elif isinstance(instruction, Reduce):
+        elif isinstance(instruction, Reduce | Gather):
             named = chain(named, *(s.devices for regions in instruction.regions for s in regions))
         elif isinstance(instruction, Update):
             named = chain(named, *(region.devices for region in instruction.regions))

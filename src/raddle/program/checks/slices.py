@@ -4,8 +4,7 @@ In every step, each slice is pushed to its server, updated there once, and pulle
 use it; or, without servers, all-reduced over its holders and updated once on each. A docstring of a check
 says what must hold; the check raises InputError if it does not.
 
-A slice is a ParameterRegion: a box of a parameter, the devices that hold it, and its server; -1: none. With
-ZeRO-3, slices are pulled before each use, not after their update (zero3.py).
+A slice is a ParameterRegion: a box of a parameter, the devices that hold it, and its server; -1: none.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
 from raddle.program.checks.boxes import boxes_by_holder
 from raddle.program.checks.refuse import check_waits_for, refuse
-from raddle.program.checks.zero3 import check_pulls
 from raddle.program.message_kind import MessageKind
-from raddle.program.program import Instruction, Move, ParameterRegion, Program, Reduce, Run, Update
+from raddle.program.parameter_region import ParameterRegion
+from raddle.program.program import Instruction, Move, Program, Reduce, Run, Update
 
 # n: number of an instruction, i: the instruction, d: device, s: slice
 
@@ -43,15 +42,11 @@ class _SliceReplay:
         """Checks all steps; returns the boxes that each device holds."""
         self._check_servers()
         before: list[int] = []  # updates and pulls of the step before, which a forward waits for
-        passed: set[object] = set()  # ZeRO-3: runs with pulled rows that were checked (zero3.py)
         for step, events in enumerate(self.steps):
             for n, i in events:
                 if isinstance(i, Run) and i.phase == "F":
                     self._check_waits_for(n, before)
             self._index_events(step, events)
-            if self.sync.zero3:
-                last = {slice_: updates[-1][0] for slice_, updates in self.updates.items()}
-                self.unclaimed -= check_pulls(self.program, self.name, events, last, passed)
             before = [n for s in self.program.slices[self.name] for n in self._check_slice(s)]
             if self.unclaimed:
                 refuse(self.program, min(self.unclaimed), "nothing of the plan asks for it.")
@@ -122,7 +117,7 @@ class _SliceReplay:
             updates.append(update)
             writers.append(update)
             others = [d for d in devices if d != slice_.server]
-            if others and not self.sync.zero3:
+            if others:
                 pull = self._one_move(
                     MessageKind.PULL, slice_.box, [(slice_.server, d) for d in others]
                 )

@@ -14,7 +14,7 @@ import numpy as np
 
 from raddle.graph.graph import Graph
 from raddle.program.describe import PHASES
-from raddle.program.program import Instruction, Merge, Move, Reduce, Run
+from raddle.program.program import Gather, Instruction, Merge, Move, Reduce, Run
 from raddle.reports.page.columns import Columns
 from raddle.simulation.timeline import Timeline
 
@@ -116,11 +116,11 @@ def _title(i: Instruction, ops: dict[str, int]) -> Title:
         return kind, i.op, PHASES[i.phase], ops[i.op], i.key.micro_batch
     if isinstance(i, Move):
         return "move", i.value, str(i.kind), ops.get(i.value, -1), i.key.micro_batch
-    if isinstance(i, Reduce):
+    if isinstance(i, Reduce | Gather):
         return (
             "reduce",
             names_text(i.parameters),
-            "sum of gradients",
+            "sum of gradients" if isinstance(i, Reduce) else "gather of parameters",
             ops.get(i.parameters[0], -1),
             i.key.micro_batch,
         )

@@ -26,7 +26,7 @@ from raddle.plans.plan import Plan
 from raddle.plans.schedule import bubble, draw_schedule, peak_alive
 from raddle.plans.schedules import ASYNCHRONOUS, peak_versions
 from raddle.program.message_kind import Purpose
-from raddle.program.program import Instruction, Merge, Move, Reduce, Run
+from raddle.program.program import Gather, Instruction, Merge, Move, Reduce, Run
 from raddle.searches.bounds import lower_bound, why_unbounded
 from raddle.searches.predict import details, simulate_data_parallel, simulate_steps
 from raddle.searches.purposes import bytes_by_purpose
@@ -251,7 +251,7 @@ def _subject_and_activity(instruction: Instruction) -> tuple[str, str]:
         purpose = instruction.kind.purpose
         what = "synchronising" if purpose == Purpose.PARAMETERS else f"sending {purpose.value}"
         return instruction.value, what
-    if isinstance(instruction, Reduce):
+    if isinstance(instruction, Reduce | Gather):
         return ", ".join(instruction.parameters), "synchronising"
     return instruction.parameter, "updating"
 

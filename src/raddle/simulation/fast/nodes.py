@@ -77,13 +77,16 @@ def await_arrival(
 ) -> None:
     """Lets the next task of device d wait for the node `arrival` (-1: for nothing): begins a new stretch.
 
-    If the current stretch has no task yet, no new one is needed: the current one waits for the arrival.
+    If the current stretch has no task yet, and nothing waits for its start, no new one is needed: the
+    current one waits for the arrival.
     Does nothing if the device has already waited for this arrival.
     """
     if arrival >= 0 and dag.nodes[arrival, AWAITED] == 0:
         dag.nodes[arrival, AWAITED] = 1
         # Whether it has a task: with `fold` its offset is not 0; without, it is a node that holds a device.
-        if progress.offset[d] > 0 or dag.nodes[progress.stretch[d], FIRST_RESOURCE] >= 0:
+        # AWAITED: another node waits for its start.
+        stretch = dag.nodes[progress.stretch[d]]
+        if progress.offset[d] > 0 or stretch[FIRST_RESOURCE] >= 0 or stretch[AWAITED] > 0:
             progress.busy_before[d] += progress.offset[d]
             # A stretch has no duration and holds no resource; edges from it have delays.
             node = add_node(
@@ -101,7 +104,6 @@ def add_compute(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProg
     ns += progress.receive_overhead[d]
     progress.receive_overhead[d] = 0
     add_device_time(dag, used, d, ns, progress)
-    progress.last_compute[d] = progress.stretch[d]
 
 
 @njit(cache=True)
