@@ -23,7 +23,7 @@ ALLOWED_IMPORTS = {
     "plans": "graph",
     "program": "plans graph clusters",
     "sync": "transport program plans graph",
-    "costs": "clusters plans graph",
+    "costs": "program clusters plans graph",
     "simulation": "costs program plans graph clusters",
     "runtime": _BELOW_RUNTIME,
     "searches": _BELOW_SEARCHES,

@@ -36,7 +36,7 @@ RULES: dict[str, Rule] = {  # function, text in its source, replacement
     "roofline": (roofline, "+ speed.overhead", "+ 3 * speed.overhead"),
     "memory": (memory_pass_seconds, "+ overhead", "+ 3 * overhead"),
     "link": (transfer_seconds, "latency +", "3 * latency +"),
-    "all-reduce": (fastest_seconds, "return min", "return 3 * min"),
+    "all-reduce": (fastest_seconds, "return best", "return 3 * best"),
     "host": (host_seconds, "fixed +", "3 * fixed +"),
     "sum on a host": (all_reduce_bytes_per_member, "return 4", "return 9e9"),
     "merge": (merged_bytes, "+ 1", "+ 1_000_000"),

@@ -14,7 +14,8 @@ from itertools import chain
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.collectives import all_reduce_bytes_by_device, all_reduce_seconds, hops
+from raddle.costs.collective_groups import hops
+from raddle.costs.collectives import all_reduce_bytes_by_device, all_reduce_seconds
 from raddle.costs.host_overhead import all_reduce_host_seconds, has_host_overhead
 from raddle.program.program import Program, Reduce, reduced_bytes
 from raddle.simulation.message_tasks import route_resources

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from raddle.costs.collectives import all_reduce_bytes, all_reduce_bytes_by_device, hops
+from raddle.costs.collective_groups import hops
+from raddle.costs.collectives import all_reduce_bytes, all_reduce_bytes_by_device
 from raddle.program.message_kind import Content
 from raddle.program.program import Merge, Move, Program, Reduce, Run, message_bytes, reduced_bytes
 from raddle.reports.page.columns import Columns

@@ -24,7 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.collectives import all_reduce_seconds, hops, server_bytes
+from raddle.costs.collective_groups import hops
+from raddle.costs.collectives import all_reduce_seconds, server_bytes
 from raddle.plans.plan import DEFAULT_BUCKET
 from raddle.searches.optcnn.layouts import MemberLayout, devices_with_tile
 from raddle.searches.optcnn.ranges import Ranges, combination_ids, volume

@@ -34,7 +34,8 @@ def add_all_reduce(
     for k in range(rings.set_at[g], rings.set_at[g + 1]):
         ring, nbytes = rings.ring[k], amounts[k - rings.set_at[g]]
         gate = add_node(dag, used, 0, -1, -1, -1, 0)  # waits for all members; holds nothing
-        ns = max(1, int(np.rint(_all_reduce_seconds(rings, ring, nbytes) * 1e9)))
+        lines = rings.lines[rings.line_at[ring] : rings.line_at[ring + 1]]
+        ns = max(1, int(np.rint(fastest_seconds(lines, nbytes) * 1e9)))
         begin, end = rings.member_at[ring], rings.member_at[ring + 1]
         for m in range(begin, end):
             d = rings.member[m]
@@ -55,27 +56,3 @@ def add_all_reduce(
             if second >= 0:
                 load[second] += ns
             add_arrival(dag, used, rings.member[m], node, arrival, progress.arrivals)
-
-
-@njit(cache=True)
-def _all_reduce_seconds(rings: Rings, ring: int, nbytes: int) -> float:
-    """Seconds of an all-reduce of `nbytes` on a ring: those of the fastest algorithm.
-
-    fastest_seconds (costs/collectives.py) needs the columns of Rings.topology and the rings inside nodes.
-    """
-    topology, node_rings = (
-        rings.topology[ring],
-        rings.node_rings[rings.node_ring_at[ring] : rings.node_ring_at[ring + 1]],
-    )
-    return float(
-        fastest_seconds(
-            topology[0],
-            topology[1],
-            topology[2],
-            topology[3],
-            topology[4],
-            topology[5],
-            node_rings,
-            nbytes,
-        )
-    )

@@ -122,11 +122,8 @@ class Rings(NamedTuple):
     member: Array
     first_link: Array  # by member: the links that it holds, or -1
     second_link: Array
-    # [ring, (size, bandwidth, latency, leaders, their bandwidth, their latency)] in bytes/s and seconds; a
-    # leader is the first device of a node, and leaders is their number (costs/collectives.py)
-    topology: Array
-    node_ring_at: Array  # the rings inside nodes of ring k are node_rings[node_ring_at[k]:…]
-    node_rings: Array  # [.., (size, bandwidth, latency)]
+    line_at: Array  # the algorithms of ring k are lines[line_at[k]:line_at[k + 1]]
+    lines: Array  # [.., (fixed seconds, seconds per byte)] of an all-reduce (costs/collectives.py)
 
 
 class HostOverhead(NamedTuple):

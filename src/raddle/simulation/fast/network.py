@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.collectives import all_reduce_topology
+from raddle.costs.collective_algorithms import Line
+from raddle.costs.collectives import collective_lines
 from raddle.costs.host_overhead import has_host_overhead, host_seconds
+from raddle.program.collective_kind import Collective
 from raddle.simulation.all_reduce_tasks import ring_links
 from raddle.simulation.fast.arrays import HostOverhead, Rings
 from raddle.simulation.message_tasks import route_resources
@@ -77,8 +79,8 @@ class RingNumbers:
     sets: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)  # set -> number
     _arrays: Rings | None = None
     # By ring: see `_describe`.
-    _columns: dict[tuple[int, ...], tuple[list[int], list[int], list[float], list[list[float]]]] = (
-        field(default_factory=dict)
+    _columns: dict[tuple[int, ...], tuple[list[int], list[int], list[Line]]] = field(
+        default_factory=dict
     )
 
     def set_number(self, rings: tuple[tuple[int, ...], ...]) -> int:
@@ -92,16 +94,10 @@ class RingNumbers:
             self._arrays = None
         return self.sets[rings]
 
-    def _describe(
-        self, ring: tuple[int, ...]
-    ) -> tuple[list[int], list[int], list[float], list[list[float]]]:
-        """Of a ring: first links, second links, topology, and the rings inside its nodes.
-
-        The topology is six numbers, on which the seconds depend (costs.collectives.AllReduceTopology).
-        """
-        *topology, node_rings = all_reduce_topology(self.cluster, ring)
-        links = ring_links(self.cluster, ring, len(self.cluster.devices))
-        return *links, topology, [list(node_ring) for node_ring in node_rings]
+    def _describe(self, ring: tuple[int, ...]) -> tuple[list[int], list[int], list[Line]]:
+        """Of a ring: first links, second links, and the lines of its all-reduce (costs/collectives.py)."""
+        lines = collective_lines(self.cluster, Collective.ALL_REDUCE, ring)
+        return *ring_links(self.cluster, ring, len(self.cluster.devices)), lines
 
     def arrays(self) -> Rings:
         """All rings and sets as arrays, in the order of the fields of Rings."""
@@ -109,7 +105,6 @@ class RingNumbers:
         if self._arrays is None:
             rings = list(self.rings)
             columns = [self._columns[ring] for ring in rings]
-            node_rings = [row for c in columns for row in c[3]]
             self._arrays = Rings(
                 _starts([len(s) for s in self.sets]),
                 np.array([self.rings[r] for s in self.sets for r in s], np.int64),
@@ -117,9 +112,8 @@ class RingNumbers:
                 np.array([d for r in rings for d in r], np.int64),
                 np.array([x for c in columns for x in c[0]], np.int64),
                 np.array([x for c in columns for x in c[1]], np.int64),
-                np.array([c[2] for c in columns], np.float64).reshape(-1, 6),
-                _starts([len(c[3]) for c in columns]),
-                np.array(node_rings, np.float64).reshape(-1, 3),
+                _starts([len(c[2]) for c in columns]),
+                np.array([line for c in columns for line in c[2]], np.float64).reshape(-1, 2),
             )
         return self._arrays
 
