@@ -16,7 +16,8 @@ from typing import Any
 from numba.extending import register_jitable
 
 from raddle.clusters import Cluster
-from raddle.costs.collective_algorithms import Line, algorithms
+from raddle.costs.collective_algorithms import algorithms
+from raddle.costs.line import Line
 from raddle.program.collective_kind import Collective
 
 
