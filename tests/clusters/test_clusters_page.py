@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from raddle.clusters import Cluster
+from raddle.clusters.summary import summarise
 from raddle.costs.collectives import collective_seconds
 from raddle.program.collective_kind import Collective
 
@@ -47,3 +48,13 @@ def test_a_file_gives_the_bandwidths_of_its_row(name: str) -> None:
         for kind in KINDS
     ]  # fmt: skip
     assert ROWS[name] == [str(count), *(f"{rate:.1f}" for rate in bandwidths)]
+
+
+def test_a_summary_shows_the_links_between_groups_and_leaves() -> None:
+    for name, links in {
+        "nvlink-pairs": {"node0.device0 bridge out", "node0.device0 out"},
+        "pcie-tree": {"node0.device0 out", "node0.switch0 out"},
+        "leaf-spine": {"node0.device0 out", "node0.device0 nic out", "leaf0.lane0 out"},
+    }.items():
+        routes = summarise(Cluster.from_dict(FILES[name]))["routes"]
+        assert {route["holds"][0] for route in routes} == links
