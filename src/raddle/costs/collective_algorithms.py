@@ -1,4 +1,4 @@
-"""The algorithms of collectives, each as a line: fixed seconds, and seconds per byte.
+"""The textbook algorithms of collectives as lines: fixed seconds, and seconds per byte.
 
 P members on N nodes, k of them on a node; latency is counted hop by hop along the longest way of a byte.
 
@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from numba.extending import register_jitable
 
 from raddle.clusters import Cluster
+from raddle.clusters.devices import Library
 from raddle.costs.collective_groups import (
     Ring,
     by_node,
@@ -31,19 +32,16 @@ from raddle.costs.collective_groups import (
     leader_ring,
     whole_ring,
 )
+from raddle.costs.line import Line
 from raddle.costs.links import transfer_seconds
+from raddle.costs.nccl import nccl_algorithms
 from raddle.program.collective_kind import Collective
 
 
-class Line(NamedTuple):
-    """The time of an algorithm: fixed + per_byte × bytes."""
-
-    fixed: float  # seconds
-    per_byte: float  # seconds per byte
-
-
 def algorithms(cluster: Cluster, kind: Collective, devices: Sequence[int]) -> dict[str, Line]:
-    """By name, the algorithms for a collective among at least two devices."""
+    """By name, the algorithms that the cluster's library has for a collective among two or more devices."""
+    if cluster.collectives.library is Library.NCCL:
+        return nccl_algorithms(cluster, kind, devices)
     nodes = by_node(cluster, devices)
     P, N = len(devices), len(nodes)
     if kind is Collective.ALL_TO_ALL:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, permutations, product
 from typing import NamedTuple
@@ -76,6 +76,11 @@ def leader_ring(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> Ring:
     return leaders._replace(bandwidth=leaders.bandwidth * parallel)
 
 
+def slowest_rate_inside(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> float:
+    """Bytes/s of the slowest ring inside a node; infinite if no node has several members."""
+    return min(device_ring(cluster, local).bandwidth for local in nodes)
+
+
 def _rails(cluster: Cluster, source: Sequence[int], target: Sequence[int]) -> int:
     """How many transfers the links between these devices of two nodes allow at the same time."""
     leaving = {cluster.route(d, target[0]).resources[0] for d in source}
@@ -83,17 +88,17 @@ def _rails(cluster: Cluster, source: Sequence[int], target: Sequence[int]) -> in
     return min(len(leaving), len(arriving))
 
 
-def _slowest_hop(cluster: Cluster, pairs: Sequence[Hop]) -> float:
-    """The bytes/s of the slowest of some hops at the same time; hops that use one link share it.
+def _slowest_hop(cluster: Cluster, pairs: Iterable[Hop]) -> float:
+    """The bytes/s of the slowest of some hops at the same time; hops that use one link take turns.
 
     `resources` of a route are the numbers of the links that a transfer occupies (clusters/topology.py).
     """
-    routes = [cluster.route(d, e) for d, e in pairs]
-    uses = Counter(link for route in routes for link in set(route.resources))
-    return min(
-        (route.bandwidth / max(uses[link] for link in route.resources) for route in routes),
-        default=math.inf,
-    )
+    load: dict[int, float] = defaultdict(float)  # by link: seconds for a byte on every hop
+    for d, e in pairs:
+        route = cluster.route(d, e)
+        for link in set(route.resources):
+            load[link] += 1 / route.bandwidth
+    return 1 / max(load.values()) if load else math.inf
 
 
 class DirectExchange(NamedTuple):
@@ -103,8 +108,13 @@ class DirectExchange(NamedTuple):
     latency: float  # seconds, of the pair with the highest latency
 
 
-def direct_exchange(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> DirectExchange:
-    """Counts how long each link is in use while every member sends a byte to every other member."""
+def direct_exchange(
+    cluster: Cluster, nodes: Sequence[Sequence[int]], *, inside_share: float = 1.0
+) -> DirectExchange:
+    """Counts how long each link is in use while every member sends a byte to every other member.
+
+    inside_share: of the bandwidths inside nodes, what the messages get.
+    """
     load: dict[int, float] = defaultdict(float)  # by link, seconds
     latency = 0.0
     for local in nodes:
@@ -112,11 +122,14 @@ def direct_exchange(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> DirectE
             route = cluster.route(d, e)
             latency = max(latency, route.latency)
             for link in set(route.resources):
-                load[link] += 1 / route.bandwidth
-    # Members with equal networks stand for each other as the far end of a message.
+                load[link] += 1 / (route.bandwidth * inside_share)
+    # Members with equal networks below one leaf switch stand for each other as a message's far end.
     far: dict[object, list[Sequence[int]]] = {}
     for local in nodes:
-        far.setdefault(cluster.node_networks[cluster.devices[local[0]].node], []).append(local)
+        node = cluster.devices[local[0]].node
+        network = cluster.node_networks[node]
+        leaf = node // network.leaf if network is not None and network.leaf else 0
+        far.setdefault((network, leaf), []).append(local)
     for local, others in product(nodes, far.values()):
         there = next((other for other in others if other is not local), None)
         if there is None:

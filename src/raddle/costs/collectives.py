@@ -16,7 +16,8 @@ from typing import Any
 from numba.extending import register_jitable
 
 from raddle.clusters import Cluster
-from raddle.costs.collective_algorithms import Line, algorithms
+from raddle.costs.collective_algorithms import algorithms
+from raddle.costs.line import Line
 from raddle.program.collective_kind import Collective
 
 
@@ -59,7 +60,7 @@ def all_reduce_seconds(cluster: Cluster, devices: Sequence[int], nbytes: float) 
 def collective_bytes(kind: Collective, members: int, nbytes: int) -> int:
     """Bytes that all members of a collective together send, as a ring or single messages send them."""
     if kind is Collective.ALL_TO_ALL:
-        return members * nbytes - sum(_shares(nbytes, members))  # each keeps its share
+        return (members - 1) * nbytes  # each keeps a P-th of nbytes
     rounds = 2 if kind is Collective.ALL_REDUCE else 1
     return rounds * (members - 1) * nbytes
 

@@ -81,10 +81,12 @@ def receive_links(cluster: Cluster, devices: Array) -> ReceiveLinks:
     for a, node in enumerate(nodes):
         link, network = cluster.node_links[node], cluster.node_networks[node]
         if link is not None:
-            inside[a] = _directions(link.duplex) / link.bandwidth, link.latency, link.shared
+            inside[a] = _directions(link.duplex) / link.rate, link.latency, link.shared
         if network is not None:
+            # The cards of a node with several, but fewer than devices, count as one that is as fast.
             shared = not network.per_device  # per_device: a network card for each device
-            outside[a] = _directions(network.duplex) / network.bandwidth, network.latency, shared
+            rate = network.rate * (network.adapters if shared else 1)
+            outside[a] = _directions(network.duplex) / rate, network.latency, shared
     start = np.append(first, len(devices)).astype(np.int64)
     return ReceiveLinks(start, cluster.nodes == 1, inside, outside)
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.collective_algorithms import Line
 from raddle.costs.collectives import collective_lines
 from raddle.costs.host_overhead import has_host_overhead, host_seconds
+from raddle.costs.line import Line
 from raddle.program.collective_kind import Collective
 from raddle.simulation.collective_tasks import ring_links
 from raddle.simulation.fast.arrays import HostOverhead, Rings
