@@ -1,7 +1,8 @@
 """Adds the tasks of messages: each holds the links of its route; on CPUs it also takes device time.
 
-A message is one task. It holds its links for bytes / bandwidth and arrives a latency later (costs/links.py). With host overhead (costs/host_overhead.py), sending and receiving
-take device time too. A slice is a range of rows of a parameter that is sent on its own.
+A message is one task. It holds its links for bytes / bandwidth and arrives a latency later
+(costs/links.py). With host overhead (costs/host_overhead.py), sending and receiving take device time too. A
+slice is a range of rows of a parameter that is sent on its own.
 """
 
 from __future__ import annotations

@@ -124,9 +124,7 @@ def _subtract(box: Array, cut: Array, into: Array, at: int) -> int:
 
 
 @njit(cache=True)
-def write_transfers(
-    volumes: Array, element_bytes: int, bandwidth: Array, rows: Array
-) -> int:
+def write_transfers(volumes: Array, element_bytes: int, bandwidth: Array, rows: Array) -> int:
     """Writes rows (source, target, nanoseconds, bytes), ordered as in a program; returns their number.
 
     The nanoseconds are those on the links. volumes: [s, t], elements from s to t. bandwidth: [s, t], of the
