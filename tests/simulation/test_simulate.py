@@ -245,6 +245,7 @@ def engine(
         t.pointer,
         t.successor,
         t.resources,
+        t.in_order,
         t.urgency,
     )
 
@@ -399,6 +400,7 @@ def run_graph(
         pointer,
         np.array([t for a in after for t in a], np.int32),
         4,
+        np.zeros(4, np.bool_),
         np.array(urgency, np.int64),
     )
 

@@ -38,6 +38,7 @@ class Tasks:
     pointer: Array  # the tasks that wait for task i are successor[pointer[i]:pointer[i + 1]]
     successor: Array
     resources: int  # number of devices and links
+    in_order: Array  # by resource: whether each task that holds it waits for the one before
 
 
 # The fields of Tasks that `TaskTable.add_tasks` gets; `build` computes the others.
@@ -66,6 +67,7 @@ class TaskTable:
         self.edges: list[tuple[Array, Array]] = []  # (tasks, the tasks that they wait for)
         self.ends: list[Array] = []  # by instruction: the task that ends it on each device, or -1
         self.last_task = np.full(devices, NONE, np.int64)  # by device: the last one in its order
+        self.ordered_count = np.zeros(devices, np.int64)  # by device: tasks in its order
         # By instruction, then by device: nanoseconds of device time to receive its messages. They are
         # added to the next task that waits for the messages, and are then set to 0 here.
         self.receive_overhead: dict[int, Array] = {}
@@ -113,6 +115,7 @@ class TaskTable:
         """Lets tasks[i] run on devices[i] after all earlier tasks of the device's order."""
         self.add_dependencies(tasks, self.last_task[devices])
         self.last_task[devices] = tasks
+        np.add.at(self.ordered_count, devices, 1)
 
     def wait_for_instructions(self, tasks: Array, deps: Iterable[int], devices: Array) -> None:
         """Lets tasks[i] wait until the instructions `deps` have ended on devices[i]."""
@@ -182,10 +185,15 @@ class TaskTable:
             for k in (0, 1)
         )
         order = np.argsort(earlier, kind="stable")
+        first = column["first_resource"]
+        held_count = np.bincount(first[first >= 0], minlength=resources)  # by resource
+        in_order = np.zeros(resources, np.bool_)
+        in_order[: self.devices] = held_count[: self.devices] == self.ordered_count
         return Tasks(
             **column,
             wait_count=np.bincount(later, minlength=self.count),
             pointer=np.concatenate([[0], np.cumsum(np.bincount(earlier, minlength=self.count))]),
             successor=later[order].astype(np.int32),
             resources=resources,
+            in_order=in_order,
         )

@@ -55,6 +55,7 @@ def simulate(
         tasks.pointer,
         tasks.successor,
         tasks.resources,
+        tasks.in_order,
         tasks.urgency,
     )
     assert (end >= 0).all(), "a task waits for itself"

@@ -54,7 +54,7 @@ def test_slots_add_loads_and_are_restored() -> None:
     index, store = index_graph(mlp(), Plan({}, 1)), RowStore()
     plan_rows = PlanRows(index, devices=2, links=1)
     computed = store.computes.add(np.array([[0, 5], [1, 7]]))
-    sent = store.messages.add(np.array([[0, 1, 11, 2, -1, 0, 0]]))
+    sent = store.messages.add(np.array([[0, 1, 11, 2, -1, 0, 0, 4]]))
     synced = store.sync_units.add(np.array([[*sent, *computed, *sent, -1, -1, 0, 1, 1]]))
     undo = Undo()
     undo.save(plan_rows.load)
@@ -109,7 +109,7 @@ def test_messages_are_listed_in_the_order_of_a_program() -> None:
     rows = arrays.ordered_message_rows(sent)
     assert rows[:, :2].tolist() == [[0, 1], [2, 3], [0, 3]]
     assert (rows[:, 2] > 0).all()
-    assert arrays.ordered_message_rows([]).shape == (0, 7)
+    assert arrays.ordered_message_rows([]).shape == (0, 8)
 
 
 def test_operators_of_one_space_that_are_tiled_alike_share_a_number() -> None:
