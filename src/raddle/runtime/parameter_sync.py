@@ -1,9 +1,9 @@
 """Synchronises a rank's parameters slice by slice, while the rank computes.
 
 Gradients are submitted as soon as they are complete. With servers, the server of a slice sums its
-gradients, updates it and sends the new rows back. With collective updates (`p3:collective`), gradients are
-all-reduced in the program's order, and each rank updates its own copy of a slice when a forward waits for
-it.
+gradients, updates it and sends the new rows back. With collective updates (sync kind `p3:collective`) there
+is no server: gradients are all-reduced in the program's order, and each rank updates its own copy of a
+slice when a forward waits for it.
 
 Some updates need all gradients of a step first: clipping by the global norm, a check that the loss is
 finite, an optimizer that is not elementwise. Then the rank waits at the end of the step (a barrier);
@@ -50,7 +50,7 @@ class ParameterSync:
 
     slices: all slices of the program, identified by their index, the `number` of a slice below; slots:
     tensors by slot, among them the parameters; sync: how the plan synchronises parameters; place: the torch
-    device; order: numbers of slices in the order of their all-reduces (collective updates only).
+    device; order: numbers of slices in the order of their all-reduces (p3:collective only).
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ParameterSync:
         self.clock = 0  # steps with an update that this rank has begun
         # Slot -> numbers of its slices; removed when `wait` has seen their updates
         self._pending_slices: dict[int, list[int]] = {}
-        self._gradients: dict[int, Tensor] = {}  # collective: slot -> gradient, during the step
+        self._gradients: dict[int, Tensor] = {}  # p3:collective: slot -> gradient, during the step
         self._optimizer: Optimizer | None = None
         self._slice_updater: SliceUpdater | None = None
         self.synchroniser: ServerSynchroniser | CollectiveSynchroniser | None = None
@@ -152,7 +152,7 @@ class ParameterSync:
             self.synchroniser.submit(number, self.rank_slices.cut(number, gradient))
 
     def start_slice_all_reduce(self, number: int) -> None:
-        """Starts the all-reduce of one slice of a submitted gradient (collective updates)."""
+        """Starts the all-reduce of one slice of a submitted gradient (p3:collective only)."""
         assert self.synchroniser is not None
         gradient = self._gradients[self.rank_slices.slices[number].slot]
         self.synchroniser.submit(number, self.rank_slices.cut(number, gradient))

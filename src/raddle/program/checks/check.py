@@ -112,23 +112,24 @@ def _check_turns(program: Program) -> None:
             before, name = last.get(i.key.step, (-1, ""))
             if at < before:
                 raise InputError(
-                    f"{describe(number, i)} comes after that of '{name}', which the plan's order has "
-                    "behind it."
+                    f"{describe(number, i)} comes after the all-reduce of a slice of '{name}', "
+                    "but comes before it in the plan's order of slices."
                 )
             last[i.key.step] = at, i.parameters[0]
 
 
 def _check_replicated_loss(facts: VariantFacts) -> None:
-    """The variant replicates the loss for just the operators that its tiles allow.
+    """The variant replicates the loss wherever its tiles allow it, and nowhere else (replicated_loss.py).
 
-    The partial results of such an operator are merged on every device. So each device computes the loss,
-    and from it the gradient of its own part, and no device has to send this gradient (replicated_loss.py).
+    The loss is replicated if the partial results of some operators near it are merged on every device. Then
+    each device computes the loss, and from it the gradient of its own part, and no device has to send this
+    gradient. Checked: these operators are those for which the tiles allow it.
     """
     program = facts.program
     expected = replicated_loss_ops(
         facts.graph,
         replace(program.plan, tiles=facts.variant.tiles),
-        program.active,
+        program.active,  # the values that need a gradient
         lambda op: facts.is_partial(op) and not facts.has_local_statistics(op),
     )
     if expected != facts.replicated_loss_ops:
