@@ -1,4 +1,7 @@
-"""`sharded` (ZeRO-2) and `sharded:parameters` (ZeRO-3): every holder updates its shard of the rows."""
+"""`sharded` (ZeRO-2) and `sharded:parameters` (ZeRO-3): every holder updates its shard of the rows.
+
+With `sharded:after`, gradients are sent when the whole backward has ended, not during it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from raddle.plans.sync.server_assignment import round_robin
-from raddle.plans.sync.sync_kind import Sync, SyncKind, check_at_most_one
+from raddle.plans.sync.sync_kind import AFTER, Sync, SyncKind, check_at_most_one
 
 
 class Sharded(Sync):
@@ -27,7 +30,9 @@ class Zero3(Sharded):
 
 def _parse(options: Sequence[str]) -> Sync:
     check_at_most_one(options)
+    if AFTER in options:
+        return Sharded(after_backward=True)
     return Zero3() if options else Sharded()
 
 
-KIND = SyncKind("sharded", ("parameters",), ("sharded", "sharded:parameters"), _parse)
+KIND = SyncKind("sharded", ("parameters", AFTER), ("sharded", "sharded:parameters"), _parse)

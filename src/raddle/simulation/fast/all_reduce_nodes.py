@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from raddle.costs.collectives import fastest_seconds
-from raddle.costs.host_overhead import all_reduce_bytes_per_member, host_seconds
+from raddle.costs.host_overhead import all_reduce_bytes_per_member, all_reduce_device_seconds
 from raddle.simulation.fast.arrays import Array, DeviceProgress, HostOverhead, Rings, StepDag
 from raddle.simulation.fast.nodes import add_arrival, add_device_time, add_edge, add_node
 
@@ -42,7 +42,9 @@ def add_all_reduce(
                 add_edge(dag, used, progress.stretch[d], gate, progress.offset[d])
                 host_bytes = all_reduce_bytes_per_member(end - begin, nbytes)
                 # overhead.sum: fixed seconds for an all-reduce
-                seconds = host_seconds(overhead.sum[d], overhead.byte[d], host_bytes)
+                seconds = all_reduce_device_seconds(
+                    overhead.sum[d], overhead.byte[d], overhead.collective[d], host_bytes, ns
+                )
                 add_device_time(dag, used, d, int(np.rint(seconds * 1e9)), progress)
             elif predecessor[d] >= 0:
                 add_edge(dag, used, predecessor[d], gate, delay[d])

@@ -137,6 +137,7 @@ class HostOverhead(NamedTuple):
     slice: Array  # per message with a slice of a parameter, in place of `message`
     byte: Array  # per byte
     sum: Array  # per all-reduce, which sums gradients
+    collective: Array  # not seconds: the share of an all-reduce's time by which it slows computing
 
 
 class SyncSettings(NamedTuple):
@@ -151,6 +152,7 @@ class SyncSettings(NamedTuple):
     # True if the rule is SLICES or SLICE_SUMS. Then a device updates a slice as soon as the device is free,
     # between any two tasks that it computes in the program's order.
     sliced: bool
+    after_backward: bool  # gradients are sent or summed after the whole backward of a device
     urgency: Array  # by parameter: the urgency of its messages, as in StepDag.nodes
 
 
