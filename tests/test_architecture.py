@@ -29,6 +29,7 @@ ALLOWED_IMPORTS = {
     "searches": _BELOW_SEARCHES,
     "verification": f"runtime {_BELOW_RUNTIME} {_BELOW_SEARCHES}",
     "probe": f"runtime {_BELOW_RUNTIME} {_BELOW_SEARCHES}",
+    "calibration": f"searches {_BELOW_SEARCHES}",
     "lab": "clusters transport",
     "reports": f"searches {_BELOW_SEARCHES}",
 }

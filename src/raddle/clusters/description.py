@@ -20,13 +20,14 @@ All keys; comments give the defaults of optional keys:
         memory: 16 GiB
         bandwidth: 900 GB/s         # of its memory
         overhead: 5 us              # fixed time per operator
-        efficiency:                 # fractions of the peak; "memory": of the memory's bandwidth
+        efficiency:                 # shares of the peak, up to 4 (Winograd); "memory": of its bandwidth
           {matmul: 0.6, conv: 0.5, attention: 0.35, memory: 0.75}
         workspace:                  # memory that its libraries allocate besides tensors
           {conv: 0, matmul: 0}      #   conv: multiple of a convolution's input and output; matmul: bytes
         host_overhead:              # time that communication takes from the device itself, as on a CPU:
           # at each end: per message, per slice of a parameter, per all-reduce ("sum"), per byte
-          {message: 0 us, slice: 0 us, sum: 0 us, byte: 0 us}
+          # collective: by how much a running all-reduce slows computing, from 0 to 1
+          {message: 0 us, slice: 0 us, sum: 0 us, byte: 0 us, collective: 0}
       cpu: {flops: {float32: 1 TFLOP/s}, memory: 64 GiB, bandwidth: 100 GB/s}
     nodes:                          # in order: the first has devices 0, 1, …
       - count: 2                    # this many equal nodes; default: 1
@@ -83,9 +84,11 @@ from raddle.clusters.devices import (
     Node,
 )
 from raddle.clusters.units import (
+    EFFICIENCY_SHARE,
     FRACTION,
     MULTIPLE,
     RATE,
+    SHARE_OR_ZERO,
     SIZE,
     SIZE_OR_ZERO,
     SPEED,
@@ -183,14 +186,25 @@ def _device(kind: str, data: object, place: Place) -> Device:
         memory=max(1, round(_number(fields, "memory", SIZE, place))),
         bandwidth=_number(fields, "bandwidth", RATE, place),
         efficiency={
-            key: _number(efficiency, key, FRACTION, place.child("efficiency")) for key in efficiency
+            key: _number(
+                efficiency,
+                key,
+                FRACTION if key == "memory" else EFFICIENCY_SHARE,
+                place.child("efficiency"),
+            )
+            for key in efficiency
         },
         workspace={
             key: _number(workspace, key, quantities[key], place.child("workspace"))
             for key in workspace
         },
         host_overhead={
-            key: _number(host_overhead, key, TIME, place.child("host_overhead"))
+            key: _number(
+                host_overhead,
+                key,
+                SHARE_OR_ZERO if key == "collective" else TIME,
+                place.child("host_overhead"),
+            )
             for key in host_overhead
         },
         **overhead,

@@ -11,7 +11,8 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 # Assumed efficiencies, used where nothing was measured: the fraction of the peak FLOP/s that large
 # matrix products, convolutions and attentions reach; "memory": the fraction of the memory bandwidth that
-# elementwise operators reach.
+# elementwise operators reach. A measured family may have more than 1: FLOPs are counted by the definition
+# of an operator, and Winograd's algorithm computes a convolution of 3 x 3 with up to 4 x fewer.
 EFFICIENCY: Mapping[str, float] = {"matmul": 0.6, "conv": 0.5, "attention": 0.35, "memory": 0.75}
 
 # Memory that a device's libraries allocate besides tensors. "conv": while a convolution runs, as a multiple
@@ -20,7 +21,11 @@ WORKSPACE: Mapping[str, float] = {"conv": 0.0, "matmul": 0.0}
 
 # Host overhead: the seconds that communication takes from the device itself, as on a CPU (0 on a GPU). It
 # counts at both ends: per message, per slice of a parameter, per all-reduce ("sum"), and per byte of these.
-HOST_OVERHEAD: Mapping[str, float] = {"message": 0.0, "slice": 0.0, "byte": 0.0, "sum": 0.0}
+# "collective" is no time but a share: by how much a running collective slows computing, on GPUs too, whose
+# memory and cores it uses. A device computes for this share of the collective's seconds less.
+HOST_OVERHEAD: Mapping[str, float] = {
+    "message": 0.0, "slice": 0.0, "byte": 0.0, "sum": 0.0, "collective": 0.0
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ with shards, those of one block (parameter_blocks.py).
 from __future__ import annotations
 
 from collections import Counter
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from raddle.plans.sync import Sync
 from raddle.program import step_script
@@ -134,6 +134,9 @@ class GradientSync:
         gradient = self.contributions[self.parameters.trainable[p], key.step] if p >= 0 else []
         for member in members if operation == step_script.SUM else ():
             gradient = [*gradient, *self.contributions[self.parameters.trainable[member], key.step]]
+        if self.facts.after_backward and operation in (step_script.SUM, step_script.PUSH):
+            # A device sends after the last of its computations; a wait for that of others has no effect.
+            gradient = [*gradient, *chain.from_iterable(self.writer.latest.values())]
         number = self.row_writer.write(
             row,
             key,
@@ -201,6 +204,7 @@ def _sync_facts(
         overlap,  # update_at_once
         not sync.zero3,  # pull_at_once
         bool(parameters.plan.order) and rule == step_script.SLICE_SUMS,  # ordered_sums
+        sync.after_backward,
         # By parameter: group_of and, below, nbytes, first_slice and slice_count.
         [numbers[parameters.groups[n]] if n in parameters.groups else -1 for n in parameters.trainable],
         [

@@ -6,20 +6,27 @@ from collections.abc import Iterable
 
 from raddle.program.collective import recognise_collective
 from raddle.program.message_kind import MessageKind
-from raddle.program.program import Instruction, Key, Message, Move
+from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
 from raddle.program.value_holders import in_sending_order
 
 
 class InstructionWriter:
-    """A growing list of instructions. devices: how many the plan has."""
+    """A growing list of instructions.
 
-    def __init__(self, devices: int) -> None:
-        self.devices = devices
+    devices: how many the plan has. track_latest: keep in `latest`, by device, the number of its last Run or
+    Merge. Where gradients are sent after the whole backward, each waits for the `latest` of its senders.
+    """
+
+    def __init__(self, devices: int, *, track_latest: bool = False) -> None:
+        self.devices, self._track_latest = devices, track_latest
         self.instructions: list[Instruction] = []
+        self.latest: dict[int, list[int]] = {}
 
     def emit(self, instruction: Instruction) -> int:
         """Appends an instruction, and returns its number."""
         self.instructions.append(instruction)
+        if self._track_latest and isinstance(instruction, Run | Merge):
+            self.latest.update((d, [len(self.instructions) - 1]) for d in instruction.devices)
         return len(self.instructions) - 1
 
     def emit_move(

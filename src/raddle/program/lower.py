@@ -81,7 +81,7 @@ class _Lowering:
         self.graph, self.plan, self.overlap = graph, plan, is_asynchronous(plan)
         self.variants = Variants(graph, plan, active)
         self.actions = self.variants.actions
-        self.writer = InstructionWriter(plan.devices)
+        self.writer = InstructionWriter(plan.devices, track_latest=plan.parsed_sync.after_backward)
         self.parameters = ParameterLayout(graph, plan, self.variants.lowered)
         self.gradients = GradientSync(self.parameters, self.writer, overlap=self.overlap)
         self.micro_batches: dict[tuple[int, int], MicroBatch] = {}  # by step and number

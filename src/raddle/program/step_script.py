@@ -13,6 +13,9 @@ gradient of parameter 3 is complete"; `write_rows` appends the rows that follow 
     SLICE_SUMS   each slice is all-reduced and updated on every holder; if the plan orders the sums, each
                  waits for its turn (turns.py)
 
+With `after_backward` the rules are the same, but nothing is sent before the step ends: the rows of all
+gradients are then written in the order in which the gradients were complete.
+
 Two callers share these rules. `lower` calls `write_rows` on lists and writes an instruction for every row;
 the fast simulation of the searches JIT-compiles it with numba. So the code keeps to what both can do:
 integers, one-dimensional sequences and loops.
@@ -63,6 +66,7 @@ class SyncFacts(NamedTuple):
     update_at_once: bool  # steps overlap: update a parameter as soon as its gradient is complete
     pull_at_once: bool  # gather blocks after their update; False: before their next use (ZeRO-3)
     ordered_sums: bool  # sums of slices wait for their turn
+    after_backward: bool  # gradients are sent or summed after the whole backward, not during it
     group_of: Numbers  # by parameter, its group (SERVER: not used); -1: nothing to send or sum
     nbytes: Numbers  # by parameter, bytes of its gradient that are sent or summed
     first_slice: Numbers  # by parameter, the number of its first slice
@@ -105,16 +109,9 @@ def write_rows(
     subjects: by event, the parameter whose gradient is complete, or the slice whose turn it is.
     runs: by event, the instruction that completed the gradient; for a TURN, the parameter of the slice.
     """
-    counters, complete, ready_at, wait_row, rows = (
-        state.counters, state.complete, state.ready_at, state.wait_row, state.rows,
+    counters, complete, ready_at, wait_row = (
+        state.counters, state.complete, state.ready_at, state.wait_row,
     )  # fmt: skip
-    bucket_fill, bucket_first, bucket_last, bucket_next = (
-        state.bucket_fill,
-        state.bucket_first,
-        state.bucket_last,
-        state.bucket_next,
-    )
-    group_of, nbytes, incomplete, rule = facts.group_of, facts.nbytes, state.incomplete, facts.rule
     for e in range(len(events)):
         # subject: a parameter; of a TURN, a slice
         event, subject = events[e], subjects[e]
@@ -124,40 +121,56 @@ def write_rows(
                 counters[RUN], counters[RUN_CLOCK] = runs[e], counters[CLOCK]
             complete[counters[COMPLETED]] = subject
             counters[COMPLETED] += 1
-            ready_at[subject], wait_row[subject], g = counters[RUN_CLOCK], -1, group_of[subject]
-            if rule == SLICES:
-                _sync_through_servers(subject, facts, counters, rows)
-            elif rule == SLICE_SUMS:
-                _sum_slices(subject, facts, counters, rows)
-            elif g >= 0 and rule == SERVER:
-                counters[CLOCK] += 1
-                ready_at[subject] = counters[CLOCK]
-                wait_row[subject] = _write_row(PUSH, subject, subject, -1, counters, rows)
-            elif g >= 0:
-                if bucket_first[g] < 0:
-                    bucket_first[g] = subject
-                    _note_first_bucket(g, state)
-                else:
-                    bucket_next[bucket_last[g]] = subject
-                bucket_last[g], bucket_next[subject] = subject, -1
-                incomplete[g] -= 1
-                bucket_fill[g] += nbytes[subject]
-                if rule == SHARDS:
-                    if incomplete[g] == 0:
-                        _sum_bucket(g, REDUCE_SCATTER, state)
-                elif is_full(bucket_fill[g], facts.bucket_bytes):
-                    _sum_bucket(g, ALL_REDUCE, state)
+            ready_at[subject], wait_row[subject] = counters[RUN_CLOCK], -1
+            if not facts.after_backward:
+                _synchronise(subject, facts, state)
             if facts.update_at_once:
                 _update(facts, state)
         elif event == TURN:
-            sum_slice(subject, runs[e], counters, rows)  # runs[e]: the parameter of the slice
+            sum_slice(subject, runs[e], counters, state.rows)  # runs[e]: the parameter of the slice
         elif event == ACTION_ENDS:
             _sum_finished_buckets(state)
         else:
+            if facts.after_backward:
+                for k in range(counters[COMPLETED]):
+                    _synchronise(complete[k], facts, state)
+                _sum_finished_buckets(state)
             _update(facts, state)
-            if rule == SHARDS and facts.pull_at_once:
+            if facts.rule == SHARDS and facts.pull_at_once:
                 _gather_blocks(state)
         first_row[e + 1] = counters[ROWS]
+
+
+def _synchronise(p: int, facts: SyncFacts, state: ScriptState) -> None:
+    """Writes the rows that follow from the complete gradient of parameter p, by the rule."""
+    counters, rows, rule, g = state.counters, state.rows, facts.rule, facts.group_of[p]
+    if rule == SLICES:
+        _sync_through_servers(p, facts, counters, rows)
+    elif rule == SLICE_SUMS:
+        _sum_slices(p, facts, counters, rows)
+    elif g >= 0 and rule == SERVER:
+        counters[CLOCK] += 1
+        state.ready_at[p] = counters[CLOCK]
+        state.wait_row[p] = _write_row(PUSH, p, p, -1, counters, rows)
+    elif g >= 0:
+        _add_to_bucket(p, g, facts, state)
+
+
+def _add_to_bucket(p: int, g: int, facts: SyncFacts, state: ScriptState) -> None:
+    """Puts a complete gradient into the bucket of its group, and sums the bucket if it is full."""
+    if state.bucket_first[g] < 0:
+        state.bucket_first[g] = p
+        _note_first_bucket(g, state)
+    else:
+        state.bucket_next[state.bucket_last[g]] = p
+    state.bucket_last[g], state.bucket_next[p] = p, -1
+    state.incomplete[g] -= 1
+    state.bucket_fill[g] += facts.nbytes[p]
+    if facts.rule == SHARDS:
+        if state.incomplete[g] == 0:
+            _sum_bucket(g, REDUCE_SCATTER, state)
+    elif is_full(state.bucket_fill[g], facts.bucket_bytes):
+        _sum_bucket(g, ALL_REDUCE, state)
 
 
 def is_full(nbytes: int, limit: int) -> bool:

@@ -75,22 +75,28 @@ class CollectiveTasks:
             gate = table.add_empty_tasks(number, ring[:1])  # the ring's tasks wait for it
             gates = np.repeat(gate, len(ring))
             table.wait_for_instructions(gates, instruction.deps, ring)
+            duration, first, second, sent = self._ring_columns(kind, members, nbytes)
             # The ring also waits for all that its members did before it in the program.
             if in_order:
                 table.add_dependencies(gates, table.last_task[ring])
             if self.has_host_overhead:
-                self._add_host_overhead(number, kind, ring, nbytes)
-            duration, first, second, sent = self._ring_columns(kind, members, nbytes)
+                self._add_host_overhead(number, kind, ring, nbytes, int(duration[0]))
             tasks = table.add_tasks(number, duration, first, second, ring, ring, sent, urgency)
             table.add_dependencies(tasks, gates)
             devices.append(ring)
             ids.append(tasks)
         table.end_with_messages(number, np.concatenate(devices), np.concatenate(ids))
 
-    def _add_host_overhead(self, number: int, kind: Collective, ring: Array, nbytes: int) -> None:
-        """Adds a task on each member that has host overhead, in the device's order."""
+    def _add_host_overhead(
+        self, number: int, kind: Collective, ring: Array, nbytes: int, duration: int
+    ) -> None:
+        """Adds a task on each member that has host overhead, in the device's order.
+
+        duration: nanoseconds of the collective.
+        """
         seconds = [
-            collective_host_seconds(self.cluster.devices[d], kind, len(ring), nbytes) for d in ring
+            collective_host_seconds(self.cluster.devices[d], kind, len(ring), nbytes, duration)
+            for d in ring
         ]
         cost = nanoseconds(seconds, minimum=0)
         members, cost = ring[cost > 0], cost[cost > 0]

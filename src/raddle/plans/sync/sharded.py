@@ -3,6 +3,8 @@
 Parameters are sharded in blocks of operators (program/parameter_blocks.py): one reduce-scatter sums the
 gradients of a block, one all-gather brings its parameters back. The optimizer wrapper, sync.Optimizer, does
 not know blocks: there, the shards are slices, and every holder is the server of one.
+
+With `sharded:after`, gradients are sent when the whole backward has ended, not during it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from raddle.plans.sync.server_assignment import round_robin
-from raddle.plans.sync.sync_kind import Sync, SyncKind, check_at_most_one
+from raddle.plans.sync.sync_kind import AFTER, Sync, SyncKind, check_at_most_one
 
 
 class Sharded(Sync):
@@ -34,7 +36,9 @@ class Zero3(Sharded):
 
 def _parse(options: Sequence[str]) -> Sync:
     check_at_most_one(options)
+    if AFTER in options:
+        return Sharded(after_backward=True)
     return Zero3() if options else Sharded()
 
 
-KIND = SyncKind("sharded", ("parameters",), ("sharded", "sharded:parameters"), _parse)
+KIND = SyncKind("sharded", ("parameters", AFTER), ("sharded", "sharded:parameters"), _parse)

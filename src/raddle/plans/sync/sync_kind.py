@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 NUMBER = "[0-9]{1,9}"  # regular expression of a number in an option
+AFTER = "after"  # the option of kinds whose gradients may be sent after the whole backward
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Sync(ABC):
     server: int | None = None  # the one device that updates all parameters, if the plan names it
     staleness: int | None = 0  # steps that a holder may be ahead of the slowest; None: no bound
     wire_dtype: str = ""  # type of gradients while they are sent, such as float16; "": their own
+    # A device sends no gradient before its whole backward has ended. False: each as soon as it is complete.
+    after_backward: bool = False
 
     bucketed: ClassVar[bool] = False  # gradients are all-reduced in buckets, and all holders update
     # Whole parameters are updated on a server, with pushes and pulls in the order of the program.
@@ -107,6 +110,11 @@ class UnreadableOption(Exception):
     def __init__(self, option: str) -> None:
         super().__init__(option)
         self.option = option
+
+
+def split_after(options: Sequence[str]) -> tuple[list[str], bool]:
+    """The options without `after`, and whether it was among them: `Sync.after_backward`."""
+    return [option for option in options if option != AFTER], AFTER in options
 
 
 def check_at_most_one(options: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from itertools import chain
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
+from raddle.program.checks.after_backward import check_after_backward
 from raddle.program.checks.parameters import check_parameters
 from raddle.program.checks.replay import check_micro_batches
 from raddle.program.checks.schedule_waits import check_waits
@@ -40,6 +41,7 @@ def check(program: Program) -> None:
     _check_devices(program)
     held = check_parameters(program)  # by parameter and device, boxes
     _check_turns(program)
+    check_after_backward(program)
     all_facts = [VariantFacts(program, held, variant) for variant in program.variants]
     for facts in all_facts:
         _check_replicated_loss(facts)

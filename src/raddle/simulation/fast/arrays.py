@@ -137,6 +137,7 @@ class HostOverhead(NamedTuple):
     slice: Array  # per message with a slice of a parameter, in place of `message`
     byte: Array  # per byte
     sum: Array  # per all-reduce, which sums gradients
+    collective: Array  # not seconds: the share of an all-reduce's time by which it slows computing
 
 
 class SyncSettings(NamedTuple):
@@ -153,6 +154,7 @@ class SyncSettings(NamedTuple):
     # True if the rule is SLICES or SLICE_SUMS. Then a device updates a slice as soon as the device is free,
     # between any two tasks that it computes in the program's order.
     sliced: bool
+    after_backward: bool  # gradients are sent or summed after the whole backward of a device
     urgency: Array  # by parameter: the urgency of its messages, as in StepDag.nodes
 
 
@@ -186,5 +188,6 @@ class DeviceProgress(NamedTuple):
     receive_overhead: Array  # nanoseconds to receive messages, to be added to its next task
     load: Array  # by resource: its total busy nanoseconds
     arrivals: Array  # number of messages of the current instruction that it has received so far
+    last_compute: Array  # the node of its last computation; without `fold` only
     has_host_overhead: bool
     fold: bool

@@ -55,7 +55,7 @@ def add_collective(
             if progress.has_host_overhead:
                 seconds = collective_member_seconds(
                     rings.all_reduces[ring], overhead.sum[d], overhead.message[d], overhead.byte[d],
-                    end - begin, nbytes,
+                    overhead.collective[d], end - begin, nbytes, ns,
                 )  # fmt: skip
                 add_device_time(dag, used, d, int(np.rint(seconds * 1e9)), progress)
         for m in range(begin, end):

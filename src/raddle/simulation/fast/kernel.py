@@ -107,7 +107,8 @@ def step_time(
     tails = np.zeros((devices, 2), np.int64)
     progress = DeviceProgress(  # stretch, offset, busy_before ...: in the order of its fields
         np.zeros(devices, np.int32), np.zeros(devices, np.int64), np.zeros(devices, np.int64),
-        np.zeros(devices, np.int64), load, np.zeros(devices, np.int32), overhead.enabled,
+        np.zeros(devices, np.int64), load, np.zeros(devices, np.int32), np.full(devices, -1, np.int32),
+        overhead.enabled,
         fold and not settings.sliced,  # nodes.py says why slices cannot be folded
     )  # fmt: skip
     rows, members, row_at = _script_rows(settings, tape, slots, arena, rings)
@@ -162,8 +163,8 @@ def _script_rows(
     # all-reduced (the evaluator refuses such plans, coverage.py). np.arange: parameters are numbered in the
     # order in which the backward reaches them.
     facts = SyncFacts(
-        settings.rule, settings.bucket_bytes, False, settings.returns_updates, False, group, nbytes,
-        first, count, needs_sync, np.arange(parameters),
+        settings.rule, settings.bucket_bytes, False, settings.returns_updates, False,
+        settings.after_backward, group, nbytes, first, count, needs_sync, np.arange(parameters),
     )  # fmt: skip
     members = np.empty(parameters, np.int64)
     # At most a PUSH (or SUM), an UPDATE and a PULL of each sync unit, and a SUM for each parameter.
@@ -304,9 +305,15 @@ def _write_event(
         # The row of Arena.sync_units; with slices, the subject is this row itself.
         row = rows[n, SUBJECT] if sliced else slots.sync_units[rows[n, SUBJECT], 0]
         if what == PUSH:
+            # after the gradient or, with `after_backward`, after all that the device has computed
+            predecessor, delay = dag.mark_stretch[p], dag.mark_offset[p]
+            if settings.after_backward and sliced:
+                predecessor, delay = progress.last_compute, no_time
+            elif settings.after_backward:
+                predecessor, delay = progress.stretch, offset
             add_messages(
                 dag, used, arena, sync_units[row, PUSH_FIRST], sync_units[row, PUSH_COUNT],
-                dag.mark_stretch[p], dag.mark_offset[p], progress, sync_arrival[n], settings.urgency[p],
+                predecessor, delay, progress, sync_arrival[n], settings.urgency[p],
             )  # fmt: skip
         elif what == PULL and sliced:  # after the update of the slice
             add_messages(
@@ -353,7 +360,8 @@ def _write_sum(
 ) -> None:  # fmt: skip
     """Writes row n of the step script, an all-reduce of a slice or of a bucket of gradients.
 
-    That of a slice waits for all that its devices did before it; that of a bucket only for its gradients.
+    That of a slice waits for all that its devices did before it; that of a bucket only for its gradients
+    or, with `after_backward`, for the whole backward.
     """
     if settings.sliced:  # a slice has one ring, so one row of amounts
         unit = arena.sync_units[rows[n, SUBJECT]]
@@ -377,6 +385,8 @@ def _write_sum(
             stretch, offset = dag.mark_stretch[p, d], dag.mark_offset[p, d]
             if stretch > predecessor[d] or (stretch == predecessor[d] and offset > delay[d]):
                 predecessor[d], delay[d] = stretch, offset
+    if settings.after_backward:  # after all that the devices have computed
+        predecessor, delay = progress.stretch, progress.offset
     add_collective(
         dag, used, rings, overhead, g, predecessor, delay, total, progress, dag.sync_arrival[n]
     )

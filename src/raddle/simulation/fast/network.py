@@ -53,7 +53,7 @@ def host_overhead_arrays(cluster: Cluster) -> HostOverhead:
     """The host overhead of all devices (costs/host_overhead.py)."""
     seconds = {
         name: np.array([d.host_overhead[name] for d in cluster.devices])
-        for name in ("message", "slice", "byte", "sum")  # "sum": per all-reduce
+        for name in ("message", "slice", "byte", "sum", "collective")  # "sum": per all-reduce
     }
     return HostOverhead(has_host_overhead(cluster), **seconds)
 

@@ -105,6 +105,7 @@ def add_compute(dag: StepDag, used: Array, d: int, ns: int, progress: DeviceProg
     ns += progress.receive_overhead[d]
     progress.receive_overhead[d] = 0
     add_device_time(dag, used, d, ns, progress)
+    progress.last_compute[d] = progress.stretch[d]
 
 
 @njit(cache=True)

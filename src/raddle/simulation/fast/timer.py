@@ -32,9 +32,9 @@ class Timer:
         sync = plan.parsed_sync
         self.tape, self.cluster, self.links = index.tape, cluster, links
         urgency = urgencies(index.graph, index.parameter_number, index.trained, sync)
-        # rule, bucket_bytes, returns_updates, sliced, urgency: see arrays.py
+        # rule, bucket_bytes, returns_updates, sliced, after_backward, urgency: see arrays.py
         self.settings = SyncSettings(
-            rule_of(sync), plan.bucket, not sync.zero3, sync.sliced, urgency
+            rule_of(sync), plan.bucket, not sync.zero3, sync.sliced, sync.after_backward, urgency
         )
         self.parameters = len(index.users)
         self.counts = np.zeros(3, np.int64)
