@@ -312,9 +312,9 @@ def counted(transport: Transport) -> tuple[dict[int, int], dict[tuple[int, ...],
 
 def test_bytes_are_counted(world: ThreadWorld | ProcessWorld) -> None:
     assert world.run(counted) == [
-        ({1: 64, 2: 10}, {(0, 2): 28, EVERYONE: 8}),
-        ({}, {EVERYONE: 8}),
-        ({}, {(0, 2): 28, EVERYONE: 8}),
+        ({1: 64, 2: 10}, {("all_reduce", (0, 2)): 28, ("all_reduce", EVERYONE): 8}),
+        ({}, {("all_reduce", EVERYONE): 8}),
+        ({}, {("all_reduce", (0, 2)): 28, ("all_reduce", EVERYONE): 8}),
     ]
 
 
@@ -695,3 +695,35 @@ def test_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(InputError, match="start with torchrun"):
         ProcessTransport(torch.device("cpu"))
+
+
+def sharded(transport: Transport) -> list[list[float]]:
+    """All-gathers and reduce-scatters, on all ranks and on two of them, several at a time."""
+    rank, results, pending = transport.rank, [], []
+    for tag, (ranks, size) in enumerate([(EVERYONE, 2), ((0, 2), 3), (EVERYONE, 1)]):
+        if rank in ranks:
+            shard = torch.arange(size, dtype=torch.float64) + 10 * rank
+            full, summed = torch.empty(size * len(ranks)).double(), torch.empty(size).double()
+            summands = torch.arange(size * len(ranks), dtype=torch.float64) * (rank + 1)
+            pending += [
+                transport.shards.all_gather(ranks, 2 * tag, shard, full, "shards"),
+                transport.shards.reduce_scatter(ranks, 2 * tag + 1, summands, summed, "sums"),
+            ]
+            results += [full, summed]
+    for p in pending:
+        p.wait()
+        p.wait()  # a second call returns at once
+    assert not transport.sent  # their bytes are counted as those of collectives
+    assert transport.collective_bytes["all_gather", EVERYONE] == 8 * 9
+    return [r.tolist() for r in results]
+
+
+def test_shards_are_gathered_and_summed(world: ThreadWorld | ProcessWorld) -> None:
+    results = world.run(sharded)
+    gathered = [0.0, 1.0, 10.0, 11.0, 20.0, 21.0], [0.0, 1.0, 2.0, 20.0, 21.0, 22.0]
+    assert [r[0] for r in results] == [gathered[0]] * 3
+    assert results[0][2] == results[2][2] == gathered[1]
+    # Over all ranks element k sums to 6 k, over ranks 0 and 2 to 4 k.
+    assert [r[1] for r in results] == [[0.0, 6.0], [12.0, 18.0], [24.0, 30.0]]
+    assert (results[0][3], results[2][3]) == ([0.0, 4.0, 8.0], [12.0, 16.0, 20.0])
+    assert [r[-1] for r in results] == [[0.0], [6.0], [12.0]]

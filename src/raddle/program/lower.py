@@ -27,7 +27,7 @@ from raddle.program.gradient_sync import GradientSync
 from raddle.program.instruction_writer import InstructionWriter, sorted_deps
 from raddle.program.lower_variant import LoweredVariant
 from raddle.program.micro_batch import MicroBatch
-from raddle.program.parameter_blocks import Block, cut_blocks, with_prefetch
+from raddle.program.parameter_blocks import OpBlock, cut_blocks, with_prefetch
 from raddle.program.parameter_layout import ParameterLayout, holders
 from raddle.program.program import Gather, Instruction, Key, Program
 from raddle.program.signals import SIGNALS, Signals, signal_messages
@@ -88,7 +88,7 @@ class _Lowering:
         # By buffer and the devices that write it, the instructions that wrote it last.
         self.buffer_writers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         # With ZeRO-3: by variant, stage and phase, the blocks of operators.
-        self.blocks: dict[tuple[int, int, str], list[Block]] = {}
+        self.blocks: dict[tuple[int, int, str], list[OpBlock]] = {}
 
     def write(self) -> None:
         """Writes all steps, action by action."""
@@ -143,7 +143,7 @@ class _Lowering:
         blocks = self.blocks[place]
         return with_prefetch(blocks, lambda at: self._write_gather(key, blocks[at]))
 
-    def _write_gather(self, key: Key, block: Block) -> list[int]:
+    def _write_gather(self, key: Key, block: OpBlock) -> list[int]:
         """Writes the gather of the parameters that a block reads; returns its number.
 
         Holders send their shards after they have updated them.

@@ -27,7 +27,7 @@ from raddle.plans.plan import Plan
 FEWEST_BLOCKS, MOST_BLOCKS = 8, 32  # about how many blocks there are, see `op_blocks`
 
 
-class Block(NamedTuple):
+class OpBlock(NamedTuple):
     """Operators whose parameters are gathered together."""
 
     ops: list[Op]
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 def cut_blocks(
     ops: Sequence[Op], graph: Graph, plan: Plan, sharded: Collection[str], active: Collection[str],
     phase: str,
-) -> list[Block]:  # fmt: skip
+) -> list[OpBlock]:  # fmt: skip
     """The blocks of some operators, in the order in which a phase runs them.
 
     sharded: names of the sharded parameters. active: values whose gradient is needed. phase: F or B.
@@ -45,9 +45,9 @@ def cut_blocks(
     recomputed = {name for names in plan.recompute for name in names}
     blocks = op_blocks(ops, graph, plan, sharded)
     if phase == "F":
-        return [Block(block, block) for block in blocks]
+        return [OpBlock(block, block) for block in blocks]
     return [
-        Block(
+        OpBlock(
             block_ops, [op for op in block_ops if op.name in recomputed or has_backward(op, active)]
         )
         for block_ops in reversed(blocks)
@@ -55,7 +55,7 @@ def cut_blocks(
 
 
 def with_prefetch(
-    blocks: Sequence[Block], gather: Callable[[int], list[int]]
+    blocks: Sequence[OpBlock], gather: Callable[[int], list[int]]
 ) -> Iterator[tuple[list[Op], list[int]]]:
     """Yields the operators of each block, with the instructions that gather their parameters.
 

@@ -40,7 +40,6 @@ from raddle.runtime.builders.buffers import BufferUpdateBuilder
 from raddle.runtime.builders.calls import CallBuilder
 from raddle.runtime.builders.messages import MessageBuilder
 from raddle.runtime.builders.persistent import add_persistent_slots
-from raddle.runtime.builders.shards import ShardBuilder
 from raddle.runtime.builders.slices import SliceBuilder
 from raddle.runtime.builders.slot_lifetimes import mark_dead_slots, mark_releases
 from raddle.runtime.builders.slot_table import BoxSlots, SlotTable, read_hulls
@@ -82,7 +81,7 @@ def build_actions(program: Program, device: int, place: torch.device) -> RankAct
     return RankActions(
         device, actions, len(slot_table.shapes), slot_table.shapes, slot_table.sources,
         builder.persistent.updated_slots, buckets.buckets, outputs, builder.buffers.current_boxes,
-        buckets.groups, links, slices.all_slices(), builder.shards.blocks,
+        buckets.groups, links, slices.all_slices(), buckets.shards.blocks,
         builder.persistent.shard_views, builder.persistent.gathered, slices.slice_order,
     )  # fmt: skip
 
@@ -107,7 +106,6 @@ class _ActionBuilder:
         self.buffers = BufferUpdateBuilder(program, device, self.slot_table)
         self.buckets = BucketBuilder(program, device, self.slot_table)
         self.slices = SliceBuilder(program, device, self.slot_table)
-        self.shards = ShardBuilder(program, device, self.slot_table)
         self.versions = VersionBuilder(program, device, built_instructions) if overlap else None
         self.actions: list[Action] = []
 
@@ -127,10 +125,6 @@ class _ActionBuilder:
             self._merge(i)
         elif isinstance(i, Move):
             self.actions += self.messages.build_transfers(number, i, tags)
-        elif isinstance(i, Gather):
-            self.actions += self.shards.gather(i, tags[0])
-        elif self.program.sharded:
-            self.actions += self.shards.reduce_scatter(i, tags[0])
         else:
             self.actions += self.buckets.build(i, tags[0])
 

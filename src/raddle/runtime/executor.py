@@ -36,7 +36,6 @@ from raddle.runtime.actions import (
     RecordLoss,
     Send,
     StartAllReduce,
-    StartGather,
     StartReduceScatter,
     StartSliceAllReduce,
     SubmitGradients,
@@ -114,14 +113,9 @@ class Executor:
             Send: self.messages.send,
             Receive: self.messages.receive,
             AwaitMessage: self.messages.await_message,
-            StartAllReduce: self.parameter_updater.start_all_reduce,
-            StartReduceScatter: self.parameter_updater.start_reduce_scatter,
-            StartGather: self.parameter_updater.start_gather,
-            SubmitGradients: self.parameter_updater.submit_gradients,
-            StartSliceAllReduce: self.parameter_updater.start_slice_all_reduce,
             UpdateBuffers: partial(buffer_updates.update_buffers, self.store),
             RecordLoss: self.losses.record,
-            UpdateParameters: self.parameter_updater.update_parameters,
+            **self.parameter_updater.handlers,
         }
         # Makes the process groups and connects the ranks that send messages to each other.
         transport.prepare(rank_actions.groups, rank_actions.links)

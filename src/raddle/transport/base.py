@@ -76,6 +76,25 @@ class FailureStatus(Protocol):
         """The rank that failed first, and the reason; None: no rank has failed."""
 
 
+class ShardTransfers(Protocol):
+    """All-gathers and reduce-scatters of one rank.
+
+    The parts of a full buffer have the same size, and lie in it in the order of `ranks`. All ranks of a
+    group must start its collectives in the same order. tag: the same on all ranks, and another than those
+    of messages between them.
+    """
+
+    def all_gather(
+        self, ranks: tuple[int, ...], tag: int, shard: Tensor, full: Tensor, what: str = ""
+    ) -> Pending:
+        """Starts to gather the shards of all ranks into `full`."""
+
+    def reduce_scatter(
+        self, ranks: tuple[int, ...], tag: int, full: Tensor, shard: Tensor, what: str = ""
+    ) -> Pending:
+        """Starts to sum `full` over the ranks; `shard` receives this rank's part of the sum."""
+
+
 class Transport(Protocol):
     """One rank's access to the other ranks.
 
@@ -92,6 +111,7 @@ class Transport(Protocol):
     # Bytes of the full buffers of collectives, by kind and ranks of the group. Kinds are "all_reduce",
     # "all_gather" and "reduce_scatter".
     collective_bytes: dict[tuple[str, tuple[int, ...]], int]
+    shards: ShardTransfers  # all-gathers and reduce-scatters
     timeout: float  # seconds after which any wait fails
 
     @property
@@ -143,23 +163,6 @@ class Transport(Protocol):
         """Starts to sum in place. All ranks of a group must start its sums in the same order.
 
         tag: the same on all ranks; only for checks and error messages.
-        """
-
-    def all_gather(
-        self, ranks: tuple[int, ...], tag: int, shard: Tensor, full: Tensor, what: str = ""
-    ) -> Pending:
-        """Starts to gather the shards of all ranks into `full`, in the order of `ranks`.
-
-        Shards have the same size. Order and tag: as for `all_reduce`, but tags must differ from those of
-        messages between these ranks.
-        """
-
-    def reduce_scatter(
-        self, ranks: tuple[int, ...], tag: int, full: Tensor, shard: Tensor, what: str = ""
-    ) -> Pending:
-        """Starts to sum `full` over the ranks; `shard` receives this rank's part of the sum.
-
-        The parts lie in `full` in the order of `ranks`. Order and tag: as for `all_gather`.
         """
 
     def broadcast(self, source: int, buffer: Tensor) -> Pending:

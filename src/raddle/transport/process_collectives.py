@@ -40,7 +40,7 @@ class ProcessCollectives:
         )  # fmt: skip
 
     def all_gather(
-        self, ranks: tuple[int, ...], tag: int, shard: Tensor, full: Tensor, what: str
+        self, ranks: tuple[int, ...], tag: int, shard: Tensor, full: Tensor, what: str = ""
     ) -> Pending:
         """Starts to gather shards, with NCCL."""
         self.collective_bytes["all_gather", ranks] += full.nbytes
@@ -54,7 +54,7 @@ class ProcessCollectives:
         )  # fmt: skip
 
     def reduce_scatter(
-        self, ranks: tuple[int, ...], tag: int, full: Tensor, shard: Tensor, what: str
+        self, ranks: tuple[int, ...], tag: int, full: Tensor, shard: Tensor, what: str = ""
     ) -> Pending:
         """Starts to sum, and to give every rank its part of the sum, with NCCL."""
         self.collective_bytes["reduce_scatter", ranks] += full.nbytes

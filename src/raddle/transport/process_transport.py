@@ -16,14 +16,14 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from raddle.transport.base import Pending, PendingMessage, total_sent
+from raddle.transport.base import Pending, PendingMessage, ShardTransfers, total_sent
 from raddle.transport.failures import Failures
 from raddle.transport.orphans import end_with_parent
 from raddle.transport.patient_wire import PatientWire
 from raddle.transport.point_to_point import PointToPoint
 from raddle.transport.process_collectives import ProcessCollectives
 from raddle.transport.process_groups import ProcessGroups
-from raddle.transport.shard_messages import all_gather_by_messages, reduce_scatter_by_messages
+from raddle.transport.shard_messages import ShardMessages
 from raddle.transport.socket_wire import SocketWire
 from raddle.transport.wire import Wire
 
@@ -48,7 +48,6 @@ class ProcessTransport:
         self.failures = Failures(self.rank, timeout, limited=groups.early_receives)
         self._collectives = ProcessCollectives(groups, self.failures)
         self._wire: Wire | None = None
-        self._closed = False
         all_gather = self._collectives.all_gather_objects
         with ExitStack() as undo:  # it closes what was opened if another rank does not connect
             undo.callback(groups.close, failed=False)
@@ -62,6 +61,14 @@ class ProcessTransport:
             undo.pop_all()
         self.sent = point_to_point.sent
         self.collective_bytes = self._collectives.collective_bytes
+        self.shards: ShardTransfers = self._collectives  # NCCL's own
+        if self.early_receives:
+            self.shards = ShardMessages(
+                self.rank,
+                point_to_point.post_uncounted,
+                point_to_point.expect,
+                self.collective_bytes,
+            )
         atexit.register(self.close)  # threads inside torch would crash at the end of Python
 
     def prepare(
@@ -90,28 +97,6 @@ class ProcessTransport:
     ) -> Pending:
         return self._collectives.all_reduce(ranks, tag, buffer, what)
 
-    def all_gather(
-        self, ranks: tuple[int, ...], tag: int, shard: Tensor, full: Tensor, what: str = ""
-    ) -> Pending:
-        if not self.early_receives:
-            return self._collectives.all_gather(ranks, tag, shard, full, what)
-        self.collective_bytes["all_gather", ranks] += full.nbytes
-        messages = self._point_to_point
-        return all_gather_by_messages(
-            messages.post_uncounted, messages.expect, self.rank, ranks, tag, shard, full, what
-        )
-
-    def reduce_scatter(
-        self, ranks: tuple[int, ...], tag: int, full: Tensor, shard: Tensor, what: str = ""
-    ) -> Pending:
-        if not self.early_receives:
-            return self._collectives.reduce_scatter(ranks, tag, full, shard, what)
-        self.collective_bytes["reduce_scatter", ranks] += full.nbytes
-        messages = self._point_to_point
-        return reduce_scatter_by_messages(
-            messages.post_uncounted, messages.expect, self.rank, ranks, tag, full, shard, what
-        )
-
     def broadcast(self, source: int, buffer: Tensor) -> Pending:
         return self._collectives.broadcast(source, buffer)
 
@@ -138,9 +123,8 @@ class ProcessTransport:
         self.failures.report(reason)
 
     def close(self) -> None:
-        if self._closed:
+        if self._groups.service is None:  # closed already
             return
-        self._closed = True
         atexit.unregister(self.close)
         self.failures.close()
         if self._wire is not None:

@@ -6,7 +6,7 @@ and reduce-scatter (2 times, for 16 MB among 4 ranks).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 
 from torch import Tensor
 
@@ -17,38 +17,59 @@ Post = Callable[[int, int, Tensor, str], Pending]
 Expect = Callable[[int, int, Tensor, int, str], PendingMessage]
 
 
-def all_gather_by_messages(
-    post: Post, expect: Expect, rank: int, ranks: Sequence[int], tag: int, shard: Tensor,
-    full: Tensor, what: str,
-) -> Pending:  # fmt: skip
-    """Starts to gather the shards of all ranks into `full`."""
-    parts = _parts(full, ranks)
-    others = [r for r in ranks if r != rank]
-    messages = {r: expect(r, tag, shard, shard.numel(), what) for r in others}
-    sends = [post(r, tag, shard, what) for r in others]
-    parts[rank].copy_(shard)
-    return _PendingExchange(sends, messages, lambda r, received: parts[r].copy_(received))
+class ShardMessages:
+    """The all-gathers and reduce-scatters of one rank.
 
+    post, expect: as of Transport, but `post` does not count bytes. collective_bytes: counts them instead.
+    """
 
-def reduce_scatter_by_messages(
-    post: Post, expect: Expect, rank: int, ranks: Sequence[int], tag: int, full: Tensor,
-    shard: Tensor, what: str,
-) -> Pending:  # fmt: skip
-    """Starts to sum the parts of `full` that belong to this rank; they are added in the order of ranks."""
-    parts = _parts(full, ranks)
-    others = [r for r in ranks if r != rank]
-    messages = {r: expect(r, tag, shard, shard.numel(), what) for r in others}
-    sends = [post(r, tag, parts[r], what) for r in others]
-    received: dict[int, Tensor] = {rank: parts[rank]}
+    def __init__(
+        self, rank: int, post: Post, expect: Expect,
+        collective_bytes: MutableMapping[tuple[str, tuple[int, ...]], int],
+    ) -> None:  # fmt: skip
+        self._rank, self._post, self._expect = rank, post, expect
+        self._collective_bytes = collective_bytes
 
-    def add(source: int, message: Tensor) -> None:
-        received[source] = message
-        if len(received) == len(ranks):
-            shard.copy_(received[ranks[0]])
-            for r in ranks[1:]:
-                shard.add_(received[r])
+    def all_gather(
+        self, ranks: tuple[int, ...], tag: int, shard: Tensor, full: Tensor, what: str = ""
+    ) -> Pending:
+        """Starts to gather the shards of all ranks into `full`."""
+        self._collective_bytes["all_gather", ranks] += full.nbytes
+        parts, (messages, others) = (
+            _parts(full, ranks),
+            self._expect_from_others(ranks, tag, shard, what),
+        )
+        sends = [self._post(r, tag, shard, what) for r in others]
+        parts[self._rank].copy_(shard)
+        return _PendingExchange(sends, messages, lambda r, received: parts[r].copy_(received))
 
-    return _PendingExchange(sends, messages, add)
+    def reduce_scatter(
+        self, ranks: tuple[int, ...], tag: int, full: Tensor, shard: Tensor, what: str = ""
+    ) -> Pending:
+        """Starts to sum this rank's parts of `full`; they are added in the order of ranks."""
+        self._collective_bytes["reduce_scatter", ranks] += full.nbytes
+        parts, (messages, others) = (
+            _parts(full, ranks),
+            self._expect_from_others(ranks, tag, shard, what),
+        )
+        sends = [self._post(r, tag, parts[r], what) for r in others]
+        received: dict[int, Tensor] = {self._rank: parts[self._rank]}
+
+        def add(source: int, message: Tensor) -> None:
+            received[source] = message
+            if len(received) == len(ranks):
+                shard.copy_(received[ranks[0]])
+                for r in ranks[1:]:
+                    shard.add_(received[r])
+
+        return _PendingExchange(sends, messages, add)
+
+    def _expect_from_others(
+        self, ranks: Sequence[int], tag: int, shard: Tensor, what: str
+    ) -> tuple[dict[int, PendingMessage], list[int]]:
+        """Expects a shard from every other rank; returns the messages, and these ranks."""
+        others = [r for r in ranks if r != self._rank]
+        return {r: self._expect(r, tag, shard, shard.numel(), what) for r in others}, others
 
 
 def _parts(full: Tensor, ranks: Sequence[int]) -> dict[int, Tensor]:

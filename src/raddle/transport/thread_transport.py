@@ -18,13 +18,14 @@ from raddle.transport.base import (
     BufferedMessage,
     Pending,
     PendingMessage,
+    ShardTransfers,
     WaitLabel,
     stop_error,
     timeout_error,
     total_sent,
 )
 from raddle.transport.memory_wire import memory_wires
-from raddle.transport.shard_messages import all_gather_by_messages, reduce_scatter_by_messages
+from raddle.transport.shard_messages import ShardMessages
 from raddle.transport.wire import Wire
 
 
@@ -64,6 +65,23 @@ class Hub:
                 if left <= 0:
                     raise timeout_error(rank, self.timeout, label)
                 condition.wait(left)
+
+    def deliver(self, source: int, target: int, tag: int, buffer: Tensor) -> Pending:
+        """Gives a copy of a buffer to the target."""
+        assert buffer.is_contiguous()
+        assert not buffer.is_conj(), "others read memory as it is"
+        assert not buffer.is_neg(), "others read memory as it is"
+        message = buffer.detach().clone()
+        _wait_for_stream(message)
+        mailbox, condition = self.mailboxes[target], self.conditions[target]
+        with condition:
+            posted = mailbox.posted.get((source, tag))
+            if posted:
+                posted.popleft().message = message
+                condition.notify_all()
+            else:
+                mailbox.arrived[source, tag].append(message)
+        return DONE
 
     def notify(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
@@ -116,6 +134,12 @@ class ThreadTransport:
         self.sent: dict[int, int] = defaultdict(int)
         self.collective_bytes: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
         self._hub = hub
+        self.shards: ShardTransfers = ShardMessages(
+            rank,
+            lambda target, tag, buffer, _: hub.deliver(rank, target, tag, buffer),
+            self.expect,
+            self.collective_bytes,
+        )
         self._everyone = tuple(range(hub.size))
         self.timeout, self.failures = hub.timeout, hub
         self._wire: Wire | None = None
@@ -129,25 +153,7 @@ class ThreadTransport:
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         self.sent[target] += buffer.nbytes
-        return self._send_uncounted(target, tag, buffer, what)
-
-    def _send_uncounted(self, target: int, tag: int, buffer: Tensor, what: str) -> Pending:
-        """As `send`, for messages of a collective, which counts bytes in its own way."""
-        assert buffer.is_contiguous()
-        assert not buffer.is_conj(), "others read memory as it is"
-        assert not buffer.is_neg(), "others read memory as it is"
-        message = buffer.detach().clone()
-        _wait_for_stream(message)
-        key = self.rank, tag
-        mailbox, condition = self._hub.mailboxes[target], self._hub.conditions[target]
-        with condition:
-            posted = mailbox.posted.get(key)
-            if posted:
-                posted.popleft().message = message
-                condition.notify_all()
-            else:
-                mailbox.arrived[key].append(message)
-        return DONE
+        return self._hub.deliver(self.rank, target, tag, buffer)
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         assert buffer.is_contiguous()
@@ -180,22 +186,6 @@ class ThreadTransport:
         self.collective_bytes["all_reduce", ranks] += buffer.nbytes
         return self._hub.join_collective(
             self.rank, "sum", ranks, tag, buffer, WaitLabel("sum over", ranks, tag, what)
-        )
-
-    def all_gather(
-        self, ranks: tuple[int, ...], tag: int, shard: Tensor, full: Tensor, what: str = ""
-    ) -> Pending:
-        self.collective_bytes["all_gather", ranks] += full.nbytes
-        return all_gather_by_messages(
-            self._send_uncounted, self.expect, self.rank, ranks, tag, shard, full, what
-        )
-
-    def reduce_scatter(
-        self, ranks: tuple[int, ...], tag: int, full: Tensor, shard: Tensor, what: str = ""
-    ) -> Pending:
-        self.collective_bytes["reduce_scatter", ranks] += full.nbytes
-        return reduce_scatter_by_messages(
-            self._send_uncounted, self.expect, self.rank, ranks, tag, full, shard, what
         )
 
     def broadcast(self, source: int, buffer: Tensor) -> Pending:

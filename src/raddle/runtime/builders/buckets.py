@@ -6,10 +6,13 @@ with the devices that hold them (program/program.py). Regions on the same device
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from raddle.program.program import Gather, Program, Reduce
-from raddle.runtime.actions import Bucket, StartAllReduce
+from raddle.runtime.actions import Bucket, StartAllReduce, StartGather, StartReduceScatter
+from raddle.runtime.builders.shards import ShardBuilder
 from raddle.runtime.builders.slot_table import SlotTable
 
 
@@ -19,6 +22,7 @@ class BucketBuilder:
     def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
         self.program, self.device, self.slot_table = program, device, slot_table
         self.buckets: list[Bucket] = []
+        self.shards = ShardBuilder(program, device, slot_table)
         # All process groups of the program, in the same order on every rank: torch.distributed needs
         # every rank to create every group, even groups that the rank is not in.
         self.groups: list[tuple[int, ...]] = []
@@ -28,7 +32,20 @@ class BucketBuilder:
         for regions in collective.regions:
             self.groups += [r.devices for r in regions if r.devices not in self.groups]
 
-    def build(self, reduce: Reduce, tag: int) -> list[StartAllReduce]:
+    def build(
+        self, i: Reduce | Gather, tag: int
+    ) -> Sequence[StartAllReduce | StartReduceScatter | StartGather]:
+        """The actions of a collective that this device takes part in.
+
+        tag: the number of this transfer, the same on all ranks (build_actions.py).
+        """
+        if isinstance(i, Gather):
+            return self.shards.gather(i, tag)
+        return (
+            self.shards.reduce_scatter(i, tag) if self.program.sharded else self._all_reduce(i, tag)
+        )
+
+    def _all_reduce(self, reduce: Reduce, tag: int) -> list[StartAllReduce]:
         """Makes one bucket for each group of devices and dtype that this device takes part in.
 
         tag: the number of this transfer, the same on all ranks (build_actions.py).

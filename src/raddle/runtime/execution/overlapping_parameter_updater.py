@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raddle.runtime.actions import Call, Forward, StartAllReduce, UpdateParameters
-from raddle.runtime.execution.parameter_updater import ParameterUpdater
+from raddle.runtime.execution.parameter_updater import ParameterUpdater, start_sum
 from raddle.runtime.weight_stash import WeightStash, WeightUse
 
 
@@ -65,7 +65,8 @@ class OverlappingParameterUpdater(ParameterUpdater):
         step, slots = action.key.step, self.buckets[action.bucket].slots
         gradients = [self.stash.take_gradient(step, s, self.store.slots[s]) for s in slots]
         flat = torch.cat([t.reshape(-1) for t in gradients])
-        pending = self._start_sum(action, flat)
+        devices = self.buckets[action.bucket].devices
+        pending = start_sum(self.transport, devices, action, flat, sum_dtype=self.sum_dtype)
         pieces = torch.split(flat, [t.numel() for t in gradients])
         for slot, piece, gradient in zip(slots, pieces, gradients, strict=True):
             self.stash.sums[step, slot] = pending, piece.view(gradient.shape)

@@ -10,6 +10,7 @@ the parameters that it reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +20,6 @@ from raddle.runtime.actions import (
     Call,
     Forward,
     StartAllReduce,
-    StartGather,
-    StartReduceScatter,
-    StartSliceAllReduce,
-    SubmitGradients,
     UpdateParameters,
 )
 from raddle.runtime.execution.store import Store
@@ -126,7 +123,12 @@ class ParameterUpdater:
         self.store.exclusive.add(slot)
         self.store.with_gradient.add(slot)
 
-    # -- called by the executor, one method for each kind of action ------------------------------------
+    # -- called by the executor --------------------------------------------------------------------------
+
+    @property
+    def handlers(self) -> dict[type, Callable[[Any], None]]:
+        """By kind of action: what carries it out. The other kinds do not occur with this updater."""
+        return {StartAllReduce: self.start_all_reduce, UpdateParameters: self.update_parameters}
 
     def start_all_reduce(self, action: StartAllReduce) -> None:
         """Starts the all-reduce of a bucket; parameters without a gradient count as zero."""
@@ -136,30 +138,10 @@ class ParameterUpdater:
                 self._bucket_views[slot].zero_()
                 store.grads[slot] = self._bucket_views[slot]
                 store.with_gradient.add(slot)
-        self._pending_sums.append(self._start_sum(action, self.bucket_buffers[action.bucket]))
-
-    def _start_sum(self, action: StartAllReduce, flat: Tensor) -> Pending:
-        """Starts the all-reduce of a flat buffer, in `sum_dtype` if it is set."""
-        devices = self.buckets[action.bucket].devices
-        if not self.sum_dtype:
-            return self.transport.all_reduce(devices, action.tag, flat, action.label)
-        narrowed = flat.to(getattr(torch, self.sum_dtype))
-        return WidenedSum(  # its `wait` copies the sum from `narrowed` back into `flat`
-            self.transport.all_reduce(devices, action.tag, narrowed, action.label), narrowed, flat
+        flat, devices = self.bucket_buffers[action.bucket], self.buckets[action.bucket].devices
+        self._pending_sums.append(
+            start_sum(self.transport, devices, action, flat, sum_dtype=self.sum_dtype)
         )
-
-    def start_reduce_scatter(self, action: StartReduceScatter) -> None:
-        raise AssertionError("only the gradients of sharded parameters are reduce-scattered")
-
-    def start_gather(self, action: StartGather) -> None:
-        raise AssertionError("only sharded parameters are gathered")
-
-    def submit_gradients(self, action: SubmitGradients) -> None:
-        # To submit: to pass to the synchronisation of slices (sliced_parameter_updater.py).
-        raise AssertionError("only sliced parameters are submitted")
-
-    def start_slice_all_reduce(self, action: StartSliceAllReduce) -> None:
-        raise AssertionError("only slices are all-reduced one by one")
 
     def update_parameters(self, action: UpdateParameters) -> None:
         """Waits for all gradients, then lets the optimizer update all parameters of this rank."""
@@ -175,3 +157,16 @@ class ParameterUpdater:
         for slot in self.updated_slots:
             store.slots[slot].grad = None
             store.clear_gradient(slot)
+
+
+def start_sum(
+    transport: Transport, devices: tuple[int, ...], action: StartAllReduce, flat: Tensor, *,
+    sum_dtype: str,
+) -> Pending:  # fmt: skip
+    """Starts the all-reduce of a flat buffer, in `sum_dtype` if it is set."""
+    if not sum_dtype:
+        return transport.all_reduce(devices, action.tag, flat, action.label)
+    narrowed = flat.to(getattr(torch, sum_dtype))
+    return WidenedSum(  # its `wait` copies the sum from `narrowed` back into `flat`
+        transport.all_reduce(devices, action.tag, narrowed, action.label), narrowed, flat
+    )

@@ -8,8 +8,9 @@ happens after the update, and the next forward waits for it; with ZeRO-3 before 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +83,14 @@ class ShardedParameterUpdater(ParameterUpdater):
         while self._gathers:
             self._finish(next(iter(self._gathers.values())))
 
+    @property
+    def handlers(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            StartReduceScatter: self.start_reduce_scatter,
+            StartGather: self.start_gather,
+            UpdateParameters: self.update_parameters,
+        }
+
     def start_reduce_scatter(self, action: StartReduceScatter) -> None:
         """Packs the gradients of a block, and starts to sum them; no gradient counts as zero."""
         block, store = self.blocks[action.block], self.store
@@ -99,7 +108,9 @@ class ShardedParameterUpdater(ParameterUpdater):
         while len(self._pending_scatters) >= MOST_SCATTERS:
             self._pending_scatters.popleft().wait()
         self._pending_scatters.append(
-            self.transport.reduce_scatter(block.devices, action.tag, full, shard, action.label)
+            self.transport.shards.reduce_scatter(
+                block.devices, action.tag, full, shard, action.label
+            )
         )
         self._sums.append((block, shard))
 
@@ -114,7 +125,9 @@ class ShardedParameterUpdater(ParameterUpdater):
                 rows = slots[region.shard_slot].detach().reshape(-1)
                 shard[region.offset : region.offset + rows.numel()] = rows
         full = self._new_buffer(block, len(block.devices))
-        pending = self.transport.all_gather(block.devices, action.tag, shard, full, action.label)
+        pending = self.transport.shards.all_gather(
+            block.devices, action.tag, shard, full, action.label
+        )
         gather = _PendingGather(block, pending, full, action.slots)
         for slot in action.slots or (-1 - action.block,):  # a key of its own if this rank uses none
             self._gathers[slot] = gather

@@ -8,6 +8,7 @@ are up to date.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,6 +45,14 @@ class SlicedParameterUpdater(ParameterUpdater):
         if action.call.weights:
             self._loaded_sync.wait(action.call.weights)
         return super().weights_for(action)
+
+    @property
+    def handlers(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            SubmitGradients: self.submit_gradients,
+            StartSliceAllReduce: self.start_slice_all_reduce,
+            UpdateParameters: self.update_parameters,
+        }
 
     def submit_gradients(self, action: SubmitGradients) -> None:
         """Submits complete gradients; parameters without one submit zeros."""
