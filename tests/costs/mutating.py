@@ -17,7 +17,7 @@ from small_models import make_plan, mlp
 from raddle.costs.collectives import fastest_seconds
 from raddle.costs.compute import memory_pass_seconds, roofline
 from raddle.costs.host_overhead import all_reduce_bytes_per_member, host_seconds
-from raddle.costs.links import transfer_seconds
+from raddle.costs.links import occupied_seconds
 from raddle.plans.optimizers import optimizer_info
 from raddle.program.lower import lower
 from raddle.program.merges import merged_bytes
@@ -25,6 +25,7 @@ from raddle.program.program import reduced_element_bytes
 from raddle.program.value_holders import chosen_copy
 from raddle.searches.optcnn.tables import build_tables
 from raddle.simulation.fast.evaluator import Evaluator
+from raddle.simulation.message_tasks import flight_nanoseconds
 from raddle.simulation.timeline import simulate
 
 # The plan uses all rules: boxes are sent (fc1, relu), one of two copies is chosen (relu), partial results
@@ -35,7 +36,8 @@ Rule = tuple[Callable[..., Any], str, str]
 RULES: dict[str, Rule] = {  # function, text in its source, replacement
     "roofline": (roofline, "+ speed.overhead", "+ 3 * speed.overhead"),
     "memory": (memory_pass_seconds, "+ overhead", "+ 3 * overhead"),
-    "link": (transfer_seconds, "latency +", "3 * latency +"),
+    "link": (occupied_seconds, "nbytes /", "3 * nbytes /"),
+    "latency": (flight_nanoseconds, "route.latency", "3 * route.latency"),
     "all-reduce": (fastest_seconds, "return min", "return 3 * min"),
     "host": (host_seconds, "fixed +", "3 * fixed +"),
     "sum on a host": (all_reduce_bytes_per_member, "return 4", "return 9e9"),

@@ -17,7 +17,8 @@ from raddle.simulation.waiting import add_ready, nobody_waits, take_next
 
 @njit(cache=True)
 def run_tasks(
-    duration: np.ndarray,  # by task, nanoseconds
+    duration: np.ndarray,  # by task, nanoseconds for which it holds its resources
+    latency: np.ndarray,  # by task, nanoseconds from then until it ends
     first_resource: np.ndarray,  # by task, a resource or -1
     second_resource: np.ndarray,  # by task, another resource or -1
     wait_count: np.ndarray,  # by task, how many others it waits for
@@ -26,7 +27,10 @@ def run_tasks(
     resources: int,  # the number of devices and links
     urgency: np.ndarray,  # by task: of those that wait, the smallest goes first
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By task: its start, its end, and the task that it waited for last (-1: none)."""
+    """By task: its start, its end, and the task that it waited for last (-1: none).
+
+    That task ended, or released a resource, when this one started.
+    """
     count = len(duration)
     start = np.zeros(count, np.int64)
     end = np.full(count, -1, np.int64)
@@ -60,7 +64,7 @@ def run_tasks(
             for resource in (first_resource[task], second_resource[task]):
                 if resource >= 0:
                     last_task[resource] = task
-        finish = begin + duration[task]
+        finish = begin + duration[task] + latency[task]
         start[task], end[task] = begin, finish
         for k in range(pointer[task], pointer[task + 1]):
             later = successor[k]

@@ -3,7 +3,8 @@
 The builders (compute_tasks.py, message_tasks.py, all_reduce_tasks.py) add the tasks of one instruction
 after the other, in the program's order; `build` then gives the arrays that the engine simulates.
 
-A task holds up to two resources while it runs: a device, or links. Resources are numbered: first the
+A task holds up to two resources for its duration: a device, or links. A message arrives a latency later;
+that is when the task ends. Resources are numbered: first the
 devices, then the links of the cluster. Tasks are numbered in the order in which they are added. Most tasks
 on a device belong to its order: each waits for the one before it. Updates of slices of a parameter, and
 the device time to send and receive slices, are "unordered": they run whenever the device is free.
@@ -24,7 +25,8 @@ NONE = -1  # no resource, no task
 class Tasks:
     """All tasks of a program, as arrays over the tasks."""
 
-    duration: Array  # nanoseconds
+    duration: Array  # nanoseconds for which it holds its resources
+    latency: Array  # nanoseconds from then until it ends: a message is in flight; else 0
     first_resource: Array  # a device or link that it holds, or -1
     second_resource: Array  # another link, or -1
     instruction: Array  # the number of its instruction
@@ -41,6 +43,7 @@ class Tasks:
 # The fields of Tasks that `TaskTable.add_tasks` gets; `build` computes the others.
 COLUMNS = (
     "duration",
+    "latency",
     "first_resource",
     "second_resource",
     "instruction",
@@ -69,12 +72,18 @@ class TaskTable:
 
     def add_tasks(
         self, instruction: int, duration: Array, first: Array, second: Array, device: Array,
-        source: Array, nbytes: Array, urgency: int = 0,
+        source: Array, nbytes: Array, urgency: int = 0, latency: Array | None = None,
     ) -> Array:  # fmt: skip
-        """Adds tasks of an instruction and returns their numbers. The other arguments: see `Tasks`."""
+        """Adds tasks of an instruction and returns their numbers. The other arguments: see `Tasks`.
+
+        latency: None if they have none.
+        """
         size = len(duration)
         number, urgencies = np.full(size, instruction), np.full(size, urgency)
-        columns = (duration, first, second, number, device, source, nbytes, urgencies)
+        in_flight = np.zeros(size) if latency is None else latency
+        columns = (
+            duration, in_flight, first, second, number, device, source, nbytes, urgencies,
+        )  # fmt: skip
         for name, values in zip(COLUMNS, columns, strict=True):
             self.columns[name].append(np.asarray(values, np.int64))
         ids = np.arange(self.count, self.count + size)

@@ -3,7 +3,7 @@
 The trace has a process for each device, with a lane of its computations and a counter of its memory, and a
 process "links" with a lane for each link. A lane is a row of the viewer (a thread of the trace format). An
 arrow leads from the computation before a message to the computation that waits for it. A message that
-holds two links appears in both lanes.
+holds two links appears in both lanes, for as long as it holds them: not while it is in flight.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _task_events(timeline: Timeline) -> Iterator[Event]:
                 **title,
                 **_lane(timeline, resources[task]),
                 "ts": _microseconds(timeline.start[task]),
-                "dur": _microseconds(timeline.end[task] - timeline.start[task]),
+                "dur": _microseconds(tasks.duration[task]),
                 "args": {**title["args"], "bytes": int(tasks.nbytes[task])},
             }
 
@@ -90,7 +90,8 @@ def _message_arrows(timeline: Timeline) -> Iterator[Event]:
         message_lane = _lane(timeline, tasks.first_resource[task])
         title = {"name": i.value, "cat": str(i.kind), "id": int(task)}
         # Viewers attach an arrow to the event at its time, so it starts 1 ns before the end of that event.
-        start, end = timeline.start[task], timeline.end[task]
+        start = timeline.start[task]
+        end = start + tasks.duration[task]
         producer, user = before[task], after[task]
         # Both ends of the arrow, as (lane, nanoseconds). Without a computation at that end (-1), the arrow
         # starts or ends at the message itself.

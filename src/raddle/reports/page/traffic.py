@@ -98,10 +98,11 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
         chosen = np.flatnonzero(phase_of[tasks.instruction] == number)
         cells = (op_of[tasks.instruction[chosen]], tasks.device[chosen])
         np.add.at(busy_ns[phase], cells, tasks.duration[chosen])
-    on_path = np.array(timeline.critical_path())  # numbers of tasks
+    on_path = timeline.critical_path()  # numbers of tasks
+    on_path_ns = timeline.critical_nanoseconds(on_path)
     # Tasks of all-reduces, messages and updates belong to no operator (-1).
     owner = op_of[tasks.instruction[on_path]]
-    np.add.at(path_ns, owner[owner >= 0], tasks.duration[on_path][owner >= 0])
+    np.add.at(path_ns, owner[owner >= 0], on_path_ns[owner >= 0])
     return {
         "forward_ns": columns.add(busy_ns["F"].max(axis=1)),
         "backward_ns": columns.add(busy_ns["B"].max(axis=1)),

@@ -220,12 +220,13 @@ def _critical_path(timeline: Timeline) -> dict[str, Any]:
     by_subject: Counter[tuple[str, str]] = Counter()
     by_activity: Counter[str] = Counter()
     program = timeline.program
-    for task in timeline.critical_path():
+    path = timeline.critical_path()
+    for task, ns in zip(path, timeline.critical_nanoseconds(path).tolist(), strict=True):
         # tasks.instruction: by task, the number of the instruction that it belongs to
         instruction = program.instructions[int(timeline.tasks.instruction[task])]
         subject = _subject_and_activity(instruction)
-        by_subject[subject] += int(timeline.tasks.duration[task])
-        by_activity[subject[1]] += int(timeline.tasks.duration[task])
+        by_subject[subject] += ns
+        by_activity[subject[1]] += ns
     # ns_divisor: divides nanoseconds of all steps, which gives milliseconds per step.
     total, ns_divisor = sum(by_subject.values()), 1e6 * program.plan.steps
     return {

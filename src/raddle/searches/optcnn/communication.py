@@ -24,7 +24,6 @@ from raddle.searches.optcnn.partners import find_partners
 from raddle.searches.optcnn.ranges import Array, volume
 from raddle.searches.optcnn.transfers import (
     HeldBoxes,
-    Received,
     boxes,
     held_boxes,
     merged_slices,
@@ -81,7 +80,7 @@ class CommunicationTimes:
         tensors = 2 if op.space.combine == "lse" else 1  # a partial log-sum-exp is two tensors
         message_bytes = tensors * nbytes / np.where(small, 1, partners.partner_count)
         inside, outside = (
-            Received(np.where(receives, n, 0.0), np.where(receives, n * message_bytes, 0.0))
+            np.where(receives, n * message_bytes, 0.0)
             for n in (in_node, elsewhere)
         )
         # The merge itself, the gradients on their way back, and the gathering of slices.

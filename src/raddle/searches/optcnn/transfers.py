@@ -94,22 +94,19 @@ def _directions(duplex: bool) -> int:
     return 1 if duplex else 2
 
 
-class Received(NamedTuple):
-    """The messages that each device receives, as arrays [x, d]."""
+def receive_seconds(links: ReceiveLinks, inside: Array, outside: Array) -> Array:
+    """[x]: seconds until all devices have received their messages from inside and outside of their node.
 
-    messages: Array  # number of messages
-    nbytes: Array  # their total bytes
-
-
-def receive_seconds(links: ReceiveLinks, inside: Received, outside: Received) -> Array:
-    """[x]: seconds until all devices have received their messages from inside and outside of their node."""
+    inside, outside: [x, d], the bytes that each device receives.
+    """
     node = np.repeat(np.arange(len(links.start) - 1), np.diff(links.start))
-    longest = np.zeros(len(inside.nbytes))
-    for amount, link_table in ((inside, links.inside), (outside, links.outside)):
+    longest = np.zeros(len(inside))
+    for nbytes, link_table in ((inside, links.inside), (outside, links.outside)):
         rate, latency, shared = link_table[node].T
-        seconds = amount.nbytes * rate + amount.messages * latency
-        together = np.add.reduceat(seconds, links.start[:-1], axis=1)[:, node]
-        longest = np.maximum(longest, np.where(shared > 0, together, seconds).max(axis=1))
+        together = np.add.reduceat(nbytes, links.start[:-1], axis=1)[:, node]
+        amount = np.where(shared > 0, together, nbytes)
+        seconds = np.where(amount > 0, amount * rate + latency, 0.0)
+        longest = np.maximum(longest, seconds.max(axis=1))
     return longest
 
 

@@ -30,7 +30,7 @@ COMPUTE, MESSAGES, EVENT = range(3)
 AFTER_ALL, AFTER_LAST_COMPUTE = -1, -2
 # Columns of StepDag.nodes.
 (
-    DURATION,  # nanoseconds; 0 for a stretch: the edges from it have delays instead
+    DURATION,  # nanoseconds for which it holds its resources; 0 for a stretch: its edges have delays
     FIRST_RESOURCE,  # a device or link that it holds, or -1
     SECOND_RESOURCE,  # another link, or -1
     DEVICE,  # of a stretch: its device; else -1
@@ -38,7 +38,8 @@ AFTER_ALL, AFTER_LAST_COMPUTE = -1, -2
     AWAITED,  # of an arrival: 1 if its device has already waited for it
     RECEIVE_OVERHEAD,  # of an arrival: nanoseconds that its device needs to receive it
     URGENCY,  # 0: resources serve it in order; else the smallest number goes first
-) = range(8)
+    LATENCY,  # of a message: nanoseconds in flight, after it has released its resources; else 0
+) = range(9)
 # Columns of Arena.sync_units. A sync unit is what is synchronised at once: a parameter, or one of its
 # slices. Pairs _FIRST and _COUNT are slots.
 (
@@ -102,7 +103,8 @@ class Arena(NamedTuple):
     """The tables of rows that slots point to."""
 
     computes: Array  # [row, (device, nanoseconds)]
-    # [row, (source, target, nanoseconds, first link, second link, host overhead of source, of target)]
+    # [row, (source, target, nanoseconds on its links, first link, second link, host overhead of source, of
+    # target, nanoseconds in flight)]
     messages: Array
     # [row, (bytes that are all-reduced, bytes in memory)]; of a sync unit, a row for each ring of its set.
     # The two differ if gradients are compressed to 16 bits while they are all-reduced.
@@ -157,7 +159,7 @@ class SyncSettings(NamedTuple):
 class StepDag(NamedTuple):
     """Memory for the nodes and edges of a step; allocated once and written for every plan."""
 
-    nodes: Array  # [node, DURATION … URGENCY]
+    nodes: Array  # [node, DURATION … LATENCY]
     # [edge, (source, target, delay)]: the node `target` starts `delay` nanoseconds after the end of the
     # node `source` (after the start of a stretch, whose duration is 0)
     edges: Array

@@ -18,7 +18,7 @@ from raddle.costs.collectives import all_reduce_topology
 from raddle.costs.host_overhead import has_host_overhead, host_seconds
 from raddle.simulation.all_reduce_tasks import ring_links
 from raddle.simulation.fast.arrays import HostOverhead, Rings
-from raddle.simulation.message_tasks import route_resources
+from raddle.simulation.message_tasks import flight_nanoseconds, route_resources
 
 Array = np.ndarray
 
@@ -27,7 +27,7 @@ Array = np.ndarray
 class Routes:
     """Arrays [source, target]. Links are resource numbers: resources are the devices, then the links."""
 
-    latency: Array  # seconds
+    latency: Array  # nanoseconds in which a message is in flight
     bandwidth: Array  # bytes/s
     first: Array  # first link
     second: Array  # second link, or -1
@@ -36,13 +36,13 @@ class Routes:
 def build_routes(cluster: Cluster) -> Routes:
     """The routes between all pairs of devices."""
     count = len(cluster.devices)
-    latency, bandwidth = np.zeros((count, count)), np.ones((count, count))
+    latency, bandwidth = np.zeros((count, count), np.int64), np.ones((count, count))
     first, second = np.full((count, count), -1), np.full((count, count), -1)
     for s in range(count):
         for t in range(count):
             if s != t:
                 route = cluster.route(s, t)
-                latency[s, t], bandwidth[s, t] = route.latency, route.bandwidth
+                latency[s, t], bandwidth[s, t] = flight_nanoseconds(route), route.bandwidth
                 first[s, t], second[s, t] = route_resources(cluster, s, t, count)
     return Routes(latency, bandwidth, first, second)
 

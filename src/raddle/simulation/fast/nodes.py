@@ -23,6 +23,7 @@ from raddle.simulation.fast.arrays import (
     DEVICE,
     DURATION,
     FIRST_RESOURCE,
+    LATENCY,
     RECEIVE_OVERHEAD,
     SECOND_RESOURCE,
     URGENCY,
@@ -54,7 +55,7 @@ def add_node(
         second,
     )
     nodes[node, DEVICE], nodes[node, BUSY_BEFORE], nodes[node, AWAITED] = device, busy_before, 0
-    nodes[node, RECEIVE_OVERHEAD], nodes[node, URGENCY] = 0, 0
+    nodes[node, RECEIVE_OVERHEAD], nodes[node, URGENCY], nodes[node, LATENCY] = 0, 0, 0
     used[0] = node + 1
     return int(node)
 
@@ -142,7 +143,7 @@ def add_messages(
         s, t = arena.messages[k, 0], arena.messages[k, 1]
         ns, first, second = arena.messages[k, 2], arena.messages[k, 3], arena.messages[k, 4]
         node = add_node(dag, used, ns, first, second, -1, 0)
-        dag.nodes[node, URGENCY] = urgency
+        dag.nodes[node, URGENCY], dag.nodes[node, LATENCY] = urgency, arena.messages[k, 7]
         if first >= 0:
             load[first] += ns
         if second >= 0:

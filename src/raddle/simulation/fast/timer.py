@@ -63,7 +63,7 @@ class Timer:
             return np.zeros((rows, self.cluster.count), kind)
 
         return StepDag(
-            np.zeros((nodes, 8), np.int64), np.zeros((edges, 3), np.int64),
+            np.zeros((nodes, 9), np.int64), np.zeros((edges, 3), np.int64),
             table(arrivals, np.int32), table(marks, np.int32), table(marks, np.int64),
             # sync_arrival: a row for each row of the step script; grows with the nodes
             table(max(3 * self.parameters, nodes // 8), np.int32),
