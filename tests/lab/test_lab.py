@@ -57,6 +57,7 @@ import socket, sys
 connection = socket.create_connection((sys.argv[1], 7777))
 connection.sendall(bytes(int(sys.argv[2])))
 assert connection.recv(1) == b"k"
+print(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode())
 """
 STUBBORN = """
 import signal, time
@@ -95,16 +96,17 @@ def python(code: str, *args: object) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", code, *map(str, args)]
 
 
-def send(lab: Lab, source: int, target: int, nbytes: int) -> None:
-    """Send `nbytes` from one host to another over TCP."""
+def send(lab: Lab, source: int, target: int, nbytes: int) -> str:
+    """Send `nbytes` from one host to another over TCP; return how TCP controls congestion."""
     address = lab.addresses[target]
     server = lab.exec(target, python(SERVER, address, nbytes), stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
         client = lab.command(source, python(CLIENT, address, nbytes))
-        subprocess.run(client, timeout=HANG, check=True)
+        done = subprocess.run(client, timeout=HANG, check=True, capture_output=True, text=True)
         assert server.wait(timeout=HANG) == 0
+        return done.stdout.strip()
     finally:
         server.kill()
         server.wait(timeout=HANG)
@@ -115,7 +117,9 @@ def test_every_host_reaches_every_host(lab: Lab) -> None:
     subnet = lab.addresses[0].rpartition(".")[0]
     assert lab.addresses == tuple(f"{subnet}.{i}" for i in (1, 2, 3, 4))
     for source in range(4):
-        send(lab, source, (source + 1) % 4, 1)
+        assert (
+            send(lab, source, (source + 1) % 4, 1) == "cubic"
+        )  # whatever the machine's default is
     send(lab, 3, 3, 1)  # loopback is up
 
 

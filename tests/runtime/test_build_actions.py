@@ -69,6 +69,17 @@ def test_a_slot_for_every_piece() -> None:
     assert slot_table.sources == [source]
 
 
+def test_every_send_names_the_last_receive_of_its_move() -> None:
+    """From rows to columns and back: each device sends to the other one, and receives from it."""
+    lowered = program(tiles={"fc1": "n/2 @0,1", "relu": "c/2 @0,1"})
+    for device, peer in ((0, 1), (1, 0)):
+        sends = [a for a in build_actions(lowered, device, CPU).actions if isinstance(a, Send)]
+        receives = {s.label: s.posted_before and s.posted_before.label for s in sends}
+        assert receives[f"activation of fc1 to {peer}"] == f"activation of fc1 from {peer}"
+        assert receives[f"gradient of fc1 to {peer}"] == f"gradient of fc1 from {peer}"
+        assert None in receives.values()  # relu's result goes from device 1 to device 0 only
+
+
 def test_parameters_are_kept_where_they_are_used() -> None:
     lowered = program()
     tables = [slot_table_of(lowered, device) for device in (0, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,6 +140,23 @@ def test_a_signal_carries_nothing_and_arrives() -> None:
     send = Send(1, 0, kind, "", [], DOUBLE, KEY, delivery_of(kind))
     receive = Receive(0, 0, kind, "", [], DOUBLE, 1, "v", KEY, delivery_of(kind))
     deliver(send, receive, store(), store())
+
+
+def test_receives_of_a_move_are_posted_before_its_sends() -> None:
+    """gloo would send the announcement of a later receive behind the message."""
+    hub = Hub(2)
+    send, _ = message(MessageKind.ACTIVATION, WHOLE)
+    back = replace(
+        message(MessageKind.ACTIVATION, WHOLE)[1], peer=1, tag=1
+    )  # from rank 1 to rank 0
+    send.posted_before = back
+    source = store((2,))
+    source.slots[0] = ones(2)
+    messages = Messages({0: [back]}, hub.transport(0), source)
+    messages.begin(updating=True)
+    assert not messages.incoming
+    messages.send(send)
+    assert list(messages.incoming) == [back.number]
 
 
 # -- segments ------------------------------------------------------------------------------------------

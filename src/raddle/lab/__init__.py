@@ -12,6 +12,9 @@ Each host is a network namespace. Its link to a bridge is limited to a rate by `
          host0               host1               host2
            `------------------bridge------------------'         raddle-lab-net
 
+TCP controls congestion by cubic on every host, so that figures do not depend on the machine's default.
+Several ranks of a host share its interface; what they send each other does not cross it.
+
 No file stores the state of a lab: it is read from `ip` and `tc`. So a lab that remains after a crash can be
 listed and removed like any other.
 """

@@ -12,7 +12,9 @@ from typing import Any
 from raddle.errors import InputError
 
 TIMEOUT_SECONDS = 20.0  # a command takes milliseconds, but longer on a machine that swaps
-REQUIREMENTS = "the rights of root, and a kernel with veth, bridge and tbf"  # in error messages
+REQUIREMENTS = (
+    "the rights of root, and a kernel with veth, bridge, tbf and TCP cubic"  # in error messages
+)
 
 
 def check_system() -> None:

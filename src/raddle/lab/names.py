@@ -54,6 +54,11 @@ def address(subnet: int, host: int) -> str:
     return f"10.77.{subnet}.{host + 1}"
 
 
+def network_prefix(subnet: int) -> str:
+    """Return the addresses of a lab as a prefix, for a route."""
+    return f"10.77.{subnet}.0/24"
+
+
 def bridge_address(subnet: int) -> str:
     """Return the address of the bridge; if a bridge has it, the subnet is in use. Hosts have .1 to .64."""
     return f"10.77.{subnet}.254"

@@ -12,6 +12,8 @@ from raddle.lab.commands import call, call_json
 from raddle.lab.processes import block_interrupts, end_processes, processes_in
 from raddle.lab.status import free_subnet, namespaces
 
+CONGESTION_CONTROL = "cubic"  # Linux's default
+
 
 def build(lab: str, rates: Sequence[int]) -> None:
     """Make a lab with one host for each rate (bits per second); after an error, nothing of it remains."""
@@ -29,7 +31,7 @@ def build(lab: str, rates: Sequence[int]) -> None:
         _bridge(network, names.bridge_address(subnet))
         for host, rate in enumerate(rates):
             _host(names.namespace(lab, host), network, names.bridge_port(host), rate)
-            _address(names.namespace(lab, host), names.address(subnet, host))
+            _address(names.namespace(lab, host), subnet, names.address(subnet, host))
     except BaseException:
         remove(lab)
         raise
@@ -73,8 +75,15 @@ def _host(namespace: str, network: str, port: str, rate: int) -> None:
         _set_up(where, device)
 
 
-def _address(namespace: str, address: str) -> None:
-    call("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", names.INTERFACE)
+def _address(namespace: str, subnet: int, address: str) -> None:
+    """Give a host its address, and a route to all others that says how TCP controls congestion.
+
+    Machines differ in this: with bbr, connections that share a link leave up to a fifth of its rate unused.
+    """
+    device = ["dev", names.INTERFACE]
+    call("ip", "-n", namespace, "addr", "add", f"{address}/24", *device, "noprefixroute")
+    route = [names.network_prefix(subnet), *device, "src", address]
+    call("ip", "-n", namespace, "route", "add", *route, "congctl", CONGESTION_CONTROL)
 
 
 def _set_up(namespace: str, device: str) -> None:

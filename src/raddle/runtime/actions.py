@@ -95,6 +95,8 @@ class Send:
     key: Key
     delivery: Delivery  # how messages of this kind are packed and delivered
     number: int = 0  # counts the sends of this rank
+    # The last receive of the same Move. Where receives may be early, it is posted before this send.
+    posted_before: Receive | None = None
     dead_slots: list[int] = field(default_factory=list)
 
 

@@ -40,18 +40,22 @@ class MessageBuilder:
 
         number: the index of the Move in the program; tags: one for each of its messages.
         """
+        receives = [
+            self._receive(move, message, tag)
+            for message, tag in zip(move.messages, tags, strict=True)
+            if message.target == self.device
+        ]
+        if receives:
+            self._not_awaited.setdefault(number, []).extend(receives)
         for message, tag in zip(move.messages, tags, strict=True):
             if message.source == self.device:
                 send = self._send(move, message, tag)
+                send.posted_before = receives[-1] if receives else None
                 acknowledgement = self._acknowledgements.find(number, message.target)
                 if acknowledgement is not None:
                     self._acknowledged_sends.setdefault(acknowledgement, []).append(send.number)
                 yield send
-        for message, tag in zip(move.messages, tags, strict=True):
-            if message.target == self.device:
-                receive = self._receive(move, message, tag)
-                self._not_awaited.setdefault(number, []).append(receive)
-                yield receive
+        yield from receives
 
     def build_awaits(self, number: int) -> list[AwaitMessage]:
         """Waits for the messages of an instruction to this device; empty if they are already waited for."""

@@ -61,6 +61,11 @@ class Messages:
         delivery = action.delivery
         if delivery.only_with_update and not self._updating:
             return
+        if self.transport.early_receives and action.posted_before is not None:
+            # gloo sends only what the receiver has announced. An announcement that queues behind a large
+            # message in the other direction would let the two directions of a link work in turn.
+            receive = action.posted_before
+            self._receives_of(receive.key.step).ensure_posted(receive)
         tensors = [self._assembled(part, action) for part in action.parts]
         if not tensors:  # a signal
             buffer = torch.zeros(1, dtype=action.dtype, device=self.store.place)
