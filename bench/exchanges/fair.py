@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.program.program import Program, Reduce, reduced_bytes
+from raddle.program.program import Program, Reduce, buffer_bytes
 from raddle.simulation.task_table import Tasks
 from raddle.simulation.tasks import build_tasks
 
@@ -91,7 +91,7 @@ class _Simulation:
             if not isinstance(instruction, Reduce):
                 continue
             tasks = np.flatnonzero(is_member & (t.instruction == number)).tolist()
-            for ring in reduced_bytes(program, instruction):
+            for ring in buffer_bytes(program, instruction):
                 members, tasks = tuple(tasks[: len(ring)]), tasks[len(ring) :]
                 routes = [cluster.route(a, b) for a, b in zip(ring, ring[1:] + ring[:1])]  # noqa: B905
                 uses = Counter(link for route in routes for link in route.resources)

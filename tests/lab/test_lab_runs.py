@@ -17,7 +17,7 @@ from raddle.lab import Lab
 from raddle.plans.plan import Plan
 from raddle.plans.plan_file import save
 from raddle.program.lower import lower
-from raddle.program.program import Move, Reduce, message_bytes, reduced_bytes
+from raddle.program.program import Move, Reduce, buffer_bytes, message_bytes
 from raddle.searches.planning import plan_for
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
@@ -65,7 +65,7 @@ def bytes_of_a_step(graph: Graph, plan: Plan, per_host: int) -> list[float]:
             for m in i.messages:
                 send(m.source, m.target, message_bytes(program, i, m))
         elif isinstance(i, Reduce):
-            for ring, nbytes in reduced_bytes(program, i).items():
+            for ring, nbytes in buffer_bytes(program, i).items():
                 for member, successor in zip(ring, ring[1:] + ring[:1], strict=True):
                     send(member, successor, 2 * (len(ring) - 1) / len(ring) * nbytes)
     return sent
