@@ -7,7 +7,6 @@ is not cut: its start is negative.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from raddle.graph.graph import Graph
 from raddle.program.describe import PHASES
 from raddle.program.program import Gather, Instruction, Merge, Move, Reduce, Run
+from raddle.reports.names import names_text
 from raddle.reports.page.columns import Columns
 from raddle.simulation.timeline import Timeline
 
@@ -127,10 +127,3 @@ def _title(i: Instruction, ops: dict[str, int]) -> Title:
             i.key.micro_batch,
         )
     return "update", i.parameter, "update", ops.get(i.parameter, -1), i.key.micro_batch
-
-
-def names_text(names: Sequence[str]) -> str:
-    """Shorten the names of a bucket's parameters: "a, b and 2 more"."""
-    return (
-        ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"
-    )

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from raddle.reports.names import names_text
 from raddle.reports.terminal import new_table, stdout
 from raddle.reports.units import (
     bytes_text,
@@ -167,7 +168,7 @@ def _transfer_table(console: Console, transfers: Sequence[Mapping[str, Any]]) ->
         table.add_column(title, justify="right", no_wrap=True)
     for row in transfers:
         table.add_row(
-            row["value"],
+            names_text(row["value"].split(", ")),
             row["what"],
             row["pattern"].replace("_", "-"),
             str(len(row["devices"])),
