@@ -76,9 +76,45 @@ class ParameterRegion(NamedTuple):
         return self.devices if self.server < 0 else (self.server,)
 
     @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The box alone, as Bundle.boxes has those of several slices."""
+        return (self.box,)
+
+    @property
     def needs_sync(self) -> bool:
         """Whether gradients have to be summed or sent: holders and server are more than one device."""
         return len({*self.devices, self.server} - {-1}) > 1
+
+
+class Bundle(NamedTuple):
+    """Slices that are synchronised together: in one message to one server, or in one all-reduce.
+
+    A slice is a range of rows of a parameter, with its holders and its server. All slices of a bundle have
+    the same holders, server and dtype. A large slice is a bundle of its own.
+    """
+
+    parameters: tuple[str, ...]  # by slice; a forward uses the first one first
+    slices: tuple[ParameterRegion, ...]
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return self.slices[0].devices
+
+    @property
+    def server(self) -> int:
+        return self.slices[0].server
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return tuple(slice_.box for slice_ in self.slices)
+
+    @property
+    def needs_sync(self) -> bool:
+        return self.slices[0].needs_sync
+
+    def with_devices(self, devices: tuple[int, ...]) -> Bundle:
+        """The same slices with other holders."""
+        return self._replace(slices=tuple(s._replace(devices=devices) for s in self.slices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +158,13 @@ class Move:
     messages: tuple[Message, ...]
     collective: str  # the collective that the messages form (collective.py); "": none
     deps: tuple[int, ...]
+    # By box of each message, its parameter, if it is about a bundle; (): all boxes are of `value`.
+    bundled: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The value of each box or, if all are of one value, this value."""
+        return self.bundled or (self.value,)
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -142,13 +185,20 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Applies the optimizer to regions of a parameter."""
+    """Applies the optimizer to regions of a parameter, or to a bundle of slices."""
 
-    parameter: str
+    parameter: str  # of a bundle: the first one
     key: Key
     regions: tuple[ParameterRegion, ...]
     devices: tuple[int, ...]  # the updaters of the regions
     deps: tuple[int, ...]
+    # By region, its parameter, if it is about a bundle; (): all regions are of `parameter`.
+    bundled: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The parameter of each region or, if all are of one parameter, this parameter."""
+        return self.bundled or (self.parameter,)
 
 
 Instruction = Run | Merge | Move | Reduce | Update
@@ -197,9 +247,19 @@ class Program:
     # By parameter, its regions cut further into slices, where each slice is synchronised on its own: pushed
     # to a server, updated and pulled, or all-reduced and updated on every holder. Otherwise empty.
     slices: dict[str, tuple[ParameterRegion, ...]] = field(default_factory=dict)
+    bundles: tuple[Bundle, ...] = ()  # every slice is in one of them
 
     def variant(self, key: Key) -> Variant:
         return self.variants[key.variant]
+
+    @cached_property
+    def bundles_of(self) -> dict[str, list[Bundle]]:
+        """By parameter, the bundles that have slices of it."""
+        found: dict[str, list[Bundle]] = {name: [] for name in self.slices}
+        for bundle in self.bundles:
+            for name in dict.fromkeys(bundle.parameters):
+                found[name].append(bundle)
+        return found
 
     @cached_property
     def priority(self) -> dict[str, int]:

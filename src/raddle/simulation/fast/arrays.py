@@ -40,7 +40,7 @@ AFTER_ALL, AFTER_LAST_COMPUTE = -1, -2
     URGENCY,  # 0: resources serve it in order; else the smallest number goes first
 ) = range(8)
 # Columns of Arena.sync_units. A sync unit is what is synchronised at once: a parameter, or one of its
-# slices. Pairs _FIRST and _COUNT are slots.
+# slices with those that are synchronised with it (a bundle). Pairs _FIRST and _COUNT are slots.
 (
     PUSH_FIRST,  # message rows: gradients to the server
     PUSH_COUNT,
@@ -52,8 +52,10 @@ AFTER_ALL, AFTER_LAST_COMPUTE = -1, -2
     AMOUNT_FIRST,  # its first row of Arena.amounts, which has its bytes for each ring
     NEEDS_SYNC,  # 1 if it has to be sent at all: more than one device is involved
     UPDATER_IS_HOLDER,  # 1 if a device that updates it also has a gradient of its own
-) = range(10)
-SYNC_COLUMNS = 10
+    BUNDLED_FIRST,  # rows of Arena.members: by slice of a bundle, the number of its parameter
+    BUNDLED_COUNT,
+) = range(12)
+SYNC_COLUMNS = 12
 
 
 class Tape(NamedTuple):
@@ -95,7 +97,8 @@ class Slots(NamedTuple):
     activation: Array  # by value: message rows that bring it to its readers
     gradient: Array  # by value: message rows that bring its gradient back
     pulls: Array  # by pull: message rows that gather a sharded parameter (ZeRO-3)
-    sync_units: Array  # by parameter: rows of Arena.sync_units, for itself or for its slices
+    # By parameter: rows of Arena.sync_units, for itself or for the bundles in which it is the first.
+    sync_units: Array
 
 
 class Arena(NamedTuple):
@@ -107,7 +110,8 @@ class Arena(NamedTuple):
     # [row, (bytes that are all-reduced, bytes in memory)]; of a sync unit, a row for each ring of its set.
     # The two differ if gradients are compressed to 16 bits while they are all-reduced.
     amounts: Array
-    sync_units: Array  # [row, PUSH_FIRST … UPDATER_IS_HOLDER]
+    sync_units: Array  # [row, PUSH_FIRST … BUNDLED_COUNT]
+    members: Array  # [row, (number of a parameter)]
 
 
 class Rings(NamedTuple):

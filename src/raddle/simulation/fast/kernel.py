@@ -46,6 +46,8 @@ from raddle.simulation.fast.arrays import (
     AFTER_LAST_COMPUTE,
     AMOUNT_FIRST,
     AWAITED,
+    BUNDLED_COUNT,
+    BUNDLED_FIRST,
     COMPUTE,
     EVENT,
     NEEDS_SYNC,
@@ -153,14 +155,14 @@ def _script_rows(
             group[p] = g
         elif arena.sync_units[row, NEEDS_SYNC]:
             group[p] = 0
-    first, count = slots.sync_units[:, 0], slots.sync_units[:, 1]
     needs_sync = arena.sync_units[:, NEEDS_SYNC]
+    first_bundle, bundles, missing = _bundles_of_parameters(settings, slots, arena)
     # The first False: steps do not overlap. The second: the plan does not fix the order in which slices are
     # all-reduced (the evaluator refuses such plans, coverage.py). np.arange: parameters are numbered in the
     # order in which the backward reaches them.
     facts = SyncFacts(
         settings.rule, settings.bucket_bytes, False, settings.returns_updates, False, group, nbytes,
-        first, count, needs_sync, np.arange(parameters),
+        first_bundle, bundles, needs_sync, np.arange(parameters),
     )  # fmt: skip
     members = np.empty(parameters, np.int64)
     # At most a PUSH (or SUM), an UPDATE and a PULL of each sync unit, and a SUM for each parameter.
@@ -169,11 +171,58 @@ def _script_rows(
         np.zeros(8, np.int64), incomplete, np.zeros(set_count, np.int64), np.full(set_count, -1, np.int64),
         np.empty(set_count, np.int64), np.empty(parameters, np.int64), np.empty(set_count, np.int64),
         np.empty(parameters, np.int64), np.empty(parameters, np.int64),
-        np.empty(parameters, np.int64), members, rows,
+        np.empty(parameters, np.int64), members, missing, rows,
     )  # fmt: skip
     row_at = np.zeros(len(tape.events) + 1, np.int64)
     write_rows(tape.events, tape.event_parameter, tape.event_run, facts, state, row_at)
     return rows.reshape(-1, COLUMNS), members, row_at
+
+
+@njit(cache=True)
+def _bundles_of_parameters(
+    settings: SyncSettings, slots: Slots, arena: Arena
+) -> tuple[Array, Array, Array]:
+    """first_bundle and bundles of SyncFacts, and by bundle the number of its slices; a bundle is a row of
+    Arena.sync_units."""
+    parameters = len(slots.sync_units)
+    first_bundle, sync_units = np.zeros(parameters + 1, np.int64), arena.sync_units
+    if not settings.sliced:
+        return first_bundle, np.zeros(0, np.int64), np.zeros(0, np.int64)
+    missing = np.zeros(len(sync_units), np.int64)
+    for p in range(parameters):
+        for row in range(slots.sync_units[p, 0], slots.sync_units[p, 0] + slots.sync_units[p, 1]):
+            missing[row] = sync_units[row, BUNDLED_COUNT]
+            for k in range(missing[row]):
+                first_bundle[arena.members[sync_units[row, BUNDLED_FIRST] + k, 0] + 1] += 1
+    for p in range(parameters):
+        first_bundle[p + 1] += first_bundle[p]
+    bundles, filled = np.empty(first_bundle[parameters], np.int64), first_bundle.copy()
+    for p in range(parameters):
+        for row in range(slots.sync_units[p, 0], slots.sync_units[p, 0] + slots.sync_units[p, 1]):
+            for k in range(missing[row]):
+                member = arena.members[sync_units[row, BUNDLED_FIRST] + k, 0]
+                bundles[filled[member]] = row
+                filled[member] += 1
+    return first_bundle, bundles, missing
+
+
+@njit(cache=True)
+def _gradients_ready(
+    row: int, devices: int, arena: Arena, dag: StepDag, ready: Array, delay: Array
+) -> None:
+    """By device, when the gradients of a bundle are complete: the node, and the delay after it.
+
+    row: the bundle's row of Arena.sync_units. ready, delay: out. The nodes of a device are numbered in
+    their order.
+    """
+    unit = arena.sync_units[row]
+    ready[:], delay[:] = -1, 0
+    for k in range(unit[BUNDLED_FIRST], unit[BUNDLED_FIRST] + unit[BUNDLED_COUNT]):
+        p = arena.members[k, 0]
+        for d in range(devices):
+            stretch, offset = dag.mark_stretch[p, d], dag.mark_offset[p, d]
+            if stretch > ready[d] or (stretch == ready[d] and offset > delay[d]):
+                ready[d], delay[d] = stretch, offset
 
 
 @njit(cache=True)
@@ -272,6 +321,7 @@ def _write_event(
     devices = len(progress.stretch)
     # updated: by device, the node of the last update of a slice, for which the PULL after it waits
     updated, no_time = np.full(devices, -1, np.int32), np.zeros(devices, np.int64)
+    ready, delay = np.full(devices, -1, np.int32), np.zeros(devices, np.int64)
     computes, sync_units, nodes, sync_arrival = (
         arena.computes,
         arena.sync_units,
@@ -295,9 +345,19 @@ def _write_event(
                 n, settings, slots, arena, rings, overhead, dag, used, progress, rows, members
             )
             continue
-        # The row of Arena.sync_units; with slices, the subject is this row itself.
+        # The row of Arena.sync_units; with bundles, the subject is this row itself.
         row = rows[n, SUBJECT] if sliced else slots.sync_units[rows[n, SUBJECT], 0]
-        if what == PUSH:
+        urgency = 0
+        if sliced:  # that of the first parameter, which the forward uses first
+            urgency = settings.urgency[arena.members[sync_units[row, BUNDLED_FIRST], 0]]
+            if p >= 0:
+                _gradients_ready(row, devices, arena, dag, ready, delay)
+        if what == PUSH and sliced:
+            add_messages(
+                dag, used, arena, sync_units[row, PUSH_FIRST], sync_units[row, PUSH_COUNT],
+                ready, delay, progress, sync_arrival[n], urgency,
+            )  # fmt: skip
+        elif what == PUSH:
             add_messages(
                 dag, used, arena, sync_units[row, PUSH_FIRST], sync_units[row, PUSH_COUNT],
                 dag.mark_stretch[p], dag.mark_offset[p], progress, sync_arrival[n], settings.urgency[p],
@@ -305,7 +365,7 @@ def _write_event(
         elif what == PULL and sliced:  # after the update of the slice
             add_messages(
                 dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT],
-                updated, no_time, progress, sync_arrival[n], settings.urgency[rows[after, PARAMETER]],
+                updated, no_time, progress, sync_arrival[n], urgency,
             )  # fmt: skip
         elif what == PULL:  # after all that the server has done
             add_messages(
@@ -324,8 +384,8 @@ def _write_event(
                 updated[d] = add_unordered_task(dag, used, d, ns, progress)
                 if arrival >= 0:
                     add_edge(dag, used, arrival, updated[d], 0)
-                if p >= 0 and sync_units[row, UPDATER_IS_HOLDER] and dag.mark_stretch[p, d] >= 0:
-                    add_edge(dag, used, dag.mark_stretch[p, d], updated[d], dag.mark_offset[p, d])
+                if p >= 0 and sync_units[row, UPDATER_IS_HOLDER] and ready[d] >= 0:
+                    add_edge(dag, used, ready[d], updated[d], delay[d])
                 continue
             # The update is part of the device's order: wait for the gradients, then compute.
             if arrival >= 0 and nodes[arrival, AWAITED] == 0:

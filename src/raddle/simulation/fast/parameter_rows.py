@@ -22,9 +22,10 @@ from raddle.plans.optimizers import optimizer_info
 from raddle.plans.plan import Plan
 from raddle.plans.tiling import Tiling
 from raddle.program.parameter_regions import parameter_regions
-from raddle.program.program import Message, ParameterRegion, reduced_element_bytes
-from raddle.program.sync_instructions import slices_by_holder
+from raddle.program.program import Bundle, Message, ParameterRegion, reduced_element_bytes
+from raddle.program.sync_instructions import bundles_by_holder
 from raddle.program.zero3_blocks import pull_messages
+from raddle.simulation.fast.arrays import BUNDLED_FIRST
 from raddle.simulation.fast.cluster_arrays import ClusterArrays
 from raddle.simulation.fast.store import NOTHING, RowStore, Slot
 from raddle.simulation.fast.tilings import Reader
@@ -84,18 +85,24 @@ class ParameterRows:
             regions, slot, store.sync_units.add(np.array([self._sync_row(store, value, regions)]))
         )
 
-    def slice_rows(
-        self, store: RowStore, value: Value, slices: tuple[ParameterRegion, ...]
-    ) -> Slot:
-        """Rows of sync_units for slices, in their order.
+    def bundle_rows(
+        self, store: RowStore, value: Value, bundles: tuple[Bundle, ...],
+        parameter_number: Mapping[str, int],
+    ) -> Slot:  # fmt: skip
+        """Rows of sync_units for bundles, in their order; value: the first parameter of all of them.
 
-        If updates are asynchronous, each holder of a slice is synchronised by itself and has its own row.
+        If updates are asynchronous, each holder of a bundle is synchronised by itself and has its own row.
         """
-        key = ("slices", value.dtype.itemsize, slices)
+        key = ("bundles", value.dtype.itemsize, bundles)
 
         def build() -> Slot:
-            pieces = slices_by_holder(slices, self.sync)  # the slices, or one for each holder
-            rows = [self._sync_row(store, value, [piece]) for piece in pieces]
+            rows = []
+            for piece in bundles_by_holder(
+                bundles, self.sync
+            ):  # the bundles, or one for each holder
+                members = np.array([[parameter_number[name]] for name in piece.parameters])
+                row = self._sync_row(store, value, piece.slices)
+                rows.append([*row[:BUNDLED_FIRST], *store.members.add(members)])
             return store.sync_units.add(np.array(rows, np.int64).reshape(len(rows), -1))
 
         return store.cached(key, build)
@@ -129,7 +136,7 @@ class ParameterRows:
             summed = volumes * reduced_element_bytes(self.sync, element_bytes)
             row, _ = store.amounts.add(np.stack([summed, volumes * element_bytes], axis=1))
             rings = (cluster.rings.set_number(tuple(elements)), row)
-        return [*push, *update, *pull, *rings, int(bool(to_sync)), int(updater_holds)]
+        return [*push, *update, *pull, *rings, int(bool(to_sync)), int(updater_holds), *NOTHING]
 
     def _message_rows(
         self,

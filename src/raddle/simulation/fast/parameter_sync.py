@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from raddle.graph.graph import Value
 from raddle.plans.plan import Plan
 from raddle.program.parameter_slices import cut_slices
-from raddle.program.program import ParameterRegion
+from raddle.program.program import Bundle, ParameterRegion
 from raddle.simulation.fast.cluster_arrays import ClusterArrays
 from raddle.simulation.fast.graph_index import GraphIndex
 from raddle.simulation.fast.parameter_rows import ParameterRows
@@ -28,7 +28,8 @@ from raddle.simulation.fast.tilings import NumberedTiling, Reader
 class ParameterSync:
     """The parameters of the current plan.
 
-    Slices are assigned to servers all together, so one change of tiles may give many of them new servers.
+    Slices are joined in bundles and assigned to servers all together, so one change of tiles may give many
+    of them new servers.
     """
 
     def __init__(
@@ -40,6 +41,8 @@ class ParameterSync:
         # By parameter: the regions that devices hold, and its slices.
         self.regions: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
         self.slices: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
+        # By parameter: the bundles in which it is the first one.
+        self.bundles: list[tuple[Bundle, ...]] = [() for _ in self.names]
         self.pulls_of: dict[str, list[int]] = {}  # by operator: the pulls that it may need
         for number, (_, ops) in enumerate(index.pulls):
             for op in ops:
@@ -96,17 +99,25 @@ class ParameterSync:
     def _update_slices(self, undo: Undo, store: RowStore) -> set[str]:
         """Cuts all parameters into slices again; returns the names of those whose slices changed."""
         index, plan_rows, moved = self.index, self.plan_rows, set[str]()
-        slices_by_name = cut_slices(
+        cut = cut_slices(
             {n: self.regions[index.parameter_number[n]] for n in index.trained},
             index.trained,
+            index.graph,
             self.sync,
         )
-        for name, slices in slices_by_name.items():
-            p = index.parameter_number[name]
+        bundles_of: dict[str, list[Bundle]] = {name: [] for name in index.trained}
+        for bundle in cut.bundles:
+            bundles_of[bundle.parameters[0]].append(bundle)
+        for name, slices in cut.slices.items():
+            p, bundles = index.parameter_number[name], tuple(bundles_of[name])
             if slices != self.slices[p]:
                 moved.add(name)
                 undo.set(self.slices, p, slices)
-                slot = self.parameter_rows.slice_rows(store, self._value(p), slices)
+            if bundles != self.bundles[p]:
+                undo.set(self.bundles, p, bundles)
+                slot = self.parameter_rows.bundle_rows(
+                    store, self._value(p), bundles, index.parameter_number
+                )
                 plan_rows.set_slot(
                     undo, store, plan_rows.slots.sync_units, p, slot, store.sync_units
                 )
@@ -130,6 +141,7 @@ class ParameterSync:
         plan_rows.set_slot(undo, store, plan_rows.slots.pulls, number, slot, store.messages)
 
     def clear(self) -> None:
-        """Forgets all holders and slices."""
+        """Forgets all holders, slices and bundles."""
         self.regions = [() for _ in self.names]
         self.slices = [() for _ in self.names]
+        self.bundles = [() for _ in self.names]

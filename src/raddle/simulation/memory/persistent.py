@@ -40,10 +40,12 @@ def state_bytes(program: Program) -> Array:
     # elements of optimizer state for each element of a parameter
     state_elements = optimizer_info(program.plan.optimizer).state_elements
     for i in program.instructions:
-        if isinstance(i, Update) and i.parameter not in seen:
-            seen.add(i.parameter)
-            for region in program.slices.get(i.parameter, i.regions):
-                nbytes = region.box.volume * program.element_bytes(i.parameter)
+        if not isinstance(i, Update):
+            continue
+        for name in dict.fromkeys(name for name in i.parameters if name not in seen):
+            seen.add(name)
+            for region in program.slices.get(name, i.regions):
+                nbytes = region.box.volume * program.element_bytes(name)
                 # With ZeRO-3, a server is the device that holds this shard. Gathered parameters and
                 # gradients are not persistent.
                 if program.plan.parsed_sync.zero3:
