@@ -41,9 +41,9 @@ class GradientSync:
         self, parameters: ParameterLayout, writer: InstructionWriter, *, overlap: bool
     ) -> None:
         self.parameters, self.writer = parameters, writer
-        sync, self.bundles = parameters.plan.parsed_sync, synced_bundles(parameters)
+        sync, bundles = parameters.plan.parsed_sync, synced_bundles(parameters)
         self.parameter_number = {name: p for p, name in enumerate(parameters.trainable)}
-        self.facts = _sync_facts(parameters, self.bundles, overlap=overlap)
+        self.facts = _sync_facts(parameters, bundles, overlap=overlap)
         sliced = sync.sliced and not overlap  # rows of the script are about bundles, not parameters
         self.row_writer: RowWriter = (BundleWriter if sliced else WholeParameterWriter)(
             parameters, writer
@@ -58,7 +58,7 @@ class GradientSync:
     def _begin_step(self) -> None:
         """Starts an empty script: up to 3 rows (SUM or PUSH, UPDATE, PULL) per parameter and per bundle."""
         self.rows = [0] * (3 * (len(self.parameter_number) + len(self.facts.needs_sync)) * COLUMNS)
-        self.state = _new_state(self.facts, self.rows, [len(b.slices) for b in self.bundles])
+        self.state = _new_state(self.facts, self.rows)
         self.row_instructions: list[int] = []  # by row, the number of its instruction
         # A program of forwards only has no gradients, and so no bundles to order.
         order = (
@@ -84,18 +84,17 @@ class GradientSync:
             self.state.counters[ROWS], self.state.counters[SUMMED], self.row_instructions = 0, 0, []
         self._handle_event(step_script.COMPLETE, p, number, key)
         for s in self.turns.complete(self._completed_sums(p)):
-            first = self.parameter_number[self.bundles[s].parameters[0]]
-            self._handle_event(step_script.TURN, s, first, key)
+            first = self.row_writer.parameter_names(_row_of_bundle(s))[0]
+            self._handle_event(step_script.TURN, s, self.parameter_number[first], key)
 
     def _completed_sums(self, p: int) -> list[int]:
         """If sums are ordered: the bundles to sum whose last gradient is that of parameter p."""
-        facts = self.facts
+        facts, missing = self.facts, self.state.missing
         if not facts.ordered_sums:
             return []
-        own = dict.fromkeys(
-            facts.bundles[k] for k in range(facts.first_bundle[p], facts.first_bundle[p + 1])
-        )
-        return [s for s in own if facts.needs_sync[s] and self.state.missing[s] == 0]
+        places = range(facts.first_bundle[p], facts.first_bundle[p + 1])
+        bundles = dict.fromkeys(facts.bundles[k] for k in places)
+        return [s for s in bundles if facts.needs_sync[s] and missing[s] == 0]
 
     def action_ends(self, key: Key) -> None:
         """Handles the end of an action: a stage of a micro-batch has run backward."""
@@ -181,6 +180,11 @@ def rule_of(sync: Sync) -> int:
     return step_script.SERVER if sync.in_order_server else step_script.BUCKETS
 
 
+def _row_of_bundle(s: int) -> ScriptRow:
+    """A row about bundle s, to look up its parameters."""
+    return ScriptRow(step_script.SUM, s, -1, -1, ())
+
+
 def _sync_facts(parameters: ParameterLayout, bundles: list[Bundle], *, overlap: bool) -> SyncFacts:
     """What the step script has to know; numbers are those of `parameters.trainable` and `bundles`."""
     sync, values = parameters.plan.parsed_sync, parameters.graph.values
@@ -212,15 +216,15 @@ def _sync_facts(parameters: ParameterLayout, bundles: list[Bundle], *, overlap: 
     )  # fmt: skip
 
 
-def _new_state(facts: SyncFacts, rows: list[int], missing: list[int]) -> ScriptState:
-    """The state of the step script at the beginning of a step. rows: an empty table.
-
-    missing: by bundle, its slices.
-    """
+def _new_state(facts: SyncFacts, rows: list[int]) -> ScriptState:
+    """The state of the step script at the beginning of a step. rows: an empty table."""
     count = len(facts.group_of)  # of parameters
     groups_of_parameters = [facts.group_of[p] for p in range(count)]
     groups = max(groups_of_parameters, default=-1) + 1  # how many
     incomplete = [groups_of_parameters.count(g) for g in range(groups)]
+    missing = [0] * len(facts.needs_sync)
+    for k in range(len(facts.bundles)):
+        missing[facts.bundles[k]] += 1
     return ScriptState(
         [0] * 8,  # counters
         incomplete,

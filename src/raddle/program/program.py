@@ -255,11 +255,11 @@ class Program:
     @cached_property
     def bundles_of(self) -> dict[str, list[Bundle]]:
         """By parameter, the bundles that have slices of it."""
-        found: dict[str, list[Bundle]] = {name: [] for name in self.slices}
+        bundles: dict[str, list[Bundle]] = {name: [] for name in self.slices}
         for bundle in self.bundles:
             for name in dict.fromkeys(bundle.parameters):
-                found[name].append(bundle)
-        return found
+                bundles[name].append(bundle)
+        return bundles
 
     @cached_property
     def priority(self) -> dict[str, int]:

@@ -33,7 +33,7 @@ from raddle.runtime.actions import ParameterSlice
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.rank_slices import RankSlices
 from raddle.sync.collective_synchroniser import CollectiveSynchroniser
-from raddle.sync.item_rows import Gathering, join, split
+from raddle.sync.item_rows import join, split
 from raddle.sync.parameter_server import Apply
 from raddle.sync.server_synchroniser import ServerSynchroniser
 from raddle.sync.slice_updater import SliceUpdater, why_barrier
@@ -60,7 +60,6 @@ class ParameterSync:
         transport: Transport, sync: Sync, place: torch.device, order: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.rank_slices = RankSlices(slices, bundles, slots, sync, transport.rank)
-        self._gathering = Gathering(bundles)
         self.transport, self._place, self._order = transport, place, order
         self.on_update: OnUpdate | None = None
         self.barrier_reason = ""  # why updates wait for all gradients; "": they do not
@@ -160,7 +159,9 @@ class ParameterSync:
             return
         gradient = resolve_conj_and_neg(gradient.detach()).contiguous()
         for number in numbers:
-            complete = self._gathering.add(number, self.rank_slices.cut(number, gradient))
+            complete = self.rank_slices.gathering.add(
+                number, self.rank_slices.cut(number, gradient)
+            )
             if complete is not None:
                 self.synchroniser.submit(*complete)
 

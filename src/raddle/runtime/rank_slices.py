@@ -18,6 +18,7 @@ from raddle.program.program import ParameterRegion
 from raddle.runtime.actions import ParameterSlice
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.sync.item import Item, bundle_name, select_rows, slice_name
+from raddle.sync.item_rows import Gathering
 
 
 class RankSlices:
@@ -32,6 +33,7 @@ class RankSlices:
         slots: Sequence[Tensor], sync: Sync, rank: int,
     ) -> None:  # fmt: skip
         self.slices, self.bundles, self.sync, self.rank = slices, bundles, sync, rank
+        self.gathering = Gathering(bundles)  # gradients of this rank until a bundle has all
         self.bundle_of = {number: b for b, members in enumerate(bundles) for number in members}
         self._slots = slots
         # Slot -> numbers of its slices, if this rank computes their gradients

@@ -46,7 +46,6 @@ from raddle.simulation.fast.arrays import (
     AFTER_LAST_COMPUTE,
     AMOUNT_FIRST,
     AWAITED,
-    BUNDLED_COUNT,
     BUNDLED_FIRST,
     COMPUTE,
     EVENT,
@@ -69,6 +68,7 @@ from raddle.simulation.fast.arrays import (
     SyncSettings,
     Tape,
 )
+from raddle.simulation.fast.bundles import bundles_of_parameters, gradients_ready
 from raddle.simulation.fast.jit_script import write_rows
 from raddle.simulation.fast.loop import OVER_LIMIT as OVER_LIMIT
 from raddle.simulation.fast.loop import run_dag
@@ -156,7 +156,7 @@ def _script_rows(
         elif arena.sync_units[row, NEEDS_SYNC]:
             group[p] = 0
     needs_sync = arena.sync_units[:, NEEDS_SYNC]
-    first_bundle, bundles, missing = _bundles_of_parameters(settings, slots, arena)
+    first_bundle, bundles, missing = bundles_of_parameters(settings, slots, arena)
     # The first False: steps do not overlap. The second: the plan does not fix the order in which slices are
     # all-reduced (the evaluator refuses such plans, coverage.py). np.arange: parameters are numbered in the
     # order in which the backward reaches them.
@@ -176,53 +176,6 @@ def _script_rows(
     row_at = np.zeros(len(tape.events) + 1, np.int64)
     write_rows(tape.events, tape.event_parameter, tape.event_run, facts, state, row_at)
     return rows.reshape(-1, COLUMNS), members, row_at
-
-
-@njit(cache=True)
-def _bundles_of_parameters(
-    settings: SyncSettings, slots: Slots, arena: Arena
-) -> tuple[Array, Array, Array]:
-    """first_bundle and bundles of SyncFacts, and by bundle the number of its slices; a bundle is a row of
-    Arena.sync_units."""
-    parameters = len(slots.sync_units)
-    first_bundle, sync_units = np.zeros(parameters + 1, np.int64), arena.sync_units
-    if not settings.sliced:
-        return first_bundle, np.zeros(0, np.int64), np.zeros(0, np.int64)
-    missing = np.zeros(len(sync_units), np.int64)
-    for p in range(parameters):
-        for row in range(slots.sync_units[p, 0], slots.sync_units[p, 0] + slots.sync_units[p, 1]):
-            missing[row] = sync_units[row, BUNDLED_COUNT]
-            for k in range(missing[row]):
-                first_bundle[arena.members[sync_units[row, BUNDLED_FIRST] + k, 0] + 1] += 1
-    for p in range(parameters):
-        first_bundle[p + 1] += first_bundle[p]
-    bundles, filled = np.empty(first_bundle[parameters], np.int64), first_bundle.copy()
-    for p in range(parameters):
-        for row in range(slots.sync_units[p, 0], slots.sync_units[p, 0] + slots.sync_units[p, 1]):
-            for k in range(missing[row]):
-                member = arena.members[sync_units[row, BUNDLED_FIRST] + k, 0]
-                bundles[filled[member]] = row
-                filled[member] += 1
-    return first_bundle, bundles, missing
-
-
-@njit(cache=True)
-def _gradients_ready(
-    row: int, devices: int, arena: Arena, dag: StepDag, ready: Array, delay: Array
-) -> None:
-    """By device, when the gradients of a bundle are complete: the node, and the delay after it.
-
-    row: the bundle's row of Arena.sync_units. ready, delay: out. The nodes of a device are numbered in
-    their order.
-    """
-    unit = arena.sync_units[row]
-    ready[:], delay[:] = -1, 0
-    for k in range(unit[BUNDLED_FIRST], unit[BUNDLED_FIRST] + unit[BUNDLED_COUNT]):
-        p = arena.members[k, 0]
-        for d in range(devices):
-            stretch, offset = dag.mark_stretch[p, d], dag.mark_offset[p, d]
-            if stretch > ready[d] or (stretch == ready[d] and offset > delay[d]):
-                ready[d], delay[d] = stretch, offset
 
 
 @njit(cache=True)
@@ -351,7 +304,7 @@ def _write_event(
         if sliced:  # that of the first parameter, which the forward uses first
             urgency = settings.urgency[arena.members[sync_units[row, BUNDLED_FIRST], 0]]
             if p >= 0:
-                _gradients_ready(row, devices, arena, dag, ready, delay)
+                gradients_ready(row, devices, arena, dag, ready, delay)
         if what == PUSH and sliced:
             add_messages(
                 dag, used, arena, sync_units[row, PUSH_FIRST], sync_units[row, PUSH_COUNT],

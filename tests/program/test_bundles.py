@@ -39,11 +39,11 @@ def test_neighbours_are_joined_up_to_the_limit(
         assert len({keys[s] for s in members}) == 1
         assert len(members) == 1 or sum(sizes[s] for s in members) <= limit
     for key in set(keys):
-        own = [members for members in joined if keys[members[0]] == key]
-        assert [s for members in own for s in members] == [
+        alike = [members for members in joined if keys[members[0]] == key]
+        assert [s for members in alike for s in members] == [
             s for s, k in enumerate(keys) if k == key
         ]
-        for before, after in pairwise(own):  # no bundle ends too early
+        for before, after in pairwise(alike):  # no bundle ends too early
             assert sum(sizes[s] for s in before) + sizes[after[0]] > limit
 
 
@@ -68,8 +68,7 @@ def test_every_slice_is_in_one_bundle(sync: str, seed: int) -> None:
 
 def test_a_bundle_is_one_message_each_way_and_one_update() -> None:
     program, alone = bundled(), bundled("p3:slice=30,unbundled")
-    moves = [i for i in program.instructions if isinstance(i, Move)]
-    moves_alone = [i for i in alone.instructions if isinstance(i, Move)]
+    moves, moves_alone = _moves(program), _moves(alone)
     updates = [i for i in program.instructions if isinstance(i, Update)]
     assert len(updates) == len(program.bundles) < len(alone.bundles)
     assert len(moves) == 2 * len(program.bundles) < len(moves_alone)
@@ -99,6 +98,12 @@ def test_a_bundle_of_other_slices_is_refused() -> None:
     mixed = Bundle(first.parameters, (first.slices[0]._replace(server=server), *first.slices[1:]))
     with pytest.raises(InputError, match="bundle"):
         check(replace(program, bundles=(mixed, *others)))
+
+
+def _moves(program: Program) -> list[Move]:
+    """The moves of parameters; others send partial results of the loss."""
+    moves = (i for i in program.instructions if isinstance(i, Move))
+    return [i for i in moves if i.kind.is_of_parameter]
 
 
 def _bytes(program: Program, moves: list[Move]) -> int:
