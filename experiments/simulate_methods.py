@@ -32,6 +32,7 @@ class WeakScalingCase(NamedTuple):
     kind: str  # of device, as in a cluster's name: p100, k80
     gpus: int
     samples: int  # per device
+    fitted: Cluster | None = None  # the first devices of this cluster, in place of the preset's
 
     @property
     def graph(self) -> Graph:
@@ -39,6 +40,8 @@ class WeakScalingCase(NamedTuple):
 
     @property
     def cluster(self) -> Cluster:
+        if self.fitted is not None:
+            return self.fitted.first_devices(self.gpus)
         # kind:nodes x GPUs of a node; the number of nodes is rounded up
         return cluster(f"{self.kind}:{-(-self.gpus // PER_NODE)}x{min(PER_NODE, self.gpus)}")
 

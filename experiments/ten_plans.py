@@ -130,7 +130,7 @@ def section(title: str, group: PlanGroup, results: Sequence[PlanTimes], printed:
     errors = [abs(r.error) for r in results]
     chosen = min(results, key=lambda r: r.simulated)
     text = (
-        f"{len(results)} plans of a network shaped as {group.function} at batch {group.batch}, on "
+        f"{len(results)} plans of a small {group.function}-like network at batch {group.batch}, on "
         f"{group.ranks} ranks of this machine. Spearman's correlation is "
         f"{spearman(measured, simulated):.2f}, Kendall's {kendall(measured, simulated):.2f}; "
         f"the simulation is {100 * sum(errors) / len(errors):.0f} % off on average, "

@@ -1,11 +1,15 @@
-"""Checks on a GPU that plans compute what the module computes: two ranks on one card, over gloo.
+"""Checks on a GPU that plans compute what the module computes: N ranks share one card.
 
-torchrun --standalone --nproc-per-node 2 bench/runtime/gpu_equal.py PLANS
+torchrun --standalone --nproc-per-node N bench/runtime/gpu_equal.py PLANS [gloo|nccl]
+
+PLANS is a folder with plans for N ranks, such as vgg16-tiny.data.N.json. NCCL takes several ranks on one
+card if each has a host id of its own; their speed then says nothing.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import pathlib
 import sys
 
@@ -16,9 +20,12 @@ import raddle
 from raddle import zoo
 
 
-def main(folder: str) -> None:
-    dist.init_process_group("gloo")
-    for path in sorted(pathlib.Path(folder).glob("*-tiny.*.2.json")):
+def main(folder: str, backend: str = "gloo") -> int:
+    os.environ["NCCL_HOSTID"] = f"rank{os.environ['RANK']}"
+    torch.cuda.set_device(0)
+    dist.init_process_group(backend)
+    wrong = 0
+    for path in sorted(pathlib.Path(folder).glob(f"*-tiny.*.{dist.get_world_size()}.json")):
         name = path.name.split(".")[0]
         work = zoo.load(name, device="cuda", dtype=torch.float64)
         for module in work.model.modules():
@@ -27,7 +34,7 @@ def main(folder: str) -> None:
             if isinstance(getattr(module, "dropout", None), float):
                 module.dropout = 0.0
         trainer = raddle.parallelize(
-            copy.deepcopy(work.model), path, sgd, loss=work.loss, device="cuda:0", backend="gloo"
+            copy.deepcopy(work.model), path, sgd, loss=work.loss, device="cuda:0", backend=backend
         )
         given = [*work.inputs, *work.targets]
         optimizer = sgd(work.model.parameters())
@@ -44,12 +51,15 @@ def main(folder: str) -> None:
             off = (state[key].double() - tensor.cpu().double()).norm()
             worst = max(worst, float(off / (1 + tensor.double().norm().cpu())))
         trainer.close()
+        wrong += not worst < 1e-9
         if dist.get_rank() == 0:
             print(
                 f"{path.name:44} worst deviation {worst:.1e}",
                 "ok" if worst < 1e-9 else "WRONG",
                 flush=True,
             )
+    dist.destroy_process_group()
+    return wrong
 
 
 def sgd(parameters: object) -> torch.optim.Optimizer:
@@ -57,4 +67,4 @@ def sgd(parameters: object) -> torch.optim.Optimizer:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(main(*sys.argv[1:]))

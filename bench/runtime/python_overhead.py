@@ -45,7 +45,7 @@ class Nobody:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.sent = rank, size, defaultdict[int, int](int)
-        self.reduced = defaultdict[tuple[int, ...], int](int)
+        self.collective_bytes = defaultdict[tuple[str, tuple[int, ...]], int](int)
 
     def prepare(self, groups: Any, links: Any = None) -> None: ...
 

@@ -139,29 +139,18 @@ def _longest_by_instruction(timeline: Timeline) -> Array:
     The messages of an instruction over one link share one latency: the largest of theirs.
     """
     tasks, longest = timeline.tasks, np.zeros(len(timeline.program.instructions))
-    latency = _latencies(timeline)
     columns: list[tuple[Array, ...]] = []
     for resource in (tasks.first_resource, tasks.second_resource):
         has_resource = resource >= 0
         # one number for each pair of instruction and resource (tasks.resources is how many there are)
         place = tasks.instruction[has_resource] * tasks.resources + resource[has_resource]
-        columns.append((place, (tasks.duration - latency)[has_resource], latency[has_resource]))
+        columns.append((place, tasks.duration[has_resource], tasks.latency[has_resource]))
     place, duration, latencies = (np.concatenate(column) for column in zip(*columns, strict=True))
     places, inverse = np.unique(place, return_inverse=True)
     total, largest_latency = np.bincount(inverse, weights=duration), np.zeros(len(places))
     np.maximum.at(largest_latency, inverse, latencies)
     np.maximum.at(longest, places // tasks.resources, total + largest_latency)
     return longest
-
-
-def _latencies(timeline: Timeline) -> Array:
-    """Latency of each task in nanoseconds: that of its links for a message, 0 for other tasks."""
-    tasks, cluster = timeline.tasks, timeline.cluster
-    latencies = np.zeros(len(tasks.duration))
-    for task in np.flatnonzero(tasks.source != tasks.device):
-        route = cluster.route(int(tasks.source[task]), int(tasks.device[task]))
-        latencies[task] = 1e9 * route.latency
-    return latencies
 
 
 def server_sync_seconds(program: Program, cluster: Cluster) -> float:

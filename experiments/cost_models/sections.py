@@ -22,6 +22,12 @@ from raddle.api.results import Cell, Chart, Column, Line, Section, Table
 PlansByGroup = Mapping[str, Sequence[MeasuredPlan]]
 Accuracies = Mapping[tuple[str, str], Accuracy]  # by group and cost model
 
+# Explains two columns, as part of the notes below tables.
+ADDITIVE = (
+    "OptCNN and 'additive, sync as run' add up the times of all computations, transfers and "
+    "synchronisations, as if nothing overlapped; OptCNN takes parameter servers, the other the plan's "
+    "sync kind."
+)
 # The range of relative errors that the papers print for their own models.
 PRINTED = {
     "optcnn": ("OptCNN", -0.05, 0.09),
@@ -93,10 +99,11 @@ def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
     # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = [Column("cost model"), *(Column(name, "measured", digits) for name, digits in heads)]
     note = (
-        f"{len(every)} plans in {len(groups)} groups; a group is one model on so many ranks. Errors are "
-        "relative to the measured time, after one factor a group was fitted (the median of measured over "
-        "predicted) and, for models in seconds, as predicted. Regret: how much slower the plan that is "
-        "predicted to be best in a group is than the best. All plans together are ranked more easily than "
+        f"{len(every)} plans in {len(groups)} groups; a group is one model on so many ranks. {ADDITIVE} "
+        "Errors are relative to the measured time. Before, the predictions of each group are multiplied by "
+        "one factor, the median of measured over predicted in that group (the fit); errors without fit are "
+        "given for models that predict seconds. Regret: how much slower the plan that is predicted to be "
+        "best in a group is than the best. All plans together are ranked more easily than "
         "those of a group, for the groups themselves take different times."
     )
     return Table("Which cost model ranks best", columns, rows, note)
@@ -121,7 +128,12 @@ def group_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
         Column("worst error, %", "measured", 0), Column("median error without fit, %", "measured", 0),
         Column("ranked first"), Column("best", "measured"), Column("regret, %", "measured", 1),
     )  # fmt: skip
-    return Table("Group by group", columns, rows, "Errors after one factor a group, as above.")
+    return Table(
+        "Group by group",
+        columns,
+        rows,
+        "Errors after the fit of one factor for each group, as above.",
+    )
 
 
 def kind_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
@@ -186,12 +198,12 @@ def plan_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
         Column("group"), Column("plan"), Column("step, ms", "measured", 1),
         Column("least to most, %", "measured", 0), Column("busiest device, GFLOP", "counted", 2),
         Column("volume, MB", "counted", 2), Column("OptCNN, ms", "simulated", 1),
-        Column("additive, ms", "simulated", 1), Column("simulator, ms", "simulated", 1),
+        Column("additive, sync as run, ms", "simulated", 1), Column("simulator, ms", "simulated", 1),
         Column("simulator off, %", "measured", 0),
     )  # fmt: skip
     note = (
-        "MB are 10^6 bytes that cross devices in a step. Least to most: the range of the blocks of "
-        "steps over their median, which is what was measured."
+        f"MB are 10^6 bytes that cross devices in a step. {ADDITIVE} Least to most: the range of the "
+        "blocks of steps over their median, which is what was measured."
     )
     return Table("All plans", columns, rows, note)
 
@@ -210,8 +222,8 @@ def scatter_chart(groups: PlansByGroup, accuracies: Accuracies) -> Chart:
     return Chart(
         "Predicted over measured", "measured step, ms", "predicted step, ms", lines,
         log_x=True, log_y=True,
-        note="After one factor a group. A perfect model has all points on the diagonal; plans without "
-        "volume are not drawn.",
+        note="After the fit of one factor for each group. A perfect model has all points on the "
+        "diagonal; plans without volume are not drawn.",
     )  # fmt: skip
 
 

@@ -131,15 +131,15 @@ def shortened_seconds(evaluator: Evaluator, move: Tiles, limit: int) -> float:
 def engine_seconds(tasks: Tasks) -> float:
     """Seconds of the simulator's event loop on all tasks.
 
-    Its arguments are arrays over the tasks: what each occupies, how many it waits for, which wait for it
-    (pointer, successor), and whether it may overtake (urgency); `resources` is the number of devices and
-    links.
+    Its arguments are arrays over the tasks: what each occupies and for how long, its latency, how many it
+    waits for, which wait for it (pointer, successor), and whether it may overtake (urgency); `resources` is
+    the number of devices and links, and `in_order` says which of them serve their tasks in a fixed order.
     """
     begun = perf_counter()
     run_tasks(
-        tasks.duration, tasks.first_resource, tasks.second_resource, tasks.wait_count,
+        tasks.duration, tasks.latency, tasks.first_resource, tasks.second_resource, tasks.wait_count,
         tasks.pointer, tasks.successor,
-        tasks.resources, tasks.urgency,
+        tasks.resources, tasks.in_order, tasks.urgency,
     )  # fmt: skip
     return perf_counter() - begun
 

@@ -3,7 +3,8 @@
 It measures throughput, memory, the largest image that fits, and the time to a loss.
 
 Jain et al. 2020 (SC20), "GEMS: GPU-enabled memory-aware model-parallelism system for distributed DNN
-training", and the proposal to bring MASTER to PyTorch and U-Nets on large images.
+training"; and a research proposal that builds on it and that raddle takes up: implement MASTER in PyTorch,
+and train U-Nets on large images faster with it.
 
 GEMS: two replicas of the stages run on the same devices in opposite order. MAST is GEMS with one pair of
 micro-batches in a step, MASTER with several pairs. A *side* is the height and width of an image, in pixels.
@@ -22,7 +23,7 @@ CLAIMS = (
     "several such pairs before one update (MASTER) leave less idle.",
     "With data parallelism, a ResNet of 1000 layers scales to 1,024 V100 with 97.32 % efficiency.",
     "ResNet-110-v2 on tiles of 1024 x 1024 of pathology slides: seven hours become 28 minutes.",
-    "The proposal: MASTER speeds up U-Nets with long skips on large images, in images per second.",
+    "The research proposal: MASTER speeds up U-Nets with long skips on large images, in images per second.",
 )
 DIFFERS = (
     "All methods train on one batch of the same size; in the paper MAST and MASTER enlarge it.",

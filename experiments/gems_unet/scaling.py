@@ -55,9 +55,10 @@ def section(points: list[ScalingPoint]) -> Section:
         Column("efficiency, %", "printed", 2),
     ]  # fmt: skip
     text = (
-        f"{NET} on {SIDE}² images, pipelines of {STAGES} stages side by side: "
-        f"{efficiency(last, first):.2f} % of {last.devices // first.devices} times {first.devices} GPUs' "
-        f"images a second on {last.devices}; the paper prints {PRINTED} % on 1,024, for 1000 layers."
+        f"{NET} on {SIDE}² images, GEMS pipelines of {STAGES} stages with data parallelism between them: "
+        f"{last.devices} GPUs reach {efficiency(last, first):.2f} % of {last.devices // first.devices} "
+        f"times the images a second of {first.devices} GPUs; the paper prints {PRINTED} % on 1,024 GPUs, "
+        "for 1000 layers."
     )
     note = (
         f"Nodes of {STAGES} V100 behind 100 Gb/s each, {MICRO_BATCHES} images of {SIDE}² for each "
@@ -68,5 +69,5 @@ def section(points: list[ScalingPoint]) -> Section:
     line = Line(NET, [(each.devices, efficiency(each, first)) for each in points], "simulated")
     printed = Line("paper, ResNet-1k", [(1024.0, PRINTED)], "printed")
     chart = Chart("Scaling", "GPUs", "efficiency, %", [line, printed], log_x=True)
-    table = Table("GEMS side by side", columns, rows, note)
+    table = Table("GEMS pipelines with data parallelism between them", columns, rows, note)
     return Section("GEMS with data parallelism, scaled", text, [chart, table])

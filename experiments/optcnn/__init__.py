@@ -6,6 +6,7 @@ Differs from the paper: steps are simulated on its cluster, not measured.
 from __future__ import annotations
 
 from experiments.experiment import Part
+from experiments.optcnn.calibrated import calibrated
 from experiments.optcnn.plans import plans
 from experiments.optcnn.ranking import ranking
 from experiments.optcnn.search import search
@@ -24,7 +25,8 @@ CLAIMS = (
 )
 DIFFERS = (
     "Throughput is simulated on the paper's cluster, from data sheets and assumed efficiencies; the paper "
-    "measured it. Links have their nominal rates.",
+    "measured it. Links have their nominal rates; in the part `calibrated` those of a fit, and the peak is "
+    "fitted to one GPU.",
     "The paper synchronises through a server for each layer. Both that and all-reduce are simulated, and "
     "in both synchronisation overlaps with the backward.",
     "A node of the search is a group of operators that are split alike; parts are powers of two.",
@@ -32,6 +34,7 @@ DIFFERS = (
 )
 PARTS = (
     Part("throughput", "Throughput and communication on 1 to 16 P100", throughput),
+    Part("calibrated", "Throughput with a peak fitted to one GPU", calibrated),
     Part("search", "Seconds of the search", search),
     Part("plans", "VGG-16 on 4 GPUs, layer by layer", plans),
     Part("ranking", "Ten plans, simulated and measured", ranking),

@@ -163,8 +163,10 @@ def throughput(net: NetCase, curve: Sequence[Point]) -> Table:
         for point in curve
     ]
     note = (
-        f"Samples a second, batch {net.batch} over {HOSTS} hosts. Predictions are simulated with the link "
-        "and the operators as measured beside a step's traffic, plus what small messages cost the cores."
+        f"Samples a second, batch {net.batch} over {HOSTS} hosts. Predictions are simulated with the "
+        "measured speed of the link. The times of operators were measured while the link carried as much "
+        "traffic as in a step, so they include what each byte costs the cores; what each message costs "
+        "them is added."
     )
     return Table(f"{net.title}: samples a second", columns, rows, note)
 

@@ -21,7 +21,7 @@ CLAIMS = (
     "Coarse and fine partitions of VGG-16 are balanced within 2 % at N = 2 and 18 and 5 % at N = 16, and "
     "send 27 and 27.5 MB of a forward at N = 2, 661 and 549 at N = 16 (Tables 5.9 to 5.12).",
     "They send 93 % less than data parallelism in an epoch of 64,000 images (Table 5.14).",
-    "With several batches under way, model parallelism is faster than data parallelism with servers up to "
+    "With several batches in flight, model parallelism is faster than data parallelism with servers up to "
     "batch 128 on two nodes and 64 on four (Table 5.15).",
     "VGG-16 reaches 90 % training accuracy in 44 hours on four nodes, 122 on one; data parallelism takes "
     "1.5 (asynchronous) and 3.5 (synchronous) times as long (Figure 5.2).",

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments.experiment import Part, RunOptions
 from experiments.thesis.lab_plans import DDP
-from experiments.thesis.lab_table import BATCHES, COARSE, IMAGES, SECONDS, SINGLE
+from experiments.thesis.lab_table import BATCHES, COARSE, IMAGES_OF_TEN_EPOCHS, SECONDS, SINGLE
 from experiments.thesis.simulated import (
     DATA,
     FURTHER,
@@ -76,12 +76,13 @@ def table(network: str, cells: CellsByRow, batches: Sequence[int]) -> Table:
     columns = [Column("N"), Column("row")]
     for batch in batches:
         columns += [Column(f"{batch}", "printed", 0), Column(f"{batch}", "simulated", 0)]
-    columns.append(Column("steps under way"))
+    columns.append(Column("steps in flight"))
     rows = [_row(cells, n, row, batches) for n, row in dict.fromkeys((n, r) for n, r, _ in cells)]
     note = (
-        f"Seconds of {IMAGES} images, by batch. Model parallelism: of a step, with as many steps under way "
-        "as are given (at the largest batch), the fastest of N, 2 N and 4 N in the full table. "
-        "Data parallelism: of a worker. hypergraph-mixed, auto: of a step, one at a time."
+        f"Seconds of {IMAGES_OF_TEN_EPOCHS} images, by batch. For model parallelism this is the batch of a "
+        "step, and as many steps run at the same time as the last column says (for the largest batch: the "
+        "fastest of N, 2 N and 4 N in the full table). For data parallelism it is the batch of a worker. "
+        "hypergraph-mixed and auto: the batch of a step, one step at a time."
     )
     return Table(f"Table 5.15 on {network}", columns, rows, note)
 

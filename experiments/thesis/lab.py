@@ -73,7 +73,7 @@ def _rates(grid: Grid, batches: Sequence[int]) -> Table:
             row += grid.cells[label, batch]
         rows.append(row)
     note = (
-        "By global batch. Model parallel rows have four batches under way (threaded:4:greedy), as the "
+        "By global batch. Model parallel rows have four batches in flight (threaded:4:greedy), as the "
         "thesis has it, unless they say step by step; gradients are computed where their parameters are. "
         "They are simulated in an order that is settled before."
     )

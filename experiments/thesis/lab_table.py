@@ -12,7 +12,7 @@ data parallel, but for `single`, one node.
 from __future__ import annotations
 
 BATCHES = (16, 32, 64, 128, 256, 512)
-IMAGES = 10 * 10_240  # of ten epochs
+IMAGES_OF_TEN_EPOCHS = 10 * 10_240  # how many images ten epochs train on
 SINGLE = "single"
 LAYERS, FILTERS, COARSE = "layer-wise", "filter-wise", "coarse hypergraph"
 ASYNC_ONE, SYNC_ONE = "servers: one, asynchronous", "servers: one, synchronous"
@@ -47,4 +47,4 @@ def images_per_second(ranks: int, row: str, batch: int) -> float | None:
     seconds = SECONDS.get(ranks, {}).get(row)
     if seconds is None or batch not in BATCHES:
         return None
-    return IMAGES / seconds[BATCHES.index(batch)]
+    return IMAGES_OF_TEN_EPOCHS / seconds[BATCHES.index(batch)]

@@ -1,9 +1,9 @@
 """VGG-16 partitioned as in the thesis's Tables 5.1 to 5.12, method by method, and beyond them.
 
-Where the thesis has a table, work is in its unit (reconstructed weights, printed.py), and a fully connected
-layer is one vertex of the hypergraph. `operations` are FLOP of a forward, and each neuron of a fully
-connected layer is a vertex. Volumes (data sent) are of a forward, in Mi elements. MiB are of a whole step:
-forward, backward and all-reduce of gradients, in float32.
+Where the thesis has a table, work is in its unit (weights reconstructed from its Tables 5.1 and 5.5,
+printed.py), and a fully connected layer is one vertex of the hypergraph. `operations` are FLOP of a
+forward, and each neuron of a fully connected layer is a vertex. Volumes (data sent) are of a forward, in
+Mi elements. MiB are of a whole step: forward, backward and all-reduce of gradients, in float32.
 
 A *part* is what one device gets. *Coarse*: whole filters are distributed; *fine*: input channels of
 filters; *mixed*: each layer along its best axis (samples, filters, input channels, height or width).
@@ -37,17 +37,17 @@ MIXED, AUTO = "hypergraph-mixed", "auto"
 class WeightedPartitioners(NamedTuple):
     """Partitioners of one network under three kinds of vertex weights (the work of a filter)."""
 
-    thesis: Partitioner  # reconstructed from the thesis
-    operations: Partitioner  # FLOP
-    profiled: Partitioner  # measured here
+    by_reconstruction: Partitioner  # the thesis's weights, reconstructed (printed.py)
+    by_flops: Partitioner  # FLOP of a forward
+    by_profile: Partitioner  # from FLOP and from seconds measured here
 
     @property
     def graph(self) -> Graph:
-        return self.operations.graph
+        return self.by_flops.graph
 
     @property
     def parameters(self) -> int:
-        return sum(layer.parameters for layer in self.operations.network.layers)
+        return sum(layer.parameters for layer in self.by_flops.network.layers)
 
 
 class StepVolume(NamedTuple):
@@ -82,7 +82,7 @@ def partition_as_printed(
             request = PartitionRequest(
                 parts, epsilon=allowed_imbalance(theirs.rows[parts]), budget=budget
             )
-            results[theirs.name] = partitioners.thesis.partition(theirs.method, request)
+            results[theirs.name] = partitioners.by_reconstruction.partition(theirs.method, request)
     return results
 
 
@@ -96,18 +96,18 @@ def measure_other_methods(
     request = PartitionRequest(parts, epsilon=DEFAULT, budget=budget)
     volumes = {
         "coarse-grain, operations": _volume_of_result(
-            partitioners.operations.partition("coarse", request)
+            partitioners.by_flops.partition("coarse", request)
         ),
         "fine-grain, operations": _volume_of_result(
-            partitioners.operations.partition("fine", request)
+            partitioners.by_flops.partition("fine", request)
         ),
         "coarse-grain, profiled here": _volume_of_result(
-            partitioners.profiled.partition("coarse", request)
+            partitioners.by_profile.partition("coarse", request)
         ),
         "data parallelism": StepVolume(data_bytes(partitioners.parameters, parts), 1.0),
     }
     volumes["mixed, least bytes"] = _volume_of_result(
-        partitioners.operations.partition("mixed", request)
+        partitioners.by_flops.partition("mixed", request)
     )
     if parts <= most_plans:
         for method in (MIXED, AUTO):
@@ -147,11 +147,12 @@ COLUMNS = (
     Column("MiB a step", "counted", 1),
 )  # fmt: skip
 NOTE = (
-    "Work in the thesis's unit, on the reconstructed weights; coarse and fine are at most as uneven as "
-    "printed. Rows without a table balance FLOP, or what is profiled here, within 0.1. Volumes of a "
-    "forward in Mi elements, which the thesis prints as MB. MiB a step: forward, backward and parameters' "
-    "sums in float32, 8 x the volume where no parameter has copies. hypergraph-mixed and auto search the "
-    f"shortest step on {CLUSTER}, not the fewest bytes; their largest/average is of simulated compute time."
+    "Work in the thesis's unit, with weights reconstructed from its Tables 5.1 and 5.5; coarse and fine "
+    "partitions are at most as uneven as printed. Rows without a table balance FLOP, or what is profiled "
+    "here, within 0.1. Volumes of a forward in Mi elements, which the thesis prints as MB. MiB a step: "
+    "forward, backward and parameters' sums in float32, 8 x the volume where no parameter has copies. "
+    f"hypergraph-mixed and auto search the shortest step on {CLUSTER}, not the fewest bytes; their "
+    "largest/average is of simulated compute time."
 )
 
 

@@ -1,9 +1,11 @@
 """Simulates the rows of Table 5.15 on any cluster. A row is a kind of parallelism (lab_plans.py).
 
-Model parallelism overlaps steps, as in the thesis; of several numbers of steps in flight, the fastest that
-fits the memory counts. Its batch is that of a step. With data parallelism each worker has the batch, so a
-step has N times as many images. (This follows from the printed times, which halve from 2 workers to 4 at
-every batch.)
+Model parallelism overlaps steps, as in the thesis: its plans have the schedule "threaded:K". It has no
+pipeline stages; K steps run at the same time, each on a batch of its own, and a device computes for one
+step while another waits for a message (program/threaded_order.py). Of several K, the fastest that fits
+the memory counts. The batch of a row is that of one step. With data parallelism each worker has the
+batch, so a step has N times as many images. (This follows from the printed times, which halve from 2
+workers to 4 at every batch.)
 
 Differs from the thesis: the one server is on a worker's node (not said there); the efficiency of
 devices does not depend on the batch.
@@ -24,7 +26,7 @@ from experiments.thesis.lab_table import (
     ASYNC_ONE,
     COARSE,
     FILTERS,
-    IMAGES,
+    IMAGES_OF_TEN_EPOCHS,
     LAYERS,
     SYNC_ALL,
     SYNC_ONE,
@@ -49,7 +51,7 @@ class SimulatedRow(NamedTuple):
     """seconds: of ten epochs; None if no plan fits the devices' memory."""
 
     seconds: float | None
-    steps_in_flight: int = 1  # steps that run at the same time
+    steps_in_flight: int = 1  # steps that run at the same time: K of the schedule threaded:K
 
 
 def simulate_row(
@@ -76,7 +78,10 @@ def simulate_row(
 
 
 def simulate_threaded(graph: Graph, on: Cluster, row: str, factors: Sequence[int]) -> SimulatedRow:
-    """Simulates with N x each of `factors` steps in flight; returns the fastest that fits."""
+    """Simulates a row of MODEL with the schedule threaded:K (K steps at once, see the top of this file).
+
+    K is the number of devices x each of `factors`. Returns the fastest that fits.
+    """
     plan, count = _model_plan(graph, on, row), len(on.devices)
     best = SimulatedRow(None)
     for steps_in_flight in (count * factor for factor in factors):
@@ -112,7 +117,7 @@ def _simulate_searched(graph: Graph, on: Cluster, method: str, budget: float) ->
     # prediction.row: numbers predicted for the plan, by name (not a row of Table 5.15)
     if not prediction.row["fits"]:
         return SimulatedRow(None)
-    return SimulatedRow(IMAGES / prediction.row["samples_per_s"])
+    return SimulatedRow(IMAGES_OF_TEN_EPOCHS / prediction.row["samples_per_s"])
 
 
 def _ten_epochs(timeline: Timeline, graph: Graph) -> float | None:
@@ -120,7 +125,7 @@ def _ten_epochs(timeline: Timeline, graph: Graph) -> float | None:
     devices = timeline.cluster.devices
     if any(peak > devices[d].memory for d, peak in enumerate(peak_bytes(timeline))):
         return None
-    return timeline.step_seconds * IMAGES / graph.batch
+    return timeline.step_seconds * IMAGES_OF_TEN_EPOCHS / graph.batch
 
 
 @cache

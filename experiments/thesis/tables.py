@@ -1,6 +1,7 @@
 """Part `tables`: hypergraphs and partitions of VGG-16, next to the printed tables.
 
-*Weights* are here the work of layers, which partitions balance (weights.py). A *part* is what one device
+*Weights* are here the work of layers, which partitions balance. The thesis does not print its weights:
+*reconstructed* ones are derived from its Tables 5.1 and 5.5 (printed.py). A *part* is what one device
 gets. `theirs` is printed, `ours` raddle's by the same method, `further` are methods that are not printed.
 A StepVolume (partitions.py) has the bytes of a step and the imbalance.
 """
@@ -52,12 +53,12 @@ def make(options: RunOptions) -> Section:
         ours[parts] = partition_as_printed(partitioners, parts, budget)
         further[parts] = measure_other_methods(partitioners, parts, budget, most_plans)
     shown: list[Table | Chart | Drawing] = [
-        weights.weight_table(partitioners.operations, measured, batch),
-        weights.file_table(partitioners.thesis),
+        weights.weight_table(partitioners.by_flops, measured, batch),
+        weights.hypergraph_table(partitioners.by_reconstruction),
     ]  # fmt: skip
     shown += [table(n, ours[n], further[n]) for n in counts]
     shown.append(chart(partitioners, ours, further))
-    shown += appendix.tables(partitioners.thesis, counts, budget, options)
+    shown += appendix.tables(partitioners.by_reconstruction, counts, budget, options)
     options.report("an epoch", 0.9)
     epoch_bytes = _epoch(partitioners, further, 0.0 if options.quick else budget)
     return Section(TITLE, text(ours, further, epoch_bytes), [*shown, epoch_bytes.table])
@@ -101,14 +102,16 @@ def chart(partitioners: WeightedPartitioners, ours: Ours, further: Further) -> C
 def text(ours: Ours, further: Further, epoch_bytes: epoch.EpochBytes) -> str:
     """A summary in sentences, computed from the results."""
     first = (
-        "Volumes in Mi elements over the printed ones, on the reconstructed weights: "
+        "Our volumes divided by the printed ones, with weights of layers that are reconstructed from the "
+        "thesis's Tables 5.1 and 5.5: "
         f"layer-wise, {_ratios(ours, LAYERWISE)}; coarse, at most as uneven as printed, "
         f"{_ratios(ours, COARSE)}; fine, {_ratios(ours, FINE)}."
     )
     saved = "; ".join(f"{name}: {share}" for name, share in epoch_bytes.saved.items())
     second = (
-        f"Of data parallelism's bytes in Table 5.14, the printed partitions save "
-        f"{epoch_bytes.saved_printed:.0%} on average in equal units. Ours: {saved}."
+        f"In Table 5.14, the printed partitions save {epoch_bytes.saved_printed:.0%} of data parallelism's "
+        f"bytes on average, if both are counted in bytes (the table has partitions in elements of 4 "
+        f"bytes). Ours: {saved}."
     )
     return "\n\n".join([first, _mixed_text(further), second])
 

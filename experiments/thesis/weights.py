@@ -72,7 +72,7 @@ def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:
     return Table("Weights of layers", columns, rows, note)
 
 
-def file_table(partitioner: Partitioner) -> Table:
+def hypergraph_table(partitioner: Partitioner) -> Table:
     """A table of the sizes of both hypergraphs and of their PaToH files."""
     rows: list[list[Cell]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -65,7 +65,8 @@ def test_round_trip(spec: str, tmp_path: Path) -> None:
 def test_host_overhead(tmp_path: Path) -> None:
     text = GOOD.replace("900e9}", "900e9, host_overhead: {sum: 1 ms, byte: 0.2 ns}}")
     c = cluster(write_file(tmp_path, text))
-    assert c.devices[0].host_overhead == {"message": 0, "slice": 0, "byte": 2e-10, "sum": 1e-3}
+    expected = {"message": 0, "slice": 0, "byte": 2e-10, "sum": 1e-3, "collective": 0}
+    assert c.devices[0].host_overhead == expected
     assert Cluster.from_dict(c.to_dict()) == c
     assert Cluster.from_dict(c.to_dict()).devices[0].host_overhead == c.devices[0].host_overhead
     assert "host_overhead" not in cluster("p100:4x4").to_dict()["devices"]["p100"]
@@ -118,7 +119,13 @@ MISTAKES = [
     ),
     ("float32", "fp32", "devices.gpu.flops has an unknown key 'fp32'"),
     ("float32", "float16", "devices.gpu.flops has no float32: add it"),
-    ("memory:", "efficiency: {conv: 1.5}, memory:", "efficiency.conv is 1.5: write a share"),
+    ("memory:", "efficiency: {conv: 4.5}, memory:", "efficiency.conv is 4.5: write a share"),
+    ("memory:", "efficiency: {memory: 1.5}, memory:", "efficiency.memory is 1.5: write a share"),
+    (
+        "memory:",
+        "host_overhead: {collective: 2}, memory:",
+        "host_overhead.collective is 2: write a",
+    ),
     ("memory:", "efficiency: {convolution: 1}, memory:", "did you mean conv?"),
     ("memory:", "overhead: soon, memory:", "devices.gpu.overhead is 'soon'"),
     ("name: mine", "nmae: mine", "has an unknown key 'nmae': did you mean name?"),

@@ -8,24 +8,12 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from drawn_clusters import KINDS, drawn_clusters
 from hypothesis import given
-from hypothesis import strategies as st
 
 from raddle.clusters import Cluster, Device, Link, Network, cluster, topology
 from raddle.clusters.topology import Route, build_cluster
 from raddle.errors import InputError
-
-KINDS = [
-    Device("fast", 0, {"float32": 1e13}, 16 * 2**30, 9e11),
-    Device("slow", 0, {"float32": 1e12, "float64": 3e11}, 2**30, 1e11, 1e-5, {"conv": 0.2}),
-]
-
-rates = st.floats(1.0, 1e12)
-latencies = st.floats(0.0, 1e-3)
-links = st.builds(Link, rates, latencies, st.booleans(), st.booleans())
-networks = st.builds(Network, rates, latencies, st.booleans(), st.booleans())
-nodes = st.tuples(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4), links, networks)
-clusters = st.builds(build_cluster, st.just("drawn"), st.lists(nodes, min_size=1, max_size=4))
 
 
 def held_links(c: Cluster, source: int, target: int) -> set[str]:
@@ -38,25 +26,57 @@ def expected_links(c: Cluster, source: int, target: int) -> set[str]:
     i, j = source - c.members(a)[0], target - c.members(b)[0]
     link = c.node_links[a]
     if a == b and link is not None:
-        match link.shared, link.duplex:
-            case True, True:
-                return {f"node{a} bus {'up' if i < j else 'down'}"}
-            case True, False:
-                return {f"node{a} bus"}
-            case False, True:
-                return {f"node{a}.device{i} out", f"node{a}.device{j} in"}
-            case False, False:
-                return {f"node{a}.device{i}", f"node{a}.device{j}"}
+        g = link.groups
+        if g is not None and i // g.size == j // g.size:
+            port = "" if g.uplink else " bridge"
+            return both(f"node{a}.device{i}{port}", f"node{a}.device{j}{port}", duplex=g.duplex)
+        if g is not None and g.uplink:
+            first, second = f"node{a}.switch{i // g.size}", f"node{a}.switch{j // g.size}"
+            return both(first, second, duplex=link.duplex)
+        if link.shared:
+            return {f"node{a} bus {'up' if i < j else 'down'}" if link.duplex else f"node{a} bus"}
+        return both(f"node{a}.device{i}", f"node{a}.device{j}", duplex=link.duplex)
     names = set()
     for node, local, way in ((a, i, "out"), (b, j, "in")):
         network = c.node_networks[node]
         assert network is not None
-        owner = f"node{node}.device{local} nic" if network.per_device else f"node{node} nic"
-        names.add(f"{owner} {way}" if network.duplex else owner)
+        if network.leaf and a // network.leaf != b // network.leaf and network.oversubscription > 1:
+            owner, duplex = lane(c, node, local)
+        else:
+            owner, duplex = nic(c, node, local), network.duplex
+        names.add(f"{owner} {way}" if duplex else owner)
     return names
 
 
-@given(clusters)
+def both(first: str, second: str, *, duplex: bool) -> set[str]:
+    return {f"{first} out", f"{second} in"} if duplex else {first, second}
+
+
+def nic(c: Cluster, node: int, local: int) -> str:
+    """The name of a device's NIC: consecutive devices share one, in nearly equal shares."""
+    network, count = c.node_networks[node], len(c.members(node))
+    assert network is not None
+    if network.per_device:
+        return f"node{node}.device{local} nic"
+    if min(network.adapters, count) == 1:
+        return f"node{node} nic"
+    return f"node{node} nic{local * min(network.adapters, count) // count}"
+
+
+def lane(c: Cluster, node: int, local: int) -> tuple[str, bool]:
+    """The name of a device's lane, and whether it is duplex: the leaf's NICs are dealt to lanes in turn."""
+    network = c.node_networks[node]
+    assert network is not None
+    leaf = node // network.leaf
+    nodes = range(leaf * network.leaf, min((leaf + 1) * network.leaf, c.nodes))
+    nics = list(dict.fromkeys(nic(c, a, d) for a in nodes for d in range(len(c.members(a)))))
+    lanes = -(-len(nics) // network.oversubscription)
+    head = c.node_networks[nodes[0]]
+    assert head is not None
+    return f"leaf{leaf}.lane{nics.index(nic(c, node, local)) % lanes}", head.duplex
+
+
+@given(drawn_clusters())
 def test_routes(c: Cluster) -> None:
     used = set()
     for source, target in permutations(range(len(c.devices)), 2):
@@ -69,24 +89,31 @@ def test_routes(c: Cluster) -> None:
     assert len(set(c.links)) == len(c.links)
 
 
-@given(clusters)
+@given(drawn_clusters())
 def test_disjoint_pairs_share_a_link_only_where_it_is_shared(c: Cluster) -> None:
     devices = range(min(6, len(c.devices)))
     for s, t, u, v in permutations(devices, 4):
         common = held_links(c, s, t) & held_links(c, u, v)
-        assert all("bus" in name or ("nic" in name and "device" not in name) for name in common)
+        assert all(
+            any(word in name for word in ("bus", "switch", "lane"))
+            or ("nic" in name and "device" not in name)
+            for name in common
+        )
 
 
-@given(clusters)
+@given(drawn_clusters())
 def test_duplex_links_carry_both_ways_at_once(c: Cluster) -> None:
-    duplex = all(link is None or link.duplex for link in c.node_links)
+    duplex = all(
+        link is None or (link.duplex and (link.groups is None or link.groups.duplex))
+        for link in c.node_links
+    )
     duplex &= all(network is None or network.duplex for network in c.node_networks)
     for s, t in permutations(range(len(c.devices)), 2):
         if duplex:
             assert not held_links(c, s, t) & held_links(c, t, s)
 
 
-@given(clusters)
+@given(drawn_clusters())
 def test_plain_data_round_trip(c: Cluster) -> None:
     data = json.loads(json.dumps(c.to_dict()))
     again = Cluster.from_dict(data)

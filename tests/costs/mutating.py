@@ -16,8 +16,8 @@ from small_models import make_plan, mlp
 
 from raddle.costs.collectives import fastest_seconds
 from raddle.costs.compute import memory_pass_seconds, roofline
-from raddle.costs.host_overhead import all_reduce_bytes_per_member, host_seconds
-from raddle.costs.links import transfer_seconds
+from raddle.costs.host_overhead import collective_member_seconds, host_seconds
+from raddle.costs.links import occupied_seconds
 from raddle.plans.optimizers import optimizer_info
 from raddle.program.lower import lower
 from raddle.program.merges import merged_bytes
@@ -25,6 +25,7 @@ from raddle.program.program import reduced_element_bytes
 from raddle.program.value_holders import chosen_copy
 from raddle.searches.optcnn.tables import build_tables
 from raddle.simulation.fast.evaluator import Evaluator
+from raddle.simulation.message_tasks import flight_nanoseconds
 from raddle.simulation.timeline import simulate
 
 # The plan uses all rules: boxes are sent (fc1, relu), one of two copies is chosen (relu), partial results
@@ -35,10 +36,11 @@ Rule = tuple[Callable[..., Any], str, str]
 RULES: dict[str, Rule] = {  # function, text in its source, replacement
     "roofline": (roofline, "+ speed.overhead", "+ 3 * speed.overhead"),
     "memory": (memory_pass_seconds, "+ overhead", "+ 3 * overhead"),
-    "link": (transfer_seconds, "latency +", "3 * latency +"),
-    "all-reduce": (fastest_seconds, "return min", "return 3 * min"),
+    "link": (occupied_seconds, "nbytes /", "3 * nbytes /"),
+    "latency": (flight_nanoseconds, "route.latency", "3 * route.latency"),
+    "all-reduce": (fastest_seconds, "return best", "return 3 * best"),
     "host": (host_seconds, "fixed +", "3 * fixed +"),
-    "sum on a host": (all_reduce_bytes_per_member, "return 4", "return 9e9"),
+    "sum on a host": (collective_member_seconds, "2 * sent_and_received)", "9e9 * nbytes)"),
     "merge": (merged_bytes, "+ 1", "+ 1_000_000"),
     "compressed sum": (reduced_element_bytes, "return 2", "return 2_000_000"),
     "optimizer": (

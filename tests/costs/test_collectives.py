@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from raddle.clusters import cluster
+from raddle.clusters.devices import PLAIN
 from raddle.costs.collectives import all_reduce_seconds
 
 GIB = 2**30
@@ -22,16 +24,18 @@ def bus_bandwidth(spec: str, nbytes: int) -> float:
 
 @pytest.mark.parametrize("nodes", [4, 16])
 def test_large_all_reduces_are_as_fast_as_all_adapters_together(nodes: int) -> None:
-    # a100: 8 adapters of 25 GB/s a node, slower together than the links inside it (300 GB/s).
-    assert bus_bandwidth(f"a100:{nodes}x8", 64 * GIB) == pytest.approx(200, rel=0.01)
+    # a100: 8 adapters of 25 GB/s a node, 24 GB/s for data: slower together than the links inside it.
+    assert bus_bandwidth(f"a100:{nodes}x8", 64 * GIB) == pytest.approx(192, rel=0.01)
     # p100: one adapter of 12.5 GB/s a node.
     assert bus_bandwidth(f"p100:{nodes}x4", 64 * GIB) == pytest.approx(12.5, rel=0.01)
 
 
 def test_links_inside_a_node_bound_them_too() -> None:
-    on = cluster("h100:2x8")
+    # Without switches that reduce, and without trees that cross the network once, as NCCL has on two nodes
+    on = replace(cluster("h100:2x8"), collectives=PLAIN)
     inside, between = on.route(0, 1).bandwidth, on.route(0, 8).bandwidth
-    assert bus_bandwidth("h100:2x8", 64 * GIB) <= min(inside, 8 * between) / 1e9
+    seconds = all_reduce_seconds(on, range(16), 64 * GIB)
+    assert 2 * 15 / 16 * 64 * GIB / seconds <= min(inside, 8 * between)
 
 
 def test_the_order_of_the_devices_does_not_matter() -> None:

@@ -28,8 +28,8 @@ def results() -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize(
     "rule",
     [
-        "roofline", "memory", "link", "all-reduce", "host", "sum on a host", "merge", "compressed sum",
-        "optimizer", "copy",
+        "roofline", "memory", "link", "latency", "all-reduce", "host", "sum on a host", "merge",
+        "compressed sum", "optimizer", "copy",
     ],
 )  # fmt: skip
 def test_changed_in_one_place_a_rule_changes_everywhere(

@@ -10,6 +10,9 @@ import pytest
 from experiments.cost_models.plans import PlanGroup
 from experiments.flexflow import PARTS
 from experiments.flexflow.cases import FULL, MODELS, QUICK, case, expert
+from experiments.flexflow.no_overlap import Gain
+from experiments.flexflow.no_overlap import gains_table as gains_table_without_overlap
+from experiments.flexflow.no_overlap import gains_text as gains_text_without_overlap
 from experiments.flexflow.plans import draw, layer_of, work_shares
 from experiments.flexflow.proposal_times import time_proposals
 from experiments.flexflow.ranking import SmallNetGroup
@@ -134,4 +137,22 @@ def test_small_network_is_loaded_from_nets_py() -> None:
 
 
 def test_parts_have_different_names() -> None:
-    assert [part.name for part in PARTS] == ["throughput", "search", "plans", "ranking"]
+    assert [part.name for part in PARTS] == [
+        "throughput",
+        "no-overlap",
+        "search",
+        "plans",
+        "ranking",
+    ]
+
+
+def test_gains_without_overlap_are_said() -> None:
+    gains = [Gain("a", 4, 1.0, 1.5), Gain("a", 16, 2.0, 2.01), Gain("b", 4, None, 3.0)]
+    text = gains_text_without_overlap(gains)
+    assert "up to 2.00 x" in text
+    assert "up to 2.01 x (the paper" in text
+    assert "in 1 of 2 cases" in text
+    assert [row[2:4] for row in gains_table_without_overlap(gains).rows] == [
+        [1.0, 1.5], [2.0, 2.01], [None, 3.0]
+    ]  # fmt: skip
+    assert gains_text_without_overlap(gains[2:]) == "No plan fits the memory."

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from experiments import simulate_methods, ten_plans
 from experiments.cost_models.plans import PlanGroup
 from experiments.optcnn import PARTS, additive
+from experiments.optcnn.calibrated import MEASURED, Calibrated, compare
 from experiments.optcnn.plans import draw, printed_split, split
 from experiments.optcnn.search import log10_plan_count
 from experiments.optcnn.throughput import ModelThroughput, byte_ratios, scaling_factor
@@ -25,6 +26,7 @@ from experiments.simulate_methods import (
     throughput_chart,
 )
 from experiments.timing import StepTimes
+from raddle.api.calibrating import Measurement, read_measurements, with_values
 from raddle.api.loading import capture_model
 from raddle.clusters import cluster
 from raddle.errors import InputError
@@ -261,4 +263,38 @@ def test_section_says_how_well_the_order_is_kept() -> None:
 
 
 def test_parts_have_different_names() -> None:
-    assert [part.name for part in PARTS] == ["throughput", "search", "plans", "ranking"]
+    names = ["throughput", "calibrated", "search", "plans", "ranking"]
+    assert [part.name for part in PARTS] == names
+
+
+# -- calibrated ------------------------------------------------------------------------------------
+
+
+def test_cells_of_the_paper_are_compared_with_what_was_simulated() -> None:
+    steps: Any = {("data", 1): _step(10), ("optcnn-paper", 16): _step(150), ("model", 16): None}
+    result = Calibrated("net", 1e12, True, steps)
+    one, all_of, model = (
+        Measurement("net", 32 * n, str(n), method, "", "allreduce", speed, ms, n > 1)
+        for n, method, speed, ms in (
+            (1, "data", 8.0, 0.0), (16, "optcnn", 0.0, 512 / 0.12), (16, "model", 5.0, 0.0),
+        )
+    )  # fmt: skip
+    other = one._replace(model="another net")
+    cells = compare(result, [one, all_of, model, other])
+    assert [(c.method, c.gpus, c.held_out) for c in cells] == [
+        ("data", 1, False), ("optcnn-paper", 16, True)
+    ]  # fmt: skip
+    assert [c.off for c in cells] == pytest.approx([0.25, 0.25])
+
+
+def test_what_was_measured_is_fitted_to_one_gpu_alone() -> None:
+    measurements = read_measurements(str(MEASURED))
+    assert {m.devices for m in measurements if not m.held_out} == {"1"}
+    assert {m.model for m in measurements} <= {"alexnet", "vgg16", "inception_v3"}
+
+
+def test_a_case_on_a_fitted_cluster() -> None:
+    fitted = with_values(cluster("p100:4x4"), {"peak": 4e13})
+    on = WeakScalingCase("vgg16", "p100", 6, 32, fitted).cluster
+    assert (len(on.devices), on.nodes) == (6, 2)
+    assert on.devices[0].flops["float32"] == 4e13

@@ -39,18 +39,23 @@ VGG19 = [
     [
         ("allreduce", AllReduce()),
         ("allreduce:bf16", AllReduce(wire_dtype="bfloat16")),
+        ("allreduce:after", AllReduce(after_backward=True)),
+        ("allreduce:fp16,after", AllReduce(wire_dtype="float16", after_backward=True)),
         ("sharded", Sharded()),
+        ("sharded:after", Sharded(after_backward=True)),
         ("sharded:parameters", Zero3()),
         ("ps", Servers()),
         ("ps:one,async", Servers(server=0, staleness=None)),
         ("ps:2,ssp=3", Servers(server=2, staleness=3)),
         ("ps:distributed,sliced,greedy", Servers(spread=greedy, slice=DEFAULT_SLICE)),
+        ("ps:after,slice=9", Servers(slice=9, after_backward=True)),
         ("p3", P3(slice=DEFAULT_SLICE, spread=greedy)),
         ("p3:slice=50000,round-robin", P3(slice=50_000)),
         ("p3:collective", CollectiveSlices()),
         ("p3:slice=9,collective", CollectiveSlices(slice=9)),
         ("server", InOrderServer()),
         ("server:3", InOrderServer(server=3)),
+        ("server:3,after", InOrderServer(server=3, after_backward=True)),
     ],
 )  # fmt: skip
 def test_reads(text: str, sync: Sync) -> None:
@@ -65,6 +70,9 @@ def test_a_kind_reads_its_name_alone_and_its_examples(kind: SyncKind) -> None:
     assert all(example in EXAMPLES.split(", ") for example in kind.examples)
 
 
+OTHERS = ("sharded:parameters", "p3:collective")
+
+
 def test_traits() -> None:
     """The properties of each sync kind."""
     traits = (
@@ -74,17 +82,19 @@ def test_traits() -> None:
         "collective",
         "by_priority",
         "has_servers",
+        "shards",
         "sliced",
         "allows_overlap",
     )
     assert {
         text: " ".join(t for t in traits if getattr(read_sync(text), t))
-        for text in (*KINDS, "allreduce:bf16", "sharded:parameters", "p3:collective")
+        for text in (*KINDS, "allreduce:bf16", "allreduce:after", *OTHERS)
     } == {
         "allreduce": "bucketed allows_overlap",
         "allreduce:bf16": "bucketed",
-        "sharded": "has_servers sliced",
-        "sharded:parameters": "zero3 has_servers sliced",
+        "allreduce:after": "bucketed",
+        "sharded": "has_servers shards",
+        "sharded:parameters": "zero3 has_servers shards",
         "ps": "has_servers sliced",
         "p3": "by_priority has_servers sliced",
         "p3:collective": "collective by_priority sliced",
@@ -94,8 +104,9 @@ def test_traits() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "ring", "allreduce:int8", "p3:async", "ps:slice=0", "ps:ssp=-1", "server:a", "sharded:2"],
-)
+    ["", "ring", "allreduce:int8", "p3:async", "ps:slice=0", "ps:ssp=-1", "server:a", "sharded:2",
+     "p3:after", "p3:collective,after", "sharded:parameters,after"],
+)  # fmt: skip
 def test_refuses(text: str) -> None:
     with pytest.raises(InputError, match="choose as in allreduce"):
         read_sync(text)

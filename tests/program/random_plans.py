@@ -36,9 +36,9 @@ def cluster_named(name: str) -> Cluster:
         return cluster(name)
     plain = cluster("local:4")
     all_overheads = [
-        {"message": 2e-5, "slice": 1e-5, "byte": 1e-9, "sum": 5e-5},
+        {"message": 2e-5, "slice": 1e-5, "byte": 1e-9, "sum": 5e-5, "collective": 1.0},
         {"message": 3e-5, "byte": 2e-9},
-        {"sum": 1e-4},
+        {"sum": 1e-4, "collective": 0.3},
         {},
     ]
     devices = [
@@ -97,7 +97,8 @@ def random_sync(devices: int, rng: random.Random) -> str:
     device = rng.randrange(devices)
     return rng.choice(
         ["allreduce", "allreduce", "server", f"server:{device}", "sharded", "sharded:parameters",
-         "p3:slice=20", f"ps:{device},sliced", "ps:greedy,slice=50", "p3:collective,slice=20"]
+         "p3:slice=20", f"ps:{device},sliced", "ps:greedy,slice=50", "p3:collective,slice=20",
+         "allreduce:after", "ps:slice=50,after"]
     )  # fmt: skip
 
 

@@ -14,11 +14,12 @@ from random_plans import random_plan
 from small_models import make_plan, mlp, small
 
 from raddle.errors import InputError
+from raddle.program.bundle import Bundle
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.message_kind import MessageKind
 from raddle.program.parameter_slices import join_slices
-from raddle.program.program import Bundle, Move, Program, Update, message_bytes
+from raddle.program.program import Move, Program, Update, message_bytes
 
 HOLDERS = ((0, 1), (0, 2), (1,))
 DTYPES = (torch.float32, torch.float64)

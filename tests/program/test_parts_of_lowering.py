@@ -12,7 +12,7 @@ from raddle.program.instruction_writer import InstructionWriter
 from raddle.program.message_kind import MessageKind
 from raddle.program.parameter_layout import ParameterLayout
 from raddle.program.program import Key, Message, Reduce, Run, Update
-from raddle.program.step_script import BUCKETS, SERVER, SLICE_SUMS, SLICES
+from raddle.program.step_script import BUCKETS, SERVER, SHARDS, SLICE_SUMS, SLICES
 from raddle.program.variants import Variants
 
 TILES = dict.fromkeys(("fc1", "relu", "fc2", "sum"), "n/2 @0,1")
@@ -42,22 +42,21 @@ def test_parameters_are_shared_by_those_that_read_them() -> None:
     assert {
         s.devices for name in parameters.trainable for s in parameters.synced_regions(name)
     } == {(0, 1)}
-    assert set(parameters.groups.values()) == {((0, 1),)}
+    assert set(parameters.groups.values()) == {(((0, 1),), 0)}
     assert parameters.slices == {}
-    sliced = replace(lowered_variants.plan, sync="sharded")
+    sliced = replace(lowered_variants.plan, sync="p3")
     assert set(
         ParameterLayout(lowered_variants.graph, sliced, lowered_variants.lowered).slices
     ) == set(parameters.trainable)
 
 
-def test_the_writer_numbers_instructions_and_knows_who_computed_last() -> None:
-    writer = InstructionWriter(3, track_latest=True)
+def test_the_writer_numbers_instructions_and_orders_messages() -> None:
+    writer = InstructionWriter(3)
     assert writer.emit(Run("a", "F", Key(), (0, 2), ())) == 0
     messages = [Message(0, 2, ()), Message(0, 1, ())]
     assert writer.emit_move("a", MessageKind.ACTIVATION, Key(), messages, [0, 0]) == 1
     assert [(m.source, m.target) for m in writer.instructions[1].messages] == [(0, 1), (0, 2)]  # type: ignore[union-attr]
     assert writer.instructions[1].deps == (0,)
-    assert writer.latest == {0: [0], 2: [0]}
 
 
 def test_gradients_are_summed_when_complete_and_then_parameters_are_updated() -> None:
@@ -80,7 +79,7 @@ def test_gradients_are_summed_when_complete_and_then_parameters_are_updated() ->
 
 
 def test_every_sync_kind_has_a_rule() -> None:
-    texts = {"allreduce": BUCKETS, "server": SERVER, "ps": SLICES, "sharded": SLICES,
+    texts = {"allreduce": BUCKETS, "server": SERVER, "ps": SLICES, "sharded": SHARDS,
              "p3": SLICES, "p3:collective": SLICE_SUMS}  # fmt: skip
     assert {
         text: rule_of(replace(variants().plan, sync=text).parsed_sync) for text in texts

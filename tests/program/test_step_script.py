@@ -31,7 +31,7 @@ Event = tuple[int, int, int]  # event, subject, run
 def facts(rule: int, count: int, **more: Any) -> SyncFacts:
     """`count` parameters of 10 bytes in one group, each a bundle that needs synchronisation."""
     plain = SyncFacts(
-        rule, 25, False, True, False, [0] * count, [10] * count, list(range(count + 1)),
+        rule, 25, False, True, False, False, [0] * count, [10] * count, list(range(count + 1)),
         list(range(count)), [1] * count, list(range(count)),
     )  # fmt: skip
     return plain._replace(**more)
@@ -102,6 +102,16 @@ def test_a_server_is_sent_a_gradient_at_once_and_sends_the_parameter_after_the_s
 def test_where_steps_overlap_a_parameter_is_updated_at_once() -> None:
     overlapping = facts(BUCKETS, 2, bucket_bytes=0, update_at_once=True)
     assert picture(overlapping, [*complete(1, 0)]) == "S1 U1* | S0 U0*"
+
+
+def test_after_the_backward_everything_is_sent_when_the_step_ends() -> None:
+    """The rows are those of a step in which gradients are sent at once, in the same order."""
+    for rule in (BUCKETS, SERVER, SLICES, SLICE_SUMS):
+        at_once = facts(rule, 4, needs_sync=[1, 0, 1, 1])
+        events = [*complete(3, 1, 0, 2), *ENDS]
+        drawn = picture(at_once._replace(after_backward=True), events).split("|")
+        assert not "".join(drawn[:-1]).strip()
+        assert drawn[-1].split() == picture(at_once, events).replace("|", " ").split()
 
 
 def test_slices_are_served_one_by_one() -> None:

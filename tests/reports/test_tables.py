@@ -55,7 +55,8 @@ def test_how_a_search_went(judged: EvaluatedPlan, capsys: Capture) -> None:
     }  # fmt: skip
     show_plan({**judged.row, **searched})
     text = capsys.readouterr().out
-    assert "found as 'data' after 7 proposals; the search ended with its time" in text
+    assert "a search found the plan from the candidate 'data' with 7 proposals" in text
+    assert "the search ended because its time was over" in text
     assert "left out, by a mistake in raddle: odd, KeyError: 1" in text
     assert "written" not in text
 

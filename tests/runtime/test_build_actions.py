@@ -15,15 +15,16 @@ from raddle.program.lower import lower
 from raddle.program.message_kind import MessageKind
 from raddle.program.program import Key, Move, Program, Reduce, Run, Update
 from raddle.runtime.actions import (
-    AwaitMessage,
     Call,
     Forward,
     Receive,
     Send,
+    StartGather,
     StartSliceAllReduce,
     SubmitGradients,
     UpdateParameters,
 )
+from raddle.runtime.build_actions import build_actions
 from raddle.runtime.builders.buckets import BucketBuilder
 from raddle.runtime.builders.buffers import BufferUpdateBuilder
 from raddle.runtime.builders.calls import CallBuilder
@@ -86,9 +87,26 @@ def test_zero3_parameters_keep_a_shard_and_gather_the_others() -> None:
     persistent = add_persistent_slots(lowered, 1, slot_table)
     ((rows, slot),) = slot_table.shards["fc1.weight"]
     assert rows == Box((4, 0), (8, 4))
-    weight = next(w for w in persistent.gathered if w.shape == (8, 4))
-    assert (weight.shard_slot, weight.shard_index[0]) == (slot, slice(4, 8))
-    assert not persistent.updated_slots  # its slices are updated instead
+    assert any(w.shape == (8, 4) for w in persistent.gathered)
+    assert not persistent.shard_views
+    assert slot in persistent.updated_slots
+    assert slot in [s.slot for s in slot_table.sources if s.role == "parameter"]
+
+
+def test_zero2_parameters_stay_whole_and_a_view_is_updated() -> None:
+    lowered = program("sharded")
+    slot_table = slot_table_of(lowered, 1)
+    persistent = add_persistent_slots(lowered, 1, slot_table)
+    view = next(v for v in persistent.shard_views if v.source.name == "fc1.weight")
+    ((box, slot),) = slot_table.persistent["fc1.weight"]
+    assert (view.slot, view.rows, view.source.box) == (
+        slot,
+        (slice(4, 8), slice(0, 4)),
+        Box((4, 0), (8, 4)),
+    )
+    assert box == Box((0, 0), (8, 4))
+    assert view.source.slot in persistent.updated_slots
+    assert slot not in persistent.updated_slots
 
 
 def test_a_segment_is_a_call_on_slots() -> None:
@@ -191,15 +209,16 @@ def test_slices_are_submitted_once_and_summed_one_by_one() -> None:
     )
 
 
-def test_pulls_of_shards_are_messages_of_the_program() -> None:
-    for sync, inline in (("sharded:parameters", True), ("sharded", False)):
+def test_shards_have_the_same_place_in_the_buffer_on_all_ranks() -> None:
+    for sync in ("sharded", "sharded:parameters"):
         lowered = program(sync)
-        slices = SliceBuilder(lowered, 0, slot_table_of(lowered, 0))
-        pulls = [
-            i for i in lowered.instructions if isinstance(i, Move) and i.kind == MessageKind.PULL
+        blocks = [build_actions(lowered, d, torch.device("cpu")).blocks for d in range(2)]
+        places = [
+            [(b.devices, [(r.shape, r.shard_elements, r.offset) for r in b.regions]) for b in rank]
+            for rank in blocks
         ]
-        assert pulls
-        assert all(slices.handles(i) is not inline for i in pulls)
+        assert places[0] == places[1] != []
+        assert all(b.shard_elements == sum(r.shard_elements for r in b.regions) for b in blocks[0])
 
 
 def test_buffers_take_what_is_there() -> None:
@@ -254,16 +273,10 @@ def test_a_slot_is_emptied_after_its_last_use() -> None:
 
 def test_gathered_parameters_are_released_before_they_come_again() -> None:
     uses = [Forward(call(n, weights=[4], results=[], differentiable=[])) for n in range(3)]
-    kind, box = MessageKind.PULL, Box((0, 0), (8, 4))
-    slot_table = SlotTable(mlp())
-    for _ in range(5):
-        slot_table.add_persistent("fc1.weight", "gathered", box)  # the last in slot 4
-    slot_table.persistent["fc1.weight"] = slot_table.persistent["fc1.weight"][-1:]
-    delivery = delivery_of(kind, zero3=True)
-    part = delivery.destination(slot_table, KEY, "fc1.weight", box)
-    pull = Receive(0, 0, kind, "", [part], torch.float32, 32, "fc1.weight", KEY, delivery)
-    mark_releases([uses[0], uses[1], AwaitMessage(pull), uses[2]], [4])
+    gathers = [StartGather(0, 0, "", KEY, (4, 5)) for _ in range(2)]
+    mark_releases([gathers[0], uses[0], uses[1], gathers[1], uses[2]], [4])
     assert [use.release for use in uses] == [[], [4], [4]]
+    assert [gather.slots for gather in gathers] == [(4,), (4,)]  # nobody here uses slot 5
 
 
 def test_updates_are_no_actions_of_slices_where_there_are_none() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from raddle.graph.box import Box
 from raddle.plans.sync import read_sync
-from raddle.program.program import ParameterRegion
+from raddle.program.parameter_region import ParameterRegion
 from raddle.runtime.actions import ParameterSlice
 from raddle.runtime.parameter_sync import ParameterSync
 from raddle.runtime.rank_slices import RankSlices
@@ -20,17 +20,13 @@ CPU = torch.device("cpu")
 ALONE = [(0,), (1,)]  # bundles of one slice
 
 
-def make_slices(*, servers: tuple[int, ...] = (0, 1), shard_slot: int = -1) -> list[ParameterSlice]:
-    """Two slices of a parameter with four rows in slot 0. shard_slot: slot of rank 1's shard (ZeRO-3)."""
+def make_slices(*, servers: tuple[int, ...] = (0, 1)) -> list[ParameterSlice]:
+    """Two slices of a parameter with four rows in slot 0."""
     slices = []
     for index, server in enumerate(servers):
         region = ParameterRegion(Box((2 * index, 0), (2 * index + 2, 3)), (0, 1), server)
         rows = slice(2 * index, 2 * index + 2)
-        slices.append(
-            ParameterSlice(
-                "w", region, torch.float32, 0, 0, rows, shard_slot if server == 1 else -1
-            )
-        )
+        slices.append(ParameterSlice("w", region, torch.float32, 0, 0, rows))
     return slices
 
 
@@ -72,16 +68,6 @@ def test_where_others_do_not_wait_a_copy_is_updated() -> None:
     assert into is not None
     assert copied is not None
     assert into[0].data_ptr() != copied[0].data_ptr()
-
-
-def test_zero3_shards_stay_on_their_servers() -> None:
-    parameters = slots()
-    rank_slices = RankSlices(
-        make_slices(shard_slot=1), ALONE, parameters, read_sync("sharded:parameters"), 1
-    )
-    assert rank_slices.updated[1] is parameters[1]
-    assert rank_slices.bindings()[0] == (None, None)
-    assert not any(item.returned for item in rank_slices.items())
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])

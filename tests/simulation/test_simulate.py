@@ -27,8 +27,8 @@ from raddle.simulation.timeline import Timeline, simulate
 
 # -- rules, by hand -------------------------------------------------------------------------------
 
-# A device of the toy cluster takes 1000 ns for every operator and gradient of any size; a message takes
-# 10,000 ns plus 1 ns per byte. All times below are in nanoseconds.
+# A device of the toy cluster takes 1000 ns for every operator and gradient of any size; a message holds its
+# links for 1 ns per byte and arrives 10,000 ns later. All times below are in nanoseconds.
 
 
 def toy(
@@ -36,6 +36,7 @@ def toy(
     duplex: bool = True,
     shared: bool = False,
     host_overhead: dict[str, float] | None = None,
+    bandwidth: float = 1e9,
 ) -> Cluster:
     devices = [
         Device(
@@ -44,7 +45,7 @@ def toy(
         )
         for i, o in enumerate(overheads)
     ]  # fmt: skip
-    link = Link(1e9, 10_000e-9, duplex, shared) if len(devices) > 1 else None
+    link = Link(bandwidth, 10_000e-9, duplex, shared) if len(devices) > 1 else None
     return Cluster("toy", tuple(devices), (link,), (None,))
 
 
@@ -94,19 +95,21 @@ def test_a_device_does_one_thing_after_the_other() -> None:
     assert timeline.total_seconds == 15e-6
 
 
-def test_a_transfer_waits_for_its_link() -> None:
+def test_a_transfer_waits_for_its_link_but_not_for_the_arrival_of_the_one_before() -> None:
     graph = pair(lambda a, b: a + b)
-    timeline = simulate(lower(graph, make_plan(graph, {"add": "@1"}, 2)), toy(1000, 1000))
+    timeline = simulate(
+        lower(graph, make_plan(graph, {"add": "@1"}, 2)), toy(1000, 1000, bandwidth=1e7)
+    )
     assert runs(timeline, "a") == {0: (0, 1000)}
     assert runs(timeline, "b") == {0: (1000, 2000)}
-    assert message(timeline, "a") == (1000, 11064)
-    assert message(timeline, "b") == (11064, 21128)  # ready at 2000
-    assert runs(timeline, "add") == {1: (21128, 22128)}
+    assert message(timeline, "a") == (1000, 1000 + 6400 + 10_000)
+    assert message(timeline, "b") == (7400, 7400 + 6400 + 10_000)  # ready at 2000
+    assert runs(timeline, "add") == {1: (23_800, 24_800)}
 
 
 @pytest.mark.parametrize(
     ("duplex", "shared", "second"),
-    [(True, False, 1000), (False, False, 11064), (True, True, 1000), (False, True, 11064)],
+    [(True, False, 1000), (False, False, 1064), (True, True, 1000), (False, True, 1064)],
 )
 def test_duplex_links_carry_both_ways_at_once(duplex: bool, shared: bool, second: int) -> None:
     graph = pair(lambda a, b: a * b + (a + b))
@@ -159,9 +162,8 @@ def test_a_device_with_host_overhead_sends_between_its_computations() -> None:
     )
     assert sending == (1000, 1232)
     assert sent == (1232, 11296)
-    # b is ready at 2464, its link is free at 11296. "add" is the first to need both, and pays to receive
-    # them.
-    assert runs(timeline, "add") == {1: (21360, 22360 + 2 * 232)}
+    # b is sent at 2464, while a is in flight. "add" is the first to need both, and pays to receive them.
+    assert runs(timeline, "add") == {1: (12528, 13528 + 2 * 232)}
 
 
 def test_an_all_reduce_takes_host_overhead_from_its_members() -> None:
@@ -230,16 +232,20 @@ def simulated(model: str, machine: str, seed: int, **more: Any) -> Timeline:
     return simulate(lower(graph, random_plan(graph, 4, seed, **more)), cluster_named(machine))
 
 
-def engine(timeline: Timeline, duration: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def engine(
+    timeline: Timeline, duration: np.ndarray, latency: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     t = timeline.tasks
     return run_tasks(
         duration,
+        latency,
         t.first_resource,
         t.second_resource,
         t.wait_count,
         t.pointer,
         t.successor,
         t.resources,
+        t.in_order,
         t.urgency,
     )
 
@@ -252,6 +258,7 @@ def test_is_deterministic(**plan: Any) -> None:
         assert (getattr(a, name) == getattr(b, name)).all()
     for name in (
         "duration",
+        "latency",
         "first_resource",
         "second_resource",
         "wait_count",
@@ -269,9 +276,14 @@ def test_lasts_as_long_as_its_critical_path_and_any_device(**plan: Any) -> None:
     path, total = timeline.critical_path(), int(timeline.end.max())
     assert timeline.start[path[0]] == 0
     assert timeline.end[path[-1]] == total
-    # Every task of the path starts when the one before it ends: the path has no gaps.
-    assert (timeline.start[path[1:]] == timeline.end[path[:-1]]).all()
-    assert timeline.tasks.duration[path].sum() == total
+    # Every task of the path starts when the one before it ends or releases its links: no gaps.
+    released = timeline.start + timeline.tasks.duration
+    for before, after in itertools.pairwise(path):
+        assert timeline.start[after] in (timeline.end[before], released[before])
+    nanoseconds = timeline.critical_nanoseconds(path)
+    assert nanoseconds.sum() == total
+    assert (nanoseconds <= (timeline.end - timeline.start)[path]).all()
+    assert (nanoseconds >= timeline.tasks.duration[path]).all()
     for resource in range(timeline.tasks.resources):
         held = (timeline.tasks.first_resource == resource) | (
             timeline.tasks.second_resource == resource
@@ -295,7 +307,8 @@ def test_bytes_are_the_programs(**plan: Any) -> None:
 @given(factor=st.integers(2, 1000), seed=st.integers(0, 100))
 def test_scales_exactly(factor: int, seed: int) -> None:
     timeline = simulated("lenet-tiny", "p100:2x2", seed, steps=2)
-    start, end, cause = engine(timeline, timeline.tasks.duration * factor)
+    tasks = timeline.tasks
+    start, end, cause = engine(timeline, tasks.duration * factor, tasks.latency * factor)
     assert (start == timeline.start * factor).all()
     assert (end == timeline.end * factor).all()
     assert (cause == timeline.cause).all()
@@ -305,18 +318,23 @@ class FixedOrder(NamedTuple):
     """A timeline as a graph: what each task waits for, including the task before it on each resource."""
 
     before: list[list[int]]
+    holders: list[list[int]]  # by task: the tasks before it on its resources
+    latency: np.ndarray
     order: list[int]  # tasks, each after all that it waits for
 
     def replay(self, duration: np.ndarray) -> np.ndarray:
         end = np.zeros(len(duration), np.int64)
         for task in self.order:
-            end[task] = duration[task] + max((end[b] for b in self.before[task]), default=0)
+            ready = max((end[b] for b in self.before[task]), default=0)
+            free = max((end[b] - self.latency[b] for b in self.holders[task]), default=0)
+            end[task] = max(ready, free) + duration[task] + self.latency[task]
         return end
 
 
 def fix_order(timeline: Timeline) -> FixedOrder:
     tasks, count = timeline.tasks, len(timeline.start)
     before: list[list[int]] = [[] for _ in range(count)]
+    holders: list[list[int]] = [[] for _ in range(count)]
     for task in range(count):
         for other in tasks.successor[tasks.pointer[task] : tasks.pointer[task + 1]]:
             before[other].append(task)
@@ -326,11 +344,11 @@ def fix_order(timeline: Timeline) -> FixedOrder:
         )
         held = held[np.argsort(timeline.start[held], kind="stable")]
         for a, b in itertools.pairwise(held):
-            before[b].append(int(a))
+            holders[b].append(int(a))
     # A task has a larger number than all that it waits for. Only tasks without duration start and end
     # together.
     order = sorted(range(count), key=lambda t: (timeline.start[t], timeline.end[t], t))
-    return FixedOrder(before, order)
+    return FixedOrder(before, holders, tasks.latency, order)
 
 
 @settings(max_examples=15)
@@ -375,12 +393,14 @@ def run_graph(
     pointer = np.concatenate([[0], np.cumsum([len(a) for a in after])])
     return run_tasks(
         np.array(duration, np.int64),
+        np.zeros(count, np.int64),
         np.array([h[0] if h else -1 for h in held], np.int64),
         np.array([h[1] if len(h) > 1 else -1 for h in held], np.int64),
         np.array([len(b) for b in before], np.int64),
         pointer,
         np.array([t for a in after for t in a], np.int32),
         4,
+        np.zeros(4, np.bool_),
         np.array(urgency, np.int64),
     )
 

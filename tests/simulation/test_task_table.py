@@ -3,7 +3,7 @@
 import numpy as np
 
 from raddle.clusters import cluster
-from raddle.simulation.all_reduce_tasks import ring_links
+from raddle.simulation.collective_tasks import ring_links
 from raddle.simulation.message_tasks import route_resources
 from raddle.simulation.task_table import Tasks, TaskTable
 

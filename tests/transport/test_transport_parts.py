@@ -159,7 +159,7 @@ def test_collectives_of_one(alone: ProcessGroups) -> None:
     collectives.broadcast(0, buffer).wait()
     collectives.barrier()
     assert buffer.tolist() == [0.0, 1.0, 2.0]
-    assert collectives.reduced == {(0,): 12}
+    assert collectives.collective_bytes == {("all_reduce", (0,)): 12}
     assert collectives.all_gather_objects({"a": 1}) == [{"a": 1}]
 
 

@@ -307,7 +307,7 @@ def counted(transport: Transport) -> tuple[dict[int, int], dict[tuple[int, ...],
         transport.all_reduce((0, 2), 0, torch.zeros(7)).wait()
     transport.all_reduce(EVERYONE, 0, torch.zeros(2)).wait()
     transport.broadcast(0, torch.zeros(9)).wait()
-    return dict(transport.sent), dict(transport.reduced)
+    return dict(transport.sent), dict(transport.collective_bytes)
 
 
 def test_bytes_are_counted(world: ThreadWorld | ProcessWorld) -> None:

@@ -5,6 +5,7 @@ A verb is a sub-command of the command line, such as `raddle plan`.
 loading          models, plans and profiles by name
 models           graphs, and workloads of the zoo           networks      the zoo's modules and losses
 clusters         devices and links                          probing       measuring this machine
+calibrating      fitting a cluster to measured throughputs
 plans            plans and their files                      schedules     pipeline schedules
 planning         making a plan with a named method          searching     building blocks of searches
 partitioning     filters and channels as hypergraphs        jit_warmup    functions that numba compiles

@@ -47,7 +47,7 @@ Sync = Annotated[
     typer.Option(
         metavar="auto|allreduce|sharded|ps|p3",
         help="How copies of a parameter are synchronised; some take options, such as ps:sliced,greedy or "
-        "p3:collective (docs/syncing.md).",
+        "allreduce:after, which does not overlap with the backward (docs/syncing.md).",
     ),
 ]
 ProfileOption = Annotated[

@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raddle.clusters.devices import Device, Link, Network
+from raddle.clusters.devices import (
+    PLAIN,
+    Collectives,
+    Device,
+    Library,
+    Link,
+    Network,
+    link_dict,
+)
 from raddle.clusters.topology import Cluster, build_cluster
 
 LOCAL = "local"  # the name of the preset for this machine
@@ -36,6 +44,7 @@ class Preset:
     link: Link | None  # inside a node; may be None if a node has one device
     network: Network  # between nodes
     source: str  # where the numbers come from
+    collectives: Collectives = PLAIN
 
 
 def presets() -> list[dict[str, Any]]:
@@ -73,8 +82,8 @@ def _row(
         "flops": dict(device.flops),
         "efficiency": dict(device.efficiency),
         "overhead": device.overhead,
-        "link": vars(link).copy() if link is not None else None,
-        "network": vars(network).copy() if network is not None else None,
+        "link": link_dict(link) if link is not None else None,
+        "network": link_dict(network) if network is not None else None,
         "source": source,
     }
 
@@ -179,14 +188,23 @@ _A100 = Preset(
     # A100 SXM4 80 GB data sheet: 19.5 (float64, tensor cores), 19.5 and 312 TFLOP/s; 2,039 GB/s. PyTorch
     # leaves TF32 off for matrix products, so float32 is not the 156 TFLOP/s of TF32.
     device=_device("a100", _flops(19.5, 19.5, 312, 312), 80, 2039),
-    link=Link(300 * GB, 5e-6),  # NVLink 3 through NVSwitch: 600 GB/s, half each way
-    network=Network(200 * GBIT, 5e-6, per_device=True),  # DGX A100: HDR InfiniBand for each GPU
+    # NVLink 3 through NVSwitch: 600 GB/s, half each way; NCCL counts 20 of a link's 25 GB/s
+    link=Link(300 * GB, 5e-6, efficiency=0.8),
+    # DGX A100: HDR InfiniBand for each GPU, of which nccl-tests show 24 GB/s
+    network=Network(200 * GBIT, 5e-6, per_device=True, efficiency=0.96),
     source="A100 SXM4 80 GB and DGX A100 data sheets",
+    collectives=Collectives(Library.NCCL),
 )
 
 # Measured on an H200 (bench/memory): cuDNN copies the input and the output of a convolution into another
 # memory layout, and cuBLAS and cuBLASLt each keep 32 MiB allocated. devices.WORKSPACE explains the keys.
 _HOPPER = {"conv": 1.0, "matmul": 64.0 * 2**20}
+
+# NVLink 4 through NVSwitch: 900 GB/s, half each way; NCCL counts 20.6 of a link's 25 GB/s. The switches
+# reduce. Of an NDR adapter, nccl-tests show 48 to 49 GB/s (bench/collectives has the sources).
+_NVLINK_4 = Link(450 * GB, 5e-6, efficiency=0.824)
+_NDR = Network(400 * GBIT, 5e-6, per_device=True, efficiency=0.97)
+_NVLS = Collectives(Library.NCCL, nvls=True)
 
 _H100 = Preset(
     name="h100",
@@ -194,9 +212,23 @@ _H100 = Preset(
     per_node=8,
     # H100 SXM5 data sheet: 67 (float64, tensor cores), 67 and 989 TFLOP/s; 80 GB of HBM3, 3.35 TB/s.
     device=replace(_device("h100", _flops(67, 67, 989, 989), 80, 3350), workspace=_HOPPER),
-    link=Link(450 * GB, 5e-6),  # NVLink 4 through NVSwitch: 900 GB/s, half each way
-    network=Network(400 * GBIT, 5e-6, per_device=True),  # DGX H100: NDR InfiniBand for each GPU
+    link=_NVLINK_4,
+    network=_NDR,  # DGX H100: NDR InfiniBand for each GPU
     source="H100 SXM5 and DGX H100 data sheets",
+    collectives=_NVLS,
+)
+
+_P5 = Preset(
+    name="p5",
+    nodes=1,
+    per_node=8,
+    device=_H100.device,
+    link=_NVLINK_4,
+    # Amazon EC2 p5.48xlarge: 3200 Gb/s of EFA, four adapters of 100 Gb/s for each GPU. The latency is what
+    # aws-ofi-nccl states for it, 75 us; the efficiency is fitted (bench/collectives).
+    network=Network(400 * GBIT, 75e-6, per_device=True, efficiency=0.88),
+    source="H100 SXM5 data sheet; Amazon EC2 p5.48xlarge with EFA",
+    collectives=_NVLS,
 )
 
 _H200 = Preset(
@@ -210,9 +242,10 @@ _H200 = Preset(
         efficiency={"matmul": 0.65, "conv": 0.6, "attention": 0.4, "memory": 0.85},
         workspace=_HOPPER,
     ),
-    link=Link(450 * GB, 5e-6),  # NVLink 4 through NVSwitch: 900 GB/s, half each way
-    network=Network(400 * GBIT, 5e-6, per_device=True),  # DGX H200: NDR InfiniBand for each GPU
+    link=_NVLINK_4,
+    network=_NDR,  # DGX H200: NDR InfiniBand for each GPU
     source="H200 SXM and DGX H200 data sheets; efficiencies measured",
+    collectives=_NVLS,
 )
 
 # Collects all presets above, in their order. A new preset needs no entry here.

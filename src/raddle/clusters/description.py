@@ -20,13 +20,14 @@ All keys; comments give the defaults of optional keys:
         memory: 16 GiB
         bandwidth: 900 GB/s         # of its memory
         overhead: 5 us              # fixed time per operator
-        efficiency:                 # fractions of the peak; "memory": of the memory's bandwidth
+        efficiency:                 # shares of the peak, up to 4 (Winograd); "memory": of its bandwidth
           {matmul: 0.6, conv: 0.5, attention: 0.35, memory: 0.75}
         workspace:                  # memory that its libraries allocate besides tensors
           {conv: 0, matmul: 0}      #   conv: multiple of a convolution's input and output; matmul: bytes
         host_overhead:              # time that communication takes from the device itself, as on a CPU:
           # at each end: per message, per slice of a parameter, per all-reduce ("sum"), per byte
-          {message: 0 us, slice: 0 us, sum: 0 us, byte: 0 us}
+          # collective: by how much a running all-reduce slows computing, from 0 to 1
+          {message: 0 us, slice: 0 us, sum: 0 us, byte: 0 us, collective: 0}
       cpu: {flops: {float32: 1 TFLOP/s}, memory: 64 GiB, bandwidth: 100 GB/s}
     nodes:                          # in order: the first has devices 0, 1, …
       - count: 2                    # this many equal nodes; default: 1
@@ -36,13 +37,25 @@ All keys; comments give the defaults of optional keys:
           latency: 5 us
           duplex: true              # sends and receives at the same time
           shared: false             # true: one bus for the whole node
+          efficiency: 1             # the fraction of the bandwidths that data gets
+          groups:                   # default: none; consecutive devices with a link of their own
+            {size: 2, bandwidth: 50 GB/s, latency: 5 us, duplex: true,
+             uplink: false}         # true: a switch, whose devices share one link to other groups
       - devices: [cpu]
         network: {bandwidth: 10 Gbit/s, latency: 30 us}   # of this node only
     network:                        # required if there are several nodes
       bandwidth: 100 Gbit/s         # in each direction
       latency: 5 us
       duplex: true
-      per_device: false             # true: a NIC for each device; false: one for a node
+      per_device: false             # true: a NIC for each device
+      adapters: 1                   # NICs of a node, if not one for each device
+      efficiency: 1                 # the fraction of the bandwidth that data gets
+      leaf: 0                       # nodes below a leaf switch; 0: one switch for all
+      oversubscription: 1           # of a leaf: its bandwidth to nodes / to the spine
+    collectives:                    # how collectives run: see docs/clusters.md
+      library: plain                # or nccl
+      nvls: false                   # true: the switches inside nodes reduce (NVLink SHARP)
+      sharp: false                  # true: the switches between nodes reduce (InfiniBand SHARP)
 
 Numbers may be plain (bytes, bytes/s, seconds, FLOP/s) or have a unit. b is a bit and B a byte; GB is 10^9
 bytes and GiB 2^30.
@@ -60,16 +73,22 @@ from raddle.clusters.devices import (
     DTYPES,
     EFFICIENCY,
     HOST_OVERHEAD,
+    PLAIN,
     WORKSPACE,
+    Collectives,
     Device,
+    Group,
+    Library,
     Link,
     Network,
     Node,
 )
 from raddle.clusters.units import (
+    EFFICIENCY_SHARE,
     FRACTION,
     MULTIPLE,
     RATE,
+    SHARE_OR_ZERO,
     SIZE,
     SIZE_OR_ZERO,
     SPEED,
@@ -82,15 +101,17 @@ from raddle.errors import InputError, shorten
 MAX_DEVICES = 65_536
 
 
-def parse(data: object, where: str, *, name: str | None = None) -> tuple[str, list[Node]]:
-    """Reads a description, as nested dicts and lists; returns the name and the nodes of the cluster.
+def parse(
+    data: object, where: str, *, name: str | None = None
+) -> tuple[str, list[Node], Collectives]:
+    """Reads a description, as nested dicts and lists: the name, the nodes, how collectives run.
 
     where: the file, as errors name it; name: used if the data has none (None: the data must have one).
     """
     top = Place(where)
     if data is None:
         raise top.error("holds nothing: describe devices and nodes in it.")
-    optional = ("name", "network") if name is not None else ("network",)
+    optional = (*(["name"] if name is not None else []), "network", "collectives")
     required = ("devices", "nodes") if name is not None else ("name", "devices", "nodes")
     fields = _fields(data, top, required=required, optional=optional)
     title = fields.get("name", name)
@@ -105,7 +126,7 @@ def parse(data: object, where: str, *, name: str | None = None) -> tuple[str, li
         raise top.error(
             f"has {len(nodes)} nodes and no network: add network: {{bandwidth: 100 Gbit/s, latency: 5 us}}."
         )
-    return title, nodes
+    return title, nodes, _collectives(fields.get("collectives"), top.child("collectives"))
 
 
 @dataclass(frozen=True)
@@ -165,14 +186,25 @@ def _device(kind: str, data: object, place: Place) -> Device:
         memory=max(1, round(_number(fields, "memory", SIZE, place))),
         bandwidth=_number(fields, "bandwidth", RATE, place),
         efficiency={
-            key: _number(efficiency, key, FRACTION, place.child("efficiency")) for key in efficiency
+            key: _number(
+                efficiency,
+                key,
+                FRACTION if key == "memory" else EFFICIENCY_SHARE,
+                place.child("efficiency"),
+            )
+            for key in efficiency
         },
         workspace={
             key: _number(workspace, key, quantities[key], place.child("workspace"))
             for key in workspace
         },
         host_overhead={
-            key: _number(host_overhead, key, TIME, place.child("host_overhead"))
+            key: _number(
+                host_overhead,
+                key,
+                SHARE_OR_ZERO if key == "collective" else TIME,
+                place.child("host_overhead"),
+            )
             for key in host_overhead
         },
         **overhead,
@@ -204,9 +236,7 @@ def _node(
 ) -> tuple[int, Node]:
     """Reads one entry of `nodes`; returns how many nodes it stands for, and the node."""
     fields = _fields(data, place, required=("devices",), optional=("count", "link", "network"))
-    count = fields.get("count", 1)
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise place.child("count").error(f"is {short(count)}: write a whole number from 1 on.")
+    count = _count(fields, "count", 1, place)
     devices = _devices(fields["devices"], place.child("devices"), kinds)
     link, network = None, default_network
     if fields.get("link") is not None:
@@ -233,26 +263,76 @@ def _devices(data: object, place: Place, kinds: Mapping[str, Device]) -> list[De
 
 def _link(data: object, place: Place) -> Link:
     """Reads the link between the devices of a node."""
-    fields = _fields(data, place, required=("bandwidth", "latency"), optional=("duplex", "shared"))
+    optional = ("duplex", "shared", "efficiency", "groups")
+    fields = _fields(data, place, required=("bandwidth", "latency"), optional=optional)
+    groups = None
+    if fields.get("groups") is not None:
+        groups = _groups(fields["groups"], place.child("groups"))
     return Link(
         bandwidth=_number(fields, "bandwidth", RATE, place),
         latency=_number(fields, "latency", TIME, place),
         duplex=_flag(fields, "duplex", True, place),
         shared=_flag(fields, "shared", False, place),
+        efficiency=_efficiency(fields, place),
+        groups=groups,
+    )
+
+
+def _groups(data: object, place: Place) -> Group:
+    """Reads the groups of devices inside a node that have a link of their own."""
+    required = ("size", "bandwidth", "latency")
+    fields = _fields(data, place, required=required, optional=("duplex", "uplink"))
+    return Group(
+        size=_count(fields, "size", 1, place),
+        bandwidth=_number(fields, "bandwidth", RATE, place),
+        latency=_number(fields, "latency", TIME, place),
+        duplex=_flag(fields, "duplex", True, place),
+        uplink=_flag(fields, "uplink", False, place),
     )
 
 
 def _network(data: object, place: Place) -> Network:
     """Reads a network, of one node or of the cluster."""
-    fields = _fields(
-        data, place, required=("bandwidth", "latency"), optional=("duplex", "per_device")
-    )
+    optional = ("duplex", "per_device", "adapters", "efficiency", "leaf", "oversubscription")
+    fields = _fields(data, place, required=("bandwidth", "latency"), optional=optional)
     return Network(
         bandwidth=_number(fields, "bandwidth", RATE, place),
         latency=_number(fields, "latency", TIME, place),
         duplex=_flag(fields, "duplex", True, place),
         per_device=_flag(fields, "per_device", False, place),
+        efficiency=_efficiency(fields, place),
+        adapters=_count(fields, "adapters", 1, place),
+        leaf=_count(fields, "leaf", 0, place),
+        oversubscription=_count(fields, "oversubscription", 1, place),
     )
+
+
+def _collectives(data: object, place: Place) -> Collectives:
+    """Reads how collectives run; data: the value at `place`, None if there is none."""
+    if data is None:
+        return PLAIN
+    fields = _fields(data, place, optional=("library", "nvls", "sharp"))
+    library = fields.get("library", Library.PLAIN.value)
+    if library not in [kind.value for kind in Library]:
+        raise place.child("library").error(
+            f"is {short(library)}: {_suggestion(library, [kind.value for kind in Library])}"
+        )
+    nvls, sharp = _flag(fields, "nvls", False, place), _flag(fields, "sharp", False, place)
+    if (nvls or sharp) and library != Library.NCCL.value:
+        raise place.error(f"has reducing switches with library {library}: write library: nccl.")
+    return Collectives(Library(library), nvls, sharp)
+
+
+def _efficiency(fields: Mapping[str, Any], place: Place) -> float:
+    return _number(fields, "efficiency", FRACTION, place) if "efficiency" in fields else 1.0
+
+
+def _count(fields: Mapping[str, Any], key: str, minimum: int, place: Place) -> int:
+    """The whole number at a key, or the minimum if the key is missing."""
+    value = fields.get(key, minimum)
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise place.child(key).error(f"is {short(value)}: write a whole number from {minimum} on.")
+    return value
 
 
 def _fields(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 # Assumed efficiencies, used where nothing was measured: the fraction of the peak FLOP/s that large
 # matrix products, convolutions and attentions reach; "memory": the fraction of the memory bandwidth that
-# elementwise operators reach.
+# elementwise operators reach. A measured family may have more than 1: FLOPs are counted by the definition
+# of an operator, and Winograd's algorithm computes a convolution of 3 x 3 with up to 4 x fewer.
 EFFICIENCY: Mapping[str, float] = {"matmul": 0.6, "conv": 0.5, "attention": 0.35, "memory": 0.75}
 
 # Memory that a device's libraries allocate besides tensors. "conv": while a convolution runs, as a multiple
@@ -18,7 +21,11 @@ WORKSPACE: Mapping[str, float] = {"conv": 0.0, "matmul": 0.0}
 
 # Host overhead: the seconds that communication takes from the device itself, as on a CPU (0 on a GPU). It
 # counts at both ends: per message, per slice of a parameter, per all-reduce ("sum"), and per byte of these.
-HOST_OVERHEAD: Mapping[str, float] = {"message": 0.0, "slice": 0.0, "byte": 0.0, "sum": 0.0}
+# "collective" is no time but a share: by how much a running collective slows computing, on GPUs too, whose
+# memory and cores it uses. A device computes for this share of the collective's seconds less.
+HOST_OVERHEAD: Mapping[str, float] = {
+    "message": 0.0, "slice": 0.0, "byte": 0.0, "sum": 0.0, "collective": 0.0
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,24 +56,88 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Groups of consecutive devices inside a node, with a link of their own that is used inside a group."""
+
+    size: int  # devices of a group; the last group of a node may have fewer
+    bandwidth: float  # bytes/s in each direction, of a device to others of its group
+    latency: float  # seconds
+    duplex: bool = True
+    # True: a switch, whose devices share one uplink to other groups. False: a bridge (as NVLink pairs
+    # have), beside the devices' ports on the link of the node.
+    uplink: bool = False
+
+
+@dataclass(frozen=True)
 class Link:
-    """The link that joins the devices of a node."""
+    """The link that joins the devices of a node; with groups, the link between the groups."""
 
     bandwidth: float  # bytes/s in each direction
     latency: float  # seconds
     duplex: bool = True  # False: only one direction at a time
     shared: bool = False  # True: one bus for the whole node; False: a port for each device
+    efficiency: float = 1.0  # the fraction of the bandwidths that data gets; the others are headers
+    groups: Group | None = None
+
+    @property
+    def rate(self) -> float:
+        """Bytes/s of data."""
+        return self.bandwidth * self.efficiency
 
 
 @dataclass(frozen=True)
 class Network:
-    """The network adapter (NIC) with which a node reaches the other nodes."""
+    """The network adapters (NICs) with which a node reaches the other nodes, and the switches between."""
 
     bandwidth: float  # bytes/s of a NIC in each direction
     latency: float  # seconds, from end to end
     duplex: bool = True  # False: only one direction at a time
-    per_device: bool = False  # True: a NIC for each device; False: one for the node
+    per_device: bool = False  # True: a NIC for each device; False: as many as `adapters`
+    efficiency: float = 1.0  # the fraction of the bandwidth that data gets
+    adapters: int = 1  # NICs of the node; consecutive devices share one
+    # Nodes below a leaf switch, and how much faster its links to them are together than its links to the
+    # spine: 1 is non-blocking. leaf 0: one switch for all nodes.
+    leaf: int = 0
+    oversubscription: int = 1
 
+    @property
+    def rate(self) -> float:
+        """Bytes/s of data."""
+        return self.bandwidth * self.efficiency
+
+    def adapter(self, i: int, count: int) -> int:
+        """The number of the NIC of device i of the node's `count` devices."""
+        return i if self.per_device else i * min(self.adapters, count) // count
+
+
+def link_dict(link: Group | Link | Network) -> dict[str, Any]:
+    """A link as plain data with the keys of a cluster file; later additions only if they are used."""
+    always = ("size", "bandwidth", "latency", "duplex", "shared", "per_device", "uplink")
+    data = {}
+    for part in fields(link):
+        value = getattr(link, part.name)
+        if part.name in always or value != part.default:
+            data[part.name] = link_dict(value) if isinstance(value, Group) else value
+    return data
+
+
+class Library(str, Enum):
+    """Whose collectives run on a cluster; it decides the algorithms and their latencies (costs/)."""
+
+    PLAIN = "plain"  # textbook algorithms with the latencies of the links, as for gloo
+    NCCL = "nccl"  # NCCL's algorithms and protocols
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """How collectives run on a cluster, and what its switches do for them."""
+
+    library: Library = Library.PLAIN
+    nvls: bool = False  # NVSwitches reduce and multicast inside a node (NVLink SHARP)
+    sharp: bool = False  # the switches between nodes reduce too (InfiniBand SHARP)
+
+
+PLAIN = Collectives()
 
 # Devices of a node; the link between them (None only if there is one device); the NIC (None only if the
 # cluster has one node).

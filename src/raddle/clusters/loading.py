@@ -39,7 +39,8 @@ def _preset(preset: Preset, spec: str, size: str, *, has_size: bool) -> Cluster:
     """Makes the cluster of a preset. spec: all that the user wrote, for errors; size: after the colon."""
     sizes = _node_sizes(preset, spec, size) if has_size else [preset.per_node] * preset.nodes
     title = f"{preset.name}:{size.strip().lower()}" if has_size else preset.name
-    return build_cluster(title, [([preset.device] * n, preset.link, preset.network) for n in sizes])
+    nodes = [([preset.device] * n, preset.link, preset.network) for n in sizes]
+    return build_cluster(title, nodes, preset.collectives)
 
 
 def _node_sizes(preset: Preset, spec: str, size: str) -> list[int]:

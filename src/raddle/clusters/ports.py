@@ -1,25 +1,43 @@
-"""Numbers the links of a cluster: a pair (out, in) for each device port, bus and NIC."""
+"""Numbers the links of a cluster: a pair (out, in) for each device port, bus, switch, NIC and lane.
 
-# a: a node, d: a device
+A transfer holds the links of the outermost level that it crosses, one at its source and one at its target,
+so two at most. From the inside out, the levels are: the port inside a group, the port (or bus, or the
+uplink of the group's switch) inside the node, the NIC below a leaf switch, and the leaf's lane to the
+spine. What a transfer needs of inner levels is neglected: an outer link is at most as fast, so a single
+transfer is not faster for it; but a device may send to its group and out of it at the same time.
+
+A leaf that is oversubscribed f times has one lane for f NICs of its nodes, as fast as a NIC. NICs are dealt
+to lanes in turn, as by static routing: NICs of one node have different lanes where there are enough.
+"""
+
+# a: a node, d: a device, g: a group of devices in a node
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raddle.clusters.devices import Link, Network
 
 Pair = tuple[int, int]  # numbers of two links, one for each direction
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ports:
     """The numbered links. `names[i]` is the name of link i; the other fields say whose link it is."""
 
-    names: tuple[str, ...]
-    device: Mapping[int, Pair]  # by device: (out, in), if its node has no shared bus
-    bus: Mapping[int, Pair]  # by node with a bus: (towards higher, towards lower device numbers)
-    nic: Mapping[int, Pair]  # by device: (out, in); the devices of a node may share a NIC
+    names: list[str] = field(default_factory=list)
+    group: dict[int, Pair] = field(
+        default_factory=dict
+    )  # by device, in nodes with groups: (out, in)
+    # By device, (out, in): of its port, or of the uplink of its group's switch; not in nodes with a bus.
+    device: dict[int, Pair] = field(default_factory=dict)
+    # By node with a bus: (towards higher, towards lower device numbers).
+    bus: dict[int, Pair] = field(default_factory=dict)
+    nic: dict[int, Pair] = field(
+        default_factory=dict
+    )  # by device; the devices of a node may share a NIC
+    lane: dict[int, Pair] = field(default_factory=dict)  # by device, in oversubscribed leaves
 
 
 def number_links(
@@ -29,24 +47,87 @@ def number_links(
 
     members: the indices of its devices. inside: the link that joins them. between: its network adapter.
     """
-    names: list[str] = []
-    device: dict[int, Pair] = {}
-    bus: dict[int, Pair] = {}
-    nic: dict[int, Pair] = {}
+    ports = Ports()
+    leaves: dict[int, list[int]] = {}  # the nodes of each leaf switch that is oversubscribed
+    for a, network in enumerate(between):
+        if network is not None and network.leaf and network.oversubscription > 1:
+            leaves.setdefault(a // network.leaf, []).append(a)
     for a, (devices, link, network) in enumerate(zip(members, inside, between, strict=True)):
-        # local: device -> its name, which counts devices within the node
-        local = {d: f"node{a}.device{i}" for i, d in enumerate(devices)}
         if link is not None and len(devices) > 1:
-            if link.shared:
-                bus[a] = _pair(names, f"node{a} bus", link.duplex, directions=("up", "down"))
-            else:
-                device.update({d: _pair(names, local[d], link.duplex) for d in devices})
+            _number_inside(ports, a, devices, link)
         if network is not None and len(members) > 1:
-            if network.per_device:
-                nic.update({d: _pair(names, f"{local[d]} nic", network.duplex) for d in devices})
-            else:
-                nic.update(dict.fromkeys(devices, _pair(names, f"node{a} nic", network.duplex)))
-    return Ports(tuple(names), device, bus, nic)
+            below = leaves.get(a // network.leaf) if network.leaf else None
+            # A NIC is held by transfers below a leaf. Where its node is alone there, nothing holds it.
+            if below is None or len(below) > 1:
+                ports.nic.update(_number_nics(ports, a, devices, network))
+    if len(leaves) > 1:
+        for leaf, nodes in leaves.items():
+            _number_lanes(ports, leaf, nodes, members, between)
+    return ports
+
+
+def _number_inside(ports: Ports, a: int, devices: range, link: Link) -> None:
+    """Numbers the links inside a node."""
+    names = {d: f"node{a}.device{i}" for i, d in enumerate(devices)}
+    groups, size = link.groups, len(devices)
+    if groups is not None:
+        size = groups.size
+        for g in range(0, len(devices), size):
+            members = devices[g : g + size]
+            kind = "" if groups.uplink else " bridge"
+            if len(members) > 1:
+                ports.group.update(
+                    {d: _pair(ports.names, f"{names[d]}{kind}", groups.duplex) for d in members}
+                )
+        if size >= len(devices):
+            return  # one group: nothing goes between groups
+    if groups is not None and groups.uplink:
+        for g in range(0, len(devices), size):
+            pair = _pair(ports.names, f"node{a}.switch{g // size}", link.duplex)
+            ports.device.update(dict.fromkeys(devices[g : g + size], pair))
+    elif link.shared:
+        ports.bus[a] = _pair(ports.names, f"node{a} bus", link.duplex, directions=("up", "down"))
+    else:
+        ports.device.update({d: _pair(ports.names, names[d], link.duplex) for d in devices})
+
+
+def _number_nics(ports: Ports, a: int, devices: range, network: Network) -> Mapping[int, Pair]:
+    """Numbers the NICs of a node; returns the NIC of each device."""
+    count, nics = len(devices), dict[int, Pair]()
+    adapters = [network.adapter(i, count) for i in range(count)]
+    several = len(set(adapters)) > 1
+    for i in range(count):
+        if network.per_device:
+            name = f"node{a}.device{i} nic"
+        else:
+            name = f"node{a} nic{adapters[i]}" if several else f"node{a} nic"
+        if adapters[i] not in nics:
+            nics[adapters[i]] = _pair(ports.names, name, network.duplex)
+    return {d: nics[adapter] for d, adapter in zip(devices, adapters, strict=True)}
+
+
+def _number_lanes(
+    ports: Ports,
+    leaf: int,
+    nodes: Sequence[int],
+    members: Sequence[range],
+    between: Sequence[Network | None],
+) -> None:
+    """Numbers the lanes from a leaf switch to the spine, and deals the NICs of its nodes to them."""
+    nics: dict[tuple[int, int], list[int]] = {}  # (node, adapter) -> devices
+    for a in nodes:
+        network = between[a]
+        assert network is not None
+        for i, d in enumerate(members[a]):
+            nics.setdefault((a, network.adapter(i, len(members[a]))), []).append(d)
+    network = between[nodes[0]]
+    assert network is not None
+    lanes = [
+        _pair(ports.names, f"leaf{leaf}.lane{i}", network.duplex)
+        for i in range(-(-len(nics) // network.oversubscription))
+    ]
+    for i, devices in enumerate(nics.values()):
+        ports.lane.update(dict.fromkeys(devices, lanes[i % len(lanes)]))
 
 
 def _pair(

@@ -6,6 +6,7 @@ Units: bytes, bytes/s, FLOP/s and seconds.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import combinations, groupby, islice
 from typing import Any
 
@@ -35,14 +36,24 @@ def summarise(cluster: Cluster) -> dict[str, Any]:
 
 
 def _routes(cluster: Cluster) -> list[dict[str, Any]]:
-    """Example routes (paths between two devices): for each group of equal nodes, one inside a node and one
-    between two of its nodes; for each two groups, one between them.
+    """Example routes (paths between two devices): for each set of equal nodes, one inside a node and one
+    between two of them, and one between groups of devices and between leaf switches, where there are any;
+    for each two sets, one between them.
     """
     groups = _groups(cluster)
-    inside = [
-        cluster.members(nodes[0])[:2] for nodes in groups if len(cluster.members(nodes[0])) > 1
-    ]
-    pairs = [nodes[:2] for nodes in groups if len(nodes) > 1]
+    inside: list[Sequence[int]] = []
+    pairs: list[Sequence[int]] = []
+    for nodes in groups:
+        devices, link = cluster.members(nodes[0]), cluster.node_links[nodes[0]]
+        network = cluster.node_networks[nodes[0]]
+        if len(devices) > 1:
+            inside.append(devices[:2])
+        if link is not None and link.groups is not None and len(devices) > link.groups.size > 1:
+            inside.append([devices[0], devices[-1]])
+        if len(nodes) > 1:
+            pairs.append(nodes[:2])
+        if network is not None and 1 < network.leaf < len(nodes):
+            pairs.append([nodes[0], nodes[-1]])
     pairs += [[a[0], b[0]] for a, b in combinations(groups[:MAX_ROUTES], 2)]
     between = [[cluster.members(a)[0], cluster.members(b)[0]] for a, b in pairs]
     ends = [(pair, "inside") for pair in inside] + [(pair, "between") for pair in between]

@@ -5,10 +5,13 @@ Each link serves one transfer at a time. A transfer occupies ("holds") one or tw
     inside a node, duplex        the sender's outgoing link and the receiver's incoming link
     inside a node, half duplex   the sender's port and the receiver's port, each used for both directions
     inside a node, shared        the bus; if duplex, one direction of it (to higher or to lower devices)
+    inside a group of a node     the two bridges (as NVLink pairs), or the two ports below a PCIe switch
+    between PCIe switches        the uplink of the sender's switch (out) and of the receiver's (in)
     between nodes                the sender's NIC (out) and the receiver's NIC (in)
+    between leaf switches        if they are oversubscribed: the sender's lane (out), the receiver's (in)
 
-A node has one NIC, or one for each device. A transfer between nodes holds the two NICs only; the model
-neglects its use of the links inside the nodes.
+A node has one NIC, or several, or one for each device. A transfer holds the links of the outermost level
+that it crosses; the model neglects its use of the levels further inside (ports.py).
 """
 
 # a, b: nodes; d: a device
@@ -24,7 +27,7 @@ from itertools import groupby
 from typing import Any
 
 from raddle.clusters.description import parse
-from raddle.clusters.devices import Device, Link, Network, Node
+from raddle.clusters.devices import PLAIN, Collectives, Device, Link, Network, Node, link_dict
 from raddle.clusters.ports import Ports, number_links
 from raddle.errors import InputError
 
@@ -45,7 +48,8 @@ class Cluster:
     name: str
     devices: tuple[Device, ...]
     node_links: tuple[Link | None, ...]  # by node; None only if it has one device
-    node_networks: tuple[Network | None, ...]  # by node, its NIC; None only if there is one node
+    node_networks: tuple[Network | None, ...]  # by node, its NICs; None only if there is one node
+    collectives: Collectives = PLAIN
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -65,6 +69,9 @@ class Cluster:
                 raise self._error(f"has several devices and no link on node {a}: give it one")
             if network is None and len(nodes) > 1:
                 raise self._error(f"has several nodes and no network on node {a}: give it one")
+        leaves = {(n.leaf, n.oversubscription) for n in self.node_networks if n is not None}
+        if len(leaves) > 1:
+            raise self._error("has networks with different leaves: give all nodes the same")
         kinds: dict[str, dict[str, Any]] = {}
         for device in self.devices:
             if kinds.setdefault(device.kind, _properties(device)) != _properties(device):
@@ -88,7 +95,7 @@ class Cluster:
     @property
     def links(self) -> tuple[str, ...]:
         """The names of the links, as "node0.device1 out" or "node0 nic in"."""
-        return self._ports.names
+        return tuple(self._ports.names)
 
     def members(self, node: int) -> range:
         """The indices of a node's devices."""
@@ -113,22 +120,30 @@ class Cluster:
         a, b = self.devices[source].node, self.devices[target].node
         ports = self._ports
         if a == b:
-            link = self.node_links[a]
-            assert link is not None
-            if link.shared:
-                # as an index, False is 0 (to higher devices) and True is 1 (to lower ones)
-                held: tuple[int, ...] = (ports.bus[a][source > target],)
-            else:
-                held = (ports.device[source][0], ports.device[target][1])
-            return Route(held, link.bandwidth, link.latency)
+            return self._route_inside(a, source, target)
         out, into = self.node_networks[a], self.node_networks[b]
         assert out is not None
         assert into is not None
+        apart = out.leaf and a // out.leaf != b // out.leaf and out.oversubscription > 1
+        held = ports.lane if apart else ports.nic
         return Route(
-            (ports.nic[source][0], ports.nic[target][1]),
-            min(out.bandwidth, into.bandwidth),
+            (held[source][0], held[target][1]),
+            min(out.rate, into.rate),
             max(out.latency, into.latency),
         )
+
+    def _route_inside(self, a: int, source: int, target: int) -> Route:
+        """The route between two devices of node a."""
+        ports, link, first = self._ports, self.node_links[a], self.members(a)[0]
+        assert link is not None
+        groups = link.groups
+        if groups and (source - first) // groups.size == (target - first) // groups.size:
+            pair = (ports.group[source][0], ports.group[target][1])
+            return Route(pair, groups.bandwidth * link.efficiency, groups.latency)
+        if link.shared and not (groups and groups.uplink):
+            # as an index, False is 0 (to higher devices) and True is 1 (to lower ones)
+            return Route((ports.bus[a][source > target],), link.rate, link.latency)
+        return Route((ports.device[source][0], ports.device[target][1]), link.rate, link.latency)
 
     def fingerprint(self) -> str:
         """A hash of the devices and links, without the cluster's name: 16 hex digits."""
@@ -148,7 +163,12 @@ class Cluster:
             for node in nodes:
                 node.pop("network", None)
             if self.node_networks[0] is not None:
-                data["network"] = vars(self.node_networks[0]).copy()
+                data["network"] = link_dict(self.node_networks[0])
+        if self.collectives != PLAIN:
+            data["collectives"] = {
+                **vars(self.collectives),
+                "library": self.collectives.library.value,
+            }
         return data
 
     @staticmethod
@@ -161,9 +181,9 @@ class Cluster:
         node: dict[str, Any] = {"devices": [self.devices[d].kind for d in self.members(a)]}
         link, network = self.node_links[a], self.node_networks[a]
         if link is not None:
-            node["link"] = vars(link).copy()
+            node["link"] = link_dict(link)
         if network is not None:
-            node["network"] = vars(network).copy()
+            node["network"] = link_dict(network)
         return node
 
     @cached_property
@@ -199,13 +219,14 @@ def _properties(device: Device) -> dict[str, Any]:
     }
 
 
-def build_cluster(name: str, nodes: Sequence[Node]) -> Cluster:
+def build_cluster(name: str, nodes: Sequence[Node], collectives: Collectives = PLAIN) -> Cluster:
     """Builds a cluster from its nodes; a node's number is its position in the list."""
     return Cluster(
         name=name,
         devices=tuple(_devices_with_nodes(nodes)),
         node_links=tuple(link for _, link, _ in nodes),
         node_networks=tuple(network for _, _, network in nodes),
+        collectives=collectives,
     )
 
 

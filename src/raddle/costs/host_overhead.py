@@ -5,7 +5,9 @@ between its computations. The sender spends this time before a message leaves. T
 the first instruction that needs the message. GPUs have no host overhead here.
 
 Device.host_overhead has the seconds by key: "message" per message, "slice" per message with a slice of a
-parameter, "sum" per all-reduce, and "byte" per byte of all of these.
+parameter, "sum" per all-reduce, and "byte" per byte of all of these. All-gathers and reduce-scatters are
+made of messages (transport/shard_messages.py). Its "collective" is by how much a running collective slows
+the computing of its members: the share of its seconds that it takes from them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 from numba.extending import register_jitable
 
 from raddle.clusters import Cluster, Device
+from raddle.program.collective_kind import Collective
 
 
 @register_jitable
@@ -24,9 +27,22 @@ def host_seconds(fixed: Any, per_byte: Any, nbytes: Any) -> Any:
 
 
 @register_jitable
-def all_reduce_bytes_per_member(members: Any, nbytes: Any) -> Any:
-    """Bytes that one member of a ring all-reduce sends plus those that it receives; both are equal."""
-    return 4 * (members - 1) / members * nbytes
+def collective_member_seconds(
+    all_reduces: Any, per_sum: Any, per_message: Any, per_byte: Any, slowdown: Any, members: Any,
+    nbytes: Any, nanoseconds: Any,
+) -> Any:  # fmt: skip
+    """Seconds that a collective takes from a member.
+
+    all_reduces: False for an all-gather or reduce-scatter: then the member sends a message to each other
+    member, and receives one. In a ring all-reduce it sends twice as many bytes. slowdown: the share of the
+    time of the collective that it takes from computing. nbytes: of the full buffer. nanoseconds: how long
+    the collective runs.
+    """
+    sent_and_received = 2 * (members - 1) / members * nbytes
+    slowed = slowdown * (nanoseconds * 1e-9)
+    if all_reduces:
+        return host_seconds(per_sum, per_byte, 2 * sent_and_received) + slowed
+    return host_seconds(2 * (members - 1) * per_message, per_byte, sent_and_received) + slowed
 
 
 def has_host_overhead(cluster: Cluster) -> bool:
@@ -40,11 +56,23 @@ def message_host_seconds(device: Device, nbytes: int, *, sliced: bool = False) -
     return float(host_seconds(overhead["slice" if sliced else "message"], overhead["byte"], nbytes))
 
 
-def all_reduce_host_seconds(device: Device, members: int, nbytes: int) -> float:
-    """Host overhead of one member of an all-reduce, whose fixed seconds are called "sum"."""
-    overhead = device.host_overhead
+def collective_host_seconds(
+    device: Device, kind: Collective, members: int, nbytes: int, nanoseconds: int
+) -> float:
+    """Host overhead of one member of an all-reduce, all-gather or reduce-scatter.
+
+    nanoseconds: how long the collective runs.
+    """
+    overhead, all_reduces = device.host_overhead, kind is Collective.ALL_REDUCE
     return float(
-        host_seconds(
-            overhead["sum"], overhead["byte"], all_reduce_bytes_per_member(members, nbytes)
+        collective_member_seconds(
+            all_reduces,
+            overhead["sum"],
+            overhead["message"],
+            overhead["byte"],
+            overhead["collective"],
+            members,
+            nbytes,
+            nanoseconds,
         )
     )

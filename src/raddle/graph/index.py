@@ -4,7 +4,7 @@
     c//4*8+k           floor division: the channels of a group
     b//7%7             one of the dimensions that a reshape merged into b
     (h+1-R)/2          exact division: read only if nothing remains (transposed convolution)
-    window(h)          a table of ranges (adaptive pools, interpolation, reflection)
+    window(h)          entry h of a table of ranges (adaptive pools, interpolation, reflection)
     :                  the whole dimension, for every box
 
 Letters are dimensions of the operator's iteration space (space.py). Every expression is a sum of terms
@@ -127,7 +127,8 @@ def parse_index(
     """Parses one expression.
 
     dims: names of the iteration dimensions. extent: size of the operand's dimension. integers: values of
-    attributes such as s0 or p1. tables: tables of ranges by name.
+    attributes such as s0 or p1. tables: by name; entry i of a table is the range that is read at the
+    value i of the dimension in brackets: `window(h)` reads the range tables["window"][h].
     """
     if text == ":":
         return Index((), extent=extent, table=((0, extent),))

@@ -188,7 +188,9 @@ def parse_space(
     """Parses index notation, given the shapes of the operands and of the outputs.
 
     integers: values of attributes (`s0`), and sizes of dimensions that no shape determines (`R`).
-    tables: tables of ranges by name (index.py).
+    tables: by name, tables that the notation uses like functions, where no formula says which elements are
+    read: in `x[n c window(h)]`, entry h of `window` is the range of rows that the output row h reads. An
+    adaptive pool from 7 rows to 3 has `window` = ((0, 3), (2, 5), (4, 7)).
 
     >>> s = parse_space("y[n c] += x[n k] * w[c k] + b[c]", [(8, 5), (6, 5), (6,)], [(8, 6)])
     >>> s.regions(Box((0, 2, 0), (4, 4, 5)))

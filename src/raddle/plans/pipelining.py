@@ -233,7 +233,7 @@ def steps_to_simulate(plan: Plan, default: int) -> int:
     """Steps for a simulation: `default` or, if steps overlap, enough to reach a steady state."""
     if not is_asynchronous(plan):
         return default
-    # Six times the steps that are under way at once.
+    # Six times the steps that are in flight at once.
     return 6 * max(steps_in_flight(plan) if is_threaded(plan) else len(plan.stages), 1)
 
 

@@ -1,4 +1,8 @@
-"""Which regions of an operand tiles read, and so which boxes of a value devices read."""
+"""Works out which elements of its operands an operator's tiles read, and so what each device reads.
+
+The elements of an operand that one tile reads are a box, its region (graph/space.py). A device reads the
+regions of all its tiles.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from raddle.graph.box import Box
 from raddle.program.program import (
+    Gather,
     Instruction,
     Merge,
     Move,
@@ -30,6 +31,8 @@ def describe(number: int, instruction: Instruction) -> str:
         what = f"{instruction.kind} of '{instruction.value}'"
     elif isinstance(instruction, Reduce):
         what = f"reduce of {', '.join(repr(name) for name in instruction.parameters)}"
+    elif isinstance(instruction, Gather):
+        what = f"gather of {', '.join(repr(name) for name in instruction.parameters)}"
     else:
         what = f"{type(instruction).__name__.lower()} of '{instruction.parameter}'"
     return f"instruction {number} ({what}, {where})"

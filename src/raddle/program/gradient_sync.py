@@ -5,21 +5,22 @@ Each call is an event for the step script, a table of what is to be done (step_s
 the event adds to the table, `GradientSync` writes an instruction (sync_instructions.py).
 
 A region is a box of a parameter with its holders; a bundle is slices of regions that are synchronised
-together (program.py). A group is all parameters whose gradients are summed by the same sets of devices, in
-a bucket of their own.
+together (bundle.py). A group is all parameters whose gradients are summed by the same sets of devices, in
+a bucket of their own; with shards, those of one block (parameter_blocks.py).
 """
 
 # p: number of a parameter, s: number of a bundle, n: row of the step script
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from raddle.plans.sync import Sync
 from raddle.program import step_script
+from raddle.program.bundle import Bundle
 from raddle.program.instruction_writer import InstructionWriter
 from raddle.program.parameter_layout import ParameterLayout, holders
-from raddle.program.program import Bundle, Key
+from raddle.program.program import Key
 from raddle.program.step_script import COLUMNS, ROWS, SUMMED, ScriptState, SyncFacts
 from raddle.program.sync_instructions import (
     BundleWriter,
@@ -133,17 +134,23 @@ class GradientSync:
         members = [self.state.sum_members[k] for k in range(first, first + count)]
         row = ScriptRow(operation, subject, p, after_row, members)
         # The parameters for whose gradients the row waits.
-        awaited = [self.parameters.trainable[member] for member in members]
+        summed = members if operation == step_script.SUM else []
+        awaited = [self.parameters.trainable[member] for member in summed]
         if p >= 0:
             awaited += self.row_writer.parameter_names(row)
         gradient = [i for name in awaited for i in self.contributions[name, key.step]]
+        if self.facts.after_backward and operation in (step_script.SUM, step_script.PUSH):
+            # A device sends after the last of its computations; a wait for that of others has no effect.
+            gradient = [*gradient, *chain.from_iterable(self.writer.latest.values())]
         number = self.row_writer.write(
             row,
             key,
             gradient,
             self.row_instructions[after_row : after_row + 1] if after_row >= 0 else [],
         )
-        if operation in (step_script.UPDATE, step_script.PULL):
+        if operation == step_script.PULL and members:  # of a block
+            self.new_writers.update((self.parameters.trainable[p], [number]) for p in members)
+        elif operation in (step_script.UPDATE, step_script.PULL):
             stale = self.row_writer.staleness_waits(row, key)
             for name in dict.fromkeys(self.row_writer.parameter_names(row)):
                 if isinstance(self.row_writer, BundleWriter):
@@ -160,10 +167,6 @@ class GradientSync:
         if self.parameters.plan.parsed_sync.by_priority:
             return
         all_writers = [i for writers in self.last_writers.values() for i in writers]
-        if self.parameters.plan.parsed_sync.zero3:  # pulls wait for `latest` (lower.py)
-            for i in all_writers:
-                for d in self.writer.instructions[i].devices:
-                    self.writer.latest.setdefault(d, []).append(i)
         seen: set[int] = set()  # devices whose first parameter waits for all
         for op in self.parameters.graph.ops:
             for name in (i for i in op.inputs if i in self.last_writers):
@@ -177,6 +180,8 @@ def rule_of(sync: Sync) -> int:
     """The rule of the step script for a sync kind."""
     if sync.sliced:
         return step_script.SLICE_SUMS if sync.collective else step_script.SLICES
+    if sync.shards:
+        return step_script.SHARDS
     return step_script.SERVER if sync.in_order_server else step_script.BUCKETS
 
 
@@ -203,6 +208,7 @@ def _sync_facts(parameters: ParameterLayout, bundles: list[Bundle], *, overlap: 
         overlap,  # update_at_once
         not sync.zero3,  # pull_at_once
         bool(parameters.plan.order) and rule == step_script.SLICE_SUMS,  # ordered_sums
+        sync.after_backward,
         # By parameter: group_of and, below, nbytes.
         [numbers[parameters.groups[n]] if n in parameters.groups else -1 for n in parameters.trainable],
         [

@@ -14,9 +14,7 @@ class InstructionWriter:
     """A growing list of instructions.
 
     devices: how many the plan has. track_latest: keep in `latest`, by device, the number of its last Run or
-    Merge. With ZeRO-3, a pull (a move that gathers a sharded parameter) waits for the `latest` of the
-    devices that send. gradient_sync.py adds the updates of a step to `latest`, so that pulls wait for these
-    too.
+    Merge. Where gradients are sent after the whole backward, each waits for the `latest` of its senders.
     """
 
     def __init__(self, devices: int, *, track_latest: bool = False) -> None:

@@ -24,19 +24,16 @@ from raddle.plans.plan import Plan
 from raddle.plans.schedule import Action
 from raddle.plans.validation import validate
 from raddle.program.gradient_sync import GradientSync
-from raddle.program.instruction_writer import InstructionWriter
+from raddle.program.instruction_writer import InstructionWriter, sorted_deps
 from raddle.program.lower_variant import LoweredVariant
-from raddle.program.message_kind import MessageKind
 from raddle.program.micro_batch import MicroBatch
-from raddle.program.parameter_layout import ParameterLayout
-from raddle.program.program import Instruction, Key, Message, Program
+from raddle.program.parameter_blocks import Block, cut_blocks, with_prefetch
+from raddle.program.parameter_layout import ParameterLayout, holders
+from raddle.program.program import Gather, Instruction, Key, Program
 from raddle.program.signals import SIGNALS, Signals, signal_messages
 from raddle.program.threaded_order import reorder
 from raddle.program.variants import Variants
 from raddle.program.weight_versions import with_versions
-from raddle.program.zero3_blocks import Zero3Block, cut_blocks, pull_messages, with_prefetch
-
-_Pulls = Mapping[str, tuple[Message, ...]]  # by parameter, the messages that gather it for a block
 
 
 def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
@@ -84,15 +81,14 @@ class _Lowering:
         self.graph, self.plan, self.overlap = graph, plan, is_asynchronous(plan)
         self.variants = Variants(graph, plan, active)
         self.actions = self.variants.actions
-        self.writer = InstructionWriter(plan.devices, track_latest=plan.parsed_sync.zero3)
+        self.writer = InstructionWriter(plan.devices, track_latest=plan.parsed_sync.after_backward)
         self.parameters = ParameterLayout(graph, plan, self.variants.lowered)
         self.gradients = GradientSync(self.parameters, self.writer, overlap=self.overlap)
         self.micro_batches: dict[tuple[int, int], MicroBatch] = {}  # by step and number
         # By buffer and the devices that write it, the instructions that wrote it last.
         self.buffer_writers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-        # With ZeRO-3: by variant, stage and phase, the blocks of operators with the messages that gather
-        # their parameters.
-        self.block_pulls: dict[tuple[int, int, str], list[tuple[Zero3Block, _Pulls]]] = {}
+        # With ZeRO-3: by variant, stage and phase, the blocks of operators.
+        self.blocks: dict[tuple[int, int, str], list[Block]] = {}
 
     def write(self) -> None:
         """Writes all steps, action by action."""
@@ -122,55 +118,48 @@ class _Lowering:
         ops = lowered.ops_of(action.stage)
         micro_batch.signals = before
         if action.phase == "F":
-            for block, pulls in self._blocks_with_pulls(key, action, ops):
-                micro_batch.forward(block, pulls)
+            for block, gathers in self._blocks_with_gathers(key, action, ops):
+                micro_batch.forward(block, gathers)
             self._note_buffer_writers(micro_batch, lowered, ops)
         elif action.phase == "B":
             split = schedule is not None and schedule.split
-            for block, pulls in self._blocks_with_pulls(key, action, ops):
-                micro_batch.backward(block, pulls, weights=not split)
+            for block, gathers in self._blocks_with_gathers(key, action, ops):
+                micro_batch.backward(block, gathers, weights=not split)
         else:
             micro_batch.weight_gradients(lambda op: lowered.stage_of[op.name] == action.stage)
 
-    def _blocks_with_pulls(
+    def _blocks_with_gathers(
         self, key: Key, action: Action, ops: Sequence[Op]
     ) -> Iterable[tuple[Sequence[Op], list[int]]]:
-        """Yields operators with the pulls they wait for: in ZeRO-3 block by block, else all at once.
-
-        A pull is a move that gathers a sharded parameter (zero3_blocks.py).
-        """
-        slices = self.parameters.slices
-        if not self.plan.parsed_sync.zero3 or not slices:
+        """Yields operators with the gathers they wait for: in ZeRO-3 block by block, else all at once."""
+        if not self.plan.parsed_sync.zero3 or not self.parameters.trainable:
             return [(ops, [])]
-        block_key, lowered = (
-            (key.variant, action.stage, action.phase),
-            self.variants.lowered_for(key),
-        )
-        if block_key not in self.block_pulls:
-            blocks = cut_blocks(
-                ops, lowered.graph, lowered.plan, slices, lowered.active, action.phase
-            )
-            pulls = (
-                pull_messages(b.ops_to_run, lowered.plan.tiles, self.parameters.regions, slices)
-                for b in blocks
-            )
-            self.block_pulls[block_key] = list(zip(blocks, pulls, strict=True))
-        block_pulls = self.block_pulls[block_key]
-        return with_prefetch(
-            [b for b, _ in block_pulls], lambda at: self._write_pulls(key, block_pulls[at][1])
-        )
+        place, lowered = (key.variant, action.stage, action.phase), self.variants.lowered_for(key)
+        if place not in self.blocks:
+            self.blocks[place] = cut_blocks(
+                ops, lowered.graph, lowered.plan, set(self.parameters.trainable), lowered.active,
+                action.phase,
+            )  # fmt: skip
+        blocks = self.blocks[place]
+        return with_prefetch(blocks, lambda at: self._write_gather(key, blocks[at]))
 
-    def _write_pulls(self, key: Key, pulls: _Pulls) -> list[int]:
-        """Writes the pulls of a block, which gather its parameters from servers; returns their numbers.
+    def _write_gather(self, key: Key, block: Block) -> list[int]:
+        """Writes the gather of the parameters that a block reads; returns its number.
 
-        A server, the device that has a shard, sends after its last update and its last computation.
+        Holders send their shards after they have updated them.
         """
-        latest, numbers = self.writer.latest, []
-        for name, messages in pulls.items():
-            deps = list(self.gradients.last_writers.get(name, ()))
-            deps += [i for d in {m.source for m in messages} for i in latest.get(d, ())]
-            numbers.append(self.writer.emit_move(name, MessageKind.PULL, key, messages, deps))
-        return numbers
+        parameters, trainable = self.parameters, set(self.parameters.trainable)
+        names = tuple(
+            name
+            for name in dict.fromkeys(name for op in block.ops_to_run for name in op.inputs)
+            if name in trainable and parameters.synced_regions(name)
+        )
+        if not names:
+            return []
+        regions = tuple(parameters.synced_regions(name) for name in names)
+        devices = holders(region for r in regions for region in r)
+        updates = [i for name in names for i in self.gradients.last_writers.get(name, ())]
+        return [self.writer.emit(Gather(names, key, regions, devices, sorted_deps(updates)))]
 
     def _write_signals(
         self, key: Key, action: Action, signals: Signals, keys: Mapping[Action, Key]

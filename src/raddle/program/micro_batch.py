@@ -58,17 +58,17 @@ class MicroBatch:
         # Split backward: operators whose gradients of parameters are still to come, with their deps.
         self.delayed_weights: list[tuple[Op, list[int]]] = []
         self.recomputed: dict[str, int] = {}  # by operator that was recomputed, its run
-        self.parameter_pulls: list[int] = []  # ZeRO-3: pulls that the present backward waits for
+        self.parameter_gathers: list[int] = []  # ZeRO-3: those that the present backward waits for
         self.signals: list[int] = []  # moves with the signals that the present action waits for
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def forward(self, ops: Sequence[Op], pulls: Iterable[int] = ()) -> None:
-        """Writes the forward of operators. pulls: with ZeRO-3, the moves that gather their parameters."""
+    def forward(self, ops: Sequence[Op], gathers: Iterable[int] = ()) -> None:
+        """Writes the forward of operators; gathers: with ZeRO-3, what gathers their parameters."""
         lowered, key = self.lowered, self.key
         for op in ops:
             deps = {
-                *pulls,
+                *gathers,
                 *self.signals,
                 *(i for name in op.inputs for i in self.ready.get(name, [])),
             }
@@ -117,15 +117,15 @@ class MicroBatch:
 
     # -- backward ----------------------------------------------------------------------------------
 
-    def backward(self, ops: Sequence[Op], pulls: Iterable[int] = (), *, weights: bool) -> None:
+    def backward(self, ops: Sequence[Op], gathers: Iterable[int] = (), *, weights: bool) -> None:
         """Writes the backward of operators. The last contribution to a gradient is followed by its move.
 
-        pulls: with ZeRO-3, the moves that gather their parameters again.
+        gathers: with ZeRO-3, the instructions that gather their parameters again.
         weights: only counts where the plan splits the backward. True: gradients of parameters are written
         here too, after the messages that other devices wait for. False: the schedule has W actions for them
         (`weight_gradients`).
         """
-        self.parameter_pulls = list(pulls)
+        self.parameter_gathers = list(gathers)
         for op in reversed(ops):
             if has_backward(op, self.lowered.active):
                 sent = self._backward(op)
@@ -148,7 +148,7 @@ class MicroBatch:
                 bool(lowered.partial_messages[op.name])
                 and op.name not in lowered.replicated_loss_ops
             )
-        deps += self.parameter_pulls
+        deps += self.parameter_gathers
         names = inputs_with_gradient(op, self.lowered.active)
         parameters = trained_parameters(self.lowered.graph, op, self.lowered.active)
         split = self.lowered.plan.split_backward and bool(parameters)
@@ -200,7 +200,7 @@ class MicroBatch:
                 needed.append(op)
                 wanted.update(op.inputs)
         for op in reversed(needed):
-            deps = [*self.parameter_pulls, *self.signals, self.forward_runs[op.name]]
+            deps = [*self.parameter_gathers, *self.signals, self.forward_runs[op.name]]
             deps += [
                 self.recomputed[p.name]
                 for i in op.inputs

@@ -16,9 +16,10 @@ from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.plans.regions import add_read_boxes
 from raddle.program.lower_variant import LoweredVariant
+from raddle.program.parameter_blocks import block_of_parameters
+from raddle.program.parameter_region import ParameterRegion
 from raddle.program.parameter_regions import parameter_regions
 from raddle.program.parameter_slices import ParameterSlices, check_order, cut_slices
-from raddle.program.program import ParameterRegion
 
 # d: device, n: name of a parameter
 
@@ -72,16 +73,28 @@ class ParameterLayout:
         """By parameter, its slices; empty if the sync kind synchronises whole parameters."""
         return self.cut.slices
 
+    @cached_property
+    def block_of(self) -> dict[str, int]:
+        """By parameter, the number of the block in which it is synchronised; empty without shards."""
+        if not self.plan.parsed_sync.shards:
+            return {}
+        lowered = self.lowered[0]
+        stages = [lowered.ops_of(s) for s in sorted(set(lowered.stage_of.values()))]
+        return block_of_parameters(stages, lowered.graph, lowered.plan, set(self.trainable))
+
     def synced_regions(self, name: str) -> tuple[ParameterRegion, ...]:
         """The regions of a parameter whose gradients have to be summed or sent."""
         return tuple(region for region in self.regions[name] if region.needs_sync)
 
     @cached_property
-    def groups(self) -> dict[str, HolderSets]:
-        """By parameter that needs synchronisation, the sets of devices that sum regions of it."""
+    def groups(self) -> dict[str, tuple[HolderSets, int]]:
+        """By parameter that needs synchronisation, its group: parameters that are summed together.
+
+        These are the sets of devices that sum regions of it and, with shards, its block; else 0.
+        """
         synced = ((name, self.synced_regions(name)) for name in self.trainable)
         return {
-            n: tuple(dict.fromkeys(region.devices for region in regions))
+            n: (tuple(dict.fromkeys(region.devices for region in regions)), self.block_of.get(n, 0))
             for n, regions in synced
             if regions
         }

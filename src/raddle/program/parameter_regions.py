@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from raddle.graph.box import Box, cells, merge_boxes
 from raddle.plans.plan import Plan
 from raddle.plans.regions import add_unread_boxes
-from raddle.program.program import ParameterRegion
+from raddle.program.parameter_region import ParameterRegion
 
 
 def parameter_regions(

@@ -17,7 +17,8 @@ from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.graph.graph import Graph
 from raddle.plans.sync import Sync
-from raddle.program.program import Bundle, ParameterRegion
+from raddle.program.bundle import Bundle
+from raddle.program.parameter_region import ParameterRegion
 
 
 class ParameterSlices(NamedTuple):

@@ -6,8 +6,8 @@ device executes the instructions that name it, in the order of the list. Every d
 earlier instruction, so this cannot deadlock.
 
     Run      computes an operator, forward or backward       Move     sends boxes between devices
-    Merge    combines partial results                        Reduce   all-reduces gradients
-    Update   applies the optimizer
+    Merge    combines partial results                        Reduce   sums gradients over their holders
+    Update   applies the optimizer                           Gather   all-gathers shards of parameters
 
 A box is a range of indices in each dimension of a tensor (graph/box.py). A tile is a part of an operator
 that one device computes (plans/tiling.py). Devices, tiles and instructions are referred to by numbers.
@@ -26,7 +26,10 @@ from raddle.plans.pipelining import micro_batch_sizes
 from raddle.plans.plan import Plan
 from raddle.plans.sync import Sync
 from raddle.plans.tiling import Tiling
+from raddle.program.bundle import Bundle
+from raddle.program.collective_kind import Collective
 from raddle.program.message_kind import MessageKind
+from raddle.program.parameter_region import ParameterRegion
 
 
 class Key(NamedTuple):
@@ -56,65 +59,6 @@ class Cell(NamedTuple):
     box: Box
     parts: tuple[int, ...]  # the tiles whose results are merged
     devices: tuple[int, ...]  # each of them merges the box, and holds the result
-
-
-class ParameterRegion(NamedTuple):
-    """A box of a parameter with its holders: the devices that have a copy of it."""
-
-    box: Box
-    devices: tuple[int, ...]  # the holders
-    server: int = -1  # the device that updates the box; -1: every holder updates its copy
-
-    @property
-    def first_updater(self) -> int:
-        """The device that stands for all copies, where the region must be counted or sent once."""
-        return self.updaters[0]
-
-    @property
-    def updaters(self) -> tuple[int, ...]:
-        """The devices that apply the optimizer to the region."""
-        return self.devices if self.server < 0 else (self.server,)
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        """The box alone, as Bundle.boxes has those of several slices."""
-        return (self.box,)
-
-    @property
-    def needs_sync(self) -> bool:
-        """Whether gradients have to be summed or sent: holders and server are more than one device."""
-        return len({*self.devices, self.server} - {-1}) > 1
-
-
-class Bundle(NamedTuple):
-    """Slices that are synchronised together: in one message to one server, or in one all-reduce.
-
-    A slice is a range of rows of a parameter, with its holders and its server. All slices of a bundle have
-    the same holders, server and dtype. A large slice is a bundle of its own.
-    """
-
-    parameters: tuple[str, ...]  # by slice; a forward uses the first one first
-    slices: tuple[ParameterRegion, ...]
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        return self.slices[0].devices
-
-    @property
-    def server(self) -> int:
-        return self.slices[0].server
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        return tuple(slice_.box for slice_ in self.slices)
-
-    @property
-    def needs_sync(self) -> bool:
-        return self.slices[0].needs_sync
-
-    def with_devices(self, devices: tuple[int, ...]) -> Bundle:
-        """The same slices with other holders."""
-        return self._replace(slices=tuple(s._replace(devices=devices) for s in self.slices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +117,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """All-reduces the gradients of a bucket of parameters, each region over its holders."""
+    """Sums the gradients of a bucket of parameters, each region over its holders.
+
+    An all-reduce gives every holder the sum; a reduce-scatter only the rows of its shard
+    (parameter_region.py).
+    """
 
     parameters: tuple[str, ...]
     key: Key
@@ -181,6 +129,26 @@ class Reduce:
     regions: tuple[tuple[ParameterRegion, ...], ...]
     devices: tuple[int, ...]
     deps: tuple[int, ...]
+    collective: Collective = Collective.ALL_REDUCE
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """All-gathers the parameters of a block: every holder of a region sends its shard to all others.
+
+    A member starts it after all that it does before it in the program.
+    """
+
+    parameters: tuple[str, ...]
+    key: Key
+    # By parameter, the regions that several devices hold.
+    regions: tuple[tuple[ParameterRegion, ...], ...]
+    devices: tuple[int, ...]
+    deps: tuple[int, ...]
+
+    @property
+    def collective(self) -> Collective:
+        return Collective.ALL_GATHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +169,7 @@ class Update:
         return self.bundled or (self.parameter,)
 
 
-Instruction = Run | Merge | Move | Reduce | Update
+Instruction = Run | Merge | Move | Reduce | Gather | Update
 
 
 @dataclass(frozen=True)
@@ -248,6 +216,36 @@ class Program:
     # to a server, updated and pulled, or all-reduced and updated on every holder. Otherwise empty.
     slices: dict[str, tuple[ParameterRegion, ...]] = field(default_factory=dict)
     bundles: tuple[Bundle, ...] = ()  # every slice is in one of them
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters with a gradient are sharded: each holder updates the rows of its shard."""
+        return self.plan.parsed_sync.shards and bool(self.active)
+
+    @property
+    def gathers_before_use(self) -> bool:
+        """Whether a device keeps only its shard of the parameters (ZeRO-3)."""
+        return self.plan.parsed_sync.zero3 and bool(self.active)
+
+    def updated_elements(self, region: ParameterRegion) -> int:
+        """Elements of a region that each of its updaters updates; a padded shard counts as a whole one."""
+        return region.elements_per_shard if self.sharded else region.box.volume
+
+    @cached_property
+    def updated_pieces(self) -> dict[str, tuple[ParameterRegion, ...]]:
+        """By parameter that is cut, the pieces that are updated one by one: its slices or its shards."""
+        if not self.sharded:
+            return self.slices
+        return {
+            name: tuple(
+                ParameterRegion(shard, (d,))
+                for region in regions
+                for d in region.devices
+                if (shard := region.shard(d)) is not None
+            )
+            for name, regions in self.regions.items()
+            if name in self.active
+        }
 
     def variant(self, key: Key) -> Variant:
         return self.variants[key.variant]
@@ -297,12 +295,19 @@ def reduced_element_bytes(sync: Sync, width: int) -> int:
     return 2 if sync.wire_dtype else width  # compressed to bfloat16 or float16
 
 
-def reduced_bytes(program: Program, reduce: Reduce) -> dict[tuple[int, ...], int]:
-    """For each group of devices that all-reduce a part of a bucket, the bytes on each of them."""
+def buffer_bytes(program: Program, collective: Reduce | Gather) -> dict[tuple[int, ...], int]:
+    """For each group of devices that take part together, the bytes of the full buffer on each of them.
+
+    The full buffer is the bucket of an all-reduce; that of a reduce-scatter before it, and that of an
+    all-gather after it, in which all shards are padded to the same size.
+    """
     nbytes_by_group: dict[tuple[int, ...], int] = {}
-    for name, regions in zip(reduce.parameters, reduce.regions, strict=True):
+    for name, regions in zip(collective.parameters, collective.regions, strict=True):
         for region in regions:
-            nbytes = region.box.volume * program.reduced_element_bytes(name)
+            if collective.collective is Collective.ALL_REDUCE:
+                nbytes = region.box.volume * program.reduced_element_bytes(name)
+            else:
+                nbytes = region.padded_elements * program.element_bytes(name)
             nbytes_by_group[region.devices] = nbytes_by_group.get(region.devices, 0) + nbytes
     return nbytes_by_group
 

@@ -22,7 +22,7 @@ from itertools import pairwise
 from raddle.graph.gradients import trained_parameters
 from raddle.graph.graph import Op
 from raddle.plans.pipelining import is_threaded, stage_of
-from raddle.program.program import Instruction, Key, Merge, Move, Program, Reduce, Run
+from raddle.program.program import Gather, Instruction, Key, Merge, Move, Program, Reduce, Run
 
 # The operators of a device are numbered in the order of the graph; a cut at i lies before operator i.
 
@@ -78,9 +78,8 @@ def _cuts_of_device(
     composite = {name: n for n, fused in enumerate(program.graph.fused_calls) for name in fused.ops}
     # By operator of the device, its composite; an operator outside of composites has its own number.
     composite_of = [composite.get(op.name, -1 - at) for at, op in enumerate(device_ops)]
-    zero3 = program.plan.parsed_sync.zero3
     cuts: set[int] = set()
-    received: set[int] = set()  # moves to this device for which no run has waited yet
+    received: set[int] = set()  # moves to this device, and gathers, for which no run has waited yet
     # The last operator, and its direction. Whether to cut before the next operator; and whether gradients
     # are sent or summed, so that a cut is needed at the end of the present composite.
     last, direction, cut_next, syncs_gradients = 0, "F", False, False
@@ -106,7 +105,9 @@ def _cuts_of_device(
             )
         elif isinstance(i, Reduce) or _pushes_slice(program, i):
             syncs_gradients = True
-        elif program.slices and isinstance(i, Move) and i.kind.is_pull and not zero3:
+        elif isinstance(i, Gather):
+            received.add(number)
+        elif program.slices and isinstance(i, Move) and i.kind.is_pull:
             continue  # received concurrently with what the device computes
         elif isinstance(i, Move) and all(m.source != device for m in i.messages):
             received.add(number)

@@ -7,11 +7,16 @@ one rule:
 
     BUCKETS      gradients that the same devices sum are all-reduced together, when they fill a bucket or
                  when no more are to come; at the end of a step every holder updates its copy
+    SHARDS       the gradients of a block are reduce-scattered together when all are complete; at the end
+                 of a step every holder updates its shard; then the blocks are all-gathered
     SERVER       a gradient is pushed to its server; at the end of a step it is updated there, and pulled
     SLICES       each bundle of slices is pushed, updated on its server and pulled as soon as the gradients
                  of all its parameters are complete
     SLICE_SUMS   each bundle is all-reduced and updated on every holder; if the plan orders the sums, each
                  waits for its turn (turns.py)
+
+With `after_backward` the rules are the same, but nothing is sent before the step ends: the rows of all
+gradients are then written in the order in which the gradients were complete.
 
 Two callers share these rules. `lower` calls `write_rows` on lists and writes an instruction for every row;
 the fast simulation of the searches JIT-compiles it with numba. So the code keeps to what both can do:
@@ -25,18 +30,18 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-BUCKETS, SERVER, SLICES, SLICE_SUMS = range(4)  # rules
+BUCKETS, SHARDS, SERVER, SLICES, SLICE_SUMS = range(5)  # rules
 # Events: the gradient of a parameter is complete; the turn of a bundle has come (only where sums are
 # ordered); a stage of a micro-batch has run backward; the step ends.
 COMPLETE, TURN, ACTION_ENDS, STEP_ENDS = range(4)
 SUM, PUSH, UPDATE, PULL = range(4)  # operations
-NO_COLLECTIVE, ALL_REDUCE = range(2)
+NO_COLLECTIVE, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = range(4)
 # Columns of a row; -1 means none:
-#   SUBJECT     with BUCKETS and SERVER the parameter (of a SUM: the group), else the bundle
-#   COLLECTIVE  ALL_REDUCE for a SUM          GROUP      for the SUM of a bucket: the group
+#   SUBJECT     with BUCKETS, SHARDS and SERVER the parameter (of a collective: the group), else the bundle
+#   COLLECTIVE  of a SUM, and of the PULL of a block       GROUP      of the same, but of bundles: the group
 #   PARAMETER   waits for its gradient; if the subject is a bundle, for those of all its parameters
 #   AFTER_ROW   waits for this row
-#   FIRST_MEMBER, MEMBER_COUNT   the parameters of a bucket, as a range of `ScriptState.sum_members`
+#   FIRST_MEMBER, MEMBER_COUNT   parameters of a bucket or block, as a range of `ScriptState.sum_members`
 OPERATION, SUBJECT, COLLECTIVE, GROUP, PARAMETER, AFTER_ROW, FIRST_MEMBER, MEMBER_COUNT = range(8)
 COLUMNS = 8
 # Indices into ScriptState.counters. CLOCK counts the Run instructions that complete gradients, the sums of
@@ -59,11 +64,12 @@ class Numbers(Protocol):
 class SyncFacts(NamedTuple):
     """How the parameters of a plan are synchronised. The same in every step."""
 
-    rule: int  # BUCKETS, SERVER, SLICES or SLICE_SUMS
+    rule: int  # BUCKETS, SHARDS, SERVER, SLICES or SLICE_SUMS
     bucket_bytes: int  # a bucket with at least this many bytes is full
     update_at_once: bool  # steps overlap: update a parameter as soon as its gradient is complete
-    pull_at_once: bool  # pull bundles after their update; False: before their next use (ZeRO-3)
+    pull_at_once: bool  # gather blocks after their update; False: before their next use (ZeRO-3)
     ordered_sums: bool  # sums of bundles wait for their turn
+    after_backward: bool  # gradients are sent or summed after the whole backward, not during it
     group_of: Numbers  # by parameter, its group (SERVER: not used); -1: nothing to send or sum
     nbytes: Numbers  # by parameter, bytes of its gradient that are sent or summed
     # The bundles that have slices of parameter p: bundles[first_bundle[p]:first_bundle[p + 1]].
@@ -110,16 +116,9 @@ def write_rows(
     subjects: by event, the parameter whose gradient is complete, or the bundle whose turn it is.
     runs: by event, the instruction that completed the gradient; for a TURN, a parameter of the bundle.
     """
-    counters, complete, ready_at, wait_row, rows = (
-        state.counters, state.complete, state.ready_at, state.wait_row, state.rows,
+    counters, complete, ready_at, wait_row = (
+        state.counters, state.complete, state.ready_at, state.wait_row,
     )  # fmt: skip
-    bucket_fill, bucket_first, bucket_last, bucket_next = (
-        state.bucket_fill,
-        state.bucket_first,
-        state.bucket_last,
-        state.bucket_next,
-    )
-    group_of, nbytes, incomplete, rule = facts.group_of, facts.nbytes, state.incomplete, facts.rule
     for e in range(len(events)):
         # subject: a parameter; of a TURN, a bundle
         event, subject = events[e], subjects[e]
@@ -129,35 +128,56 @@ def write_rows(
                 counters[RUN], counters[RUN_CLOCK] = runs[e], counters[CLOCK]
             complete[counters[COMPLETED]] = subject
             counters[COMPLETED] += 1
-            ready_at[subject], wait_row[subject], g = counters[RUN_CLOCK], -1, group_of[subject]
-            if rule == SLICES:
-                _sync_through_servers(subject, facts, state)
-            elif rule == SLICE_SUMS:
-                _sum_bundles(subject, facts, state)
-            elif g >= 0 and rule == SERVER:
-                counters[CLOCK] += 1
-                ready_at[subject] = counters[CLOCK]
-                wait_row[subject] = _write_row(PUSH, subject, subject, -1, counters, rows)
-            elif g >= 0:
-                if bucket_first[g] < 0:
-                    bucket_first[g] = subject
-                    _note_first_bucket(g, state)
-                else:
-                    bucket_next[bucket_last[g]] = subject
-                bucket_last[g], bucket_next[subject] = subject, -1
-                incomplete[g] -= 1
-                bucket_fill[g] += nbytes[subject]
-                if is_full(bucket_fill[g], facts.bucket_bytes):
-                    _sum_bucket(g, state)
+            ready_at[subject], wait_row[subject] = counters[RUN_CLOCK], -1
+            if not facts.after_backward:
+                _synchronise(subject, facts, state)
             if facts.update_at_once:
                 _update(facts, state)
         elif event == TURN:
-            sum_bundle(subject, runs[e], counters, rows)  # runs[e]: a parameter of the bundle
+            sum_bundle(subject, runs[e], counters, state.rows)  # runs[e]: a parameter of the bundle
         elif event == ACTION_ENDS:
             _sum_finished_buckets(state)
         else:
+            if facts.after_backward:
+                for k in range(counters[COMPLETED]):
+                    _synchronise(complete[k], facts, state)
+                _sum_finished_buckets(state)
             _update(facts, state)
+            if facts.rule == SHARDS and facts.pull_at_once:
+                _gather_blocks(state)
         first_row[e + 1] = counters[ROWS]
+
+
+def _synchronise(p: int, facts: SyncFacts, state: ScriptState) -> None:
+    """Writes the rows that follow from the complete gradient of parameter p, by the rule."""
+    counters, rows, rule, g = state.counters, state.rows, facts.rule, facts.group_of[p]
+    if rule == SLICES:
+        _sync_through_servers(p, facts, state)
+    elif rule == SLICE_SUMS:
+        _sum_bundles(p, facts, state)
+    elif g >= 0 and rule == SERVER:
+        counters[CLOCK] += 1
+        state.ready_at[p] = counters[CLOCK]
+        state.wait_row[p] = _write_row(PUSH, p, p, -1, counters, rows)
+    elif g >= 0:
+        _add_to_bucket(p, g, facts, state)
+
+
+def _add_to_bucket(p: int, g: int, facts: SyncFacts, state: ScriptState) -> None:
+    """Puts a complete gradient into the bucket of its group, and sums the bucket if it is full."""
+    if state.bucket_first[g] < 0:
+        state.bucket_first[g] = p
+        _note_first_bucket(g, state)
+    else:
+        state.bucket_next[state.bucket_last[g]] = p
+    state.bucket_last[g], state.bucket_next[p] = p, -1
+    state.incomplete[g] -= 1
+    state.bucket_fill[g] += facts.nbytes[p]
+    if facts.rule == SHARDS:
+        if state.incomplete[g] == 0:
+            _sum_bucket(g, REDUCE_SCATTER, state)
+    elif is_full(state.bucket_fill[g], facts.bucket_bytes):
+        _sum_bucket(g, ALL_REDUCE, state)
 
 
 def is_full(nbytes: int, limit: int) -> bool:
@@ -187,16 +207,16 @@ def _sum_finished_buckets(state: ScriptState) -> None:
     for k in range(state.counters[OPENED]):
         g = state.opened_groups[k]
         if state.incomplete[g] == 0 and state.bucket_first[g] >= 0:
-            _sum_bucket(g, state)
+            _sum_bucket(g, ALL_REDUCE, state)
 
 
-def _sum_bucket(g: int, state: ScriptState) -> None:
+def _sum_bucket(g: int, collective: int, state: ScriptState) -> None:
     """Writes the SUM of a group's bucket, and empties the bucket."""
     counters, sum_members, bucket_next = state.counters, state.sum_members, state.bucket_next
     ready_at, wait_row, rows = state.ready_at, state.wait_row, state.rows
     counters[CLOCK] += 1
     n = _write_row(SUM, g, -1, -1, counters, rows)
-    rows[n * COLUMNS + COLLECTIVE], rows[n * COLUMNS + GROUP] = ALL_REDUCE, g
+    rows[n * COLUMNS + COLLECTIVE], rows[n * COLUMNS + GROUP] = collective, g
     rows[n * COLUMNS + FIRST_MEMBER] = counters[SUMMED]
     p, count = state.bucket_first[g], 0
     while p >= 0:
@@ -207,6 +227,17 @@ def _sum_bucket(g: int, state: ScriptState) -> None:
     rows[n * COLUMNS + MEMBER_COUNT] = count
     counters[SUMMED] += count
     state.bucket_first[g], state.bucket_fill[g] = -1, 0
+
+
+def _gather_blocks(state: ScriptState) -> None:
+    """Writes a PULL for every block that was summed: the last first, as it is used first in the forward."""
+    counters, rows = state.counters, state.rows
+    for n in range(counters[ROWS] - 1, -1, -1):
+        if rows[n * COLUMNS + OPERATION] == SUM:
+            pull = _write_row(PULL, rows[n * COLUMNS + GROUP], -1, -1, counters, rows)
+            rows[pull * COLUMNS + COLLECTIVE] = ALL_GATHER
+            for column in (GROUP, FIRST_MEMBER, MEMBER_COUNT):
+                rows[pull * COLUMNS + column] = rows[n * COLUMNS + column]
 
 
 def _update(facts: SyncFacts, state: ScriptState) -> None:

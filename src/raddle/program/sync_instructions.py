@@ -1,9 +1,9 @@
 """Writes the instruction for each row of the step script (step_script.py).
 
-A row is one operation: SUM, PUSH, UPDATE or PULL. Its subject is a whole parameter or a bucket
+A row is one operation: SUM, PUSH, UPDATE or PULL. Its subject is a whole parameter, a bucket or a block
 (WholeParameterWriter), or a bundle of slices (BundleWriter). A region is a box of a parameter with its
 holders; a slice is a range of rows of a region; a bundle is slices that are synchronised together
-(program.py). With bounded staleness, no holder is more than `staleness` steps ahead of the slowest.
+(bundle.py). With bounded staleness, no holder is more than `staleness` steps ahead of the slowest.
 """
 
 # p: number of a parameter, d: device, s: region or bundle
@@ -15,11 +15,14 @@ from typing import NamedTuple, Protocol
 
 from raddle.graph.box import Box
 from raddle.plans.sync import Sync
+from raddle.program.bundle import Bundle
+from raddle.program.collective_kind import Collective
 from raddle.program.instruction_writer import InstructionWriter, sorted_deps
 from raddle.program.lower_variant import join_messages
 from raddle.program.message_kind import MessageKind, Subject, check_all_kinds_sent
 from raddle.program.parameter_layout import ParameterLayout, holders
-from raddle.program.program import Bundle, Key, Message, ParameterRegion, Reduce, Update
+from raddle.program.parameter_region import ParameterRegion
+from raddle.program.program import Gather, Key, Message, Reduce, Update
 from raddle.program.step_script import PULL, PUSH, SUM
 
 # Importing fails if there is a kind of message about parameters that this file does not send.
@@ -30,12 +33,12 @@ class ScriptRow(NamedTuple):
     """A row of the step script. All are numbers; -1 means none."""
 
     operation: int  # SUM, PUSH, UPDATE or PULL
-    subject: int  # a parameter, or a bundle; of a SUM of a bucket, its group (step_script.py)
+    subject: int  # a parameter, or a bundle; of a bucket or block, its group (step_script.py)
     parameter: (
         int  # the row waits for the gradient of this parameter; of a bundle: for those of all
     )
     after_row: int  # the row waits for this row
-    members: Sequence[int]  # of a SUM of a bucket, its parameters
+    members: Sequence[int]  # of a SUM of a bucket, or the PULL of a block: its parameters
 
 
 class RowWriter(Protocol):
@@ -57,11 +60,14 @@ class RowWriter(Protocol):
 
 
 class WholeParameterWriter:
-    """Writes rows about whole parameters: all-reduced in buckets, or updated on a server."""
+    """Writes rows about whole parameters: summed in buckets, sharded, or updated on a server."""
 
     def __init__(self, parameters: ParameterLayout, writer: InstructionWriter) -> None:
         self.parameters, self.writer = parameters, writer
-        self.on_server = parameters.plan.parsed_sync.in_order_server
+        sync = parameters.plan.parsed_sync
+        self.on_server = sync.in_order_server
+        self.collective = Collective.REDUCE_SCATTER if sync.shards else Collective.ALL_REDUCE
+        self.updates: dict[str, int] = {}  # by parameter, its last update
 
     def parameter_names(self, row: ScriptRow) -> Sequence[str]:
         return (self.parameters.trainable[row.subject],)
@@ -74,10 +80,16 @@ class WholeParameterWriter:
     ) -> int:
         deps = [*gradient, *before]
         if row.operation == SUM:
-            names = tuple(self.parameters.trainable[p] for p in row.members)
-            synced = tuple(self.parameters.synced_regions(n) for n in names)
-            devices = holders(region for regions in synced for region in regions)
-            return self.writer.emit(Reduce(names, key, synced, devices, sorted_deps(deps)))
+            names, synced, devices = self._members(row)
+            return self.writer.emit(
+                Reduce(names, key, synced, devices, sorted_deps(deps), self.collective)
+            )
+        if row.operation == PULL and row.members:
+            names, synced, devices = self._members(row)
+            updates = [self.updates[name] for name in names]
+            return self.writer.emit(
+                Gather(names, Key(key.step), synced, devices, sorted_deps(updates))
+            )
         # held: all regions of the parameter
         (name,) = self.parameter_names(row)
         held = self.parameters.regions[name]
@@ -94,7 +106,18 @@ class WholeParameterWriter:
                 deps,
             )
         devices = tuple(sorted({s.server for s in held})) if self.on_server else holders(held)
-        return self.writer.emit(Update(name, Key(key.step), held, devices, sorted_deps(deps)))
+        self.updates[name] = self.writer.emit(
+            Update(name, Key(key.step), held, devices, sorted_deps(deps))
+        )
+        return self.updates[name]
+
+    def _members(
+        self, row: ScriptRow
+    ) -> tuple[tuple[str, ...], tuple[tuple[ParameterRegion, ...], ...], tuple[int, ...]]:
+        """The parameters of a bucket or block, the regions of each that are synchronised, all holders."""
+        names = tuple(self.parameters.trainable[p] for p in row.members)
+        synced = tuple(self.parameters.synced_regions(n) for n in names)
+        return names, synced, holders(region for regions in synced for region in regions)
 
 
 class BundleWriter:

@@ -19,7 +19,7 @@ from itertools import groupby
 
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
-from raddle.program.program import Instruction, Merge, Move, Reduce, Run, Update
+from raddle.program.program import Gather, Instruction, Merge, Move, Reduce, Run, Update
 
 SPEED = 1e12  # floating-point operations per second
 BANDWIDTH = 10e9  # bytes per second, both of memory and of a transfer
@@ -102,7 +102,7 @@ def _list_schedule(
         at, b = heapq.heappop(heap)
         order += blocks[b]
         # A transfer does not occupy its devices.
-        moves = isinstance(instructions[blocks[b][0]], Move | Reduce)
+        moves = isinstance(instructions[blocks[b][0]], Move | Reduce | Gather)
         start = at if moves else max([at, *(free_at[d] for d in devices[b])])
         end = start + sum(_duration(instructions[n], seconds, plan) for n in blocks[b])
         if not moves:
@@ -146,6 +146,6 @@ def _duration(i: Instruction, seconds: dict[str, float], plan: Plan) -> float:
     if isinstance(i, Move):
         most = max(m.elements for m in i.messages)
         return LATENCY + 4 * most / BANDWIDTH  # 4 bytes per element
-    if isinstance(i, Reduce | Merge):
+    if isinstance(i, Reduce | Gather | Merge):
         return LATENCY
     return 0.0

@@ -15,7 +15,8 @@ import torch
 
 from raddle.graph.box import Box
 from raddle.program.message_kind import MessageKind
-from raddle.program.program import Key, ParameterRegion
+from raddle.program.parameter_region import ParameterRegion
+from raddle.program.program import Key
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.delivery import Delivery, MessagePart
 from raddle.runtime.function_writer import GeneratedCode
@@ -137,7 +138,6 @@ class ParameterSlice(NamedTuple):
     priority: int  # smaller is sent earlier
     slot: int  # the slot whose tensor contains the rows; -1: not on this rank
     rows: slice | None  # the rows within that tensor; None: the parameter has no dimensions
-    shard_slot: int = -1  # ZeRO-3, on the server of this slice: the slot of the shard
 
 
 class Bucket(NamedTuple):
@@ -149,6 +149,36 @@ class Bucket(NamedTuple):
     elements: int  # of the buffer
 
 
+class ShardedRegion(NamedTuple):
+    """A region of a sharded parameter on this rank, and its place in the buffer of a block."""
+
+    slot: int  # of the whole region
+    shard_slot: int  # of the rows that this rank updates; -1: it has none
+    shape: tuple[int, ...]  # of the whole region
+    shard_elements: int  # of each shard, with padding
+    offset: int  # of the region's elements in every shard of the buffer
+
+
+class ShardedBlock(NamedTuple):
+    """Regions of parameters that are reduce-scattered or all-gathered together in one flat buffer.
+
+    The buffer has a part for each member, in the order of `devices`: the shards of all regions.
+    """
+
+    devices: tuple[int, ...]  # that take part
+    regions: tuple[ShardedRegion, ...]
+    dtype: torch.dtype
+    shard_elements: int  # of a part of the buffer
+
+
+class ShardView(NamedTuple):
+    """ZeRO-2: the rows of a parameter that this rank updates, a view of the tensor in another slot."""
+
+    source: SlotSource  # the box of the rows, and their slot
+    slot: int  # of the whole region
+    rows: tuple[slice, ...]  # where the rows are in it
+
+
 @dataclass
 class StartAllReduce:
     """Starts the all-reduce of a bucket."""
@@ -157,6 +187,27 @@ class StartAllReduce:
     tag: int  # the same on all ranks that take part
     label: str
     key: Key
+
+
+@dataclass
+class StartReduceScatter:
+    """Starts to sum the gradients of a block; each member receives the sum for its shards."""
+
+    block: int  # index into RankActions.blocks
+    tag: int
+    label: str
+    key: Key
+
+
+@dataclass
+class StartGather:
+    """Starts to gather the parameters of a block. The first call that uses one of them waits for it."""
+
+    block: int  # index into RankActions.blocks
+    tag: int
+    label: str
+    key: Key
+    slots: tuple[int, ...]  # those that this rank uses; others are not written
 
 
 @dataclass
@@ -225,6 +276,8 @@ Action = (
     | Receive
     | AwaitMessage
     | StartAllReduce
+    | StartReduceScatter
+    | StartGather
     | SubmitGradients
     | StartSliceAllReduce
     | UpdateBuffers
@@ -255,6 +308,8 @@ class RankActions:
     bundles: list[
         tuple[int, ...]
     ]  # slices (their places in `slices`) that are synchronised together
+    blocks: list[ShardedBlock]  # of sharded parameters
+    shard_views: list[ShardView]
     gathered: list[GatheredParameter]  # ZeRO-3 parameters that this rank gathers before use
     bundle_order: list[
         int

@@ -4,8 +4,8 @@ A program is one list of instructions for all devices; it names boxes of values 
 result is the list of this device's actions (actions.py): boxes have become numbered slots, and
 dependencies have become the order of the list. The classes in builders/ make the actions; this file calls
 them, instruction by instruction. Instructions (program/program.py): Run computes an operator, Merge
-combines partial results, Move sends messages, Reduce all-reduces gradients, Update updates a parameter. An
-instruction is called i in this file.
+combines partial results, Move sends messages, Reduce sums gradients, Gather gathers sharded parameters,
+Update updates a parameter. An instruction is called i in this file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ import torch
 
 from raddle.graph.graph import Op
 from raddle.plans.pipelining import is_asynchronous
-from raddle.program.program import Instruction, Key, Merge, Move, Program, Reduce, Run, Update
+from raddle.program.program import (
+    Gather,
+    Instruction,
+    Key,
+    Merge,
+    Move,
+    Program,
+    Reduce,
+    Run,
+    Update,
+)
 from raddle.runtime.actions import (
     Action,
     Backward,
@@ -30,6 +40,7 @@ from raddle.runtime.builders.buffers import BufferUpdateBuilder
 from raddle.runtime.builders.calls import CallBuilder
 from raddle.runtime.builders.messages import MessageBuilder
 from raddle.runtime.builders.persistent import add_persistent_slots
+from raddle.runtime.builders.shards import ShardBuilder
 from raddle.runtime.builders.slices import SliceBuilder
 from raddle.runtime.builders.slot_lifetimes import mark_dead_slots, mark_releases
 from raddle.runtime.builders.slot_table import BoxSlots, SlotTable, read_hulls
@@ -45,7 +56,7 @@ def build_actions(program: Program, device: int, place: torch.device) -> RankAct
     builder = _ActionBuilder(program, device, place)
     tag = 0  # the next message tag; all ranks count all transfers, so they agree
     for number, i in builder.instructions:
-        count = len(i.messages) if isinstance(i, Move) else int(isinstance(i, Reduce))
+        count = len(i.messages) if isinstance(i, Move) else int(isinstance(i, Reduce | Gather))
         builder.add(number, i, range(tag, tag + count))
         tag += count
     builder.await_remaining()
@@ -64,14 +75,15 @@ def build_actions(program: Program, device: int, place: torch.device) -> RankAct
     mark_dead_slots(
         actions, persistent | {slot for box_slots in outputs.values() for _, slot in box_slots}
     )
-    mark_releases(actions, [parameter.slot for parameter in builder.persistent.gathered])
+    if program.gathers_before_use:
+        mark_releases(actions, [parameter.slot for parameter in builder.persistent.gathered])
     moves = (i for i in program.instructions if isinstance(i, Move) and not slices.handles(i))
     links = sorted({(m.source, m.target) for i in moves for m in i.messages})
     return RankActions(
         device, actions, len(slot_table.shapes), slot_table.shapes, slot_table.sources,
         builder.persistent.updated_slots, buckets.buckets, outputs, builder.buffers.current_boxes,
-        buckets.groups, links, slices.all_slices(), slices.all_bundles(),
-        builder.persistent.gathered, slices.bundle_order,
+        buckets.groups, links, slices.all_slices(), slices.all_bundles(), builder.shards.blocks,
+        builder.persistent.shard_views, builder.persistent.gathered, slices.bundle_order,
     )  # fmt: skip
 
 
@@ -95,12 +107,13 @@ class _ActionBuilder:
         self.buffers = BufferUpdateBuilder(program, device, self.slot_table)
         self.buckets = BucketBuilder(program, device, self.slot_table)
         self.slices = SliceBuilder(program, device, self.slot_table)
+        self.shards = ShardBuilder(program, device, self.slot_table)
         self.versions = VersionBuilder(program, device, built_instructions) if overlap else None
         self.actions: list[Action] = []
 
     def add(self, number: int, i: Instruction, tags: Sequence[int]) -> None:
         """Adds the actions of an instruction. number: index in the program; tags: one for each transfer."""
-        if isinstance(i, Reduce):
+        if isinstance(i, Reduce | Gather):
             self.buckets.add_groups(i)
         if self.slices.handles(i):
             self.actions += self.slices.build(i)
@@ -114,6 +127,10 @@ class _ActionBuilder:
             self._merge(i)
         elif isinstance(i, Move):
             self.actions += self.messages.build_transfers(number, i, tags)
+        elif isinstance(i, Gather):
+            self.actions += self.shards.gather(i, tags[0])
+        elif self.program.sharded:
+            self.actions += self.shards.reduce_scatter(i, tags[0])
         else:
             self.actions += self.buckets.build(i, tags[0])
 

@@ -41,7 +41,6 @@ class Delivery:
 
     fills_slots = False  # a received box fills a slot, which is emptied after its last use
     completes_values = False  # brings complete values, which may update buffers
-    gathers_parameters = False  # brings ZeRO-3 shards, which are released after their use
     sends_gradients = False  # sends gradients of slots; the sender then clears them
     only_with_update = False  # not sent in steps without an update (gradient accumulation)
     needs_copy = False  # the tensor is changed in place later, so a copy is sent
@@ -126,23 +125,8 @@ class ParameterGradientDelivery(ParameterDelivery):
             store.with_gradient.add(slot)
 
 
-class ShardDelivery(ParameterDelivery):
-    """Shards of a ZeRO-3 parameter from their servers: gathered where the parameter is used."""
-
-    gathers_parameters = True
-    only_with_update = needs_copy = False  # gathered in every step, also without an update
-
-    def pieces_to_send(self, slot_table: SlotTable, key: Key, tensor_id: TensorId) -> BoxSlots:
-        assert isinstance(tensor_id, str)
-        return slot_table.shards[tensor_id]
-
-    def deliver(self, store: Store, part: MessagePart, tensor: Tensor) -> None:
-        for slot, (slot_index, box_index) in zip(part.slots, part.index_pairs, strict=True):
-            store.gathered.allocate(slot)[slot_index] = tensor[box_index]
-
-
-def delivery_of(kind: MessageKind, *, zero3: bool = False) -> Delivery:
-    """The delivery of a kind of messages. zero3: whether parameters are sharded as in ZeRO-3."""
+def delivery_of(kind: MessageKind) -> Delivery:
+    """The delivery of a kind of messages."""
     if kind.content is Content.NOTHING:
         return Delivery()
     is_value = kind.content is Content.VALUE
@@ -152,7 +136,7 @@ def delivery_of(kind: MessageKind, *, zero3: bool = False) -> Delivery:
         case Subject.PART:  # a partial result
             return PartialResultDelivery() if is_value else GradientDelivery()
         case Subject.PARAMETER if is_value:
-            return ShardDelivery() if zero3 else ParameterDelivery()
+            return ParameterDelivery()
         case Subject.PARAMETER:
             return ParameterGradientDelivery()
         case Subject.ACTION:  # a signal: an action of the schedule has ended

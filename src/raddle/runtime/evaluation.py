@@ -78,7 +78,8 @@ class Evaluation:
                 tensor = training.slots[source.slot]
                 local_pieces.setdefault(source.name, []).append((source.box, tensor.detach()))
         buffers = {v.name: v.shape for v in setup.graph.buffers}
-        zero3_parameters = setup.program.slices if setup.plan.parsed_sync.zero3 else {}
+        program = setup.program
+        zero3_parameters = program.updated_pieces if program.gathers_before_use else {}
         shapes = buffers | {name: setup.graph.values[name].shape for name in zero3_parameters}
         # owned_pieces: name -> boxes with tensors, only those that no other rank gives
         pieces = {n: p for n, p in self.state.owned_pieces().items() if n in shapes}

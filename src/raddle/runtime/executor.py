@@ -36,6 +36,8 @@ from raddle.runtime.actions import (
     RecordLoss,
     Send,
     StartAllReduce,
+    StartGather,
+    StartReduceScatter,
     StartSliceAllReduce,
     SubmitGradients,
     UpdateBuffers,
@@ -51,6 +53,7 @@ from raddle.runtime.execution.message_exchange import Messages
 from raddle.runtime.execution.overlapping_parameter_updater import OverlappingParameterUpdater
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.segments import Segments
+from raddle.runtime.execution.sharded_parameter_updater import ShardedParameterUpdater
 from raddle.runtime.execution.sliced_parameter_updater import SlicedParameterUpdater
 from raddle.runtime.execution.store import Store
 from raddle.runtime.greedy import run_greedily
@@ -58,7 +61,9 @@ from raddle.runtime.parameter_sync import ParameterSync
 from raddle.transport.base import Transport
 
 # A step without an update (gradient accumulation) skips these actions.
-UPDATE_ACTIONS = (StartAllReduce, SubmitGradients, StartSliceAllReduce, UpdateParameters)
+UPDATE_ACTIONS = (
+    StartAllReduce, StartReduceScatter, SubmitGradients, StartSliceAllReduce, UpdateParameters,
+)  # fmt: skip
 
 
 class Executor:
@@ -110,6 +115,8 @@ class Executor:
             Receive: self.messages.receive,
             AwaitMessage: self.messages.await_message,
             StartAllReduce: self.parameter_updater.start_all_reduce,
+            StartReduceScatter: self.parameter_updater.start_reduce_scatter,
+            StartGather: self.parameter_updater.start_gather,
             SubmitGradients: self.parameter_updater.submit_gradients,
             StartSliceAllReduce: self.parameter_updater.start_slice_all_reduce,
             UpdateBuffers: partial(buffer_updates.update_buffers, self.store),
@@ -176,10 +183,13 @@ class Executor:
         if self.parameter_sync is not None:
             return self.parameter_sync.updated
         by_slot = {s.slot: (s, p) for s, p in self.parameters()}
+        for view in self.rank_actions.shard_views:
+            by_slot[view.source.slot] = view.source, self.slots[view.source.slot]
         return [by_slot[slot] for slot in self.rank_actions.updated_slots]
 
     def synchronize(self) -> None:
         """Waits until all parameters have the updates of the last step and no message is in transit."""
+        self.parameter_updater.synchronize()
         if self.parameter_sync is not None:
             self.parameter_sync.synchronize()
 
@@ -276,6 +286,11 @@ def _make_updater(
             rank_actions.bundle_order,
         )
         return SlicedParameterUpdater(store, transport, make_sync)
+    if program.sharded:
+        return ShardedParameterUpdater(
+            store, transport, rank_actions.updated_slots, rank_actions.blocks, rank_actions.shard_views,
+            zero3=program.gathers_before_use,
+        )  # fmt: skip
     if is_asynchronous(program.plan):
         return OverlappingParameterUpdater(
             store, transport, rank_actions.updated_slots, rank_actions.buckets, sum_dtype=sync.wire_dtype,

@@ -68,10 +68,8 @@ class OptimizerStep:
                     f"the loss is {loss.item()} in step {self.step()}: nothing was updated."
                 )
         if self.clip_norm is not None:
-            sliced = bool(self.setup.program.slices)
-            parameters = (
-                self.executor.updated_parameters() if sliced else self.executor.parameters()
-            )
+            cut = bool(self.setup.program.updated_pieces)
+            parameters = self.executor.updated_parameters() if cut else self.executor.parameters()
             # s: the source, which names the parameter and its box; p: the tensor on this rank
             counted = [(p, self.setup.rank == self._owners[s.name, s.box]) for s, p in parameters]
             clip(self.setup.transport, self.setup.place, counted, self.clip_norm)

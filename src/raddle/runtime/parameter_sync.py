@@ -1,9 +1,9 @@
 """Synchronises a rank's parameters slice by slice, while the rank computes.
 
 Gradients are submitted as soon as they are complete. With servers, the server of a slice sums its
-gradients, updates it and sends the new rows back. With collective updates (`p3:collective`), gradients are
-all-reduced in the program's order, and each rank updates its own copy of a slice when a forward waits for
-it.
+gradients, updates it and sends the new rows back. With collective updates (sync kind `p3:collective`) there
+is no server: gradients are all-reduced in the program's order, and each rank updates its own copy of a
+slice when a forward waits for it.
 
 Some updates need all gradients of a step first: clipping by the global norm, a check that the loss is
 finite, an optimizer that is not elementwise. Then the rank waits at the end of the step (a barrier);
@@ -52,7 +52,7 @@ class ParameterSync:
     slices: all slices of the program, identified by their index; bundles: by bundle, its slices, which are
     synchronised together (`number` below is that of a bundle); slots: tensors by slot, among them the
     parameters; sync: how the plan synchronises parameters; place: the torch device; order: numbers of
-    bundles in the order of their all-reduces (collective updates only).
+    bundles in the order of their all-reduces (p3:collective only).
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ParameterSync:
         self.clock = 0  # steps with an update that this rank has begun
         # Slot -> numbers of the bundles with its slices; removed when `wait` has seen their updates
         self._pending: dict[int, list[int]] = {}
-        self._gradients: dict[int, Tensor] = {}  # collective: slot -> gradient, during the step
+        self._gradients: dict[int, Tensor] = {}  # p3:collective: slot -> gradient, during the step
         self._optimizer: Optimizer | None = None
         self._slice_updater: SliceUpdater | None = None
         self.synchroniser: ServerSynchroniser | CollectiveSynchroniser | None = None
@@ -166,7 +166,7 @@ class ParameterSync:
                 self.synchroniser.submit(*complete)
 
     def start_slice_all_reduce(self, number: int) -> None:
-        """Starts the all-reduce of one bundle of submitted gradients (collective updates)."""
+        """Starts the all-reduce of one bundle of submitted gradients (p3:collective only)."""
         assert self.synchroniser is not None
         parts = [
             self.rank_slices.cut(n, self._gradients[self.rank_slices.slices[n].slot])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from raddle.plans.sync import Sync
-from raddle.program.program import ParameterRegion
+from raddle.program.parameter_region import ParameterRegion
 from raddle.runtime.actions import ParameterSlice
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.sync.item import Item, bundle_name, select_rows, slice_name
@@ -48,10 +48,7 @@ class RankSlices:
                 self.updated[number] = self._updated_rows(s)
 
     def _updated_rows(self, s: ParameterSlice) -> nn.Parameter:
-        """The tensor that this rank updates: its shard, a view of the weights, or a copy of them."""
-        if self.sync.zero3:
-            parameter: nn.Parameter = self._slots[s.shard_slot]  # type: ignore[assignment]
-            return parameter
+        """The tensor that this rank updates: a view of the weights, or a copy of them."""
         rows = self._rows_in_slot(s)
         # An asynchronous server updates at any time, so it works on a copy, not on the weights in use.
         return nn.Parameter(rows if self.sync.synchronous else rows.clone())
@@ -75,22 +72,15 @@ class RankSlices:
             if members[0] in self.updated
         }
 
-    def bindings(self) -> dict[int, tuple[list[Tensor] | None, list[Tensor] | None]]:
-        """For each bundle on this rank: (rows that get updates, copy that an asynchronous server updates).
-
-        With ZeRO-3, only the server has rows: it sends no updates, others gather the shard before use.
-        """
-        bindings: dict[int, tuple[list[Tensor] | None, list[Tensor] | None]] = {}
+    def bindings(self) -> dict[int, tuple[list[Tensor], list[Tensor] | None]]:
+        """By bundle on this rank: (rows that get updates, copy that an asynchronous server updates)."""
+        bindings: dict[int, tuple[list[Tensor], list[Tensor] | None]] = {}
         served = self.updated_bundles()
         for b, members in enumerate(self.bundles):
             region = self.region_of(b)
             if self.rank in (*region.devices, region.server):
                 updated = [p.detach() for p in served[b]] if b in served else None
-                rows = (
-                    updated
-                    if self.sync.zero3
-                    else [self._rows_in_slot(self.slices[n]) for n in members]
-                )
+                rows = [self._rows_in_slot(self.slices[n]) for n in members]
                 bindings[b] = rows, None if self.sync.synchronous else updated
         return bindings
 
@@ -104,12 +94,12 @@ class RankSlices:
         return [self._item(b) for b in range(len(self.bundles))]
 
     def _item(self, bundle: int) -> Item:
-        """A bundle as an item. returned: whether the server sends the updated rows back to the workers."""
+        """A bundle as an item."""
         slices, region = [self.slices[n] for n in self.bundles[bundle]], self.region_of(bundle)
         elements = sum(s.region.box.volume for s in slices)
         return Item(
             bundle, bundle_name([_name(s) for s in slices]), region.devices, region.server, elements,
-            slices[0].dtype, slices[0].priority, returned=not self.sync.zero3,
+            slices[0].dtype, slices[0].priority,
         )  # fmt: skip
 
     def refresh_server_copies(self) -> None:

@@ -21,6 +21,8 @@ from raddle.runtime.actions import (
     Forward,
     Send,
     StartAllReduce,
+    StartGather,
+    StartReduceScatter,
     StartSliceAllReduce,
     UpdateParameters,
 )
@@ -30,15 +32,17 @@ from raddle.runtime.trainer import Trainer
 class RecordedInterval(NamedTuple):
     """What one rank did during an interval of time."""
 
-    kind: str  # "run", "update", "send", "wait" or "sum" (start of an all-reduce)
+    # "run", "update", "send", "wait", "sum" (start of an all-reduce or reduce-scatter) or "gather" (start)
+    kind: str
     name: str  # label of the segment, name of the value, ...
-    phase: str  # of a run: "forward", "backward", ...; of a message: its kind; else "update" or "reduce"
+    # Of a run: "forward", "backward", ...; of a message: its kind; else "update", "reduce" or "gather"
+    phase: str
     step: int
     micro: int  # micro-batch; -1: none
     start: float  # seconds of this rank's clock
     end: float
-    nbytes: int = 0  # of a message, or of the tensor that is all-reduced
-    peers: tuple[int, ...] = ()  # of a message: the other rank; of a sum: all ranks that take part
+    nbytes: int = 0  # of a message, or of the full buffer of a collective
+    peers: tuple[int, ...] = ()  # of a message: the other rank; of a collective: all that take part
     tag: int = -1  # tells messages, or sums, between the same ranks apart; -1: none
 
     def shift(self, seconds: float) -> RecordedInterval:
@@ -98,6 +102,13 @@ class Recorder:
             bucket = self.trainer.executor.rank_actions.buckets[action.bucket]
             traffic = (bucket.elements * bucket.dtype.itemsize, bucket.devices, action.tag)
             self._add("sum", action.label, "reduce", -1, start, end, *traffic)
+        elif isinstance(action, StartReduceScatter | StartGather):
+            block = self.trainer.executor.rank_actions.blocks[action.block]
+            nbytes = len(block.devices) * block.shard_elements * block.dtype.itemsize
+            traffic = (nbytes, block.devices, action.tag)
+            kind = "gather" if isinstance(action, StartGather) else "sum"
+            phase = "gather" if isinstance(action, StartGather) else "reduce"
+            self._add(kind, action.label, phase, -1, start, end, *traffic)
         elif isinstance(action, StartSliceAllReduce):
             rank_actions = self.trainer.executor.rank_actions
             slices = [rank_actions.slices[n] for n in rank_actions.bundles[action.number]]

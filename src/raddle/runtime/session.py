@@ -231,7 +231,7 @@ def _gather_reports(trainer: Trainer) -> list[RankReport]:
     """The reports of all ranks."""
     transport, place = trainer.transport, trainer.place
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
-    counts = (transport.total_sent(), dict(transport.reduced))
+    counts = (transport.total_sent(), dict(transport.collective_bytes))
     slices = (0, 0)  # messages with slices, and how many were sent before earlier ones (priority)
     if trainer.plan.parsed_sync.has_servers and trainer.executor.parameter_sync is not None:
         counters = transport.wire().counters

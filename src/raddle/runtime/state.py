@@ -48,9 +48,9 @@ def initialise_slots(setup: Setup, executor: Executor, seed: int) -> None:
 def owners_of(program: Program) -> dict[tuple[str, Box], int]:
     """(parameter, box) -> the one rank that saves it and counts it in norms, of all that hold it.
 
-    Boxes are slices if the program has slices, else regions.
+    Boxes are slices or shards if the program has them, else regions.
     """
-    all_regions = {**program.regions, **program.slices}
+    all_regions = {**program.regions, **program.updated_pieces}
     return {
         (name, region.box): region.first_updater
         for name, regions in all_regions.items()
@@ -116,10 +116,10 @@ class TrainingState:
 
     def owned_pieces(self) -> dict[str, list[tuple[Box, Tensor]]]:
         """The boxes that this rank saves: name -> boxes with tensors. Only one rank saves a box."""
-        executor, slices = self.executor, self.setup.program.slices
+        executor, cut = self.executor, self.setup.program.updated_pieces
         pieces: dict[str, list[tuple[Box, Tensor]]] = {}
-        unsliced = [(s, p) for s, p in executor.parameters() if s.name not in slices]
-        for source, parameter in (*unsliced, *(executor.updated_parameters() if slices else ())):
+        uncut = [(s, p) for s, p in executor.parameters() if s.name not in cut]
+        for source, parameter in (*uncut, *(executor.updated_parameters() if cut else ())):
             if self.owns(source):
                 pieces.setdefault(source.name, []).append((source.box, parameter.detach()))
         for name, tensor in self._untrained_parameters.items():

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple, TextIO
 from raddle.runtime.job import Job
 from raddle.runtime.options import Options
 
+# By kind of collective, its word in a printed row.
+COLLECTIVE_WORDS = {"all_reduce": "summed", "reduce_scatter": "scattered", "all_gather": "gathered"}
+
 
 class RankReport(NamedTuple):
     """What each rank reports at the end of a run."""
@@ -18,7 +21,8 @@ class RankReport(NamedTuple):
     kind: str  # name of its device: "cpu", or that of the GPU
     threads: int
     sent: dict[int, int]  # target rank -> bytes in all steps
-    reduced: dict[tuple[int, ...], int]  # ranks that all-reduce -> bytes in all steps
+    # (kind of collective, ranks that take part) -> bytes of the full buffers in all steps
+    collective_bytes: dict[tuple[str, tuple[int, ...]], int]
     # Messages with slices of parameters, and how many of them overtook another one (priority).
     slice_messages: tuple[int, int] = (0, 0)
 
@@ -66,9 +70,9 @@ def summarise(
             if nbytes
         ],
         "reduced": [
-            {"devices": list(group), "bytes": nbytes // steps}
+            {"collective": kind, "devices": list(group), "bytes": nbytes // steps}
             for source, rank in enumerate(reports)
-            for group, nbytes in sorted(rank.reduced.items())
+            for (kind, group), nbytes in sorted(rank.collective_bytes.items())
             if nbytes and source == group[0]  # all ranks of a group report it: take the first
         ],
         "sync": plan.sync,
@@ -111,7 +115,8 @@ def _lines(r: Mapping[str, Any]) -> Iterator[str]:
         yield f"sent       {row['source']} -> {row['target']}  {row['bytes']:,} bytes a step"
     for row in r["reduced"]:
         members = ", ".join(map(str, row["devices"]))
-        yield f"summed     over {members}  {row['bytes']:,} bytes of each rank per step"
+        what = COLLECTIVE_WORDS[row["collective"]]
+        yield f"{what:10} over {members}  {row['bytes']:,} bytes of each rank per step"
     if r["slices"]:
         yield (
             f"{r['sync'].partition(':')[0]:10} {r['slices']:,} messages a step with slices of parameters, "

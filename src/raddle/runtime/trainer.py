@@ -291,5 +291,7 @@ class Trainer:
         """Ends threads and connections."""
         if self.executor.parameter_sync is not None:
             self.executor.parameter_sync.flush(FLUSH_SECONDS)
+        elif self.transport.failures.first_failure is None:
+            self.executor.synchronize()
         self.executor.close()
         self.transport.close()

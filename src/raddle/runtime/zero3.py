@@ -22,8 +22,6 @@ class GatheredParameter(NamedTuple):
     slot: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    shard_slot: int  # the slot of this rank's shard; -1: the rank has no shard of it
-    shard_index: tuple[slice, ...]  # where the shard is within the gathered tensor
 
 
 class GatheredParameters:
@@ -41,13 +39,11 @@ class GatheredParameters:
         self.slots[slot] = nn.Parameter(tensor)
 
     def allocate(self, slot: int) -> Tensor:
-        """Returns the tensor to gather into; allocates it, with this rank's shard in it, if necessary."""
-        parameter, gathered = self.slots[slot], self.by_slot[slot]
+        """Returns the tensor to gather into; allocates it, if necessary."""
+        parameter = self.slots[slot]
         storage = parameter.untyped_storage()
         if not storage.size():
             storage.resize_(parameter.numel() * parameter.element_size())
-            if gathered.shard_slot >= 0:
-                parameter.data[gathered.shard_index] = self.slots[gathered.shard_slot].detach()
         tensor: Tensor = parameter.data
         return tensor
 

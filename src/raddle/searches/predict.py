@@ -13,7 +13,7 @@ from raddle.graph.graph import Graph
 from raddle.plans.pipelining import is_threaded, steps_to_simulate, without_pipeline
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.program.program import Move, Reduce
+from raddle.program.program import Gather, Move, Reduce
 from raddle.searches.baselines.data import data
 from raddle.simulation.memory.check_memory import fits
 from raddle.simulation.memory.peaks import peak_bytes
@@ -107,7 +107,7 @@ def details(timeline: Timeline, *, largest: int = 10) -> dict[str, Any]:
 def _transfers(timeline: Timeline) -> list[dict[str, Any]]:
     """A row for each transfer between devices in the last simulated step, most bytes first.
 
-    A Move sends boxes of a value; a Reduce all-reduces gradients.
+    A Move sends boxes of a value; a Reduce sums gradients, a Gather gathers sharded parameters.
     """
     # tasks.instruction: for each task, the number of the instruction that it is a part of
     tasks, rows = timeline.tasks, []
@@ -121,9 +121,9 @@ def _transfers(timeline: Timeline) -> list[dict[str, Any]]:
         if isinstance(instruction, Move):
             name, pattern = instruction.value, instruction.collective
             what = str(instruction.kind)
-        elif isinstance(instruction, Reduce):
+        elif isinstance(instruction, Reduce | Gather):
             name = ", ".join(instruction.parameters)
-            what, pattern = "synchronise", "all_reduce"
+            what, pattern = "synchronise", str(instruction.collective)
         else:
             continue
         rows.append(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from raddle.costs.collectives import all_reduce_bytes
+from raddle.costs.collectives import collective_bytes
 from raddle.program.message_kind import Purpose
-from raddle.program.program import Move, Program, Reduce, message_bytes, reduced_bytes
+from raddle.program.program import Gather, Move, Program, Reduce, buffer_bytes, message_bytes
 
 
 def bytes_by_purpose(program: Program) -> dict[str, int]:
     """Bytes sent between devices in an average step, by name of the purpose; their sum is `comm_bytes`.
 
-    A Move sends boxes of a value; a Reduce all-reduces gradients.
+    A Move sends boxes of a value; a Reduce sums gradients, a Gather gathers sharded parameters.
     """
     totals = dict.fromkeys(Purpose, 0)
     bytes_of_move: dict[tuple[str, int], int] = {}  # later steps repeat the messages
@@ -22,9 +22,11 @@ def bytes_by_purpose(program: Program) -> dict[str, int]:
                     message_bytes(program, instruction, m) for m in instruction.messages
                 )
             totals[instruction.kind.purpose] += bytes_of_move[key]
-        elif isinstance(instruction, Reduce):
-            sums = reduced_bytes(program, instruction).items()  # (devices, bytes) of all-reduces
-            totals[Purpose.PARAMETERS] += sum(all_reduce_bytes(len(d), n) for d, n in sums)
+        elif isinstance(instruction, Reduce | Gather):
+            totals[Purpose.PARAMETERS] += sum(
+                collective_bytes(instruction.collective, len(devices), nbytes)
+                for devices, nbytes in buffer_bytes(program, instruction).items()
+            )
     per_step, before, steps = dict[str, int](), 0, program.plan.steps
     # Cumulative totals are divided by the steps, so that rounding does not change the sum.
     for purpose, total in totals.items():

@@ -67,7 +67,8 @@ class ComputeTasks:
         bytes_per_element = optimizer_info(self.program.plan.optimizer).passes
         bytes_per_element *= self.program.element_bytes(update.parameter)
         memory_passes = [
-            (region.updaters, bytes_per_element * region.box.volume) for region in update.regions
+            (region.updaters, bytes_per_element * self.program.updated_elements(region))
+            for region in update.regions
         ]
         seconds = self._memory_pass_seconds(update.devices, memory_passes)
         unordered = update.parameter in self.program.slices

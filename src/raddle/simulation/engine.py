@@ -12,21 +12,26 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raddle.simulation.waiting import add_ready, nobody_waits, take_next
+from raddle.simulation.waiting import NO_RESOURCE, add_ready, nobody_waits, take_next
 
 
 @njit(cache=True)
 def run_tasks(
-    duration: np.ndarray,  # by task, nanoseconds
+    duration: np.ndarray,  # by task, nanoseconds for which it holds its resources
+    latency: np.ndarray,  # by task, nanoseconds from then until it ends
     first_resource: np.ndarray,  # by task, a resource or -1
     second_resource: np.ndarray,  # by task, another resource or -1
     wait_count: np.ndarray,  # by task, how many others it waits for
     pointer: np.ndarray,  # successors of task i are successor[pointer[i]:pointer[i + 1]]
     successor: np.ndarray,
     resources: int,  # the number of devices and links
+    in_order: np.ndarray,  # by resource: whether each task that holds it waits for the one before
     urgency: np.ndarray,  # by task: of those that wait, the smallest goes first
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By task: its start, its end, and the task that it waited for last (-1: none)."""
+    """By task: its start, its end, and the task that it waited for last (-1: none).
+
+    That task ended, or released a resource, when this one started.
+    """
     count = len(duration)
     start = np.zeros(count, np.int64)
     end = np.full(count, -1, np.int64)
@@ -35,42 +40,58 @@ def run_tasks(
     waits_left = wait_count.copy()
     last_task = np.full(resources + 1, -1, np.int32)  # by resource: the task that held it last
     waiting = nobody_waits(count, resources)
-    stack = np.empty(count + 1, np.int32)  # ready tasks without resources
-    depth = 0
+    first = _without_resources_in_order(first_resource, in_order)
+    # Ready tasks that need no resource, or none that others wait for: taken in the order in which they were
+    # added, from `taken` to `added`. Their times do not depend on the order.
+    queue = np.empty(count, np.int32)
+    taken, added = 0, 0
     for i in range(count):
         if waits_left[i] == 0:
-            if first_resource[i] < 0 and second_resource[i] < 0:
-                stack[depth] = i
-                depth += 1
+            if first[i] < 0 and second_resource[i] < 0:
+                queue[added] = i
+                added += 1
             else:
                 add_ready(waiting, 0, urgency[i], i)
     while True:
-        if depth:
-            depth -= 1
-            task = int(stack[depth])
+        if taken < added:
+            task = int(queue[taken])
+            taken += 1
             begin = ready[task]
         else:
-            task, begin, blocker = take_next(
-                waiting, duration, first_resource, second_resource, urgency
-            )
+            task, begin, blocker = take_next(waiting, duration, first, second_resource, urgency)
             if task < 0:
                 return start, end, cause
             if blocker >= 0:
                 cause[task] = last_task[blocker]
-            for resource in (first_resource[task], second_resource[task]):
+            for resource in (first[task], second_resource[task]):
                 if resource >= 0:
                     last_task[resource] = task
-        finish = begin + duration[task]
+        finish = begin + duration[task] + latency[task]
         start[task], end[task] = begin, finish
         for k in range(pointer[task], pointer[task + 1]):
             later = successor[k]
-            if finish >= ready[later]:
+            # Of several that end last, the one with the largest number is the cause.
+            if finish > ready[later] or (finish == ready[later] and task > cause[later]):
                 ready[later] = finish
                 cause[later] = task
             waits_left[later] -= 1
             if waits_left[later] == 0:
-                if first_resource[later] < 0 and second_resource[later] < 0:
-                    stack[depth] = later
-                    depth += 1
+                if first[later] < 0 and second_resource[later] < 0:
+                    queue[added] = later
+                    added += 1
                 else:
                     add_ready(waiting, ready[later], urgency[later], later)
+
+
+@njit(cache=True)
+def _without_resources_in_order(first_resource: np.ndarray, in_order: np.ndarray) -> np.ndarray:
+    """By task: its first resource, or -1 if that serves its tasks in a fixed order.
+
+    Such tasks never wait for their resource: it is free when the task before has ended. So the loop need
+    not choose among them.
+    """
+    first = first_resource.copy()
+    for i in range(len(first)):
+        if first[i] >= 0 and in_order[first[i]]:
+            first[i] = NO_RESOURCE
+    return first

@@ -1,7 +1,8 @@
 """Adds the tasks of messages: each holds the links of its route; on CPUs it also takes device time.
 
-A message is one task on its links. With host overhead (costs/host_overhead.py), sending and receiving
-take device time too. A slice is a range of rows of a parameter that is sent on its own.
+A message is one task. It holds its links for bytes / bandwidth and arrives a latency later
+(costs/links.py). With host overhead (costs/host_overhead.py), sending and receiving take device time too. A
+slice is a range of rows of a parameter that is sent on its own.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from raddle.clusters import Cluster
+from raddle.clusters import Cluster, Route
 from raddle.costs.host_overhead import has_host_overhead, message_host_seconds
-from raddle.costs.links import transfer_seconds
+from raddle.costs.links import occupied_seconds
 from raddle.program.program import Move, Program, message_bytes
 from raddle.simulation.nanoseconds import nanoseconds
 from raddle.simulation.task_table import NONE, Array, TaskTable
@@ -31,6 +32,11 @@ def route_resources(
         NONE,
     )
     return first, second
+
+
+def flight_nanoseconds(route: Route) -> int:
+    """How long a message is in flight after it has released the links of its route."""
+    return int(nanoseconds([route.latency], minimum=0)[0])
 
 
 class MessageTasks:
@@ -53,9 +59,11 @@ class MessageTasks:
         key = (move.value, move.kind, id(move.messages))
         if key not in self.cache:
             self.cache[key] = self._message_columns(move)
-        duration, first, second, source, target, nbytes = self.cache[key]
+        duration, latency, first, second, source, target, nbytes = self.cache[key]
         urgency = self.urgency.get(move.value, 0) if move.kind.is_of_parameter else 0
-        ids = self.table.add_tasks(number, duration, first, second, target, source, nbytes, urgency)
+        ids = self.table.add_tasks(
+            number, duration, first, second, target, source, nbytes, urgency, latency
+        )
         self.table.wait_for_instructions(ids, move.deps, source)
         if self.has_host_overhead and urgency:
             ids = self._send_unordered(number, move.deps, source, target, nbytes, ids)
@@ -64,14 +72,14 @@ class MessageTasks:
         self.table.end_with_messages(number, target, ids)
 
     def _message_columns(self, move: Move) -> tuple[Array, ...]:
-        """Arrays over the messages: nanoseconds, first link, second link, source, target, bytes."""
+        """Arrays over the messages: nanoseconds on links, in flight; two links, source, target, bytes."""
         rows = []
         for m in move.messages:
             route = self.cluster.route(m.source, m.target)
             nbytes = message_bytes(self.program, move, m)
-            seconds = transfer_seconds(route.latency, route.bandwidth, nbytes)
+            seconds, flight = occupied_seconds(route.bandwidth, nbytes), flight_nanoseconds(route)
             links = route_resources(self.cluster, m.source, m.target, self.program.plan.devices)
-            rows.append((seconds, *links, m.source, m.target, nbytes))
+            rows.append((seconds, flight, *links, m.source, m.target, nbytes))
         times, *columns = zip(*rows, strict=True)
         return (nanoseconds(times), *(np.array(column) for column in columns))
 

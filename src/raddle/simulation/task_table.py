@@ -1,9 +1,10 @@
 """A growing table of the simulation's tasks and of what each task waits for.
 
-The builders (compute_tasks.py, message_tasks.py, all_reduce_tasks.py) add the tasks of one instruction
+The builders (compute_tasks.py, message_tasks.py, collective_tasks.py) add the tasks of one instruction
 after the other, in the program's order; `build` then gives the arrays that the engine simulates.
 
-A task holds up to two resources while it runs: a device, or links. Resources are numbered: first the
+A task holds up to two resources for its duration: a device, or links. A message arrives a latency later;
+that is when the task ends. Resources are numbered: first the
 devices, then the links of the cluster. Tasks are numbered in the order in which they are added. Most tasks
 on a device belong to its order: each waits for the one before it. Updates of slices of a parameter, and
 the device time to send and receive slices, are "unordered": they run whenever the device is free.
@@ -24,7 +25,8 @@ NONE = -1  # no resource, no task
 class Tasks:
     """All tasks of a program, as arrays over the tasks."""
 
-    duration: Array  # nanoseconds
+    duration: Array  # nanoseconds for which it holds its resources
+    latency: Array  # nanoseconds from then until it ends: a message is in flight; else 0
     first_resource: Array  # a device or link that it holds, or -1
     second_resource: Array  # another link, or -1
     instruction: Array  # the number of its instruction
@@ -36,11 +38,13 @@ class Tasks:
     pointer: Array  # the tasks that wait for task i are successor[pointer[i]:pointer[i + 1]]
     successor: Array
     resources: int  # number of devices and links
+    in_order: Array  # by resource: whether each task that holds it waits for the one before
 
 
 # The fields of Tasks that `TaskTable.add_tasks` gets; `build` computes the others.
 COLUMNS = (
     "duration",
+    "latency",
     "first_resource",
     "second_resource",
     "instruction",
@@ -63,18 +67,25 @@ class TaskTable:
         self.edges: list[tuple[Array, Array]] = []  # (tasks, the tasks that they wait for)
         self.ends: list[Array] = []  # by instruction: the task that ends it on each device, or -1
         self.last_task = np.full(devices, NONE, np.int64)  # by device: the last one in its order
+        self.ordered_count = np.zeros(devices, np.int64)  # by device: tasks in its order
         # By instruction, then by device: nanoseconds of device time to receive its messages. They are
         # added to the next task that waits for the messages, and are then set to 0 here.
         self.receive_overhead: dict[int, Array] = {}
 
     def add_tasks(
         self, instruction: int, duration: Array, first: Array, second: Array, device: Array,
-        source: Array, nbytes: Array, urgency: int = 0,
+        source: Array, nbytes: Array, urgency: int = 0, latency: Array | None = None,
     ) -> Array:  # fmt: skip
-        """Adds tasks of an instruction and returns their numbers. The other arguments: see `Tasks`."""
+        """Adds tasks of an instruction and returns their numbers. The other arguments: see `Tasks`.
+
+        latency: None if they have none.
+        """
         size = len(duration)
         number, urgencies = np.full(size, instruction), np.full(size, urgency)
-        columns = (duration, first, second, number, device, source, nbytes, urgencies)
+        in_flight = np.zeros(size) if latency is None else latency
+        columns = (
+            duration, in_flight, first, second, number, device, source, nbytes, urgencies,
+        )  # fmt: skip
         for name, values in zip(COLUMNS, columns, strict=True):
             self.columns[name].append(np.asarray(values, np.int64))
         ids = np.arange(self.count, self.count + size)
@@ -104,6 +115,7 @@ class TaskTable:
         """Lets tasks[i] run on devices[i] after all earlier tasks of the device's order."""
         self.add_dependencies(tasks, self.last_task[devices])
         self.last_task[devices] = tasks
+        np.add.at(self.ordered_count, devices, 1)
 
     def wait_for_instructions(self, tasks: Array, deps: Iterable[int], devices: Array) -> None:
         """Lets tasks[i] wait until the instructions `deps` have ended on devices[i]."""
@@ -173,10 +185,15 @@ class TaskTable:
             for k in (0, 1)
         )
         order = np.argsort(earlier, kind="stable")
+        first = column["first_resource"]
+        held_count = np.bincount(first[first >= 0], minlength=resources)  # by resource
+        in_order = np.zeros(resources, np.bool_)
+        in_order[: self.devices] = held_count[: self.devices] == self.ordered_count
         return Tasks(
             **column,
             wait_count=np.bincount(later, minlength=self.count),
             pointer=np.concatenate([[0], np.cumsum(np.bincount(earlier, minlength=self.count))]),
             successor=later[order].astype(np.int32),
             resources=resources,
+            in_order=in_order,
         )

@@ -2,7 +2,7 @@
 
     computing     one task for each device that takes part, which holds the device (compute_tasks.py)
     message       one task that holds the links of its route (message_tasks.py)
-    all-reduce    one task for each member, which holds links of the ring (all_reduce_tasks.py)
+    collective    one task for each member, which holds links of the ring (collective_tasks.py)
 
 A device computes in the program's order. All-reduces of slices (ranges of rows of a parameter) start in
 that order too. With `overtaking` the most urgent slice goes first instead; the search for an order of
@@ -18,8 +18,8 @@ from typing import Any
 
 from raddle.clusters import Cluster
 from raddle.costs.profile import Profile
-from raddle.program.program import Merge, Move, Program, Reduce, Run, Update
-from raddle.simulation.all_reduce_tasks import AllReduceTasks
+from raddle.program.program import Gather, Merge, Move, Program, Reduce, Run, Update
+from raddle.simulation.collective_tasks import CollectiveTasks
 from raddle.simulation.compute_tasks import ComputeTasks
 from raddle.simulation.message_tasks import MessageTasks
 from raddle.simulation.task_table import Tasks, TaskTable
@@ -35,12 +35,14 @@ def build_tasks(
     """All tasks of a program; overtaking: see above. profile: measured times of operators, if any."""
     table, urgency = TaskTable(program.plan.devices), slice_urgencies(program)
     compute_tasks = ComputeTasks(table, program, cluster, profile)
+    collective_tasks = CollectiveTasks(table, program, cluster, urgency, overtaking=overtaking)
     builders: dict[type, Callable[[int, Any], None]] = {  # by type of instruction
         Run: compute_tasks.add_run,
         Merge: compute_tasks.add_merge,
         Update: compute_tasks.add_update,
         Move: MessageTasks(table, program, cluster, urgency).add_move,
-        Reduce: AllReduceTasks(table, program, cluster, urgency, overtaking=overtaking).add_reduce,
+        Reduce: collective_tasks.add_collective,
+        Gather: collective_tasks.add_collective,
     }
     for number, instruction in enumerate(program.instructions):
         builders[type(instruction)](number, instruction)

@@ -41,19 +41,21 @@ def simulate(
             f"the plan needs {program.plan.devices} devices, '{cluster.name}' has {len(cluster.devices)}."
         )
     tasks = build_tasks(program, cluster, profile, overtaking=overtaking)
-    if float(tasks.duration.sum(dtype=np.float64)) > 1e9 * MAX_SECONDS:
+    if float((tasks.duration + tasks.latency).sum(dtype=np.float64)) > 1e9 * MAX_SECONDS:
         raise InputError(
             f"the tasks would take more than {MAX_SECONDS:g} s: "
             f"look for a wrong number in '{cluster.name}'."
         )
     start, end, cause = run_tasks(
         tasks.duration,
+        tasks.latency,
         tasks.first_resource,
         tasks.second_resource,
         tasks.wait_count,
         tasks.pointer,
         tasks.successor,
         tasks.resources,
+        tasks.in_order,
         tasks.urgency,
     )
     assert (end >= 0).all(), "a task waits for itself"
@@ -68,7 +70,7 @@ class Timeline:
     cluster: Cluster
     tasks: Tasks
     start: Array  # by task
-    end: Array  # by task
+    end: Array  # by task; of a message, when it has arrived
     cause: Array  # by task, the task that it waited for last, or -1
 
     @property
@@ -145,8 +147,8 @@ class Timeline:
     def breakdown(self) -> list[dict[str, float]]:
         """By device, the seconds of an average step: compute, exposed communication, idle.
 
-        Communication is exposed while the device does not compute and a message to it is being sent or
-        waits for a link.
+        Communication is exposed while the device does not compute and a message to it is being sent, is in
+        flight or waits for a link.
         """
         total = self.step_ends[-1] / 1e9 / self.program.plan.steps
         return [
@@ -191,6 +193,14 @@ class Timeline:
         while self.cause[path[-1]] >= 0:
             path.append(int(self.cause[path[-1]]))
         return path[::-1]
+
+    def critical_nanoseconds(self, path: list[int]) -> Array:
+        """By task of the critical path: nanoseconds until the next one starts; of the last, until it ends.
+
+        Together they are the time of the whole simulation. A message that the next task waits for counts
+        until it arrives; one that only held its link counts until it releases the link.
+        """
+        return np.diff(np.append(self.start[path], self.end[path[-1]]))
 
 
 def _union_length(start: Array, end: Array) -> int:

@@ -3,7 +3,7 @@
 The trace has a process for each device, with a lane of its computations and a counter of its memory, and a
 process "links" with a lane for each link. A lane is a row of the viewer (a thread of the trace format). An
 arrow leads from the computation before a message to the computation that waits for it. A message that
-holds two links appears in both lanes.
+holds two links appears in both lanes, for as long as it holds them: not while it is in flight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from raddle.program.chrome_trace import COMPUTE, Event, flow_events, lane_names, write_events
 from raddle.program.describe import PHASES
-from raddle.program.program import Instruction, Merge, Move, Reduce, Run
+from raddle.program.program import Gather, Instruction, Merge, Move, Reduce, Run
 from raddle.simulation.memory.peaks import memory_curves
 from raddle.simulation.timeline import Timeline
 
@@ -59,7 +59,7 @@ def _task_events(timeline: Timeline) -> Iterator[Event]:
                 **title,
                 **_lane(timeline, resources[task]),
                 "ts": _microseconds(timeline.start[task]),
-                "dur": _microseconds(timeline.end[task] - timeline.start[task]),
+                "dur": _microseconds(tasks.duration[task]),
                 "args": {**title["args"], "bytes": int(tasks.nbytes[task])},
             }
 
@@ -73,6 +73,8 @@ def _title(i: Instruction) -> Event:
         name, what, phase = i.value, "move", str(i.kind)
     elif isinstance(i, Reduce):
         name, what, phase = ", ".join(i.parameters), "reduce", "reduce"
+    elif isinstance(i, Gather):
+        name, what, phase = ", ".join(i.parameters), "gather", "gather"
     else:
         name, what = i.parameter, type(i).__name__.lower()
         phase = what
@@ -90,7 +92,8 @@ def _message_arrows(timeline: Timeline) -> Iterator[Event]:
         message_lane = _lane(timeline, tasks.first_resource[task])
         title = {"name": i.value, "cat": str(i.kind), "id": int(task)}
         # Viewers attach an arrow to the event at its time, so it starts 1 ns before the end of that event.
-        start, end = timeline.start[task], timeline.end[task]
+        start = timeline.start[task]
+        end = start + tasks.duration[task]
         producer, user = before[task], after[task]
         # Both ends of the arrow, as (lane, nanoseconds). Without a computation at that end (-1), the arrow
         # starts or ends at the message itself.

@@ -71,7 +71,7 @@ class BucketedMechanism(Mechanism):
 
     def report(self) -> dict[str, Any]:
         return {
-            "bytes": sum(self._channels.sum_transport.reduced.values()),
+            "bytes": sum(self._channels.sum_transport.collective_bytes.values()),
             "messages": self.buckets.sum_count,
             "waited": {"sums": self.buckets.waited},
         }

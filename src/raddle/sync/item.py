@@ -24,8 +24,6 @@ class Item(NamedTuple):
     elements: int
     dtype: torch.dtype
     priority: int  # the smallest is the most urgent: the order of first use in the forward
-    # Whether the server sends the updated rows back; with ZeRO-3 they are gathered before use instead.
-    returned: bool = True
 
     @property
     def nbytes(self) -> int:

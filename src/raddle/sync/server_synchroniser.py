@@ -112,16 +112,15 @@ class ServerSynchroniser:
     def bind(
         self,
         number: int,
-        rows: Tensor | Sequence[Tensor] | None,
+        rows: Tensor | Sequence[Tensor],
         master: Tensor | Sequence[Tensor] | None = None,
     ) -> None:
         """Sets where the rows of an item are on this rank: a contiguous view of p.detach() for each slice.
 
-        rows: None on a worker to which the updated rows are not sent back (`item.returned` is False).
         master: with staleness, the copy of the rows that the server updates, if there is one already.
         """
         item = self._items[number]
-        bound_rows = None if rows is None else ItemRows(rows)
+        bound_rows = ItemRows(rows)
         check_binding(self.rank, item, bound_rows)
         if self._started or number in self._worker.items or number in self._server.items:
             raise ValueError(
@@ -129,7 +128,7 @@ class ServerSynchroniser:
             )
         if self.rank in item.workers:
             self._worker.bind(item, bound_rows)
-        if bound_rows is not None and self.rank == item.server:
+        if self.rank == item.server:
             self._server.bind(item, bound_rows, None if master is None else ItemRows(master))
 
     def rows_at_server(self, number: int) -> tuple[Tensor, ...]:
@@ -258,17 +257,13 @@ class ServerSynchroniser:
             )
 
 
-def check_binding(rank: int, item: Item, rows: ItemRows | None) -> None:
+def check_binding(rank: int, item: Item, rows: ItemRows) -> None:
     """Raises ValueError if these rows cannot be bound to the item on this rank."""
     if rank != item.server and rank not in item.workers:
         raise ValueError(
             f"rank {rank} binds '{item.name}', whose workers are {item.workers} and whose "
             f"server is {item.server}: bind items of this rank"
         )
-    if rows is None:
-        if item.returned or rank == item.server:
-            raise ValueError(f"rank {rank} binds no rows of '{item.name}': it needs them here")
-        return
     check_rows(rank, item, rows.parts, "rows")
     if any(part.requires_grad for part in rows.parts):
         raise ValueError(

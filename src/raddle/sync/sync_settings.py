@@ -60,6 +60,11 @@ def check_sync(sync: Sync, size: int) -> Sync:
             "sync is 'sharded:parameters', and a module needs its parameters whole: use sharded, or a "
             "plan (raddle plan --sync sharded:parameters)."
         )
+    if sync.after_backward:
+        raise InputError(
+            "sync has the option 'after', and a wrapped optimizer sends gradients during the backward: "
+            "leave it out, or use a plan (raddle plan --sync allreduce:after)."
+        )
     if sync.server is not None and sync.server >= size:
         raise InputError(
             f"sync names rank {sync.server} and there are {size}: choose from 0 to {size - 1}"

@@ -200,7 +200,7 @@ class SynchronousServer(ParameterServer):
         item = entry.item
         frame = Frame(PULL, item.number, clock, entry.version)
         payload = entry.master.flat().cpu()
-        for worker in entry.sorted_workers if item.returned else ():
+        for worker in entry.sorted_workers:
             if worker != self.rank:
                 self._send(worker, frame, payload, item.priority)
         if self.rank in entry.clocks:  # this rank is one of the workers

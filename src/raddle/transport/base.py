@@ -89,7 +89,9 @@ class Transport(Protocol):
     # has no tags: there, both ranks must issue their messages in the same order.
     early_receives: bool
     sent: dict[int, int]  # bytes passed to `send` and `post`, by target rank
-    reduced: dict[tuple[int, ...], int]  # bytes passed to `all_reduce`, by ranks of the group
+    # Bytes of the full buffers of collectives, by kind and ranks of the group. Kinds are "all_reduce",
+    # "all_gather" and "reduce_scatter".
+    collective_bytes: dict[tuple[str, tuple[int, ...]], int]
     timeout: float  # seconds after which any wait fails
 
     @property
@@ -143,6 +145,23 @@ class Transport(Protocol):
         tag: the same on all ranks; only for checks and error messages.
         """
 
+    def all_gather(
+        self, ranks: tuple[int, ...], tag: int, shard: Tensor, full: Tensor, what: str = ""
+    ) -> Pending:
+        """Starts to gather the shards of all ranks into `full`, in the order of `ranks`.
+
+        Shards have the same size. Order and tag: as for `all_reduce`, but tags must differ from those of
+        messages between these ranks.
+        """
+
+    def reduce_scatter(
+        self, ranks: tuple[int, ...], tag: int, full: Tensor, shard: Tensor, what: str = ""
+    ) -> Pending:
+        """Starts to sum `full` over the ranks; `shard` receives this rank's part of the sum.
+
+        The parts lie in `full` in the order of `ranks`. Order and tag: as for `all_gather`.
+        """
+
     def broadcast(self, source: int, buffer: Tensor) -> Pending:
         """Starts to copy the source's buffer to all ranks; not counted in `sent`.
 
@@ -168,7 +187,8 @@ class WaitLabel(NamedTuple):
     The text is made only for an error message.
     """
 
-    # "send to", "receive from", "sum over", "broadcast from", "barrier of" or "gather from"
+    # "send to", "receive from", "sum over", "gather over", "scatter the sum over", "broadcast from",
+    # "barrier of" or "gather from"
     verb: str
     peer: int | tuple[int, ...]  # the other rank, or all ranks of the collective
     tag: int | None = None

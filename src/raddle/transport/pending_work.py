@@ -80,11 +80,12 @@ def start_work(
     *,
     staged: bool,
     has_input: bool,
+    keep_alive: Tensor | None = None,
 ) -> Pending:
     """Starts an operation that writes into a buffer.
 
     start: starts it, on the tensor that it is given. staged: use host memory in between. has_input: the
-    operation reads the buffer, too, as a sum does.
+    operation reads the buffer, too, as a sum does. keep_alive: another tensor that it reads.
     """
     assert buffer.is_contiguous()  # gloo would accept another one and give wrong results
     host = buffer
@@ -97,7 +98,7 @@ def start_work(
     except RuntimeError as error:
         raise failures.explain(label, 0.0, error) from error
     if host is buffer:
-        return PendingWork(failures, work, label)
+        return PendingWork(failures, work, label, keep_alive)
     return StagedWork(failures, work, label, host, buffer)
 
 

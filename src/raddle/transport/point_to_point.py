@@ -53,9 +53,11 @@ class PointToPoint:
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str) -> Pending:
         """Starts to send with torch.distributed."""
-        assert buffer.is_contiguous()
         self.sent[target] += buffer.nbytes
-        label = WaitLabel("send to", target, tag, what)
+        return self._send(WaitLabel("send to", target, tag, what), target, tag, buffer)
+
+    def _send(self, label: WaitLabel, target: int, tag: int, buffer: Tensor) -> Pending:
+        assert buffer.is_contiguous()
         if buffer.is_cuda and self._groups.early_receives:  # a GPU tensor with gloo
             buffer = pinned_like(buffer).copy_(buffer)
         return self._start(target, tag, buffer, label)
@@ -72,11 +74,15 @@ class PointToPoint:
 
     def post(self, target: int, tag: int, buffer: Tensor, what: str) -> Pending:
         """Starts to send, through shared memory if the target is a local peer."""
-        local_peers = self._local_peers_with(target)
-        if self._sender is None or (local_peers is None and buffer.nbytes < LARGE_BYTES):
-            return self.send(target, tag, buffer, what)
         self.sent[target] += buffer.nbytes
+        return self.post_uncounted(target, tag, buffer, what)
+
+    def post_uncounted(self, target: int, tag: int, buffer: Tensor, what: str) -> Pending:
+        """As `post`, for messages of a collective, which counts bytes in its own way."""
+        local_peers = self._local_peers_with(target)
         label = WaitLabel("send to", target, tag, what)
+        if self._sender is None or (local_peers is None and buffer.nbytes < LARGE_BYTES):
+            return self._send(label, target, tag, buffer)
         if local_peers is None:
             return self._sender.start(lambda: self._start(target, tag, buffer, label), label)
         if buffer.nbytes < LARGE_BYTES and not self._sender.pending_count:

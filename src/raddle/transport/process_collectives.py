@@ -25,17 +25,46 @@ class ProcessCollectives:
     """The collectives of one rank."""
 
     def __init__(self, groups: ProcessGroups, failures: Failures) -> None:
-        self.reduced: dict[tuple[int, ...], int] = defaultdict(int)  # bytes, by ranks of the group
+        # By kind and ranks of the group, bytes of the full buffers.
+        self.collective_bytes: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
         self._groups, self._failures = groups, failures
 
     def all_reduce(self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str) -> Pending:
         """Starts to sum in place. tag, what: for error messages."""
-        self.reduced[ranks] += buffer.nbytes
+        self.collective_bytes["all_reduce", ranks] += buffer.nbytes
         group = self._groups.sums[ranks]
         return start_work(
             self._failures, WaitLabel("sum over", ranks, tag, what), buffer,
             lambda host: dist.all_reduce(host, group=group, async_op=True),
             staged=self._staged(buffer), has_input=True,
+        )  # fmt: skip
+
+    def all_gather(
+        self, ranks: tuple[int, ...], tag: int, shard: Tensor, full: Tensor, what: str
+    ) -> Pending:
+        """Starts to gather shards, with NCCL."""
+        self.collective_bytes["all_gather", ranks] += full.nbytes
+        group = self._groups.sums[ranks]
+        return start_work(
+            self._failures, WaitLabel("gather over", ranks, tag, what), full,
+            lambda out: dist.all_gather_into_tensor(
+                _real(out), _real(shard), group=group, async_op=True
+            ),
+            staged=False, has_input=False, keep_alive=shard,
+        )  # fmt: skip
+
+    def reduce_scatter(
+        self, ranks: tuple[int, ...], tag: int, full: Tensor, shard: Tensor, what: str
+    ) -> Pending:
+        """Starts to sum, and to give every rank its part of the sum, with NCCL."""
+        self.collective_bytes["reduce_scatter", ranks] += full.nbytes
+        group = self._groups.sums[ranks]
+        return start_work(
+            self._failures, WaitLabel("scatter the sum over", ranks, tag, what), shard,
+            lambda out: dist.reduce_scatter_tensor(
+                _real(out), _real(full), group=group, async_op=True
+            ),
+            staged=False, has_input=False, keep_alive=full,
         )  # fmt: skip
 
     def broadcast(self, source: int, buffer: Tensor) -> Pending:
@@ -75,3 +104,8 @@ class ProcessCollectives:
     def _staged(self, buffer: Tensor) -> bool:
         """Returns whether an operation goes through host memory: a GPU tensor with gloo."""
         return buffer.is_cuda and self._groups.early_receives
+
+
+def _real(buffer: Tensor) -> Tensor:
+    """A view of real numbers: NCCL has no complex ones."""
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer

@@ -23,6 +23,7 @@ from raddle.transport.patient_wire import PatientWire
 from raddle.transport.point_to_point import PointToPoint
 from raddle.transport.process_collectives import ProcessCollectives
 from raddle.transport.process_groups import ProcessGroups
+from raddle.transport.shard_messages import all_gather_by_messages, reduce_scatter_by_messages
 from raddle.transport.socket_wire import SocketWire
 from raddle.transport.wire import Wire
 
@@ -59,7 +60,8 @@ class ProcessTransport:
                 self.size, all_gather, [point_to_point.shut_down, groups.abort]
             )
             undo.pop_all()
-        self.sent, self.reduced = point_to_point.sent, self._collectives.reduced
+        self.sent = point_to_point.sent
+        self.collective_bytes = self._collectives.collective_bytes
         atexit.register(self.close)  # threads inside torch would crash at the end of Python
 
     def prepare(
@@ -87,6 +89,28 @@ class ProcessTransport:
         self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str = ""
     ) -> Pending:
         return self._collectives.all_reduce(ranks, tag, buffer, what)
+
+    def all_gather(
+        self, ranks: tuple[int, ...], tag: int, shard: Tensor, full: Tensor, what: str = ""
+    ) -> Pending:
+        if not self.early_receives:
+            return self._collectives.all_gather(ranks, tag, shard, full, what)
+        self.collective_bytes["all_gather", ranks] += full.nbytes
+        messages = self._point_to_point
+        return all_gather_by_messages(
+            messages.post_uncounted, messages.expect, self.rank, ranks, tag, shard, full, what
+        )
+
+    def reduce_scatter(
+        self, ranks: tuple[int, ...], tag: int, full: Tensor, shard: Tensor, what: str = ""
+    ) -> Pending:
+        if not self.early_receives:
+            return self._collectives.reduce_scatter(ranks, tag, full, shard, what)
+        self.collective_bytes["reduce_scatter", ranks] += full.nbytes
+        messages = self._point_to_point
+        return reduce_scatter_by_messages(
+            messages.post_uncounted, messages.expect, self.rank, ranks, tag, full, shard, what
+        )
 
     def broadcast(self, source: int, buffer: Tensor) -> Pending:
         return self._collectives.broadcast(source, buffer)

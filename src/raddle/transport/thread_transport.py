@@ -24,6 +24,7 @@ from raddle.transport.base import (
     total_sent,
 )
 from raddle.transport.memory_wire import memory_wires
+from raddle.transport.shard_messages import all_gather_by_messages, reduce_scatter_by_messages
 from raddle.transport.wire import Wire
 
 
@@ -113,7 +114,7 @@ class ThreadTransport:
         self.rank = rank
         self.size = hub.size
         self.sent: dict[int, int] = defaultdict(int)
-        self.reduced: dict[tuple[int, ...], int] = defaultdict(int)
+        self.collective_bytes: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
         self._hub = hub
         self._everyone = tuple(range(hub.size))
         self.timeout, self.failures = hub.timeout, hub
@@ -127,10 +128,14 @@ class ThreadTransport:
         pass  # threads need no groups and no links
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
+        self.sent[target] += buffer.nbytes
+        return self._send_uncounted(target, tag, buffer, what)
+
+    def _send_uncounted(self, target: int, tag: int, buffer: Tensor, what: str) -> Pending:
+        """As `send`, for messages of a collective, which counts bytes in its own way."""
         assert buffer.is_contiguous()
         assert not buffer.is_conj(), "others read memory as it is"
         assert not buffer.is_neg(), "others read memory as it is"
-        self.sent[target] += buffer.nbytes
         message = buffer.detach().clone()
         _wait_for_stream(message)
         key = self.rank, tag
@@ -172,9 +177,25 @@ class ThreadTransport:
         self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str = ""
     ) -> Pending:
         assert buffer.is_contiguous()
-        self.reduced[ranks] += buffer.nbytes
+        self.collective_bytes["all_reduce", ranks] += buffer.nbytes
         return self._hub.join_collective(
             self.rank, "sum", ranks, tag, buffer, WaitLabel("sum over", ranks, tag, what)
+        )
+
+    def all_gather(
+        self, ranks: tuple[int, ...], tag: int, shard: Tensor, full: Tensor, what: str = ""
+    ) -> Pending:
+        self.collective_bytes["all_gather", ranks] += full.nbytes
+        return all_gather_by_messages(
+            self._send_uncounted, self.expect, self.rank, ranks, tag, shard, full, what
+        )
+
+    def reduce_scatter(
+        self, ranks: tuple[int, ...], tag: int, full: Tensor, shard: Tensor, what: str = ""
+    ) -> Pending:
+        self.collective_bytes["reduce_scatter", ranks] += full.nbytes
+        return reduce_scatter_by_messages(
+            self._send_uncounted, self.expect, self.rank, ranks, tag, full, shard, what
         )
 
     def broadcast(self, source: int, buffer: Tensor) -> Pending:

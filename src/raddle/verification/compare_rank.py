@@ -34,7 +34,8 @@ class Findings:
     # By what is compared ("loss", "gradients", ...): the largest deviation and where it is.
     worst: dict[str, tuple[float, str]] = field(default_factory=dict)
     sent: list[tuple[int, int]] = field(default_factory=list)  # (target rank, bytes)
-    reduced: list[tuple[list[int], int]] = field(default_factory=list)  # (ranks, bytes all-reduced)
+    # (kind of collective, ranks, bytes of the full buffers)
+    collective_bytes: list[tuple[str, list[int], int]] = field(default_factory=list)
     # Only where steps overlap: parameter -> the least and the most updates of earlier steps that a step did
     # not see (serial_replay.py).
     staleness: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -97,7 +98,9 @@ def compare(
         raise
     findings.spans = [*spans.spans]
     findings.sent = sorted((t, n) for t, n in transport.total_sent().items() if n)
-    findings.reduced = sorted((list(g), n) for g, n in transport.reduced.items() if n)
+    findings.collective_bytes = sorted(
+        (str(kind), list(g), n) for (kind, g), n in transport.collective_bytes.items() if n
+    )
     return findings
 
 

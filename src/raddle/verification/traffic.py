@@ -1,9 +1,9 @@
 """Counts the bytes that a plan sends in three ways: by its program, by the simulator, and by the ranks.
 
 `raddle verify` compares the three. Bytes of messages are counted by pair (source, target); bytes of
-all-reduces by the group of devices that take part. Instructions (program/program.py): a Move sends
-messages, a Reduce all-reduces gradients. The findings of a rank (compare_rank.py) have the bytes that it
-counted.
+collectives by their kind and the group of devices that take part. Instructions (program/program.py): a Move
+sends messages, a Reduce sums gradients, a Gather gathers sharded parameters. The findings of a rank
+(compare_rank.py) have the bytes that it counted.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from dataclasses import replace
 from typing import Any
 
 from raddle.clusters import Cluster, cluster
-from raddle.costs.collectives import all_reduce_bytes
+from raddle.costs.collectives import collective_bytes
 from raddle.plans.plan import Plan
+from raddle.program.collective_kind import Collective
 from raddle.program.lower import lower
-from raddle.program.program import Move, Program, Reduce, message_bytes, reduced_bytes
+from raddle.program.program import Gather, Move, Program, Reduce, buffer_bytes, message_bytes
 from raddle.runtime.job import Job
 from raddle.simulation.timeline import Timeline, simulate
 from raddle.verification.compare_rank import Findings
 
 Pair = tuple[int, int]  # source, target (devices)
-Group = tuple[int, ...]  # the devices of an all-reduce
+Group = tuple[Collective, tuple[int, ...]]  # a kind of collective, and the devices that take part
 
 
 def simulate_job(job: Job, steps: int) -> Timeline:
@@ -48,13 +49,15 @@ def program_bytes(program: Program, steps: int) -> dict[Pair, int]:
     return total
 
 
-def all_reduce_bytes_by_group(program: Program, steps: int) -> dict[Group, int]:
-    """For each group, return the bytes of the tensors that each device all-reduces in `steps` steps."""
+def collective_bytes_by_group(program: Program, steps: int) -> dict[Group, int]:
+    """For each group, return the bytes of the full buffers of its collectives in `steps` steps."""
     total: dict[Group, int] = {}
     steps //= program.plan.steps  # as in `program_bytes`
-    for reduce in (i for i in program.instructions if isinstance(i, Reduce)):
-        for group, nbytes in reduced_bytes(program, reduce).items():
-            total[group] = total.get(group, 0) + steps * nbytes
+    for i in program.instructions:
+        if isinstance(i, Reduce | Gather):
+            for devices, nbytes in buffer_bytes(program, i).items():
+                group = i.collective, devices
+                total[group] = total.get(group, 0) + steps * nbytes
     return total
 
 
@@ -80,19 +83,23 @@ def pair_rows(
 def group_rows(
     program: Program, timeline: Timeline, findings: Sequence[Findings]
 ) -> list[dict[str, Any]]:
-    """Return a row for each group with an all-reduce: bytes by the transport and by the program.
+    """Return a row for each group with a collective: bytes by the transport and by the program.
 
     All ranks of a group should count the same; the row has the count that differs most from the program.
     """
-    expected = all_reduce_bytes_by_group(program, timeline.program.plan.steps)
+    expected = collective_bytes_by_group(program, timeline.program.plan.steps)
     counted: dict[Group, list[int]] = {group: [] for group in expected}
     for rank, rank_findings in enumerate(findings):
-        reduced = {tuple(group): n for group, n in rank_findings.reduced}
-        for group in {*reduced, *(g for g in expected if rank in g)}:
-            counted.setdefault(group, []).append(reduced.get(group, 0))
+        nbytes_by_group = {
+            (Collective(kind), tuple(devices)): n
+            for kind, devices, n in rank_findings.collective_bytes
+        }
+        for group in {*nbytes_by_group, *(g for g in expected if rank in g[1])}:
+            counted.setdefault(group, []).append(nbytes_by_group.get(group, 0))
     return [
         {
-            "devices": list(group),
+            "collective": str(group[0]),
+            "devices": list(group[1]),
             "transport": max(counts, key=lambda n: abs(n - expected.get(group, 0))),
             "program": expected.get(group, 0),
         }
@@ -106,8 +113,9 @@ def simulated_total(timeline: Timeline) -> int:
 
 
 def program_total(program: Program, steps: int) -> int:
-    """Return all bytes by the program: messages, and what all-reduces send in a ring."""
+    """Return all bytes by the program: messages, and what collectives send in a ring."""
     rings = sum(
-        all_reduce_bytes(len(g), n) for g, n in all_reduce_bytes_by_group(program, steps).items()
+        collective_bytes(kind, len(devices), n)
+        for (kind, devices), n in collective_bytes_by_group(program, steps).items()
     )
     return sum(program_bytes(program, steps).values()) + rings

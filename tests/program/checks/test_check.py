@@ -538,7 +538,7 @@ DAMAGED: dict[str, tuple[Callable[[], Program], str]] = {
         lambda: dataclasses.replace(
             ordered_sums(), plan=dataclasses.replace(ordered_sums().plan, order=tuple(range(slice_total())))
         ),
-        r"reduce of '.*'.* comes after that of '.*', which the plan's order has behind it",
+        r"reduce of '.*'.* comes after the all-reduce of a slice of '.*', but comes before it in",
     ),
     "slices that overlap": (
         lambda: dataclasses.replace(

@@ -10,7 +10,8 @@ from raddle.program.checks.refuse import check_waits_for
 from raddle.program.checks.replay_progress import ReplayProgress
 from raddle.program.checks.variant_facts import VariantFacts
 from raddle.program.lower import lower
-from raddle.program.program import Message, Move, ParameterRegion, Program
+from raddle.program.parameter_region import ParameterRegion
+from raddle.program.program import Message, Move, Program
 
 
 def program(**more: object) -> Program:

@@ -67,7 +67,8 @@ def slices_are_the_simulation(described: dict[str, Any], read: Any, timeline: Ti
     """The slices are exactly the tasks in the window, with their lanes and times."""
     begin, end = ([0, *timeline.step_ends])[-2:]
     tasks = timeline.tasks
-    inside = (tasks.first_resource >= 0) & (timeline.end > begin) & (timeline.start < end)
+    released = timeline.start + tasks.duration
+    inside = (tasks.first_resource >= 0) & (released > begin) & (timeline.start < end)
     assert described["period_ns"] == end - begin
     names = [lane["name"] for lane in described["lanes"]]
     devices = timeline.program.plan.devices

@@ -106,10 +106,10 @@ class Recount:
         """Bytes of an element of a value."""
         return self.graph.values[name].dtype.itemsize
 
-    def receive_seconds(self, inside: Messages, outside: Messages, *, each: bool) -> float:
+    def receive_seconds(self, inside: Messages, outside: Messages) -> float:
         """Seconds until all devices have their messages, link by link.
 
-        each: the latency counts for each message, else once.
+        The messages of a link follow each other while others are in flight: one latency.
         """
         times = [0.0]
         for a in range(self.cluster.nodes):
@@ -124,8 +124,7 @@ class Recount:
                     if queue:
                         assert link is not None
                         ways = 1 if link.duplex else 2
-                        lags = link.latency * (len(queue) if each else 1)
-                        times.append(ways * sum(queue) / link.bandwidth + lags)
+                        times.append(ways * sum(queue) / link.bandwidth + link.latency)
         return max(times)
 
     def held(self, op: Op, output: int, tiling: Tiling) -> Pieces:
@@ -174,7 +173,7 @@ class Recount:
                     messages = inside if box in node_boxes else outside
                     messages.setdefault(tile.device, []).append(amount)
         back = contributes_gradient(op, name, self.active)
-        return (2 if back else 1) * self.receive_seconds(inside, outside, each=False)
+        return (2 if back else 1) * self.receive_seconds(inside, outside)
 
     def merge_seconds(self, op: Op, tiling: Tiling, readers: set[int]) -> float:
         """Seconds to merge partial sums: small results go to all, large ones are divided among partners."""
@@ -205,7 +204,7 @@ class Recount:
                     nbytes = pair * amount / (1 if small else len(partners))
                     messages.setdefault(tile.device, []).append(nbytes)
         times = 2 if op.outputs[0] in self.active else 1
-        return times * self.receive_seconds(inside, outside, each=True)
+        return times * self.receive_seconds(inside, outside)
 
     def compute_seconds(self, group: Group, configuration: Configuration) -> float:
         """t_C of a group: compute, merges and transfers inside of the group."""

@@ -8,13 +8,16 @@ from small_models import make_plan, mlp
 from raddle.clusters import cluster
 from raddle.graph.box import Box
 from raddle.graph.gradients import has_backward
+from raddle.plans.plan import Plan
 from raddle.plans.sync import read_sync
-from raddle.program.program import Bundle, Message, ParameterRegion
+from raddle.program.bundle import Bundle
+from raddle.program.parameter_region import ParameterRegion
+from raddle.program.program import Message
 from raddle.simulation.fast.arrays import (
-    AFTER_LAST_COMPUTE,
     BUNDLED_COUNT,
     COMPUTE,
     EVENT,
+    GATHER,
     MESSAGES,
     NEEDS_SYNC,
     PULL_COUNT,
@@ -51,11 +54,11 @@ def test_what_is_in_the_cache_is_not_built_again() -> None:
 
 
 def test_slots_add_loads_and_are_restored() -> None:
-    index, store = index_graph(mlp(), read_sync("allreduce")), RowStore()
+    index, store = index_graph(mlp(), Plan({}, 1)), RowStore()
     plan_rows = PlanRows(index, devices=2, links=1)
     computed = store.computes.add(np.array([[0, 5], [1, 7]]))
-    sent = store.messages.add(np.array([[0, 1, 11, 2, -1, 0, 0]]))
-    synced = store.sync_units.add(np.array([[*sent, *computed, *sent, -1, 0, 1, 1, *NOTHING]]))
+    sent = store.messages.add(np.array([[0, 1, 11, 2, -1, 0, 0, 4]]))
+    synced = store.sync_units.add(np.array([[*sent, *computed, *sent, -1, -1, 0, 1, 1, *NOTHING]]))
     undo = Undo()
     undo.save(plan_rows.load)
     plan_rows.set_slot(undo, store, plan_rows.slots.forward, 0, computed, store.computes)
@@ -72,7 +75,7 @@ def test_slots_add_loads_and_are_restored() -> None:
 
 
 def test_the_tape_has_what_any_plan_may_have() -> None:
-    index = index_graph(mlp(), read_sync("allreduce"))
+    index = index_graph(mlp(), Plan({}, 1))
     tape, ops = index.tape, index.graph.ops
     merged = sum(bool(op.space.combine) for op in ops)
     backward = [op for op in ops if has_backward(op, index.active)]
@@ -80,21 +83,20 @@ def test_the_tape_has_what_any_plan_may_have() -> None:
     assert (tape.kind == COMPUTE).sum() == len(ops) + merged + len(backward) + again
     assert (tape.kind == EVENT).sum() == len(index.trained) + 2
     assert (tape.kind == MESSAGES).sum() >= sum(len(op.outputs) for op in ops)
-    assert not index.pulls
-    assert not tape.urgency.any()
+    assert not index.gathers
+    assert not (tape.kind == GATHER).any()
 
 
-def test_sharded_parameters_are_pulled_for_both_directions() -> None:
-    index = index_graph(mlp(), read_sync("sharded:parameters"))
-    names = [name for name, _ in index.pulls]
+def test_sharded_parameters_are_gathered_for_both_directions() -> None:
+    index = index_graph(mlp(), Plan({}, 1, sync="sharded:parameters"))
+    names = [name for gather in index.gathers for name in gather]
     assert sorted(names) == sorted([*index.trained, *index.trained])
-    pulled = index.tape.send_after == AFTER_LAST_COMPUTE
-    assert pulled.sum() == len(names)
-    assert (index.tape.urgency[pulled] == 1).all()
+    assert (index.tape.kind == GATHER).sum() == len(index.gathers)
+    assert index.block_of.keys() == set(index.trained)
 
 
 def test_what_is_used_first_is_the_most_urgent() -> None:
-    index = index_graph(mlp(), read_sync("p3"))
+    index = index_graph(mlp(), Plan({}, 1, sync="p3"))
     urgency = urgencies(index.graph, index.parameter_number, index.trained, read_sync("p3"))
     order = sorted(index.trained, key=lambda name: urgency[index.parameter_number[name]])
     used = dict.fromkeys(n for op in index.graph.ops for n in op.inputs if n in index.trained)
@@ -110,7 +112,7 @@ def test_messages_are_listed_in_the_order_of_a_program() -> None:
     rows = arrays.ordered_message_rows(sent)
     assert rows[:, :2].tolist() == [[0, 1], [2, 3], [0, 3]]
     assert (rows[:, 2] > 0).all()
-    assert arrays.ordered_message_rows([]).shape == (0, 7)
+    assert arrays.ordered_message_rows([]).shape == (0, 8)
 
 
 def test_operators_of_one_space_that_are_tiled_alike_share_a_number() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +25,11 @@ from raddle.graph.capture import capture
 from raddle.graph.graph import Op
 from raddle.program.lower import lower
 from raddle.program.program import (
+    Gather,
     Merge,
     Move,
     Program,
+    Reduce,
     Run,
     Update,
     message_bytes,
@@ -97,17 +100,19 @@ def test_two_devices_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("momentum", 1), ("adam", 2)])
-@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize("sync", [*SYNCS, "ps:sliced,unbundled"])
 def test_parameters_by_hand(optimizer: str, state: int, sync: str) -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
     program = lower(mlp(), make_plan(mlp(), tiles, 2, optimizer=optimizer, sync=sync))
     timeline = simulate(program, cluster("p100:1x2"))
     last = [int(memory_curve(timeline, d)[1][-1]) for d in (0, 1)]
     everywhere = ("allreduce", "p3:collective")
-    first = {"server": 232, "ps:one": 232, "sharded": 116, "ps:sliced": 192}
+    # ps:sliced has one bundle.
+    first = {"server": 232, "ps:one": 232, "ps:sliced": 232, "ps:sliced,unbundled": 192}
     first.update(dict.fromkeys(everywhere, 232))
-    if sync == "sharded:parameters":  # gathered parameters and gradients are not persistent
-        assert last == [116 * (1 + state)] * 2
+    if sync.startswith("sharded"):  # gathered parameters and gradients are not persistent
+        whole = 116 if sync == "sharded:parameters" else 232
+        assert last == [whole + 116 * state] * 2
         return
     updated_bytes = first.get(sync, 120)  # of parameters that device 0 updates
     other = 232 if sync in everywhere else 232 - updated_bytes
@@ -192,17 +197,18 @@ class Replay:
         self.runs: dict[Any, tuple[int, int]] = {}  # key, operator, phase, device
         self.flights: dict[Any, list[tuple[int, int, int, int, int, Any]]] = {}  # key, value, kind
         self.is_zero3 = self.plan.sync == "sharded:parameters"
+        self.is_sharded = self.plan.sync.startswith("sharded") and bool(self.program.active)
         self._times()
         for key in {i.key for i in self.program.instructions if isinstance(i, Run)}:
             for device in range(self.plan.devices):
                 self._replay(key, device)
         for (_, _, kind), flights in self.flights.items():
-            if kind == "pull" and self.is_zero3:
-                continue
             if kind in ("gradient", "partial gradient", "push", "pull"):
                 self.alive += [(t, n, a, b) for _, t, n, a, b, _ in flights]
-        for name in self.program.slices if self.is_zero3 else ():
-            self._zero3(name)
+        trained = {i.parameter for i in self.program.instructions if isinstance(i, Update)}
+        for name, device in itertools.product(trained, range(self.plan.devices)):
+            if self.is_sharded:
+                self._sharded(name, device)
 
     def _times(self) -> None:
         tasks = self.timeline.tasks
@@ -433,59 +439,65 @@ class Replay:
                 begin = self.first_gradient(key, value, device, True)
                 self.alive.append((device, self.output_bytes(op, value, device), begin, end))
 
-    def _zero3(self, name: str) -> None:
-        """ZeRO-3: gathered shards of a parameter, and its gradients, device by device."""
-        tasks, element_bytes = self.timeline.tasks, self.program.element_bytes(name)
+    def _sharded(self, name: str, device: int) -> None:
+        """ZeRO: gathers of a parameter on a device, its gradients, and the buffers of both."""
+        element_bytes = self.program.element_bytes(name)
         read = {op.name for op in self.graph.ops if name in op.inputs}
-        spans: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by instruction and device
-        for t, number in enumerate(tasks.instruction):
-            span = (int(self.timeline.start[t]), int(self.timeline.end[t]))
-            spans.setdefault((int(number), int(tasks.device[t])), []).append(span)
-        related = [
-            (n, i) for n, i in enumerate(self.program.instructions)
-            if name in (getattr(i, "value", ""), getattr(i, "parameter", ""))
-            or getattr(i, "op", "") in read
-        ]  # fmt: skip
-        for device, (number, pull) in itertools.product(range(self.plan.devices), related):
-            if not isinstance(pull, Move) or pull.kind != "pull":
+        held = [s for s in self.program.regions[name] if device in s.devices]
+        synced = [s for s in held if len(s.devices) > 1]
+        shard = full = 0  # bytes in buffers
+        for s in synced:
+            rows, holders = (s.box.shape or (1,))[0], len(s.devices)
+            part = math.ceil(rows / holders) * math.prod(s.box.shape[1:]) * element_bytes
+            shard, full = shard + part, full + holders * part
+        updates = {
+            i.key.step: self._span(n, device) for n, i in enumerate(self.program.instructions)
+            if isinstance(i, Update) and i.parameter == name
+        }  # fmt: skip
+        packed: dict[int, int] = {}  # by step, when the gradient is packed
+        for number, i in enumerate(self.program.instructions):
+            if not isinstance(i, Reduce | Gather) or name not in i.parameters or not synced:
                 continue
-            received = [m for m in pull.messages if m.target == device]
-            waiting = [(n, i) for n, i in self.waiting[number] if device in i.devices]
-            if not received:
+            start, end = self._span(number, device)
+            if isinstance(i, Reduce):
+                packed[i.key.step] = start
+                self.alive.append((device, full, start, end))
+                ends = [
+                    self._span(n, device)[1] for n, u in enumerate(self.program.instructions)
+                    if isinstance(u, Update) and u.parameter in i.parameters
+                    and u.key.step == i.key.step
+                ]  # fmt: skip
+                self.alive.append((device, shard, start, max(ends)))  # the sums are one buffer
                 continue
-            ends = [spans[n, device][0][1] for n, i in waiting if i.op in read]
-            for _, _, nbytes, a, b in (
-                f for f in self._message_times(number, pull) if f[1] == device
-            ):
-                self.alive.append((device, nbytes, a, max(b, *ends)))
-            boxes = [box for m in received for box in m.boxes]
-            own_elements = sum(
-                s.box.volume
-                for region in self.program.regions[name]
-                for s in self.program.slices[name]
-                if s.server == device and region.box.contains(s.box)
-                and any(not (box & region.box).empty for box in boxes)
-            )  # fmt: skip
-            begin = min(spans[n, device][0][0] for n, _ in waiting)
-            self.alive.append((device, own_elements * element_bytes, begin, max(ends)))
-        for step, device in itertools.product(range(self.plan.steps), range(self.plan.devices)):
-            now = [(n, i) for n, i in related if i.key.step == step]
+            runs = [(n, r) for n, r in self.waiting.get(number, []) if device in r.devices]
+            unpacked = end
+            if self.is_zero3:
+                unpacked = max(
+                    [end, *([min(self._span(n, device)[0] for n, _ in runs)] if runs else [])]
+                )
+                last = max([self._span(n, device)[1] for n, r in runs if r.op in read], default=0)
+                nbytes = sum(s.box.volume for s in synced) * element_bytes
+                self.alive.append((device, nbytes, unpacked, last))
+            self.alive.append((device, full + shard, start, unpacked))
+        for step, (_, updated) in updates.items():
             begins = [
-                spans[n, device][0][0] for n, i in now
-                if isinstance(i, Run) and i.phase == "B" and device in i.devices
+                self._span(n, device)[0] for n, i in enumerate(self.program.instructions)
+                if isinstance(i, Run) and i.phase in "BW" and i.op in read and device in i.devices
+                and i.key.step == step
             ]  # fmt: skip
-            gone = [
-                spans[n, device][0][1] for n, i in now
-                if isinstance(i, Update) and i.devices == (device,)
-            ]  # fmt: skip
-            for n, i in now:
-                if isinstance(i, Move) and i.kind == "push":
-                    gone += [
-                        end for source, *_, end in self._message_times(n, i) if source == device
-                    ]
-            held = sum(s.box.volume for s in self.program.regions[name] if device in s.devices)
             if begins and held:
-                self.alive.append((device, held * element_bytes, min(begins), max(gone)))
+                nbytes = sum(s.box.volume for s in held) * element_bytes
+                self.alive.append((device, nbytes, min(begins), packed.get(step, updated)))
+
+    def _span(self, number: int, device: int) -> tuple[int, int]:
+        """When a device executes an instruction; of a collective, its transfers there."""
+        tasks, i = self.timeline.tasks, self.program.instructions[number]
+        chosen = [
+            t for t in self.tasks_of[number]
+            if tasks.device[t] == device and (tasks.nbytes[t] or not isinstance(i, Reduce | Gather))
+        ]  # fmt: skip
+        starts, ends = self.timeline.start[chosen], self.timeline.end[chosen]
+        return (int(starts.min()), int(ends.max())) if chosen else (2**62, -1)
 
     def _message_times(self, number: int, move: Move) -> list[tuple[int, int, int, int, int]]:
         """Source, target, bytes, start and end of each message."""
@@ -499,17 +511,20 @@ class Replay:
         optimizer_copies = {"sgd": 0, "momentum": 1, "adam": 2}[self.plan.optimizer]
         seen, total = set(), 0
         for i in self.program.instructions:
-            if isinstance(i, Update) and i.parameter not in seen:
-                seen.add(i.parameter)
-                element_bytes = self.program.element_bytes(i.parameter)
-                for s in self.program.slices.get(i.parameter, i.regions):
-                    if self.is_zero3:
-                        total += (
-                            s.box.volume
-                            * element_bytes
-                            * (1 + optimizer_copies)
-                            * (s.server == device)
-                        )
+            if not isinstance(i, Update):
+                continue
+            for name in {*i.parameters} - seen:
+                seen.add(name)
+                element_bytes = self.program.element_bytes(name)
+                for s in self.program.slices.get(name, i.regions):
+                    if self.is_sharded:
+                        if device in s.devices:
+                            rows, place = (s.box.shape or (1,))[0], s.devices.index(device)
+                            size = math.ceil(rows / len(s.devices))
+                            shard_rows = max(0, min(size, rows - place * size))
+                            shard_bytes = shard_rows * math.prod(s.box.shape[1:]) * element_bytes
+                            whole = shard_bytes if self.is_zero3 else s.box.volume * element_bytes
+                            total += whole + optimizer_copies * shard_bytes
                     elif device in (*s.devices, s.server):
                         state = optimizer_copies if s.server in (-1, device) else 0
                         total += s.box.volume * element_bytes * (2 + state)

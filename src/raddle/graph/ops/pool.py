@@ -5,7 +5,8 @@ avg_pool   the same, a sum; its divisor depends on the border
 adaptive   y[n c h w] = x[n c window0(h) window1(w)]
 
 s0, d0 and p0 are stride, dilation and padding of the first spatial dimension. The spatial dimensions are
-d h w (depth, height, width); T R Q are those of the window. window0(h) is a table of ranges (index.py).
+d h w (depth, height, width); T R Q are those of the window. window0(h) is entry h of a table of ranges
+(index.py).
 
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen

@@ -11,6 +11,9 @@ a parameter or a slice of it: holders push gradients to it, and pull the result.
     p3:collective       the same slices without servers: each is all-reduced, and updated on all holders
     server, server:D    whole parameters are updated on their first holder, or on device D, in program order
 
+All but p3 and sharded:parameters have the option `after`, as in allreduce:after or ps:sliced,after: a
+device sends no gradient before its whole backward has ended, as in systems of 2018.
+
 A new kind is a file here with a `KIND`, and an entry in `KINDS` below. Other code asks for a property of
 `Sync`, such as `zero3`, not for a certain kind.
 """

@@ -1,6 +1,7 @@
 """`allreduce`: gradients are all-reduced in buckets, and all holders update their copies.
 
-Options: `bf16` or `fp16` compress gradients to this type while they are sent.
+Options: `bf16` or `fp16` compress gradients to this type while they are sent. With `after` they are
+all-reduced when the whole backward has ended, not during it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from raddle.plans.sync.sync_kind import Sync, SyncKind
+from raddle.plans.sync.sync_kind import AFTER, Sync, SyncKind, split_after
 
 WIRE_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # option -> type in which gradients are sent
 
@@ -20,7 +21,7 @@ class AllReduce(Sync):
 
     @property
     def allows_overlap(self) -> bool:
-        return not self.wire_dtype
+        return not self.wire_dtype and not self.after_backward
 
     def slice_count(self, elements: int, holders: int) -> int:
         return 1
@@ -30,7 +31,11 @@ class AllReduce(Sync):
 
 
 def _parse(options: Sequence[str]) -> Sync:
-    return AllReduce(wire_dtype=WIRE_DTYPES[options[-1]] if options else "")
+    dtypes, after_backward = split_after(options)
+    wire_dtype = WIRE_DTYPES[dtypes[-1]] if dtypes else ""
+    return AllReduce(wire_dtype=wire_dtype, after_backward=after_backward)
 
 
-KIND = SyncKind("allreduce", tuple(WIRE_DTYPES), ("allreduce", "allreduce:bf16"), _parse)
+KIND = SyncKind(
+    "allreduce", (*WIRE_DTYPES, AFTER), ("allreduce", "allreduce:bf16", "allreduce:after"), _parse
+)

@@ -1,7 +1,8 @@
 """`server`, `server:D`: whole parameters are updated on their first holder, or on device D.
 
 Pushes, updates and pulls are instructions in the order of the program, like all others. With `ps`, in
-contrast, they run concurrently, in the background. A parameter is updated once, at the end of a step.
+contrast, they run concurrently, in the background. A parameter is updated once, at the end of a step. With
+`after`, a device pushes when its whole backward has ended, not during it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from raddle.plans.sync.sync_kind import NUMBER, Sync, SyncKind, check_at_most_one
+from raddle.plans.sync.sync_kind import (
+    AFTER,
+    NUMBER,
+    Sync,
+    SyncKind,
+    check_at_most_one,
+    split_after,
+)
 
 
 class InOrderServer(Sync):
@@ -28,9 +36,11 @@ class InOrderServer(Sync):
 
 
 def _parse(options: Sequence[str]) -> Sync:
-    check_at_most_one(options)
-    return InOrderServer(server=int(options[0]) if options else None)
+    numbers, after_backward = split_after(options)
+    check_at_most_one(numbers)
+    server = int(numbers[0]) if numbers else None
+    return InOrderServer(server=server, after_backward=after_backward)
 
 
-# The option is the number D; there are no examples for error messages.
-KIND = SyncKind("server", (NUMBER,), (), _parse)
+# The options are the number D and `after`; there are no examples for error messages.
+KIND = SyncKind("server", (NUMBER, AFTER), (), _parse)

@@ -7,6 +7,7 @@ Options:
     round-robin, greedy    how slices are assigned to distributed servers (server_assignment.py)
     sync, async, ssp=S     synchronous (default), asynchronous, or stale-synchronous: no holder is more than
                            S steps ahead of the slowest
+    after                  a holder pushes when its whole backward has ended, not during it
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raddle.plans.sync.server_assignment import greedy, round_robin
-from raddle.plans.sync.sync_kind import NUMBER, Sync, SyncKind, UnreadableOption
+from raddle.plans.sync.sync_kind import AFTER, NUMBER, Sync, SyncKind, UnreadableOption, split_after
 
 DEFAULT_SLICE = 250_000  # elements: two slices on their way keep a link of 1 Gbit/s busy
 PLACEMENT_OPTIONS = (NUMBER, "one", "distributed", "round-robin", "greedy", "unbundled")
@@ -76,10 +77,12 @@ def parse_options(options: Sequence[str]) -> dict[str, Any]:
 
 
 def _parse(options: Sequence[str]) -> Sync:
-    return Servers(**parse_options(options))
+    others, after_backward = split_after(options)
+    return Servers(**parse_options(others), after_backward=after_backward)
 
 
 KIND = SyncKind(
-    "ps", (*PLACEMENT_OPTIONS, "whole", "sliced", f"slice={NUMBER}", "sync", "async", f"ssp={NUMBER}"),
+    "ps", (*PLACEMENT_OPTIONS, "whole", "sliced", f"slice={NUMBER}", "sync", "async", f"ssp={NUMBER}",
+     AFTER),
     ("ps", "ps:sliced,greedy", "ps:one,async", "ps:ssp=2"), _parse,
 )  # fmt: skip

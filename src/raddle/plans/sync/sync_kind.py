@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 NUMBER = "[0-9]{1,9}"  # regular expression of a number in an option
+AFTER = "after"  # the option of kinds whose gradients may be sent after the whole backward
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,15 @@ class Sync(ABC):
     server: int | None = None  # the one device that updates all parameters, if the plan names it
     staleness: int | None = 0  # steps that a holder may be ahead of the slowest; None: no bound
     wire_dtype: str = ""  # type of gradients while they are sent, such as float16; "": their own
+    # A device sends no gradient before its whole backward has ended. False: each as soon as it is complete.
+    after_backward: bool = False
 
     bucketed: ClassVar[bool] = False  # gradients are all-reduced in buckets, and all holders update
     # Whole parameters are updated on a server, with pushes and pulls in the order of the program.
     in_order_server: ClassVar[bool] = False
+    # Every holder updates its shard of each parameter. Gradients are reduce-scattered and parameters
+    # all-gathered, block by block (program/parameter_blocks.py).
+    shards: ClassVar[bool] = False
     # A holder keeps only its shard; other rows are gathered before use and released after it.
     zero3: ClassVar[bool] = False
     # Slices have no servers: they are all-reduced, in the same order on all ranks.
@@ -42,7 +48,7 @@ class Sync(ABC):
     @property
     def sliced(self) -> bool:
         """Whether slices are synchronised one by one, concurrently with computation."""
-        return not self.bucketed and not self.in_order_server
+        return not self.bucketed and not self.in_order_server and not self.shards
 
     @property
     def synchronous(self) -> bool:
@@ -109,6 +115,11 @@ class UnreadableOption(Exception):
     def __init__(self, option: str) -> None:
         super().__init__(option)
         self.option = option
+
+
+def split_after(options: Sequence[str]) -> tuple[list[str], bool]:
+    """The options without `after`, and whether it was among them: `Sync.after_backward`."""
+    return [option for option in options if option != AFTER], AFTER in options
 
 
 def check_at_most_one(options: Sequence[str]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from raddle.graph.box import Box, subtract
-from raddle.program.program import Message, ParameterRegion
+from raddle.program.parameter_region import ParameterRegion
+from raddle.program.program import Message
 
 
 def subtract_all(boxes: Iterable[Box], others: Sequence[Box]) -> list[Box]:

@@ -23,13 +23,14 @@ from itertools import chain
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
+from raddle.program.checks.after_backward import check_after_backward
 from raddle.program.checks.parameters import check_parameters
 from raddle.program.checks.replay import check_micro_batches
 from raddle.program.checks.schedule_waits import check_waits
 from raddle.program.checks.variant_facts import VariantFacts
 from raddle.program.describe import BoxesByDevice, describe
 from raddle.program.message_kind import MessageKind
-from raddle.program.program import Merge, Move, Program, Reduce, Run, Update
+from raddle.program.program import Gather, Merge, Move, Program, Reduce, Run, Update
 from raddle.program.replicated_loss import replicated_loss_ops
 
 
@@ -39,6 +40,7 @@ def check(program: Program) -> None:
     _check_devices(program)
     held = check_parameters(program)  # by parameter and device, boxes
     _check_turns(program)
+    check_after_backward(program)
     all_facts = [VariantFacts(program, held, variant) for variant in program.variants]
     for facts in all_facts:
         _check_replicated_loss(facts)
@@ -77,7 +79,7 @@ def _check_devices(program: Program) -> None:
         named: Iterable[int] = instruction.devices
         if isinstance(instruction, Merge):
             named = chain(named, *(cell.devices for cell in instruction.cells))
-        elif isinstance(instruction, Reduce):
+        elif isinstance(instruction, Reduce | Gather):
             named = chain(named, *(s.devices for regions in instruction.regions for s in regions))
         elif isinstance(instruction, Update):
             named = chain(named, *(region.devices for region in instruction.regions))
@@ -110,23 +112,24 @@ def _check_turns(program: Program) -> None:
             before, name = last.get(i.key.step, (-1, ""))
             if at < before:
                 raise InputError(
-                    f"{describe(number, i)} comes after that of '{name}', which the plan's order has "
-                    "behind it."
+                    f"{describe(number, i)} comes after the all-reduce of a slice of '{name}', "
+                    "but comes before it in the plan's order of slices."
                 )
             last[i.key.step] = at, i.parameters[0]
 
 
 def _check_replicated_loss(facts: VariantFacts) -> None:
-    """The variant replicates the loss for just the operators that its tiles allow.
+    """The variant replicates the loss wherever its tiles allow it, and nowhere else (replicated_loss.py).
 
-    The partial results of such an operator are merged on every device. So each device computes the loss,
-    and from it the gradient of its own part, and no device has to send this gradient (replicated_loss.py).
+    The loss is replicated if the partial results of some operators near it are merged on every device. Then
+    each device computes the loss, and from it the gradient of its own part, and no device has to send this
+    gradient. Checked: these operators are those for which the tiles allow it.
     """
     program = facts.program
     expected = replicated_loss_ops(
         facts.graph,
         replace(program.plan, tiles=facts.variant.tiles),
-        program.active,
+        program.active,  # the values that need a gradient
         lambda op: facts.is_partial(op) and not facts.has_local_statistics(op),
     )
     if expected != facts.replicated_loss_ops:

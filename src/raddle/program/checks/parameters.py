@@ -18,18 +18,12 @@ from raddle.graph.box import Box, covers, disjoint
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.checks.boxes import boxes_by_holder, boxes_by_path, subtract_all
 from raddle.program.checks.refuse import check_waits_for, refuse
+from raddle.program.checks.shards import check_gathers
 from raddle.program.checks.slices import check_slices
+from raddle.program.collective_kind import Collective
 from raddle.program.describe import PHASES, BoxesByDevice
-from raddle.program.program import (
-    Instruction,
-    Message,
-    Move,
-    ParameterRegion,
-    Program,
-    Reduce,
-    Run,
-    Update,
-)
+from raddle.program.parameter_region import ParameterRegion
+from raddle.program.program import Gather, Instruction, Message, Move, Program, Reduce, Run, Update
 from raddle.program.weight_versions import parameters_by_op
 
 # n: number of an instruction, i: the instruction, d: device, s: region of a parameter
@@ -44,7 +38,7 @@ def check_parameters(program: Program) -> Mapping[str, BoxesByDevice]:
         if isinstance(i, Run):
             for name in set(ops[i.op].inputs) & events.keys():
                 events[name].append(number)
-        elif isinstance(i, Reduce | Update):
+        elif isinstance(i, Reduce | Gather | Update):
             for name in set(i.parameters):  # a bundle may have several slices of one
                 events[name].append(number)
         elif isinstance(i, Move) and i.kind.is_of_parameter:
@@ -81,7 +75,7 @@ class _ParameterReplay:
         overlap = is_asynchronous(self.program.plan)
         for step, events in enumerate(self.steps):
             updates = [(n, i) for n, i in events if isinstance(i, Update)]
-            if len(updates) != 1:
+            if len(updates) != 1:  # with shards, too: one instruction updates all shards
                 raise InputError(
                     f"parameter '{self.name}' is updated {len(updates)} times in step {step}."
                 )
@@ -90,7 +84,12 @@ class _ParameterReplay:
             if not overlap:
                 self._check_reads(events, writers, number)
             self._check_sum(step, events, number, update)
-            writers = self._check_pull(step, events, number)
+            if self.program.sharded:
+                writers = check_gathers(
+                    self.program, self.name, self.regions, events, writers, number
+                )
+            else:
+                writers = self._check_pull(step, events, number)
             written.append(writers)
         if overlap:
             self._check_versions(written)
@@ -184,7 +183,12 @@ class _ParameterReplay:
             reduced = dict(zip(sum_instruction.parameters, sum_instruction.regions, strict=True))[
                 self.name
             ]
-            complete = reduced == synced and all(s.server < 0 for s in synced)
+            wanted = Collective.REDUCE_SCATTER if self.program.sharded else Collective.ALL_REDUCE
+            complete = (
+                reduced == synced
+                and sum_instruction.collective is wanted
+                and all(s.server < 0 for s in synced)
+            )
         else:
             complete = isinstance(sum_instruction, Move) and _messages_bring(
                 sum_instruction.messages, synced, push=True

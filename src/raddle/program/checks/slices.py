@@ -5,8 +5,7 @@ use it; or, without servers, all-reduced over its holders and updated once on ea
 says what must hold; the check raises InputError if it does not.
 
 A slice is a ParameterRegion: a box of a parameter, the devices that hold it, and its server; -1: none.
-Slices of a bundle (program.py) share these instructions. With ZeRO-3, slices are pulled before each use,
-not after their update (zero3.py).
+Slices of a bundle (bundle.py) share these instructions.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from collections.abc import Iterable, Sequence
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
+from raddle.program.bundle import Bundle
 from raddle.program.checks.boxes import boxes_by_holder
 from raddle.program.checks.refuse import check_waits_for, refuse
-from raddle.program.checks.zero3 import check_pulls
 from raddle.program.message_kind import MessageKind
-from raddle.program.program import Bundle, Instruction, Move, Program, Reduce, Run, Update
+from raddle.program.program import Instruction, Move, Program, Reduce, Run, Update
 
 # n: number of an instruction, i: the instruction, d: device, s: slice, b: bundle
 
@@ -46,15 +45,11 @@ class _SliceReplay:
         self._check_servers()
         self._check_bundles()
         before: list[int] = []  # updates and pulls of the step before, which a forward waits for
-        passed: set[object] = set()  # ZeRO-3: runs with pulled rows that were checked (zero3.py)
         for step, events in enumerate(self.steps):
             for n, i in events:
                 if isinstance(i, Run) and i.phase == "F":
                     self._check_waits_for(n, before)
             self._index_events(step, events)
-            if self.sync.zero3:
-                last = {b.slices[0]: updates[-1][0] for b, updates in self.updates.items()}
-                self.unclaimed -= check_pulls(self.program, self.name, events, last, passed)
             before = [n for b in self.bundles for n in self._check_bundle(b)]
             if self.unclaimed:
                 refuse(self.program, min(self.unclaimed), "nothing of the plan asks for it.")
@@ -146,7 +141,7 @@ class _SliceReplay:
             updates.append(update)
             writers.append(update)
             others = [d for d in devices if d != bundle.server]
-            if others and not self.sync.zero3:
+            if others:
                 pull = self._one_move(
                     MessageKind.PULL, bundle, [(bundle.server, d) for d in others]
                 )

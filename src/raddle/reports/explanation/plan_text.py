@@ -32,6 +32,7 @@ STOP_REASONS = {  # why a search ended, by the name in a plan file
     "optimum": "it is the optimum of its tables",  # OptCNN's tables of costs
     # Too many devices for proposals: the result is the best of the plans that a search starts from.
     "starts": "there are too many devices to improve it",
+    "candidates": "it had timed all its candidates",  # a search over pipelines
 }
 # Keys of "average": milliseconds of a step, averaged over the devices.
 AVERAGES = {"compute_ms": "computing", "exposed_ms": "waiting for data", "idle_ms": "idle"}
@@ -91,12 +92,17 @@ def _path_table(console: Console, path: Sequence[Mapping[str, Any]]) -> Table:
 def _show_search(console: Console, search: Mapping[str, Any]) -> None:
     """Print how the search went.
 
-    A proposal is a change that the search tried. "tried": the candidates, which are whole plans; "start":
-    the one that was taken; "searched_as": how the plans that were timed differ from the final plan.
+    "tried": the candidates, which are whole plans that the search timed. "start": the name of the candidate
+    that led to the plan: either it is the plan, or Markov chains changed it step by step into the plan. A
+    proposal is one change that such a chain tried. "searched_as": how the plans that were timed differ from
+    the final plan.
     """
-    made = "" if search["proposals"] is None else f", {plural(search['proposals'], 'proposal')}"
+    made = "" if search["proposals"] is None else f" with {plural(search['proposals'], 'proposal')}"
     stopped = STOP_REASONS.get(search["stopped"], search["stopped"])
-    console.print(f"Found by a search, as '{search['start']}'{made}; it ended because {stopped}.")
+    console.print(
+        f"A search found this plan from the candidate '{search['start']}'{made}. The search ended because "
+        f"{stopped}."
+    )
     if not search["tried"]:
         return
     if search["searched_as"]:

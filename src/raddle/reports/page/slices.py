@@ -14,7 +14,7 @@ import numpy as np
 
 from raddle.graph.graph import Graph
 from raddle.program.describe import PHASES
-from raddle.program.program import Instruction, Merge, Move, Reduce, Run
+from raddle.program.program import Gather, Instruction, Merge, Move, Reduce, Run
 from raddle.reports.page.columns import Columns
 from raddle.simulation.timeline import Timeline
 
@@ -31,7 +31,9 @@ def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     tasks, devices = timeline.tasks, timeline.program.plan.devices
     begin, end = ([0, *timeline.step_ends])[-2:]  # ns: the ends of the last two steps
     # Tasks that occupy a device or link (a resource) in the window.
-    chosen = (tasks.first_resource >= 0) & (timeline.end > begin) & (timeline.start < end)
+    # A message in flight occupies no link: its slice ends when it releases its links.
+    released = timeline.start + tasks.duration
+    chosen = (tasks.first_resource >= 0) & (released > begin) & (timeline.start < end)
     drawn = _drawable_devices(tasks.device[chosen], devices)  # number of devices to show
     chosen &= tasks.device < drawn
     shown_tasks = np.flatnonzero(chosen)
@@ -49,7 +51,7 @@ def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
         "devices": drawn,
         "count": len(shown_tasks),
         "start": columns.add(timeline.start[shown_tasks] - begin, delta=True),
-        "duration": columns.add(timeline.end[shown_tasks] - timeline.start[shown_tasks]),
+        "duration": columns.add(tasks.duration[shown_tasks]),
         "lane": columns.add(lane[first]),
         "lane2": columns.add(lane[second]),
         "title": columns.add(title_of, delta=True),
@@ -116,11 +118,11 @@ def _title(i: Instruction, ops: dict[str, int]) -> Title:
         return kind, i.op, PHASES[i.phase], ops[i.op], i.key.micro_batch
     if isinstance(i, Move):
         return "move", i.value, str(i.kind), ops.get(i.value, -1), i.key.micro_batch
-    if isinstance(i, Reduce):
+    if isinstance(i, Reduce | Gather):
         return (
             "reduce",
             names_text(i.parameters),
-            "sum of gradients",
+            "sum of gradients" if isinstance(i, Reduce) else "gather of parameters",
             ops.get(i.parameters[0], -1),
             i.key.micro_batch,
         )

@@ -10,13 +10,24 @@ description, which stands in the JSON in place of the list (columns.py).
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from raddle.costs.collectives import all_reduce_bytes, all_reduce_bytes_by_device, hops
+from raddle.costs.collective_groups import hops
+from raddle.costs.collectives import collective_bytes, collective_bytes_by_device
 from raddle.program.message_kind import Content
-from raddle.program.program import Merge, Move, Program, Reduce, Run, message_bytes, reduced_bytes
+from raddle.program.program import (
+    Gather,
+    Merge,
+    Move,
+    Program,
+    Reduce,
+    Run,
+    buffer_bytes,
+    message_bytes,
+)
 from raddle.reports.page.columns import Columns
 from raddle.reports.page.slices import operator_numbers
 from raddle.simulation.timeline import Timeline
@@ -25,7 +36,7 @@ from raddle.simulation.timeline import Timeline
 def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     """Return the bytes that each pair of devices exchanges in the last step.
 
-    An all-reduce counts as a ring: each device sends to the next. "values": bytes of each value, forward
+    A collective counts as a ring: each device sends to the next. "values": bytes of each value, forward
     and backward, by its number in `describe_network`.
     """
     program, last = timeline.program, timeline.program.plan.steps - 1
@@ -45,7 +56,7 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
                 if i.value in number and i.kind.content != Content.NOTHING:
                     is_gradient = i.kind.content == Content.GRADIENT
                     (backward if is_gradient else forward)[number[i.value]] += nbytes
-        elif isinstance(i, Reduce):
+        elif isinstance(i, Reduce | Gather):
             for (source, target), nbytes in _ring_pairs(program, i).items():
                 pairs[source, target] += nbytes
     ordered = sorted(pairs)
@@ -57,16 +68,12 @@ def describe_traffic(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     }
 
 
-def _ring_pairs(program: Program, reduce: Reduce) -> Counter[tuple[int, int]]:
-    """Return the bytes of an all-reduce by (source, target): neighbours in the ring.
-
-    reduced_bytes: for each group of devices that sum a part of the bucket, the bytes of this part.
-    """
+def _ring_pairs(program: Program, i: Reduce | Gather) -> Counter[tuple[int, int]]:
+    """Return the bytes of a collective by (source, target): neighbours in the ring."""
     pairs: Counter[tuple[int, int]] = Counter()
-    for ring, amount in reduced_bytes(program, reduce).items():
-        pairs.update(
-            dict(zip(hops(ring), all_reduce_bytes_by_device(len(ring), amount), strict=True))
-        )
+    for ring, nbytes in buffer_bytes(program, i).items():
+        sent = collective_bytes_by_device(i.collective, len(ring), nbytes)
+        pairs.update(dict(zip(hops(ring), sent, strict=True)))
     return pairs
 
 
@@ -87,10 +94,13 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
         if isinstance(i, Run | Merge):
             op_of[number] = ops[i.op]
             phase_of[number] = int(i.phase != "F") if i.key.step == steps - 1 else -1
-        elif isinstance(i, Reduce) and i.key.step == steps - 1:
+        elif isinstance(i, Reduce | Gather) and i.key.step == steps - 1:
             for name, regions in zip(i.parameters, i.regions, strict=True):
-                nbytes = (all_reduce_bytes(len(s.devices), s.box.volume) for s in regions)
-                synced_bytes[ops[name]] += sum(nbytes) * program.reduced_element_bytes(name)
+                alone = replace(i, parameters=(name,), regions=(regions,))
+                synced_bytes[ops[name]] += sum(
+                    collective_bytes(i.collective, len(devices), nbytes)
+                    for devices, nbytes in buffer_bytes(program, alone).items()
+                )
         elif isinstance(i, Move) and i.kind.is_of_parameter and i.key.step == steps - 1:
             synced_bytes[ops[i.value]] += sum(message_bytes(program, i, m) for m in i.messages)
     for number, phase in enumerate("FB"):
@@ -98,10 +108,11 @@ def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
         chosen = np.flatnonzero(phase_of[tasks.instruction] == number)
         cells = (op_of[tasks.instruction[chosen]], tasks.device[chosen])
         np.add.at(busy_ns[phase], cells, tasks.duration[chosen])
-    on_path = np.array(timeline.critical_path())  # numbers of tasks
+    on_path = timeline.critical_path()  # numbers of tasks
+    on_path_ns = timeline.critical_nanoseconds(on_path)
     # Tasks of all-reduces, messages and updates belong to no operator (-1).
     owner = op_of[tasks.instruction[on_path]]
-    np.add.at(path_ns, owner[owner >= 0], tasks.duration[on_path][owner >= 0])
+    np.add.at(path_ns, owner[owner >= 0], on_path_ns[owner >= 0])
     return {
         "forward_ns": columns.add(busy_ns["F"].max(axis=1)),
         "backward_ns": columns.add(busy_ns["B"].max(axis=1)),

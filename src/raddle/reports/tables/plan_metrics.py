@@ -1,6 +1,7 @@
 """Prints the predicted metrics of plans: of one, of several compared, and of one simulated in detail.
 
-A search begins with a plan, its start, and tries changes of it one after the other: the proposals.
+A search begins with a candidate, a whole plan, and tries changes of it one after the other: the proposals.
+"start" is the name of the candidate that led to the plan.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from raddle.reports.units import (
 )
 
 STOP_REASONS = {  # completes the sentence "the search ended ..."
-    "budget": "with its time",
-    "proposals": "with its proposals",
+    "budget": "because its time was over",
+    "proposals": "because it had made as many proposals as it may",
     "interrupt": "when it was interrupted",
     "no improvement": "because nothing had improved for long",
 }
@@ -36,7 +37,8 @@ def show_plan(row: Mapping[str, Any]) -> None:
     if row.get("proposals"):
         ended = STOP_REASONS.get(row["stopped"], row["stopped"])
         print(
-            f"found as '{row['start']}' after {row['proposals']} proposals; the search ended {ended}"
+            f"a search found the plan from the candidate '{row['start']}' with {row['proposals']} "
+            f"proposals; the search ended {ended}"
         )
     for failure in row.get("failed", ()):  # candidates of the search that gave no plan
         if not failure["refused"]:  # refused: it does not apply to this model or cluster

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from raddle.program.program import Program, Reduce
+from raddle.program.program import Gather, Program, Reduce
 from raddle.runtime.actions import Bucket, StartAllReduce
 from raddle.runtime.builders.slot_table import SlotTable
 
@@ -23,9 +23,9 @@ class BucketBuilder:
         # every rank to create every group, even groups that the rank is not in.
         self.groups: list[tuple[int, ...]] = []
 
-    def add_groups(self, reduce: Reduce) -> None:
-        """Notes the groups of devices that this instruction all-reduces over."""
-        for regions in reduce.regions:
+    def add_groups(self, collective: Reduce | Gather) -> None:
+        """Notes the groups of devices that take part in this instruction together."""
+        for regions in collective.regions:
             self.groups += [r.devices for r in regions if r.devices not in self.groups]
 
     def build(self, reduce: Reduce, tag: int) -> list[StartAllReduce]:

@@ -15,7 +15,6 @@ from raddle.program.message_kind import Content
 from raddle.program.program import Message, Move, Program, tensors_in_message
 from raddle.runtime.acknowledgements import Acknowledgements
 from raddle.runtime.actions import AwaitMessage, Receive, Send
-from raddle.runtime.builders.persistent import is_zero3
 from raddle.runtime.builders.slot_table import SlotTable
 from raddle.runtime.delivery import MessagePart, delivery_of
 from raddle.runtime.function_writer import TensorId
@@ -27,7 +26,6 @@ class MessageBuilder:
 
     def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
         self.program, self.device, self.slot_table = program, device, slot_table
-        self._zero3 = is_zero3(program)
         self._acknowledgements = Acknowledgements(program, device)
         # (instruction, peer) -> numbers of earlier sends that have arrived when the peer's message of this
         # instruction is there (acknowledgements.py)
@@ -82,7 +80,7 @@ class MessageBuilder:
 
     def _send(self, move: Move, message: Message, tag: int) -> Send:
         """The send of one message: each box is assembled from the slots that overlap it."""
-        delivery, parts = delivery_of(move.kind, zero3=self._zero3), []
+        delivery, parts = delivery_of(move.kind), []
         for box in message.boxes:
             for tensor_id in self._tensor_ids(move, message):
                 box_slots = delivery.pieces_to_send(self.slot_table, move.key, tensor_id)
@@ -109,7 +107,7 @@ class MessageBuilder:
 
     def _receive(self, move: Move, message: Message, tag: int) -> Receive:
         """The receive of one message: each box has a destination."""
-        delivery = delivery_of(move.kind, zero3=self._zero3)
+        delivery = delivery_of(move.kind)
         parts = [
             delivery.destination(self.slot_table, move.key, tensor_id, box)
             for box in message.boxes

@@ -1,14 +1,13 @@
 """Builds the actions that submit gradients for synchronisation slice by slice.
 
 A slice is a range of rows of a parameter. Its gradients are summed and it is updated separately, or
-together with others in a bundle (program.Bundle), while the rank goes on computing: by a parameter server,
-or on all holders after an all-reduce (collective updates). During a run, a synchroniser (package sync/)
-does this work. Instructions (program/program.py): Move sends messages, Reduce all-reduces gradients, Update
-updates a parameter. A region is a box of a parameter, with the devices that hold it and its server. A
-delivery (delivery.py) says how a kind of messages is packed and received. The slot table (slot_table.py)
+together with others in a bundle (program/bundle.py), while the rank goes on computing: by a parameter
+server, or on all holders after an all-reduce (collective updates). During a run, a synchroniser (package
+sync/) does this work. Instructions (program/program.py): Move sends messages, Reduce all-reduces gradients,
+Update updates a parameter. A region is a box of a parameter, with the devices that hold it and its server.
+A delivery (delivery.py) says how a kind of messages is packed and received. The slot table (slot_table.py)
 has the (box, slot) pairs of each parameter on this device: `persistent` for the tensors that stay from step
-to step, `shards` for the ZeRO-3 shards that it updates. Letters: i an instruction, r a region, b a box, s
-its slot.
+to step. Letters: i an instruction, r a region, b a box, s its slot.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from __future__ import annotations
 from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Instruction, Move, Program, Reduce, Update
 from raddle.runtime.actions import ParameterSlice, StartSliceAllReduce, SubmitGradients
-from raddle.runtime.builders.persistent import is_zero3
 from raddle.runtime.builders.slot_table import SlotTable
-from raddle.runtime.delivery import delivery_of
 from raddle.sync.item import bundle_name
 
 
@@ -29,7 +26,6 @@ class SliceBuilder:
         self.program, self.device, self.slot_table = program, device, slot_table
         # Collective updates only: the numbers of all bundles in the order of their all-reduces.
         self.bundle_order: list[int] = []
-        self._zero3 = is_zero3(program)
         # (parameters, regions of the slices) of a bundle -> number of the bundle
         self._numbers = {(b.parameters, b.slices): n for n, b in enumerate(program.bundles)}
         self._submitted: set[str] = set()  # parameters that have a SubmitGradients
@@ -37,16 +33,12 @@ class SliceBuilder:
     def handles(self, i: Instruction) -> bool:
         """Whether the synchroniser carries out this instruction.
 
-        It carries out all all-reduces, updates and messages of slices, except ZeRO-3 gathers: these are
-        ordinary messages.
+        It carries out all all-reduces, updates and messages of slices.
         """
         if not self.program.slices:
             return False
         if isinstance(i, Move):
-            return (
-                i.kind.is_of_parameter
-                and not delivery_of(i.kind, zero3=self._zero3).gathers_parameters
-            )
+            return i.kind.is_of_parameter
         return isinstance(i, Update | Reduce)
 
     def build(self, i: Instruction) -> list[SubmitGradients | StartSliceAllReduce]:
@@ -113,13 +105,8 @@ class SliceBuilder:
                 persistent = self.slot_table.persistent[name]
                 held_box, slot = next((b, s) for b, s in persistent if b.contains(region.box))
                 rows = region.box.slices_within(held_box)[0] if region.box.shape else None
-            shard_slot = next(
-                (s for b, s in self.slot_table.shards.get(name, []) if b == region.box), -1
-            )
             dtype = program.graph.values[name].dtype
-            slices.append(
-                ParameterSlice(name, region, dtype, priority.get(name, 0), slot, rows, shard_slot)
-            )
+            slices.append(ParameterSlice(name, region, dtype, priority.get(name, 0), slot, rows))
         return slices
 
 

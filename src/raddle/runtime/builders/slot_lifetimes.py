@@ -15,6 +15,7 @@ from raddle.runtime.actions import (
     Forward,
     RecordLoss,
     Send,
+    StartGather,
     UpdateBuffers,
 )
 
@@ -36,14 +37,17 @@ def mark_dead_slots(actions: Sequence[Action], live: Collection[int]) -> None:
 def mark_releases(actions: Sequence[Action], slots: Collection[int]) -> None:
     """Fills `release` of forwards and backwards: the gathered parameters that are freed after the action.
 
+    And leaves out the slots of gathers that this rank does not use.
+
     An action frees a parameter if no later action uses it before it is gathered again.
     slots: those of the gathered ZeRO-3 parameters.
     """
     gathered = set(slots)
     used_later: set[int] = set()  # slots that are used again before they are gathered again
-    for action in reversed(actions) if gathered else ():
-        if isinstance(action, AwaitMessage) and action.receive.delivery.gathers_parameters:
-            used_later -= {slot for part in action.receive.parts for slot in part.slots}
+    for action in reversed(actions):
+        if isinstance(action, StartGather):
+            action.slots = tuple(slot for slot in action.slots if slot in used_later)
+            used_later.difference_update(action.slots)
         elif isinstance(action, Forward | Backward):
             used_here = gathered & set(action.call.weights)
             action.release += sorted(used_here - used_later)

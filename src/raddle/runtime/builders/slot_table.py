@@ -45,7 +45,7 @@ class SlotTable:
         self.computed: dict[tuple[Key, TensorId], BoxSlots] = {}  # on this device
         self.received: dict[tuple[Key, TensorId], BoxSlots] = {}  # from other devices
         self.persistent: dict[str, BoxSlots] = {}  # parameters, buffers, constants
-        self.shards: dict[str, BoxSlots] = {}  # ZeRO-3: shards whose server is this device
+        self.shards: dict[str, BoxSlots] = {}  # ZeRO: rows of parameters that this device updates
         self._input_sources: dict[tuple[Key, str], SlotSource] = {}  # inputs and seeds
 
     def new_slot(self, box: Box) -> int:
@@ -66,13 +66,15 @@ class SlotTable:
         self.sources.append(SlotSource(name, role, box, slot))
         return slot
 
-    def add_shard(self, name: str, box: Box, slot: int | None = None) -> int:
-        """Notes a ZeRO-3 shard that this device updates, in the given slot or in a new one."""
-        if slot is None:
-            slot = self.new_slot(box)
-            self.sources.append(SlotSource(name, "parameter", box, slot))
-        self.shards.setdefault(name, []).append((box, slot))
+    def add_shard(self, name: str, box: Box) -> int:
+        """Adds a slot for a ZeRO-3 shard that this device updates."""
+        slot = self.add_shard_view(name, box)
+        self.sources.append(SlotSource(name, "parameter", box, slot))
         return slot
+
+    def add_shard_view(self, name: str, box: Box) -> int:
+        """Adds a slot for a shard that this device updates; it is not filled from outside."""
+        return self._add(self.shards.setdefault(name, []), box)
 
     def input_source(self, key: Key, name: str) -> SlotSource:
         """The source of a batch input or seed in a micro-batch; its slot is added at the first call."""

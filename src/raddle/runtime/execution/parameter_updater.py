@@ -1,9 +1,10 @@
 """Accumulates, all-reduces and applies the gradients of a rank's parameters: one optimizer step per step.
 
-This is the default. Gradients are all-reduced in buckets. Two subclasses replace it:
-sliced_parameter_updater.py, where slices of parameters are synchronised and updated during the step, and
-overlapping_parameter_updater.py, where steps overlap. A call is a generated function for some operators in
-one micro-batch (actions.py); `call.weights` are the slots of the parameters that it reads.
+This is the default. Gradients are all-reduced in buckets. Three subclasses replace it:
+sharded_parameter_updater.py (ZeRO); sliced_parameter_updater.py, where slices of parameters are
+synchronised and updated during the step; and overlapping_parameter_updater.py, where steps overlap. A call
+is a generated function for some operators in one micro-batch (actions.py); `call.weights` are the slots of
+the parameters that it reads.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from raddle.runtime.actions import (
     Call,
     Forward,
     StartAllReduce,
+    StartGather,
+    StartReduceScatter,
     StartSliceAllReduce,
     SubmitGradients,
     UpdateParameters,
@@ -70,6 +73,12 @@ class ParameterUpdater:
 
     def end_step(self, step: int) -> None:
         """Called after the last action of a step."""
+
+    def synchronize(self) -> None:
+        """Waits for transfers of parameters that go on after a step; here there are none."""
+
+    def await_weights(self, call: Call) -> None:
+        """Waits until the weights of a call are there; here they always are."""
 
     def weight_uses(self) -> list[WeightUse]:
         """The log of used weight versions; empty unless steps overlap."""
@@ -138,6 +147,12 @@ class ParameterUpdater:
         return WidenedSum(  # its `wait` copies the sum from `narrowed` back into `flat`
             self.transport.all_reduce(devices, action.tag, narrowed, action.label), narrowed, flat
         )
+
+    def start_reduce_scatter(self, action: StartReduceScatter) -> None:
+        raise AssertionError("only the gradients of sharded parameters are reduce-scattered")
+
+    def start_gather(self, action: StartGather) -> None:
+        raise AssertionError("only sharded parameters are gathered")
 
     def submit_gradients(self, action: SubmitGradients) -> None:
         # To submit: to pass to the synchronisation of slices (sliced_parameter_updater.py).

@@ -116,6 +116,7 @@ class Segments:
     def _run_backward(self, call: Call) -> None:
         """Phase "B": gradients of activations and, unless the backward is split, of weights."""
         store = self.store
+        self.updater.await_weights(call)
         store.gathered.storage_addresses(call.weights)  # asserts that the weights are gathered
         saved = self.saved[call.number] if call.split_backward else self.saved.pop(call.number)
         leaves, weights, edges, result_slots = saved

@@ -55,7 +55,10 @@ class SlicedParameterUpdater(ParameterUpdater):
             self.store.clear_gradient(slot)
 
     def start_slice_all_reduce(self, action: StartSliceAllReduce) -> None:
-        """Starts the all-reduce of one slice (collective updates)."""
+        """Starts the all-reduce of one slice, with the sync kind p3:collective.
+
+        It has no servers: each rank with a copy of the slice updates the copy after the all-reduce.
+        """
         self._loaded_sync.start_slice_all_reduce(action.number)
 
     def update_parameters(self, action: UpdateParameters) -> None:

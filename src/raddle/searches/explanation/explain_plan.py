@@ -26,7 +26,7 @@ from raddle.plans.plan import Plan
 from raddle.plans.schedule import bubble, draw_schedule, peak_alive
 from raddle.plans.schedules import ASYNCHRONOUS, peak_versions
 from raddle.program.message_kind import Purpose
-from raddle.program.program import Instruction, Merge, Move, Reduce, Run
+from raddle.program.program import Gather, Instruction, Merge, Move, Reduce, Run
 from raddle.searches.bounds import lower_bound, why_unbounded
 from raddle.searches.predict import details, simulate_data_parallel, simulate_steps
 from raddle.searches.purposes import bytes_by_purpose
@@ -220,12 +220,13 @@ def _critical_path(timeline: Timeline) -> dict[str, Any]:
     by_subject: Counter[tuple[str, str]] = Counter()
     by_activity: Counter[str] = Counter()
     program = timeline.program
-    for task in timeline.critical_path():
+    path = timeline.critical_path()
+    for task, ns in zip(path, timeline.critical_nanoseconds(path).tolist(), strict=True):
         # tasks.instruction: by task, the number of the instruction that it belongs to
         instruction = program.instructions[int(timeline.tasks.instruction[task])]
         subject = _subject_and_activity(instruction)
-        by_subject[subject] += int(timeline.tasks.duration[task])
-        by_activity[subject[1]] += int(timeline.tasks.duration[task])
+        by_subject[subject] += ns
+        by_activity[subject[1]] += ns
     # ns_divisor: divides nanoseconds of all steps, which gives milliseconds per step.
     total, ns_divisor = sum(by_subject.values()), 1e6 * program.plan.steps
     return {
@@ -251,7 +252,7 @@ def _subject_and_activity(instruction: Instruction) -> tuple[str, str]:
         purpose = instruction.kind.purpose
         what = "synchronising" if purpose == Purpose.PARAMETERS else f"sending {purpose.value}"
         return instruction.value, what
-    if isinstance(instruction, Reduce):
+    if isinstance(instruction, Reduce | Gather):
         return ", ".join(instruction.parameters), "synchronising"
     return instruction.parameter, "updating"
 

@@ -40,7 +40,11 @@ class MultiChain:
     def add_chain(
         self, name: str, tiles: Mapping[str, Tiling], *, guided: float = 0.8
     ) -> Chain | None:
-        """Adds a chain that starts from these tiles; returns None if they are not a valid plan."""
+        """Adds a chain that starts from these tiles; returns None if they are not a valid plan.
+
+        guided: the share of guided moves among the chain's proposals (moves.py); the others are uniformly
+        random, as in the paper.
+        """
         try:
             new = start_chain(
                 self.space, self.evaluator, name, tiles, seed=self.settings.seed, guided=guided,

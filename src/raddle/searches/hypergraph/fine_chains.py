@@ -88,7 +88,9 @@ class _LayerGroups:
             for v in self.maps_read[l]:
                 row_counts[v] = max(row_counts.get(v, 0), len(sizes))
         for v, feature_map in enumerate(self.network.maps):
-            # Units of the map that the group makes itself: one of its rows (readers) has them already.
+            # Every row of parts that reads the map needs each of its units once. Units that the group's
+            # layers compute themselves (`inside`) are not sent to one of these rows: it is assumed that
+            # there each part owns the units that it reads.
             inside = sum(p.units for p in feature_map.pieces if i <= p.layer < j)
             elementwise = any(
                 i <= p.layer < j
@@ -132,12 +134,18 @@ class _LayerGroups:
         return rows
 
     def _spread_layer(self, rows: FineRows, l: int, first: int, s: int) -> None:
+        """Writes the rows of layer l into `rows`, on s parts from `first` on.
+
+        row: number of a part's row; owned: filters whose partial results the part sums; width: input
+        channels that it reads of each filter of its row.
+        """
         sizes, _ = self.row_sizes(l, s)
-        heights = apportion(self.pb.m.units[l], np.array(sizes), 1)  # filters of each row
+        # apportion divides a number into shares, none below `minimum`. heights: filters of each row
+        heights = apportion(self.pb.m.units[l], np.array(sizes), minimum=1)
         part = first
         for r, (b, height) in enumerate(zip(sizes, heights, strict=True)):
             equal_shares = np.ones(b)
             rows.row[l, part : part + b] = r
-            rows.owned[l, part : part + b] = apportion(height, equal_shares, 0)
-            rows.width[l, part : part + b] = apportion(self.pb.channels[l], equal_shares, 1)
+            rows.owned[l, part : part + b] = apportion(height, equal_shares, minimum=0)
+            rows.width[l, part : part + b] = apportion(self.pb.channels[l], equal_shares, minimum=1)
             part += b

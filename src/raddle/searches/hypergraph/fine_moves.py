@@ -223,7 +223,8 @@ def _rebuild_rows(pb: FineProblem, w: FineWalk, l: int) -> bool:
     if row_parts.max() > pb.channels[l] or (row_parts > 0).sum() > pb.m.units[l]:
         return False
     used_rows = np.flatnonzero(row_parts > 0)
-    # Filters of each row; each has at least 1:
+    # The last argument of apportion is the least share: a row has at least 1 filter, a part reads at
+    # least 1 channel, and may own 0 filters. height: filters of each row
     height = apportion(pb.m.units[l], row_area[used_rows], 1)
     for n, i in enumerate(used_rows):
         inside = np.flatnonzero(row == i)

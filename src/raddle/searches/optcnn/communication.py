@@ -24,7 +24,6 @@ from raddle.searches.optcnn.partners import find_partners
 from raddle.searches.optcnn.ranges import Array, volume
 from raddle.searches.optcnn.transfers import (
     HeldBoxes,
-    Received,
     boxes,
     held_boxes,
     merged_slices,
@@ -80,10 +79,7 @@ class CommunicationTimes:
         receives = np.where(small, readers, layout.present) & (partners.partner_count > 1)
         tensors = 2 if op.space.combine == "lse" else 1  # a partial log-sum-exp is two tensors
         message_bytes = tensors * nbytes / np.where(small, 1, partners.partner_count)
-        inside, outside = (
-            Received(np.where(receives, n, 0.0), np.where(receives, n * message_bytes, 0.0))
-            for n in (in_node, elsewhere)
-        )
+        inside, outside = (np.where(receives, n * message_bytes, 0.0) for n in (in_node, elsewhere))
         # The merge itself, the gradients on their way back, and the gathering of slices.
         repeats = 2 if has_backward(op, self.active) else 1
         repeats += not _stays_divided(op) and not np.all(small)  # then slices are gathered again

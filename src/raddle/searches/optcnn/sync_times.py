@@ -24,7 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.collectives import all_reduce_seconds, hops, server_bytes
+from raddle.costs.collective_groups import hops
+from raddle.costs.collectives import all_reduce_seconds, server_bytes
 from raddle.plans.plan import DEFAULT_BUCKET
 from raddle.searches.optcnn.layouts import MemberLayout, devices_with_tile
 from raddle.searches.optcnn.ranges import Ranges, combination_ids, volume
@@ -161,8 +162,8 @@ class SyncTimes:
         """Seconds per byte between devices of the nodes 0 to `last`."""
         link, networks = self.cluster.node_links[0], self.cluster.node_networks[: last + 1]
         if last == 0 and link is not None:
-            return 1 / link.bandwidth
-        return max((1 / n.bandwidth for n in networks if n is not None), default=0.0)
+            return 1 / link.rate
+        return max((1 / n.rate for n in networks if n is not None), default=0.0)
 
 
 def share_numbers(read: ParameterRead, devices: Array) -> Array:

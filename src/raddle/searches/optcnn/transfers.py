@@ -81,10 +81,12 @@ def receive_links(cluster: Cluster, devices: Array) -> ReceiveLinks:
     for a, node in enumerate(nodes):
         link, network = cluster.node_links[node], cluster.node_networks[node]
         if link is not None:
-            inside[a] = _directions(link.duplex) / link.bandwidth, link.latency, link.shared
+            inside[a] = _directions(link.duplex) / link.rate, link.latency, link.shared
         if network is not None:
+            # The cards of a node with several, but fewer than devices, count as one that is as fast.
             shared = not network.per_device  # per_device: a network card for each device
-            outside[a] = _directions(network.duplex) / network.bandwidth, network.latency, shared
+            rate = network.rate * (network.adapters if shared else 1)
+            outside[a] = _directions(network.duplex) / rate, network.latency, shared
     start = np.append(first, len(devices)).astype(np.int64)
     return ReceiveLinks(start, cluster.nodes == 1, inside, outside)
 
@@ -94,22 +96,19 @@ def _directions(duplex: bool) -> int:
     return 1 if duplex else 2
 
 
-class Received(NamedTuple):
-    """The messages that each device receives, as arrays [x, d]."""
+def receive_seconds(links: ReceiveLinks, inside: Array, outside: Array) -> Array:
+    """[x]: seconds until all devices have received their messages from inside and outside of their node.
 
-    messages: Array  # number of messages
-    nbytes: Array  # their total bytes
-
-
-def receive_seconds(links: ReceiveLinks, inside: Received, outside: Received) -> Array:
-    """[x]: seconds until all devices have received their messages from inside and outside of their node."""
+    inside, outside: [x, d], the bytes that each device receives.
+    """
     node = np.repeat(np.arange(len(links.start) - 1), np.diff(links.start))
-    longest = np.zeros(len(inside.nbytes))
-    for amount, link_table in ((inside, links.inside), (outside, links.outside)):
+    longest = np.zeros(len(inside))
+    for nbytes, link_table in ((inside, links.inside), (outside, links.outside)):
         rate, latency, shared = link_table[node].T
-        seconds = amount.nbytes * rate + amount.messages * latency
-        together = np.add.reduceat(seconds, links.start[:-1], axis=1)[:, node]
-        longest = np.maximum(longest, np.where(shared > 0, together, seconds).max(axis=1))
+        together = np.add.reduceat(nbytes, links.start[:-1], axis=1)[:, node]
+        amount = np.where(shared > 0, together, nbytes)
+        seconds = np.where(amount > 0, amount * rate + latency, 0.0)
+        longest = np.maximum(longest, seconds.max(axis=1))
     return longest
 
 

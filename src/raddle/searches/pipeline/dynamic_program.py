@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from raddle.costs.collectives import ring_seconds
+from raddle.costs.collective_algorithms import ring_seconds
 from raddle.costs.links import transfer_seconds
 from raddle.searches.pipeline.cap_search import CappedOptimum
 from raddle.searches.pipeline.cuts import crossing_bytes

@@ -23,22 +23,23 @@ import numpy as np
 
 Array = np.ndarray
 
-# Kinds of rows of a tape. At an EVENT, such as "a gradient is complete", the step script may add
-# all-reduces, messages to servers and updates (program/step_script.py).
-COMPUTE, MESSAGES, EVENT = range(3)
-# Tape.send_after: messages wait for all that their source has done so far, or for what it computed last.
-AFTER_ALL, AFTER_LAST_COMPUTE = -1, -2
+# Kinds of rows of a tape. A GATHER gathers the parameters of a block (ZeRO-3). At an EVENT, such as "a
+# gradient is complete", the step script may add collectives, messages to servers and updates
+# (program/step_script.py).
+COMPUTE, MESSAGES, GATHER, EVENT = range(4)
+AFTER_ALL = -1  # Tape.send_after: messages wait for all that their source has done so far
 # Columns of StepDag.nodes.
 (
-    DURATION,  # nanoseconds; 0 for a stretch: the edges from it have delays instead
+    DURATION,  # nanoseconds for which it holds its resources; 0 for a stretch: its edges have delays
     FIRST_RESOURCE,  # a device or link that it holds, or -1
     SECOND_RESOURCE,  # another link, or -1
     DEVICE,  # of a stretch: its device; else -1
     BUSY_BEFORE,  # of a stretch: nanoseconds that its device has computed before
-    AWAITED,  # of an arrival: 1 if its device has already waited for it
+    AWAITED,  # of an arrival: 1 if its device has already waited for it; of a stretch: if a collective does
     RECEIVE_OVERHEAD,  # of an arrival: nanoseconds that its device needs to receive it
     URGENCY,  # 0: resources serve it in order; else the smallest number goes first
-) = range(8)
+    LATENCY,  # of a message: nanoseconds in flight, after it has released its resources; else 0
+) = range(9)
 # Columns of Arena.sync_units. A sync unit is what is synchronised at once: a parameter, or one of its
 # slices with those that are synchronised with it (a bundle). Pairs _FIRST and _COUNT are slots.
 (
@@ -48,14 +49,15 @@ AFTER_ALL, AFTER_LAST_COMPUTE = -1, -2
     UPDATE_COUNT,
     PULL_FIRST,  # message rows: updated values from the server
     PULL_COUNT,
-    RING_SET,  # number of the set of rings that all-reduces it (Rings below), or -1
+    RING_SET,  # number of the set of rings that sums it (Rings below), or -1
+    GATHER_SET,  # with shards: the set of rings that gathers it, or -1
     AMOUNT_FIRST,  # its first row of Arena.amounts, which has its bytes for each ring
     NEEDS_SYNC,  # 1 if it has to be sent at all: more than one device is involved
     UPDATER_IS_HOLDER,  # 1 if a device that updates it also has a gradient of its own
     BUNDLED_FIRST,  # rows of Arena.members: by slice of a bundle, the number of its parameter
     BUNDLED_COUNT,
-) = range(12)
-SYNC_COLUMNS = 12
+) = range(13)
+SYNC_COLUMNS = 13
 
 
 class Tape(NamedTuple):
@@ -65,17 +67,16 @@ class Tape(NamedTuple):
     number under which a row records when it has ended on each device, for later messages and all-reduces.
     """
 
-    kind: Array  # by row: COMPUTE, MESSAGES or EVENT
+    kind: Array  # by row: COMPUTE, MESSAGES, GATHER or EVENT
     slot: Array  # by row: index into Slots.table; of an event: its number
-    wait_at: Array  # the messages that a row waits for:
+    wait_at: Array  # the messages and gathers that a row waits for:
     wait_slot: Array  # their slots (a row does not wait for an empty slot)
     wait_arrival: Array  # their rows of StepDag.arrival
     mark_at: Array  # the marks that a row sets:
     mark: Array
     mark_slot: Array  # the slot of the messages that need the mark; -1: it is always needed
-    send_after: Array  # of messages: the mark that they wait for, AFTER_ALL or AFTER_LAST_COMPUTE
-    arrival: Array  # of messages: the row of StepDag.arrival that they fill
-    urgency: Array  # of messages: 0, or their urgency (smallest first)
+    send_after: Array  # of messages: the mark that they wait for, or AFTER_ALL
+    arrival: Array  # of messages and gathers: the row of StepDag.arrival that they fill
     has_gradient: Array  # by parameter: 1 if it has a gradient
     events: Array  # by event: its kind (program/step_script.py)
     event_parameter: Array  # by event: the parameter, or -1
@@ -96,7 +97,7 @@ class Slots(NamedTuple):
     partial_gradient: Array  # by operator: message rows of the gradients of partial results
     activation: Array  # by value: message rows that bring it to its readers
     gradient: Array  # by value: message rows that bring its gradient back
-    pulls: Array  # by pull: message rows that gather a sharded parameter (ZeRO-3)
+    gathers: Array  # by gather of a block (ZeRO-3): a row of Arena.sync_units
     # By parameter: rows of Arena.sync_units, for itself or for the bundles in which it is the first.
     sync_units: Array
 
@@ -105,9 +106,10 @@ class Arena(NamedTuple):
     """The tables of rows that slots point to."""
 
     computes: Array  # [row, (device, nanoseconds)]
-    # [row, (source, target, nanoseconds, first link, second link, host overhead of source, of target)]
+    # [row, (source, target, nanoseconds on its links, first link, second link, host overhead of source, of
+    # target, nanoseconds in flight)]
     messages: Array
-    # [row, (bytes that are all-reduced, bytes in memory)]; of a sync unit, a row for each ring of its set.
+    # [row, (bytes that are summed, bytes in memory)]; of a sync unit, a row for each ring of its set.
     # The two differ if gradients are compressed to 16 bits while they are all-reduced.
     amounts: Array
     sync_units: Array  # [row, PUSH_FIRST … BUNDLED_COUNT]
@@ -115,22 +117,20 @@ class Arena(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """Rings of devices that all-reduce gradients, and sets of rings.
+    """Rings of devices that take part in a collective together, and sets of rings.
 
     A sync unit has a set of rings: one ring for each group of devices that hold the same part of it.
     """
 
     set_at: Array  # the rings of set g are ring[set_at[g]:set_at[g + 1]]
     ring: Array
+    all_reduces: Array  # by ring: 1 for an all-reduce, 0 for an all-gather or reduce-scatter
     member_at: Array  # the members of ring k are member[member_at[k]:member_at[k + 1]], devices
     member: Array
     first_link: Array  # by member: the links that it holds, or -1
     second_link: Array
-    # [ring, (size, bandwidth, latency, leaders, their bandwidth, their latency)] in bytes/s and seconds; a
-    # leader is the first device of a node, and leaders is their number (costs/collectives.py)
-    topology: Array
-    node_ring_at: Array  # the rings inside nodes of ring k are node_rings[node_ring_at[k]:…]
-    node_rings: Array  # [.., (size, bandwidth, latency)]
+    line_at: Array  # the algorithms of ring k are lines[line_at[k]:line_at[k + 1]]
+    lines: Array  # [.., (fixed seconds, seconds per byte)] (costs/collectives.py)
 
 
 class HostOverhead(NamedTuple):
@@ -141,27 +141,31 @@ class HostOverhead(NamedTuple):
     slice: Array  # per message with a slice of a parameter, in place of `message`
     byte: Array  # per byte
     sum: Array  # per all-reduce, which sums gradients
+    collective: Array  # not seconds: the share of an all-reduce's time by which it slows computing
 
 
 class SyncSettings(NamedTuple):
     """How a plan synchronises parameters; the rules are in program/step_script.py."""
 
-    # BUCKETS: gradients are all-reduced in buckets. SERVER: a gradient is sent to a server, which updates
-    # the parameter at the end of the step. SLICES: each slice is sent to a server, updated and sent back as
-    # soon as its gradient is complete. SLICE_SUMS: each slice is all-reduced, and every holder updates it.
+    # BUCKETS: gradients are all-reduced in buckets. SHARDS: those of a block are reduce-scattered, every
+    # holder updates its shard at the end of the step, and blocks are gathered. SERVER: a gradient is sent
+    # to a server, which updates the parameter at the end of the step. SLICES: each slice is sent to a
+    # server, updated and sent back as soon as its gradient is complete. SLICE_SUMS: each slice is
+    # all-reduced, and every holder updates it.
     rule: int
     bucket_bytes: int  # a bucket of gradients is all-reduced when it has at least this many bytes
-    returns_updates: bool  # servers send updated values back; False for ZeRO-3
+    returns_updates: bool  # blocks are gathered after the update; False for ZeRO-3
     # True if the rule is SLICES or SLICE_SUMS. Then a device updates a slice as soon as the device is free,
     # between any two tasks that it computes in the program's order.
     sliced: bool
+    after_backward: bool  # gradients are sent or summed after the whole backward of a device
     urgency: Array  # by parameter: the urgency of its messages, as in StepDag.nodes
 
 
 class StepDag(NamedTuple):
     """Memory for the nodes and edges of a step; allocated once and written for every plan."""
 
-    nodes: Array  # [node, DURATION … URGENCY]
+    nodes: Array  # [node, DURATION … LATENCY]
     # [edge, (source, target, delay)]: the node `target` starts `delay` nanoseconds after the end of the
     # node `source` (after the start of a stretch, whose duration is 0)
     edges: Array

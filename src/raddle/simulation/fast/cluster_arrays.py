@@ -14,7 +14,7 @@ import numpy as np
 
 from raddle.clusters import Cluster
 from raddle.costs.compute import effective_bandwidth, memory_pass_seconds
-from raddle.costs.links import transfer_seconds
+from raddle.costs.links import occupied_seconds
 from raddle.program.program import Message
 from raddle.program.value_holders import in_sending_order
 from raddle.simulation.fast.network import (
@@ -71,18 +71,18 @@ class ClusterArrays:
     ) -> Array:
         """Message rows of (message, bytes), in the order in which a program sends them."""
         if not messages:
-            return np.zeros((0, 7), np.int64)
+            return np.zeros((0, 8), np.int64)
         nbytes_of = dict(messages)
         ordered = in_sending_order(nbytes_of, self.count)
         s, t = np.array([m[:2] for m in ordered]).T  # m[:2]: source, target
         nbytes = np.array([nbytes_of[m] for m in ordered])
-        seconds = transfer_seconds(self.routes.latency[s, t], self.routes.bandwidth[s, t], nbytes)
+        seconds = occupied_seconds(self.routes.bandwidth[s, t], nbytes)
         return self.message_rows(s, t, nanoseconds(seconds), nbytes, sliced=sliced)
 
     def message_rows(
         self, s: Array, t: Array, ns: Array, nbytes: Array, *, sliced: bool = False
     ) -> Array:
-        """Message rows (see arrays.Arena) of messages from s to t that take `ns` nanoseconds.
+        """Message rows (see arrays.Arena) of messages from s to t that hold their links for `ns`.
 
         All arguments are arrays by message.
         """
@@ -90,4 +90,4 @@ class ClusterArrays:
         overheads = [
             message_host_nanoseconds(self.host_overhead, d, nbytes, sliced=sliced) for d in (s, t)
         ]
-        return np.stack([s, t, ns, *links, *overheads], axis=1)
+        return np.stack([s, t, ns, *links, *overheads, self.routes.latency[s, t]], axis=1)

@@ -57,7 +57,7 @@ class Evaluator:
     ) -> None:
         _check_supported(plan, cluster)
         arrays, links = ClusterArrays(cluster), len(cluster.links)
-        self.index = index_graph(graph, plan.parsed_sync)
+        self.index = index_graph(graph, plan)
         self.timer = Timer(self.index, plan, arrays, links)
         self.plan_rows = PlanRows(self.index, arrays.count, links)
         self.compute_rows = ComputeRows(graph, arrays, self.index.active, plan.bn, profile)

@@ -15,9 +15,10 @@ from raddle.graph.gradients import (
     trained_parameters,
 )
 from raddle.graph.graph import Graph, Op
-from raddle.plans.sync import Sync
+from raddle.plans.plan import Plan
+from raddle.program.parameter_blocks import block_of_parameters
 from raddle.simulation.fast.arrays import Tape
-from raddle.simulation.fast.tape import Pull, record_tape
+from raddle.simulation.fast.tape import record_tape
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,15 @@ class GraphIndex:
     users: list[list[tuple[Op, int]]]
     trained: list[str]  # parameters with a gradient, in the order in which slices are numbered
     tape: Tape
-    # ZeRO-3: (parameter, operators that it is gathered for), in the order of Slots.pulls.
-    pulls: list[Pull]
+    # ZeRO-3: the parameters that each gather brings, in the order of Slots.gathers.
+    gathers: list[list[str]]
+    block_of: dict[
+        str, int
+    ]  # with shards: the number of the block of each parameter with a gradient
 
 
-def index_graph(graph: Graph, sync: Sync) -> GraphIndex:
-    """Numbers a graph and records its tape."""
+def index_graph(graph: Graph, plan: Plan) -> GraphIndex:
+    """Numbers a graph and records its tape; of the plan, only sync kind and bucket size matter."""
     active = active_values(graph)
     op_number = {op.name: i for i, op in enumerate(graph.ops)}
     value_number: dict[str, int] = {}
@@ -63,10 +67,13 @@ def index_graph(graph: Graph, sync: Sync) -> GraphIndex:
             if name in parameter_number:
                 users[parameter_number[name]].append((op, operand))
     trained = [name for name in gradient_contributors(graph, active) if name in parameter_number]
+    tape, gathers = record_tape(graph, active, parameter_number, value_number, plan, trained)
+    block_of = {}
+    if plan.parsed_sync.shards:
+        block_of = block_of_parameters([graph.ops], graph, plan, set(trained))
     return GraphIndex(
         graph, active, op_number, value_number, producer, _readers(graph, active, value_number,
-        op_number), parameter_number, users, trained, *record_tape(graph, active, parameter_number,
-        value_number, sync, trained),
+        op_number), parameter_number, users, trained, tape, gathers, block_of,
     )  # fmt: skip
 
 

@@ -25,7 +25,9 @@ from numba import njit
 
 from raddle.program.step_script import (
     AFTER_ROW,
+    ALL_GATHER,
     BUCKETS,
+    COLLECTIVE,
     COLUMNS,
     FIRST_MEMBER,
     GROUP,
@@ -34,21 +36,22 @@ from raddle.program.step_script import (
     PARAMETER,
     PULL,
     PUSH,
+    SHARDS,
     SUBJECT,
     SUM,
     UPDATE,
     ScriptState,
     SyncFacts,
 )
-from raddle.simulation.fast.all_reduce_nodes import add_all_reduce
 from raddle.simulation.fast.arrays import (
     AFTER_ALL,
-    AFTER_LAST_COMPUTE,
     AMOUNT_FIRST,
     AWAITED,
     BUNDLED_FIRST,
     COMPUTE,
     EVENT,
+    GATHER,
+    GATHER_SET,
     NEEDS_SYNC,
     PULL_COUNT,
     PULL_FIRST,
@@ -69,6 +72,7 @@ from raddle.simulation.fast.arrays import (
     Tape,
 )
 from raddle.simulation.fast.bundles import bundles_of_parameters, gradients_ready
+from raddle.simulation.fast.collective_nodes import add_collective
 from raddle.simulation.fast.jit_script import write_rows
 from raddle.simulation.fast.loop import OVER_LIMIT as OVER_LIMIT
 from raddle.simulation.fast.loop import run_dag
@@ -146,7 +150,7 @@ def _script_rows(
         if slots.sync_units[p, 1] == 0 or settings.sliced:
             continue
         row = slots.sync_units[p, 0]
-        if settings.rule == BUCKETS:
+        if settings.rule == BUCKETS or settings.rule == SHARDS:
             g = arena.sync_units[row, RING_SET]
             if g >= 0:
                 incomplete[g] += tape.has_gradient[p]
@@ -161,8 +165,8 @@ def _script_rows(
     # all-reduced (the evaluator refuses such plans, coverage.py). np.arange: parameters are numbered in the
     # order in which the backward reaches them.
     facts = SyncFacts(
-        settings.rule, settings.bucket_bytes, False, settings.returns_updates, False, group, nbytes,
-        first_bundle, bundles, needs_sync, np.arange(parameters),
+        settings.rule, settings.bucket_bytes, False, settings.returns_updates, False,
+        settings.after_backward, group, nbytes, first_bundle, bundles, needs_sync, np.arange(parameters),
     )  # fmt: skip
     members = np.empty(parameters, np.int64)
     # At most a PUSH (or SUM), an UPDATE and a PULL of each sync unit, and a SUM for each parameter.
@@ -242,24 +246,22 @@ def _write_dag(
                     for k in range(first, first + count):
                         d = computes[k, 0]
                         mark_stretch[m, d], mark_offset[m, d] = stretch[d], offset[d]
+        elif kind == GATHER:
+            _write_gather(
+                first, arena, rings, overhead, dag, used, progress, dag.arrival[tape.arrival[r]]
+            )
         else:
             m, arrival = tape.send_after[r], dag.arrival[tape.arrival[r]]
             if m == AFTER_ALL:
                 add_messages(
                     dag, used, arena, first, count, stretch, offset, progress, arrival,
-                    tape.urgency[r],
-                )  # fmt: skip
-            elif m == AFTER_LAST_COMPUTE:
-                no_delay = np.zeros(devices, np.int64)
-                add_messages(
-                    dag, used, arena, first, count, progress.last_compute, no_delay, progress, arrival,
-                    tape.urgency[r],
+                    0,
                 )  # fmt: skip
             else:
                 predecessor, delay = mark_stretch[m], mark_offset[m]
                 add_messages(
                     dag, used, arena, first, count, predecessor, delay, progress, arrival,
-                    tape.urgency[r],
+                    0,
                 )  # fmt: skip
     return used[0], used[1]
 
@@ -298,6 +300,11 @@ def _write_event(
                 n, settings, slots, arena, rings, overhead, dag, used, progress, rows, members
             )
             continue
+        if rows[n, COLLECTIVE] == ALL_GATHER:
+            _write_block_gather(
+                n, slots, arena, rings, overhead, dag, used, progress, rows, members
+            )
+            continue
         # The row of Arena.sync_units; with bundles, the subject is this row itself.
         row = rows[n, SUBJECT] if sliced else slots.sync_units[rows[n, SUBJECT], 0]
         urgency = 0
@@ -305,15 +312,19 @@ def _write_event(
             urgency = settings.urgency[arena.members[sync_units[row, BUNDLED_FIRST], 0]]
             if p >= 0:
                 gradients_ready(row, devices, arena, dag, ready, delay)
-        if what == PUSH and sliced:
+        if what == PUSH:
+            # after the gradients or, with `after_backward`, after all that the device has computed
+            if settings.after_backward and sliced:
+                predecessor, wait = progress.last_compute, no_time
+            elif settings.after_backward:
+                predecessor, wait = progress.stretch, offset
+            elif sliced:
+                predecessor, wait = ready, delay
+            else:
+                predecessor, wait = dag.mark_stretch[p], dag.mark_offset[p]
             add_messages(
                 dag, used, arena, sync_units[row, PUSH_FIRST], sync_units[row, PUSH_COUNT],
-                ready, delay, progress, sync_arrival[n], urgency,
-            )  # fmt: skip
-        elif what == PUSH:
-            add_messages(
-                dag, used, arena, sync_units[row, PUSH_FIRST], sync_units[row, PUSH_COUNT],
-                dag.mark_stretch[p], dag.mark_offset[p], progress, sync_arrival[n], settings.urgency[p],
+                predecessor, wait, progress, sync_arrival[n], urgency,
             )  # fmt: skip
         elif what == PULL and sliced:  # after the update of the slice
             add_messages(
@@ -360,12 +371,13 @@ def _write_sum(
 ) -> None:  # fmt: skip
     """Writes row n of the step script, an all-reduce of a slice or of a bucket of gradients.
 
-    That of a slice waits for all that its devices did before it; that of a bucket only for its gradients.
+    That of a slice waits for all that its devices did before it; that of a bucket only for its gradients
+    or, with `after_backward`, for the whole backward.
     """
     if settings.sliced:  # a slice has one ring, so one row of amounts
         unit = arena.sync_units[rows[n, SUBJECT]]
         amounts = arena.amounts[unit[AMOUNT_FIRST] : unit[AMOUNT_FIRST] + 1, 0].copy()
-        add_all_reduce(
+        add_collective(
             dag, used, rings, overhead, unit[RING_SET], progress.stretch, progress.offset, amounts,
             progress, dag.sync_arrival[n],
         )  # fmt: skip
@@ -384,6 +396,40 @@ def _write_sum(
             stretch, offset = dag.mark_stretch[p, d], dag.mark_offset[p, d]
             if stretch > predecessor[d] or (stretch == predecessor[d] and offset > delay[d]):
                 predecessor[d], delay[d] = stretch, offset
-    add_all_reduce(
+    if settings.after_backward:  # after all that the devices have computed
+        predecessor, delay = progress.stretch, progress.offset
+    add_collective(
         dag, used, rings, overhead, g, predecessor, delay, total, progress, dag.sync_arrival[n]
     )
+
+
+@njit(cache=True)
+def _write_gather(
+    unit: int, arena: Arena, rings: Rings, overhead: HostOverhead, dag: StepDag, used: Array,
+    progress: DeviceProgress, arrival: Array,
+) -> None:  # fmt: skip
+    """Writes the gather of a block (ZeRO-3); unit: its row of Arena.sync_units."""
+    g, first = arena.sync_units[unit, GATHER_SET], arena.sync_units[unit, AMOUNT_FIRST]
+    amounts = arena.amounts[first : first + rings.set_at[g + 1] - rings.set_at[g], 0].copy()
+    add_collective(
+        dag, used, rings, overhead, g, progress.stretch, progress.offset, amounts, progress, arrival
+    )
+
+
+@njit(cache=True)
+def _write_block_gather(
+    n: int, slots: Slots, arena: Arena, rings: Rings, overhead: HostOverhead, dag: StepDag,
+    used: Array, progress: DeviceProgress, rows: Array, members: Array,
+) -> None:  # fmt: skip
+    """Writes row n of the step script, the gather of a block after its update (ZeRO-2)."""
+    first_member = members[rows[n, FIRST_MEMBER]]
+    g = arena.sync_units[slots.sync_units[first_member, 0], GATHER_SET]
+    amounts = np.zeros(rings.set_at[g + 1] - rings.set_at[g], np.int64)
+    for j in range(rows[n, FIRST_MEMBER], rows[n, FIRST_MEMBER] + rows[n, MEMBER_COUNT]):
+        first = arena.sync_units[slots.sync_units[members[j], 0], AMOUNT_FIRST]
+        for k in range(len(amounts)):
+            amounts[k] += arena.amounts[first + k, 0]
+    add_collective(
+        dag, used, rings, overhead, g, progress.stretch, progress.offset, amounts, progress,
+        dag.sync_arrival[n],
+    )  # fmt: skip

@@ -18,6 +18,7 @@ from raddle.simulation.fast.arrays import (
     DEVICE,
     DURATION,
     FIRST_RESOURCE,
+    LATENCY,
     SECOND_RESOURCE,
     URGENCY,
     Array,
@@ -56,7 +57,7 @@ def run_dag(
         successor[k], delay[k] = edges[e, 1], edges[e, 2]
     ready = np.zeros(node_count, np.int64)  # by node: when all that it waits for has ended
     load_left = load.copy()  # by resource: nanoseconds of work that has not started
-    durations, urgencies = nodes[:, DURATION], nodes[:, URGENCY]
+    durations, latencies, urgencies = nodes[:, DURATION], nodes[:, LATENCY], nodes[:, URGENCY]
     firsts, seconds = nodes[:, FIRST_RESOURCE], nodes[:, SECOND_RESOURCE]
     waiting = nobody_waits(node_count, len(load))
     stack = np.empty(node_count + 1, np.int32)  # ready nodes without resources
@@ -98,6 +99,7 @@ def run_dag(
             if begin + load[d] - nodes[node, BUSY_BEFORE] > limit:
                 counts[2] = count
                 return OVER_LIMIT
+        finish += latencies[node]  # when a message has arrived
         total = max(total, finish)
         for k in range(pointer[node], pointer[node + 1]):
             other = successor[k]

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.collectives import all_reduce_topology
+from raddle.costs.collectives import collective_lines
 from raddle.costs.host_overhead import has_host_overhead, host_seconds
-from raddle.simulation.all_reduce_tasks import ring_links
+from raddle.costs.line import Line
+from raddle.program.collective_kind import Collective
+from raddle.simulation.collective_tasks import ring_links
 from raddle.simulation.fast.arrays import HostOverhead, Rings
-from raddle.simulation.message_tasks import route_resources
+from raddle.simulation.message_tasks import flight_nanoseconds, route_resources
 
 Array = np.ndarray
 
@@ -27,7 +29,7 @@ Array = np.ndarray
 class Routes:
     """Arrays [source, target]. Links are resource numbers: resources are the devices, then the links."""
 
-    latency: Array  # seconds
+    latency: Array  # nanoseconds in which a message is in flight
     bandwidth: Array  # bytes/s
     first: Array  # first link
     second: Array  # second link, or -1
@@ -36,13 +38,13 @@ class Routes:
 def build_routes(cluster: Cluster) -> Routes:
     """The routes between all pairs of devices."""
     count = len(cluster.devices)
-    latency, bandwidth = np.zeros((count, count)), np.ones((count, count))
+    latency, bandwidth = np.zeros((count, count), np.int64), np.ones((count, count))
     first, second = np.full((count, count), -1), np.full((count, count), -1)
     for s in range(count):
         for t in range(count):
             if s != t:
                 route = cluster.route(s, t)
-                latency[s, t], bandwidth[s, t] = route.latency, route.bandwidth
+                latency[s, t], bandwidth[s, t] = flight_nanoseconds(route), route.bandwidth
                 first[s, t], second[s, t] = route_resources(cluster, s, t, count)
     return Routes(latency, bandwidth, first, second)
 
@@ -51,7 +53,7 @@ def host_overhead_arrays(cluster: Cluster) -> HostOverhead:
     """The host overhead of all devices (costs/host_overhead.py)."""
     seconds = {
         name: np.array([d.host_overhead[name] for d in cluster.devices])
-        for name in ("message", "slice", "byte", "sum")  # "sum": per all-reduce
+        for name in ("message", "slice", "byte", "sum", "collective")  # "sum": per all-reduce
     }
     return HostOverhead(has_host_overhead(cluster), **seconds)
 
@@ -68,58 +70,62 @@ def message_host_nanoseconds(
     return np.rint(seconds * 1e9).astype(np.int64)
 
 
+_Ring = tuple[Collective, tuple[int, ...]]  # kind of collective, devices
+_RingSet = tuple[Collective, tuple[tuple[int, ...], ...], int]  # kind, devices of each ring, block
+
+
 @dataclass
 class RingNumbers:
-    """Numbers rings of devices, and sets of rings, in the order of their first use."""
+    """Numbers rings of devices, and sets of rings, in the order of their first use.
+
+    A set of rings is given by the kind of collective, the devices of each ring, and a number that tells
+    otherwise equal sets apart: that of a block of sharded parameters.
+    """
 
     cluster: Cluster
-    rings: dict[tuple[int, ...], int] = field(default_factory=dict)  # devices of a ring -> number
-    sets: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)  # set -> number
+    rings: dict[_Ring, int] = field(default_factory=dict)  # ring -> number
+    sets: dict[_RingSet, int] = field(default_factory=dict)  # set -> number
     _arrays: Rings | None = None
-    # By ring: see `_describe`.
-    _columns: dict[tuple[int, ...], tuple[list[int], list[int], list[float], list[list[float]]]] = (
-        field(default_factory=dict)
-    )
+    _columns: dict[_Ring, tuple[list[int], list[int], list[Line]]] = field(default_factory=dict)
 
-    def set_number(self, rings: tuple[tuple[int, ...], ...]) -> int:
+    def set_number(
+        self, rings: tuple[tuple[int, ...], ...], kind: Collective = Collective.ALL_REDUCE,
+        block: int = 0,
+    ) -> int:  # fmt: skip
         """The number of a set of rings; a new one gets the next number. A ring is a tuple of devices."""
-        if rings not in self.sets:
-            self.sets[rings] = len(self.sets)
-            for ring in rings:
+        ring_set = kind, rings, block
+        if ring_set not in self.sets:
+            self.sets[ring_set] = len(self.sets)
+            for ring in ((kind, devices) for devices in rings):
                 if ring not in self.rings:
                     self.rings[ring] = len(self.rings)
-                    self._columns[ring] = self._describe(ring)
+                    self._columns[ring] = self._describe(*ring)
             self._arrays = None
-        return self.sets[rings]
+        return self.sets[ring_set]
 
     def _describe(
-        self, ring: tuple[int, ...]
-    ) -> tuple[list[int], list[int], list[float], list[list[float]]]:
-        """Of a ring: first links, second links, topology, and the rings inside its nodes.
-
-        The topology is six numbers, on which the seconds depend (costs.collectives.AllReduceTopology).
-        """
-        *topology, node_rings = all_reduce_topology(self.cluster, ring)
-        links = ring_links(self.cluster, ring, len(self.cluster.devices))
-        return *links, topology, [list(node_ring) for node_ring in node_rings]
+        self, kind: Collective, ring: tuple[int, ...]
+    ) -> tuple[list[int], list[int], list[Line]]:
+        """Of a ring: first links, second links, and its algorithms (lines, costs/collectives.py)."""
+        lines = collective_lines(self.cluster, kind, ring)
+        return *ring_links(self.cluster, ring, len(self.cluster.devices)), lines
 
     def arrays(self) -> Rings:
         """All rings and sets as arrays, in the order of the fields of Rings."""
         # r: ring, s: set of rings, c: the columns of a ring (see `_describe`)
         if self._arrays is None:
-            rings = list(self.rings)
+            rings = list(self.rings)  # (kind, devices)
             columns = [self._columns[ring] for ring in rings]
-            node_rings = [row for c in columns for row in c[3]]
             self._arrays = Rings(
-                _starts([len(s) for s in self.sets]),
-                np.array([self.rings[r] for s in self.sets for r in s], np.int64),
-                _starts([len(r) for r in rings]),
-                np.array([d for r in rings for d in r], np.int64),
+                _starts([len(devices) for _, devices, _ in self.sets]),
+                np.array([self.rings[kind, r] for kind, s, _ in self.sets for r in s], np.int64),
+                np.array([kind is Collective.ALL_REDUCE for kind, _ in rings], np.int64),
+                _starts([len(r) for _, r in rings]),
+                np.array([d for _, r in rings for d in r], np.int64),
                 np.array([x for c in columns for x in c[0]], np.int64),
                 np.array([x for c in columns for x in c[1]], np.int64),
-                np.array([c[2] for c in columns], np.float64).reshape(-1, 6),
-                _starts([len(c[3]) for c in columns]),
-                np.array(node_rings, np.float64).reshape(-1, 3),
+                _starts([len(c[2]) for c in columns]),
+                np.array([line for c in columns for line in c[2]], np.float64).reshape(-1, 2),
             )
         return self._arrays
 

@@ -23,6 +23,7 @@ from raddle.simulation.fast.arrays import (
     DEVICE,
     DURATION,
     FIRST_RESOURCE,
+    LATENCY,
     RECEIVE_OVERHEAD,
     SECOND_RESOURCE,
     URGENCY,
@@ -54,7 +55,7 @@ def add_node(
         second,
     )
     nodes[node, DEVICE], nodes[node, BUSY_BEFORE], nodes[node, AWAITED] = device, busy_before, 0
-    nodes[node, RECEIVE_OVERHEAD], nodes[node, URGENCY] = 0, 0
+    nodes[node, RECEIVE_OVERHEAD], nodes[node, URGENCY], nodes[node, LATENCY] = 0, 0, 0
     used[0] = node + 1
     return int(node)
 
@@ -77,13 +78,16 @@ def await_arrival(
 ) -> None:
     """Lets the next task of device d wait for the node `arrival` (-1: for nothing): begins a new stretch.
 
-    If the current stretch has no task yet, no new one is needed: the current one waits for the arrival.
+    If the current stretch has no task yet, and nothing waits for its start, no new one is needed: the
+    current one waits for the arrival.
     Does nothing if the device has already waited for this arrival.
     """
     if arrival >= 0 and dag.nodes[arrival, AWAITED] == 0:
         dag.nodes[arrival, AWAITED] = 1
         # Whether it has a task: with `fold` its offset is not 0; without, it is a node that holds a device.
-        if progress.offset[d] > 0 or dag.nodes[progress.stretch[d], FIRST_RESOURCE] >= 0:
+        # AWAITED: another node waits for its start.
+        stretch = dag.nodes[progress.stretch[d]]
+        if progress.offset[d] > 0 or stretch[FIRST_RESOURCE] >= 0 or stretch[AWAITED] > 0:
             progress.busy_before[d] += progress.offset[d]
             # A stretch has no duration and holds no resource; edges from it have delays.
             node = add_node(
@@ -142,7 +146,7 @@ def add_messages(
         s, t = arena.messages[k, 0], arena.messages[k, 1]
         ns, first, second = arena.messages[k, 2], arena.messages[k, 3], arena.messages[k, 4]
         node = add_node(dag, used, ns, first, second, -1, 0)
-        dag.nodes[node, URGENCY] = urgency
+        dag.nodes[node, URGENCY], dag.nodes[node, LATENCY] = urgency, arena.messages[k, 7]
         if first >= 0:
             load[first] += ns
         if second >= 0:

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numba.extending import register_jitable
 
-from raddle.costs.links import transfer_seconds
+from raddle.costs.links import occupied_seconds
 from raddle.program.value_holders import chosen_copy, target_at_turn
 
 Array = np.ndarray
@@ -124,13 +124,11 @@ def _subtract(box: Array, cut: Array, into: Array, at: int) -> int:
 
 
 @njit(cache=True)
-def write_transfers(
-    volumes: Array, element_bytes: int, latency: Array, bandwidth: Array, rows: Array
-) -> int:
+def write_transfers(volumes: Array, element_bytes: int, bandwidth: Array, rows: Array) -> int:
     """Writes rows (source, target, nanoseconds, bytes), ordered as in a program; returns their number.
 
-    volumes: [s, t], elements from s to t. latency, bandwidth: [s, t], of the route. rows: out. In turn k,
-    every device sends to the k-th device after it.
+    The nanoseconds are those on the links. volumes: [s, t], elements from s to t. bandwidth: [s, t], of the
+    route. rows: out. In turn k, every device sends to the k-th device after it.
     """
     count = len(volumes)
     n = 0
@@ -138,9 +136,7 @@ def write_transfers(
         for s in range(count):
             t = target_at_turn(s, turn, count)
             if volumes[s, t] > 0:
-                seconds = transfer_seconds(
-                    latency[s, t], bandwidth[s, t], volumes[s, t] * element_bytes
-                )
+                seconds = occupied_seconds(bandwidth[s, t], volumes[s, t] * element_bytes)
                 rows[n, 0], rows[n, 1] = s, t
                 rows[n, 2], rows[n, 3] = (
                     max(1, int(np.rint(seconds * 1e9))),

@@ -17,15 +17,16 @@ from typing import NamedTuple
 import numpy as np
 
 from raddle.graph.box import Box
-from raddle.graph.graph import Op, Value
+from raddle.graph.graph import Value
 from raddle.plans.optimizers import optimizer_info
 from raddle.plans.plan import Plan
-from raddle.plans.tiling import Tiling
+from raddle.program.bundle import Bundle
+from raddle.program.collective_kind import Collective
+from raddle.program.parameter_region import ParameterRegion
 from raddle.program.parameter_regions import parameter_regions
-from raddle.program.program import Bundle, Message, ParameterRegion, reduced_element_bytes
+from raddle.program.program import Message, reduced_element_bytes
 from raddle.program.sync_instructions import bundles_by_holder
-from raddle.program.zero3_blocks import pull_messages
-from raddle.simulation.fast.arrays import BUNDLED_FIRST
+from raddle.simulation.fast.arrays import BUNDLED_FIRST, SYNC_COLUMNS
 from raddle.simulation.fast.cluster_arrays import ClusterArrays
 from raddle.simulation.fast.store import NOTHING, RowStore, Slot
 from raddle.simulation.fast.tilings import Reader
@@ -47,19 +48,19 @@ class ParameterRows:
         self.optimizer = optimizer_info(plan.optimizer)
 
     def placement(
-        self, store: RowStore, value: Value, users: Sequence[Reader]
+        self, store: RowStore, value: Value, users: Sequence[Reader], block: int
     ) -> ParameterPlacement:
-        """Where a parameter is held if `users` read it; value: the parameter."""
+        """Where a parameter is held if `users` read it; value: the parameter. block: its number, or 0."""
         used = [(r.tiling.number, r.operand) for r in users]
         # The steps of a recurrent network read a weight in the same way; one of them is enough.
         distinct = dict(zip(used, users, strict=True))
-        key = ("held", value.shape, value.dtype.itemsize, *used)
+        key = ("held", value.shape, value.dtype.itemsize, block, *used)
         return store.cached(
-            key, lambda: self._build_placement(store, value, list(distinct.values()))
+            key, lambda: self._build_placement(store, value, list(distinct.values()), block)
         )
 
     def _build_placement(
-        self, store: RowStore, value: Value, users: Sequence[Reader]
+        self, store: RowStore, value: Value, users: Sequence[Reader], block: int
     ) -> ParameterPlacement:
         """Computes which devices hold which regions, and adds the rows."""
         by_device: dict[int, dict[Box, None]] = {}  # by device: the boxes that it reads, in order
@@ -72,18 +73,27 @@ class ParameterRows:
             value.shape, {d: list(b) for d, b in by_device.items()}, self.plan
         )
         sizes = np.zeros(self.cluster.count, np.int64)
-        # memory_elements: of parameter, gradient and optimizer state, for each element of the parameter
         for s in regions:
-            sizes[list(s.devices)] += (
-                self.optimizer.memory_elements * s.box.volume * value.dtype.itemsize
-            )
+            sizes[list(s.devices)] += self._held_elements(s) * value.dtype.itemsize
         holders = np.flatnonzero(sizes)
         slot = store.sizes.add(np.stack([holders, sizes[holders]], axis=1))
         if self.sync.sliced:
             return ParameterPlacement(regions, slot, NOTHING)
         return ParameterPlacement(
-            regions, slot, store.sync_units.add(np.array([self._sync_row(store, value, regions)]))
-        )
+            regions, slot,
+            store.sync_units.add(np.array([self._sync_row(store, value, regions, block)])),
+        )  # fmt: skip
+
+    def _held_elements(self, region: ParameterRegion) -> int:
+        """Elements that a holder of a region keeps in memory: parameter, gradient, optimizer state.
+
+        With shards there is no gradient that stays.
+        """
+        if not self.sync.shards:
+            return self.optimizer.memory_elements * region.box.volume
+        shard = region.elements_per_shard
+        whole = shard if self.sync.zero3 else region.box.volume
+        return whole + self.optimizer.state_elements * shard
 
     def bundle_rows(
         self, store: RowStore, value: Value, bundles: tuple[Bundle, ...],
@@ -103,30 +113,35 @@ class ParameterRows:
                 members = np.array([[parameter_number[name]] for name in piece.parameters])
                 row = self._sync_row(store, value, piece.slices)
                 rows.append([*row[:BUNDLED_FIRST], *store.members.add(members)])
-            return store.sync_units.add(np.array(rows, np.int64).reshape(len(rows), -1))
+            return store.sync_units.add(np.array(rows, np.int64).reshape(len(rows), SYNC_COLUMNS))
 
         return store.cached(key, build)
 
     def _sync_row(
-        self, store: RowStore, value: Value, regions: Sequence[ParameterRegion]
+        self, store: RowStore, value: Value, regions: Sequence[ParameterRegion], block: int = 0
     ) -> list[int]:
-        """A row of sync_units (arrays.py has its columns): how some regions are synchronised together."""
+        """A row of sync_units (arrays.py has its columns): how some regions are synchronised together.
+
+        block: with shards, the number of the block of the parameter.
+        """
         element_bytes, cluster = value.dtype.itemsize, self.cluster
         # By region, the bytes that the optimizer reads and writes.
-        passes = [self.optimizer.passes * s.box.volume * element_bytes for s in regions]
+        passes = [self.optimizer.passes * self._updated(s) * element_bytes for s in regions]
         update = store.computes.add(cluster.memory_pass_rows([s.updaters for s in regions], passes))
         to_sync = [s for s in regions if s.needs_sync]
         updater_holds = any(s.server < 0 or s.server in s.devices for s in regions)
-        # rings: the number of the set of rings (-1: none), and its first row of amounts
-        rings, push, pull = (-1, 0), NOTHING, NOTHING
-        if self.sync.has_servers:
+        # rings: the numbers of the sets of rings (-1: none), and the first row of amounts
+        rings, push, pull = (-1, -1, 0), NOTHING, NOTHING
+        if self.sync.shards:
+            if to_sync:
+                rings = self._shard_rings(store, [(s, element_bytes) for s in to_sync], block)
+        elif self.sync.has_servers:
             push = self._message_rows(
                 store, [(d, s.server, s) for s in to_sync for d in s.devices], element_bytes
             )
-            if not self.sync.zero3:
-                pull = self._message_rows(
-                    store, [(s.server, d, s) for s in to_sync for d in s.devices], element_bytes
-                )
+            pull = self._message_rows(
+                store, [(s.server, d, s) for s in to_sync for d in s.devices], element_bytes
+            )
         elif to_sync:
             elements: dict[tuple[int, ...], int] = {}  # by ring (a tuple of devices)
             for s in to_sync:
@@ -135,7 +150,7 @@ class ParameterRows:
             # Gradients may be compressed to 16 bits while they are all-reduced.
             summed = volumes * reduced_element_bytes(self.sync, element_bytes)
             row, _ = store.amounts.add(np.stack([summed, volumes * element_bytes], axis=1))
-            rings = (cluster.rings.set_number(tuple(elements)), row)
+            rings = (cluster.rings.set_number(tuple(elements)), -1, row)
         return [*push, *update, *pull, *rings, int(bool(to_sync)), int(updater_holds), *NOTHING]
 
     def _message_rows(
@@ -152,25 +167,36 @@ class ParameterRows:
         sent = [(Message(s, t, ()), n * element_bytes) for (s, t), n in volumes.items()]
         return store.messages.add(self.cluster.ordered_message_rows(sent, sliced=self.sync.sliced))
 
-    def pull_rows(
-        self, store: RowStore, value: Value, readers: Sequence[Reader],
-        regions: Sequence[ParameterRegion], slices: tuple[ParameterRegion, ...],
-    ) -> Slot:  # fmt: skip
-        """Message rows that gather a sharded parameter for the operators of a block (ZeRO-3).
+    def _updated(self, region: ParameterRegion) -> int:
+        """Elements of a region that each updater updates, as Program.updated_elements."""
+        return region.elements_per_shard if self.sync.shards else region.box.volume
 
-        A block is operators whose parameters are gathered together (program/zero3_blocks.py).
-        """
-        element_bytes, name = value.dtype.itemsize, value.name
-        tiles: Mapping[str, Tiling] = {r.op.name: r.tiling.tiling for r in readers}
-        ops: list[Op] = list({r.op.name: r.op for r in readers}.values())
+    def _shard_rings(
+        self, store: RowStore, regions: Sequence[tuple[ParameterRegion, int]], block: int
+    ) -> tuple[int, int, int]:
+        """The sets of rings that reduce-scatter and gather (region, bytes of an element), first amount."""
+        amounts: dict[tuple[int, ...], int] = {}  # by ring (a tuple of devices), bytes
+        for s, element_bytes in regions:
+            amounts[s.devices] = amounts.get(s.devices, 0) + s.padded_elements * element_bytes
+        row, _ = store.amounts.add(np.array([[n, n] for n in amounts.values()]))
+        numbers, rings = self.cluster.rings, tuple(amounts)
+        scatter = numbers.set_number(rings, Collective.REDUCE_SCATTER, block)
+        return scatter, numbers.set_number(rings, Collective.ALL_GATHER, block), row
+
+    def gather_row(
+        self, store: RowStore, number: int, regions: Sequence[tuple[ParameterRegion, int]]
+    ) -> Slot:
+        """A row of sync_units for the gather of a block (ZeRO-3); regions: with bytes of an element."""
+        to_sync = [(s, element_bytes) for s, element_bytes in regions if s.needs_sync]
+        if not to_sync:
+            return NOTHING
 
         def build() -> Slot:
-            messages = pull_messages(ops, tiles, {name: regions}, {name: slices}).get(name, ())
-            sent = [(m, m.elements * element_bytes) for m in messages]
-            return store.messages.add(self.cluster.ordered_message_rows(sent, sliced=True))
+            rings = self._shard_rings(store, to_sync, number)
+            row = [*NOTHING, *NOTHING, *NOTHING, *rings, 0, 0, *NOTHING]
+            return store.sync_units.add(np.array([row], np.int64))
 
-        used = ((r.tiling.number, r.operand) for r in readers)
-        return store.cached(("pulls", element_bytes, slices, *used), build)
+        return store.cached(("gather", number, *to_sync), build)
 
 
 def _tile_regions(reader: Reader) -> list[Box | None]:

@@ -2,12 +2,12 @@
 
 A slot is here the range of rows that a parameter has in the store, the tables of all compute, message and
 sync rows (store.py). A sync unit is what is synchronised at once: a parameter, or one of its slices
-(arrays.py). A pull gathers a sharded parameter for the operators of a block before they run (ZeRO-3,
-program/zero3_blocks.py); the number of a pull is its place in GraphIndex.pulls. sync.sliced: the plan's
-sync kind cuts parameters into slices, which are sent one by one.
+(arrays.py). A gather brings the parameters of a block before its operators run (ZeRO-3,
+program/parameter_blocks.py); the number of a gather is its place in GraphIndex.gathers. sync.sliced: the
+plan's sync kind cuts parameters into slices, which are sent one by one.
 """
 
-# p: parameter, i: operator, n: pull
+# p: parameter, i: operator, n: gather
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 
 from raddle.graph.graph import Value
 from raddle.plans.plan import Plan
+from raddle.program.bundle import Bundle
+from raddle.program.parameter_region import ParameterRegion
 from raddle.program.parameter_slices import cut_slices
-from raddle.program.program import Bundle, ParameterRegion
 from raddle.simulation.fast.cluster_arrays import ClusterArrays
 from raddle.simulation.fast.graph_index import GraphIndex
 from raddle.simulation.fast.parameter_rows import ParameterRows
@@ -43,10 +44,10 @@ class ParameterSync:
         self.slices: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
         # By parameter: the bundles in which it is the first one.
         self.bundles: list[tuple[Bundle, ...]] = [() for _ in self.names]
-        self.pulls_of: dict[str, list[int]] = {}  # by operator: the pulls that it may need
-        for number, (_, ops) in enumerate(index.pulls):
-            for op in ops:
-                self.pulls_of.setdefault(op.name, []).append(number)
+        self.gathers_of: dict[int, list[int]] = {}  # by parameter: the gathers that bring it
+        for number, names in enumerate(index.gathers):
+            for name in names:
+                self.gathers_of.setdefault(index.parameter_number[name], []).append(number)
 
     def update(
         self, undo: Undo, store: RowStore, changed: Iterable[int], tiles: Sequence[NumberedTiling]
@@ -62,13 +63,10 @@ class ParameterSync:
         }
         for p in affected:
             self._update_holders(undo, store, p, tiles)
-        if not self.sync.sliced or not affected:
-            return
-        pulls = {n for i in changed for n in self.pulls_of.get(ops[i].name, ())}
-        moved = self._update_slices(undo, store)
-        pulls |= {n for n, (name, _) in enumerate(index.pulls) if name in moved}
-        for number in pulls:
-            self._update_pull(undo, store, number, tiles)
+        if self.sync.sliced and affected:
+            self._update_slices(undo, store)
+        for number in sorted({n for p in affected for n in self.gathers_of.get(p, ())}):
+            self._update_gather(undo, store, number)
 
     def _value(self, p: int) -> Value:
         return self.index.graph.values[self.names[p]]
@@ -80,7 +78,8 @@ class ParameterSync:
         index, plan_rows = self.index, self.plan_rows
         # Reader: the operator, the number of its operand, whether a gradient comes back, its tiling
         users = [Reader(op, k, True, tiles[index.op_number[op.name]]) for op, k in index.users[p]]
-        placement = self.parameter_rows.placement(store, self._value(p), users)
+        block = index.block_of.get(self.names[p], 0)
+        placement = self.parameter_rows.placement(store, self._value(p), users, block)
         plan_rows.set_slot(
             undo,
             store,
@@ -96,9 +95,9 @@ class ParameterSync:
                 undo, store, plan_rows.slots.sync_units, p, placement.sync_slot, store.sync_units
             )
 
-    def _update_slices(self, undo: Undo, store: RowStore) -> set[str]:
-        """Cuts all parameters into slices again; returns the names of those whose slices changed."""
-        index, plan_rows, moved = self.index, self.plan_rows, set[str]()
+    def _update_slices(self, undo: Undo, store: RowStore) -> None:
+        """Cuts all parameters into slices again, and joins them in bundles."""
+        index, plan_rows = self.index, self.plan_rows
         cut = cut_slices(
             {n: self.regions[index.parameter_number[n]] for n in index.trained},
             index.trained,
@@ -111,7 +110,6 @@ class ParameterSync:
         for name, slices in cut.slices.items():
             p, bundles = index.parameter_number[name], tuple(bundles_of[name])
             if slices != self.slices[p]:
-                moved.add(name)
                 undo.set(self.slices, p, slices)
             if bundles != self.bundles[p]:
                 undo.set(self.bundles, p, bundles)
@@ -121,24 +119,14 @@ class ParameterSync:
                 plan_rows.set_slot(
                     undo, store, plan_rows.slots.sync_units, p, slot, store.sync_units
                 )
-        return moved
 
-    def _update_pull(
-        self, undo: Undo, store: RowStore, number: int, tiles: Sequence[NumberedTiling]
-    ) -> None:
-        """Updates the messages of a pull, which gathers a sharded parameter (ZeRO-3)."""
+    def _update_gather(self, undo: Undo, store: RowStore, number: int) -> None:
+        """Updates the row of the gather of a block (ZeRO-3)."""
         index, plan_rows = self.index, self.plan_rows
-        name, ops = index.pulls[number]
-        p, op_names = index.parameter_number[name], {op.name for op in ops}
-        readers = [
-            Reader(op, k, True, tiles[index.op_number[op.name]])
-            for op, k in index.users[p]
-            if op.name in op_names
-        ]
-        slot = self.parameter_rows.pull_rows(
-            store, self._value(p), readers, self.regions[p], self.slices[p]
-        )
-        plan_rows.set_slot(undo, store, plan_rows.slots.pulls, number, slot, store.messages)
+        numbers = [index.parameter_number[name] for name in index.gathers[number]]
+        regions = [(s, self._value(p).dtype.itemsize) for p in numbers for s in self.regions[p]]
+        slot = self.parameter_rows.gather_row(store, number, regions)
+        plan_rows.set_slot(undo, store, plan_rows.slots.gathers, number, slot, store.sync_units)
 
     def clear(self) -> None:
         """Forgets all holders, slices and bundles."""

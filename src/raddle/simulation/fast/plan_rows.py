@@ -2,8 +2,8 @@
 
 A resource is a device or a link; they are numbered in this order. A row is, for example, the device and the
 nanoseconds of a computation. A slot is (first row, number of rows) of a table of the store (arrays.py,
-store.py). A sync unit is a parameter or a slice that is synchronised at once. A pull gathers a sharded
-parameter for some operators (ZeRO-3). Changing a plan means to point some slots to other rows. `Undo`
+store.py). A sync unit is a parameter or a slice that is synchronised at once. A gather brings the
+parameters of a block of operators (ZeRO-3). Changing a plan means to point some slots to other rows. `Undo`
 records the old slots, so that a search can revert a change.
 """
 
@@ -59,8 +59,8 @@ class PlanRows:
     def __init__(self, index: GraphIndex, devices: int, links: int) -> None:
         ops, values, parameters = len(index.op_number), len(index.value_number), len(index.users)
         # In the order of the fields of Slots: 5 by operator (forward to partial_gradient), 2 by value
-        # (activation, gradient), and the pulls.
-        sizes = [ops] * 5 + [values] * 2 + [len(index.pulls)]
+        # (activation, gradient), and the gathers.
+        sizes = [ops] * 5 + [values] * 2 + [len(index.gathers)]
         table = np.zeros((sum(sizes), 2), np.int64)
         parts = np.split(table, np.cumsum(sizes)[:-1])
         self.slots = Slots(*(table, *parts, np.zeros((parameters, 2), np.int64)))

@@ -52,7 +52,7 @@ class RowStore:
     """All rows (their columns: arrays.Arena), and a cache of results that depend on a key."""
 
     def __init__(self) -> None:
-        self.computes, self.messages, self.amounts = RowArray(2), RowArray(7), RowArray(2)
+        self.computes, self.messages, self.amounts = RowArray(2), RowArray(8), RowArray(2)
         # amounts: bytes of a sync unit for each ring; sync_units: whole parameters or slices of them, which
         # are synchronised at once; sizes: (device, bytes in memory).
         self.sync_units, self.sizes = RowArray(SYNC_COLUMNS), RowArray(2)

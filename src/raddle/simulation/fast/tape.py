@@ -7,8 +7,8 @@ A row of the tape is an instruction or an event. At an event, such as "the gradi
 complete", the step script (program/step_script.py) may add all-reduces, messages to servers and updates. A
 mark records where a row ended, for messages that wait for it (arrays.Tape). A contribution is one
 operator's part of a parameter's gradient. A block is operators whose parameters are gathered together
-(ZeRO-3, program/zero3_blocks.py). A variant is a graph with tiles (program.Variant); the tape needs only
-one, which stands for all plans. An active value is one through which gradients flow.
+(ZeRO-3, program/parameter_blocks.py). A variant is a graph with tiles (program.Variant); the tape needs
+only one, which stands for all plans. An active value is one through which gradients flow.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from raddle.plans.sync import Sync
 from raddle.program.lower_variant import GradientPortion, LoweredVariant
 from raddle.program.message_kind import MessageKind
 from raddle.program.micro_batch import MicroBatch
-from raddle.program.program import Instruction, Key, Merge, Message, Move, Run
+from raddle.program.parameter_blocks import cut_blocks, with_prefetch
+from raddle.program.program import Gather, Instruction, Key, Merge, Message, Move, Run
 from raddle.program.step_script import ACTION_ENDS, COMPLETE, STEP_ENDS
-from raddle.program.zero3_blocks import cut_blocks, with_prefetch
 from raddle.simulation.fast.arrays import (
     AFTER_ALL,
-    AFTER_LAST_COMPUTE,
     COMPUTE,
     EVENT,
+    GATHER,
     MESSAGES,
     Array,
     Tape,
 )
 
 PLACEHOLDER = (Message(0, 1, ()),)  # stands for the messages of any plan
-Pull = tuple[str, list[Op]]  # a parameter, and the operators of a block that read it
 Event = tuple[int, int, int]  # kind, parameter, row of the last contribution to its gradient
 
 
@@ -78,7 +77,7 @@ class Recorder:
             if name in parameter_number
         }
         self.marks: list[tuple[int, int]] = []  # row and parameter of each contribution
-        self.pulls: dict[int, Pull] = {}  # by row; a pull gathers a sharded parameter (ZeRO-3)
+        self.gathers: dict[int, list[str]] = {}  # by row: the parameters that it gathers (ZeRO-3)
 
     def emit(self, instruction: Instruction) -> int:
         """Adds an instruction; returns its row."""
@@ -89,18 +88,14 @@ class Recorder:
         """The instructions to wait for before a value is read: none here."""
         return ()
 
-    def pull(self, ops: Sequence[Op], sharded: Collection[str]) -> list[int]:
-        """Adds a pull of each sharded parameter that operators of a block read; returns their rows."""
-        readers: dict[str, list[Op]] = {}
-        for op in ops:
-            for name in dict.fromkeys(op.inputs):
-                if name in sharded:
-                    readers.setdefault(name, []).append(op)
-        rows = []
-        for pull in readers.items():
-            rows.append(self.emit(Move(pull[0], MessageKind.PULL, Key(), PLACEHOLDER, "", ())))
-            self.pulls[rows[-1]] = pull
-        return rows
+    def gather(self, ops: Sequence[Op], sharded: Collection[str]) -> list[int]:
+        """Adds a gather of the sharded parameters that operators of a block read; returns its row."""
+        names = [n for n in dict.fromkeys(n for op in ops for n in op.inputs) if n in sharded]
+        if not names:
+            return []
+        row = self.emit(Gather(tuple(names), Key(), (), (), ()))
+        self.gathers[row] = names
+        return [row]
 
     def add_contribution(self, name: str, key: Key, at: int) -> None:
         """Notes that row `at` adds to a parameter's gradient; an event follows the last contribution."""
@@ -112,36 +107,36 @@ class Recorder:
 
 def record_tape(
     graph: Graph, active: frozenset[str], parameter_number: Mapping[str, int],
-    value_number: Mapping[str, int], sync: Sync, trained: Sequence[str],
-) -> tuple[Tape, list[Pull]]:  # fmt: skip
-    """The tape of one step, and the pulls in it (ZeRO-3).
+    value_number: Mapping[str, int], plan: Plan, trained: Sequence[str],
+) -> tuple[Tape, list[list[str]]]:  # fmt: skip
+    """The tape of one step, and the parameters of each gather in it (ZeRO-3).
 
     active: the values through which gradients flow. parameter_number, value_number: by name. trained: the
     parameters that have a gradient.
     """
-    plan = Plan({}, 1)  # no tiles, one device: only its defaults matter
-    variant = variant_for_any_plan(graph, plan, active)
+    # No tiles, one device: only its sync kind, its bucket size and the defaults matter.
+    plan = Plan({}, 1, sync=plan.sync, bucket=plan.bucket)
+    sync, variant = plan.parsed_sync, variant_for_any_plan(graph, plan, active)
     recorder = Recorder(variant, parameter_number)
     micro_batch = MicroBatch(variant, Key(), recorder)
 
     def blocks_of(phase: str) -> Iterable[tuple[Sequence[Op], Sequence[int]]]:
-        """The operators of a phase in blocks, with the rows of their pulls; without ZeRO-3, one block.
+        """The operators of a phase in blocks, with the rows of their gathers; without ZeRO-3, one block.
 
-        with_prefetch writes the pulls of a block before the block that runs before it.
+        with_prefetch writes the gather of a block before the block that runs before it.
         """
         if not sync.zero3 or not trained:
             return [(graph.ops, ())]
         blocks = cut_blocks(graph.ops, graph, plan, trained, active, phase)
-        return with_prefetch(blocks, lambda at: recorder.pull(blocks[at].ops_to_run, trained))
+        return with_prefetch(blocks, lambda at: recorder.gather(blocks[at].ops_to_run, trained))
 
-    for ops, pulls in blocks_of("F"):
-        micro_batch.forward(ops, pulls)
-    for ops, pulls in blocks_of("B"):
-        micro_batch.backward(ops, pulls, weights=True)  # with the gradients of parameters
+    for ops, gathers in blocks_of("F"):
+        micro_batch.forward(ops, gathers)
+    for ops, gathers in blocks_of("B"):
+        micro_batch.backward(ops, gathers, weights=True)  # with the gradients of parameters
     recorder.rows += [(ACTION_ENDS, -1, -1), (STEP_ENDS, -1, -1)]  # events of no parameter
-    urgency = urgencies(graph, parameter_number, trained, sync)
-    tape = _build_tape(recorder, slot_numbers(graph, value_number), urgency)
-    return tape, list(recorder.pulls.values())
+    tape = _build_tape(recorder, slot_numbers(graph, value_number))
+    return tape, list(recorder.gathers.values())
 
 
 def urgencies(
@@ -174,22 +169,18 @@ def slot_numbers(graph: Graph, value_number: Mapping[str, int]) -> dict[tuple[ob
     return {key: number for number, key in enumerate(keys)}
 
 
-def _build_tape(
-    recorder: Recorder, slot_of: Mapping[tuple[object, str], int], urgencies: Array
-) -> Tape:
+def _build_tape(recorder: Recorder, slot_of: Mapping[tuple[object, str], int]) -> Tape:
     """Turns the recorded instructions into arrays; see arrays.Tape.
 
-    slot_of: see `slot_numbers`. urgencies: by parameter. `deps` of an instruction: the rows that it waits
-    for.
+    slot_of: see `slot_numbers`. `deps` of an instruction: the rows that it waits for.
     """
     # r: row of the tape, p: parameter. producer: by value, the operator that computes it.
     rows, producer = recorder.rows, recorder.variant.producer
     partial = (MessageKind.PARTIAL, MessageKind.PARTIAL_GRADIENT)
     kind, slot, send_after, arrival = (np.full(len(rows), -1) for _ in range(4))
     send_after[:] = AFTER_ALL
-    urgency = np.zeros(len(rows), np.int64)
-    pull_slots = {r: len(slot_of) + at for at, r in enumerate(recorder.pulls)}
-    waits: list[list[int]] = [[] for _ in rows]  # by row: the rows of messages that it waits for
+    gather_slots = {r: len(slot_of) + at for at, r in enumerate(recorder.gathers)}
+    waits: list[list[int]] = [[] for _ in rows]  # by row: messages and gathers that it waits for
     marks: list[list[tuple[int, int]]] = [[] for _ in rows]  # by row: the marks that it sets
     for at, p in recorder.marks:
         marks[at].append((p, -1))  # (mark, slot that needs it); the first marks are the parameters
@@ -203,15 +194,14 @@ def _build_tape(
         elif isinstance(row, Run | Merge):
             kind[r] = COMPUTE
             slot[r] = slot_of["merge" if isinstance(row, Merge) else row.phase, row.op]
-            waits[r] = [dep for dep in row.deps if isinstance(rows[dep], Move)]
+            waits[r] = [dep for dep in row.deps if isinstance(rows[dep], Move | Gather)]
             last_compute = r
+        elif isinstance(row, Gather):
+            kind[r], slot[r], arrival[r] = GATHER, gather_slots[r], arrivals
+            arrivals += 1
         elif isinstance(row, Move):
             kind[r], arrival[r] = MESSAGES, arrivals
             arrivals += 1
-            if r in pull_slots:
-                slot[r], send_after[r] = pull_slots[r], AFTER_LAST_COMPUTE
-                urgency[r] = urgencies[recorder.parameter_number[row.value]]
-                continue
             name = producer[row.value].name if row.kind in partial else row.value
             slot[r] = slot_of[row.kind, name]
             # Messages that wait for the last computation need no mark (AFTER_ALL). If they wait for other
@@ -232,7 +222,7 @@ def _build_tape(
     columns = (
         kind, slot, wait_at, slot[wait], arrival[wait], mark_at, mark,
         pack([[s for _, s in mark_list] for mark_list in marks])[1], send_after, arrival,
-        urgency, has_gradient, event_kinds, parameters, runs,
+        has_gradient, event_kinds, parameters, runs,
     )  # fmt: skip
     return Tape(*(column.astype(np.int32) for column in columns))  # compact: read for every plan
 

@@ -32,9 +32,9 @@ class Timer:
         sync = plan.parsed_sync
         self.tape, self.cluster, self.links = index.tape, cluster, links
         urgency = urgencies(index.graph, index.parameter_number, index.trained, sync)
-        # rule, bucket_bytes, returns_updates, sliced, urgency: see arrays.py
+        # rule, bucket_bytes, returns_updates, sliced, after_backward, urgency: see arrays.py
         self.settings = SyncSettings(
-            rule_of(sync), plan.bucket, not sync.zero3, sync.sliced, urgency
+            rule_of(sync), plan.bucket, not sync.zero3, sync.sliced, sync.after_backward, urgency
         )
         self.parameters = len(index.users)
         self.counts = np.zeros(3, np.int64)
@@ -63,7 +63,7 @@ class Timer:
             return np.zeros((rows, self.cluster.count), kind)
 
         return StepDag(
-            np.zeros((nodes, 8), np.int64), np.zeros((edges, 3), np.int64),
+            np.zeros((nodes, 9), np.int64), np.zeros((edges, 3), np.int64),
             table(arrivals, np.int32), table(marks, np.int32), table(marks, np.int64),
             # sync_arrival: a row for each row of the step script; grows with the nodes
             table(max(3 * self.parameters, nodes // 8), np.int32),

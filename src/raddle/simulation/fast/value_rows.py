@@ -165,7 +165,7 @@ class ValueRows:
         slots = []
         for volumes in (forward, backward):
             rows = np.empty((count * (count - 1), 4), np.int64)
-            n = write_transfers(volumes, element_bytes, routes.latency, routes.bandwidth, rows)
+            n = write_transfers(volumes, element_bytes, routes.bandwidth, rows)
             columns = self.cluster.message_rows(*rows[:n].T) if n else rows[:0, :0]
             slots.append(store.messages.add(columns))
         # Local statistics of batch norm must not be sent.

@@ -82,6 +82,17 @@ class Ledger:
         start[devices], end[devices] = self.timeline.start[a:b], self.timeline.end[a:b]
         return Span(start, end)
 
+    def collective_span(self, number: int) -> Span:
+        """When each device takes part in a collective; number: of the instruction."""
+        tasks, (a, b) = self.timeline.tasks, self.first_task[number : number + 2]
+        transfers = a + np.flatnonzero(
+            tasks.nbytes[a:b]
+        )  # its other tasks wait, or are host overhead
+        start, end = self.empty_span()
+        np.minimum.at(start, tasks.device[transfers], self.timeline.start[transfers])
+        np.maximum.at(end, tasks.device[transfers], self.timeline.end[transfers])
+        return Span(start, end)
+
     def flight(self, number: int, move: Move) -> Flight:
         """The messages of a move; number: of the instruction.
 

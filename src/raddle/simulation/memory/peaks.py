@@ -1,8 +1,8 @@
 """The memory of every device over time, and its peak, from a timeline.
 
 Alive during the whole run (persistent.py): the parameters that a device holds, their gradients, optimizer
-state, and the buffers and constants that it reads; with ZeRO-3 (zero3.py), only its shard of the
-parameters. Alive for some time:
+state, and the buffers and constants that it reads; with ZeRO (shards.py), only its shard of some of these.
+Alive for some time:
 
     output            from the start of its forward run (or merge) to the end of its last use. A recomputed
                       output counts twice: until its last use before the recomputation, and after it
@@ -36,9 +36,9 @@ from raddle.program.program import Key, Merge, Move, Run
 from raddle.simulation.memory.ledger import Ledger
 from raddle.simulation.memory.micro_batch import record_micro_batch
 from raddle.simulation.memory.persistent import persistent_bytes
+from raddle.simulation.memory.shards import record_shards
 from raddle.simulation.memory.value_sizes import ValueSizes
 from raddle.simulation.memory.weights import record_contributions, record_versions
-from raddle.simulation.memory.zero3 import record_zero3
 from raddle.simulation.timeline import Timeline
 
 Array = np.ndarray
@@ -96,8 +96,6 @@ def _record_all(timeline: Timeline, *, through_host: bool) -> Ledger:
     # groups: by micro-batch, the numbers of its instructions
     plan, groups = program.plan, dict[Key, list[int]]()
     for number, i in enumerate(program.instructions):
-        if isinstance(i, Move) and plan.parsed_sync.zero3 and i.kind.is_pull:
-            continue  # gathers a parameter: record_zero3 adds it
         if isinstance(i, Run | Merge | Move):
             groups.setdefault(i.key, []).append(number)
     # By variant: a graph with tiles, for micro-batches of one size and pipeline replica (program.Variant).
@@ -108,6 +106,6 @@ def _record_all(timeline: Timeline, *, through_host: bool) -> Ledger:
         record_contributions(ledger)  # gradients of parameters that are still to be added up
     if is_asynchronous(plan):
         record_versions(ledger)  # stashed old weights
-    if plan.parsed_sync.zero3:
-        record_zero3(ledger)
+    if program.sharded:
+        record_shards(ledger)
     return ledger

@@ -34,7 +34,8 @@ def persistent_bytes(program: Program, cluster: Cluster) -> Array:
 def state_bytes(program: Program) -> Array:
     """By device: bytes of parameters, gradients, optimizer state, buffers and constants.
 
-    With ZeRO-3, parameters and optimizer state of the device's own shard only (zero3.py has the others).
+    With ZeRO, only the optimizer state of the device's own shard; with ZeRO-3, only the parameters of its
+    shard (shards.py has the others).
     """
     total, seen = np.zeros(program.plan.devices, np.int64), set()
     # elements of optimizer state for each element of a parameter
@@ -46,10 +47,11 @@ def state_bytes(program: Program) -> Array:
             seen.add(name)
             for region in program.slices.get(name, i.regions):
                 nbytes = region.box.volume * program.element_bytes(name)
-                # With ZeRO-3, a server is the device that holds this shard. Gathered parameters and
-                # gradients are not persistent.
-                if program.plan.parsed_sync.zero3:
-                    total[region.server] += (1 + state_elements) * nbytes
+                if program.sharded:  # gathered parameters and gradients are not persistent
+                    volumes = np.array(region.shard_volumes, np.int64)
+                    shard_bytes = volumes * program.element_bytes(name)
+                    whole = shard_bytes if program.gathers_before_use else nbytes
+                    total[list(region.devices)] += whole + state_elements * shard_bytes
                     continue
                 # The parameter and its gradient, on its holders and where it is updated.
                 total[list({*region.devices, *region.updaters})] += 2 * nbytes

@@ -1,9 +1,11 @@
-"""Adds the tasks of all-reduces: a ring starts when its last member is ready.
+"""Adds the tasks of all-reduces, reduce-scatters and all-gathers.
 
-A ring is the list of devices (members) that all-reduce together. Each member of a ring is one task. All
+A ring is the list of devices (members) that take part together; it starts when its last member is ready.
+Each member of a ring is one task. All
 tasks of a ring become ready together, have the same duration, and hold the member's links to the next
 member. The duration is that of the fastest algorithm, which may be another than a ring
-(costs/collectives.py).
+(costs/collectives.py). A member of a reduce-scatter or all-gather is ready when it has done all that comes
+before in the program; one of an all-reduce already when its gradients are complete.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from itertools import chain
 import numpy as np
 
 from raddle.clusters import Cluster
-from raddle.costs.collectives import all_reduce_bytes_by_device, all_reduce_seconds, hops
-from raddle.costs.host_overhead import all_reduce_host_seconds, has_host_overhead
-from raddle.program.program import Program, Reduce, reduced_bytes
+from raddle.costs.collective_groups import hops
+from raddle.costs.collectives import collective_bytes_by_device, collective_seconds
+from raddle.costs.host_overhead import collective_host_seconds, has_host_overhead
+from raddle.program.collective_kind import Collective
+from raddle.program.program import Gather, Program, Reduce, buffer_bytes
 from raddle.simulation.message_tasks import route_resources
 from raddle.simulation.nanoseconds import nanoseconds
 from raddle.simulation.task_table import NONE, Array, TaskTable
@@ -41,8 +45,8 @@ def ring_links(
     return held[::2], held[1::2]
 
 
-class AllReduceTasks:
-    """Adds the tasks of Reduce instructions; durations and links of rings are cached.
+class CollectiveTasks:
+    """Adds the tasks of Reduce and Gather instructions; durations and links of rings are cached.
 
     overtaking: slices (ranges of rows of a parameter) are summed in the order of their urgency, instead of
     the program's order. urgency: by parameter that is cut into slices (tasks.slice_urgencies). Arguments of
@@ -58,34 +62,41 @@ class AllReduceTasks:
         # Whether all-reduces of slices start in the program's order.
         self.in_order = bool(program.slices) and not overtaking
         self.has_host_overhead = has_host_overhead(cluster)
-        # (ring, bytes) -> see `_ring_columns`
-        self.cache: dict[tuple[tuple[int, ...], int], tuple[Array, ...]] = {}
+        # See `_ring_columns`.
+        self.cache: dict[tuple[Collective, tuple[int, ...], int], tuple[Array, ...]] = {}
 
-    def add_reduce(self, number: int, reduce: Reduce) -> None:
-        """Adds the tasks of one Reduce: for each ring, a gate (all members are ready), then their tasks."""
+    def add_collective(self, number: int, instruction: Reduce | Gather) -> None:
+        """Adds the tasks of an instruction: by ring a gate (all members are ready), then its tasks."""
         table, devices, ids = self.table, [], []
-        urgency = self.urgency.get(reduce.parameters[0], 0)
-        for members, nbytes in reduced_bytes(self.program, reduce).items():
+        urgency, kind = self.urgency.get(instruction.parameters[0], 0), instruction.collective
+        in_order = self.has_host_overhead or self.in_order or kind is not Collective.ALL_REDUCE
+        for members, nbytes in buffer_bytes(self.program, instruction).items():
             ring = np.array(members)
             gate = table.add_empty_tasks(number, ring[:1])  # the ring's tasks wait for it
             gates = np.repeat(gate, len(ring))
-            table.wait_for_instructions(gates, reduce.deps, ring)
+            table.wait_for_instructions(gates, instruction.deps, ring)
+            duration, first, second, sent = self._ring_columns(kind, members, nbytes)
             # The ring also waits for all that its members did before it in the program.
-            if self.has_host_overhead or self.in_order:
+            if in_order:
                 table.add_dependencies(gates, table.last_task[ring])
             if self.has_host_overhead:
-                self._add_host_overhead(number, ring, nbytes)
-            duration, first, second, sent = self._ring_columns(members, nbytes)
+                self._add_host_overhead(number, kind, ring, nbytes, int(duration[0]))
             tasks = table.add_tasks(number, duration, first, second, ring, ring, sent, urgency)
             table.add_dependencies(tasks, gates)
             devices.append(ring)
             ids.append(tasks)
         table.end_with_messages(number, np.concatenate(devices), np.concatenate(ids))
 
-    def _add_host_overhead(self, number: int, ring: Array, nbytes: int) -> None:
-        """Adds a task on each member that has host overhead, in the device's order."""
+    def _add_host_overhead(
+        self, number: int, kind: Collective, ring: Array, nbytes: int, duration: int
+    ) -> None:
+        """Adds a task on each member that has host overhead, in the device's order.
+
+        duration: nanoseconds of the collective.
+        """
         seconds = [
-            all_reduce_host_seconds(self.cluster.devices[d], len(ring), nbytes) for d in ring
+            collective_host_seconds(self.cluster.devices[d], kind, len(ring), nbytes, duration)
+            for d in ring
         ]
         cost = nanoseconds(seconds, minimum=0)
         members, cost = ring[cost > 0], cost[cost > 0]
@@ -94,12 +105,14 @@ class AllReduceTasks:
                 members, self.table.add_device_tasks(number, members, cost)
             )
 
-    def _ring_columns(self, ring: tuple[int, ...], nbytes: int) -> tuple[Array, ...]:
+    def _ring_columns(
+        self, kind: Collective, ring: tuple[int, ...], nbytes: int
+    ) -> tuple[Array, ...]:
         """Arrays over the members: nanoseconds, first link, second link, bytes that it sends."""
-        if (ring, nbytes) not in self.cache:
-            ns = nanoseconds([all_reduce_seconds(self.cluster, ring, nbytes)])
+        key = kind, ring, nbytes
+        if key not in self.cache:
+            ns = nanoseconds([collective_seconds(self.cluster, kind, ring, nbytes)])
             links = ring_links(self.cluster, ring, self.program.plan.devices)
-            sent = all_reduce_bytes_by_device(len(ring), nbytes)
-            columns = (np.repeat(ns, len(ring)), *map(np.array, (*links, sent)))
-            self.cache[ring, nbytes] = columns
-        return self.cache[ring, nbytes]
+            sent = collective_bytes_by_device(kind, len(ring), nbytes)
+            self.cache[key] = (np.repeat(ns, len(ring)), *map(np.array, (*links, sent)))
+        return self.cache[key]

@@ -1,0 +1,94 @@
+"""The textbook algorithms of collectives as lines: fixed seconds, and seconds per byte.
+
+P members on N nodes, k of them on a node; latency is counted hop by hop along the longest way of a byte.
+
+ring           P - 1 steps (twice that for an all-reduce), each of a P-th of the bytes on every hop
+tree           log2(P) messages of all bytes one after the other (down; for an all-reduce also up)
+hierarchical   inside each node, then a ring of the leaders (the first member of each node), then inside
+rail-wise      if all nodes have as many members: each member is left with a k-th of the bytes inside its
+               node, exchanges it with its peers on other nodes, all adapters at once, and then inside again
+direct         all-to-all: a message from every member to every other one, all at once
+
+A ring between nodes runs once for each adapter (*rail*) of a node, with its share of the bytes.
+"""
+
+# P, N, k: as above; lines are in seconds and seconds per byte
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from numba.extending import register_jitable
+
+from raddle.clusters import Cluster
+from raddle.clusters.devices import Library
+from raddle.costs.collective_groups import (
+    Ring,
+    by_node,
+    device_ring,
+    direct_exchange,
+    leader_ring,
+    whole_ring,
+)
+from raddle.costs.line import Line
+from raddle.costs.links import transfer_seconds
+from raddle.costs.nccl import nccl_algorithms
+from raddle.program.collective_kind import Collective
+
+
+def algorithms(cluster: Cluster, kind: Collective, devices: Sequence[int]) -> dict[str, Line]:
+    """By name, the algorithms that the cluster's library has for a collective among two or more devices."""
+    if cluster.collectives.library is Library.NCCL:
+        return nccl_algorithms(cluster, kind, devices)
+    nodes = by_node(cluster, devices)
+    P, N = len(devices), len(nodes)
+    if kind is Collective.ALL_TO_ALL:
+        exchange = direct_exchange(cluster, nodes)
+        return {"direct": Line(exchange.latency, exchange.per_byte / P)}
+    ring = _pass(whole_ring(cluster, nodes))
+    # An all-reduce is a reduce-scatter and an all-gather; a broadcast is a scatter and an all-gather.
+    passes = 2 if kind in (Collective.ALL_REDUCE, Collective.BROADCAST) else 1
+    lines = {"ring": _times(passes, ring)}
+    if passes == 2:
+        single = device_ring(cluster, [d for local in nodes for d in local])
+        ways = 2 if kind is Collective.ALL_REDUCE else 1
+        depth = ways * math.ceil(math.log2(P))
+        lines["tree"] = Line(depth * single.longest, depth / single.bandwidth)
+    if 1 < N < P:
+        inside = _slowest(_pass(device_ring(cluster, local)) for local in nodes)
+        leaders = _pass(device_ring(cluster, [local[0] for local in nodes]))
+        # A leader first gathers its node's share and in the end sends all bytes on: two passes each.
+        lines["hierarchical"] = _sum(_times(2 * passes, inside), _times(passes, leaders))
+        if len({len(local) for local in nodes}) == 1:
+            across = _pass(leader_ring(cluster, nodes))
+            lines["rail-wise"] = _sum(_times(passes, inside), _times(passes, across))
+    return lines
+
+
+def _pass(ring: Ring) -> Line:
+    """P - 1 steps of a ring, each with a P-th of the bytes: an all-gather or a reduce-scatter."""
+    steps = (ring.size - 1) / ring.size
+    return Line(steps * ring.latency, steps / ring.bandwidth)
+
+
+def _times(count: int, line: Line) -> Line:
+    return Line(count * line.fixed, count * line.per_byte)
+
+
+def _sum(*lines: Line) -> Line:
+    """Algorithms one after the other."""
+    return Line(sum(line.fixed for line in lines), sum(line.per_byte for line in lines))
+
+
+def _slowest(lines: Iterable[Line]) -> Line:
+    """A line that is at least as long as all of these, which run at the same time."""
+    fixed, per_byte = zip(*lines, strict=True)
+    return Line(max(fixed), max(per_byte))
+
+
+@register_jitable
+def ring_seconds(size: Any, bandwidth: Any, latency: Any, nbytes: Any) -> Any:
+    """Seconds of a ring all-reduce; bandwidth and latency of its slowest hop."""
+    return 2 * (size - 1) * transfer_seconds(latency, bandwidth, nbytes / size)

@@ -1,0 +1,130 @@
+"""Blocks of operators, whose sharded parameters are synchronised together (ZeRO).
+
+One reduce-scatter sums the gradients of a block, one all-gather brings its parameters to all holders. With
+ZeRO-2 this happens after the update. With ZeRO-3 every device permanently holds its own shard alone: the
+parameters of a block are gathered before the block runs, forward and backward, and released after it. The
+gather of a block starts when the block before it begins, so a device has the parameters of two blocks:
+
+    time      ------------------>
+    gathers   0 1    2               numbers are blocks
+    computes    F0   F1   F2         F: forward
+
+ZeRO, Rajbhandari et al., SC 2020, section 7.2.2 (stage 3).
+
+Larger blocks take more memory, smaller ones too many collectives: see `op_blocks`. Blocks of recomputed
+operators, and operators that run as one fused call, are not cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from raddle.graph.gradients import has_backward
+from raddle.graph.graph import Graph, Op
+from raddle.plans.plan import Plan
+
+FEWEST_BLOCKS, MOST_BLOCKS = 8, 32  # about how many blocks there are, see `op_blocks`
+
+
+class Block(NamedTuple):
+    """Operators whose parameters are gathered together."""
+
+    ops: list[Op]
+    ops_to_run: list[Op]  # those that run in the phase: not all operators have a backward
+
+
+def cut_blocks(
+    ops: Sequence[Op], graph: Graph, plan: Plan, sharded: Collection[str], active: Collection[str],
+    phase: str,
+) -> list[Block]:  # fmt: skip
+    """The blocks of some operators, in the order in which a phase runs them.
+
+    sharded: names of the sharded parameters. active: values whose gradient is needed. phase: F or B.
+    """
+    recomputed = {name for names in plan.recompute for name in names}
+    blocks = op_blocks(ops, graph, plan, sharded)
+    if phase == "F":
+        return [Block(block, block) for block in blocks]
+    return [
+        Block(
+            block_ops, [op for op in block_ops if op.name in recomputed or has_backward(op, active)]
+        )
+        for block_ops in reversed(blocks)
+    ]
+
+
+def with_prefetch(
+    blocks: Sequence[Block], gather: Callable[[int], list[int]]
+) -> Iterator[tuple[list[Op], list[int]]]:
+    """Yields the operators of each block, with the instructions that gather their parameters.
+
+    gather(k) writes the gathers of block k. It is called just before block k - 1 is yielded, to prefetch.
+    """
+    next_gathers = gather(0)
+    for at, block in enumerate(blocks):
+        gathers, next_gathers = next_gathers, gather(at + 1) if at + 1 < len(blocks) else []
+        yield block.ops, gathers
+
+
+def op_blocks(
+    ops: Sequence[Op], graph: Graph, plan: Plan, sharded: Collection[str]
+) -> list[list[Op]]:
+    """Cuts operators into blocks, before operators that read new parameters.
+
+    A block has the bytes of `plan.bucket` (as a bucket of gradients), but no less than 1/32 of all bytes,
+    about a layer of a large network, and no more than is needed for 1/8 of them.
+
+    sharded: names of the sharded parameters.
+    """
+    # By operator, the bytes of parameters that no operator before it reads; and their names.
+    new_bytes, seen = (
+        [],
+        set[str](),
+    )
+    for op in ops:
+        new_names = [n for n in dict.fromkeys(op.inputs) if n in sharded and n not in seen]
+        seen.update(new_names)
+        new_bytes.append(sum(graph.values[n].nbytes for n in new_names))
+    uncuttable = _inner_positions(
+        ops, [*plan.recompute, *(fused.ops for fused in graph.fused_calls)]
+    )
+    total = sum(new_bytes)
+    enough = max(total / MOST_BLOCKS, min(plan.bucket, total / FEWEST_BLOCKS))  # bytes of a block
+    blocks: list[list[Op]] = [[]]
+    size = 0
+    for at, op in enumerate(ops):
+        if new_bytes[at] and size >= enough and at not in uncuttable:
+            blocks.append([])
+            size = 0
+        blocks[-1].append(op)
+        size += new_bytes[at]
+    return blocks
+
+
+def _inner_positions(ops: Sequence[Op], pieces: Sequence[Sequence[str]]) -> set[int]:
+    """The positions of operators before which no block may begin: all but the first of each piece.
+
+    pieces: names of operators that have to stay in one block.
+    """
+    place = {op.name: at for at, op in enumerate(ops)}
+    inside: set[int] = set()
+    for names in pieces:
+        places = [place[name] for name in names if name in place]
+        if places:
+            inside.update(range(min(places) + 1, max(places) + 1))
+    return inside
+
+
+def block_of_parameters(
+    stages: Sequence[Sequence[Op]], graph: Graph, plan: Plan, sharded: Collection[str]
+) -> dict[str, int]:
+    """By sharded parameter, the number of the first block that reads it; stages: their operators."""
+    number: dict[str, int] = {}
+    blocks = (block for ops in stages for block in op_blocks(ops, graph, plan, sharded))
+    for at, block in enumerate(blocks):
+        for op in block:
+            for name in op.inputs:
+                if name in sharded:
+                    number.setdefault(name, at)
+    return number

@@ -1,0 +1,77 @@
+"""A region of a parameter: a box that the same devices hold; and how its rows are sharded over them (ZeRO).
+
+The rows are divided into equal shards, one for each holder in the order of `devices`; only the last ones
+may have fewer rows, or none:
+
+    10 rows, 4 holders      rows 0-2 | 3-5 | 6-8 | 9
+
+In the buffers of collectives every shard takes the same place, so one with fewer rows is padded. The shards
+of several parameters lie one after the other, so the place of a parameter is the same in all shards.
+fully_shard of PyTorch (FSDP2) divides rows in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from raddle.graph.box import Box
+
+
+class ParameterRegion(NamedTuple):
+    """A box of a parameter with its holders: the devices that have a copy of it."""
+
+    box: Box
+    devices: tuple[int, ...]  # the holders
+    server: int = -1  # the device that updates the box; -1: every holder updates its copy
+
+    @property
+    def first_updater(self) -> int:
+        """The device that stands for all copies, where the region must be counted or sent once."""
+        return self.updaters[0]
+
+    @property
+    def updaters(self) -> tuple[int, ...]:
+        """The devices that apply the optimizer to the region."""
+        return self.devices if self.server < 0 else (self.server,)
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The box alone, as Bundle.boxes has those of several slices."""
+        return (self.box,)
+
+    @property
+    def needs_sync(self) -> bool:
+        """Whether gradients have to be summed or sent: holders and server are more than one device."""
+        return len({*self.devices, self.server} - {-1}) > 1
+
+    @property
+    def rows_per_shard(self) -> int:
+        """The rows that a shard has, or is padded to; a scalar counts as one row."""
+        rows = self.box.shape[0] if self.box.shape else 1
+        return -(-rows // len(self.devices))
+
+    @property
+    def elements_per_shard(self) -> int:
+        """The elements that a shard has, or is padded to."""
+        rows = self.box.shape[0] if self.box.shape else 1
+        return self.rows_per_shard * (self.box.volume // rows) if rows else 0
+
+    @property
+    def padded_elements(self) -> int:
+        """Elements of all shards together, with their padding."""
+        return len(self.devices) * self.elements_per_shard
+
+    @property
+    def shard_volumes(self) -> list[int]:
+        """By holder, the elements of its shard, without padding."""
+        left, size = self.box.volume, self.elements_per_shard
+        return [max(0, min(size, left - place * size)) for place in range(len(self.devices))]
+
+    def shard(self, device: int) -> Box | None:
+        """The box that a holder updates; None if the holder has no rows of the region."""
+        place, box = self.devices.index(device), self.box
+        if not box.shape:
+            return box if place == 0 else None
+        low = box.lo[0] + place * self.rows_per_shard
+        high = min(low + self.rows_per_shard, box.hi[0])
+        return Box((low, *box.lo[1:]), (high, *box.hi[1:])) if low < high else None

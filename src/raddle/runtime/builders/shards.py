@@ -1,0 +1,72 @@
+"""Builds the actions that reduce-scatter gradients and all-gather parameters, block by block (ZeRO).
+
+A Reduce or Gather names the parameters of a block, with their regions: boxes with the devices that hold
+them. Regions on the same devices share one flat buffer (program/program.py).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from raddle.program.parameter_region import ParameterRegion
+from raddle.program.program import Gather, Program, Reduce
+from raddle.runtime.actions import ShardedBlock, ShardedRegion, StartGather, StartReduceScatter
+from raddle.runtime.builders.slot_table import SlotTable
+
+
+class ShardBuilder:
+    """Builds the actions of one device."""
+
+    def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
+        self.program, self.device, self.slot_table = program, device, slot_table
+        self.blocks: list[ShardedBlock] = []
+        self._numbers: dict[ShardedBlock, int] = {}  # a block is used by several instructions
+
+    def reduce_scatter(self, reduce: Reduce, tag: int) -> list[StartReduceScatter]:
+        """The actions of an instruction, one for each group of devices and dtype."""
+        label = f"reduce {reduce.parameters[0]}"
+        return [StartReduceScatter(n, tag, label, reduce.key) for n in self._block_numbers(reduce)]
+
+    def gather(self, gather: Gather, tag: int) -> list[StartGather]:
+        """The actions of an instruction; slot_lifetimes.py says which slots this rank uses."""
+        label = f"gather {gather.parameters[0]}"
+        return [
+            StartGather(n, tag, label, gather.key, tuple(r.slot for r in self.blocks[n].regions))
+            for n in self._block_numbers(gather)
+        ]
+
+    def _block_numbers(self, collective: Reduce | Gather) -> list[int]:
+        """The blocks of an instruction that this device takes part in."""
+        by_group: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[str, ParameterRegion]]] = {}
+        for name, regions in zip(collective.parameters, collective.regions, strict=True):
+            for region in regions:
+                if self.device in region.devices:
+                    dtype = self.program.graph.values[name].dtype
+                    by_group.setdefault((region.devices, dtype), []).append((name, region))
+        numbers = []
+        for (devices, dtype), members in by_group.items():
+            block = self._block(devices, dtype, members)
+            if block not in self._numbers:
+                self._numbers[block] = len(self.blocks)
+                self.blocks.append(block)
+            numbers.append(self._numbers[block])
+        return numbers
+
+    def _block(
+        self,
+        devices: tuple[int, ...],
+        dtype: torch.dtype,
+        members: list[tuple[str, ParameterRegion]],
+    ) -> ShardedBlock:
+        regions, offset = [], 0
+        for name, region in members:
+            slots = dict(self.slot_table.persistent[name])
+            shard_slots = dict(self.slot_table.shards.get(name, []))
+            shard = region.shard(self.device)
+            shard_slot = -1 if shard is None else shard_slots[shard]
+            elements = region.elements_per_shard
+            regions.append(
+                ShardedRegion(slots[region.box], shard_slot, region.box.shape, elements, offset)
+            )
+            offset += elements
+        return ShardedBlock(devices, tuple(regions), dtype, offset)

@@ -1,0 +1,195 @@
+"""The parameter updater for sharded parameters (ZeRO): each rank updates its shard of every parameter.
+
+The gradients of a block are packed into one flat buffer and reduce-scattered; the optimizer updates the
+shards at the end of the step; the parameters of a block are gathered in one flat buffer. With ZeRO-2 this
+happens after the update, and the next forward waits for it; with ZeRO-3 before each use.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from raddle.runtime.actions import (
+    Call,
+    Forward,
+    ShardedBlock,
+    ShardView,
+    StartGather,
+    StartReduceScatter,
+    UpdateParameters,
+)
+from raddle.runtime.execution.parameter_updater import ParameterUpdater
+from raddle.runtime.execution.store import Store
+from raddle.transport.base import Pending, Transport
+
+# How many reduce-scatters may be in flight. Each keeps the gradients of a block in memory. If communication
+# is so slow that more would wait, it is never idle anyway.
+MOST_SCATTERS = 2
+
+
+class ShardedParameterUpdater(ParameterUpdater):
+    """The gradients, shards and gathers of one rank's parameters.
+
+    updated_slots: of shards, and of parameters that no other rank has. zero3: whether parameters are
+    gathered before each use.
+    """
+
+    def __init__(
+        self, store: Store, transport: Transport, updated_slots: Sequence[int],
+        blocks: Sequence[ShardedBlock], views: Sequence[ShardView], *, zero3: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(store, transport, updated_slots)
+        self.blocks, self.views, self.zero3 = blocks, views, zero3
+        self._updating = True
+        # Reduce-scatters of this step: block, and the buffer that receives the sums of the shards.
+        self._sums: list[tuple[ShardedBlock, Tensor]] = []
+        self._pending_scatters: deque[Pending] = (
+            deque()
+        )  # those in flight, which keep full buffers alive
+        self._gathers: dict[int, _PendingGather] = {}  # by slot, the last gather of it
+
+    def load(self) -> None:
+        """Called when parameters are in their slots: makes the views that the optimizer updates."""
+        slots = self.store.slots
+        for view in self.views:
+            slots[view.source.slot] = nn.Parameter(slots[view.slot].detach()[view.rows])
+
+    def begin(self, *, updating: bool) -> None:
+        self._updating = updating
+
+    def end_step(self, step: int) -> None:
+        if self.zero3:  # what no call of this rank has used
+            self.synchronize()
+
+    def weights_for(self, action: Forward) -> list[Tensor]:
+        self.await_weights(action.call)
+        return super().weights_for(action)
+
+    def await_weights(self, call: Call) -> None:
+        """Waits until the parameters that a call uses are gathered."""
+        if self._gathers:
+            for slot in call.weights:
+                if slot in self._gathers:
+                    self._finish(self._gathers[slot])
+
+    def synchronize(self) -> None:
+        """Waits for all gathers that have started."""
+        while self._gathers:
+            self._finish(next(iter(self._gathers.values())))
+
+    def start_reduce_scatter(self, action: StartReduceScatter) -> None:
+        """Packs the gradients of a block, and starts to sum them; no gradient counts as zero."""
+        block, store = self.blocks[action.block], self.store
+        full = self._new_buffer(block, len(block.devices))
+        parts = full.view(len(block.devices), -1)
+        for region in block.regions:
+            gradient = store.grads[region.slot]
+            place = parts[:, region.offset : region.offset + region.shard_elements]
+            if gradient is None:
+                place.zero_()
+            else:
+                _write_parts(place, gradient)
+            store.clear_gradient(region.slot)
+        shard = self._new_buffer(block, 1)
+        while len(self._pending_scatters) >= MOST_SCATTERS:
+            self._pending_scatters.popleft().wait()
+        self._pending_scatters.append(
+            self.transport.reduce_scatter(block.devices, action.tag, full, shard, action.label)
+        )
+        self._sums.append((block, shard))
+
+    def start_gather(self, action: StartGather) -> None:
+        """Packs the shards of a block, and starts to gather them."""
+        if not (self.zero3 or self._updating):
+            return
+        block, slots = self.blocks[action.block], self.store.slots
+        shard = self._new_buffer(block, 1)
+        for region in block.regions:
+            if region.shard_slot >= 0:
+                rows = slots[region.shard_slot].detach().reshape(-1)
+                shard[region.offset : region.offset + rows.numel()] = rows
+        full = self._new_buffer(block, len(block.devices))
+        pending = self.transport.all_gather(block.devices, action.tag, shard, full, action.label)
+        gather = _PendingGather(block, pending, full, action.slots)
+        for slot in action.slots or (-1 - action.block,):  # a key of its own if this rank uses none
+            self._gathers[slot] = gather
+
+    def update_parameters(self, action: UpdateParameters) -> None:
+        """Waits for the sums, then lets the optimizer update the shards."""
+        store = self.store
+        while self._pending_scatters:
+            self._pending_scatters.popleft().wait()
+        for block, sums in self._sums:
+            for region in block.regions:
+                if region.shard_slot >= 0:
+                    shard = store.slots[region.shard_slot]
+                    shard.grad = sums[region.offset : region.offset + shard.numel()].view_as(shard)
+        self._sums.clear()
+        for slot in self.updated_slots:
+            parameter = store.slots[slot]
+            if parameter.grad is None:  # no other rank has it, or no operator reads it
+                gradient = store.grads[slot]
+                parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
+        self.optimizer_step()
+        for slot in self.updated_slots:
+            store.slots[slot].grad = None
+            store.clear_gradient(slot)
+
+    def _finish(self, gather: _PendingGather) -> None:
+        """Waits for a gather, and writes the parameters into their slots."""
+        gather.pending.wait()
+        block, store = gather.block, self.store
+        parts = gather.full.view(len(block.devices), -1)
+        with torch.no_grad():
+            for region in block.regions:
+                if region.slot in gather.slots:
+                    gathered = region.slot in store.gathered.by_slot
+                    target = (
+                        store.gathered.allocate(region.slot)
+                        if gathered
+                        else store.slots[region.slot].data
+                    )
+                    _read_parts(
+                        parts[:, region.offset : region.offset + region.shard_elements], target
+                    )
+        for slot in [s for s, other in self._gathers.items() if other is gather]:
+            del self._gathers[slot]
+
+    def _new_buffer(self, block: ShardedBlock, parts: int) -> Tensor:
+        """A flat buffer; zeros, as the padding of shards is sent too."""
+        return torch.zeros(parts * block.shard_elements, dtype=block.dtype, device=self.store.place)
+
+
+class _PendingGather:
+    """A gather in flight: its buffer, and the slots into which this rank writes the parameters."""
+
+    def __init__(
+        self, block: ShardedBlock, pending: Pending, full: Tensor, slots: tuple[int, ...]
+    ) -> None:
+        self.block, self.pending, self.full, self.slots = block, pending, full, slots
+
+
+def _write_parts(parts: Tensor, source: Tensor) -> None:
+    """Writes a tensor into the shards of a buffer: row k of `parts` gets its k-th piece of equal size."""
+    flat, (_, size) = source.detach().reshape(-1), parts.shape
+    whole = flat.numel() // size if size else 0
+    parts[:whole].copy_(flat[: whole * size].view(whole, size))
+    if whole * size < flat.numel():
+        parts[whole, : flat.numel() - whole * size] = flat[whole * size :]
+
+
+def _read_parts(parts: Tensor, target: Tensor) -> None:
+    """Writes the pieces in the shards of a buffer into a tensor: the inverse of `_write_parts`."""
+    if not target.is_contiguous():
+        target.copy_(parts.reshape(-1)[: prod(target.shape)].view(target.shape))
+        return
+    flat, (_, size) = target.view(-1), parts.shape
+    whole = flat.numel() // size if size else 0
+    flat[: whole * size].view(whole, size).copy_(parts[:whole])
+    if whole * size < flat.numel():
+        flat[whole * size :] = parts[whole, : flat.numel() - whole * size]
