@@ -22,7 +22,6 @@ from raddle.plans.sync import KINDS, read_sync
 from raddle.plans.sync.sync_kind import NUMBER
 from raddle.plans.tiling import Grid, Irregular, Tile, Tiling, even_cuts, uneven_cuts
 from raddle.program.lower import lower
-from raddle.program.parameter_slices import numbered_slices
 
 # Sync kinds that compute the same as the plain module, one of each.
 SYNCS = [
@@ -158,7 +157,7 @@ def with_random_order(graph: Graph, plan: Plan, rng: random.Random) -> Plan:
     plan = replace(plan, order=())
     if not plan.parsed_sync.collective or rng.random() < 0.3:
         return plan
-    count = len(numbered_slices(lower(graph, replace(plan, steps=1)).slices))
+    count = len(lower(graph, replace(plan, steps=1)).bundles)
     return replace(plan, order=tuple(rng.sample(range(count), count)))
 
 

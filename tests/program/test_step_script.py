@@ -29,10 +29,10 @@ Event = tuple[int, int, int]  # event, subject, run
 
 
 def facts(rule: int, count: int, **more: Any) -> SyncFacts:
-    """`count` parameters of 10 bytes in one group, each with one slice that needs synchronisation."""
+    """`count` parameters of 10 bytes in one group, each a bundle that needs synchronisation."""
     plain = SyncFacts(
-        rule, 25, False, True, False, False, [0] * count, [10] * count, list(range(count)), [1] * count,
-        [1] * count, list(range(count)),
+        rule, 25, False, True, False, False, [0] * count, [10] * count, list(range(count + 1)),
+        list(range(count)), [1] * count, list(range(count)),
     )  # fmt: skip
     return plain._replace(**more)
 
@@ -44,8 +44,9 @@ def picture(sync_facts: SyncFacts, events: Sequence[Event]) -> str:
     """
     count, rows = len(sync_facts.group_of), [0] * 1000
     left = [sum(sync_facts.group_of[p] == g for p in range(count)) for g in range(count)]
+    missing = [list(sync_facts.bundles).count(s) for s in range(len(sync_facts.needs_sync))]
     state = ScriptState(
-        [0] * 8, left, *([0] * count, [-1] * count, *([0] * count for _ in range(7))), rows
+        [0] * 8, left, *([0] * count, [-1] * count, *([0] * count for _ in range(7))), missing, rows
     )
     at = [0] * (len(events) + 1)
     step_script.write_rows(*([e[k] for e in events] for k in range(3)), sync_facts, state, at)
@@ -114,14 +115,24 @@ def test_after_the_backward_everything_is_sent_when_the_step_ends() -> None:
 
 
 def test_slices_are_served_one_by_one() -> None:
-    sliced = facts(SLICES, 2, first_slice=[0, 2], slice_count=[2, 1], needs_sync=[1, 0, 1])
+    sliced = facts(SLICES, 2, first_bundle=[0, 2, 3], bundles=[0, 1, 2], needs_sync=[1, 0, 1])
     assert picture(sliced, [*complete(1, 0), *ENDS]) == ">2* U2* <2 | >0* U0* <0 U1* |  | "
     sliced = sliced._replace(pull_at_once=False)
     assert picture(sliced, complete(1, 0)) == ">2* U2* | >0* U0* U1*"
 
 
+def test_a_bundle_waits_for_its_last_gradient() -> None:
+    """Bundle 0 has slices of parameters 0 and 1, and two of 2; bundle 1 has one of parameter 1."""
+    places = {"first_bundle": [0, 1, 3, 5], "bundles": [0, 0, 1, 0, 0], "needs_sync": [1, 1, 1]}
+    served = facts(SLICES, 3, **places)
+    assert picture(served, complete(1, 2, 0)) == ">1* U1* <1 |  | >0* U0* <0"
+    assert picture(served, complete(0, 1, 2)) == " | >1* U1* <1 | >0* U0* <0"
+    summed = facts(SLICE_SUMS, 3, **places)
+    assert picture(summed, complete(0, 1, 2)) == " | S1* U1 | S0* U0"
+
+
 def test_slices_are_summed_one_by_one_or_when_it_is_their_turn() -> None:
-    sliced = facts(SLICE_SUMS, 2, first_slice=[0, 2], slice_count=[2, 1], needs_sync=[1, 0, 1])
+    sliced = facts(SLICE_SUMS, 2, first_bundle=[0, 2, 3], bundles=[0, 1, 2], needs_sync=[1, 0, 1])
     assert picture(sliced, complete(1, 0)) == "S2* U2 | U1* S0* U0"
     events = [*complete(0, 1), (TURN, 2, 1), (TURN, 0, 0)]
     assert picture(sliced._replace(ordered_sums=True), events) == "U1* |  | S2* U2 | S0* U0"

@@ -41,18 +41,18 @@ def test_without_an_order_they_leave_as_they_come() -> None:
 def data_parallel(**more: Any) -> Program:
     """Slices 0 and 1 are the weight of fc1, 2 its bias, 3 the weight of fc2, 4 its bias."""
     tiles = dict.fromkeys(("fc1", "relu", "fc2", "sum"), "n/2 @0,1")
-    return lower(mlp(), make_plan(mlp(), tiles, 2, sync="p3:collective,slice=16", **more))
+    return lower(mlp(), make_plan(mlp(), tiles, 2, sync="p3:collective,slice=16,unbundled", **more))
 
 
 def picture(program: Program) -> str:
     """Draws the program: B2 is the backward of fc2, numbers are the slices whose sums start."""
-    number = {numbered_slice: n for n, numbered_slice in enumerate(numbered_slices(program.slices))}
+    number = {(b.parameters, b.slices): n for n, b in enumerate(program.bundles)}
     words = []
     for i in program.instructions:
         if isinstance(i, Run) and i.phase == "B" and i.op.startswith("fc"):
             words.append(f"B{i.op[-1]}")
         elif isinstance(i, Reduce):
-            words.append(str(number[i.parameters[0], i.regions[0][0]]))
+            words.append(str(number[i.parameters, i.regions[0]]))
     return " ".join(words)
 
 
@@ -98,7 +98,9 @@ def test_a_forward_waits_for_its_own_parameters_alone() -> None:
 
 def test_slices_of_one_device_wait_for_nobody() -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "@1", "sum": "@1"}
-    plan = make_plan(mlp(), tiles, 2, sync="p3:collective,slice=16", order=(0, 1, 2, 3, 4))
+    plan = make_plan(
+        mlp(), tiles, 2, sync="p3:collective,slice=16,unbundled", order=(0, 1, 2, 3, 4)
+    )
     program = lower(mlp(), plan)
     assert picture(program) == "B2 B1 0 1 2"
     at = [n for n, i in enumerate(program.instructions) if isinstance(i, Update)]
@@ -107,9 +109,7 @@ def test_slices_of_one_device_wait_for_nobody() -> None:
 
 
 def test_an_order_of_other_slices_is_refused() -> None:
-    with pytest.raises(
-        InputError, match="orders 3 sums of slices, but its parameters have 5 slices"
-    ):
+    with pytest.raises(InputError, match="orders 3 sums of slices, but its parameters have 5"):
         data_parallel(order=(0, 1, 2))
     with pytest.raises(InputError, match="is no permutation of their numbers from 0 on"):
         data_parallel(order=(0, 1, 1, 2, 3))

@@ -212,9 +212,12 @@ def test_slices_are_submitted_once_and_summed_one_by_one() -> None:
     # The weight and the bias of fc1
     assert sum(isinstance(a, SubmitGradients) for a in actions) == 2
     summed = [a.number for a in actions if isinstance(a, StartSliceAllReduce)]
-    slices_here = {n for n, s in enumerate(slices.all_slices()) if 1 in s.region.devices}
-    assert set(summed) == slices_here
-    assert len(slices.slice_order) == len(slices.all_slices())
+    bundles_here = {n for n, b in enumerate(lowered.bundles) if 1 in b.devices}
+    assert set(summed) == bundles_here
+    assert sorted(slices.bundle_order) == list(range(len(lowered.bundles)))
+    assert sorted(n for b in slices.all_bundles() for n in b) == list(
+        range(len(slices.all_slices()))
+    )
 
 
 def test_shards_have_the_same_place_in_the_buffer_on_all_ranks() -> None:

@@ -22,8 +22,8 @@ from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.box import Box
 from raddle.plans.plan import Plan
+from raddle.plans.sync import read_sync
 from raddle.program.lower import lower
-from raddle.program.parameter_slices import numbered_slices
 from raddle.runtime.actions import Forward
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.trainer import Trainer, parallelize
@@ -115,9 +115,10 @@ def test_clipping_waits_for_all_gradients_and_says_so(
         assert rank_losses == pytest.approx(losses, rel=1e-7)
         for name, tensor in state.items():
             torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-6, atol=1e-8)
-    assert (
+    said = (
         "updates wait for all gradients: gradients are clipped by their global norm" in caplog.text
     )
+    assert said == read_sync(sync).sliced  # shards are updated at the end of a step in any case
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,7 @@ def test_all_sums_are_under_way_at_the_end_of_a_step(clip: float | None) -> None
 
 def ordered(plan: Plan, by: int = 1) -> Plan:
     """The plan with slices ordered by number; by=-1: in reverse."""
-    count = len(numbered_slices(lower(graph(), plan).slices))
+    count = len(lower(graph(), plan).bundles)
     return dataclasses.replace(plan, order=tuple(range(count))[::by])
 
 
@@ -337,15 +338,15 @@ def test_sums_leave_in_the_plans_order(debug: str, monkeypatch: pytest.MonkeyPat
     for rank_losses, state in on_threads(3, work, net(), chosen_plan, sgd, graph=graph()):
         assert rank_losses == pytest.approx(losses, rel=1e-9)
         assert_equal(state, model)
-    slices = numbered_slices(lower(graph(), chosen_plan).slices)
+    bundles = lower(graph(), chosen_plan).bundles
     for rank, tags in enumerate(summed):
-        slices_of_rank = [n for n in chosen_plan.order if rank in slices[n][1].devices]
-        assert tags == 3 * [n for n in slices_of_rank if len(slices[n][1].devices) > 1]
+        of_rank = [n for n in chosen_plan.order if rank in bundles[n].devices]
+        assert tags == 3 * [n for n in of_rank if len(bundles[n].devices) > 1]
         assert tags
 
 
 def test_ranks_with_other_orders_are_refused_before_the_first_step() -> None:
-    chosen_plan = plan("data", 2, sync="p3:collective,slice=30")
+    chosen_plan = plan("data", 2, sync="p3:collective,slice=30,unbundled")
     hub = Hub(2, timeout=HANG)
     errors: list[BaseException] = []
 

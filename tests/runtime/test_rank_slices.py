@@ -17,6 +17,8 @@ from raddle.transport.thread_transport import Hub
 
 CPU = torch.device("cpu")
 
+ALONE = [(0,), (1,)]  # bundles of one slice
+
 
 def make_slices(*, servers: tuple[int, ...] = (0, 1)) -> list[ParameterSlice]:
     """Two slices of a parameter with four rows in slot 0."""
@@ -34,7 +36,7 @@ def slots() -> list[torch.nn.Parameter]:
 
 def test_a_rank_gives_all_and_updates_its_own() -> None:
     parameters = slots()
-    rank_slices = RankSlices(make_slices(), parameters, read_sync("ps:sliced"), 1)
+    rank_slices = RankSlices(make_slices(), ALONE, parameters, read_sync("ps:sliced"), 1)
     assert rank_slices.slices_by_slot == {0: [0, 1]}
     assert list(rank_slices.updated) == [1]
     with torch.no_grad():
@@ -48,13 +50,15 @@ def test_a_rank_gives_all_and_updates_its_own() -> None:
 
 
 def test_without_servers_every_holder_updates_all() -> None:
-    rank_slices = RankSlices(make_slices(servers=(-1, -1)), slots(), read_sync("p3:collective"), 1)
+    rank_slices = RankSlices(
+        make_slices(servers=(-1, -1)), ALONE, slots(), read_sync("p3:collective"), 1
+    )
     assert list(rank_slices.updated) == [0, 1]
 
 
 def test_where_others_do_not_wait_a_copy_is_updated() -> None:
     parameters = slots()
-    rank_slices = RankSlices(make_slices(), parameters, read_sync("ps:async"), 1)
+    rank_slices = RankSlices(make_slices(), ALONE, parameters, read_sync("ps:async"), 1)
     with torch.no_grad():
         rank_slices.updated[1].fill_(7)
     assert parameters[0].sum() == 0
@@ -63,7 +67,7 @@ def test_where_others_do_not_wait_a_copy_is_updated() -> None:
     (into, copied) = rank_slices.bindings()[1]
     assert into is not None
     assert copied is not None
-    assert into.data_ptr() != copied.data_ptr()
+    assert into[0].data_ptr() != copied[0].data_ptr()
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
@@ -72,7 +76,9 @@ def test_schedulers_see_that_steps_are_taken(make: type[torch.optim.Optimizer]) 
     parameters = [torch.nn.Parameter(torch.zeros(2, 3))]
     region = ParameterRegion(Box((0, 0), (2, 3)), (0,), 0)
     slices = [ParameterSlice("w", region, torch.float32, 0, 0, slice(0, 2))]
-    parameter_sync = ParameterSync(slices, parameters, Hub(1).transport(0), read_sync("ps"), CPU)
+    parameter_sync = ParameterSync(
+        slices, [(0,)], parameters, Hub(1).transport(0), read_sync("ps"), CPU
+    )
     optimizer = make([p for _, p in parameter_sync.updated], lr=1.0)  # type: ignore[call-arg]
     parameter_sync.start(optimizer)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)

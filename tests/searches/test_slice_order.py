@@ -14,7 +14,6 @@ from small_models import make_plan, mlp, small
 from raddle.clusters import Cluster, Device, Link, cluster
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Reduce, Run
 from raddle.searches.planning import plan_for
 from raddle.searches.predict import simulate_steps
@@ -31,18 +30,18 @@ def toy(nanoseconds: float) -> Cluster:
 def plan(**more: Any) -> Plan:
     """Data parallel. Slices 0 to 3 are fc1's weight, 4 its bias, 5 and 6 fc2's weight, 7 its bias."""
     tiles = dict.fromkeys(("fc1", "relu", "fc2", "sum"), "n/2 @0,1")
-    return make_plan(mlp(), tiles, 2, sync="p3:collective,slice=8", **more)
+    return make_plan(mlp(), tiles, 2, sync="p3:collective,slice=8,unbundled", **more)
 
 
 def slices_by_start(timeline: Timeline) -> list[int]:
     """The slices of the last step in the order in which their all-reduces start."""
     program, starts = timeline.program, []
-    number = {slice_: n for n, slice_ in enumerate(numbered_slices(program.slices))}
+    number = {(b.parameters, b.slices): n for n, b in enumerate(program.bundles)}
     uses_link = timeline.tasks.first_resource >= 0
     for at, i in enumerate(program.instructions):
         if isinstance(i, Reduce) and i.key.step == program.plan.steps - 1:
             start_times = timeline.start[(timeline.tasks.instruction == at) & uses_link]
-            starts.append((int(start_times.min()), at, number[i.parameters[0], i.regions[0][0]]))
+            starts.append((int(start_times.min()), at, number[i.parameters, i.regions[0]]))
     return [n for *_, n in sorted(starts)]
 
 
@@ -87,7 +86,7 @@ def test_any_plan_can_be_ordered(seed: int) -> None:
     chosen = random_plan(graph, 3, seed, sync="p3:collective,slice=9")
     on = cluster("p100:1x4")
     ordered = with_slice_order(graph, chosen, on)
-    count = len(numbered_slices(lower(graph, ordered).slices))
+    count = len(lower(graph, ordered).bundles)
     assert sorted(ordered.order) == list(range(count))
     assert ordered == with_slice_order(graph, ordered, on)  # whatever order it had before
 
@@ -96,6 +95,8 @@ def test_planning_orders_by_itself() -> None:
     torch.manual_seed(0)
     on = cluster("p100:1x2")
     made = plan_for(mlp(), on, "data", sync="p3:collective,slice=8")
-    assert sorted(made.order) == list(range(8))
+    bundles = lower(mlp(), made).bundles
+    assert len(bundles) < 8  # slices
+    assert sorted(made.order) == list(range(len(bundles)))
     assert simulate_steps(mlp(), made, on).step_seconds > 0
     assert plan_for(mlp(), on, "data", sync="p3").order == ()

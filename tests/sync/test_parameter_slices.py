@@ -31,11 +31,12 @@ def slices_of(model: Model, text: str = "p3:slice=4") -> ParameterSlices:
 def test_slices_cover_parameters_once() -> None:
     model = Model()
     slices = slices_of(model)
-    assert [i.name for i in slices.items] == [
-        "weight[0:2]", "weight[2:4]", "weight[4:6]", "scale",
-    ]  # fmt: skip
-    assert [i.priority for i in slices.items] == [1, 1, 1, 0]
-    assert slices.item_numbers == {0: [0, 1, 2], 1: [3]}
+    # The scale, which is used first, is joined with the first rows of the weight: five elements.
+    assert [i.name for i in slices.items] == ["weight[2:4]", "weight[4:6]", "scale and 1 more"]
+    assert [i.priority for i in slices.items] == [1, 1, 0]
+    assert [i.elements for i in slices.items] == [4, 4, 5]
+    assert slices.item_numbers == {0: [0, 1, 2], 1: [2]}
+    assert slices.slices_of_item == [[1], [2], [3, 0]]
     assert torch.equal(torch.cat([slices.rows(n) for n in (0, 1, 2)]), model.weight)
     slices.rows(1).zero_()
     assert model.weight[2:4].abs().sum() == 0  # they are the parameter's own memory
@@ -48,7 +49,7 @@ def test_a_recorder_knows_items_by_name() -> None:
     assert slices.record_by_item(None) is None
     record = slices.record_by_item(lambda *line: noted.append(line))
     assert record is not None
-    record(1, "sum", 0.0, 1.0)
+    record(0, "sum", 0.0, 1.0)
     assert noted == [("weight[2:4]", "sum", 0.0, 1.0)]
 
 
@@ -58,15 +59,18 @@ def test_slices_are_updated_as_the_whole_is(kind: Any) -> None:
     options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
     plain, optimizer = (kind(m.parameters(), lr=0.1, **options) for m in (whole, cut))
     slices = slices_of(cut)
-    updates = SlicedOptimizer(slices, optimizer, {n: slices.rows(n) for n in range(4)})
+    updates = SlicedOptimizer(slices, optimizer, {n: slices.item_rows(n) for n in range(3)})
+    gathering = slices.gathering()
     for clock in range(1, 4):
         gradients = [torch.full((6, 2), 0.5 * clock), torch.tensor(float(clock))]
         plain.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] = 0.1 / clock
         updates.snapshot_settings(clock)
         for index, p in enumerate(whole.parameters()):
             p.grad = gradients[index]
-            for number in slices.item_numbers[index]:
-                updates(number, clock, slices.select_rows(gradients[index], number))
+            for number in slices.slices_of[index]:
+                rows = slices.select_rows(gradients[index], number)
+                if (complete := gathering.add(number, rows)) is not None:
+                    updates(complete[0], clock, complete[1])
         plain.step()
         for a, b in zip(whole.parameters(), cut.parameters(), strict=True):
             assert torch.equal(a, b)
@@ -80,18 +84,21 @@ def test_slices_are_updated_as_the_whole_is(kind: Any) -> None:
 
 def test_what_nobody_has_handed_in_is_left_as_it_is() -> None:
     model = Model()
-    before = model.weight.detach().clone()
+    weight, scale = model.weight.detach().clone(), model.scale.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
     slices = slices_of(model)
-    updates = SlicedOptimizer(slices, optimizer, {0: slices.rows(0), 1: slices.rows(1)})
+    updates = SlicedOptimizer(slices, optimizer, {n: slices.item_rows(n) for n in (0, 1, 2)})
     updates.snapshot_settings(1)
     nothing = absent_like(slices.rows(0))
     assert is_absent(nothing + nothing)
     assert not is_absent(nothing + torch.zeros(2, 2))
     updates(0, 1, nothing + nothing)
     updates(1, 1, torch.zeros(2, 2))
-    assert torch.equal(model.weight[:2], before[:2])
-    assert not torch.equal(model.weight[2:4], before[2:4])
+    # Of the bundle of the scale and the first rows, only the scale has a gradient.
+    updates(2, 1, torch.cat([torch.zeros(1), (nothing + nothing).view(-1)]))
+    assert torch.equal(model.weight[:4], weight[:4])
+    assert not torch.equal(model.weight[4:], weight[4:])
+    assert not torch.equal(model.scale, scale)
 
 
 def test_a_setting_that_changes_in_a_step_is_named() -> None:

@@ -74,7 +74,7 @@ class Job:
 
     def update(self, rank: int) -> Callable[[int, int, Tensor], None]:
         def apply(number: int, clock: int, g: Tensor) -> None:
-            update(self.syncs[rank].rows_at_server(number), g)
+            update(self.syncs[rank].rows_at_server(number)[0], g)
 
         return apply
 
@@ -277,7 +277,7 @@ class Stale:
             versions = [rows.clone()]
             for e in log:
                 versions.append(update(rows, self.given[i.number, e.worker, e.clock]).clone())
-            assert torch.equal(self.job.syncs[i.server].rows_at_server(i.number), rows)
+            assert torch.equal(self.job.syncs[i.server].rows_at_server(i.number)[0], rows)
             at = {(e.worker, e.clock): e.version for e in log}
             for w, c in each:
                 oldest = at[w, c]
@@ -519,7 +519,7 @@ def test_synchronous_rows_leave_without_a_copy_and_stale_ones_with_one() -> None
         sync = bound(wire, [item(0, (1,), 0)], staleness=s)
         wire.arrive(1, Frame(PUSH, 0, 1), payload(torch.ones(5)))
         rows = wire.letters[0][2]
-        assert (rows.data_ptr() == sync.rows_at_server(0).data_ptr()) is same
+        assert (rows.data_ptr() == sync.rows_at_server(0)[0].data_ptr()) is same
 
 
 def test_synchronize_waits_until_rows_have_left() -> None:
@@ -557,7 +557,7 @@ def test_what_does_not_fit_stops_the_rank(
     wire = Stub(0, 3)
     items = [item(0, (0, 1), 0), item(1, (0, 1), 1)]
     sync = bound(wire, items, staleness=s, fail=reasons.append)
-    before = sync.rows_at_server(0).clone()
+    before = sync.rows_at_server(0)[0].clone()
     wire.arrive(source, frame, torch.zeros(nbytes, dtype=torch.uint8))
     for act in (lambda: sync.wait(0), sync.synchronize, lambda: sync.submit(0, torch.ones(5))):
         with pytest.raises(ValueError, match=words):
@@ -565,7 +565,7 @@ def test_what_does_not_fit_stops_the_rank(
     assert len(reasons) == 1
     assert re.match(words, reasons[0])
     assert not wire.letters
-    assert torch.equal(sync.rows_at_server(0), before)
+    assert torch.equal(sync.rows_at_server(0)[0], before)
 
 
 def test_a_gradient_twice_or_too_early_makes_no_wrong_sum() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raddle.sync.incoming_messages import IncomingMessages
 from raddle.sync.item import Item, UpdateEvent
+from raddle.sync.item_rows import ItemRows
 from raddle.sync.outgoing_messages import OutgoingMessages
 from raddle.sync.parameter_server import RowUpdater
 from raddle.sync.rank_failure import RankFailure
@@ -55,7 +56,7 @@ def summing(state: ServerState, **options: Any) -> SynchronousServer:
         **{"step_sums": None, "admitted": None, **options},
     )
     for number, rows in state.rows.items():
-        server.bind(item(number), rows, None)
+        server.bind(item(number), ItemRows(rows), None)
     return server
 
 
@@ -107,9 +108,9 @@ def test_with_a_barrier_the_caller_updates() -> None:
 def test_a_stale_server_updates_with_each_gradient() -> None:
     state = ServerState(item())
     server = StaleServer(0, state.updates, state.send, state.returned, 1)
-    server.bind(item(), state.rows[0], None)
+    server.bind(item(), ItemRows(state.rows[0]), None)
     bound = state.rows[0]
-    state.rows[0] = server.items[0].master
+    (state.rows[0],) = server.items[0].master.parts
     server.push(1, 0, 1, torch.ones(2))
     assert state.sent == [(1, Frame(PULL, 0, 1, 1), [-1.0, -1.0])]  # one step ahead is fine
     server.push(1, 0, 2, torch.ones(2))
@@ -141,7 +142,7 @@ def worker(failure: RankFailure, *, patience: float = 0.02) -> Worker:
 
 def test_a_worker_waits_for_what_it_has_handed_in() -> None:
     rows, mine = torch.zeros(2), worker(RankFailure(None))
-    mine.bind(item(), rows)
+    mine.bind(item(), ItemRows(rows))
     mine.wait(0)  # nothing is under way
     assert mine.begin_push(0) == 1
     assert mine.outstanding() == [item()]
@@ -155,7 +156,7 @@ def test_a_worker_waits_for_what_it_has_handed_in() -> None:
 def test_a_worker_that_waits_too_long_says_for_whom() -> None:
     reasons: list[str] = []
     mine = worker(RankFailure(reasons.append))
-    mine.bind(item(), torch.zeros(2))
+    mine.bind(item(), ItemRows(torch.zeros(2)))
     mine.begin_push(0)
     with pytest.raises(TimeoutError, match="for rank 0 to send back 'w0'"):
         mine.wait(0)
@@ -165,7 +166,7 @@ def test_a_worker_that_waits_too_long_says_for_whom() -> None:
 def test_a_failure_wakes_a_worker() -> None:
     failure = RankFailure(None)
     mine = worker(failure, patience=60.0)
-    mine.bind(item(), torch.zeros(2))
+    mine.bind(item(), ItemRows(torch.zeros(2)))
     mine.begin_push(0)
     waker = threading.Thread(target=failure.set_reason, args=("rank 0 is gone",))
     waker.start()
@@ -182,7 +183,7 @@ def test_messages_go_to_whom_they_are_for() -> None:
     part = torch.ones(2).view(torch.uint8)
     incoming(1, Frame(PUSH, 0, 1), part)
     assert [w.missing for w in server.stalled_items()] == [(0,)]
-    mine.bind(there, torch.zeros(2))
+    mine.bind(there, ItemRows(torch.zeros(2)))
     mine.begin_push(1)
     incoming(1, Frame(PULL, 1, 1), part)
     assert mine.outstanding() == []

@@ -70,7 +70,7 @@ def both(
             {"params": rows[first:]},
         ]
     )
-    applying = SliceUpdater(many, dict(enumerate(rows)))
+    applying = SliceUpdater(many, {n: [p] for n, p in enumerate(rows)})
     for clock in range(1, steps + 1):
         for p in whole:
             p.grad = torch.randn_like(p)
@@ -112,7 +112,7 @@ def test_a_scheduler_does_not_reach_updates_under_way() -> None:
     a, b = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([a, b], lr=1.0)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-    applying = SliceUpdater(optimizer, {0: a, 1: b})
+    applying = SliceUpdater(optimizer, {0: [a], 1: [b]})
     one = torch.ones(2)
     applying.snapshot(1)
     applying(0, 1, one)
@@ -130,7 +130,7 @@ def test_a_scheduler_does_not_reach_updates_under_way() -> None:
 def test_settings_hold_until_the_next_snapshot_and_are_forgotten() -> None:
     a = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([a], lr=1.0)
-    applying = SliceUpdater(optimizer, {0: a}, times={0: 2})
+    applying = SliceUpdater(optimizer, {0: [a]}, times={0: 2})
     applying.snapshot(1)
     for clock in (1, 2, 2, 1, 3):  # two workers, one ahead
         applying(0, clock, torch.ones(1))
@@ -149,7 +149,7 @@ def test_a_learning_rate_that_is_a_tensor_is_kept_by_value() -> None:
     a = nn.Parameter(torch.zeros(1))
     lr = torch.tensor(1.0)
     optimizer = torch.optim.SGD([a], lr=lr)
-    applying = SliceUpdater(optimizer, {0: a})
+    applying = SliceUpdater(optimizer, {0: [a]})
     applying.snapshot(1)
     lr.fill_(100.0)
     applying(0, 1, torch.ones(1))
@@ -166,7 +166,7 @@ def test_loaded_state_is_used() -> None:
     step(plain, adam)
     sliced = nn.Parameter(plain.detach().clone())
     other = torch.optim.Adam([sliced], lr=0.1)
-    applying = SliceUpdater(other, {0: sliced})
+    applying = SliceUpdater(other, {0: [sliced]})
     other.load_state_dict(copy.deepcopy(adam.state_dict()))
     step(plain, adam)
     applying.snapshot(1)
@@ -177,7 +177,7 @@ def test_loaded_state_is_used() -> None:
 
 def test_without_a_snapshot() -> None:
     a = nn.Parameter(torch.zeros(1))
-    applying = SliceUpdater(torch.optim.SGD([a], lr=1.0), {7: a})
+    applying = SliceUpdater(torch.optim.SGD([a], lr=1.0), {7: [a]})
     with pytest.raises(RuntimeError, match=r"item 7 .* clock 1, .* call snapshot\(1\)"):
         applying(7, 1, torch.ones(1))
 
@@ -185,13 +185,13 @@ def test_without_a_snapshot() -> None:
 def test_rows_that_are_not_the_optimizers() -> None:
     a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     with pytest.raises(ValueError, match="item 1 is no parameter of the SGD"):
-        SliceUpdater(torch.optim.SGD([a], lr=1.0), {0: a, 1: b})
+        SliceUpdater(torch.optim.SGD([a], lr=1.0), {0: [a], 1: [b]})
 
 
 def test_autograd_notices_an_update_of_rows_in_use() -> None:
     p = nn.Parameter(torch.ones(4, 2))
     rows = nn.Parameter(p.detach()[1:3], requires_grad=False)
-    applying = SliceUpdater(torch.optim.SGD([rows], lr=1.0), {0: rows})
+    applying = SliceUpdater(torch.optim.SGD([rows], lr=1.0), {0: [rows]})
     applying.snapshot(1)
     loss = (p * p).sum()
     applying(0, 1, torch.ones(2, 2))
@@ -236,4 +236,4 @@ def test_hooks_of_the_step_need_all_parameters() -> None:
     optimizer = torch.optim.SGD([a], lr=1.0)
     optimizer.register_step_post_hook(lambda *_: None)
     with pytest.raises(ValueError, match="hooks of its step"):
-        SliceUpdater(optimizer, {0: a})
+        SliceUpdater(optimizer, {0: [a]})

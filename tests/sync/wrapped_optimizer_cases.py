@@ -572,7 +572,9 @@ def other_order_of_sums(rank: int, size: int) -> None:
 def other_order_of_slices(rank: int, size: int) -> None:
     """The same with slices: `debug` names them before anything is summed."""
     model = make(Plain, torch.float32)
-    optimizer = sync.Optimizer(sgd(model.parameters()), model, "p3:collective", debug=True)
+    optimizer = sync.Optimizer(
+        sgd(model.parameters()), model, "p3:collective,unbundled", debug=True
+    )
     train(model, model, optimizer, rank, steps=range(2))
     summing = optimizer._hooks.handler.updates.collective
     first = summing._items[summing._order[0]].name

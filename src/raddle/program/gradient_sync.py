@@ -4,31 +4,30 @@
 Each call is an event for the step script, a table of what is to be done (step_script.py). For each row that
 the event adds to the table, `GradientSync` writes an instruction (sync_instructions.py).
 
-A region is a box of a parameter with its holders; a slice is a range of rows of a region (program.py). A
-group is all parameters whose gradients are summed by the same sets of devices, in a bucket of their own;
-with shards, those of one block (parameter_blocks.py).
+A region is a box of a parameter with its holders; a bundle is slices of regions that are synchronised
+together (bundle.py). A group is all parameters whose gradients are summed by the same sets of devices, in
+a bucket of their own; with shards, those of one block (parameter_blocks.py).
 """
 
-# p: number of a parameter, s: number of a slice, n: row of the step script
+# p: number of a parameter, s: number of a bundle, n: row of the step script
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import accumulate, chain
 
 from raddle.plans.sync import Sync
 from raddle.program import step_script
+from raddle.program.bundle import Bundle
 from raddle.program.instruction_writer import InstructionWriter
 from raddle.program.parameter_layout import ParameterLayout, holders
-from raddle.program.parameter_region import ParameterRegion
 from raddle.program.program import Key
 from raddle.program.step_script import COLUMNS, ROWS, SUMMED, ScriptState, SyncFacts
 from raddle.program.sync_instructions import (
+    BundleWriter,
     RowWriter,
     ScriptRow,
-    SliceWriter,
     WholeParameterWriter,
-    synced_slices,
+    synced_bundles,
 )
 from raddle.program.turns import Turns
 
@@ -43,11 +42,11 @@ class GradientSync:
         self, parameters: ParameterLayout, writer: InstructionWriter, *, overlap: bool
     ) -> None:
         self.parameters, self.writer = parameters, writer
-        sync, slices = parameters.plan.parsed_sync, synced_slices(parameters)
+        sync, bundles = parameters.plan.parsed_sync, synced_bundles(parameters)
         self.parameter_number = {name: p for p, name in enumerate(parameters.trainable)}
-        self.facts = _sync_facts(parameters, slices, overlap=overlap)
-        sliced = sync.sliced and not overlap  # rows of the script are about slices, not parameters
-        self.row_writer: RowWriter = (SliceWriter if sliced else WholeParameterWriter)(
+        self.facts = _sync_facts(parameters, bundles, overlap=overlap)
+        sliced = sync.sliced and not overlap  # rows of the script are about bundles, not parameters
+        self.row_writer: RowWriter = (BundleWriter if sliced else WholeParameterWriter)(
             parameters, writer
         )
         # By parameter and step, the instructions that contribute to its gradient.
@@ -58,15 +57,15 @@ class GradientSync:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        """Starts an empty script: up to 3 rows (SUM or PUSH, UPDATE, PULL) per parameter and per slice."""
+        """Starts an empty script: up to 3 rows (SUM or PUSH, UPDATE, PULL) per parameter and per bundle."""
         self.rows = [0] * (3 * (len(self.parameter_number) + len(self.facts.needs_sync)) * COLUMNS)
         self.state = _new_state(self.facts, self.rows)
         self.row_instructions: list[int] = []  # by row, the number of its instruction
-        # A program of forwards only has no gradients, and so no slices to order.
+        # A program of forwards only has no gradients, and so no bundles to order.
         order = (
             self.parameters.plan.order if self.facts.ordered_sums and self.facts.needs_sync else ()
         )
-        # The slices whose all-reduces have to start in the order of the plan (turns.py).
+        # The bundles whose all-reduces have to start in the order of the plan (turns.py).
         self.turns = Turns([s for s in order if self.facts.needs_sync[s]])
 
     def contribute(self, name: str, key: Key, number: int) -> None:
@@ -85,15 +84,18 @@ class GradientSync:
         if self.facts.update_at_once:  # no row waits for an earlier event: empty the script
             self.state.counters[ROWS], self.state.counters[SUMMED], self.row_instructions = 0, 0, []
         self._handle_event(step_script.COMPLETE, p, number, key)
-        first = self.facts.first_slice[p]
-        slices = range(first, first + self.facts.slice_count[p]) if self.facts.ordered_sums else ()
-        for s in self.turns.complete(s for s in slices if self.facts.needs_sync[s]):
-            self._handle_event(
-                step_script.TURN,
-                s,
-                self.parameter_number[self.row_writer.parameter_name(_row_of_slice(s))],
-                key,
-            )
+        for s in self.turns.complete(self._completed_sums(p)):
+            first = self.row_writer.parameter_names(_row_of_bundle(s))[0]
+            self._handle_event(step_script.TURN, s, self.parameter_number[first], key)
+
+    def _completed_sums(self, p: int) -> list[int]:
+        """If sums are ordered: the bundles to sum whose last gradient is that of parameter p."""
+        facts, missing = self.facts, self.state.missing
+        if not facts.ordered_sums:
+            return []
+        places = range(facts.first_bundle[p], facts.first_bundle[p + 1])
+        bundles = dict.fromkeys(facts.bundles[k] for k in places)
+        return [s for s in bundles if facts.needs_sync[s] and missing[s] == 0]
 
     def action_ends(self, key: Key) -> None:
         """Handles the end of an action: a stage of a micro-batch has run backward."""
@@ -103,7 +105,7 @@ class GradientSync:
         """Handles the end of a step: all gradients are complete."""
         self._handle_event(step_script.STEP_ENDS, -1, -1, key)
         assert not self.turns.waiting, "all gradients are complete at the end of a step"
-        if isinstance(self.row_writer, SliceWriter):
+        if isinstance(self.row_writer, BundleWriter):
             self.last_writers = self.new_writers
             self._add_step_barrier()
         else:
@@ -114,8 +116,8 @@ class GradientSync:
     def _handle_event(self, event: int, subject: int, run_or_parameter: int, key: Key) -> None:
         """Writes the instructions of the rows that follow from an event of the step script.
 
-        subject: the parameter whose gradient is complete or, for a TURN, the slice. run_or_parameter: the
-        instruction that completed the gradient or, for a TURN, the parameter of the slice. -1: none.
+        subject: the parameter whose gradient is complete or, for a TURN, the bundle. run_or_parameter: the
+        instruction that completed the gradient or, for a TURN, a parameter of the bundle. -1: none.
         """
         # The last argument, by event its first row, is not used here: there is one event.
         step_script.write_rows(
@@ -131,9 +133,12 @@ class GradientSync:
         ]
         members = [self.state.sum_members[k] for k in range(first, first + count)]
         row = ScriptRow(operation, subject, p, after_row, members)
-        gradient = self.contributions[self.parameters.trainable[p], key.step] if p >= 0 else []
-        for member in members if operation == step_script.SUM else ():
-            gradient = [*gradient, *self.contributions[self.parameters.trainable[member], key.step]]
+        # The parameters for whose gradients the row waits.
+        summed = members if operation == step_script.SUM else []
+        awaited = [self.parameters.trainable[member] for member in summed]
+        if p >= 0:
+            awaited += self.row_writer.parameter_names(row)
+        gradient = [i for name in awaited for i in self.contributions[name, key.step]]
         if self.facts.after_backward and operation in (step_script.SUM, step_script.PUSH):
             # A device sends after the last of its computations; a wait for that of others has no effect.
             gradient = [*gradient, *chain.from_iterable(self.writer.latest.values())]
@@ -146,13 +151,12 @@ class GradientSync:
         if operation == step_script.PULL and members:  # of a block
             self.new_writers.update((self.parameters.trainable[p], [number]) for p in members)
         elif operation in (step_script.UPDATE, step_script.PULL):
-            name = self.row_writer.parameter_name(row)
-            if isinstance(self.row_writer, SliceWriter):
-                self.new_writers.setdefault(name, []).extend(
-                    [number, *self.row_writer.staleness_waits(row, key)]
-                )
-            else:
-                self.new_writers[name] = [number]
+            stale = self.row_writer.staleness_waits(row, key)
+            for name in dict.fromkeys(self.row_writer.parameter_names(row)):
+                if isinstance(self.row_writer, BundleWriter):
+                    self.new_writers.setdefault(name, []).extend([number, *stale])
+                else:
+                    self.new_writers[name] = [number]
         return number
 
     def _add_step_barrier(self) -> None:
@@ -181,23 +185,23 @@ def rule_of(sync: Sync) -> int:
     return step_script.SERVER if sync.in_order_server else step_script.BUCKETS
 
 
-def _row_of_slice(s: int) -> ScriptRow:
-    """A row about slice s, to look up its parameter."""
+def _row_of_bundle(s: int) -> ScriptRow:
+    """A row about bundle s, to look up its parameters."""
     return ScriptRow(step_script.SUM, s, -1, -1, ())
 
 
-def _sync_facts(
-    parameters: ParameterLayout, slices: list[tuple[str, ParameterRegion]], *, overlap: bool
-) -> SyncFacts:
-    """What the step script has to know; numbers are those of `parameters.trainable` and `slices`."""
+def _sync_facts(parameters: ParameterLayout, bundles: list[Bundle], *, overlap: bool) -> SyncFacts:
+    """What the step script has to know; numbers are those of `parameters.trainable` and `bundles`."""
     sync, values = parameters.plan.parsed_sync, parameters.graph.values
     rule = rule_of(sync)
     if overlap and sync.sliced:
         rule = step_script.BUCKETS
     # The number of each group; here a group is given by the sets of devices that sum its parameters.
     numbers = {group: g for g, group in enumerate(dict.fromkeys(parameters.groups.values()))}
-    counts = Counter(name for name, _ in slices)
-    first = accumulate((counts[n] for n in parameters.trainable), initial=0)
+    bundles_of: dict[str, list[int]] = {name: [] for name in parameters.trainable}
+    for s, bundle in enumerate(bundles):
+        for name in bundle.parameters:
+            bundles_of[name].append(s)
     return SyncFacts(
         rule,
         0 if overlap else parameters.plan.bucket,  # bucket_bytes
@@ -205,15 +209,15 @@ def _sync_facts(
         not sync.zero3,  # pull_at_once
         bool(parameters.plan.order) and rule == step_script.SLICE_SUMS,  # ordered_sums
         sync.after_backward,
-        # By parameter: group_of and, below, nbytes, first_slice and slice_count.
+        # By parameter: group_of and, below, nbytes.
         [numbers[parameters.groups[n]] if n in parameters.groups else -1 for n in parameters.trainable],
         [
             values[n].dtype.itemsize * sum(s.box.volume for s in parameters.synced_regions(n))
             for n in parameters.trainable
         ],
-        list(first),
-        [counts[n] for n in parameters.trainable],
-        [int(slice_.needs_sync) for _, slice_ in slices],  # needs_sync
+        list(accumulate(map(len, bundles_of.values()), initial=0)),  # first_bundle
+        [s for numbers in bundles_of.values() for s in numbers],  # bundles
+        [int(bundle.needs_sync) for bundle in bundles],  # needs_sync
         [0] * len(parameters.trainable),  # contribution_order
     )  # fmt: skip
 
@@ -224,6 +228,9 @@ def _new_state(facts: SyncFacts, rows: list[int]) -> ScriptState:
     groups_of_parameters = [facts.group_of[p] for p in range(count)]
     groups = max(groups_of_parameters, default=-1) + 1  # how many
     incomplete = [groups_of_parameters.count(g) for g in range(groups)]
+    missing = [0] * len(facts.needs_sync)
+    for k in range(len(facts.bundles)):
+        missing[facts.bundles[k]] += 1
     return ScriptState(
         [0] * 8,  # counters
         incomplete,
@@ -236,5 +243,6 @@ def _new_state(facts: SyncFacts, rows: list[int]) -> ScriptState:
         [0] * count,  # ready_at
         [0] * count,  # wait_row
         [0] * count,  # sum_members
+        missing,
         rows,
     )  # fmt: skip

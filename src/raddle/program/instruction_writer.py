@@ -31,12 +31,17 @@ class InstructionWriter:
 
     def emit_move(
         self, value: str, kind: MessageKind, key: Key, messages: Iterable[Message],
-        deps: Iterable[int],
+        deps: Iterable[int], bundled: tuple[str, ...] = (),
     ) -> int:  # fmt: skip
-        """Appends a move with its messages in sending order (value_holders.py); returns its number."""
+        """Appends a move with its messages in sending order (value_holders.py); returns its number.
+
+        bundled: by box of each message, its parameter, if these are several.
+        """
         ordered = in_sending_order(messages, self.devices)
         return self.emit(
-            Move(value, kind, key, ordered, recognise_collective(ordered), sorted_deps(deps))
+            Move(
+                value, kind, key, ordered, recognise_collective(ordered), sorted_deps(deps), bundled
+            )
         )
 
 

@@ -54,7 +54,7 @@ def lower(graph: Graph, plan: Plan, *, train: bool = True) -> Program:
     variants = tuple(lowered.variant for lowered in parameters.lowered)
     return Program(
         graph, plan, tuple(instructions), parameters.lowered[0].active, variants, parameters.regions,
-        parameters.slices,
+        *parameters.cut,
     )  # fmt: skip
 
 

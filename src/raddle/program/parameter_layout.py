@@ -19,7 +19,7 @@ from raddle.program.lower_variant import LoweredVariant
 from raddle.program.parameter_blocks import block_of_parameters
 from raddle.program.parameter_region import ParameterRegion
 from raddle.program.parameter_regions import parameter_regions
-from raddle.program.parameter_slices import check_order, cut_slices
+from raddle.program.parameter_slices import ParameterSlices, check_order, cut_slices
 
 # d: device, n: name of a parameter
 
@@ -58,15 +58,20 @@ class ParameterLayout:
         }
 
     @cached_property
-    def slices(self) -> dict[str, tuple[ParameterRegion, ...]]:
-        """By parameter, its slices; empty if the sync kind synchronises whole parameters."""
+    def cut(self) -> ParameterSlices:
+        """The slices and bundles; none if the sync kind synchronises whole parameters."""
         # Nothing is active, that is, needs a gradient, if the program has no backward.
         if not self.plan.parsed_sync.sliced or not self.lowered[0].active:
-            return {}
-        slices = cut_slices(self.regions, self.trainable, self.plan.parsed_sync)
-        # plan.order: the numbers of the slices, in the order in which they are all-reduced.
-        check_order(self.plan.order, slices)
-        return slices
+            return ParameterSlices({}, ())
+        cut = cut_slices(self.regions, self.trainable, self.graph, self.plan.parsed_sync)
+        # plan.order: the numbers of the bundles, in the order in which they are all-reduced.
+        check_order(self.plan.order, cut.bundles)
+        return cut
+
+    @property
+    def slices(self) -> dict[str, tuple[ParameterRegion, ...]]:
+        """By parameter, its slices; empty if the sync kind synchronises whole parameters."""
+        return self.cut.slices
 
     @cached_property
     def block_of(self) -> dict[str, int]:

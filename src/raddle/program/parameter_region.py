@@ -35,6 +35,11 @@ class ParameterRegion(NamedTuple):
         return self.devices if self.server < 0 else (self.server,)
 
     @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The box alone, as Bundle.boxes has those of several slices."""
+        return (self.box,)
+
+    @property
     def needs_sync(self) -> bool:
         """Whether gradients have to be summed or sent: holders and server are more than one device."""
         return len({*self.devices, self.server} - {-1}) > 1

@@ -26,6 +26,7 @@ from raddle.plans.pipelining import micro_batch_sizes
 from raddle.plans.plan import Plan
 from raddle.plans.sync import Sync
 from raddle.plans.tiling import Tiling
+from raddle.program.bundle import Bundle
 from raddle.program.collective_kind import Collective
 from raddle.program.message_kind import MessageKind
 from raddle.program.parameter_region import ParameterRegion
@@ -101,6 +102,13 @@ class Move:
     messages: tuple[Message, ...]
     collective: str  # the collective that the messages form (collective.py); "": none
     deps: tuple[int, ...]
+    # By box of each message, its parameter, if it is about a bundle; (): all boxes are of `value`.
+    bundled: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The value of each box or, if all are of one value, this value."""
+        return self.bundled or (self.value,)
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -145,13 +153,20 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Applies the optimizer to regions of a parameter."""
+    """Applies the optimizer to regions of a parameter, or to a bundle of slices."""
 
-    parameter: str
+    parameter: str  # of a bundle: the first one
     key: Key
     regions: tuple[ParameterRegion, ...]
     devices: tuple[int, ...]  # the updaters of the regions
     deps: tuple[int, ...]
+    # By region, its parameter, if it is about a bundle; (): all regions are of `parameter`.
+    bundled: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The parameter of each region or, if all are of one parameter, this parameter."""
+        return self.bundled or (self.parameter,)
 
 
 Instruction = Run | Merge | Move | Reduce | Gather | Update
@@ -200,6 +215,7 @@ class Program:
     # By parameter, its regions cut further into slices, where each slice is synchronised on its own: pushed
     # to a server, updated and pulled, or all-reduced and updated on every holder. Otherwise empty.
     slices: dict[str, tuple[ParameterRegion, ...]] = field(default_factory=dict)
+    bundles: tuple[Bundle, ...] = ()  # every slice is in one of them
 
     @property
     def sharded(self) -> bool:
@@ -233,6 +249,15 @@ class Program:
 
     def variant(self, key: Key) -> Variant:
         return self.variants[key.variant]
+
+    @cached_property
+    def bundles_of(self) -> dict[str, list[Bundle]]:
+        """By parameter, the bundles that have slices of it."""
+        bundles: dict[str, list[Bundle]] = {name: [] for name in self.slices}
+        for bundle in self.bundles:
+            for name in dict.fromkeys(bundle.parameters):
+                bundles[name].append(bundle)
+        return bundles
 
     @cached_property
     def priority(self) -> dict[str, int]:

@@ -1,16 +1,18 @@
 """The step script: in which order gradients are sent or summed, and parameters updated, during a step.
 
 The script is a table. A row is one operation (SUM, PUSH, UPDATE or PULL) on a parameter, a bucket or a
-slice, with what it waits for: the gradient of a parameter, and one earlier row. Events go in, such as "the
-gradient of parameter 3 is complete"; `write_rows` appends the rows that follow from them, by one rule:
+bundle of slices, with what it waits for: the gradient of a parameter, and one earlier row. Events go in,
+such as "the gradient of parameter 3 is complete"; `write_rows` appends the rows that follow from them, by
+one rule:
 
     BUCKETS      gradients that the same devices sum are all-reduced together, when they fill a bucket or
                  when no more are to come; at the end of a step every holder updates its copy
     SHARDS       the gradients of a block are reduce-scattered together when all are complete; at the end
                  of a step every holder updates its shard; then the blocks are all-gathered
     SERVER       a gradient is pushed to its server; at the end of a step it is updated there, and pulled
-    SLICES       each slice is pushed, updated on its server and pulled as soon as its gradient is complete
-    SLICE_SUMS   each slice is all-reduced and updated on every holder; if the plan orders the sums, each
+    SLICES       each bundle of slices is pushed, updated on its server and pulled as soon as the gradients
+                 of all its parameters are complete
+    SLICE_SUMS   each bundle is all-reduced and updated on every holder; if the plan orders the sums, each
                  waits for its turn (turns.py)
 
 With `after_backward` the rules are the same, but nothing is sent before the step ends: the rows of all
@@ -21,23 +23,24 @@ the fast simulation of the searches JIT-compiles it with numba. So the code keep
 integers, one-dimensional sequences and loops.
 """
 
-# Parameters, slices, rows and groups are referred to by numbers. p: parameter, s: slice, n: row, g: group,
-# all parameters whose gradients are summed by the same sets of devices, in a bucket of their own
+# Parameters, bundles, rows and groups are referred to by numbers. p: parameter, s: bundle, n: row, g:
+# group, all parameters whose gradients are summed by the same sets of devices, in a bucket of their own
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
 BUCKETS, SHARDS, SERVER, SLICES, SLICE_SUMS = range(5)  # rules
-# Events: the gradient of a parameter is complete; the turn of a slice has come (only where sums are
+# Events: the gradient of a parameter is complete; the turn of a bundle has come (only where sums are
 # ordered); a stage of a micro-batch has run backward; the step ends.
 COMPLETE, TURN, ACTION_ENDS, STEP_ENDS = range(4)
 SUM, PUSH, UPDATE, PULL = range(4)  # operations
 NO_COLLECTIVE, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = range(4)
 # Columns of a row; -1 means none:
-#   SUBJECT     with BUCKETS, SHARDS and SERVER the parameter (of a collective: the group), else the slice
-#   COLLECTIVE  of a SUM, and of the PULL of a block       GROUP      of the same, but of slices: the group
-#   PARAMETER   waits for its gradient        AFTER_ROW  waits for this row
+#   SUBJECT     with BUCKETS, SHARDS and SERVER the parameter (of a collective: the group), else the bundle
+#   COLLECTIVE  of a SUM, and of the PULL of a block       GROUP      of the same, but of bundles: the group
+#   PARAMETER   waits for its gradient; if the subject is a bundle, for those of all its parameters
+#   AFTER_ROW   waits for this row
 #   FIRST_MEMBER, MEMBER_COUNT   parameters of a bucket or block, as a range of `ScriptState.sum_members`
 OPERATION, SUBJECT, COLLECTIVE, GROUP, PARAMETER, AFTER_ROW, FIRST_MEMBER, MEMBER_COUNT = range(8)
 COLUMNS = 8
@@ -61,17 +64,18 @@ class Numbers(Protocol):
 class SyncFacts(NamedTuple):
     """How the parameters of a plan are synchronised. The same in every step."""
 
-    rule: int  # BUCKETS, SERVER, SLICES or SLICE_SUMS
+    rule: int  # BUCKETS, SHARDS, SERVER, SLICES or SLICE_SUMS
     bucket_bytes: int  # a bucket with at least this many bytes is full
     update_at_once: bool  # steps overlap: update a parameter as soon as its gradient is complete
     pull_at_once: bool  # gather blocks after their update; False: before their next use (ZeRO-3)
-    ordered_sums: bool  # sums of slices wait for their turn
+    ordered_sums: bool  # sums of bundles wait for their turn
     after_backward: bool  # gradients are sent or summed after the whole backward, not during it
     group_of: Numbers  # by parameter, its group (SERVER: not used); -1: nothing to send or sum
     nbytes: Numbers  # by parameter, bytes of its gradient that are sent or summed
-    first_slice: Numbers  # by parameter, the number of its first slice
-    slice_count: Numbers  # by parameter, how many slices it has
-    needs_sync: Numbers  # by slice, 1 if more than one device holds or updates it
+    # The bundles that have slices of parameter p: bundles[first_bundle[p]:first_bundle[p + 1]].
+    first_bundle: Numbers
+    bundles: Numbers
+    needs_sync: Numbers  # by bundle, 1 if more than one device holds or updates it
     # By parameter, its place in the order in which the gradients of parameters got their first contribution
     # in a step: the first B or W run that adds to them. Decides which of two is updated first if both are
     # ready at the same CLOCK.
@@ -97,6 +101,9 @@ class ScriptState(NamedTuple):
     ready_at: Numbers  # by parameter, the CLOCK when its gradient was complete, summed or pushed
     wait_row: Numbers  # by parameter, the row that its update waits for; -1: none
     sum_members: Numbers  # the parameters of all buckets that were summed
+    # By bundle, how many of its parameters have no complete gradient; a parameter counts once for each of
+    # its slices in the bundle.
+    missing: Numbers
     rows: Numbers  # the table, COLUMNS numbers for each row
 
 
@@ -106,14 +113,14 @@ def write_rows(
 ) -> None:  # fmt: skip
     """Appends the rows that follow from events: rows first_row[e] to first_row[e + 1] from event e.
 
-    subjects: by event, the parameter whose gradient is complete, or the slice whose turn it is.
-    runs: by event, the instruction that completed the gradient; for a TURN, the parameter of the slice.
+    subjects: by event, the parameter whose gradient is complete, or the bundle whose turn it is.
+    runs: by event, the instruction that completed the gradient; for a TURN, a parameter of the bundle.
     """
     counters, complete, ready_at, wait_row = (
         state.counters, state.complete, state.ready_at, state.wait_row,
     )  # fmt: skip
     for e in range(len(events)):
-        # subject: a parameter; of a TURN, a slice
+        # subject: a parameter; of a TURN, a bundle
         event, subject = events[e], subjects[e]
         if event == COMPLETE:
             if counters[RUN] != runs[e]:
@@ -127,7 +134,7 @@ def write_rows(
             if facts.update_at_once:
                 _update(facts, state)
         elif event == TURN:
-            sum_slice(subject, runs[e], counters, state.rows)  # runs[e]: the parameter of the slice
+            sum_bundle(subject, runs[e], counters, state.rows)  # runs[e]: a parameter of the bundle
         elif event == ACTION_ENDS:
             _sum_finished_buckets(state)
         else:
@@ -145,9 +152,9 @@ def _synchronise(p: int, facts: SyncFacts, state: ScriptState) -> None:
     """Writes the rows that follow from the complete gradient of parameter p, by the rule."""
     counters, rows, rule, g = state.counters, state.rows, facts.rule, facts.group_of[p]
     if rule == SLICES:
-        _sync_through_servers(p, facts, counters, rows)
+        _sync_through_servers(p, facts, state)
     elif rule == SLICE_SUMS:
-        _sum_slices(p, facts, counters, rows)
+        _sum_bundles(p, facts, state)
     elif g >= 0 and rule == SERVER:
         counters[CLOCK] += 1
         state.ready_at[p] = counters[CLOCK]
@@ -240,7 +247,7 @@ def _update(facts: SyncFacts, state: ScriptState) -> None:
     )  # fmt: skip
     order, on_server, group_of = facts.contribution_order, facts.rule == SERVER, facts.group_of
     if facts.rule == SLICES or facts.rule == SLICE_SUMS:
-        return  # slices were updated one by one
+        return  # bundles were updated one by one
     for k in range(1, counters[COMPLETED]):  # insertion sort: they are almost in order
         p, position = complete[k], k
         while position > 0 and updates_before(
@@ -257,9 +264,14 @@ def _update(facts: SyncFacts, state: ScriptState) -> None:
     counters[COMPLETED] = 0
 
 
-def _sync_through_servers(p: int, facts: SyncFacts, counters: Numbers, rows: Numbers) -> None:
-    """Writes PUSH, UPDATE and PULL for each slice of a parameter."""
-    for s in range(facts.first_slice[p], facts.first_slice[p] + facts.slice_count[p]):
+def _sync_through_servers(p: int, facts: SyncFacts, state: ScriptState) -> None:
+    """Writes PUSH, UPDATE and PULL for each bundle whose last gradient is that of parameter p."""
+    counters, rows = state.counters, state.rows
+    for k in range(facts.first_bundle[p], facts.first_bundle[p + 1]):
+        s = facts.bundles[k]
+        state.missing[s] -= 1
+        if state.missing[s] > 0:
+            continue
         n = -1
         if facts.needs_sync[s]:
             n = _write_row(PUSH, s, p, -1, counters, rows)
@@ -268,21 +280,29 @@ def _sync_through_servers(p: int, facts: SyncFacts, counters: Numbers, rows: Num
             _write_row(PULL, s, -1, n, counters, rows)
 
 
-def _sum_slices(p: int, facts: SyncFacts, counters: Numbers, rows: Numbers) -> None:
-    """Writes the UPDATE of slices that one device holds, then SUM and UPDATE of all others.
+def _sum_bundles(p: int, facts: SyncFacts, state: ScriptState) -> None:
+    """Writes the UPDATE of bundles that one device holds, then SUM and UPDATE of all others.
 
-    If sums are ordered, the others wait for their TURN.
+    These are the bundles whose last gradient is that of parameter p. If sums are ordered, the others wait
+    for their TURN.
     """
-    for s in range(facts.first_slice[p], facts.first_slice[p] + facts.slice_count[p]):
-        if not facts.needs_sync[s]:
-            _write_row(UPDATE, s, p, -1, counters, rows)
-    for s in range(facts.first_slice[p], facts.first_slice[p] + facts.slice_count[p]):
-        if facts.needs_sync[s] and not facts.ordered_sums:
-            sum_slice(s, p, counters, rows)
+    for k in range(facts.first_bundle[p], facts.first_bundle[p + 1]):
+        s = facts.bundles[k]
+        state.missing[s] -= 1
+        if state.missing[s] == 0 and not facts.needs_sync[s]:
+            _write_row(UPDATE, s, p, -1, state.counters, state.rows)
+    if facts.ordered_sums:
+        return
+    for k in range(facts.first_bundle[p], facts.first_bundle[p + 1]):
+        s = facts.bundles[k]
+        # A bundle with several slices of p stands here several times: only the last one counts.
+        if state.missing[s] == 0 and facts.needs_sync[s]:
+            state.missing[s] = -1
+            sum_bundle(s, p, state.counters, state.rows)
 
 
-def sum_slice(s: int, p: int, counters: Numbers, rows: Numbers) -> None:
-    """Writes the SUM of a slice of parameter p over its holders, and its UPDATE on each."""
+def sum_bundle(s: int, p: int, counters: Numbers, rows: Numbers) -> None:
+    """Writes the SUM of a bundle over its holders, and its UPDATE on each. p: one of its parameters."""
     n = _write_row(SUM, s, p, -1, counters, rows)
     rows[n * COLUMNS + COLLECTIVE] = ALL_REDUCE
     _write_row(UPDATE, s, -1, n, counters, rows)

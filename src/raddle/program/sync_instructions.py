@@ -1,12 +1,12 @@
 """Writes the instruction for each row of the step script (step_script.py).
 
 A row is one operation: SUM, PUSH, UPDATE or PULL. Its subject is a whole parameter, a bucket or a block
-(WholeParameterWriter), or a slice of a parameter (SliceWriter). A region is a box of a parameter with its
-holders; a slice is a range of rows of a region (program.py). With bounded staleness, no holder is more than
-`staleness` steps ahead of the slowest.
+(WholeParameterWriter), or a bundle of slices (BundleWriter). A region is a box of a parameter with its
+holders; a slice is a range of rows of a region; a bundle is slices that are synchronised together
+(bundle.py). With bounded staleness, no holder is more than `staleness` steps ahead of the slowest.
 """
 
-# p: number of a parameter, d: device, s: region or slice
+# p: number of a parameter, d: device, s: region or bundle
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from raddle.graph.box import Box
 from raddle.plans.sync import Sync
+from raddle.program.bundle import Bundle
 from raddle.program.collective_kind import Collective
 from raddle.program.instruction_writer import InstructionWriter, sorted_deps
 from raddle.program.lower_variant import join_messages
@@ -32,8 +33,10 @@ class ScriptRow(NamedTuple):
     """A row of the step script. All are numbers; -1 means none."""
 
     operation: int  # SUM, PUSH, UPDATE or PULL
-    subject: int  # a parameter, or a slice; of a bucket or block, its group (step_script.py)
-    parameter: int  # the row waits for the gradient of this parameter
+    subject: int  # a parameter, or a bundle; of a bucket or block, its group (step_script.py)
+    parameter: (
+        int  # the row waits for the gradient of this parameter; of a bundle: for those of all
+    )
     after_row: int  # the row waits for this row
     members: Sequence[int]  # of a SUM of a bucket, or the PULL of a block: its parameters
 
@@ -41,8 +44,8 @@ class ScriptRow(NamedTuple):
 class RowWriter(Protocol):
     """Writes the instruction of a row."""
 
-    def parameter_name(self, row: ScriptRow) -> str:
-        """The name of the parameter that a row is about; not for the SUM of a bucket."""
+    def parameter_names(self, row: ScriptRow) -> Sequence[str]:
+        """The parameters that a row is about; not for the SUM of a bucket."""
 
     def write(
         self, row: ScriptRow, key: Key, gradient: Sequence[int], before: Sequence[int]
@@ -66,8 +69,8 @@ class WholeParameterWriter:
         self.collective = Collective.REDUCE_SCATTER if sync.shards else Collective.ALL_REDUCE
         self.updates: dict[str, int] = {}  # by parameter, its last update
 
-    def parameter_name(self, row: ScriptRow) -> str:
-        return self.parameters.trainable[row.subject]
+    def parameter_names(self, row: ScriptRow) -> Sequence[str]:
+        return (self.parameters.trainable[row.subject],)
 
     def staleness_waits(self, row: ScriptRow, key: Key) -> Sequence[int]:
         return ()
@@ -88,10 +91,8 @@ class WholeParameterWriter:
                 Gather(names, Key(key.step), synced, devices, sorted_deps(updates))
             )
         # held: all regions of the parameter
-        name, held = (
-            self.parameter_name(row),
-            self.parameters.regions[self.parameter_name(row)],
-        )
+        (name,) = self.parameter_names(row)
+        held = self.parameters.regions[name]
         if row.operation == PUSH:
             return self.writer.emit_move(
                 name, MessageKind.PUSH, key, join_messages(_push_messages(held)), deps
@@ -119,8 +120,8 @@ class WholeParameterWriter:
         return names, synced, holders(region for regions in synced for region in regions)
 
 
-class SliceWriter:
-    """Writes rows about slices.
+class BundleWriter:
+    """Writes rows about bundles: slices that are synchronised together.
 
     If updates are asynchronous, a server handles every holder on its own: it applies a gradient when it
     comes. With bounded staleness, the pull may have to wait for the slowest holder.
@@ -128,67 +129,76 @@ class SliceWriter:
 
     def __init__(self, parameters: ParameterLayout, writer: InstructionWriter) -> None:
         self.writer, self.sync = writer, parameters.plan.parsed_sync
-        self.slices = synced_slices(parameters)
-        self.updates: dict[tuple[str, Box, int], list[int]] = {}  # by parameter, box and step
+        self.bundles = synced_bundles(parameters)
+        # By parameters and boxes of a bundle, and step.
+        self.updates: dict[tuple[tuple[str, ...], tuple[Box, ...], int], list[int]] = {}
 
-    def parameter_name(self, row: ScriptRow) -> str:
-        return self.slices[row.subject][0]
+    def parameter_names(self, row: ScriptRow) -> Sequence[str]:
+        return self.bundles[row.subject].parameters
 
     def staleness_waits(self, row: ScriptRow, key: Key) -> Sequence[int]:
-        name, slice_ = self.slices[row.subject]
+        bundle = self.bundles[row.subject]
         if self.sync.synchronous or self.sync.staleness is None:
             return ()
-        return self.updates.get((name, slice_.box, key.step - self.sync.staleness), ())
+        step = key.step - self.sync.staleness
+        return self.updates.get((bundle.parameters, bundle.boxes, step), ())
 
     def write(
         self, row: ScriptRow, key: Key, gradient: Sequence[int], before: Sequence[int]
     ) -> int:
-        name, slice_ = self.slices[row.subject]
+        bundle = self.bundles[row.subject]
         deps = [*gradient, *before]
         if row.operation == SUM:
+            regions = tuple((slice_,) for slice_ in bundle.slices)
             return self.writer.emit(
-                Reduce((name,), key, ((slice_,),), slice_.devices, sorted_deps(deps))
+                Reduce(bundle.parameters, key, regions, bundle.devices, sorted_deps(deps))
             )
         if row.operation == PUSH:
-            return self.writer.emit_move(
-                name, MessageKind.PUSH, key, _push_messages([slice_]), deps
-            )
+            return self._move(bundle, MessageKind.PUSH, key, _push_messages([bundle]), deps)
         if row.operation == PULL:
-            stale = self.staleness_waits(row, key)
-            return self.writer.emit_move(
-                name, MessageKind.PULL, key, _pull_messages([slice_]), [*deps, *stale]
-            )
-        devices = slice_.devices if slice_.server < 0 else (slice_.server,)
-        if slice_.server >= 0 and slice_.server not in slice_.devices:
+            deps += self.staleness_waits(row, key)
+            return self._move(bundle, MessageKind.PULL, key, _pull_messages([bundle]), deps)
+        devices = bundle.devices if bundle.server < 0 else (bundle.server,)
+        if bundle.server >= 0 and bundle.server not in bundle.devices:
             deps = list(before)  # the server computes no gradient: it waits for the push
-        at = self.writer.emit(Update(name, key, (slice_,), devices, sorted_deps(deps)))
-        self.updates.setdefault((name, slice_.box, key.step), []).append(at)
+        update = Update(
+            bundle.parameters[0], key, bundle.slices, devices, sorted_deps(deps), _bundled(bundle)
+        )
+        at = self.writer.emit(update)
+        self.updates.setdefault((bundle.parameters, bundle.boxes, key.step), []).append(at)
         return at
 
-
-def synced_slices(parameters: ParameterLayout) -> list[tuple[str, ParameterRegion]]:
-    """All slices with the names of their parameters. A slice's place in the list is its number."""
-    sync = parameters.plan.parsed_sync
-    return [
-        (name, slice_)
-        for name, parameter_slices in parameters.slices.items()
-        for slice_ in slices_by_holder(parameter_slices, sync)
-    ]
+    def _move(
+        self, bundle: Bundle, kind: MessageKind, key: Key, messages: list[Message],
+        deps: Sequence[int],
+    ) -> int:  # fmt: skip
+        name = bundle.parameters[0]
+        return self.writer.emit_move(name, kind, key, messages, deps, _bundled(bundle))
 
 
-def slices_by_holder(slices: Sequence[ParameterRegion], sync: Sync) -> list[ParameterRegion]:
-    """The slices as they are, if updates are synchronous; else each slice once for each of its holders.
+def synced_bundles(parameters: ParameterLayout) -> list[Bundle]:
+    """All bundles as they are synchronised. A bundle's place in the list is its number."""
+    return bundles_by_holder(parameters.cut.bundles, parameters.plan.parsed_sync)
 
-    Then a slice has one holder, because the server applies the gradient of each holder on its own.
+
+def bundles_by_holder(bundles: Sequence[Bundle], sync: Sync) -> list[Bundle]:
+    """The bundles as they are, if updates are synchronous; else each once for each of its holders.
+
+    Then a bundle has one holder, because the server applies the gradient of each holder on its own.
     """
     if sync.synchronous:
-        return list(slices)
-    return [slice_._replace(devices=(d,)) for slice_ in slices for d in slice_.devices]
+        return list(bundles)
+    return [bundle.with_devices((d,)) for bundle in bundles for d in bundle.devices]
 
 
-def _push_messages(regions: Sequence[ParameterRegion]) -> list[Message]:
-    return [Message(d, s.server, (s.box,)) for s in regions for d in s.devices if d != s.server]
+def _bundled(bundle: Bundle) -> tuple[str, ...]:
+    """By slice its parameter; () for a bundle of one slice."""
+    return bundle.parameters if len(bundle.slices) > 1 else ()
 
 
-def _pull_messages(regions: Sequence[ParameterRegion]) -> list[Message]:
-    return [Message(s.server, d, (s.box,)) for s in regions for d in s.devices if d != s.server]
+def _push_messages(sent: Sequence[ParameterRegion | Bundle]) -> list[Message]:
+    return [Message(d, s.server, s.boxes) for s in sent for d in s.devices if d != s.server]
+
+
+def _pull_messages(sent: Sequence[ParameterRegion | Bundle]) -> list[Message]:
+    return [Message(s.server, d, s.boxes) for s in sent for d in s.devices if d != s.server]

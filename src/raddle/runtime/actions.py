@@ -216,9 +216,9 @@ class StartGather:
 class SubmitGradients:
     """Passes complete gradients of parameters to the parameter synchronisation.
 
-    With parameter servers, each slice is sent to its server at once. With collective updates (each device
-    that holds a slice updates it after an all-reduce), the gradients wait for the StartSliceAllReduce of
-    each slice.
+    With parameter servers, each slice or bundle of slices is sent to its server at once. With collective
+    updates (each device that holds a slice updates it after an all-reduce), the gradients wait for the
+    StartSliceAllReduce of each slice.
     """
 
     key: Key
@@ -227,13 +227,13 @@ class SubmitGradients:
 
 @dataclass
 class StartSliceAllReduce:
-    """Starts the all-reduce of one submitted slice. All ranks do this in the same order.
+    """Starts the all-reduce of one submitted slice or bundle. All ranks do this in the same order.
 
-    A slice that only one device holds is updated without communication.
+    A bundle that only one device holds is updated without communication.
     """
 
     key: Key
-    number: int  # index into RankActions.slices
+    number: int  # index into RankActions.bundles
     label: str
 
 
@@ -303,14 +303,19 @@ class RankActions:
     # Outputs of the graph: boxes on this device, and slots
     outputs: dict[str, list[tuple[Box, int]]]
     current_buffers: dict[str, list[Box]]  # buffer -> its boxes that this rank saves in checkpoints
-    # The next three lists and slice_order are the same on every rank.
+    # The next two lists, slices, bundles and bundle_order are the same on every rank.
     groups: list[tuple[int, ...]]  # devices that all-reduce together
     links: list[tuple[int, int]]  # (source, target) pairs that send messages
     slices: list[ParameterSlice]
+    bundles: list[
+        tuple[int, ...]
+    ]  # slices (their places in `slices`) that are synchronised together
     blocks: list[ShardedBlock]  # of sharded parameters
     shard_views: list[ShardView]
     gathered: list[GatheredParameter]  # ZeRO-3 parameters that this rank gathers before use
-    slice_order: list[int]  # slices in the order of their all-reduces; empty with parameter servers
+    bundle_order: list[
+        int
+    ]  # bundles in the order of their all-reduces; empty with parameter servers
 
     def by_step(self) -> dict[int, list[Action]]:
         """The actions of each step; their order is kept."""

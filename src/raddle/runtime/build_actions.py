@@ -81,8 +81,8 @@ def build_actions(program: Program, device: int, place: torch.device) -> RankAct
     return RankActions(
         device, actions, len(slot_table.shapes), slot_table.shapes, slot_table.sources,
         builder.persistent.updated_slots, buckets.buckets, outputs, builder.buffers.current_boxes,
-        buckets.groups, links, slices.all_slices(), buckets.shards.blocks,
-        builder.persistent.shard_views, builder.persistent.gathered, slices.slice_order,
+        buckets.groups, links, slices.all_slices(), slices.all_bundles(), buckets.shards.blocks,
+        builder.persistent.shard_views, builder.persistent.gathered, slices.bundle_order,
     )  # fmt: skip
 
 

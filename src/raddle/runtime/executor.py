@@ -272,11 +272,12 @@ def _make_updater(
         make_sync = partial(
             ParameterSync,
             rank_actions.slices,
+            rank_actions.bundles,
             store.slots,
             transport,
             sync,
             store.place,
-            rank_actions.slice_order,
+            rank_actions.bundle_order,
         )
         return SlicedParameterUpdater(store, transport, make_sync)
     if program.sharded:

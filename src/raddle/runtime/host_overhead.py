@@ -154,7 +154,7 @@ class _Slices:
         ]
         rows = [nn.Parameter(torch.zeros(SMALL // 4)) for _ in items]
         # The rows that this rank updates, as their server.
-        served = {n: p for n, p in enumerate(rows) if items[n].server == transport.rank}
+        served = {n: [p] for n, p in enumerate(rows) if items[n].server == transport.rank}
         optimizer = torch.optim.SGD(rows, lr=0.1, momentum=0.9)
         self._slice_updater = SliceUpdater(optimizer, served)
         self._slice_updater.snapshot(1)  # notes the optimizer's settings from step 1 on

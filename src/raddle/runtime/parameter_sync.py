@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from raddle.runtime.actions import ParameterSlice
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.rank_slices import RankSlices
 from raddle.sync.collective_synchroniser import CollectiveSynchroniser
+from raddle.sync.item_rows import join, split
 from raddle.sync.parameter_server import Apply
 from raddle.sync.server_synchroniser import ServerSynchroniser
 from raddle.sync.slice_updater import SliceUpdater, why_barrier
@@ -48,22 +49,23 @@ logger = logging.getLogger("raddle.sync")
 class ParameterSync:
     """Synchronises the slices of one rank. Call `start` when the optimizer exists.
 
-    slices: all slices of the program, identified by their index, the `number` of a slice below; slots:
-    tensors by slot, among them the parameters; sync: how the plan synchronises parameters; place: the torch
-    device; order: numbers of slices in the order of their all-reduces (p3:collective only).
+    slices: all slices of the program, identified by their index; bundles: by bundle, its slices, which are
+    synchronised together (`number` below is that of a bundle); slots: tensors by slot, among them the
+    parameters; sync: how the plan synchronises parameters; place: the torch device; order: numbers of
+    bundles in the order of their all-reduces (p3:collective only).
     """
 
     def __init__(
-        self, slices: Sequence[ParameterSlice], slots: Sequence[Tensor], transport: Transport, sync: Sync,
-        place: torch.device, order: Sequence[int] = (),
+        self, slices: Sequence[ParameterSlice], bundles: Sequence[Sequence[int]], slots: Sequence[Tensor],
+        transport: Transport, sync: Sync, place: torch.device, order: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        self.rank_slices = RankSlices(slices, slots, sync, transport.rank)
+        self.rank_slices = RankSlices(slices, bundles, slots, sync, transport.rank)
         self.transport, self._place, self._order = transport, place, order
         self.on_update: OnUpdate | None = None
         self.barrier_reason = ""  # why updates wait for all gradients; "": they do not
         self.clock = 0  # steps with an update that this rank has begun
-        # Slot -> numbers of its slices; removed when `wait` has seen their updates
-        self._pending_slices: dict[int, list[int]] = {}
+        # Slot -> numbers of the bundles with its slices; removed when `wait` has seen their updates
+        self._pending: dict[int, list[int]] = {}
         self._gradients: dict[int, Tensor] = {}  # p3:collective: slot -> gradient, during the step
         self._optimizer: Optimizer | None = None
         self._slice_updater: SliceUpdater | None = None
@@ -109,10 +111,11 @@ class ParameterSync:
             )
         transport.on_failure(self.synchroniser.stop)
         if used_optimizer is not None and not self.barrier_reason:
-            # Slice -> updates in a step: an asynchronous server updates once for each worker.
-            times = {n: len(rank_slices.slices[n].region.devices) for n in rank_slices.updated}
+            served = rank_slices.updated_bundles()
+            # Bundle -> updates in a step: an asynchronous server updates once for each worker.
+            times = {n: len(rank_slices.region_of(n).devices) for n in served}
             self._slice_updater = SliceUpdater(
-                used_optimizer, rank_slices.updated, times=None if sync.synchronous else times
+                used_optimizer, served, times=None if sync.synchronous else times
             )
             self._slice_updater.snapshot(
                 1
@@ -121,12 +124,18 @@ class ParameterSync:
         transport.barrier()  # all ranks listen before the first one sends
 
     def _apply(self, number: int, clock: int, gradient: Tensor) -> None:
-        """Updates a slice on this rank: called by the synchroniser when the gradients are summed."""
+        """Updates a bundle on this rank: called by the synchroniser when the gradients are summed."""
         assert self._slice_updater is not None
         if self.on_update is not None:
-            parameter = self.rank_slices.updated[number]
-            self.on_update(self.rank_slices.source_of(number), clock, gradient.view_as(parameter))
+            for slice_number, part in self._split(number, gradient):
+                self.on_update(self.rank_slices.source_of(slice_number), clock, part)
         self._slice_updater(number, clock, gradient)
+
+    def _split(self, number: int, gradient: Tensor) -> Iterable[tuple[int, Tensor]]:
+        """The slices of a bundle that this rank updates, with their gradients."""
+        members = self.rank_slices.bundles[number]
+        parts = split(gradient, [self.rank_slices.updated[n] for n in members])
+        return zip(members, parts, strict=True)
 
     # -- a step ------------------------------------------------------------------------------------
 
@@ -143,27 +152,35 @@ class ParameterSync:
     def submit(self, slot: int, gradient: Tensor) -> None:
         """Submits the complete gradient of the parameter in a slot. The caller must not change it later."""
         assert self.synchroniser is not None
-        self._pending_slices[slot] = self.rank_slices.slices_by_slot[slot]
+        numbers = self.rank_slices.slices_by_slot[slot]
+        self._pending[slot] = list(dict.fromkeys(self.rank_slices.bundle_of[n] for n in numbers))
         if self.rank_slices.sync.collective:  # a copy, as all-reduces work in place
             self._gradients[slot] = gradient.detach().clone(memory_format=torch.contiguous_format)
             return
         gradient = resolve_conj_and_neg(gradient.detach()).contiguous()
-        for number in self.rank_slices.slices_by_slot[slot]:
-            self.synchroniser.submit(number, self.rank_slices.cut(number, gradient))
+        for number in numbers:
+            complete = self.rank_slices.gathering.add(
+                number, self.rank_slices.cut(number, gradient)
+            )
+            if complete is not None:
+                self.synchroniser.submit(*complete)
 
     def start_slice_all_reduce(self, number: int) -> None:
-        """Starts the all-reduce of one slice of a submitted gradient (p3:collective only)."""
+        """Starts the all-reduce of one bundle of submitted gradients (p3:collective only)."""
         assert self.synchroniser is not None
-        gradient = self._gradients[self.rank_slices.slices[number].slot]
-        self.synchroniser.submit(number, self.rank_slices.cut(number, gradient))
+        parts = [
+            self.rank_slices.cut(n, self._gradients[self.rank_slices.slices[n].slot])
+            for n in self.rank_slices.bundles[number]
+        ]
+        self.synchroniser.submit(number, join(parts))
 
     def wait(self, slots: Sequence[int]) -> None:
         """Waits until the parameters in these slots are up to date."""
-        if not self._pending_slices:
+        if not self._pending:
             return
         assert self.synchroniser is not None
         for slot in slots:
-            for number in self._pending_slices.pop(slot, ()):
+            for number in self._pending.pop(slot, ()):
                 self.synchroniser.wait(number)
 
     def finish_step(self, optimizer_step: Callable[[], None]) -> None:
@@ -177,18 +194,19 @@ class ParameterSync:
         if self.barrier_reason:
             updated = self.rank_slices.updated
             for number, gradient in self.synchroniser.sums().items():
-                updated[number].grad = gradient.view_as(updated[number])
+                for slice_number, part in self._split(number, gradient):
+                    updated[slice_number].grad = part
             optimizer_step()
             for rows in updated.values():
                 rows.grad = None
             self.synchroniser.publish()  # servers send the updated rows to the workers
         if not self.rank_slices.sync.by_priority:
-            self.wait(list(self._pending_slices))
+            self.wait(list(self._pending))
 
     def synchronize(self) -> None:
         """Waits until all parameters are up to date and no message is in transit; all ranks call it."""
         if self.synchroniser is not None:
-            self.wait(list(self._pending_slices))
+            self.wait(list(self._pending))
             self.synchroniser.synchronize()
             # A server that is not a worker has no slices to wait for. And asynchronous servers may still
             # receive gradients from slower ranks.

@@ -1,9 +1,9 @@
 """Finds the tensors of parameter slices on one rank: their gradients, what is updated, where updates go.
 
-A slice is some rows of a parameter. A synchroniser (package sync/) sums the gradients of slices and has
-them updated; it calls a slice an item (sync/item.py). `region` of a slice: its box, the devices that hold
-it, and its server (-1: none). `sync.collective`: all holders update a slice after an all-reduce, without a
-server.
+A slice is some rows of a parameter; a bundle is slices that are synchronised together. A synchroniser
+(package sync/) sums the gradients of bundles and has them updated; it calls a bundle an item
+(sync/item.py). `region` of a slice: its box, the devices that hold it, and its server (-1: none).
+`sync.collective`: all holders update a slice after an all-reduce, without a server.
 """
 
 from __future__ import annotations
@@ -14,21 +14,27 @@ import torch
 from torch import Tensor, nn
 
 from raddle.plans.sync import Sync
+from raddle.program.parameter_region import ParameterRegion
 from raddle.runtime.actions import ParameterSlice
 from raddle.runtime.builders.slot_table import SlotSource
-from raddle.sync.item import Item, select_rows, slice_name
+from raddle.sync.item import Item, bundle_name, select_rows, slice_name
+from raddle.sync.item_rows import Gathering
 
 
 class RankSlices:
-    """All slices, identified by their number, and the tensors of those that are on this rank.
+    """All slices and bundles, identified by their numbers, and the tensors of those that are on this rank.
 
-    slices: in the order of their numbers; slots: tensors by slot, among them the parameters.
+    slices: in the order of their numbers; bundles: by bundle, its slices; slots: tensors by slot, among
+    them the parameters.
     """
 
     def __init__(
-        self, slices: Sequence[ParameterSlice], slots: Sequence[Tensor], sync: Sync, rank: int
-    ) -> None:
-        self.slices, self.sync, self.rank = slices, sync, rank
+        self, slices: Sequence[ParameterSlice], bundles: Sequence[Sequence[int]],
+        slots: Sequence[Tensor], sync: Sync, rank: int,
+    ) -> None:  # fmt: skip
+        self.slices, self.bundles, self.sync, self.rank = slices, bundles, sync, rank
+        self.gathering = Gathering(bundles)  # gradients of this rank until a bundle has all
+        self.bundle_of = {number: b for b, members in enumerate(bundles) for number in members}
         self._slots = slots
         # Slot -> numbers of its slices, if this rank computes their gradients
         self.slices_by_slot: dict[int, list[int]] = {}
@@ -54,15 +60,28 @@ class RankSlices:
         """The rows of a slice within the tensor of its slot, or within that tensor's gradient."""
         return select_rows(tensor.detach(), self.slices[number].rows)
 
-    def bindings(self) -> dict[int, tuple[Tensor | None, Tensor | None]]:
-        """By slice on this rank: (rows that get updates, copy that an asynchronous server updates)."""
-        bindings: dict[int, tuple[Tensor | None, Tensor | None]] = {}
-        for number, s in enumerate(self.slices):
-            if self.rank in (*s.region.devices, s.region.server):
-                parameter = self.updated.get(number)
-                updated = None if parameter is None else parameter.detach()
-                into = self._rows_in_slot(s)
-                bindings[number] = into, None if self.sync.synchronous else updated
+    def region_of(self, bundle: int) -> ParameterRegion:
+        """The region of a bundle's first slice: all have the same holders and server."""
+        return self.slices[self.bundles[bundle][0]].region
+
+    def updated_bundles(self) -> dict[int, list[nn.Parameter]]:
+        """By bundle that this rank updates, the rows of its slices."""
+        return {
+            b: [self.updated[number] for number in members]
+            for b, members in enumerate(self.bundles)
+            if members[0] in self.updated
+        }
+
+    def bindings(self) -> dict[int, tuple[list[Tensor], list[Tensor] | None]]:
+        """By bundle on this rank: (rows that get updates, copy that an asynchronous server updates)."""
+        bindings: dict[int, tuple[list[Tensor], list[Tensor] | None]] = {}
+        served = self.updated_bundles()
+        for b, members in enumerate(self.bundles):
+            region = self.region_of(b)
+            if self.rank in (*region.devices, region.server):
+                updated = [p.detach() for p in served[b]] if b in served else None
+                rows = [self._rows_in_slot(self.slices[n]) for n in members]
+                bindings[b] = rows, None if self.sync.synchronous else updated
         return bindings
 
     def source_of(self, number: int) -> SlotSource:
@@ -71,16 +90,16 @@ class RankSlices:
         return SlotSource(s.name, "parameter", s.region.box, s.slot)
 
     def items(self) -> list[Item]:
-        """All slices as items of a synchroniser."""
-        return [self._item(number, s) for number, s in enumerate(self.slices)]
+        """All bundles as items of a synchroniser."""
+        return [self._item(b) for b in range(len(self.bundles))]
 
-    def _item(self, number: int, s: ParameterSlice) -> Item:
-        """A slice as an item. returned: whether the server sends the updated rows back to the workers."""
-        box = s.region.box
-        rows = slice(box.lo[0], box.hi[0]) if box.shape else None
+    def _item(self, bundle: int) -> Item:
+        """A bundle as an item."""
+        slices, region = [self.slices[n] for n in self.bundles[bundle]], self.region_of(bundle)
+        elements = sum(s.region.box.volume for s in slices)
         return Item(
-            number, slice_name(s.name, rows), s.region.devices, s.region.server, box.volume, s.dtype,
-            s.priority,
+            bundle, bundle_name([_name(s) for s in slices]), region.devices, region.server, elements,
+            slices[0].dtype, slices[0].priority,
         )  # fmt: skip
 
     def refresh_server_copies(self) -> None:
@@ -89,3 +108,8 @@ class RankSlices:
             with torch.no_grad():
                 for number, rows in self.updated.items():
                     rows.copy_(self._rows_in_slot(self.slices[number]))
+
+
+def _name(s: ParameterSlice) -> str:
+    box = s.region.box
+    return slice_name(s.name, slice(box.lo[0], box.hi[0]) if box.shape else None)

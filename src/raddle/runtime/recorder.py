@@ -110,13 +110,12 @@ class Recorder:
             phase = "gather" if isinstance(action, StartGather) else "reduce"
             self._add(kind, action.label, phase, -1, start, end, *traffic)
         elif isinstance(action, StartSliceAllReduce):
-            parameter_slice = self.trainer.executor.rank_actions.slices[action.number]
-            traffic = (
-                parameter_slice.region.box.volume * parameter_slice.dtype.itemsize,
-                parameter_slice.region.devices,
-                action.number,  # serves as the tag
-            )
-            if len(parameter_slice.region.devices) > 1:
+            rank_actions = self.trainer.executor.rank_actions
+            slices = [rank_actions.slices[n] for n in rank_actions.bundles[action.number]]
+            devices = slices[0].region.devices
+            nbytes = sum(s.region.box.volume * s.dtype.itemsize for s in slices)
+            traffic = (nbytes, devices, action.number)  # the number serves as the tag
+            if len(devices) > 1:
                 self._add("sum", action.label, "reduce", -1, start, end, *traffic)
         elif isinstance(action, UpdateParameters) and self.trainer.executor.rank_actions.buckets:
             self._add("wait", "sums of gradients", "reduce", -1, start, self._update_start(start))

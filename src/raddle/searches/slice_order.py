@@ -16,7 +16,6 @@ from raddle.costs.profile import Profile
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
-from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Reduce
 from raddle.simulation.timeline import simulate
 
@@ -24,14 +23,14 @@ from raddle.simulation.timeline import simulate
 def with_slice_order(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> Plan:
-    """The plan with `order`: slice numbers in the order in which a simulation with priorities starts them.
+    """The plan with `order`: bundle numbers in the order in which a simulation with priorities starts them.
 
     One step is simulated, without messages of the step before. That is enough: the next forward waits for
     all slices, so that no all-reduce lasts into the next backward.
     """
     program = lower(graph, replace(plan, order=(), steps=1))
-    # By slice (parameter, region), its number.
-    number = {slice_: n for n, slice_ in enumerate(numbered_slices(program.slices))}
+    # By parameters and slices of a bundle, its number.
+    number = {(b.parameters, b.slices): n for n, b in enumerate(program.bundles)}
     # overtaking: all-reduces start by priority, not in the order of the program
     timeline = simulate(program, cluster, profile, overtaking=True)
     first_start = np.full(len(program.instructions), np.iinfo(np.int64).max)
@@ -39,13 +38,16 @@ def with_slice_order(
     # Tasks without a link start when they are ready: they say nothing about the order.
     uses_link = (tasks.first_resource >= 0) | (tasks.second_resource >= 0)
     np.minimum.at(first_start, tasks.instruction[uses_link], timeline.start[uses_link])
-    # (time of the start, position in the program, slice number) of each all-reduce. A slice is a parameter
-    # and a region of it; each all-reduce has one.
+    # (time of the start, position in the program, bundle number) of each all-reduce.
     slice_starts = [
-        (int(first_start[at]), at, number[i.parameters[0], i.regions[0][0]])
+        (
+            int(first_start[at]),
+            at,
+            number[i.parameters, tuple(s for slices in i.regions for s in slices)],
+        )
         for at, i in enumerate(program.instructions)
         if isinstance(i, Reduce)
     ]
     reduced = [n for *_, n in sorted(slice_starts)]
-    not_reduced = sorted(set(number.values()) - set(reduced))  # slices on a single device
+    not_reduced = sorted(set(number.values()) - set(reduced))  # bundles on a single device
     return replace(plan, order=(*reduced, *not_reduced))

@@ -128,7 +128,7 @@ class CollectiveSynchroniser:
                 f"rank {self.rank} submits '{self._items[number].name}', whose workers are "
                 f"{self._items[number].workers}: submit only items of this rank"
             )
-        check_rows(self.rank, entry.item, gradient, "a gradient")
+        check_rows(self.rank, entry.item, [gradient], "a gradient")
         if self._closed:
             raise RuntimeError(f"rank {self.rank} submits '{entry.item.name}' after it was closed")
         self.wait(number)  # for the update of the last step, if nothing has waited for it yet

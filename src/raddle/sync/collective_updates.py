@@ -45,7 +45,7 @@ class CollectiveUpdates(SlicedUpdates):
     ) -> None:
         self._without_gradient: set[int] = set()  # indices of parameters, on this rank
         self._submitted: set[int] = set()  # parameters, in the current step
-        rows = {item.number: slices.rows(item.number) for item in slices.items}
+        rows = {item.number: slices.item_rows(item.number) for item in slices.items}
         sliced_optimizer = SlicedOptimizer(
             slices,
             optimizer,
@@ -79,7 +79,7 @@ class CollectiveUpdates(SlicedUpdates):
         self._submitted.clear()
 
     def _gather_states(self) -> dict[int, OptimizerState]:
-        """Returns the state of every item. This rank has all of them, because it updates all items."""
+        """Returns the state of every slice. This rank has all of them, because it updates all items."""
         return self.sliced_optimizer.states()
 
     @property
@@ -98,7 +98,11 @@ def order_slices(
     cost: the measured time of an all-reduce, which grows with its elements.
     """
     return order_sums(
-        [ready_seconds[index] for index, _ in slices.locations],
+        # An item is complete when the last one of its gradients is.
+        [
+            max(ready_seconds[slices.locations[number][0]] for number in members)
+            for members in slices.slices_of_item
+        ],
         [cost.seconds(item.elements) for item in slices.items],
         [item.priority for item in slices.items],
     )

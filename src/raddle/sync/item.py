@@ -1,6 +1,7 @@
-"""An item: a slice of a parameter, which is the unit of synchronisation; and checks of items.
+"""An item: what is synchronised at once, a slice of a parameter or a bundle of slices; and checks of items.
 
-A parameter is cut along its first dimension, so an item is some rows of it, such as weight[0:10].
+A parameter is cut along its first dimension, so a slice is some rows of it, such as weight[0:10]. Small
+slices are joined in a bundle (program/parameter_slices.py).
 """
 
 from __future__ import annotations
@@ -13,18 +14,16 @@ from torch import Tensor
 
 
 class Item(NamedTuple):
-    """Some rows of one parameter, contiguous in memory."""
+    """Some rows of one parameter, contiguous in memory; or of several parameters (item_rows.py)."""
 
     number: int  # the index in the list of items, which is the same on all ranks
-    name: str  # "features.0.weight[0:10]"
+    name: str  # "features.0.weight[0:10]"; of a bundle: see bundle_name
     workers: tuple[int, ...]  # ranks that have a copy and submit a gradient
     # The rank that sums gradients, updates the rows and sends them back; -1: every worker updates them.
     server: int
     elements: int
     dtype: torch.dtype
     priority: int  # the smallest is the most urgent: the order of first use in the forward
-    # Whether the server sends the updated rows back; with ZeRO-3 they are gathered before use instead.
-    returned: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -34,6 +33,12 @@ class Item(NamedTuple):
 def slice_name(parameter: str, rows: slice | None) -> str:
     """Returns the name of some rows of a parameter. rows is None for a parameter without dimensions."""
     return parameter if rows is None else f"{parameter}[{rows.start}:{rows.stop}]"
+
+
+def bundle_name(slices: Sequence[str]) -> str:
+    """Returns the name of an item from those of its slices."""
+    more = f" and {len(slices) - 1} more" if len(slices) > 1 else ""
+    return f"{slices[0]}{more}"
 
 
 def select_rows(tensor: Tensor, rows: slice | None) -> Tensor:
@@ -71,13 +76,18 @@ def check_items(items: Sequence[Item], size: int, *, servers: bool = True) -> No
             )
 
 
-def check_rows(rank: int, item: Item, rows: Tensor, what: str) -> None:
-    """Raises ValueError if a tensor does not fit an item. what: "rows" or "a gradient", for the message."""
-    if rows.numel() != item.elements or rows.dtype != item.dtype or not rows.is_contiguous():
-        raise ValueError(
-            f"rank {rank} has {what} of '{item.name}' with {rows.numel()} elements of {rows.dtype}, "
-            f"strides {rows.stride()}: {item.elements} contiguous ones of {item.dtype} are needed"
-        )
+def check_rows(rank: int, item: Item, parts: Sequence[Tensor], what: str) -> None:
+    """Raises ValueError if tensors do not fit an item. what: "rows" or "a gradient", for the message.
+
+    parts: one tensor for all slices of the item, or one for each.
+    """
+    elements = sum(rows.numel() for rows in parts)
+    for rows in parts:
+        if elements != item.elements or rows.dtype != item.dtype or not rows.is_contiguous():
+            raise ValueError(
+                f"rank {rank} has {what} of '{item.name}' with {elements} elements of {rows.dtype}, "
+                f"strides {rows.stride()}: {item.elements} contiguous ones of {item.dtype} are needed"
+            )
 
 
 def read_payload(rank: int, source: int, item: Item, payload: Tensor) -> Tensor:

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from raddle.sync.item import Item, UpdateEvent
+from raddle.sync.item_rows import ItemRows
 from raddle.sync.server_stalls import StalledItem
 from raddle.transport.wire import Frame
 
-Apply = Callable[[int, int, Tensor], None]  # item, clock, gradient (only read): updates rows
+# Item, clock, gradient (only read): updates rows. The gradient of a bundle is flat.
+Apply = Callable[[int, int, Tensor], None]
 # Records a bar of the Chrome trace: item, lane (row) of the trace, start, end (time.perf_counter).
 RecordItemSpan = Callable[[int, str, float, float], None]
 Send = Callable[[int, Frame, Tensor, int], None]  # target, frame, payload, priority
@@ -32,13 +34,12 @@ MIN_LOGGED = 100_000  # the log keeps at least so many events; older ones are dr
 class ServerItem:
     """The state of one item at its server.
 
-    rows: those of the parameter on this rank. master: the rows that the server updates; without staleness
-    they are the same tensor.
+    rows: those of the parameters on this rank. master: the rows that the server updates; without staleness
+    they are the same tensors.
     """
 
     __slots__ = (
         "clocks",
-        "flat",
         "gradients",
         "item",
         "master",
@@ -49,9 +50,8 @@ class ServerItem:
         "waiting_since",
     )
 
-    def __init__(self, item: Item, rows: Tensor, master: Tensor) -> None:
+    def __init__(self, item: Item, rows: ItemRows, master: ItemRows) -> None:
         self.item, self.rows, self.master = item, rows, master
-        self.flat = master.view(-1)  # what is sent back
         # The order in which gradients are summed. It is fixed: every run gives the same bits.
         self.sorted_workers = tuple(sorted(item.workers))
         self.clocks = dict.fromkeys(self.sorted_workers, 0)  # by worker: its last clock
@@ -82,7 +82,7 @@ class RowUpdater:
     def update(self, entry: ServerItem, worker: int, clock: int, gradient: Tensor) -> None:
         """Applies the gradient of one worker, or the sum over all workers (worker is -1)."""
         number, begin = entry.item.number, time.perf_counter() if self.record else 0.0
-        gradient = gradient.to(entry.master.device).view_as(entry.master)
+        gradient = entry.master.shaped(gradient.to(entry.master.device))
         try:
             self._apply(number, clock, gradient)
         except Exception as error:
@@ -113,8 +113,8 @@ class ParameterServer(ABC):
         self._send, self._mark_returned = send, mark_returned
 
     @abstractmethod
-    def bind(self, item: Item, rows: Tensor, master: Tensor | None) -> None:
-        """Adds an item. rows: those of this rank. master: the tensor to update, if it is another one."""
+    def bind(self, item: Item, rows: ItemRows, master: ItemRows | None) -> None:
+        """Adds an item. rows: those of this rank. master: the rows to update, if they are others."""
 
     @abstractmethod
     def push(self, worker: int, number: int, clock: int, gradient: Tensor) -> None:
@@ -136,7 +136,7 @@ class ParameterServer(ABC):
         """Returns the items that wait for gradients. It takes no lock: slightly old values will do."""
 
 
-def wait_for_stream(rows: Tensor) -> None:
+def wait_for_stream(rows: ItemRows) -> None:
     """Waits for the GPU work of this thread's stream, because other threads use other streams."""
     if rows.device.type == "cuda":
         torch.cuda.current_stream(rows.device).synchronize()

@@ -1,6 +1,7 @@
-"""Cuts the parameters of a wrapped optimizer (sync.Optimizer) into slices, and makes an `Item` for each.
+"""Cuts the parameters of a wrapped optimizer (sync.Optimizer) into slices, and joins small ones in bundles.
 
-A slice is a range of rows of one parameter: `locations[number]` says which, for the item with that number.
+A slice is a range of rows of one parameter: `locations[number]` says which, for the slice with that number.
+A bundle is slices that are synchronised together (program/parameter_slices.py); each bundle is an `Item`.
 A parameter is identified by its index in `TrainedParameters.parameters`, an item by its number.
 """
 
@@ -12,16 +13,18 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from raddle.plans.sync import Sync
-from raddle.sync.item import Item, select_rows, slice_name
+from raddle.program.parameter_slices import join_slices
+from raddle.sync.item import Item, bundle_name, select_rows, slice_name
+from raddle.sync.item_rows import Gathering
 from raddle.sync.parameter_server import RecordItemSpan
 
 RecordSpan = Callable[[str, str, float, float], None]  # name, lane (row) of the trace, start, end
 
 
 class ParameterSlices:
-    """The slices of all parameters. Every rank has all of them.
+    """The slices of all parameters, and the items. Every rank has all of them.
 
-    sync: says how to cut parameters and which rank is the server of a slice. size: the number of ranks.
+    sync: says how to cut parameters and which rank is the server of an item. size: the number of ranks.
     order: indices of parameters, the most urgent first.
     """
 
@@ -34,33 +37,56 @@ class ParameterSlices:
         order: Sequence[int],
     ) -> None:
         self.names, self.parameters = names, parameters
-        self.locations: list[tuple[int, slice | None]] = []  # by item: parameter, rows
-        self.item_numbers: dict[int, list[int]] = defaultdict(list)  # by parameter, its items
-        elements = []  # by item
+        self.locations: list[tuple[int, slice | None]] = []  # by slice: parameter, rows
+        self.slices_of: dict[int, list[int]] = defaultdict(list)  # by parameter, its slices
+        elements = []  # by slice
         for index, p in enumerate(parameters):
             for first, last in sync.row_ranges(p.shape, size):  # rows from `first` to before `last`
-                self.item_numbers[index].append(len(self.locations))
+                self.slices_of[index].append(len(self.locations))
                 self.locations.append((index, slice(first, last) if p.ndim else None))
                 elements.append((last - first) * p[0].numel() if p.ndim else 1)
         everyone = tuple(range(size))
-        # By item, the rank that is its server; -1: all ranks update it. All ranks have a copy of each item.
-        servers = sync.assign_servers(elements, [everyone] * len(elements))
         urgency = {index: place for place, index in enumerate(order)}  # by parameter; 0 goes first
-        self.items = [
-            Item(
-                number, slice_name(names[index], rows), everyone,
-                servers[number], elements[number], parameters[index].dtype, urgency[index],
+        used = sorted(range(len(elements)), key=lambda n: (urgency[self.locations[n][0]], n))
+        keys = [(everyone, parameters[self.locations[n][0]].dtype) for n in used]
+        joined = join_slices([elements[n] for n in used], keys, sync.bundle_limit)
+        # By item, its slices, those of the most urgent parameter first.
+        self.slices_of_item = sorted([used[k] for k in members] for members in joined)
+        totals = [sum(elements[n] for n in members) for members in self.slices_of_item]
+        # By item, the rank that is its server; -1: all ranks update it. All ranks have a copy of each item.
+        servers = sync.assign_servers(totals, [everyone] * len(totals))
+        self.items = []
+        for number, members in enumerate(self.slices_of_item):
+            index = self.locations[members[0]][0]
+            name = bundle_name(
+                [slice_name(names[i], rows) for i, rows in map(self.locations.__getitem__, members)]
             )
-            for number, (index, rows) in enumerate(self.locations)
-        ]  # fmt: skip
+            self.items.append(
+                Item(
+                    number, name, everyone, servers[number], totals[number], parameters[index].dtype,
+                    urgency[index],
+                )
+            )  # fmt: skip
+        self.item_numbers: dict[int, list[int]] = defaultdict(list)  # by parameter, its items
+        for number, members in enumerate(self.slices_of_item):
+            for index in dict.fromkeys(self.locations[n][0] for n in members):
+                self.item_numbers[index].append(number)
+
+    def gathering(self) -> Gathering:
+        """Collects gradients of slices until those of an item are complete."""
+        return Gathering(self.slices_of_item)
 
     def select_rows(self, whole: Tensor, number: int) -> Tensor:
-        """Returns an item's rows of a tensor that has the parameter's shape."""
+        """Returns a slice's rows of a tensor that has the parameter's shape. number: of the slice."""
         return select_rows(whole, self.locations[number][1])
 
     def rows(self, number: int) -> Tensor:
-        """Returns an item's rows of its parameter, as a view."""
+        """Returns a slice's rows of its parameter, as a view. number: of the slice."""
         return self.select_rows(self.parameters[self.locations[number][0]].detach(), number)
+
+    def item_rows(self, item: int) -> list[Tensor]:
+        """Returns the rows of an item's slices, as views."""
+        return [self.rows(number) for number in self.slices_of_item[item]]
 
     def record_by_item(self, record_span: RecordSpan | None) -> RecordItemSpan | None:
         """Wraps a trace callback that takes an item's name into one that takes its number."""

@@ -1,7 +1,7 @@
 """Synchronises slices of parameters through servers (parameter server, sharded updates, P3).
 
-An item is a slice of a parameter: some of its rows. The workers of an item are the ranks that have a copy
-of it; its server is the rank that updates it. On every rank:
+An item is a slice of a parameter (some of its rows) or a bundle of slices. The workers of an item are the
+ranks that have a copy of it; its server is the rank that updates it. On every rank:
 
     submit(i, gradient)     a worker sends its gradient of item i to the item's server (a push)
     ...                     the server sums, updates and sends the rows back (a pull), on receiving threads
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from raddle.sync.incoming_messages import IncomingMessages
 from raddle.sync.item import Item, UpdateEvent, check_items, check_rows, describe_items
+from raddle.sync.item_rows import ItemRows
 from raddle.sync.outgoing_messages import OutgoingMessages
 from raddle.sync.parameter_server import Apply, ParameterServer, RecordItemSpan, RowUpdater
 from raddle.sync.rank_failure import RankFailure
@@ -108,26 +109,31 @@ class ServerSynchroniser:
         """The updates made on this rank as a server, in their order: at least the latest 100 000."""
         return self._server.updater.log
 
-    def bind(self, number: int, rows: Tensor | None, master: Tensor | None = None) -> None:
-        """Sets where the rows of an item are on this rank: a contiguous view of p.detach().
+    def bind(
+        self,
+        number: int,
+        rows: Tensor | Sequence[Tensor],
+        master: Tensor | Sequence[Tensor] | None = None,
+    ) -> None:
+        """Sets where the rows of an item are on this rank: a contiguous view of p.detach() for each slice.
 
-        rows: None on a worker to which the updated rows are not sent back (`item.returned` is False).
         master: with staleness, the copy of the rows that the server updates, if there is one already.
         """
         item = self._items[number]
-        check_binding(self.rank, item, rows)
+        bound_rows = ItemRows(rows)
+        check_binding(self.rank, item, bound_rows)
         if self._started or number in self._worker.items or number in self._server.items:
             raise ValueError(
                 f"rank {self.rank} binds '{item.name}' again: bind once, before `start`"
             )
         if self.rank in item.workers:
-            self._worker.bind(item, rows)
-        if rows is not None and self.rank == item.server:
-            self._server.bind(item, rows, master)
+            self._worker.bind(item, bound_rows)
+        if self.rank == item.server:
+            self._server.bind(item, bound_rows, None if master is None else ItemRows(master))
 
-    def rows_at_server(self, number: int) -> Tensor:
+    def rows_at_server(self, number: int) -> tuple[Tensor, ...]:
         """Returns the rows that `apply` updates: the bound rows or, with staleness, the server's copy."""
-        return self._server.items[number].master
+        return self._server.items[number].master.parts
 
     def start(self) -> None:
         """Starts to receive messages. All items must be bound before. `submit` calls it too."""
@@ -156,7 +162,7 @@ class ServerSynchroniser:
                 f"rank {self.rank} submits '{item.name}', whose workers are {item.workers}: "
                 "submit only items of this rank"
             )
-        check_rows(self.rank, item, gradient, "a gradient")
+        check_rows(self.rank, item, [gradient], "a gradient")
         if self._incoming.closed:
             raise RuntimeError(f"rank {self.rank} submits '{item.name}' after it was closed")
         self._worker.wait(number)
@@ -251,19 +257,15 @@ class ServerSynchroniser:
             )
 
 
-def check_binding(rank: int, item: Item, rows: Tensor | None) -> None:
+def check_binding(rank: int, item: Item, rows: ItemRows) -> None:
     """Raises ValueError if these rows cannot be bound to the item on this rank."""
     if rank != item.server and rank not in item.workers:
         raise ValueError(
             f"rank {rank} binds '{item.name}', whose workers are {item.workers} and whose "
             f"server is {item.server}: bind items of this rank"
         )
-    if rows is None:
-        if item.returned or rank == item.server:
-            raise ValueError(f"rank {rank} binds no rows of '{item.name}': it needs them here")
-        return
-    check_rows(rank, item, rows, "rows")
-    if rows.requires_grad:
+    check_rows(rank, item, rows.parts, "rows")
+    if any(part.requires_grad for part in rows.parts):
         raise ValueError(
             f"rank {rank} binds rows of '{item.name}' that need a gradient: take them from "
             "p.detach()"

@@ -1,20 +1,21 @@
-"""Makes an optimizer of torch.optim update one slice of a parameter at a time.
+"""Makes an optimizer of torch.optim update one slice of a parameter, or one bundle of slices, at a time.
 
 Each update uses the settings (lr, momentum...) of its step, even if the next step has begun already. An
-item is a slice with a number (item.py). A clock is the number of a step: 1 is the first.
+item has a number (item.py). A clock is the number of a step: 1 is the first.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from raddle.sync.item_rows import split
 from raddle.sync.private_torch import has_step_hooks
 
 # These update every element independently, and their state for a whole tensor (a step count) is the same
@@ -60,8 +61,8 @@ def why_barrier(optimizer: Optimizer) -> str | None:
 class SliceUpdater:
     """The `apply` callback of a synchroniser (Apply in parameter_server.py): updates items on this rank.
 
-    rows: by item number, the parameter of `optimizer` that holds the item's rows. Its state stays in
-        `optimizer.state`.
+    rows: by item number, the parameters of `optimizer` that hold the rows of its slices. Their state stays
+        in `optimizer.state`.
     times: by item number, the updates at each clock: 1, or with staleness one for each worker. None: 1.
 
     `snapshot(clock)` stores the settings (lr, momentum...) for this and later clocks, so that a scheduler
@@ -72,7 +73,7 @@ class SliceUpdater:
     def __init__(
         self,
         optimizer: Optimizer,
-        rows: Mapping[int, nn.Parameter],
+        rows: Mapping[int, Sequence[nn.Parameter]],
         *,
         times: Mapping[int, int] | None = None,
     ) -> None:
@@ -82,15 +83,16 @@ class SliceUpdater:
         groups = {
             id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]
         }
-        unknown = [number for number, p in rows.items() if id(p) not in groups]
+        unknown = [n for n, parts in rows.items() if any(id(p) not in groups for p in parts)]
         if unknown:
             raise ValueError(
                 f"item {unknown[0]} is no parameter of the {type(optimizer).__name__}: make the "
                 "optimizer of the rows that are updated on this rank"
             )
         self._optimizer, self._rows = optimizer, dict(rows)
-        self._stepper = copy.copy(optimizer)  # its one parameter is the item that is updated
-        self._group_of_item = {number: groups[id(p)] for number, p in rows.items()}
+        self._stepper = copy.copy(optimizer)  # its parameters are those of the item that is updated
+        # By item, then by slice: its parameter group.
+        self._groups = {n: [groups[id(p)] for p in parts] for n, parts in rows.items()}
         self._updates_per_clock = sum(times[n] for n in rows) if times is not None else len(rows)
         # By the first clock for which they hold: the settings of each parameter group.
         self._settings: dict[int, list[dict[str, Any]]] = {}
@@ -107,6 +109,10 @@ class SliceUpdater:
 
     def __call__(self, number: int, clock: int, gradient: Tensor) -> None:
         """Updates one item's rows. The synchroniser never calls it from two threads at once."""
+        self.update(number, clock, split(gradient, self._rows[number]))
+
+    def update(self, number: int, clock: int, gradients: Sequence[Tensor | None]) -> None:
+        """Updates one item's rows. gradients: by slice; None: leave it as it is."""
         rows, stepper = self._rows[number], self._stepper
         with self._lock:
             # The clock of the latest snapshot that is not after this clock.
@@ -116,18 +122,20 @@ class SliceUpdater:
                     f"item {number} is to be updated at clock {clock}, and settings are known from "
                     f"{sorted(self._settings)} on: call snapshot({clock}) before"
                 )
-            settings = self._settings[since][self._group_of_item[number]]
+            settings = self._settings[since]
+        updated: dict[int, list[nn.Parameter]] = {}  # by parameter group
+        for p, group, gradient in zip(rows, self._groups[number], gradients, strict=True):
+            if gradient is not None:
+                updated.setdefault(group, []).append(p)
+                p.grad = gradient
         stepper.state = self._optimizer.state  # `load_state_dict` replaces the dictionary
-        stepper.param_groups = [{**settings, "params": [rows]}]
-        rows.grad = gradient.view_as(rows)
+        stepper.param_groups = [{**settings[g], "params": parts} for g, parts in updated.items()]
         try:
-            stepper.step()
+            if updated:
+                stepper.step()
         finally:
-            rows.grad = None
-        self._count_update(clock)
-
-    def skip(self, clock: int) -> None:
-        """Counts an update that is left out, so that the settings of its clock can be dropped."""
+            for p in rows:
+                p.grad = None
         self._count_update(clock)
 
     @property

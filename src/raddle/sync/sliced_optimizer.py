@@ -1,7 +1,8 @@
 """Applies an optimizer of torch.optim to the slices of parameters that this rank updates.
 
-An item is a slice with a number; its clock is the number of the step. A synchroniser collects the gradients
-of an item from all ranks, and calls `apply(number, clock, gradient)` on each rank that updates the item.
+An item is a slice or a bundle of slices; its clock is the number of the step. Items and slices have numbers
+of their own (parameter_slices.py). A synchroniser collects the gradients of an item from all ranks, and
+calls `apply(number, clock, gradient)` on each rank that updates the item.
 
 Unused parameters. A rank without a gradient submits negative zeros, because -0.0 changes no bit of a
 number to which it is added. A rank with a gradient never submits -0.0 as the first element of a slice. So
@@ -13,13 +14,14 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from raddle.sync.item_rows import split
 from raddle.sync.optimizer_state import OptimizerState, cut_state, join_states
 from raddle.sync.parameter_slices import ParameterSlices
 from raddle.sync.slice_updater import SliceUpdater
@@ -29,33 +31,45 @@ class SlicedOptimizer:
     """The `apply` callback of a synchroniser (Apply in parameter_server.py).
 
     optimizer: the model's, which has the whole parameters.
-    rows_by_item: by item number, the rows that are updated on this rank.
+    rows_by_item: by item number, the rows of its slices that are updated on this rank.
     times: how often an item is updated at each clock: with staleness once for each worker, else once.
-    may_be_absent(number): whether it is possible that no rank had a gradient; only then the sum is read.
+    may_be_absent(number): whether it is possible that no rank had a gradient of a slice; only then the sum
+        is read.
     """
 
     def __init__(
-        self, slices: ParameterSlices, optimizer: Optimizer, rows_by_item: Mapping[int, Tensor], *,
-        times: int = 1, may_be_absent: Callable[[int], bool] = lambda number: True,
+        self, slices: ParameterSlices, optimizer: Optimizer,
+        rows_by_item: Mapping[int, Sequence[Tensor]], *, times: int = 1, may_be_absent: Callable[[int],
+        bool] = lambda number: True,
     ) -> None:  # fmt: skip
-        self.parameters = {number: nn.Parameter(rows) for number, rows in rows_by_item.items()}
+        # By number of a slice, the rows that are updated.
+        self.parameters = {
+            number: nn.Parameter(rows)
+            for item, parts in rows_by_item.items()
+            for number, rows in zip(slices.slices_of_item[item], parts, strict=True)
+        }
         self._slices, self._model_optimizer, self._may_be_absent = slices, optimizer, may_be_absent
         # Copied from the model's optimizer; trains `self.parameters`.
         self._slice_optimizer = _copy_for_slices(optimizer, slices, self.parameters)
         self._updater: SliceUpdater | None = None
         if rows_by_item:
             self._updater = SliceUpdater(
-                self._slice_optimizer, self.parameters, times=dict.fromkeys(rows_by_item, times)
+                self._slice_optimizer,
+                {n: [self.parameters[s] for s in slices.slices_of_item[n]] for n in rows_by_item},
+                times=dict.fromkeys(rows_by_item, times),
             )
         self._step_settings: list[dict[str, Any]] = []  # by parameter group, in the current step
 
     def __call__(self, number: int, clock: int, gradient: Tensor) -> None:
-        """Updates an item's rows with its summed gradient, if a rank had one."""
+        """Updates the slices of an item of which a rank had a gradient; gradient: the sum over ranks."""
         assert self._updater is not None
-        if self._may_be_absent(number) and is_absent(gradient):
-            self._updater.skip(clock)
-        else:
-            self._updater(number, clock, gradient)
+        members = self._slices.slices_of_item[number]
+        parts = split(gradient, [self.parameters[s] for s in members])
+        present = [
+            None if self._may_be_absent(s) and is_absent(part) else part
+            for s, part in zip(members, parts, strict=True)
+        ]
+        self._updater.update(number, clock, present)
 
     def snapshot_settings(self, clock: int) -> None:
         """Stores the optimizer's present settings (lr, momentum...) for updates from `clock` on."""
@@ -93,7 +107,7 @@ class SlicedOptimizer:
         model_state.clear()
 
     def states(self) -> dict[int, OptimizerState]:
-        """Returns a copy of the state of each item, by number."""
+        """Returns a copy of the state of each slice, by number."""
         return {
             number: cut_state(self._slice_optimizer.state[rows], rows.shape, None)
             for number, rows in self.parameters.items()
@@ -101,10 +115,10 @@ class SlicedOptimizer:
         }
 
     def join_states(self, states: Mapping[int, OptimizerState]) -> dict[Tensor, OptimizerState]:
-        """Builds the state of whole parameters from the states of all items."""
+        """Builds the state of whole parameters from the states of all slices."""
         whole: dict[Tensor, OptimizerState] = {}
         for index, p in enumerate(self._slices.parameters):
-            numbers = self._slices.item_numbers[index]
+            numbers = self._slices.slices_of[index]
             parts = [states.get(n, {}) for n in numbers]
             state = join_states(parts, [self._slices.rows(n).shape for n in numbers], p.device)
             if state:

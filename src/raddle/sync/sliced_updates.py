@@ -1,14 +1,14 @@
 """Updates the parameters of a wrapped optimizer (sync.Optimizer) slice by slice.
 
 The caller submits gradients, and waits until parameters are updated. SlicedUpdates works with
-parameters (by index) and translates to items (slices, by number) for a synchroniser: ServerSynchroniser
+parameters (by index) and translates to items (slices or bundles) for a synchroniser: ServerSynchroniser
 here, CollectiveSynchroniser in collective_updates.py.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from raddle.sync.collective_synchroniser import CollectiveSynchroniser
-from raddle.sync.item import UpdateEvent
+from raddle.sync.item import Item, UpdateEvent
 from raddle.sync.optimizer_state import OptimizerState, merge_states
 from raddle.sync.parameter_slices import ParameterSlices, RecordSpan
 from raddle.sync.server_synchroniser import ServerSynchroniser
@@ -43,7 +43,10 @@ def make_server_updates(
     With staleness, a server updates a copy of the rows, not the model's parameter (stale_server.py).
     """
     served = [item.number for item in slices.items if item.server == transport.rank]
-    rows_by_item = {n: slices.rows(n) if staleness == 0 else slices.rows(n).clone() for n in served}
+    rows_by_item = {
+        n: [rows if staleness == 0 else rows.clone() for rows in slices.item_rows(n)]
+        for n in served
+    }
     times = 1 if staleness == 0 else transport.size  # updates of an item in a step
     sliced_optimizer = SlicedOptimizer(slices, optimizer, rows_by_item, times=times)
     synchroniser = ServerSynchroniser(
@@ -51,7 +54,7 @@ def make_server_updates(
         timeout=transport.timeout, fail=transport.fail, record=slices.record_by_item(record_span),
     )  # fmt: skip
     for number in range(len(slices.items)):
-        synchroniser.bind(number, slices.rows(number), rows_by_item.get(number))
+        synchroniser.bind(number, slices.item_rows(number), rows_by_item.get(number))
     return SlicedUpdates(
         slices, sliced_optimizer, synchroniser, transport, exchange, server_copies=staleness != 0
     )
@@ -82,6 +85,7 @@ class SlicedUpdates:
         )
         self._transport, self._exchange, self._server_copies = transport, exchange, server_copies
         self._pending: set[int] = set()  # parameters whose updates are not back yet
+        self._gathering = slices.gathering()
         transport.on_failure(synchroniser.stop)
         sliced_optimizer.scatter_state()
         sliced_optimizer.snapshot_settings(1)
@@ -103,11 +107,12 @@ class SlicedUpdates:
             else:
                 # In new memory: gradients of two parameters may be views of one tensor.
                 part = torch.div(gradient, self._transport.size).contiguous()
-            for number in self.slices.item_numbers[index]:
+            for number in self.slices.slices_of[index]:
                 rows = self.slices.select_rows(part, number)
                 if gradient is not None:
                     rows.view(-1)[:1].add_(0.0)  # -0.0 becomes 0.0: see sliced_optimizer.py
-                self.synchroniser.submit(number, rows)
+                if (complete := self._gathering.add(number, rows)) is not None:
+                    self.synchroniser.submit(*complete)
         self._pending.add(index)
 
     def finish_step(self) -> None:
@@ -117,11 +122,12 @@ class SlicedUpdates:
         return index in self._pending
 
     def wait(self, index: int) -> None:
-        """Waits until a parameter is up to date."""
-        if index not in self._pending:
+        """Waits until a parameter is up to date; not if its items still lack gradients of this step."""
+        items = self.slices.item_numbers[index]
+        if index not in self._pending or any(map(self._gathering.is_waiting, items)):
             return
         begin = time.perf_counter()
-        for number in self.slices.item_numbers[index]:
+        for number in items:
             self.synchroniser.wait(number)
         self._pending.discard(index)
         self.waited[self.slices.names[index]] += time.perf_counter() - begin
@@ -139,10 +145,10 @@ class SlicedUpdates:
         self.synchronize()
         self._transport.barrier()
         with torch.no_grad():
-            for item in self.slices.items if self._server_copies else ():
+            for number, item in self._items_by_slice() if self._server_copies else ():
                 server_rows, rows = (
-                    self.sliced_optimizer.parameters.get(item.number),
-                    self.slices.rows(item.number),
+                    self.sliced_optimizer.parameters.get(number),
+                    self.slices.rows(number),
                 )
                 payload = (rows if server_rows is None else server_rows.detach()).to(
                     "cpu", copy=True
@@ -152,13 +158,19 @@ class SlicedUpdates:
                     self._transport.broadcast(item.server, flat).wait()
                     rows.copy_(flat.view(item.dtype).view(rows.shape))
 
+    def _items_by_slice(self) -> Iterator[tuple[int, Item]]:
+        """Yields the number of each slice, with the item that it belongs to."""
+        for item in self.slices.items:
+            for number in self.slices.slices_of_item[item.number]:
+                yield number, item
+
     def gather_state(self) -> dict[Tensor, OptimizerState]:
         """Returns the state of whole parameters, as the plain optimizer has it. All ranks call it."""
         self.synchronize_ranks()
         return self.sliced_optimizer.join_states(self._gather_states())
 
     def _gather_states(self) -> dict[int, OptimizerState]:
-        """Returns the state of every item, from its server."""
+        """Returns the state of every slice, from its server."""
         return merge_states(self._exchange(self.sliced_optimizer.states()))
 
     def close(self) -> None:

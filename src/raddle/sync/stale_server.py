@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from raddle.sync.item import Item
+from raddle.sync.item_rows import ItemRows
 from raddle.sync.parameter_server import (
     MarkReturned,
     ParameterServer,
@@ -45,7 +46,7 @@ class StaleServer(ParameterServer):
         super().__init__(rank, updater, send, mark_returned)
         self._bound = bound
 
-    def bind(self, item: Item, rows: Tensor, master: Tensor | None) -> None:
+    def bind(self, item: Item, rows: ItemRows, master: ItemRows | None) -> None:
         if master is None:
             master = rows.clone() if self.rank in item.workers else rows
         self.items[item.number] = ServerItem(item, rows, master)
@@ -94,10 +95,10 @@ class StaleServer(ParameterServer):
                 local_clock = clock
                 continue
             if payload is None:
-                payload = entry.flat.to("cpu", copy=True)
+                payload = entry.master.flat().to("cpu", copy=True)
             frame = Frame(PULL, entry.item.number, clock, entry.version)
             self._send(worker, frame, payload, entry.item.priority)
         if local_clock:
-            entry.rows.copy_(entry.master)
+            entry.rows.write(entry.master.flat())
             wait_for_stream(entry.rows)
             self._mark_returned(entry.item.number, local_clock)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from raddle.sync.item import Item
+from raddle.sync.item_rows import ItemRows
 from raddle.sync.parameter_server import MarkReturned, ParameterServer, RowUpdater, Send, ServerItem
 from raddle.sync.rank_failure import RankFailure
 from raddle.sync.server_stalls import StalledItem
@@ -83,7 +84,7 @@ class SynchronousServer(ParameterServer):
         self._unadmitted: list[tuple[ServerItem, int, Tensor]] = []  # item, clock, sum
         self._lock = threading.Lock()  # held for short times: protects the collected gradients
 
-    def bind(self, item: Item, rows: Tensor, master: Tensor | None) -> None:
+    def bind(self, item: Item, rows: ItemRows, master: ItemRows | None) -> None:
         self.items[item.number] = ServerItem(item, rows, rows if master is None else master)
 
     def push(self, worker: int, number: int, clock: int, gradient: Tensor) -> None:
@@ -182,7 +183,7 @@ class SynchronousServer(ParameterServer):
             total = total.clone()  # the caller may scale what `sums` gives
         if record:
             record(entry.item.number, "sum", begin, time.perf_counter())
-        return total.view_as(entry.master)
+        return entry.master.shaped(total)
 
     def _finish(self, entry: ServerItem, clock: int, total: Tensor) -> None:
         """Updates an item with the sum of its gradients, and sends the rows to the workers."""
@@ -198,8 +199,8 @@ class SynchronousServer(ParameterServer):
         """
         item = entry.item
         frame = Frame(PULL, item.number, clock, entry.version)
-        payload = entry.flat if entry.flat.device.type == "cpu" else entry.flat.cpu()
-        for worker in entry.sorted_workers if item.returned else ():
+        payload = entry.master.flat().cpu()
+        for worker in entry.sorted_workers:
             if worker != self.rank:
                 self._send(worker, frame, payload, item.priority)
         if self.rank in entry.clocks:  # this rank is one of the workers

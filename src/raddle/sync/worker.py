@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from raddle.sync.item import Item
+from raddle.sync.item_rows import ItemRows
 from raddle.sync.parameter_server import RecordItemSpan
 from raddle.sync.rank_failure import RankFailure
 from raddle.sync.server_stalls import StalledItem, describe_stall, describe_unanswered, logger
@@ -24,12 +25,10 @@ from raddle.sync.server_stalls import StalledItem, describe_stall, describe_unan
 class WorkerItem:
     """The state of one item at a worker."""
 
-    __slots__ = ("clock", "flat", "item", "up_to_date")
+    __slots__ = ("clock", "item", "rows", "up_to_date")
 
-    def __init__(self, item: Item, rows: Tensor | None, up_to_date: threading.Event) -> None:
-        self.item, self.up_to_date = item, up_to_date
-        # The rows as a flat view; None: the server does not send them back.
-        self.flat = None if rows is None else rows.view(-1)
+    def __init__(self, item: Item, rows: ItemRows, up_to_date: threading.Event) -> None:
+        self.item, self.rows, self.up_to_date = item, rows, up_to_date
         self.clock = 0  # gradients submitted so far
         up_to_date.set()  # cleared while a gradient is at the server
 
@@ -52,17 +51,15 @@ class Worker:
         self._rank, self._failure, self._stalled_items = rank, failure, stalled_items
         self._warn_after = min(stall, fail_after)
 
-    def bind(self, item: Item, rows: Tensor | None) -> None:
-        """Adds an item. rows: its rows on this rank; None: the server does not send them back."""
+    def bind(self, item: Item, rows: ItemRows) -> None:
+        """Adds an item. rows: its rows on this rank."""
         up_to_date = self._failure.register(threading.Event())
         self.items[item.number] = WorkerItem(item, rows, up_to_date)
 
     def begin_push(self, number: int) -> int:
         """Marks an item as submitted, and returns the clock to send with its gradient."""
         entry = self.items[number]
-        # `returned`: the server sends updated rows back. A server on this rank calls mark_returned anyway.
-        if entry.item.returned or entry.item.server == self._rank:
-            entry.up_to_date.clear()
+        entry.up_to_date.clear()
         entry.clock += 1
         return entry.clock
 
@@ -98,7 +95,7 @@ class Worker:
     def receive(self, source: int, item: Item, clock: int, values: Tensor) -> None:
         """Takes updated rows that rank `source` has sent."""
         entry = self.items.get(item.number)
-        if entry is None or entry.flat is None or source != item.server:
+        if entry is None or source != item.server:
             raise ValueError(
                 f"rank {self._rank} got rows of '{item.name}' from rank {source}: its workers are "
                 f"{item.workers} and its server is {item.server}"
@@ -106,7 +103,7 @@ class Worker:
         begin = time.perf_counter()
         if clock == entry.clock and not entry.up_to_date.is_set():  # else mark_returned raises
             with torch.no_grad():
-                entry.flat.copy_(values)
+                entry.rows.write(values)
         self.mark_returned(item.number, clock)
         if self.record:
             self.record(item.number, "pull", begin, time.perf_counter())

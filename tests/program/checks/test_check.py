@@ -20,7 +20,6 @@ from raddle.graph.capture import capture
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.message_kind import MessageKind
-from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Run, Update
 from raddle.simulation.memory.check_memory import check_memory
 
@@ -89,7 +88,7 @@ def collective_sums(**more: Any) -> Program:
 
 
 def slice_total() -> int:
-    return len(numbered_slices(collective_sums().slices))
+    return len(collective_sums().bundles)
 
 
 def ordered_sums() -> Program:

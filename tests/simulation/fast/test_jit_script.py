@@ -67,10 +67,12 @@ def updates_before(ready_at, order, other_ready_at, other_order):
     return ready_at > other_ready_at or (ready_at == other_ready_at and order > other_order)
 """,
     "slices": """
-def _sync_through_servers(p, facts, counters, rows):
-    for s in range(facts.first_slice[p], facts.first_slice[p] + facts.slice_count[p]):
-        n = _write_row(PUSH, s, p, -1, counters, rows)
-        _write_row(UPDATE, s, p, n, counters, rows)
+def _sync_through_servers(p, facts, state):
+    for s in facts.bundles[facts.first_bundle[p] : facts.first_bundle[p + 1]]:
+        state.missing[s] -= 1
+        if state.missing[s] == 0:
+            n = _write_row(PUSH, s, p, -1, state.counters, state.rows)
+            _write_row(UPDATE, s, p, n, state.counters, state.rows)
 """,
 }
 

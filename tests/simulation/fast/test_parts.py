@@ -10,9 +10,11 @@ from raddle.graph.box import Box
 from raddle.graph.gradients import has_backward
 from raddle.plans.plan import Plan
 from raddle.plans.sync import read_sync
+from raddle.program.bundle import Bundle
 from raddle.program.parameter_region import ParameterRegion
 from raddle.program.program import Message
 from raddle.simulation.fast.arrays import (
+    BUNDLED_COUNT,
     COMPUTE,
     EVENT,
     GATHER,
@@ -20,6 +22,7 @@ from raddle.simulation.fast.arrays import (
     NEEDS_SYNC,
     PULL_COUNT,
     PUSH_COUNT,
+    PUSH_FIRST,
 )
 from raddle.simulation.fast.cluster_arrays import ClusterArrays
 from raddle.simulation.fast.graph_index import index_graph
@@ -55,7 +58,7 @@ def test_slots_add_loads_and_are_restored() -> None:
     plan_rows = PlanRows(index, devices=2, links=1)
     computed = store.computes.add(np.array([[0, 5], [1, 7]]))
     sent = store.messages.add(np.array([[0, 1, 11, 2, -1, 0, 0, 4]]))
-    synced = store.sync_units.add(np.array([[*sent, *computed, *sent, -1, -1, 0, 1, 1]]))
+    synced = store.sync_units.add(np.array([[*sent, *computed, *sent, -1, -1, 0, 1, 1, *NOTHING]]))
     undo = Undo()
     undo.save(plan_rows.load)
     plan_rows.set_slot(undo, store, plan_rows.slots.forward, 0, computed, store.computes)
@@ -126,9 +129,16 @@ def test_slices_are_rows_of_their_own() -> None:
     parameter_rows, store = ParameterRows(ClusterArrays(cluster("local:2")), plan), RowStore()
     value = graph.parameters[0]
     box = Box.full(value.shape)
-    slot = parameter_rows.slice_rows(
-        store, value, (ParameterRegion(box, (0, 1), 0), ParameterRegion(box, (1,), 1))
-    )
+    number = {p.name: at for at, p in enumerate(graph.parameters)}
+    regions = ParameterRegion(box, (0, 1), 0), ParameterRegion(box, (1,), 1)
+    names = value.name, graph.parameters[1].name
+    bundles = Bundle(names, (regions[0], regions[0])), Bundle(names[:1], regions[1:])
+    slot = parameter_rows.bundle_rows(store, value, bundles, number)
     rows = store.sync_units.data[slot[0] : slot[0] + slot[1]]
     assert rows[:, NEEDS_SYNC].tolist() == [1, 0]
     assert rows[:, PUSH_COUNT].tolist() == rows[:, PULL_COUNT].tolist() == [1, 0]
+    assert rows[:, BUNDLED_COUNT].tolist() == [2, 1]
+    assert store.members.data[: store.members.used].flatten().tolist() == [0, 1, 0]
+    one = parameter_rows.bundle_rows(store, value, (Bundle(names[:1], regions[:1]),), number)
+    sent = store.messages.data[store.sync_units.data[[slot[0], one[0]], PUSH_FIRST], 2]
+    assert sent[0] > sent[1]  # one message, with two slices

@@ -100,14 +100,15 @@ def test_two_devices_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("momentum", 1), ("adam", 2)])
-@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize("sync", [*SYNCS, "ps:sliced,unbundled"])
 def test_parameters_by_hand(optimizer: str, state: int, sync: str) -> None:
     tiles = {"fc1": "n/2 @0,1", "relu": "n/2 @0,1", "fc2": "n/2 @0,1"}
     program = lower(mlp(), make_plan(mlp(), tiles, 2, optimizer=optimizer, sync=sync))
     timeline = simulate(program, cluster("p100:1x2"))
     last = [int(memory_curve(timeline, d)[1][-1]) for d in (0, 1)]
     everywhere = ("allreduce", "p3:collective")
-    first = {"server": 232, "ps:one": 232, "ps:sliced": 192}
+    # ps:sliced has one bundle.
+    first = {"server": 232, "ps:one": 232, "ps:sliced": 232, "ps:sliced,unbundled": 192}
     first.update(dict.fromkeys(everywhere, 232))
     if sync.startswith("sharded"):  # gathered parameters and gradients are not persistent
         whole = 116 if sync == "sharded:parameters" else 232
@@ -510,10 +511,12 @@ class Replay:
         optimizer_copies = {"sgd": 0, "momentum": 1, "adam": 2}[self.plan.optimizer]
         seen, total = set(), 0
         for i in self.program.instructions:
-            if isinstance(i, Update) and i.parameter not in seen:
-                seen.add(i.parameter)
-                element_bytes = self.program.element_bytes(i.parameter)
-                for s in self.program.slices.get(i.parameter, i.regions):
+            if not isinstance(i, Update):
+                continue
+            for name in {*i.parameters} - seen:
+                seen.add(name)
+                element_bytes = self.program.element_bytes(name)
+                for s in self.program.slices.get(name, i.regions):
                     if self.is_sharded:
                         if device in s.devices:
                             rows, place = (s.box.shape or (1,))[0], s.devices.index(device)

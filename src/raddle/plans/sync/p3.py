@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from raddle.plans.sync.server_assignment import greedy
-from raddle.plans.sync.servers import DEFAULT_SLICE, PLACEMENT_OPTIONS, Servers, parse_options
+from raddle.plans.sync.servers import (
+    DEFAULT_SLICE,
+    PLACEMENT_OPTIONS,
+    Servers,
+    bundle_limit,
+    parse_options,
+)
 from raddle.plans.sync.sync_kind import NUMBER, Sync, SyncKind, UnreadableOption
 
 COLLECTIVE = "collective"
@@ -31,11 +37,16 @@ class CollectiveSlices(Sync):
     """The same slices without servers: each is all-reduced, and updated on all holders."""
 
     slice: int = DEFAULT_SLICE  # elements
+    bundled: bool = True
     collective: ClassVar[bool] = True
     by_priority: ClassVar[bool] = True
 
     def slice_count(self, elements: int, holders: int) -> int:
         return -(-elements // self.slice)
+
+    @property
+    def bundle_limit(self) -> int:
+        return bundle_limit(self.slice) if self.bundled else 0
 
     def assign_servers(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
         return [-1] * len(sizes)  # no servers
@@ -45,12 +56,13 @@ def _parse(options: Sequence[str]) -> Sync:
     if COLLECTIVE not in options:  # the defaults of p3 differ from those of ps
         fields: dict[str, Any] = {"slice": DEFAULT_SLICE, "spread": greedy}
         return P3(**fields | parse_options(options))
-    # What may remain are the sizes of slices, as slice=N.
-    sizes = [option for option in options if option != COLLECTIVE]
-    for option in sizes:
-        if not option.startswith("slice="):  # all other options are about servers
+    # What may remain are the sizes of slices, as slice=N, and `unbundled`.
+    others = [option for option in options if option != COLLECTIVE]
+    for option in others:
+        # All other options are about servers.
+        if not option.startswith("slice=") and option != "unbundled":
             raise UnreadableOption(option)
-    return CollectiveSlices(**parse_options(sizes))
+    return CollectiveSlices(**parse_options(others))
 
 
 KIND = SyncKind(

@@ -3,6 +3,7 @@
 Options:
     D, one, distributed    one server on device D, or on device 0, or all holders are servers (default)
     whole, sliced, slice=N whole parameters (default), or slices of about N elements
+    unbundled              small slices are not joined in bundles
     round-robin, greedy    how slices are assigned to distributed servers (server_assignment.py)
     sync, async, ssp=S     synchronous (default), asynchronous, or stale-synchronous: no holder is more than
                            S steps ahead of the slowest
@@ -19,7 +20,7 @@ from raddle.plans.sync.server_assignment import greedy, round_robin
 from raddle.plans.sync.sync_kind import AFTER, NUMBER, Sync, SyncKind, UnreadableOption, split_after
 
 DEFAULT_SLICE = 250_000  # elements: two slices on their way keep a link of 1 Gbit/s busy
-PLACEMENT_OPTIONS = (NUMBER, "one", "distributed", "round-robin", "greedy")
+PLACEMENT_OPTIONS = (NUMBER, "one", "distributed", "round-robin", "greedy", "unbundled")
 # By option, the fields of Servers that it sets.
 _OPTION_FIELDS: dict[str, dict[str, Any]] = {
     "one": {"server": 0},
@@ -30,6 +31,7 @@ _OPTION_FIELDS: dict[str, dict[str, Any]] = {
     "sliced": {"slice": DEFAULT_SLICE},
     "sync": {"staleness": 0},
     "async": {"staleness": None},
+    "unbundled": {"bundled": False},
 }
 
 
@@ -38,16 +40,26 @@ class Servers(Sync):
     """Parameters or slices are updated on `server` or, if it is None, on those that `spread` assigns."""
 
     slice: int = 0  # elements; 0: whole parameters
+    bundled: bool = True  # small slices are joined (program/parameter_slices.py)
     # Slice sizes and, by slice, its holders -> by slice, its server.
     spread: Callable[[Sequence[int], Sequence[Sequence[int]]], list[int]] = round_robin
 
     def slice_count(self, elements: int, holders: int) -> int:
         return -(-elements // self.slice) if self.slice else 1
 
+    @property
+    def bundle_limit(self) -> int:
+        return bundle_limit(self.slice) if self.bundled else 0
+
     def assign_servers(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
         if self.server is not None:
             return [self.server] * len(sizes)
         return self.spread(sizes, holders)
+
+
+def bundle_limit(slice_elements: int) -> int:
+    """A quarter more than a slice, so that a bias can join the last slice of its weight."""
+    return slice_elements + slice_elements // 4
 
 
 def parse_options(options: Sequence[str]) -> dict[str, Any]:

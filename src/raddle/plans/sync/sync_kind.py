@@ -60,6 +60,11 @@ class Sync(ABC):
         it have ended."""
         return False
 
+    @property
+    def bundle_limit(self) -> int:
+        """Elements up to which neighbouring slices are joined in one bundle; 0: each is sent alone."""
+        return 0
+
     def row_ranges(self, shape: Sequence[int], holders: int) -> list[tuple[int, int]]:
         """Divides a tensor into slices: ranges of its rows. A scalar is one slice.
 

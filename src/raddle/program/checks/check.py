@@ -30,7 +30,6 @@ from raddle.program.checks.schedule_waits import check_waits
 from raddle.program.checks.variant_facts import VariantFacts
 from raddle.program.describe import BoxesByDevice, describe
 from raddle.program.message_kind import MessageKind
-from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Gather, Merge, Move, Program, Reduce, Run, Update
 from raddle.program.replicated_loss import replicated_loss_ops
 
@@ -97,20 +96,19 @@ def _check_devices(program: Program) -> None:
 
 
 def _check_turns(program: Program) -> None:
-    """All-reduces of slices come in the plan's order: all ranks have to start them in the same order."""
+    """All-reduces of bundles come in the plan's order: all ranks have to start them in the same order."""
     order = program.plan.order
     if not order or not program.slices:
         return
-    # By (parameter, slice), the number of the slice: one count runs through the slices of all parameters.
-    place = {
-        numbered_slice: at for at, numbered_slice in enumerate(numbered_slices(program.slices))
-    }
-    # By number of a slice, its position in `plan.order`.
+    # By (parameters, slices), the number of the bundle.
+    place = {(b.parameters, b.slices): at for at, b in enumerate(program.bundles)}
+    # By number of a bundle, its position in `plan.order`.
     turn = {number: at for at, number in enumerate(order)}
     last: dict[int, tuple[int, str]] = {}  # by step, the turn of the last all-reduce, its parameter
     for number, i in enumerate(program.instructions):
         if isinstance(i, Reduce):
-            at = turn[place[i.parameters[0], i.regions[0][0]]]
+            slices = tuple(region for regions in i.regions for region in regions)
+            at = turn[place[i.parameters, slices]]
             before, name = last.get(i.key.step, (-1, ""))
             if at < before:
                 raise InputError(

@@ -38,13 +38,12 @@ def check_parameters(program: Program) -> Mapping[str, BoxesByDevice]:
         if isinstance(i, Run):
             for name in set(ops[i.op].inputs) & events.keys():
                 events[name].append(number)
-        elif isinstance(i, Reduce | Gather):
-            for name in i.parameters:
+        elif isinstance(i, Reduce | Gather | Update):
+            for name in set(i.parameters):  # a bundle may have several slices of one
                 events[name].append(number)
-        elif isinstance(i, Update):
-            events[i.parameter].append(number)
         elif isinstance(i, Move) and i.kind.is_of_parameter:
-            events[i.value].append(number)
+            for name in set(i.values):
+                events[name].append(number)
     held = {name: boxes_by_holder(regions) for name, regions in program.regions.items()}
     updated = {
         name: _ParameterReplay(program, name, numbers).check()

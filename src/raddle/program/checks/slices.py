@@ -5,6 +5,7 @@ use it; or, without servers, all-reduced over its holders and updated once on ea
 says what must hold; the check raises InputError if it does not.
 
 A slice is a ParameterRegion: a box of a parameter, the devices that hold it, and its server; -1: none.
+Slices of a bundle (bundle.py) share these instructions.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Iterable, Sequence
 
 from raddle.errors import InputError
 from raddle.graph.box import Box, covers, disjoint
+from raddle.program.bundle import Bundle
 from raddle.program.checks.boxes import boxes_by_holder
 from raddle.program.checks.refuse import check_waits_for, refuse
 from raddle.program.message_kind import MessageKind
-from raddle.program.parameter_region import ParameterRegion
 from raddle.program.program import Instruction, Move, Program, Reduce, Run, Update
 
-# n: number of an instruction, i: the instruction, d: device, s: slice
+# n: number of an instruction, i: the instruction, d: device, s: slice, b: bundle
 
 # The instructions about a parameter in one step, with their numbers.
 Events = Sequence[tuple[int, Instruction]]
@@ -36,18 +37,20 @@ class _SliceReplay:
     def __init__(self, program: Program, name: str, steps: Sequence[Events]) -> None:
         self.program, self.name, self.steps = program, name, steps
         self.sync = program.plan.parsed_sync
-        self.updates: dict[ParameterRegion, list[list[int]]] = {}  # by slice, then by step
+        self.bundles = program.bundles_of[name]
+        self.updates: dict[Bundle, list[list[int]]] = {}  # by bundle, then by step
 
     def check(self) -> dict[int, list[Box]]:
         """Checks all steps; returns the boxes that each device holds."""
         self._check_servers()
+        self._check_bundles()
         before: list[int] = []  # updates and pulls of the step before, which a forward waits for
         for step, events in enumerate(self.steps):
             for n, i in events:
                 if isinstance(i, Run) and i.phase == "F":
                     self._check_waits_for(n, before)
             self._index_events(step, events)
-            before = [n for s in self.program.slices[self.name] for n in self._check_slice(s)]
+            before = [n for b in self.bundles for n in self._check_bundle(b)]
             if self.unclaimed:
                 refuse(self.program, min(self.unclaimed), "nothing of the plan asks for it.")
         return boxes_by_holder(self.program.regions[self.name])
@@ -71,12 +74,34 @@ class _SliceReplay:
                     f"{list(s.devices)} and updated on {where}."
                 )
 
+    def _check_bundles(self) -> None:
+        """Each slice is in one bundle, whose slices have the same holders, server and dtype."""
+        values = self.program.graph.values
+        bundled = [
+            s
+            for b in self.bundles
+            for n, s in zip(b.parameters, b.slices, strict=True)
+            if n == self.name
+        ]
+        if sorted(bundled) != sorted(self.program.slices[self.name]):
+            raise InputError(f"the bundles do not have each slice of parameter '{self.name}' once.")
+        for b in self.bundles:
+            kinds = {
+                (s.devices, s.server, values[n].dtype)
+                for n, s in zip(b.parameters, b.slices, strict=True)
+            }
+            if len(kinds) > 1:
+                raise InputError(
+                    f"parameter '{self.name}' is in a bundle whose slices have other holders, servers or "
+                    "dtypes."
+                )
+
     def _index_events(self, step: int, events: Events) -> None:
         """Indexes the instructions of a step by what they do, so that each can be looked up.
 
-        The keys: of an update, its slices and devices; of a move, its kind and (source, target, boxes) of
-        each message; of an all-reduce, "sum", parameters, slices and devices. `unclaimed` are the
-        instructions that no check has looked up; such an instruction is refused.
+        The keys: of an update, its parameters, slices and devices; of a move, its kind, its parameters and
+        (source, target, boxes) of each message; of an all-reduce, "sum", parameters, slices and devices.
+        `unclaimed` are the instructions that no check has looked up; such an instruction is refused.
         """
         # The phase that gives gradients of parameters.
         gradient_phase = "W" if self.program.plan.split_backward else "B"
@@ -85,26 +110,26 @@ class _SliceReplay:
         self.instructions: dict[object, list[int]] = {}
         for n, i in events:
             if isinstance(i, Update):
-                self.instructions.setdefault((i.regions, i.devices), []).append(n)
+                self.instructions.setdefault((i.parameters, i.regions, i.devices), []).append(n)
             elif isinstance(i, Move):
                 pairs = tuple(sorted((m.source, m.target, m.boxes) for m in i.messages))
                 # first_alike: the first kind with the same content and subject (message_kind.py).
-                self.instructions.setdefault((i.kind.first_alike, pairs), []).append(n)
+                self.instructions.setdefault((i.kind.first_alike, i.values, pairs), []).append(n)
             elif isinstance(i, Reduce):
                 self.instructions.setdefault(
                     ("sum", i.parameters, i.regions, i.devices), []
                 ).append(n)
         self.unclaimed = {n for numbers in self.instructions.values() for n in numbers}
 
-    def _check_slice(self, slice_: ParameterRegion) -> list[int]:
-        """Checks a slice in a step; returns the updates and pulls that the next use has to wait for."""
-        if slice_.server < 0:
-            return [self._check_collective_update(slice_)]
+    def _check_bundle(self, bundle: Bundle) -> list[int]:
+        """Checks a bundle in a step; returns the updates and pulls that the next use has to wait for."""
+        if bundle.server < 0:
+            return [self._check_collective_update(bundle)]
         writers, updates = [], []  # instruction numbers; writers: updates and pulls
-        earlier = self.updates.setdefault(slice_, [])  # by earlier step, its updates
+        earlier = self.updates.setdefault(bundle, [])  # by earlier step, its updates
         # If updates are asynchronous, every holder pushes and pulls on its own.
         holder_groups = (
-            [slice_.devices] if self.sync.synchronous else [(d,) for d in slice_.devices]
+            [bundle.devices] if self.sync.synchronous else [(d,) for d in bundle.devices]
         )
         bound = self.sync.staleness  # steps; 0: synchronous, None: no bound
         # With bounded staleness, the updates of `bound` steps ago, which all pulls wait for.
@@ -112,59 +137,57 @@ class _SliceReplay:
             earlier[len(earlier) - bound] if bound is not None and 0 < bound <= len(earlier) else []
         )
         for devices in holder_groups:
-            group_slice = slice_._replace(devices=devices)
-            update = self._check_update(group_slice)
+            update = self._check_update(bundle.with_devices(devices))
             updates.append(update)
             writers.append(update)
-            others = [d for d in devices if d != slice_.server]
+            others = [d for d in devices if d != bundle.server]
             if others:
                 pull = self._one_move(
-                    MessageKind.PULL, slice_.box, [(slice_.server, d) for d in others]
+                    MessageKind.PULL, bundle, [(bundle.server, d) for d in others]
                 )
                 self._check_waits_for(pull, [update, *stale])
                 writers.append(pull)
         earlier.append(updates)
         return [*writers, *stale]
 
-    def _check_collective_update(self, slice_: ParameterRegion) -> int:
-        """Checks that all holders sum and update a slice; returns the number of the update."""
+    def _check_collective_update(self, bundle: Bundle) -> int:
+        """Checks that all holders sum and update a bundle; returns the number of the update."""
         number = self._one_instruction(
-            ((slice_,), slice_.devices), "its update on all holders", slice_.box
+            (bundle.parameters, bundle.slices, bundle.devices), "its update on all holders", bundle
         )
         ready = self.backward
-        if len(slice_.devices) > 1:
-            wanted = ("sum", (self.name,), ((slice_,),), slice_.devices)
-            total = self._one_instruction(
-                wanted, f"its sum over {list(slice_.devices)}", slice_.box
-            )
+        if len(bundle.devices) > 1:
+            wanted = ("sum", bundle.parameters, tuple((s,) for s in bundle.slices), bundle.devices)
+            total = self._one_instruction(wanted, f"its sum over {list(bundle.devices)}", bundle)
             self._check_waits_for(total, self.backward)
             ready = [total]
         self._check_waits_for(number, ready)
         return number
 
-    def _check_update(self, slice_: ParameterRegion) -> int:
-        """Checks that a slice is pushed to its server and updated; returns the number of the update."""
-        number = self._one_instruction(
-            ((slice_,), (slice_.server,)), f"its update for {list(slice_.devices)}", slice_.box
-        )
-        if slice_.server in slice_.devices:
+    def _check_update(self, bundle: Bundle) -> int:
+        """Checks that a bundle is pushed to its server and updated; returns the number of the update."""
+        wanted = (bundle.parameters, bundle.slices, (bundle.server,))
+        number = self._one_instruction(wanted, f"its update for {list(bundle.devices)}", bundle)
+        if bundle.server in bundle.devices:
             self._check_waits_for(number, self.backward)
-        pairs = [(d, slice_.server) for d in slice_.devices if d != slice_.server]
+        pairs = [(d, bundle.server) for d in bundle.devices if d != bundle.server]
         if pairs:
-            push = self._one_move(MessageKind.PUSH, slice_.box, pairs)
+            push = self._one_move(MessageKind.PUSH, bundle, pairs)
             self._check_waits_for(push, self.backward)
             self._check_waits_for(number, [push])
         return number
 
-    def _one_move(self, kind: MessageKind, box: Box, pairs: Sequence[tuple[int, int]]) -> int:
-        """The only move of a kind that sends a box between these pairs of source and target."""
-        wanted = tuple(sorted((source, target, (box,)) for source, target in pairs))
-        return self._one_instruction((kind, wanted), f"its {kind} by {sorted(pairs)}", box)
+    def _one_move(self, kind: MessageKind, bundle: Bundle, pairs: Sequence[tuple[int, int]]) -> int:
+        """The only move of a kind that sends a bundle between these pairs of source and target."""
+        sent = tuple(sorted((source, target, bundle.boxes) for source, target in pairs))
+        wanted = (kind, bundle.parameters, sent)
+        return self._one_instruction(wanted, f"its {kind} by {sorted(pairs)}", bundle)
 
-    def _one_instruction(self, wanted: object, what: str, box: Box) -> int:
+    def _one_instruction(self, wanted: object, what: str, bundle: Bundle) -> int:
         """The only instruction with the key `wanted`; raises InputError unless there is exactly one."""
         numbers = self.instructions.get(wanted, [])
         if len(numbers) != 1:
+            box = bundle.boxes[bundle.parameters.index(self.name)]
             raise InputError(
                 f"slice {box} of parameter '{self.name}' has {what} {len(numbers)} times in step "
                 f"{self.step}, not once."

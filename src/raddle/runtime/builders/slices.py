@@ -1,13 +1,13 @@
 """Builds the actions that submit gradients for synchronisation slice by slice.
 
-A slice is a range of rows of a parameter. Its gradients are summed and it is updated separately, while the
-rank goes on computing: by a parameter server, or on all holders after an all-reduce (collective updates).
-During a run, a synchroniser (package sync/) does this work. Instructions (program/program.py): Move sends
-messages, Reduce all-reduces gradients, Update updates a parameter. A region is a box of a parameter, with
-the devices that hold it and its server. A delivery (delivery.py) says how a kind of messages is packed and
-received. The slot table (slot_table.py) has the (box, slot) pairs of each parameter on this device:
-`persistent` for the tensors that stay from step to step.
-Letters: i an instruction, r a region, b a box, s its slot.
+A slice is a range of rows of a parameter. Its gradients are summed and it is updated separately, or
+together with others in a bundle (program/bundle.py), while the rank goes on computing: by a parameter
+server, or on all holders after an all-reduce (collective updates). During a run, a synchroniser (package
+sync/) does this work. Instructions (program/program.py): Move sends messages, Reduce all-reduces gradients,
+Update updates a parameter. A region is a box of a parameter, with the devices that hold it and its server.
+A delivery (delivery.py) says how a kind of messages is packed and received. The slot table (slot_table.py)
+has the (box, slot) pairs of each parameter on this device: `persistent` for the tensors that stay from step
+to step. Letters: i an instruction, r a region, b a box, s its slot.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from raddle.program.parameter_slices import numbered_slices
 from raddle.program.program import Instruction, Move, Program, Reduce, Update
 from raddle.runtime.actions import ParameterSlice, StartSliceAllReduce, SubmitGradients
 from raddle.runtime.builders.slot_table import SlotTable
+from raddle.sync.item import bundle_name
 
 
 class SliceBuilder:
@@ -23,12 +24,10 @@ class SliceBuilder:
 
     def __init__(self, program: Program, device: int, slot_table: SlotTable) -> None:
         self.program, self.device, self.slot_table = program, device, slot_table
-        # Collective updates only: the numbers of all slices in the order of their all-reduces.
-        self.slice_order: list[int] = []
-        # (parameter, region of the slice) -> number of the slice
-        self._numbers = {
-            parameter_slice: n for n, parameter_slice in enumerate(numbered_slices(program.slices))
-        }
+        # Collective updates only: the numbers of all bundles in the order of their all-reduces.
+        self.bundle_order: list[int] = []
+        # (parameters, regions of the slices) of a bundle -> number of the bundle
+        self._numbers = {(b.parameters, b.slices): n for n, b in enumerate(program.bundles)}
         self._submitted: set[str] = set()  # parameters that have a SubmitGradients
 
     def handles(self, i: Instruction) -> bool:
@@ -46,40 +45,52 @@ class SliceBuilder:
         """The actions of an instruction that `handles` accepts.
 
         At the first instruction of a parameter, its gradient is complete: it is submitted with all its
-        slices.
+        slices. A bundle has its first instruction when the gradients of all its parameters are complete.
         """
-        name, actions = _parameter_of(i), list[SubmitGradients | StartSliceAllReduce]()
-        if name not in self._submitted:
-            self._submitted.add(name)
-            boxes_here = {r.box for r in self.program.regions[name] if self.device in r.devices}
-            slots = tuple(
-                slot for box, slot in self.slot_table.persistent.get(name, []) if box in boxes_here
-            )
-            if slots:
-                actions.append(SubmitGradients(i.key, slots))
+        actions = list[SubmitGradients | StartSliceAllReduce]()
+        slots = tuple(slot for name in parameters_of(i) for slot in self._slots_to_submit(name))
+        if slots:
+            actions.append(SubmitGradients(i.key, slots))
         if self.program.plan.parsed_sync.collective:
-            actions += self._start_all_reduce(name, i)
+            actions += self._start_all_reduce(i)
         return actions
 
-    def _start_all_reduce(self, name: str, i: Instruction) -> list[StartSliceAllReduce]:
-        """Starts a slice's all-reduce at its Reduce or, if only one device holds it, at its Update.
+    def _slots_to_submit(self, name: str) -> list[int]:
+        """The slots on this device of a parameter; none if they were submitted before."""
+        if name in self._submitted:
+            return []
+        self._submitted.add(name)
+        boxes_here = {r.box for r in self.program.regions[name] if self.device in r.devices}
+        return [slot for box, slot in self.slot_table.persistent.get(name, []) if box in boxes_here]
 
-        Here each Reduce and each Update is about one slice: it has one region.
+    def _start_all_reduce(self, i: Instruction) -> list[StartSliceAllReduce]:
+        """Starts a bundle's all-reduce at its Reduce or, if only one device holds it, at its Update.
+
+        Here each Reduce and each Update is about one bundle.
         """
         if isinstance(i, Update):
-            region = i.regions[0]
-            if len(region.devices) > 1:  # already started at its Reduce
+            slices = i.regions
+            if len(slices[0].devices) > 1:  # already started at its Reduce
                 return []
         else:
             assert isinstance(i, Reduce)
-            region = i.regions[0][0]
-        number = self._numbers[name, region]
-        self.slice_order.append(number)
+            slices = tuple(region for regions in i.regions for region in regions)
+        names = parameters_of(i)
+        number = self._numbers[names, slices]
+        self.bundle_order.append(number)
         return (
-            [StartSliceAllReduce(i.key, number, f"reduce {name}")]
-            if self.device in region.devices
+            [StartSliceAllReduce(i.key, number, f"reduce {bundle_name(names)}")]
+            if self.device in slices[0].devices
             else []
         )
+
+    def all_bundles(self) -> list[tuple[int, ...]]:
+        """By bundle, the numbers of its slices."""
+        numbers = {s: n for n, s in enumerate(numbered_slices(self.program.slices))}
+        return [
+            tuple(numbers[s] for s in zip(b.parameters, b.slices, strict=True))
+            for b in self.program.bundles
+        ]
 
     def all_slices(self) -> list[ParameterSlice]:
         """All slices of the program, in the order of their numbers, which is the same on every rank."""
@@ -99,8 +110,8 @@ class SliceBuilder:
         return slices
 
 
-def _parameter_of(i: Instruction) -> str:
-    """The name of the parameter that an instruction is about."""
-    if isinstance(i, Update):
-        return i.parameter
-    return i.parameters[0] if isinstance(i, Reduce) else i.value if isinstance(i, Move) else ""
+def parameters_of(i: Instruction) -> tuple[str, ...]:
+    """The parameters that an instruction is about."""
+    if isinstance(i, Move):
+        return i.values
+    return i.parameters if isinstance(i, Update | Reduce) else ()

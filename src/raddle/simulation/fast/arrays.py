@@ -41,7 +41,7 @@ AFTER_ALL = -1  # Tape.send_after: messages wait for all that their source has d
     LATENCY,  # of a message: nanoseconds in flight, after it has released its resources; else 0
 ) = range(9)
 # Columns of Arena.sync_units. A sync unit is what is synchronised at once: a parameter, or one of its
-# slices. Pairs _FIRST and _COUNT are slots.
+# slices with those that are synchronised with it (a bundle). Pairs _FIRST and _COUNT are slots.
 (
     PUSH_FIRST,  # message rows: gradients to the server
     PUSH_COUNT,
@@ -54,8 +54,10 @@ AFTER_ALL = -1  # Tape.send_after: messages wait for all that their source has d
     AMOUNT_FIRST,  # its first row of Arena.amounts, which has its bytes for each ring
     NEEDS_SYNC,  # 1 if it has to be sent at all: more than one device is involved
     UPDATER_IS_HOLDER,  # 1 if a device that updates it also has a gradient of its own
-) = range(11)
-SYNC_COLUMNS = 11
+    BUNDLED_FIRST,  # rows of Arena.members: by slice of a bundle, the number of its parameter
+    BUNDLED_COUNT,
+) = range(13)
+SYNC_COLUMNS = 13
 
 
 class Tape(NamedTuple):
@@ -96,7 +98,8 @@ class Slots(NamedTuple):
     activation: Array  # by value: message rows that bring it to its readers
     gradient: Array  # by value: message rows that bring its gradient back
     gathers: Array  # by gather of a block (ZeRO-3): a row of Arena.sync_units
-    sync_units: Array  # by parameter: rows of Arena.sync_units, for itself or for its slices
+    # By parameter: rows of Arena.sync_units, for itself or for the bundles in which it is the first.
+    sync_units: Array
 
 
 class Arena(NamedTuple):
@@ -109,7 +112,8 @@ class Arena(NamedTuple):
     # [row, (bytes that are summed, bytes in memory)]; of a sync unit, a row for each ring of its set.
     # The two differ if gradients are compressed to 16 bits while they are all-reduced.
     amounts: Array
-    sync_units: Array  # [row, PUSH_FIRST … UPDATER_IS_HOLDER]
+    sync_units: Array  # [row, PUSH_FIRST … BUNDLED_COUNT]
+    members: Array  # [row, (number of a parameter)]
 
 
 class Rings(NamedTuple):

@@ -47,6 +47,7 @@ from raddle.simulation.fast.arrays import (
     AFTER_ALL,
     AMOUNT_FIRST,
     AWAITED,
+    BUNDLED_FIRST,
     COMPUTE,
     EVENT,
     GATHER,
@@ -70,6 +71,7 @@ from raddle.simulation.fast.arrays import (
     SyncSettings,
     Tape,
 )
+from raddle.simulation.fast.bundles import bundles_of_parameters, gradients_ready
 from raddle.simulation.fast.collective_nodes import add_collective
 from raddle.simulation.fast.jit_script import write_rows
 from raddle.simulation.fast.loop import OVER_LIMIT as OVER_LIMIT
@@ -157,14 +159,14 @@ def _script_rows(
             group[p] = g
         elif arena.sync_units[row, NEEDS_SYNC]:
             group[p] = 0
-    first, count = slots.sync_units[:, 0], slots.sync_units[:, 1]
     needs_sync = arena.sync_units[:, NEEDS_SYNC]
+    first_bundle, bundles, missing = bundles_of_parameters(settings, slots, arena)
     # The first False: steps do not overlap. The second: the plan does not fix the order in which slices are
     # all-reduced (the evaluator refuses such plans, coverage.py). np.arange: parameters are numbered in the
     # order in which the backward reaches them.
     facts = SyncFacts(
         settings.rule, settings.bucket_bytes, False, settings.returns_updates, False,
-        settings.after_backward, group, nbytes, first, count, needs_sync, np.arange(parameters),
+        settings.after_backward, group, nbytes, first_bundle, bundles, needs_sync, np.arange(parameters),
     )  # fmt: skip
     members = np.empty(parameters, np.int64)
     # At most a PUSH (or SUM), an UPDATE and a PULL of each sync unit, and a SUM for each parameter.
@@ -173,7 +175,7 @@ def _script_rows(
         np.zeros(8, np.int64), incomplete, np.zeros(set_count, np.int64), np.full(set_count, -1, np.int64),
         np.empty(set_count, np.int64), np.empty(parameters, np.int64), np.empty(set_count, np.int64),
         np.empty(parameters, np.int64), np.empty(parameters, np.int64),
-        np.empty(parameters, np.int64), members, rows,
+        np.empty(parameters, np.int64), members, missing, rows,
     )  # fmt: skip
     row_at = np.zeros(len(tape.events) + 1, np.int64)
     write_rows(tape.events, tape.event_parameter, tape.event_run, facts, state, row_at)
@@ -274,6 +276,7 @@ def _write_event(
     devices = len(progress.stretch)
     # updated: by device, the node of the last update of a slice, for which the PULL after it waits
     updated, no_time = np.full(devices, -1, np.int32), np.zeros(devices, np.int64)
+    ready, delay = np.full(devices, -1, np.int32), np.zeros(devices, np.int64)
     computes, sync_units, nodes, sync_arrival = (
         arena.computes,
         arena.sync_units,
@@ -302,23 +305,31 @@ def _write_event(
                 n, slots, arena, rings, overhead, dag, used, progress, rows, members
             )
             continue
-        # The row of Arena.sync_units; with slices, the subject is this row itself.
+        # The row of Arena.sync_units; with bundles, the subject is this row itself.
         row = rows[n, SUBJECT] if sliced else slots.sync_units[rows[n, SUBJECT], 0]
+        urgency = 0
+        if sliced:  # that of the first parameter, which the forward uses first
+            urgency = settings.urgency[arena.members[sync_units[row, BUNDLED_FIRST], 0]]
+            if p >= 0:
+                gradients_ready(row, devices, arena, dag, ready, delay)
         if what == PUSH:
-            # after the gradient or, with `after_backward`, after all that the device has computed
-            predecessor, delay = dag.mark_stretch[p], dag.mark_offset[p]
+            # after the gradients or, with `after_backward`, after all that the device has computed
             if settings.after_backward and sliced:
-                predecessor, delay = progress.last_compute, no_time
+                predecessor, wait = progress.last_compute, no_time
             elif settings.after_backward:
-                predecessor, delay = progress.stretch, offset
+                predecessor, wait = progress.stretch, offset
+            elif sliced:
+                predecessor, wait = ready, delay
+            else:
+                predecessor, wait = dag.mark_stretch[p], dag.mark_offset[p]
             add_messages(
                 dag, used, arena, sync_units[row, PUSH_FIRST], sync_units[row, PUSH_COUNT],
-                predecessor, delay, progress, sync_arrival[n], settings.urgency[p],
+                predecessor, wait, progress, sync_arrival[n], urgency,
             )  # fmt: skip
         elif what == PULL and sliced:  # after the update of the slice
             add_messages(
                 dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT],
-                updated, no_time, progress, sync_arrival[n], settings.urgency[rows[after, PARAMETER]],
+                updated, no_time, progress, sync_arrival[n], urgency,
             )  # fmt: skip
         elif what == PULL:  # after all that the server has done
             add_messages(
@@ -337,8 +348,8 @@ def _write_event(
                 updated[d] = add_unordered_task(dag, used, d, ns, progress)
                 if arrival >= 0:
                     add_edge(dag, used, arrival, updated[d], 0)
-                if p >= 0 and sync_units[row, UPDATER_IS_HOLDER] and dag.mark_stretch[p, d] >= 0:
-                    add_edge(dag, used, dag.mark_stretch[p, d], updated[d], dag.mark_offset[p, d])
+                if p >= 0 and sync_units[row, UPDATER_IS_HOLDER] and ready[d] >= 0:
+                    add_edge(dag, used, ready[d], updated[d], delay[d])
                 continue
             # The update is part of the device's order: wait for the gradients, then compute.
             if arrival >= 0 and nodes[arrival, AWAITED] == 0:

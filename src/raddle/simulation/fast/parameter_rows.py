@@ -11,7 +11,7 @@ it has none (server -1), all holders. Rows go into the store (store.py); the met
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +20,13 @@ from raddle.graph.box import Box
 from raddle.graph.graph import Value
 from raddle.plans.optimizers import optimizer_info
 from raddle.plans.plan import Plan
+from raddle.program.bundle import Bundle
 from raddle.program.collective_kind import Collective
 from raddle.program.parameter_region import ParameterRegion
 from raddle.program.parameter_regions import parameter_regions
 from raddle.program.program import Message, reduced_element_bytes
-from raddle.program.sync_instructions import slices_by_holder
+from raddle.program.sync_instructions import bundles_by_holder
+from raddle.simulation.fast.arrays import BUNDLED_FIRST, SYNC_COLUMNS
 from raddle.simulation.fast.cluster_arrays import ClusterArrays
 from raddle.simulation.fast.store import NOTHING, RowStore, Slot
 from raddle.simulation.fast.tilings import Reader
@@ -93,19 +95,25 @@ class ParameterRows:
         whole = shard if self.sync.zero3 else region.box.volume
         return whole + self.optimizer.state_elements * shard
 
-    def slice_rows(
-        self, store: RowStore, value: Value, slices: tuple[ParameterRegion, ...]
-    ) -> Slot:
-        """Rows of sync_units for slices, in their order.
+    def bundle_rows(
+        self, store: RowStore, value: Value, bundles: tuple[Bundle, ...],
+        parameter_number: Mapping[str, int],
+    ) -> Slot:  # fmt: skip
+        """Rows of sync_units for bundles, in their order; value: the first parameter of all of them.
 
-        If updates are asynchronous, each holder of a slice is synchronised by itself and has its own row.
+        If updates are asynchronous, each holder of a bundle is synchronised by itself and has its own row.
         """
-        key = ("slices", value.dtype.itemsize, slices)
+        key = ("bundles", value.dtype.itemsize, bundles)
 
         def build() -> Slot:
-            pieces = slices_by_holder(slices, self.sync)  # the slices, or one for each holder
-            rows = [self._sync_row(store, value, [piece]) for piece in pieces]
-            return store.sync_units.add(np.array(rows, np.int64).reshape(len(rows), -1))
+            rows = []
+            for piece in bundles_by_holder(
+                bundles, self.sync
+            ):  # the bundles, or one for each holder
+                members = np.array([[parameter_number[name]] for name in piece.parameters])
+                row = self._sync_row(store, value, piece.slices)
+                rows.append([*row[:BUNDLED_FIRST], *store.members.add(members)])
+            return store.sync_units.add(np.array(rows, np.int64).reshape(len(rows), SYNC_COLUMNS))
 
         return store.cached(key, build)
 
@@ -143,7 +151,7 @@ class ParameterRows:
             summed = volumes * reduced_element_bytes(self.sync, element_bytes)
             row, _ = store.amounts.add(np.stack([summed, volumes * element_bytes], axis=1))
             rings = (cluster.rings.set_number(tuple(elements)), -1, row)
-        return [*push, *update, *pull, *rings, int(bool(to_sync)), int(updater_holds)]
+        return [*push, *update, *pull, *rings, int(bool(to_sync)), int(updater_holds), *NOTHING]
 
     def _message_rows(
         self,
@@ -185,7 +193,7 @@ class ParameterRows:
 
         def build() -> Slot:
             rings = self._shard_rings(store, to_sync, number)
-            row = [*NOTHING, *NOTHING, *NOTHING, *rings, 0, 0]
+            row = [*NOTHING, *NOTHING, *NOTHING, *rings, 0, 0, *NOTHING]
             return store.sync_units.add(np.array([row], np.int64))
 
         return store.cached(("gather", number, *to_sync), build)

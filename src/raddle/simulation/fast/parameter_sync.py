@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from raddle.graph.graph import Value
 from raddle.plans.plan import Plan
+from raddle.program.bundle import Bundle
 from raddle.program.parameter_region import ParameterRegion
 from raddle.program.parameter_slices import cut_slices
 from raddle.simulation.fast.cluster_arrays import ClusterArrays
@@ -28,7 +29,8 @@ from raddle.simulation.fast.tilings import NumberedTiling, Reader
 class ParameterSync:
     """The parameters of the current plan.
 
-    Slices are assigned to servers all together, so one change of tiles may give many of them new servers.
+    Slices are joined in bundles and assigned to servers all together, so one change of tiles may give many
+    of them new servers.
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class ParameterSync:
         # By parameter: the regions that devices hold, and its slices.
         self.regions: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
         self.slices: list[tuple[ParameterRegion, ...]] = [() for _ in self.names]
+        # By parameter: the bundles in which it is the first one.
+        self.bundles: list[tuple[Bundle, ...]] = [() for _ in self.names]
         self.gathers_of: dict[int, list[int]] = {}  # by parameter: the gathers that bring it
         for number, names in enumerate(index.gathers):
             for name in names:
@@ -92,18 +96,26 @@ class ParameterSync:
             )
 
     def _update_slices(self, undo: Undo, store: RowStore) -> None:
-        """Cuts all parameters into slices again."""
+        """Cuts all parameters into slices again, and joins them in bundles."""
         index, plan_rows = self.index, self.plan_rows
-        slices_by_name = cut_slices(
+        cut = cut_slices(
             {n: self.regions[index.parameter_number[n]] for n in index.trained},
             index.trained,
+            index.graph,
             self.sync,
         )
-        for name, slices in slices_by_name.items():
-            p = index.parameter_number[name]
+        bundles_of: dict[str, list[Bundle]] = {name: [] for name in index.trained}
+        for bundle in cut.bundles:
+            bundles_of[bundle.parameters[0]].append(bundle)
+        for name, slices in cut.slices.items():
+            p, bundles = index.parameter_number[name], tuple(bundles_of[name])
             if slices != self.slices[p]:
                 undo.set(self.slices, p, slices)
-                slot = self.parameter_rows.slice_rows(store, self._value(p), slices)
+            if bundles != self.bundles[p]:
+                undo.set(self.bundles, p, bundles)
+                slot = self.parameter_rows.bundle_rows(
+                    store, self._value(p), bundles, index.parameter_number
+                )
                 plan_rows.set_slot(
                     undo, store, plan_rows.slots.sync_units, p, slot, store.sync_units
                 )
@@ -117,6 +129,7 @@ class ParameterSync:
         plan_rows.set_slot(undo, store, plan_rows.slots.gathers, number, slot, store.sync_units)
 
     def clear(self) -> None:
-        """Forgets all holders and slices."""
+        """Forgets all holders, slices and bundles."""
         self.regions = [() for _ in self.names]
         self.slices = [() for _ in self.names]
+        self.bundles = [() for _ in self.names]

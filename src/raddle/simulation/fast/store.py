@@ -56,6 +56,7 @@ class RowStore:
         # amounts: bytes of a sync unit for each ring; sync_units: whole parameters or slices of them, which
         # are synchronised at once; sizes: (device, bytes in memory).
         self.sync_units, self.sizes = RowArray(SYNC_COLUMNS), RowArray(2)
+        self.members = RowArray(1)  # the parameters of bundles
         self._cache: dict[Any, Any] = {}
 
     def cached(self, key: Any, build: Callable[[], Result]) -> Result:
@@ -67,7 +68,11 @@ class RowStore:
     def arena(self) -> Arena:
         """The tables, for the JIT-compiled functions; `sizes` is not among them."""
         return Arena(
-            self.computes.data, self.messages.data, self.amounts.data, self.sync_units.data
+            self.computes.data,
+            self.messages.data,
+            self.amounts.data,
+            self.sync_units.data,
+            self.members.data,
         )
 
     @property

@@ -41,13 +41,15 @@ def state_bytes(program: Program) -> Array:
     # elements of optimizer state for each element of a parameter
     state_elements = optimizer_info(program.plan.optimizer).state_elements
     for i in program.instructions:
-        if isinstance(i, Update) and i.parameter not in seen:
-            seen.add(i.parameter)
-            for region in program.slices.get(i.parameter, i.regions):
-                nbytes = region.box.volume * program.element_bytes(i.parameter)
+        if not isinstance(i, Update):
+            continue
+        for name in dict.fromkeys(name for name in i.parameters if name not in seen):
+            seen.add(name)
+            for region in program.slices.get(name, i.regions):
+                nbytes = region.box.volume * program.element_bytes(name)
                 if program.sharded:  # gathered parameters and gradients are not persistent
                     volumes = np.array(region.shard_volumes, np.int64)
-                    shard_bytes = volumes * program.element_bytes(i.parameter)
+                    shard_bytes = volumes * program.element_bytes(name)
                     whole = shard_bytes if program.gathers_before_use else nbytes
                     total[list(region.devices)] += whole + state_elements * shard_bytes
                     continue

@@ -1,0 +1,39 @@
+"""A bundle of slices: ranges of rows of parameters that are synchronised together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from raddle.graph.box import Box
+from raddle.program.parameter_region import ParameterRegion
+
+
+class Bundle(NamedTuple):
+    """Slices that are synchronised together: in one message to one server, or in one all-reduce.
+
+    A slice is a range of rows of a parameter, with its holders and its server. All slices of a bundle have
+    the same holders, server and dtype. A large slice is a bundle of its own.
+    """
+
+    parameters: tuple[str, ...]  # by slice; a forward uses the first one first
+    slices: tuple[ParameterRegion, ...]
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return self.slices[0].devices
+
+    @property
+    def server(self) -> int:
+        return self.slices[0].server
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return tuple(slice_.box for slice_ in self.slices)
+
+    @property
+    def needs_sync(self) -> bool:
+        return self.slices[0].needs_sync
+
+    def with_devices(self, devices: tuple[int, ...]) -> Bundle:
+        """The same slices with other holders."""
+        return self._replace(slices=tuple(s._replace(devices=devices) for s in self.slices))

@@ -1,0 +1,84 @@
+"""The rows of an item on one rank: where they are, read and written as one flat tensor.
+
+An item is one slice of a parameter, or a bundle of several (item.py). Messages and sums have the slices of
+a bundle one after the other, flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class ItemRows:
+    """The rows of an item. parts: by slice, its rows, contiguous in memory."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, rows: Tensor | Sequence[Tensor]) -> None:
+        self.parts: tuple[Tensor, ...] = (rows,) if isinstance(rows, Tensor) else tuple(rows)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    def flat(self) -> Tensor:
+        """The rows as one flat tensor: a view of a single slice, a copy of several."""
+        return join(self.parts)
+
+    def write(self, flat: Tensor) -> None:
+        """Sets the rows."""
+        for part, values in zip(self.parts, split(flat, self.parts), strict=True):
+            part.copy_(values)
+
+    def clone(self) -> ItemRows:
+        return ItemRows([part.clone() for part in self.parts])
+
+    def shaped(self, flat: Tensor) -> Tensor:
+        """A flat tensor in the shape of the rows; that of several slices stays flat."""
+        return flat.view_as(self.parts[0]) if len(self.parts) == 1 else flat.view(-1)
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    """Joins slices in one flat tensor: a view of a single one, a copy of several."""
+    return parts[0].view(-1) if len(parts) == 1 else torch.cat([part.view(-1) for part in parts])
+
+
+def split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Cuts a flat tensor into views with the shapes of `like`."""
+    pieces = torch.split(flat.view(-1), [part.numel() for part in like])
+    return [piece.view_as(part) for piece, part in zip(pieces, like, strict=True)]
+
+
+class Gathering:
+    """Collects the gradients of the slices of items until an item has all of its slices.
+
+    slices: by item, its slices.
+    """
+
+    def __init__(self, slices: Sequence[Sequence[int]]) -> None:
+        self._slices = slices
+        self._place = {
+            s: (item, k) for item, members in enumerate(slices) for k, s in enumerate(members)
+        }
+        self._parts: dict[
+            int, dict[int, Tensor]
+        ] = {}  # by item that is not complete, then by place
+
+    def add(self, slice_number: int, gradient: Tensor) -> tuple[int, Tensor] | None:
+        """Takes the gradient of a slice; returns an item and its gradient when that is complete."""
+        item, place = self._place[slice_number]
+        if len(self._slices[item]) == 1:
+            return item, gradient
+        parts = self._parts.setdefault(item, {})
+        parts[place] = gradient
+        if len(parts) < len(self._slices[item]):
+            return None
+        del self._parts[item]
+        return item, join([parts[k] for k in range(len(parts))])
+
+    def is_waiting(self, item: int) -> bool:
+        """Whether some slices of an item have come, and others have not."""
+        return item in self._parts
