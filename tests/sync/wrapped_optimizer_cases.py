@@ -572,6 +572,7 @@ def other_order_of_sums(rank: int, size: int) -> None:
 def other_order_of_slices(rank: int, size: int) -> None:
     """The same with slices: `debug` names them before anything is summed."""
     model = make(Plain, torch.float32)
+    # A small model is one bundle; unbundled it has several sums, which can change places.
     optimizer = sync.Optimizer(
         sgd(model.parameters()), model, "p3:collective,unbundled", debug=True
     )

@@ -29,9 +29,6 @@ from raddle.program.step_script import (
     BUCKETS,
     COLLECTIVE,
     COLUMNS,
-    FIRST_MEMBER,
-    GROUP,
-    MEMBER_COUNT,
     OPERATION,
     PARAMETER,
     PULL,
@@ -51,7 +48,6 @@ from raddle.simulation.fast.arrays import (
     COMPUTE,
     EVENT,
     GATHER,
-    GATHER_SET,
     NEEDS_SYNC,
     PULL_COUNT,
     PULL_FIRST,
@@ -72,7 +68,7 @@ from raddle.simulation.fast.arrays import (
     Tape,
 )
 from raddle.simulation.fast.bundles import bundles_of_parameters, gradients_ready
-from raddle.simulation.fast.collective_nodes import add_collective
+from raddle.simulation.fast.collective_rows import write_block_gather, write_gather, write_sum
 from raddle.simulation.fast.jit_script import write_rows
 from raddle.simulation.fast.loop import OVER_LIMIT as OVER_LIMIT
 from raddle.simulation.fast.loop import run_dag
@@ -247,7 +243,7 @@ def _write_dag(
                         d = computes[k, 0]
                         mark_stretch[m, d], mark_offset[m, d] = stretch[d], offset[d]
         elif kind == GATHER:
-            _write_gather(
+            write_gather(
                 first, arena, rings, overhead, dag, used, progress, dag.arrival[tape.arrival[r]]
             )
         else:
@@ -296,14 +292,12 @@ def _write_event(
         if used[0] < 0:
             return
         if what == SUM:
-            _write_sum(
+            write_sum(
                 n, settings, slots, arena, rings, overhead, dag, used, progress, rows, members
             )
             continue
         if rows[n, COLLECTIVE] == ALL_GATHER:
-            _write_block_gather(
-                n, slots, arena, rings, overhead, dag, used, progress, rows, members
-            )
+            write_block_gather(n, slots, arena, rings, overhead, dag, used, progress, rows, members)
             continue
         # The row of Arena.sync_units; with bundles, the subject is this row itself.
         row = rows[n, SUBJECT] if sliced else slots.sync_units[rows[n, SUBJECT], 0]
@@ -361,75 +355,3 @@ def _write_event(
                 load[d] += ns
             else:
                 add_compute(dag, used, d, ns, progress)
-
-
-@njit(cache=True)
-def _write_sum(
-    n: int, settings: SyncSettings, slots: Slots, arena: Arena, rings: Rings,
-    overhead: HostOverhead, dag: StepDag, used: Array, progress: DeviceProgress, rows: Array,
-    members: Array,
-) -> None:  # fmt: skip
-    """Writes row n of the step script, an all-reduce of a slice or of a bucket of gradients.
-
-    That of a slice waits for all that its devices did before it; that of a bucket only for its gradients
-    or, with `after_backward`, for the whole backward.
-    """
-    if settings.sliced:  # a slice has one ring, so one row of amounts
-        unit = arena.sync_units[rows[n, SUBJECT]]
-        amounts = arena.amounts[unit[AMOUNT_FIRST] : unit[AMOUNT_FIRST] + 1, 0].copy()
-        add_collective(
-            dag, used, rings, overhead, unit[RING_SET], progress.stretch, progress.offset, amounts,
-            progress, dag.sync_arrival[n],
-        )  # fmt: skip
-        return
-    g, devices = rows[n, GROUP], len(progress.stretch)
-    predecessor, delay = np.full(devices, -1, np.int32), np.zeros(devices, np.int64)
-    total = np.zeros(rings.set_at[g + 1] - rings.set_at[g], np.int64)
-    for j in range(rows[n, FIRST_MEMBER], rows[n, FIRST_MEMBER] + rows[n, MEMBER_COUNT]):
-        p = members[j]
-        first = arena.sync_units[slots.sync_units[p, 0], AMOUNT_FIRST]
-        for k in range(len(total)):  # here a ring of the set
-            total[k] += arena.amounts[first + k, 0]
-        for d in range(devices):
-            # Keep the gradient that is complete last on device d: the nodes of a device are numbered in
-            # their order.
-            stretch, offset = dag.mark_stretch[p, d], dag.mark_offset[p, d]
-            if stretch > predecessor[d] or (stretch == predecessor[d] and offset > delay[d]):
-                predecessor[d], delay[d] = stretch, offset
-    if settings.after_backward:  # after all that the devices have computed
-        predecessor, delay = progress.stretch, progress.offset
-    add_collective(
-        dag, used, rings, overhead, g, predecessor, delay, total, progress, dag.sync_arrival[n]
-    )
-
-
-@njit(cache=True)
-def _write_gather(
-    unit: int, arena: Arena, rings: Rings, overhead: HostOverhead, dag: StepDag, used: Array,
-    progress: DeviceProgress, arrival: Array,
-) -> None:  # fmt: skip
-    """Writes the gather of a block (ZeRO-3); unit: its row of Arena.sync_units."""
-    g, first = arena.sync_units[unit, GATHER_SET], arena.sync_units[unit, AMOUNT_FIRST]
-    amounts = arena.amounts[first : first + rings.set_at[g + 1] - rings.set_at[g], 0].copy()
-    add_collective(
-        dag, used, rings, overhead, g, progress.stretch, progress.offset, amounts, progress, arrival
-    )
-
-
-@njit(cache=True)
-def _write_block_gather(
-    n: int, slots: Slots, arena: Arena, rings: Rings, overhead: HostOverhead, dag: StepDag,
-    used: Array, progress: DeviceProgress, rows: Array, members: Array,
-) -> None:  # fmt: skip
-    """Writes row n of the step script, the gather of a block after its update (ZeRO-2)."""
-    first_member = members[rows[n, FIRST_MEMBER]]
-    g = arena.sync_units[slots.sync_units[first_member, 0], GATHER_SET]
-    amounts = np.zeros(rings.set_at[g + 1] - rings.set_at[g], np.int64)
-    for j in range(rows[n, FIRST_MEMBER], rows[n, FIRST_MEMBER] + rows[n, MEMBER_COUNT]):
-        first = arena.sync_units[slots.sync_units[members[j], 0], AMOUNT_FIRST]
-        for k in range(len(amounts)):
-            amounts[k] += arena.amounts[first + k, 0]
-    add_collective(
-        dag, used, rings, overhead, g, progress.stretch, progress.offset, amounts, progress,
-        dag.sync_arrival[n],
-    )  # fmt: skip

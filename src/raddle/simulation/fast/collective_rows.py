@@ -1,0 +1,100 @@
+"""Writes the collectives of the step script and of the tape: which devices wait for what, JIT-compiled.
+
+collective_nodes.py writes the nodes of a collective. A sync unit is a parameter, or slices of some, that
+are synchronised at once; its row has the sets of rings that sum and gather it, and its bytes (arrays.py).
+"""
+
+# n: row of the step script, p: parameter, d: device, g: set of rings, j: place in `members`, k: ring of a set
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from raddle.program.step_script import FIRST_MEMBER, GROUP, MEMBER_COUNT, SUBJECT
+from raddle.simulation.fast.arrays import (
+    AMOUNT_FIRST,
+    GATHER_SET,
+    RING_SET,
+    Arena,
+    Array,
+    DeviceProgress,
+    HostOverhead,
+    Rings,
+    Slots,
+    StepDag,
+    SyncSettings,
+)
+from raddle.simulation.fast.collective_nodes import add_collective
+
+
+@njit(cache=True)
+def write_sum(
+    n: int, settings: SyncSettings, slots: Slots, arena: Arena, rings: Rings,
+    overhead: HostOverhead, dag: StepDag, used: Array, progress: DeviceProgress, rows: Array,
+    members: Array,
+) -> None:  # fmt: skip
+    """Writes row n of the step script, an all-reduce of a slice or of a bucket of gradients.
+
+    That of a slice waits for all that its devices did before it; that of a bucket only for its gradients
+    or, with `after_backward`, for the whole backward.
+    """
+    if settings.sliced:  # a slice has one ring, so one row of amounts
+        unit = arena.sync_units[rows[n, SUBJECT]]
+        amounts = arena.amounts[unit[AMOUNT_FIRST] : unit[AMOUNT_FIRST] + 1, 0].copy()
+        add_collective(
+            dag, used, rings, overhead, unit[RING_SET], progress.stretch, progress.offset, amounts,
+            progress, dag.sync_arrival[n],
+        )  # fmt: skip
+        return
+    g, devices = rows[n, GROUP], len(progress.stretch)
+    predecessor, delay = np.full(devices, -1, np.int32), np.zeros(devices, np.int64)
+    total = np.zeros(rings.set_at[g + 1] - rings.set_at[g], np.int64)
+    for j in range(rows[n, FIRST_MEMBER], rows[n, FIRST_MEMBER] + rows[n, MEMBER_COUNT]):
+        p = members[j]
+        first = arena.sync_units[slots.sync_units[p, 0], AMOUNT_FIRST]
+        for k in range(len(total)):  # here a ring of the set
+            total[k] += arena.amounts[first + k, 0]
+        for d in range(devices):
+            # Keep the gradient that is complete last on device d: the nodes of a device are numbered in
+            # their order.
+            stretch, offset = dag.mark_stretch[p, d], dag.mark_offset[p, d]
+            if stretch > predecessor[d] or (stretch == predecessor[d] and offset > delay[d]):
+                predecessor[d], delay[d] = stretch, offset
+    if settings.after_backward:  # after all that the devices have computed
+        predecessor, delay = progress.stretch, progress.offset
+    add_collective(
+        dag, used, rings, overhead, g, predecessor, delay, total, progress, dag.sync_arrival[n]
+    )
+
+
+@njit(cache=True)
+def write_gather(
+    unit: int, arena: Arena, rings: Rings, overhead: HostOverhead, dag: StepDag, used: Array,
+    progress: DeviceProgress, arrival: Array,
+) -> None:  # fmt: skip
+    """Writes the gather of a block (ZeRO-3); unit: its row of Arena.sync_units."""
+    g, first = arena.sync_units[unit, GATHER_SET], arena.sync_units[unit, AMOUNT_FIRST]
+    amounts = arena.amounts[first : first + rings.set_at[g + 1] - rings.set_at[g], 0].copy()
+    add_collective(
+        dag, used, rings, overhead, g, progress.stretch, progress.offset, amounts, progress, arrival
+    )
+
+
+@njit(cache=True)
+def write_block_gather(
+    n: int, slots: Slots, arena: Arena, rings: Rings, overhead: HostOverhead, dag: StepDag,
+    used: Array, progress: DeviceProgress, rows: Array, members: Array,
+) -> None:  # fmt: skip
+    """Writes row n of the step script, the gather of a block after its update (ZeRO-2)."""
+    first_member = members[rows[n, FIRST_MEMBER]]
+    g = arena.sync_units[slots.sync_units[first_member, 0], GATHER_SET]
+    amounts = np.zeros(rings.set_at[g + 1] - rings.set_at[g], np.int64)
+    for j in range(rows[n, FIRST_MEMBER], rows[n, FIRST_MEMBER] + rows[n, MEMBER_COUNT]):
+        first = arena.sync_units[slots.sync_units[members[j], 0], AMOUNT_FIRST]
+        for k in range(len(amounts)):
+            amounts[k] += arena.amounts[first + k, 0]
+    add_collective(
+        dag, used, rings, overhead, g, progress.stretch, progress.offset, amounts, progress,
+        dag.sync_arrival[n],
+    )  # fmt: skip
