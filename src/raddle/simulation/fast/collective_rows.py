@@ -4,7 +4,8 @@ collective_nodes.py writes the nodes of a collective. A sync unit is a parameter
 are synchronised at once; its row has the sets of rings that sum and gather it, and its bytes (arrays.py).
 """
 
-# n: row of the step script, p: parameter, d: device, g: set of rings, j: place in `members`, k: ring of a set
+# n: row of the step script, p: parameter, d: device, g: set of rings, k: ring of a set
+# j: place in `members`
 
 from __future__ import annotations
 
