@@ -355,6 +355,16 @@ def _goes_on_with_what_was_written_without_gradient(m: Any, x: Tensor) -> Tensor
     return z * y
 
 
+def _writes_without_gradient_and_without_autocast(m: Any, x: Tensor) -> Tensor:
+    """The block without autocast keeps the no_grad around it."""
+    y = m.fc(x)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        y.mul_(3)
+    with torch.autocast("cpu", enabled=False), torch.no_grad(), torch.enable_grad():
+        z = y.sin()
+    return z * y
+
+
 def _writes_to_what_dropout_returns(m: Any, x: Tensor) -> Tensor:
     y = m.fc(x)
     z = F.dropout(y, 0.5, training=False)
@@ -375,6 +385,7 @@ def _constants(m: Any, x: Tensor) -> Tensor:
         _statistics_in_a_view,
         _writes_without_gradient,
         _goes_on_with_what_was_written_without_gradient,
+        _writes_without_gradient_and_without_autocast,
         _writes_to_what_dropout_returns,
         _constants,
     ],

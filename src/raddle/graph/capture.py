@@ -247,14 +247,16 @@ class _Translation:
                 "the model uses torch.autocast inside its forward, which cannot be captured: "
                 "take it out and ask for mixed precision where the model is run."
             )
-        without_gradient = kind == "wrap_with_set_grad_enabled" and not setting[0]
+        sets_grad = kind == "wrap_with_set_grad_enabled"
+        without_gradient = sets_grad and not setting[0]
         placeholders = [n for n in subgraph.graph.nodes if n.op == "placeholder"]
         for placeholder, outer in zip(placeholders, arguments, strict=True):
             # None: no call makes this view, the placeholder is the same tensor as `outer` (mutation.py)
             view = View(outer, None, (), {}) if isinstance(outer, Node) else None
             self.memory.put(placeholder, self._current_value(outer), view)
         outer_no_grad = self.memory.no_grad
-        self.memory.no_grad = without_gradient or (outer_no_grad and not setting[0])
+        if sets_grad:  # a block under autocast keeps the setting around it
+            self.memory.no_grad = without_gradient
         self._translate_nodes(subgraph)
         self.memory.no_grad = outer_no_grad
         (end,) = (n for n in subgraph.graph.nodes if n.op == "output")
