@@ -103,7 +103,8 @@ def measure_link(rank: int, size: int) -> dict[str, float]:
         start = time.perf_counter()
         for clock in range(count):
             wire.send((rank + 1) % size, Frame(PUSH, 0, clock + 1), payload, 0)  # priority 0
-        all_received.wait(120)
+        if not all_received.wait(TIMEOUT):
+            raise RuntimeError(f"rank {rank} waits for {outstanding[0]} of {count} messages")
         seconds_by_count[count].append(time.perf_counter() - start)
     dist.barrier()
     wire.close()

@@ -41,7 +41,8 @@ def test_parse(value: object, quantity: Quantity, number: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [0, -1, "-5 GB/s", True, None, [], "fast", "", "12 parsecs", "1e999"]
+    "value",
+    [0, -1, "-5 GB/s", True, None, [], "fast", "", "12 parsecs", "1e999", "1__0", f"1e{10**24} GB"],
 )
 @pytest.mark.parametrize("quantity", [SIZE, RATE, SPEED, FRACTION])
 def test_no_quantity(value: object, quantity: Quantity) -> None:

@@ -336,6 +336,39 @@ def test_what_is_not_trained_is_kept(method: str) -> None:
         torch.testing.assert_close(again["frozen.bias"], state["frozen.bias"] + 1)
 
 
+class TiedFrozen(nn.Module):
+    """A frozen parameter with two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.fc = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.first.requires_grad_(False)
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.second(x))
+
+
+def test_a_tied_frozen_parameter_is_loaded_by_either_name() -> None:
+    model, x = TiedFrozen(), torch.randn(4, 6)
+    graph = capture(model, [x], loss=lambda y: y.square().mean())
+    names = dict(model.named_parameters(remove_duplicate=False))
+
+    def work(trainer: Trainer) -> Any:
+        loaded = []
+        for gone in ("first.", "second."):
+            state = {n: p.detach() + 1 for n, p in names.items() if not n.startswith(gone)}
+            trainer.load_state_dict(state)
+            loaded.append(trainer.state_dict()["first.weight"])
+        return loaded
+
+    for loaded in on_threads(
+        2, work, model, plan_for(graph, cluster("local:2"), "data"), sgd, graph=graph
+    ):
+        for weight in loaded:
+            torch.testing.assert_close(weight, model.first.weight + 1)
+
+
 @pytest.mark.parametrize(
     "sync",
     [

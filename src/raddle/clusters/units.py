@@ -6,10 +6,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal, Overflow
+from decimal import Decimal, InvalidOperation, Overflow
 
 # A number and, after it, the unit: two groups
-_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*", re.DOTALL)
+_NUMBER = re.compile(
+    r"\s*([+-]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*", re.DOTALL
+)
 
 # Factors by prefix. They are Decimal, so that "5 us" becomes exactly the float 5e-6: fingerprints (hashes)
 # of clusters depend on it.
@@ -106,8 +108,11 @@ def _number(value: object, quantity: Quantity) -> float:
         return float(digits)
     try:
         return float(Decimal(digits) * quantity.units[unit])
-    except Overflow:  # an exponent of a million
-        return math.inf
+    except (
+        Overflow,
+        InvalidOperation,
+    ):  # an exponent of a million, or one that Decimal cannot hold
+        return float(digits)  # infinite or 0: no unit brings it back into range
 
 
 def _of_unit(quantity: Quantity) -> str:

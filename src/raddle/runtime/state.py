@@ -101,8 +101,10 @@ class TrainingState:
         ]
         boxes, aliases = _boxes_by_name(sources), setup.graph.aliases
         pieces = cut_state(state, boxes, shapes, aliases, device=setup.place)
+        first_names = {aliases.get(name, name): name for name in state}
         self._untrained_parameters = {
-            name: state[name].detach().cpu().clone() for name in self._untrained_parameters
+            name: state[name if name in state else first_names[name]].detach().cpu().clone()
+            for name in self._untrained_parameters
         }
         with torch.no_grad():
             for source, tensor in _pair_with_sources(sources, pieces):
