@@ -1,4 +1,4 @@
-"""Recomputes the thesis's Table 5.14: bytes sent in an epoch of 64,000 images.
+"""Recomputes Table 5.14 of the thesis on hypergraph partitions: bytes sent in an epoch of 64,000 images.
 
 Differs from the thesis: its hypergraph column is in elements; here it is multiplied by 4 (float32).
 The partition is *coarse*: each filter is in one part, and a part is what one device gets.

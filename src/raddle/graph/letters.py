@@ -1,6 +1,8 @@
 """The letters that name dimensions. An operator passes the letters of its inputs on to its outputs.
 
-So `n/4` in a plan (split dimension n into 4 parts) means the same dimension for every operator.
+So `n/4` in a plan (split dimension n into 4 parts) means the same dimension for every operator. A dimension
+that cannot be split has a capital letter; no two dimensions of an operator have the same letter, whatever
+its case.
 """
 
 from __future__ import annotations

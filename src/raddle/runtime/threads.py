@@ -113,7 +113,7 @@ class _Rank:
     def _update(self) -> None:
         """Keeps the gradients, then lets the optimizer update."""
         self.gradients = {}
-        for source, parameter in self.executor.parameters():
+        for source, parameter in self.executor.updated_parameters():
             if parameter.grad is not None:
                 pieces = self.gradients.setdefault(source.name, [])
                 pieces.append((source.box, parameter.grad.detach().clone()))

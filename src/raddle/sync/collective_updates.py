@@ -24,9 +24,9 @@ from raddle.transport.base import Transport
 
 
 class CollectiveUpdates(SlicedUpdates):
-    """The slices of one rank. An item is a slice with a number.
+    """The slices of one rank. An item is one slice, or several small ones that are summed together.
 
-    order: item numbers in the order of their sums, the same on all ranks. exchange: gathers an object from
+    order: numbers of items in the order of their sums, the same on all ranks. exchange: gathers an object from
     every rank. debug: all ranks compare which slices they are about to sum, before any all-reduce.
     stall_inspector: warns which ranks are missing in an all-reduce.
     """
@@ -50,7 +50,7 @@ class CollectiveUpdates(SlicedUpdates):
             slices,
             optimizer,
             rows,
-            # Whether this rank must look at the sum: maybe no rank had a gradient.
+            # By slice, whether this rank must look at the sum: maybe no rank had a gradient.
             may_be_absent=lambda number: slices.locations[number][0] in self._without_gradient,
         )
         self.collective = CollectiveSynchroniser(
@@ -100,7 +100,7 @@ def order_slices(
     return order_sums(
         # An item is complete when the last one of its gradients is.
         [
-            max(ready_seconds[slices.locations[number][0]] for number in members)
+            max(ready_seconds[slices.locations[slice_number][0]] for slice_number in members)
             for members in slices.slices_of_item
         ],
         [cost.seconds(item.elements) for item in slices.items],

@@ -21,6 +21,7 @@ class AllReduce(Sync):
 
     @property
     def allows_overlap(self) -> bool:
+        # Steps that overlap all-reduce each gradient alone; buckets in a narrower dtype are not made there.
         return not self.wire_dtype and not self.after_backward
 
     def slice_count(self, elements: int, holders: int) -> int:
