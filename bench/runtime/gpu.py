@@ -1,74 +1,222 @@
-"""One rank on a GPU: times a plan for one device and the plain eager module, steps in turn.
+"""One rank on a GPU: a step of raddle beside PyTorch's, eager and compiled, and beside DDP and FSDP2.
 
-torchrun --standalone --nproc-per-node 1 bench/runtime/gpu.py PLANS   (a folder of plans, see plans.py)
+    python bench/runtime/gpu.py [-o results.json] [--cases resnet50/bfloat16/sgd,...] [--sides eager,raddle]
+
+Each case (model, precision, optimizer) has a process. It makes all sides and runs them until they are
+compiled; then the processes measure one after the other, so that nothing else runs. In a process the sides
+take turns, step by step; a round is a step of every side.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
+import os
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import gpu_models
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import raddle
-from raddle import zoo
+from raddle.plans.notation import read_tiles
+from raddle.plans.plan import Plan
 
-MODELS = {"vgg16": 64, "resnet50": 64, "gpt": 8}
-ROUNDS = 20
+SIDES = ("eager", "compiled", "raddle", "raddle compiled", "ddp compiled", "fsdp2 compiled")
+WARMUP, ROUNDS = 4, 30
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
+Step = Callable[[], object]
 
 
-def measure(name: str, batch: int, folder: str) -> dict[str, Any]:
-    work = zoo.load(name, batch=batch, device="cuda")
-    for module in work.model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if hasattr(module, "dropout"):
-            module.dropout = 0.0
-    trainer = raddle.parallelize(
-        copy.deepcopy(work.model), f"{folder}/{name}.1.json", sgd, loss=work.loss, device="cuda:0"
-    )
-    optimizer = sgd(work.model.parameters())
-    given = [*work.inputs, *work.targets]
+def make_optimizer(name: str) -> Callable[[Any], torch.optim.Optimizer]:
+    if name == "adamw":
+        return lambda p: torch.optim.AdamW(p, lr=1e-4, weight_decay=0.01)
+    return lambda p: torch.optim.SGD(p, lr=1e-4)
 
-    def plain() -> None:
+
+def plain_step(
+    work: gpu_models.Work,
+    forward: Callable[..., Any],
+    optimizer: torch.optim.Optimizer,
+    precision: Any,
+) -> Step:
+    """A step as people write it: forward and loss under autocast, backward, update."""
+
+    def step() -> None:
         optimizer.zero_grad()
-        work.loss(work.model(*work.inputs), *work.targets).backward()
+        with torch.autocast("cuda", dtype=precision, enabled=precision is not None):
+            loss = forward(*work.inputs, *work.targets)
+        loss.backward()
         optimizer.step()
 
-    sides = {"raddle": lambda: trainer.step(*given), "plain": plain}
-    times: dict[str, list[float]] = {side: [] for side in sides}
-    for number in range(ROUNDS + 5):
-        for side in list(sides) if number % 2 else list(sides)[::-1]:
+    return step
+
+
+def make_side(side: str, work: gpu_models.Work, precision: Any, optimizer: str) -> Step:
+    """Makes one side with a copy of the model."""
+    model, make = copy.deepcopy(work.model), make_optimizer(optimizer)
+    if side.startswith("raddle"):
+        graph = raddle.capture(model, work.inputs, targets=work.targets, loss=work.loss)
+        tiles = read_tiles(graph, "".join(f"{op.name}: @0\n" for op in graph.ops))
+        trainer = raddle.parallelize(
+            model, Plan(tiles, devices=1, bn="local"), make, graph=graph, loss=work.loss,
+            device="cuda:0", autocast=precision, compile=side == "raddle compiled",
+        )  # fmt: skip
+        return lambda: trainer.step(*work.inputs, *work.targets)
+    if side.startswith("ddp"):
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    elif side.startswith("fsdp2"):
+        _shard(model)
+    count = len(work.inputs)
+
+    def forward(*batch: Any) -> Any:
+        return work.loss(model(*batch[:count]), *batch[count:])
+
+    compiled = side.endswith("compiled")
+    run = torch.compile(forward, dynamic=False) if compiled else forward
+    return plain_step(work, run, make(model.parameters()), precision)
+
+
+def _shard(model: nn.Module) -> None:
+    """FSDP2, block by block as its documentation does: every member of a ModuleList, then the model."""
+    from torch.distributed.fsdp import fully_shard
+
+    for module in list(model.modules()):
+        if isinstance(module, nn.ModuleList):
+            for block in module:
+                fully_shard(block)
+    fully_shard(model)
+
+
+def measure(name: str, precision: str, optimizer: str, sides: Sequence[str]) -> dict[str, Any]:
+    """Times the sides of one case in turns. Waits for a line on stdin after everything is compiled."""
+    work = gpu_models.load(name)
+    steps: dict[str, Step] = {}
+    state_bytes, failed = {}, {}
+    compile_seconds = {}
+    for side in sides:
+        before, start = torch.cuda.memory_allocated(), time.perf_counter()
+        try:
+            steps[side] = make_side(side, work, PRECISIONS[precision], optimizer)
+            for _ in range(WARMUP):
+                steps[side]()
             torch.cuda.synchronize()
-            start = time.perf_counter()
-            sides[side]()
+        except Exception as error:
+            failed[side] = f"{type(error).__name__}: {str(error)[:300]}"
+            steps.pop(side, None)
+        torch.cuda.empty_cache()
+        compile_seconds[side] = time.perf_counter() - start
+        state_bytes[side] = torch.cuda.memory_allocated() - before
+    torch.cuda.empty_cache()
+    print("READY", file=sys.stderr, flush=True)
+    sys.stdin.readline()
+    times: dict[str, list[float]] = {side: [] for side in steps}
+    peaks: dict[str, float] = {}
+    for number in range(-3, ROUNDS):
+        for side in list(steps) if number % 2 else list(steps)[::-1]:
             torch.cuda.synchronize()
-            if number >= 5:
+            torch.cuda.reset_peak_memory_stats()
+            before, start = torch.cuda.memory_allocated(), time.perf_counter()
+            steps[side]()
+            torch.cuda.synchronize()
+            if number >= 0:
                 times[side].append(1e3 * (time.perf_counter() - start))
-    medians = {f"{side}_ms": statistics.median(t) for side, t in times.items()}
-    trainer.close()
+                # Of this side alone: its parameters and states, and what a step adds to them.
+                peak = torch.cuda.max_memory_allocated() - before + state_bytes[side]
+                peaks[side] = max(peaks.get(side, 0.0), peak / 2**20)
     return {
         "model": name,
-        "batch": batch,
-        **medians,
-        "ratio": medians["raddle_ms"] / medians["plain_ms"],
-        "card": torch.cuda.get_device_name(),
-        "backend": dist.get_backend() if dist.is_initialized() else "nccl",
+        "precision": precision,
+        "optimizer": optimizer,
+        "ms": {side: round(statistics.median(t), 3) for side, t in times.items()},
+        "quartiles": {
+            side: [round(q, 3) for q in statistics.quantiles(t, n=4)[::2]]
+            for side, t in times.items()
+        },
+        "peak_mib": {side: round(peak) for side, peak in peaks.items()},
+        "first_steps_s": {side: round(s, 1) for side, s in compile_seconds.items()},
+        "host_waits": {side: host_waits(step) for side, step in steps.items() if "raddle" in side},
+        "failed": failed,
     }
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-4)
+def host_waits(step: Step) -> str:
+    """Where a step waits for the GPU; "": nowhere."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    except RuntimeError as error:
+        import traceback
+
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.line}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return ""
+
+
+def run_worker(case: str, sides: Sequence[str]) -> None:
+    name, precision, optimizer = case.split("/")
+    torch.cuda.set_device(0)
+    if any(side.startswith(("ddp", "fsdp2")) for side in sides):
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1"}
+        os.environ["MASTER_PORT"] = str(20000 + os.getpid() % 20000)
+        dist.init_process_group("nccl")
+    print(json.dumps(measure(name, precision, optimizer, sides)), flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def main(cases: Sequence[str], sides: Sequence[str], output: str) -> None:
+    """Starts a process a case; when all have compiled, lets them measure one after the other."""
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    workers = [
+        (case, subprocess.Popen(
+            [sys.executable, __file__, "--worker", case, "--sides", ",".join(sides)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=environment,
+        ))
+        for case in cases
+    ]  # fmt: skip
+    for case, process in workers:
+        log = []
+        for line in process.stderr or ():
+            log.append(line)
+            if line.startswith("READY"):
+                break
+        else:
+            print(f"{case}: {''.join(log[-12:])}", flush=True)
+    results = []
+    for case, process in workers:
+        out, errors = process.communicate("go\n")
+        for line in out.splitlines():
+            if line.startswith("{"):
+                results.append({**json.loads(line), "card": torch.cuda.get_device_name()})
+                print(line, flush=True)
+                break
+        else:
+            print(f"{case}: {errors[-600:]}", flush=True)
+    if output:
+        with open(output, "w", encoding="utf-8") as file:
+            json.dump({"torch": torch.__version__, "results": results}, file, indent=1)
 
 
 if __name__ == "__main__":
-    for model, size in MODELS.items():
-        try:
-            print(json.dumps(measure(model, size, sys.argv[1])), flush=True)
-        except Exception as error:
-            print(model, type(error).__name__, str(error)[:500], flush=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-o", "--output", default="")
+    parser.add_argument("--worker", default="")
+    parser.add_argument("--sides", default=",".join(SIDES[:4]))
+    default = [f"{m}/{p}/sgd" for m in gpu_models.MODELS for p in PRECISIONS]
+    parser.add_argument("--cases", default=",".join(default))
+    options = parser.parse_args()
+    if options.worker:
+        run_worker(options.worker, options.sides.split(","))
+    else:
+        main(options.cases.split(","), options.sides.split(","), options.output)

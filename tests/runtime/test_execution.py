@@ -33,6 +33,7 @@ from raddle.runtime.actions import (
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.delivery import MessagePart, delivery_of
 from raddle.runtime.execution.buffer_updates import update_buffers
+from raddle.runtime.execution.compiled_functions import CompiledFunctions
 from raddle.runtime.execution.input_feeder import InputFeeder
 from raddle.runtime.execution.losses import Losses
 from raddle.runtime.execution.message_exchange import Messages
@@ -186,7 +187,9 @@ def test_gradients_come_back_slot_by_slot(
 ) -> None:
     slot_store = filled()
     updater = ParameterUpdater(slot_store, single_rank(), updated_slots=[1])
-    segments = Segments(slot_store, updater, single_microbatch=single_microbatch)
+    segments = Segments(
+        slot_store, updater, CompiledFunctions(), single_microbatch=single_microbatch
+    )
     call = product(split=phases == "BW", recompute=recompute)
     segments.forward(Forward(call))
     assert torch.equal(slot_store.slots[2], 6 * ones(2))

@@ -21,6 +21,7 @@ from torch import Tensor
 from raddle.graph.graph import FusedCall, Op, Value
 from raddle.graph.index import Range
 from raddle.graph.letters import unique
+from raddle.graph.operand_refs import OperandRef
 from raddle.graph.operator_kind import OPERATOR_KINDS, Signature
 from raddle.graph.space import parse_space
 
@@ -307,24 +308,6 @@ def resolve_overload(call: str) -> Any:
     namespace, _, name_and_overload = call.rpartition("::")
     name, overload = name_and_overload.rsplit(".", 1)
     return getattr(getattr(getattr(torch.ops, namespace or "aten"), name), overload)
-
-
-class OperandRef(int):
-    """Stands for an operand in the stored arguments of a call: its position among the operands."""
-
-    def __repr__(self) -> str:
-        return f"#{int(self)}"
-
-
-def fill_template(template: Any, tensors: Sequence[Any]) -> Any:
-    """The arguments of a call, with tensors in place of the OperandRefs."""
-    if isinstance(template, OperandRef):
-        return tensors[template]
-    if isinstance(template, (list, tuple)):
-        return type(template)(fill_template(t, tensors) for t in template)
-    if isinstance(template, dict):
-        return {k: fill_template(t, tensors) for k, t in template.items()}
-    return template
 
 
 def _template(arguments: Any, operands: list[Value]) -> Any:

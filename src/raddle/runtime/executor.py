@@ -46,6 +46,7 @@ from raddle.runtime.actions import (
 from raddle.runtime.build_actions import build_actions
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.execution import buffer_updates
+from raddle.runtime.execution.compiled_functions import CompiledFunctions
 from raddle.runtime.execution.input_feeder import InputFeeder, ReadInput
 from raddle.runtime.execution.losses import Losses
 from raddle.runtime.execution.message_exchange import Messages
@@ -69,7 +70,7 @@ class Executor:
     """Carries out the actions of one rank: each kind of action goes to one part (execution/).
 
     place: the torch device that this rank computes on; seed: of random numbers such as dropout masks;
-    autocast: the dtype of mixed precision.
+    autocast: the dtype of mixed precision; functions: the functions of calls, if they are to be compiled.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Executor:
         place: torch.device | str = "cpu",
         seed: int = 0,
         autocast: torch.dtype | None = None,
+        functions: CompiledFunctions | None = None,
     ) -> None:
         self.program, self.transport = program, transport
         self.rank_actions = rank_actions = build_actions(
@@ -91,6 +93,7 @@ class Executor:
         self.segments = Segments(
             self.store,
             self.parameter_updater,
+            functions or CompiledFunctions(),
             autocast=autocast,
             single_microbatch=program.plan.microbatches == 1,
         )
@@ -247,7 +250,7 @@ class Executor:
         if not actions:
             return
         step, record = key_of(actions[0]).step, self.record
-        with self.messages.compute_lock, self.segments.autocast_context():
+        with self.messages.compute_lock:
             self.messages.post_early(step)
             if record is None:
                 for action in actions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from raddle.graph.graph import Graph
 from raddle.plans.plan import Plan
 from raddle.program.program import Program
+from raddle.runtime.execution.compiled_functions import CompiledFunctions
 from raddle.runtime.executor import Executor
 from raddle.transport.base import Transport
 from raddle.transport.exchange import exchange_objects
@@ -27,6 +28,8 @@ class Setup:
     place: torch.device  # that this rank computes on
     loss: Callable[..., Tensor] | None = None  # of the module's output and the targets
     autocast: torch.dtype | None = None  # mixed precision
+    # The functions of all executors of this rank, compiled or not
+    functions: CompiledFunctions = field(default_factory=CompiledFunctions)
 
     @property
     def graph(self) -> Graph:
@@ -43,8 +46,9 @@ class Setup:
     def make_executor(self, program: Program, *, seed: int = 0) -> Executor:
         """An executor of a program on this rank: the setup's program, or one derived from it."""
         return Executor(
-            program, self.transport, place=self.place, seed=seed, autocast=self.autocast
-        )
+            program, self.transport, place=self.place, seed=seed, autocast=self.autocast,
+            functions=self.functions,
+        )  # fmt: skip
 
     def exchange(self, mine: Any) -> list[Any]:
         """All-gather of Python objects: takes this rank's object, returns those of all ranks, by rank."""

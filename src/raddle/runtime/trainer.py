@@ -27,6 +27,7 @@ from raddle.program.lower import lower
 from raddle.program.program import Program
 from raddle.runtime.capture_for_plan import capture_for_plan
 from raddle.runtime.evaluation import Evaluation
+from raddle.runtime.execution.compiled_functions import CompiledFunctions, compile_mode
 from raddle.runtime.optimizer_step import MakeOptimizer, OptimizerStep, make_optimizer
 from raddle.runtime.setup import Setup
 from raddle.runtime.state import TrainingState, initialise_slots
@@ -50,6 +51,7 @@ def parallelize(
     accumulate: int = 1,
     clip_norm: float | None = None,
     autocast: torch.dtype | None = None,
+    compile: bool | str = "auto",
     check_finite: bool = False,
     timeout: float = 300.0,
     transport: Transport | None = None,
@@ -65,7 +67,8 @@ def parallelize(
     device, backend: of torch and torch.distributed; None: chosen automatically.
     accumulate: number of steps whose gradients are added before an update.
     clip_norm: limit of the global norm of the gradients.
-    autocast: dtype for mixed precision, for example torch.bfloat16.
+    autocast: dtype for mixed precision, for example torch.bfloat16. Forwards run under torch.autocast.
+    compile: True, False, "max-autotune" (a mode of torch.compile) or "auto": compile on GPUs.
     check_finite: raise before an update if the loss is not finite.
     timeout: limit of every wait, in seconds.
     seed: of the initial parameters, if the model is on the meta device, and of dropout masks.
@@ -88,6 +91,7 @@ def parallelize(
         return _trainer(
             model, plan, optimizer, transport, place, loss=loss, graph=graph, seed=seed,
             accumulate=accumulate, clip_norm=clip_norm, autocast=autocast, check_finite=check_finite,
+            mode=compile_mode(compile, place),
         )  # fmt: skip
     except BaseException as error:
         transport.fail(str(error))
@@ -154,6 +158,7 @@ class Trainer:
         accumulate: int = 1,
         clip_norm: float | None = None,
         autocast: torch.dtype | None = None,
+        mode: str | None = None,
         check_finite: bool = False,
     ) -> None:
         if is_asynchronous(program.plan) and (accumulate > 1 or clip_norm is not None):
@@ -161,7 +166,9 @@ class Trainer:
                 f"the schedule '{program.plan.schedule}' updates parameters one by one: gradients cannot "
                 "be clipped by their norm, nor accumulated over steps; use a schedule with a flush."
             )
-        self.setup = setup = Setup(model, program, transport, place, loss, autocast)
+        self.setup = setup = Setup(
+            model, program, transport, place, loss, autocast, CompiledFunctions(mode)
+        )  # fmt: skip
         self.model, self.program, self.transport, self.rank = model, program, transport, setup.rank
         self.steps = 0  # number of steps so far
         self.executor = setup.make_executor(program, seed=seed)

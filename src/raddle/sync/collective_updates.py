@@ -26,9 +26,9 @@ from raddle.transport.base import Transport
 class CollectiveUpdates(SlicedUpdates):
     """The slices of one rank. An item is one slice, or several small ones that are summed together.
 
-    order: numbers of items in the order of their sums, the same on all ranks. exchange: gathers an object from
-    every rank. debug: all ranks compare which slices they are about to sum, before any all-reduce.
-    stall_inspector: warns which ranks are missing in an all-reduce.
+    order: numbers of items in the order of their sums, the same on all ranks. exchange: gathers an
+    object from every rank. debug: all ranks compare which slices they are about to sum, before any
+    all-reduce. stall_inspector: warns which ranks are missing in an all-reduce.
     """
 
     def __init__(

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from raddle.errors import InputError
-from raddle.graph.builder import fill_template, resolve_overload
+from raddle.graph.builder import resolve_overload
 from raddle.graph.dtypes import carries_gradient, resolve_conj_and_neg
+from raddle.graph.operand_refs import call_with_operands
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.traits import SavedTensors, Traits
 
@@ -55,17 +56,16 @@ def _opaque_kernel(tile: OperatorTile) -> Kernel:
     the positions of the results that are tensors, "single" whether the call returns one tensor, no list.
     """
     target = resolve_overload(tile.attrs["call"])
-    args, kwargs = tile.attrs["args"], tile.attrs["kwargs"]
     output_indices, single = tile.attrs["outputs"], tile.attrs["single"]
     takes_device = any(a.name == "device" for a in target._schema.arguments)
     # whether torch may conjugate or negate a result lazily (resolve_conj_and_neg)
     may_be_lazy = any(carries_gradient(dtype) for dtype in tile.op.dtypes)
     device_argument: dict[str, Any] = {"device": tile.device} if takes_device else {}
+    kwargs = {**tile.attrs["kwargs"], **device_argument}
+    call = call_with_operands(target, tile.attrs["args"], kwargs)
 
     def run(*tensors: Any) -> Any:
-        result = target(
-            *fill_template(args, tensors), **fill_template(kwargs, tensors), **device_argument
-        )
+        result = call(tensors)
         results = (result,) if single else tuple(result[i] for i in output_indices)
         return tuple(resolve_conj_and_neg(t) for t in results) if may_be_lazy else results
 

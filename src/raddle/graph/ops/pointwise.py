@@ -20,14 +20,13 @@ import torch
 from raddle.graph.builder import (
     Builder,
     NotSplittable,
-    OperandRef,
     aten,
-    fill_template,
     infer_meta,
     resolve_overload,
 )
 from raddle.graph.graph import Value
 from raddle.graph.letters import ALPHABET, unique
+from raddle.graph.operand_refs import OperandRef, call_with_operands
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.traits import SavedTensors, Traits
 
@@ -79,7 +78,8 @@ def _pointwise_kernel(tile: OperatorTile) -> Kernel:
     args, kwargs = tile.attrs["args"], tile.attrs["kwargs"]
     if not kwargs and all(isinstance(a, OperandRef) and a == i for i, a in enumerate(args)):
         return target  # type: ignore[no-any-return]
-    return lambda *tensors: target(*fill_template(args, tensors), **fill_template(kwargs, tensors))
+    call = call_with_operands(target, args, kwargs)
+    return lambda *tensors: call(tensors)
 
 
 declare(

@@ -23,14 +23,13 @@ import torch
 from raddle.graph.builder import (
     Builder,
     NotSplittable,
-    OperandRef,
     aten,
-    fill_template,
     infer_meta,
     resolve_overload,
 )
 from raddle.graph.graph import Value
 from raddle.graph.letters import unique, unused_letter
+from raddle.graph.operand_refs import OperandRef, call_with_operands
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.norm import accumulation_dtype, moments
 from raddle.graph.ops.pointwise import arguments_by_name, cast, find_overload, full, pointwise
@@ -186,10 +185,10 @@ def _whole_notation(sig: Signature) -> str:
 def _whole_kernel(tile: OperatorTile) -> Kernel:
     # args, kwargs: the arguments of the ATen call, with an OperandRef in place of x (builder.py)
     target = resolve_overload(tile.attrs["call"])
-    args, kwargs = tile.attrs["args"], tile.attrs["kwargs"]
+    call = call_with_operands(target, tile.attrs["args"], tile.attrs["kwargs"])
 
     def run(x: Any) -> Any:
-        result = target(*fill_template(args, [x]), **fill_template(kwargs, [x]))
+        result = call([x])
         return result if isinstance(result, torch.Tensor) else tuple(result)
 
     return run

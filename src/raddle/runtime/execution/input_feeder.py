@@ -48,5 +48,6 @@ class InputFeeder:
             tensor = self._read_input(source)
         else:
             number = self.seed + 1_000_003 * (self._step + key.step) + key.micro_batch
-            tensor = torch.tensor(number, device=self.store.place)
+            # torch.full writes on the device itself; torch.tensor would copy, and wait for the copy.
+            tensor = torch.full((), number, dtype=torch.int64, device=self.store.place)
         self.store.slots[source.slot] = tensor

@@ -19,6 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from raddle.runtime.actions import Backward, Call, Forward
 from raddle.runtime.autograd_leaves import make_leaf
+from raddle.runtime.execution.compiled_functions import CompiledFunctions
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.store import Store
 
@@ -26,15 +27,15 @@ from raddle.runtime.execution.store import Store
 class Segments:
     """Runs the calls of one rank and saves what their backward needs.
 
-    autocast: the dtype of mixed precision. single_microbatch: whether a step has one micro-batch, so that
-    gradients need not be accumulated.
+    functions: the functions of calls, compiled or not. autocast: the dtype of mixed precision.
+    single_microbatch: whether a step has one micro-batch, so that gradients need not be accumulated.
     """
 
     def __init__(
-        self, store: Store, updater: ParameterUpdater, *, autocast: torch.dtype | None = None,
-        single_microbatch: bool = True,
+        self, store: Store, updater: ParameterUpdater, functions: CompiledFunctions, *,
+        autocast: torch.dtype | None = None, single_microbatch: bool = True,
     ) -> None:  # fmt: skip
-        self.store, self.updater = store, updater
+        self.store, self.updater, self.functions = store, updater, functions
         self.autocast, self.single_microbatch = autocast, single_microbatch
         # Call number -> leaves, weights, gradient edges of the results, and slots of these results.
         self.saved: dict[int, tuple[list[Tensor], list[Tensor], list[Any], list[int]]] = {}
@@ -43,8 +44,8 @@ class Segments:
         # Split backwards: call number -> edges and result gradients of phase "B", for phase "W".
         self._used_gradients: dict[int, tuple[list[Any], list[Tensor]]] = {}
 
-    def autocast_context(self) -> AbstractContextManager[Any]:
-        """The context in which all actions run: autocast, if the user asked for it."""
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """The context in which functions run forward: autocast, if the user asked for it."""
         if self.autocast is None:
             return nullcontext()
         # Autocast's cache of casted weights would keep ZeRO-3 parameters after they are released.
@@ -71,10 +72,10 @@ class Segments:
             pairs = [make_leaf(value) for value in inputs]
             leaves, inputs = [leaf for leaf, _ in pairs], [value for _, value in pairs]
             del pairs
-            results = self._cast_results(call, call.code.function(*inputs, *arguments))
+            results = self._run(call, inputs, arguments)
         else:
             with torch.no_grad():
-                results = self._cast_results(call, call.code.function(*inputs, *arguments))
+                results = self._run(call, inputs, arguments)
         del inputs
         if builds_graph:
             ends = [
@@ -107,8 +108,10 @@ class Segments:
                 self._run_backward(action.call)
         self.store.gathered.release(action.release)
 
-    def _cast_results(self, call: Call, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Casts results to the dtypes in the program; autocast may have chosen others."""
+    def _run(self, call: Call, inputs: list[Any], arguments: list[Any]) -> tuple[Tensor, ...]:
+        """Runs the function of a call; results have the dtypes of the program, whatever autocast chose."""
+        with self._autocast():
+            results: tuple[Tensor, ...] = self.functions.function_of(call)(*inputs, *arguments)
         if self.autocast is None:
             return results
         return tuple(r.to(t) for r, t in zip(results, call.dtypes, strict=True))

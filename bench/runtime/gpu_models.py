@@ -1,0 +1,91 @@
+"""The models that bench/runtime/gpu.py trains: some of the zoo, and two of Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from raddle import zoo
+
+
+class Work(NamedTuple):
+    """A model with one batch, on the GPU."""
+
+    model: nn.Module
+    inputs: list[Tensor]
+    targets: list[Tensor]
+    loss: Callable[..., Tensor]
+
+
+def load(name: str) -> Work:
+    """Loads a model by its name in MODELS."""
+    return MODELS[name]()
+
+
+def _from_zoo(name: str, batch: int, *, dropout: bool = True) -> Work:
+    work = zoo.load(name, batch=batch, device="cuda")
+    for module in work.model.modules():
+        if not dropout and isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if not dropout and isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0  # attention has its probability as a number
+    assert work.loss is not None
+    return Work(work.model, list(work.inputs), list(work.targets), work.loss)
+
+
+class _Logits(nn.Module):
+    """A model of transformers that returns its logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x).logits
+        return logits
+
+
+def _llama(batch: int, tokens: int) -> Work:
+    """Llama 3.2 with 1.2 billion parameters."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
+        num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=4096,
+        rope_theta=500000.0, tie_word_embeddings=True, use_cache=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config)
+    x = torch.randint(config.vocab_size, (batch, tokens + 1), device="cuda")
+    return Work(_Logits(model), [x[:, :-1].contiguous()], [x[:, 1:].contiguous()], _token_loss)
+
+
+def _vit(batch: int) -> Work:
+    """ViT-B/16."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = ViTForImageClassification(ViTConfig(num_labels=1000))
+    x = torch.randn(batch, 3, 224, 224, device="cuda")
+    y = torch.randint(1000, (batch,), device="cuda")
+    return Work(_Logits(model), [x], [y], nn.functional.cross_entropy)
+
+
+def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+MODELS: dict[str, Callable[[], Work]] = {
+    "resnet50": lambda: _from_zoo("resnet50", 128),
+    "vgg16": lambda: _from_zoo("vgg16", 128),
+    "unet": lambda: _from_zoo("unet", 8),
+    "gpt": lambda: _from_zoo("gpt", 8),
+    "gpt-without-dropout": lambda: _from_zoo("gpt", 8, dropout=False),
+    "hf-llama-1b": lambda: _llama(4, 1024),
+    "hf-vit": lambda: _vit(64),
+}
