@@ -60,6 +60,8 @@ class Builder:
         self.used_outputs = {0}  # positions of the outputs of the call that are used
         # Values before and after a write that the schema of the call does not declare.
         self.hidden_writes: list[tuple[Value, Value]] = []
+        # For the names of boolean masks: whether attention needs the mask, and whether it is causal.
+        self.constant_masks: dict[str, tuple[bool, bool]] = {}
         self._seed: Value | None = None  # made by `seed` at its first call
         self._names: dict[str, int] = {}  # how often each name was given, to make names unique
         self._composite_name: str | None = None  # of the composite that is being built

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from raddle.graph.box import Box
 from raddle.graph.builder import Builder, NotSplittable, aten
+from raddle.graph.constants import constant_value
 from raddle.graph.graph import Value
 from raddle.graph.letters import unique
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
@@ -111,6 +112,8 @@ def _translate_attention(
     if len(q.shape) < 3:
         raise NotSplittable
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if mask is not None and mask.dtype == torch.bool and not is_causal:
+        mask, is_causal = _without_constant_mask(b, mask)
     if dropout_p > 0:
         return _decompose(b, q, k, v, mask, dropout_p, is_causal, scale)
     batch = broadcast_shape(q.shape[:-2], k.shape[:-2], v.shape[:-2])
@@ -119,6 +122,21 @@ def _translate_attention(
     attrs = {"causal": is_causal, "scale": scale, "queries": queries}
     tables = {"keys": [(0, min(t + 1, keys)) for t in range(queries)]} if is_causal else None
     return b.emit("attention", [q, k, v, mask], [(shape, q.dtype)], attrs, tables=tables)
+
+
+def _without_constant_mask(b: Builder, mask: Value) -> tuple[Value | None, bool]:
+    """The mask that attention needs, and whether it is causal. Fused kernels take no masks.
+
+    Libraries write the causal mask, or one that hides nothing, as a computed tensor when they are traced.
+    """
+    if mask.name not in b.constant_masks:
+        constant, needed, causal = constant_value(b, mask), True, False
+        if constant is not None:
+            causal = torch.equal(constant, torch.ones_like(constant).tril())
+            needed = not causal and not constant.all()
+        b.constant_masks[mask.name] = needed, causal
+    needed, causal = b.constant_masks[mask.name]
+    return (mask if needed else None), causal
 
 
 def _decompose(

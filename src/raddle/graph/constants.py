@@ -1,0 +1,58 @@
+"""Evaluates values that depend on no input, parameter, buffer or random number, while a graph is built.
+
+Libraries compute masks and positions from `arange` and `full`. Such a value is the same in every step, so
+that a translator may look at it and choose a better operator.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from raddle.graph.box import Box
+from raddle.graph.builder import Builder
+from raddle.graph.graph import Op, Value
+from raddle.graph.operator_kind import make_kernel
+
+# Larger values are not evaluated.
+MAX_ELEMENTS = 2**28
+
+
+def constant_value(b: Builder, value: Value) -> Tensor | None:
+    """The elements of a value, on the CPU; None: it is not constant, or too large."""
+    ops = _constant_ancestors(b, value)
+    if ops is None:
+        return None
+    tensors: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for op in ops:
+            regions = op.space.regions(op.space.full)
+            arguments = [
+                None
+                if region is None
+                else tensors[name][region.slices_within(Box.full(tensors[name].shape))]
+                for name, region in zip(op.inputs, regions, strict=True)
+            ]
+            results = make_kernel(op, op.space.full)(*arguments)
+            tensors.update(zip(op.outputs, results, strict=True))
+    return tensors[value.name]
+
+
+def _constant_ancestors(b: Builder, value: Value) -> list[Op] | None:
+    """The operators that compute a value, in order; None: they read more than constants."""
+    needed, ops = {value.name}, []
+    for op in reversed(b.ops):
+        if needed.isdisjoint(op.outputs):
+            continue
+        # An opaque operator may be random. A large one costs too much memory.
+        if op.kind == "opaque" or any(
+            math.prod(b.values[o].shape) > MAX_ELEMENTS for o in op.outputs
+        ):
+            return None
+        needed.update(op.inputs)
+        ops.append(op)
+    if any(b.values[name].role != "op" for name in needed):
+        return None
+    return ops[::-1]
