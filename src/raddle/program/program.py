@@ -227,6 +227,11 @@ class Program:
         """Whether a device keeps only its shard of the parameters (ZeRO-3)."""
         return self.plan.parsed_sync.zero3 and bool(self.active)
 
+    @property
+    def returned_outputs(self) -> tuple[str, ...]:
+        """The outputs of the module that a step returns: in training none, so that their memory is free."""
+        return () if self.active else self.graph.outputs
+
     def updated_elements(self, region: ParameterRegion) -> int:
         """Elements of a region that each of its updaters updates; a padded shard counts as a whole one."""
         return region.elements_per_shard if self.sharded else region.box.volume

@@ -212,10 +212,10 @@ class _ActionBuilder:
 
 
 def _outputs(program: Program, slot_table: SlotTable) -> dict[str, BoxSlots]:
-    """For each output of the graph, its boxes on this device in the last micro-batch, with their slots."""
+    """For each returned output, its boxes on this device in the last micro-batch, with their slots."""
     return {
         name: box_slots
-        for name in program.graph.outputs
+        for name in program.returned_outputs
         for (key, tensor_id), box_slots in slot_table.computed.items()
         if tensor_id == name and key.micro_batch == program.plan.microbatches - 1
     }

@@ -139,7 +139,8 @@ class CallBuilder:
         """Values of a segment that are read outside of it: sent, returned, or read by other segments."""
         graph, inside = self.program.graph, {op.name for op in ops}
         computed = {o for op in ops for o in op.outputs}
-        needed = {*graph.updates.values(), *graph.outputs, graph.loss, *self._sent[variant]}
+        outputs = self.program.returned_outputs
+        needed = {*graph.updates.values(), *outputs, graph.loss, *self._sent[variant]}
         for op in graph.ops:
             if op.name in self.segment_of[variant] and op.name not in inside:
                 needed.update(op.inputs)
