@@ -45,13 +45,14 @@ class Entry(NamedTuple):
 def check_collective_order(program: Program) -> None:
     """Every device enters what it takes part in, and the orders of all devices agree."""
     for entry in entries(program):
-        for d in entry.devices:
-            if d not in program.instructions[entry.instruction].devices:
-                refuse(
-                    program,
-                    entry.instruction,
-                    f"device {d} takes part in its {entry.communicator}, but not in the instruction.",
-                )
+        i = program.instructions[entry.instruction]
+        left_out = set() if isinstance(i, Move) else set(entry.devices) - set(i.devices)
+        if left_out:
+            refuse(
+                program,
+                entry.instruction,
+                f"device {min(left_out)} takes part in its {entry.communicator}, but does not execute it.",
+            )
     if is_greedy(program.plan):
         _check_steps_apart(program)
     check_orders(program, orders(program))
