@@ -58,7 +58,7 @@ def parallelize(
 ) -> Trainer:
     """A trainer for this rank of a torchrun job, or for plain `python`, if the plan has one device.
 
-    model: its tensors are copied and not changed. Leave it on the CPU: on a GPU they would take memory twice.
+    model: its tensors are copied, not changed; leave it on the CPU, or a GPU holds its parameters twice.
         It may be on the meta device; then it is initialised layer by layer, so that a rank never holds more
         than its own tiles and one layer.
     plan: a plan, or the path of its file.
