@@ -85,8 +85,9 @@ class Executor:
         functions: CompiledFunctions | None = None,
     ) -> None:
         self.program, self.transport = program, transport
+        functions = functions or CompiledFunctions()
         self.rank_actions = rank_actions = build_actions(
-            program, transport.rank, torch.device(place)
+            program, transport.rank, torch.device(place), compiled=functions.mode is not None
         )
         self.store = Store(rank_actions.shapes, torch.device(place), rank_actions.gathered)
         self.losses = Losses(program, transport, self.store)
@@ -94,7 +95,7 @@ class Executor:
         self.segments = Segments(
             self.store,
             self.parameter_updater,
-            functions or CompiledFunctions(),
+            functions,
             autocast=autocast,
             single_microbatch=program.plan.microbatches == 1,
         )
