@@ -21,6 +21,7 @@ import torch
 from raddle.graph.box import Box
 from raddle.graph.graph import FusedCall, Op
 from raddle.graph.ops import make_kernel, merge_partials
+from raddle.graph.ops.attention import with_exact_dropout
 from raddle.graph.ops.fused import FUSED_KERNELS
 from raddle.program.program import Cell, Program, Variant, tensors_per_part
 from raddle.runtime.function_writer import FunctionWriter, GeneratedCode, Piece, TensorId
@@ -128,8 +129,12 @@ class CodeGenerator:
                 ]
             else:
                 into = list(zip(op.outputs, outs, strict=True))
-            run = make_kernel(self._with_local_statistics(op), tile.box, self.place)
+            run = make_kernel(self._as_planned(op), tile.box, self.place)
             writer.add_call(run, ", ".join(arguments), into)
+
+    def _as_planned(self, op: Op) -> Op:
+        """The operator to run instead of `op`, as the plan's batch norm and dropout need; usually `op`."""
+        return with_exact_dropout(self._with_local_statistics(op))
 
     def _with_local_statistics(self, op: Op) -> Op:
         """The operator to run instead of `op` with local batch norm; usually `op` itself.
