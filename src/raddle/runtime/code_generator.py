@@ -21,8 +21,8 @@ import torch
 from raddle.graph.box import Box
 from raddle.graph.graph import FusedCall, Op
 from raddle.graph.ops import make_kernel, merge_partials
-from raddle.graph.ops.attention import with_exact_dropout
 from raddle.graph.ops.fused import FUSED_KERNELS
+from raddle.plans.native_dropout import with_planned_dropout
 from raddle.program.program import Cell, Program, Variant, tensors_per_part
 from raddle.runtime.function_writer import FunctionWriter, GeneratedCode, Piece, TensorId
 from raddle.runtime.native_calls import native_call_boxes, native_calls_in_segment
@@ -134,7 +134,8 @@ class CodeGenerator:
 
     def _as_planned(self, op: Op) -> Op:
         """The operator to run instead of `op`, as the plan's batch norm and dropout need; usually `op`."""
-        return with_exact_dropout(self._with_local_statistics(op))
+        planned = with_planned_dropout(self.program.plan, op, self.variant.tiles[op.name])
+        return self._with_local_statistics(planned)
 
     def _with_local_statistics(self, op: Op) -> Op:
         """The operator to run instead of `op` with local batch norm; usually `op` itself.

@@ -46,9 +46,9 @@ def explain_plan(
 def explain_timeline(
     plan: Plan, timeline: Timeline, profile: Profile | None = None, data: Timeline | None = None
 ) -> dict[str, Any]:
-    """Explain a plan that was simulated already.
+    """Return the explanation of a plan that was simulated already.
 
-    data: a simulation of data parallelism, if there is one.
+    timeline: the simulation of the plan; data: a simulation of data parallelism, if there is one.
     Keys of the result: `plan` and `data` are the predicted metrics (searches/predict.py) of the plan and of
     data parallelism, `bound` is the lower bound, `gap_ms` the step time above it, `path` the longest
     entries of the critical path, `path_doing` its milliseconds by activity, `search` what the plan file
@@ -104,7 +104,7 @@ def heading(plan: Plan, cluster: Cluster) -> dict[str, Any]:
 
 
 def describe_schedule(plan: Plan) -> dict[str, Any] | None:
-    """Describe the schedule of a pipeline; None if the plan has none.
+    """Return a description of the schedule of a pipeline; None if the plan has none.
 
     `alive`: the most micro-batches in flight on each worker; `bubble`: the idle share of the workers' time;
     `picture`: a row of actions for each worker, of two steps; `versions`: the most versions of the weights
@@ -120,7 +120,8 @@ def describe_schedule(plan: Plan) -> dict[str, Any] | None:
         "stages": len(plan.stages),
         "workers": [list(devices) for devices in workers_of(plan)],
         "alive": peak_alive(schedule),
-        "bubble": float(bubble(schedule, backward=2)),  # a backward takes as long as 2 forwards
+        # It is assumed that a backward takes as long as two forwards.
+        "bubble": float(bubble(schedule, backward=2)),
         "picture": draw_schedule(schedule_of(replace(plan, steps=2))),
     }
     if plan.schedule in ASYNCHRONOUS:
@@ -288,20 +289,22 @@ def _search_record(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
 
 
 def _is_candidate(row: Any) -> bool:
+    """Whether an entry of `tried` has at least a name and a time."""
     return (
         isinstance(row, dict) and isinstance(row.get("name"), str) and _is_time(row.get("step_ms"))
     )
 
 
 def _is_time(ms: Any) -> bool:
+    """Whether a value is a finite number above 0."""
     return type(ms) in (int, float) and math.isfinite(ms) and ms > 0
 
 
 def _candidate_row(row: Mapping[str, Any], start: str, best: Any) -> dict[str, Any]:
     """Return a candidate of the search with its relative difference from the plan's predicted step.
 
-    start: name of the candidate that was taken; best: predicted milliseconds of the plan. The time of a
-    candidate that was not simulated is that of a single step.
+    start: name of the candidate that became the plan (`taken`); best: predicted milliseconds of the plan.
+    The time of a candidate that was not simulated is that of a single step.
     """
     peak = row.get("peak_bytes")
     return {
