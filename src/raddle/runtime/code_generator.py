@@ -22,6 +22,7 @@ from raddle.graph.box import Box
 from raddle.graph.graph import FusedCall, Op
 from raddle.graph.ops import make_kernel, merge_partials
 from raddle.graph.ops.fused import FUSED_KERNELS
+from raddle.plans.native_dropout import with_planned_dropout
 from raddle.program.program import Cell, Program, Variant, tensors_per_part
 from raddle.runtime.function_writer import FunctionWriter, GeneratedCode, Piece, TensorId
 from raddle.runtime.native_calls import native_call_boxes, native_calls_in_segment
@@ -128,8 +129,13 @@ class CodeGenerator:
                 ]
             else:
                 into = list(zip(op.outputs, outs, strict=True))
-            run = make_kernel(self._with_local_statistics(op), tile.box, self.place)
+            run = make_kernel(self._as_planned(op), tile.box, self.place)
             writer.add_call(run, ", ".join(arguments), into)
+
+    def _as_planned(self, op: Op) -> Op:
+        """The operator to run instead of `op`, as the plan's batch norm and dropout need; usually `op`."""
+        planned = with_planned_dropout(self.program.plan, op, self.variant.tiles[op.name])
+        return self._with_local_statistics(planned)
 
     def _with_local_statistics(self, op: Op) -> Op:
         """The operator to run instead of `op` with local batch norm; usually `op` itself.

@@ -96,6 +96,7 @@ class Executor:
             self.store,
             self.parameter_updater,
             functions,
+            seed_of=lambda key: self.input_feeder.seed_of(key),
             autocast=autocast,
             single_microbatch=program.plan.microbatches == 1,
         )
