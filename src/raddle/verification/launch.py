@@ -31,9 +31,8 @@ from raddle.verification.plain_training import PlainRun
 
 POLL_SECONDS = 0.1  # time between two checks whether torchrun has ended
 GRACE_SECONDS = 10.0  # time between SIGTERM and SIGKILL
-START_SECONDS = (
-    180.0  # the ranks may take this long to load and capture the model, on a busy machine
-)
+# The ranks may take this long to load and capture the model, on a busy machine.
+START_SECONDS = 180.0
 
 OnProgress = Callable[[int], None]  # is called with the number of the step that the ranks train now
 

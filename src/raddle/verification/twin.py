@@ -44,9 +44,7 @@ class Twin:
     """A job in float64."""
 
     job: Job
-    casts: Mapping[
-        str, int
-    ]  # the casts of the model that were neutralised: dtype -> number of casts
+    casts: Mapping[str, int]  # dtype -> number of the model's casts to it, which were neutralised
 
 
 def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twin:

@@ -43,9 +43,8 @@ TIMEOUT_FACTOR = 20
 
 # Is called with {"step": the present part, "done": number of finished parts, "of": number of all parts}.
 OnProgress = Callable[[Mapping[str, Any]], None]
-Report = Callable[
-    [str, int], None
-]  # is called with the present part and the number of finished parts
+# Is called with the present part and the number of finished parts.
+Report = Callable[[str, int], None]
 
 
 def verify(

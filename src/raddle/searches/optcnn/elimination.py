@@ -126,8 +126,8 @@ def _choose_backwards(
 ) -> tuple[int, ...]:
     """Returns a configuration for each node; eliminated nodes are decided in reverse order (step 4).
 
-    If time ran out, nodes that were not eliminated are decided first. choice: the configurations of nodes
-    that are decided already; those of the other nodes are added.
+    If time ran out, the other nodes are decided first. choice: nodes that are decided already; it is
+    filled.
     """
     for v in net.neighbours:
         choice[v] = _best_configuration(
@@ -153,12 +153,10 @@ def _best_configuration(v: int, factors: Sequence[Factor], choice: Mapping[int, 
 
 
 def _out_of_time(deadline: float | None) -> OutOfTime:
-    """Returns a function that says whether the deadline has passed."""
     return lambda: deadline is not None and perf_counter() >= deadline
 
 
 def _eliminate(net: _Network, order: Sequence[int], out_of_time: OutOfTime) -> None:
-    """Eliminates nodes in this order, until time runs out."""
     for v in order:
         if out_of_time():
             return
