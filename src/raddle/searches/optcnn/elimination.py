@@ -13,9 +13,8 @@ Differs from the paper: edges have no direction. A node with one neighbour is ad
 costs, so that chains need no product and series-parallel graphs are solved completely. Equal products are
 computed once. The remaining graph is not enumerated: nodes with three or more neighbours are eliminated,
 too, by tables over all their neighbours (bucket elimination, Dechter 1999), if those are small enough, and
-otherwise solved by branch and bound.
-
-Tables are float32, with their minimum subtracted; minima and total costs are summed in float64.
+otherwise solved by branch and bound. Tables are float32, with their minimum subtracted; minima and total
+costs are summed in float64.
 """
 
 # v: the node that is eliminated, i, j: neighbours of it, x: a configuration, d: a dimension of a table
