@@ -54,7 +54,8 @@ def layer_work(
     )
     if kind == "time":
         return seconds
-    return (flops / flops.sum() + seconds / seconds.sum()) / 2
+    mixed: Array = (flops / flops.sum() + seconds / seconds.sum()) / 2
+    return mixed
 
 
 def _read_work(network: LayerNetwork, path: str) -> Array:
