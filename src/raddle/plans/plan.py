@@ -18,8 +18,8 @@ BN_SCOPES = ("global", "local", "microbatch")  # over which samples batch norm t
 class Plan:
     """A plan: tiles on devices, and all that is needed to simulate, run or verify them.
 
-    bn: batch norm takes its statistics over the whole batch (`global`, exact), over a micro-batch
-    (`microbatch`), or over a tile (`local`, as DistributedDataParallel does).
+    bn: the samples over which batch norm takes its statistics: the whole batch (`global`, exact), a
+    micro-batch (`microbatch`), or a tile (`local`, as DistributedDataParallel does).
 
     order: with sync `p3:collective`, which all-reduces slices (ranges of rows) of parameters, the numbers
     of all slices (program/parameter_slices.py numbers them), in the order in which their all-reduces start
@@ -71,7 +71,7 @@ class Plan:
 
 
 def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:
-    """Names, shapes and types of a graph's inputs, so that every rank can capture the module again.
+    """Returns names, shapes and types of a graph's inputs, so that every rank can capture the module again.
 
     letters: one for each dimension, such as n for samples. target: whether it is a target of the loss.
     keyword: whether the module takes it as a keyword argument.
@@ -92,4 +92,5 @@ def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:
 
 
 def parameter_shapes(graph: Graph) -> dict[str, list[int]]:
+    """Returns the shapes of a graph's parameters, by name."""
     return {p.name: list(p.shape) for p in graph.parameters}
