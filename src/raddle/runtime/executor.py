@@ -37,6 +37,7 @@ from raddle.runtime.actions import (
     Send,
     StartAllReduce,
     StartReduceScatter,
+    StartReplicaSum,
     StartSliceAllReduce,
     SubmitGradients,
     UpdateBuffers,
@@ -62,7 +63,8 @@ from raddle.transport.base import Transport
 
 # A step without an update (gradient accumulation) skips these actions.
 UPDATE_ACTIONS = (
-    StartAllReduce, StartReduceScatter, SubmitGradients, StartSliceAllReduce, UpdateParameters,
+    StartAllReduce, StartReduceScatter, StartReplicaSum, SubmitGradients, StartSliceAllReduce,
+    UpdateParameters,
 )  # fmt: skip
 
 

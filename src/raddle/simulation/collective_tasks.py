@@ -5,7 +5,9 @@ Each member of a ring is one task. All
 tasks of a ring become ready together, have the same duration, and hold the member's links to the next
 member. The duration is that of the fastest algorithm, which may be another than a ring
 (costs/collectives.py). A member of a reduce-scatter or all-gather is ready when it has done all that comes
-before in the program; one of an all-reduce already when its gradients are complete.
+before in the program; one of an all-reduce already when its gradients are complete. A member of an
+all-reduce over replicas of shards (HSDP) is ready when it has done what comes before, and its
+reduce-scatter has ended.
 """
 
 from __future__ import annotations
@@ -69,7 +71,12 @@ class CollectiveTasks:
         """Adds the tasks of an instruction: by ring a gate (all members are ready), then its tasks."""
         table, devices, ids = self.table, [], []
         urgency, kind = self.urgency.get(instruction.parameters[0], 0), instruction.collective
-        in_order = self.has_host_overhead or self.in_order or kind is not Collective.ALL_REDUCE
+        in_order = (
+            self.has_host_overhead
+            or self.in_order
+            or kind is not Collective.ALL_REDUCE
+            or self.program.sums_replicas(instruction)
+        )
         for members, nbytes in buffer_bytes(self.program, instruction).items():
             ring = np.array(members)
             gate = table.add_empty_tasks(number, ring[:1])  # the ring's tasks wait for it
