@@ -38,6 +38,7 @@ from raddle.runtime.actions import (
     Send,
     StartAllReduce,
     StartReduceScatter,
+    StartReplicaSum,
     StartSliceAllReduce,
     SubmitGradients,
     UpdateBuffers,
@@ -63,7 +64,8 @@ from raddle.transport.base import Transport
 
 # A step without an update (gradient accumulation) skips these actions.
 UPDATE_ACTIONS = (
-    StartAllReduce, StartReduceScatter, SubmitGradients, StartSliceAllReduce, UpdateParameters,
+    StartAllReduce, StartReduceScatter, StartReplicaSum, SubmitGradients, StartSliceAllReduce,
+    UpdateParameters,
 )  # fmt: skip
 
 

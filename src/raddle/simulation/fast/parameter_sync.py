@@ -80,7 +80,9 @@ class ParameterSync:
         # Reader: the operator, the number of its operand, whether a gradient comes back, its tiling
         users = [Reader(op, k, True, tiles[index.op_number[op.name]]) for op, k in index.users[p]]
         block = index.block_of.get(self.names[p], 0)
-        placement = self.parameter_rows.placement(store, self._value(p), users, block)
+        placement = self.parameter_rows.placement(
+            store, self._value(p), users, block, trained=bool(index.tape.has_gradient[p])
+        )
         plan_rows.set_slot(
             undo,
             store,
