@@ -39,6 +39,7 @@ def no_overlap(options: RunOptions) -> Section:
 
 
 def _gain(model: str, count: int, sync: str, budget: float) -> float | None:
+    """Returns FlexFlow's throughput divided by the better baseline's; None if a plan does not fit."""
     methods = ("data", expert(model), "flexflow")
     steps: StepsByMethod = {
         (method, count): simulate_method(case(model, count), method, sync, budget)
@@ -48,6 +49,7 @@ def _gain(model: str, count: int, sync: str, budget: float) -> float | None:
 
 
 def gains_table(gains: Sequence[Gain]) -> Table:
+    """Returns a table of the gains with and without overlap."""
     columns = (
         Column("network"), Column("GPUs"), Column("overlapping", "simulated"),
         Column("after the backward", "simulated"), Column("in the paper, up to", "printed"),
@@ -61,6 +63,7 @@ def gains_table(gains: Sequence[Gain]) -> Table:
 
 
 def gains_text(gains: Sequence[Gain]) -> str:
+    """Returns sentences about the largest gains with and without overlap."""
     both = [(g.overlapping, g.after) for g in gains]
     complete = [(a, b) for a, b in both if a is not None and b is not None]
     if not complete:

@@ -18,6 +18,7 @@ class SmallNetGroup(PlanGroup):
 
     @property
     def spec(self) -> str:
+        """The name by which the model is loaded: file.py:function."""
         return nets.spec(self.function)
 
 

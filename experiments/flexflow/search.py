@@ -66,7 +66,10 @@ def _search_table(options: RunOptions) -> Table:
 
 
 def seconds_text(seconds: Table) -> str:
-    """A sentence: how many searches are faster than the paper's. seconds: the table of searches."""
+    """Returns a sentence that says how many searches are faster than the paper's.
+
+    seconds: the table of searches.
+    """
     both = [(row[2], row[5]) for row in seconds.rows]  # seconds here, and in the paper
     pairs = [(a, b) for a, b in both if isinstance(a, float) and isinstance(b, float)]
     longer = sum(a > b for a, b in pairs)
@@ -74,6 +77,7 @@ def seconds_text(seconds: Table) -> str:
 
 
 def _chain_table(measured_chains: list[tuple[str, int, ProposalTimes]]) -> Table:
+    """Returns a table of proposal times; measured_chains: (model, number of GPUs, times) of each case."""
     columns = (
         Column("network"), Column("GPUs"), Column("tasks", "counted"),
         Column("proposals a second", "measured"), Column("simulated in full", "measured"),
@@ -98,6 +102,7 @@ def _chain_table(measured_chains: list[tuple[str, int, ProposalTimes]]) -> Table
 
 
 def _chains_text(proposal_times: list[ProposalTimes]) -> str:
+    """Returns sentences that compare the shortened simulation with full and with delta simulation."""
     times = [case_times.shortened_rate / case_times.full_rate for case_times in proposal_times]
     slower = sum(case_times.ideal_delta_s > case_times.shortened_s for case_times in proposal_times)
     return (

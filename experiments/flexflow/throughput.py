@@ -58,6 +58,7 @@ def throughput(options: RunOptions) -> Section:
 
 
 def _simulate_model(model: str, sync: str, size: ExperimentSize) -> ModelThroughput:
+    """Simulates all methods for one network with one kind of synchronisation."""
     steps: dict[tuple[str, int], SimulatedStep | None] = {}
     for count in size.gpu_counts if sync == "allreduce" else size.server_counts:
         for method in ("data", expert(model), "flexflow"):
@@ -68,6 +69,7 @@ def _simulate_model(model: str, sync: str, size: ExperimentSize) -> ModelThrough
 
 
 def gains_table(every: Sequence[ModelThroughput]) -> Table:
+    """Returns a table of the throughput of all methods, and of FlexFlow's gains."""
     # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = (
         Column("network"), Column("GPUs"), Column("synchronised by"),
@@ -86,6 +88,7 @@ def gains_table(every: Sequence[ModelThroughput]) -> Table:
 
 
 def _row(result: ModelThroughput, count: int) -> list[Cell]:
+    """Returns the table's row of one network on `count` GPUs."""
     methods = (*result.baselines, "flexflow", "auto")
     speeds = [s.samples_per_s if (s := result.steps.get((m, count))) else None for m in methods]
     sent = [s.comm_bytes / 1e9 if (s := result.steps.get((m, count))) else None
@@ -104,6 +107,7 @@ def _chart(result: ModelThroughput) -> Chart:
 
 
 def gains_text(every: Sequence[ModelThroughput]) -> str:
+    """Returns sentences about the smallest and largest gains, for each kind of synchronisation."""
     sentences = []
     for sync, name in SYNCS.items():
         gains = [

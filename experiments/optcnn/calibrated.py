@@ -9,6 +9,8 @@ measured.csv says where each throughput comes from. The paper's whole table is n
 of its cells can be added there, and are then compared too.
 """
 
+# on: the cluster that plans are made for
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -87,11 +89,12 @@ class ComparedCell(NamedTuple):
 
     @property
     def off(self) -> float:
+        """The relative error of the simulation; 0.1: 10 % too much throughput."""
         return self.simulated / self.measured - 1
 
 
 def compare(result: Calibrated, measurements: Sequence[Measurement]) -> list[ComparedCell]:
-    """The cells of a network that measured.csv has, and that were simulated."""
+    """Returns the cells of a network that measured.csv has, and that were simulated."""
     cells = []
     for m in measurements:
         method = OPTCNN if m.method == "optcnn" else m.method
@@ -105,6 +108,7 @@ def compare(result: Calibrated, measurements: Sequence[Measurement]) -> list[Com
 
 
 def _compared_table(cells: Sequence[ComparedCell]) -> Table:
+    """Returns a table of the paper's throughputs next to the simulated ones."""
     # Column: name, source of its numbers, digits after the point
     columns = (
         Column("network"), Column("GPUs"), Column("plan"), Column("images/s", "simulated"),
@@ -124,6 +128,7 @@ def _compared_table(cells: Sequence[ComparedCell]) -> Table:
 
 
 def _throughput_table(result: Calibrated) -> Table:
+    """Returns a table of the images per second of one network, by method and number of GPUs."""
     columns = (Column("GPUs"), *(Column(NAMES[m], "simulated") for m in METHODS))
     counts = sorted({count for _, count in result.steps})
     rows: list[list[Cell]] = [
@@ -138,10 +143,12 @@ def _throughput_table(result: Calibrated) -> Table:
 
 
 def _rate(step: SimulatedStep | None) -> float | None:
+    """Returns the samples per second of a step; None if there is no step."""
     return step.samples_per_s if step else None
 
 
 def _text(every: Sequence[Calibrated], cells: Sequence[ComparedCell]) -> str:
+    """Returns sentences about the errors of held-out throughputs and about OptCNN's gains."""
     held_out = [c for c in cells if c.held_out]
     met = sum(abs(c.off) <= GOAL for c in held_out)
     sentences = [
@@ -167,7 +174,7 @@ def _text(every: Sequence[Calibrated], cells: Sequence[ComparedCell]) -> str:
 
 
 def _ratios(steps: StepsByMethod, most: int) -> Mapping[str, str]:
-    """OptCNN's throughput on the most GPUs over others, as text; a dash if a plan is missing."""
+    """Returns OptCNN's throughput on the most GPUs over others, as text; a dash if a plan is missing."""
     one, all_of = steps.get((OPTCNN, 1)), steps.get((OPTCNN, most))
     numbers = {
         "data": gain_over_best(steps, OPTCNN, ["data"], most),

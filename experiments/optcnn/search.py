@@ -20,6 +20,8 @@ SAMPLES = 32  # per GPU
 
 
 class SearchTime(NamedTuple):
+    """The result and the duration of a search."""
+
     seconds: float  # of the fastest of several searches
     tables: Tables
     certified: bool  # the search proved that no plan in the tables is cheaper
@@ -37,7 +39,7 @@ def time_search(case: WeakScalingCase, repeats: int) -> SearchTime:
 
 
 def log10_plan_count(tables: Tables) -> float:
-    """log10 of the number of plans in the search space."""
+    """Returns log10 of the number of plans in the search space."""
     return math.fsum(math.log10(len(configurations)) for configurations in tables.configurations)
 
 

@@ -35,6 +35,8 @@ SAMPLES = 32  # per GPU
 
 
 class PrintedGains(NamedTuple):
+    """The gains that the paper prints for one network."""
+
     over_best: float  # times the throughput of the best of data, model and OWT, at most
     scaling: float  # throughput on 16 GPUs divided by that on one
 
@@ -92,7 +94,7 @@ def _simulate_model(model: str, sync: str, counts: Sequence[int], budget: float)
 
 
 def _additive_gain(model: str, count: int) -> float:
-    """OptCNN's gain over the best baseline under the paper's additive cost, where nothing overlaps."""
+    """Returns OptCNN's gain over the best baseline under the paper's additive cost, without overlap."""
     case = WeakScalingCase(model, "p100", count, SAMPLES)
     tables = build_tables(case.graph, case.cluster, paper=True)
     # [1]: the Solution, with the cost of the cheapest plan
@@ -107,7 +109,10 @@ def _additive_gain(model: str, count: int) -> float:
 
 
 def _gains_table(every: Sequence[ModelThroughput], added: dict[str, float]) -> Table:
-    """added: by network, OptCNN's gain over the best baseline under its additive cost (_additive_gain)."""
+    """Returns a table of OptCNN's throughput and gains on the most GPUs.
+
+    added: by network, OptCNN's gain over the best baseline under its additive cost (_additive_gain).
+    """
     most = every[0].max_gpus
     # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = (
@@ -126,6 +131,7 @@ def _gains_table(every: Sequence[ModelThroughput], added: dict[str, float]) -> T
 
 
 def _gains_row(result: ModelThroughput, added: float) -> Iterator[Cell]:
+    """Yields the cells of one network; added: its entry in `added` of _gains_table."""
     printed, other = PRINTED[result.model], fastest(result.steps, BASELINES, result.max_gpus)
     optcnn = result.steps[result.method, result.max_gpus]
     yield from (result.model, SYNCS[result.sync])
@@ -137,12 +143,13 @@ def _gains_row(result: ModelThroughput, added: float) -> Iterator[Cell]:
 
 
 def scaling_factor(result: ModelThroughput) -> float | None:
-    """Throughput on the most GPUs divided by that on one."""
+    """Returns the throughput on the most GPUs divided by that on one."""
     one, all_of = result.steps[result.method, 1], result.steps[result.method, result.max_gpus]
     return all_of.samples_per_s / one.samples_per_s if one and all_of else None
 
 
 def _byte_table(every: Sequence[ModelThroughput]) -> Table:
+    """Returns a table of the bytes that a step sends between devices, by method."""
     most = every[0].max_gpus
     columns = (
         Column("network"), Column("synchronised by"),
@@ -167,7 +174,7 @@ def _byte_table(every: Sequence[ModelThroughput]) -> Table:
 
 
 def byte_ratios(result: ModelThroughput) -> list[float]:
-    """Bytes of each baseline divided by OptCNN's, sorted."""
+    """Returns the bytes of each baseline divided by OptCNN's, sorted."""
     optcnn = result.steps[result.method, result.max_gpus]
     baseline_steps = (result.steps[m, result.max_gpus] for m in BASELINES)
     return sorted(
@@ -187,6 +194,7 @@ def _chart(result: ModelThroughput) -> Chart:
 
 
 def _text(every: Sequence[ModelThroughput]) -> str:
+    """Returns sentences that compare the simulated gains with the printed ones."""
     sentences = []
     for result in every:
         gain, scaling = (

@@ -54,6 +54,8 @@ class PrintedGain(NamedTuple):
 
 @dataclass(frozen=True)
 class NetCase:
+    """A network that is measured, and what the paper prints for it."""
+
     name: str  # of nets.py
     title: str
     batch: int  # global
@@ -70,14 +72,14 @@ NETS = (
 
 
 class Point(NamedTuple):
-    """One network at one link rate: samples per second by label of a variant."""
+    """The samples per second of a network at one link rate, by label of a variant."""
 
     bits: float  # bit/s of the link
     measured: Mapping[str, float]
     simulated: Mapping[str, float]
 
     def gain(self, label: str, over: str) -> float:
-        """Measured throughput of one variant divided by that of another."""
+        """Returns the measured throughput of one variant divided by that of another."""
         return self.measured[label] / self.measured[over]
 
 
@@ -104,7 +106,7 @@ def make(options: RunOptions) -> Section:
 
 
 def points(measurement: LabMeasurement) -> list[Point]:
-    """Measured and predicted samples per second, one point for each network."""
+    """Returns the measured and predicted samples per second, one point for each network."""
     bits = parse_rate(measurement.rate)
     return [
         Point(
@@ -119,11 +121,12 @@ def points(measurement: LabMeasurement) -> list[Point]:
 
 
 def largest_gain(curve: Sequence[Point], label: str, over: str) -> tuple[float, float]:
-    """The largest gain of variant `label` over variant `over`, and the link rate (bit/s) of it."""
+    """Returns the largest gain of variant `label` over variant `over`, and the link rate (bit/s) of it."""
     return max((point.gain(label, over), point.bits) for point in curve)
 
 
 def gains(curves: Mapping[str, Sequence[Point]]) -> Table:
+    """Returns a table of each network's largest gains; curves: its points, by name of the network."""
     # Column: name, source of its numbers, digits after the point
     columns = (
         Column("network"), Column("p3 / ps", "measured", 2), Column("at Mbit/s"),
@@ -148,6 +151,7 @@ def gains(curves: Mapping[str, Sequence[Point]]) -> Table:
 
 
 def throughput(net: NetCase, curve: Sequence[Point]) -> Table:
+    """Returns a table of the samples per second of one network, by link rate and variant."""
     columns = [Column("Mbit/s")]
     columns += [Column(label, "measured") for label in VARIANTS]
     columns += [Column(f"{label}, predicted", "simulated") for label in VARIANTS]
@@ -172,6 +176,7 @@ def throughput(net: NetCase, curve: Sequence[Point]) -> Table:
 
 
 def chart(net: NetCase, curve: Sequence[Point]) -> Chart:
+    """Returns a chart of the samples per second of one network over the link's rate."""
     lines = []
     for label in VARIANTS:
         lines.append(Line(label, [(p.bits / 1e6, p.measured[label]) for p in curve], "measured"))
@@ -182,7 +187,7 @@ def chart(net: NetCase, curve: Sequence[Point]) -> Chart:
 
 
 def summary(curves: Mapping[str, Sequence[Point]]) -> str:
-    """A summary in sentences, computed from the points."""
+    """Returns a summary in sentences, computed from the points."""
     sentences = []
     for net in NETS:
         curve = curves[net.name]
@@ -213,4 +218,5 @@ def summary(curves: Mapping[str, Sequence[Point]]) -> str:
 
 
 def _mbit(bits: float) -> str:
+    """Returns a rate in bit/s as text, such as "500 Mbit/s"."""
     return f"{bits / 1e6:.0f} Mbit/s"

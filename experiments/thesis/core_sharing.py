@@ -21,7 +21,7 @@ Array = np.ndarray
 
 
 def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, cores: int) -> float:
-    """Seconds of a step. Simulates with a core for each rank, then again with slower operators.
+    """Returns the seconds of a step. Simulates with a core for each rank, then again with slower operators.
 
     The crowding of the first simulation is the factor of the second. cores: of this machine.
     """
@@ -34,7 +34,7 @@ def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, c
 
 
 def _timeline_crowding(timeline: Timeline, cores: int) -> float:
-    """The crowding of a simulated step, from the tasks that occupy a device."""
+    """Returns the crowding of a simulated step, from the tasks that occupy a device."""
     first = timeline.tasks.first_resource  # by task; -1: none
     # resources are numbered: the devices first, then the links
     computes = (first >= 0) & (first < timeline.program.plan.devices)
@@ -42,7 +42,7 @@ def _timeline_crowding(timeline: Timeline, cores: int) -> float:
 
 
 def crowding(start: Array, end: Array, cores: int) -> float:
-    """The mean slowdown max(1, k / cores), weighted by the compute time spent at each k.
+    """Returns the mean slowdown max(1, k / cores), weighted by the compute time spent at each k.
 
     start, end: times of the tasks that compute, on all devices.
     """

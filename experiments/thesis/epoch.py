@@ -26,6 +26,8 @@ ELEMENT = 4  # bytes
 
 
 class EpochBytes(NamedTuple):
+    """The table of an epoch, and the average shares of bytes that partitions save."""
+
     table: Table
     saved_printed: float  # average share that the thesis's partitions save, all counted in bytes
     saved: Mapping[str, str]  # method of ours -> in words: average share saved, over how many rows
@@ -34,7 +36,7 @@ class EpochBytes(NamedTuple):
 def count_epoch(
     parameters: int, coarse: Mapping[int, int], further: Mapping[str, Mapping[tuple[int, int], int]]
 ) -> EpochBytes:
-    """The table of an epoch, from bytes per step.
+    """Returns the table of an epoch, from bytes per step.
 
     parameters: their number; coarse: parts -> bytes of the coarse partition at batch 32;
     further: method -> (parts, batch) -> bytes.
@@ -73,11 +75,12 @@ def count_epoch(
 
 
 def _share(nbytes: float, data: float) -> float:
-    """Percent of data parallelism's bytes that are saved."""
+    """Returns how many percent of data parallelism's bytes are saved."""
     return 100 * (1 - nbytes / data)
 
 
 def _table(rows: list[list[Cell]], further: list[str]) -> Table:
+    """Returns the table with its columns; further: names of the methods in the last columns."""
     # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = [
         Column("N"), Column("batch"),

@@ -40,28 +40,30 @@ def make(options: RunOptions) -> Section:
         check_system()
         for done, ranks in enumerate(RANKS):
 
-            def say(step: str, done: int = done) -> None:
+            def report_step(step: str, done: int = done) -> None:
+                """Reports what is done now, with the fraction of grids that are finished."""
                 options.report(step, done / len(RANKS))
 
-            grids.append(run_grid(ranks, batches, RATE, size, say))
+            grids.append(run_grid(ranks, batches, RATE, size, report_step))
     except InputError as error:
         return Section(TITLE, skipped=str(error))
     return section(grids, batches)
 
 
 def section(grids: Sequence[Grid], batches: Sequence[int]) -> Section:
+    """Returns the section with sentences, tables and a chart; the first grid is that of a single rank."""
     text = "\n\n".join([_setting(grids), _accuracy(grids), _crossover(grids, batches)])
     tables = [_rates(grid, batches) for grid in grids]
     return Section(TITLE, text, [*tables, _speedups(grids, batches), _chart(grids, batches)])
 
 
 def rows_of(grid: Grid) -> list[str]:
-    """The labels of the grid's rows."""
+    """Returns the labels of the grid's rows."""
     return list(dict.fromkeys(label for label, _ in grid.cells))
 
 
 def _rates(grid: Grid, batches: Sequence[int]) -> Table:
-    """Images per second of each row, measured and simulated, by batch."""
+    """Returns a table of the images per second of each row, measured and simulated, by batch."""
     # Column: name, source of its numbers, digits after the point
     columns = [Column("kind")]
     for batch in batches:
@@ -86,19 +88,20 @@ def _rates(grid: Grid, batches: Sequence[int]) -> Table:
 
 
 def speedup(grids: Sequence[Grid], ranks: int, label: str, batch: int) -> float | None:
-    """Measured images/s divided by those of a single rank at the same batch."""
+    """Returns the measured images/s divided by those of a single rank at the same batch."""
     by_ranks = {grid.ranks: grid.cells for grid in grids}
     cell, single = by_ranks[ranks].get((label, batch)), by_ranks[1].get((SINGLE, batch))
     return cell.measured / single.measured if cell and single else None
 
 
 def printed_speedup(ranks: int, label: str, batch: int) -> float | None:
-    """The same from the thesis's table; None if it has no such row."""
+    """Returns the same from the thesis's table; None if it has no such row."""
     rate, single = images_per_second(ranks, label, batch), images_per_second(1, SINGLE, batch)
     return rate / single if rate and single else None
 
 
 def _speedups(grids: Sequence[Grid], batches: Sequence[int]) -> Table:
+    """Returns a table of speedups over a single rank, measured and printed."""
     columns = [Column("N"), Column("kind")]
     for batch in batches:
         columns += [Column(f"{batch}", "measured", 2), Column(f"{batch}", "printed", 2)]
@@ -118,7 +121,7 @@ def _speedups(grids: Sequence[Grid], batches: Sequence[int]) -> Table:
 
 
 def _chart(grids: Sequence[Grid], batches: Sequence[int]) -> Chart:
-    """Throughput of model parallelism over data parallelism; above 1 model parallelism is faster."""
+    """Returns a chart of the throughput of model parallelism divided by that of data parallelism."""
     lines = []
     for grid in grids[1:]:
         model, data = (
@@ -143,7 +146,7 @@ def _chart(grids: Sequence[Grid], batches: Sequence[int]) -> Chart:
 
 
 def printed_ratio(ranks: int, batch: int) -> float | None:
-    """The thesis's throughput of the coarse partition over that of synchronous servers on all nodes."""
+    """Returns the thesis's throughput of the coarse partition divided by that of SYNC_ALL."""
     model, data = (images_per_second(ranks, label, batch) for label in (COARSE, SYNC_ALL))
     return model / data if model and data else None
 
@@ -152,6 +155,7 @@ def printed_ratio(ranks: int, batch: int) -> float | None:
 
 
 def _setting(grids: Sequence[Grid]) -> str:
+    """Returns sentences that describe the network, the hosts and their measured links."""
     links = [
         f"{1e-6 * grid.link['bandwidth']:.0f} MB/s and {1e3 * grid.link['latency']:.2f} ms "
         f"at N = {grid.ranks}"
@@ -167,6 +171,7 @@ def _setting(grids: Sequence[Grid]) -> str:
 
 
 def _accuracy(grids: Sequence[Grid]) -> str:
+    """Returns sentences about the errors of the simulation, for each number of ranks."""
     sentences = []
     for grid in grids:
         cells = list(grid.cells.values())
@@ -183,6 +188,7 @@ def _accuracy(grids: Sequence[Grid]) -> str:
 
 
 def _crossover(grids: Sequence[Grid], batches: Sequence[int]) -> str:
+    """Returns sentences: at which batches COARSE is faster than SYNC_ALL, and which row is the fastest."""
     sentences = []
     for grid in grids[1:]:
         here = {
@@ -200,7 +206,7 @@ def _crossover(grids: Sequence[Grid], batches: Sequence[int]) -> str:
 
 
 def batches_won(ratios: dict[int, float]) -> str:
-    """The batches whose ratio is above 1, in words."""
+    """Returns the batches whose ratio is above 1, in words."""
     won = [str(batch) for batch, ratio in ratios.items() if ratio > 1]
     if not won:
         return "at no batch"

@@ -108,7 +108,7 @@ def fine(network: LayerNetwork, m: CountModel) -> Hypergraph:
                 np.concatenate([first_sum[p.layer] + np.arange(p.units) for p in reader_pieces])
                 for reader_pieces in feature_map.elementwise_readers
             ]
-            # By dense reader: its cells [filter, channel], and where the channels of this map begin
+            # For each dense reader: its cells [filter, channel], and where the channels of this map begin
             grids = [
                 (cell_vertices(t), channel_start(network, t, v)) for t in feature_map.dense_readers
             ]

@@ -52,9 +52,8 @@ def layer_work(
             for layer in network.layers
         ]
     )
-    if kind == "time":
-        return seconds
-    return (flops / flops.sum() + seconds / seconds.sum()) / 2
+    mean_shares: Array = (flops / flops.sum() + seconds / seconds.sum()) / 2
+    return seconds if kind == "time" else mean_shares
 
 
 def _read_work(network: LayerNetwork, path: str) -> Array:

@@ -60,7 +60,7 @@ def volume_bounds(
         for bound in search.solve_node(node):
             best = max(best, min(bound, other_bounds))
             yield best
-        # By layer: how far its number of parts is from a whole number
+        # For each layer: how far its number of parts is from a whole number
         fractional = np.abs(search.parts_by_layer - np.round(search.parts_by_layer))
         l = int(fractional.argmax())
         if fractional[l] < 1e-6:
@@ -94,7 +94,7 @@ class _ColumnSearch:
         self, m: CountModel, capacity: Array, columns: Iterable[Array], stop_at: float
     ) -> None:
         self.m, self.stop_at = m, stop_at
-        # Of the branch that was solved last:
+        # The bound and the parts of each layer, of the branch that was solved last:
         self.bound, self.parts_by_layer = 0.0, np.zeros(m.num_layers)
         self.sweep = build_sweep(m)
         self.capacities, self.parts_in_class = np.unique(capacity, return_counts=True)

@@ -174,7 +174,7 @@ class Proposer:
     ) -> None:
         self.blocks, self.evaluator = blocks, evaluator
         self.model: MixedModel = build_mixed_model(blocks)
-        # By block: the batch-independent operators (they read no samples) whose results it reads
+        # For each block: the batch-independent operators (they read no samples) whose results it reads
         self.independent_inputs = [
             blocks.independent_ops.read_by([name for group in block.groups for name in group.ops])
             for block in blocks.blocks

@@ -92,7 +92,7 @@ def topological_order(successors: Sequence[Sequence[int]]) -> list[int]:
     The order is depth first: it follows one branch as far as possible before it starts the next one.
     Raises ValueError if the graph has a cycle.
     """
-    # By layer, how many of the layers that it reads are not in the order yet.
+    # For each layer, how many of the layers that it reads are not in the order yet.
     waits_for = [len(read) for read in predecessors(successors)]
     ready = [v for v, count in enumerate(waits_for) if not count][::-1]
     order = []
