@@ -50,7 +50,7 @@ def rates_by_slot(
 ) -> list[tuple[float, float, float]]:
     """Returns the average rates in slots of `slot` seconds between `begin` and `end`.
 
-    Returns (seconds from `begin` to the middle of the slot, bytes/s sent, bytes/s received) for each slot.
+    An entry is (seconds from `begin` to the middle of the slot, bytes/s sent, bytes/s received).
     """
     import numpy as np
 

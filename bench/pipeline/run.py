@@ -93,9 +93,9 @@ def gems(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     rows = []
     names = chosen.nets.split(",")
-    here = Cluster.from_dict(describe(probe(2, quick=False)))
+    probed = Cluster.from_dict(describe(probe(2, quick=False)))
     for ranks in map(int, chosen.ranks.split(",")):
-        cluster = _widened(here, ranks)
+        cluster = _widened(probed, ranks)
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             predictions = {net: _plan(net, ranks, cluster, folder) for net in names}
@@ -106,12 +106,12 @@ def gems(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def _widened(here: Cluster, ranks: int) -> Cluster:
+def _widened(probed: Cluster, ranks: int) -> Cluster:
     """Returns a cluster with a device for each rank, each as fast as one of the two that were probed."""
-    data = here.to_dict()
-    kind = next(iter(data["devices"]))
-    (node,) = data["nodes"]
-    return Cluster.from_dict({**data, "nodes": [{**node, "devices": [kind] * ranks}]})
+    fields = probed.to_dict()
+    kind = next(iter(fields["devices"]))
+    (node,) = fields["nodes"]
+    return Cluster.from_dict({**fields, "nodes": [{**node, "devices": [kind] * ranks}]})
 
 
 def _plan(net: str, ranks: int, cluster: Cluster, folder: pathlib.Path) -> dict[str, Any]:

@@ -72,17 +72,17 @@ def seconds(measured_plans: Sequence[MeasuredPlan]) -> list[float]:
 
 def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
     """Returns a table with one row for each cost model, over all groups."""
-    every = [plan for members in groups.values() for plan in members]
+    plans = [plan for members in groups.values() for plan in members]
     rows: list[list[Cell]] = []
     for model, title in MODELS.items():
         by_group = [accuracies[name, model] for name in groups]
-        together = measure_accuracy(predicted(every, model), seconds(every))
+        together = measure_accuracy(predicted(plans, model), seconds(plans))
         fitted = [
             abs(e)
             for name, members in groups.items()
             for e in _fitted_errors(members, model, accuracies[name, model].factor)
         ]
-        plain = [abs(e) for e in relative_errors(predicted(every, model), seconds(every))]
+        plain = [abs(e) for e in relative_errors(predicted(plans, model), seconds(plans))]
         rows.append([
             title,
             mean([v.spearman for v in by_group]), mean([v.kendall for v in by_group]),
@@ -102,7 +102,7 @@ def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
     # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = [Column("cost model"), *(Column(name, "measured", digits) for name, digits in heads)]
     note = (
-        f"{len(every)} plans in {len(groups)} groups; a group is one model on so many ranks. {ADDITIVE} "
+        f"{len(plans)} plans in {len(groups)} groups; a group is one model on so many ranks. {ADDITIVE} "
         "Errors are relative to the measured time. Before, the predictions of each group are multiplied by "
         "one factor, the median of measured over predicted in that group (the fit); errors without fit are "
         "given for models that predict seconds. Regret: how much slower the plan that is predicted to be "
@@ -282,8 +282,8 @@ def _losses(groups: PlansByGroup, accuracies: Accuracies) -> str:
 
 def _noise(groups: PlansByGroup) -> str:
     """Returns a sentence that says how much the time of the same plan varies between blocks of steps."""
-    every = [plan.times for members in groups.values() for plan in members]
-    spread = statistics.median((t.longest - t.shortest) / t.seconds for t in every)
+    all_times = [plan.times for members in groups.values() for plan in members]
+    spread = statistics.median((t.longest - t.shortest) / t.seconds for t in all_times)
     return (
         f"Half of the plans differ by more than {spread:.0%} of their time between their fastest and their "
         "slowest block of steps: what is closer together than that cannot be ranked by anyone."

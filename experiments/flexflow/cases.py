@@ -1,4 +1,7 @@
-"""FlexFlow's six networks, the clusters they are planned for, and how long a search may take."""
+"""Defines FlexFlow's six networks, the clusters they are planned for, and how long a search may take.
+
+The paper is FlexFlow (Jia et al., arXiv 1807.05358); `raddle reproduce flexflow` repeats its experiments.
+"""
 
 from __future__ import annotations
 

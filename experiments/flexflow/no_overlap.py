@@ -1,5 +1,8 @@
 """Compares FlexFlow's plans with data parallelism and experts' plans if synchronisation does not overlap.
 
+This is the part `no-overlap` of `raddle reproduce flexflow`. The paper is FlexFlow (Jia et al., arXiv
+1807.05358).
+
 In FlexFlow's tables communication occupies the GPU. Here gradients are sent after the whole backward of a
 device (`after`), so that plans that synchronise less gain what the others cannot hide.
 """

@@ -1,4 +1,8 @@
-"""Shows FlexFlow's plan of NMT (a translation network) on 4 GPUs: which layers are on which GPU."""
+"""Shows FlexFlow's plan of NMT (a translation network) on 4 GPUs: which layers are on which GPU.
+
+This is the part `plans` of `raddle reproduce flexflow`. The paper is FlexFlow (Jia et al., arXiv
+1807.05358).
+"""
 
 from __future__ import annotations
 

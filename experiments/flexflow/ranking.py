@@ -1,4 +1,8 @@
-"""Ranks ten plans of an LSTM on two ranks by simulated and by measured step time; most plans are random."""
+"""Ranks ten plans of an LSTM on two ranks by simulated and by measured step time; most plans are random.
+
+This is the part `ranking` of `raddle reproduce flexflow`. The paper is FlexFlow (Jia et al., arXiv
+1807.05358).
+"""
 
 from __future__ import annotations
 

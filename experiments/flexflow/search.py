@@ -1,5 +1,8 @@
 """Times the search next to the paper's times, and estimates what delta simulation could save.
 
+This is the part `search` of `raddle reproduce flexflow`. The paper is FlexFlow (Jia et al., arXiv
+1807.05358).
+
 Delta simulation is FlexFlow's: after a move (a group of operators gets another split or other
 devices), it simulates only the tasks that the move affects.
 """

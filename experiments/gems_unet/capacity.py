@@ -1,5 +1,7 @@
 """Finds the largest image and batch that fit the memory with each method; trains a small case for real.
 
+This is the part `capacity` of `raddle reproduce gems-unet`. The paper is GEMS (Jain et al., SC20).
+
 *Capacity*: bytes of memory of a device. *Side*: height and width of an image, in pixels. METHODS
 (methods.py) are the compared methods: pipelines, GEMS, spatial tiles; `auto` is raddle's search.
 """

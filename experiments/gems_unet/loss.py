@@ -1,5 +1,7 @@
 """Measures the time to a target loss: several methods train a narrow U-Net to segment digits.
 
+This is the part `loss` of `raddle reproduce gems-unet`. The paper is GEMS (Jain et al., SC20).
+
 Methods are those of methods.py. Steps are measured in blocks; a loss is the mean over a block.
 """
 

@@ -26,13 +26,13 @@ def probe_machine(ranks: int, *, quick: bool) -> Cluster:
     quick: a shorter, rougher measurement.
     """
     # fresh: measured again, even if an earlier result is cached
-    data = Cluster.from_dict(
+    probed = Cluster.from_dict(
         describe(probe(min(PROBED, cores()), quick=quick, fresh=True))
     ).to_dict()
-    kind = next(iter(data["devices"]))
+    kind = next(iter(probed["devices"]))
     # a probed cluster has one node with one kind of device
-    (node,) = data["nodes"]
-    return Cluster.from_dict({**data, "nodes": [{**node, "devices": [kind] * ranks}]})
+    (node,) = probed["nodes"]
+    return Cluster.from_dict({**probed, "nodes": [{**node, "devices": [kind] * ranks}]})
 
 
 def measure_operators(

@@ -1,5 +1,7 @@
 """Measures images per second and peak memory on ranks of this machine, next to the predictions.
 
+This is the part `real` of `raddle reproduce gems-unet`. The paper is GEMS (Jain et al., SC20).
+
 METHODS (methods.py) are the compared methods; `auto` is the plan of raddle's search, which may take
 `budget` seconds.
 """
@@ -184,9 +186,9 @@ def _largest_loss_difference(result: CaseResult) -> float:
     Left out: methods whose micro-batches (may) have several images, because their batch statistics
     differ.
     """
-    one = result.timed["one device"].losses[0]
+    reference = result.timed["one device"].losses[0]
     return max(
-        abs(times.losses[0] - one)
+        abs(times.losses[0] - reference)
         for name, times in result.timed.items()
         if name not in ("GEMS MAST", "spatial", AUTO)
     )

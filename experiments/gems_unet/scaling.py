@@ -1,5 +1,7 @@
 """Simulates GEMS with data parallelism on more and more GPUs, next to the paper's scaling efficiency.
 
+This is the part `scaling` of `raddle reproduce gems-unet`. The paper is GEMS (Jain et al., SC20).
+
 GEMS: two replicas of the stages run on the same devices in opposite order.
 """
 

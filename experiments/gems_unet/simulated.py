@@ -1,5 +1,7 @@
 """Simulates images per second and peak memory on GPUs, for images of up to 8192 x 8192.
 
+This is the part `simulated` of `raddle reproduce gems-unet`. The paper is GEMS (Jain et al., SC20).
+
 *Side*: height and width of an image, in pixels. METHODS (methods.py) are the compared methods; `auto` is
 the plan of raddle's search, which may take `budget` seconds. A method *fits* if its peak memory is at
 most a device's.

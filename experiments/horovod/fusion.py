@@ -1,5 +1,8 @@
 """Measures steps with and without tensor fusion, for networks of many small tensors (paper, section 7).
 
+This is the part `fusion` of `raddle reproduce horovod`. The paper is "Horovod" (Sergeev and Del Balso,
+arXiv 1802.05799).
+
 *Fused*: gradients are all-reduced together, in buckets. *Apart*: each tensor is all-reduced by itself.
 """
 
@@ -36,7 +39,7 @@ class FusionTimes(NamedTuple):
 
     net: str
     hosts: int
-    rate: str
+    rate: str  # of each host's link, such as "1gbit"
     runner: str  # key of PAIRS
     fused: float  # measured
     unfused: float  # measured

@@ -1,5 +1,8 @@
 """Predicts the scaling of data parallelism to 512 devices with ring all-reduce, and with servers on fewer.
 
+This is the part `scaling` of `raddle reproduce horovod`. The paper is "Horovod" (Sergeev and Del Balso,
+arXiv 1802.05799).
+
 "Data sheet": devices with the speeds of NVIDIA's data sheet. "Fitted": devices made faster by one factor,
 printed / predicted throughput of one case (CALIBRATION). The fitted prediction of this case is a little
 below the printed number, because communication is not made faster.

@@ -1,5 +1,8 @@
 """Compares ring all-reduce with one server and with servers on all hosts, on 1 to 8 ranks.
 
+This is the part `servers` of `raddle reproduce horovod`. The paper is "Horovod" (Sergeev and Del Balso,
+arXiv 1802.05799).
+
 The comparison is that of the paper's section 3. A *variant* (sync_timing.py) is one way to train: who runs
 the step, and how parameters are synchronised.
 """

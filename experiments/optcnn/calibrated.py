@@ -1,5 +1,8 @@
 """Simulates OptCNN's P100 with a peak that is fitted to one GPU, and compares with what the paper measured.
 
+This is the part `calibrated` of `raddle reproduce optcnn`. The paper is OptCNN (Jia et al., arXiv
+1802.04924).
+
 One efficiency of convolutions cannot hold two networks: AlexNet's run at 3 TFLOP/s, VGG's of 3 x 3 by
 Winograd's algorithm above the card's peak. So every network has a peak of its own, fitted to its step on
 one GPU (raddle calibrate). All else is equal for both: links inside a node at LINK, adapters at their
@@ -51,13 +54,13 @@ def calibrated(options: RunOptions) -> Section:
     """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     counts = (1, 4, 16) if options.quick else (1, 2, 4, 8, 16)
     measurements = read_measurements(str(MEASURED))
-    every = []
+    results = []
     for number, model in enumerate(PRINTED):
         options.report(f"{model}, calibrated", number / len(PRINTED))
-        every.append(_simulate(model, measurements, counts))
-    compared = [row for result in every for row in compare(result, measurements)]
+        results.append(_simulate(model, measurements, counts))
+    compared = [row for result in results for row in compare(result, measurements)]
     return Section(
-        "", _text(every, compared), [_compared_table(compared), *map(_throughput_table, every)]
+        "", _text(results, compared), [_compared_table(compared), *map(_throughput_table, results)]
     )
 
 
@@ -147,7 +150,7 @@ def _rate(step: SimulatedStep | None) -> float | None:
     return step.samples_per_s if step else None
 
 
-def _text(every: Sequence[Calibrated], cells: Sequence[ComparedCell]) -> str:
+def _text(results: Sequence[Calibrated], cells: Sequence[ComparedCell]) -> str:
     """Returns sentences about the errors of held-out throughputs and about OptCNN's gains."""
     held_out = [c for c in cells if c.held_out]
     met = sum(abs(c.off) <= GOAL for c in held_out)
@@ -157,7 +160,7 @@ def _text(every: Sequence[Calibrated], cells: Sequence[ComparedCell]) -> str:
         if held_out
         else "No throughput of the paper was held out."
     ]
-    for result in every:
+    for result in results:
         most = max(count for _, count in result.steps)
         ratios = _ratios(result.steps, most)
         printed = PRINTED[result.model]
@@ -175,10 +178,10 @@ def _text(every: Sequence[Calibrated], cells: Sequence[ComparedCell]) -> str:
 
 def _ratios(steps: StepsByMethod, most: int) -> Mapping[str, str]:
     """Returns OptCNN's throughput on the most GPUs over others, as text; a dash if a plan is missing."""
-    one, all_of = steps.get((OPTCNN, 1)), steps.get((OPTCNN, most))
+    on_one, on_most = steps.get((OPTCNN, 1)), steps.get((OPTCNN, most))
     numbers = {
         "data": gain_over_best(steps, OPTCNN, ["data"], most),
         "best": gain_over_best(steps, OPTCNN, BASELINES, most),
-        "scaling": all_of.samples_per_s / one.samples_per_s if one and all_of else None,
+        "scaling": on_most.samples_per_s / on_one.samples_per_s if on_one and on_most else None,
     }
     return {name: "–" if n is None else f"{n:.2f}" for name, n in numbers.items()}

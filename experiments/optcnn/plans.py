@@ -1,5 +1,7 @@
 """Shows OptCNN's plan of VGG-16 on 4 GPUs, layer by layer, next to the plan that the paper prints.
 
+This is the part `plans` of `raddle reproduce optcnn`. The paper is OptCNN (Jia et al., arXiv 1802.04924).
+
 A group has operators that are split together, about one layer. Tables (raddle/searches/optcnn) have the
 cost of each configuration of each group; `paper=True`: with the paper's costs, where parameters are
 synchronised by servers. The optimum is the plan of least cost.
@@ -81,14 +83,14 @@ def _cost_text(tables: Tables, chosen: Sequence[Configuration]) -> str:
 
 def _cost_table(tables: Tables, chosen: Sequence[Configuration]) -> Table:
     """Returns a table of the additive costs of baselines, the printed plan and the optimum (`chosen`)."""
-    every = {
+    configurations_by_plan = {
         **baselines(tables),
         "printed": configurations_with(tables, printed_split),
         "optimum": list(chosen),
     }
     rows: list[list[Cell]] = [
         [name, 1e3 * additive_cost(tables, configurations)]
-        for name, configurations in every.items()
+        for name, configurations in configurations_by_plan.items()
         if configurations is not None
     ]
     # Column: name, source of its numbers ("counted": from a plan alone), digits after the point

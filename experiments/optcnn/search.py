@@ -1,5 +1,7 @@
 """Times OptCNN's search (groups, tables and elimination), without the capture of the graph.
 
+This is the part `search` of `raddle reproduce optcnn`. The paper is OptCNN (Jia et al., arXiv 1802.04924).
+
 Tables have the cost of each configuration of each group of operators; elimination finds the cheapest plan.
 """
 

@@ -1,5 +1,8 @@
 """Measures throughput at several bandwidths: whole parameters, slices, slices with priority (P3).
 
+This is the part `bandwidth` of `raddle reproduce p3`. The paper is "Priority-based Parameter Propagation"
+(Jayarajan et al., arXiv 1905.03960).
+
 A *variant* (sync_timing.py) is one way to train; its runner is torch's DDP or a data-parallel plan.
 Printed: a number that the paper prints.
 """
@@ -201,16 +204,16 @@ def summary(curves: Mapping[str, Sequence[Point]]) -> str:
             f"{net.title}: P3 is at most {gain:.2f} x servers of whole parameters, at {_mbit(bits)}"
             f"{paper_text}, and at most {gain_over_ddp:.2f} x DDP, at {_mbit(ddp_bits)}."
         )
-    every = [point for curve in curves.values() for point in curve]
-    lost = sum(point.gain(P3, DDP_LABEL) < 1 for point in every)
+    all_points = [point for curve in curves.values() for point in curve]
+    lost = sum(point.gain(P3, DDP_LABEL) < 1 for point in all_points)
     errors = sorted(
         abs(point.simulated[label] / point.measured[label] - 1)
-        for point in every
+        for point in all_points
         for label in VARIANTS
     )
     near = sum(error <= 0.15 for error in errors)
     sentences.append(
-        f"P3 is slower than DDP at {lost} of {len(every)} points. Of {len(errors)} predictions {near} "
+        f"P3 is slower than DDP at {lost} of {len(all_points)} points. Of {len(errors)} predictions {near} "
         f"are within 15 %; half are within {errors[len(errors) // 2]:.0%}, the worst is off by "
         f"{errors[-1]:.0%}."
     )

@@ -1,5 +1,8 @@
 """Shows how busy a link is over time, from the byte counters of a host's interface.
 
+This is the part `utilisation` of `raddle reproduce p3`. The paper is "Priority-based Parameter Propagation"
+(Jayarajan et al., arXiv 1905.03960).
+
 Variants (bandwidth.py) are DDP, and parameter servers of whole parameters (WHOLE), of slices (SLICED), and
 of slices with priority (P3). A block is some steps of one variant, one after the other.
 Time is divided into *slots* of 25 ms.

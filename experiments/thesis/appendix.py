@@ -1,5 +1,7 @@
 """Repeats the thesis's Tables A.1 to A.12: coarse and fine partitions under other bounds of imbalance.
 
+The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `raddle reproduce thesis`.
+
 *Coarse*: whole filters are distributed over parts; *fine*: input channels of filters. *Imbalance* is the
 work of the largest part divided by the average; epsilon is its bound minus 1. `theirs` is a printed row,
 `ours` raddle's partition (by a Partitioner, which has the hypergraph of one network). `counts` are numbers

@@ -1,7 +1,8 @@
 """Simulates steps of ranks that share CPU cores: operators take longer while too many ranks compute.
 
-The simulator gives every device a core of its own. In the lab four ranks may have two, and then a plan
-whose ranks all compute at once takes twice as long, but one whose ranks wait for each other does not.
+The simulator gives every device a core of its own. In the lab (hosts emulated on this machine) four ranks
+may share two cores. Then a plan whose ranks all compute at once takes twice as long, but a plan whose ranks
+wait for each other does not.
 *Crowding* is the factor by which operators are slower because more ranks compute than there are cores.
 """
 

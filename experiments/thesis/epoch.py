@@ -1,5 +1,7 @@
 """Recomputes Table 5.14 of the thesis on hypergraph partitions: bytes sent in an epoch of 64,000 images.
 
+The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `raddle reproduce thesis`.
+
 Differs from the thesis: its hypergraph column is in elements; here it is multiplied by 4 (float32).
 The partition is *coarse*: each filter is in one part, and a part is what one device gets.
 `further` are methods that the thesis does not have.

@@ -1,6 +1,8 @@
 """Simulates whether the gap between partitions and data parallelism is larger on GPUs (part `gpus`).
 
-Section 6.1 of the thesis (B. Eserol, docs/papers.md) expects that it is. A *row* is a kind of parallelism
+This is the part `gpus` of `raddle reproduce thesis`. The thesis is that of B. Eserol (docs/papers.md).
+
+Section 6.1 of the thesis expects that it is. A *row* is a kind of parallelism
 in Table 5.15 (lab_table.py): coarse partition (each filter on one device), servers, all-reduce. The gap is
 the time of data parallelism divided by that of the coarse partition with several steps in flight. Both have
 the same batch, counted as in Table 5.15: per worker (data parallelism), of a whole step (partition).

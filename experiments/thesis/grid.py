@@ -1,5 +1,7 @@
 """Simulates the thesis's Table 5.15 at full size on its nodes, with either network (part `grid`).
 
+This is the part `grid` of `raddle reproduce thesis`. The thesis is that of B. Eserol (docs/papers.md).
+
 A row is a kind of parallelism of Table 5.15; a cell is a row at one batch; N is the number of
 nodes. Rows are named in lab_table.py and lab_plans.py; simulated.py puts them into MODEL (model parallel),
 SERVERS, DATA (data parallel: SERVERS and all-reduce) and FURTHER (not in the thesis).
@@ -116,8 +118,8 @@ def seconds(cells: CellsByRow, n: int, row: str) -> dict[int, float]:
 
 def fastest(rows: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Returns, for each batch, the shortest time of several rows."""
-    every = {batch for row in rows for batch in row}
-    return {b: min(row[b] for row in rows if b in row) for b in sorted(every)}
+    batches = {batch for row in rows for batch in row}
+    return {b: min(row[b] for row in rows if b in row) for b in sorted(batches)}
 
 
 def as_updates(row: Mapping[int, float], n: int) -> dict[int, float]:

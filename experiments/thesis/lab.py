@@ -1,5 +1,7 @@
 """Measures Table 5.15 with a small VGG-16 on hosts of the lab, next to the simulated images per second.
 
+This is the part `lab` of `raddle reproduce thesis`. The thesis is that of B. Eserol (docs/papers.md).
+
 Differs from the thesis: images of 32² and an eighth of the filters; a host is a process with one thread,
 and hosts may share cores; also with asynchronous servers, ranks wait in every step for the sum of their
 losses. A *row* (or kind) is one of Table 5.15: a kind of parallelism. A grid (lab_grid.py)
@@ -23,9 +25,9 @@ from raddle.errors import InputError
 
 TITLE = "Every kind of parallelism in the lab (Table 5.15)"
 RANKS = (1, 2, 4)
-# Of each host's link. In the thesis, to send VGG-16's parameters at 10 Gbit/s takes as long as to compute 5
-# to 9 images on one node; here, to send the small network's at this rate takes as long as to compute 11 to
-# 15 images on a core with 60 GFLOP/s.
+# The rate of each host's link. In the thesis, to send VGG-16's parameters at 10 Gbit/s takes as long as to
+# compute 5 to 9 images on one node; here, to send the small network's at this rate takes as long as to
+# compute 11 to 15 images on a core with 60 GFLOP/s.
 RATE = "2gbit"
 QUICK_BATCHES = (16, 128)
 QUICK, FULL = GridSize(images=128, rounds=2, budget=2.0), GridSize(images=256, rounds=3, budget=5.0)
@@ -191,14 +193,15 @@ def _crossover(grids: Sequence[Grid], batches: Sequence[int]) -> str:
     """Returns sentences: at which batches COARSE is faster than SYNC_ALL, and which row is the fastest."""
     sentences = []
     for grid in grids[1:]:
-        here = {
+        measured_ratios = {
             b: grid.cells[COARSE, b].measured / grid.cells[SYNC_ALL, b].measured for b in batches
         }
-        there = {b: ratio for b in batches if (ratio := printed_ratio(grid.ranks, b))}
+        printed_ratios = {b: ratio for b in batches if (ratio := printed_ratio(grid.ranks, b))}
         best = max(grid.cells, key=lambda cell: grid.cells[cell].measured)
         sentences.append(
             f"N = {grid.ranks}: the coarse hypergraph is faster than distributed synchronous servers "
-            f"{batches_won(here)} (thesis: {batches_won(there)}); the fastest of all is {best[0]} "
+            f"{batches_won(measured_ratios)} "
+            f"(thesis: {batches_won(printed_ratios)}); the fastest of all is {best[0]} "
             f"at batch {best[1]}, "
             f"{grid.cells[best].measured:.0f} images/s."
         )

@@ -1,4 +1,4 @@
-"""A VGG-16 for small images, an eighth as wide. Every rank of the lab loads it as `lab_model.py:vgg`.
+"""Defines a VGG-16 for small images, an eighth as wide; lab ranks load it as `lab_model.py:vgg`.
 
 Its linear layers have 84 % of the parameters, as the original's have 89 %.
 """

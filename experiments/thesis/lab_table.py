@@ -1,5 +1,7 @@
 """Copies the thesis's Table 5.15: seconds for 10 epochs of 10,240 images, VGG-16 at 224² on Skylake nodes.
 
+The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `raddle reproduce thesis`.
+
 The caption of the table says that the seconds are per epoch; the text before it says of ten epochs, which
 is assumed here. Servers are one, or distributed over all nodes; parameters are assigned to distributed ones
 greedily. A row is a kind of parallelism, N the number of nodes.

@@ -1,4 +1,6 @@
-"""VGG-16 partitioned as in the thesis's Tables 5.1 to 5.12, method by method, and beyond them.
+"""Partitions VGG-16 as in the thesis's Tables 5.1 to 5.12, method by method, and by further methods.
+
+The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `raddle reproduce thesis`.
 
 Where the thesis has a table, work is in its unit (weights reconstructed from its Tables 5.1 and 5.5,
 printed.py), and a fully connected layer is one vertex of the hypergraph. `operations` are FLOP of a

@@ -1,5 +1,7 @@
 """Simulates the rows of Table 5.15 on any cluster. A row is a kind of parallelism (lab_plans.py).
 
+The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `raddle reproduce thesis`.
+
 Model parallelism overlaps steps, as in the thesis: its plans have the schedule "threaded:K". It has no
 pipeline stages; K steps run at the same time, each on a batch of its own, and a device computes for one
 step while another waits for a message (program/threaded_order.py). Of several K, the fastest that fits

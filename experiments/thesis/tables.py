@@ -1,5 +1,7 @@
 """Compares hypergraphs and partitions of VGG-16 with the tables that the thesis prints (part `tables`).
 
+This is the part `tables` of `raddle reproduce thesis`. The thesis is that of B. Eserol (docs/papers.md).
+
 *Weights* are here the work of layers, which partitions balance. The thesis does not print its weights:
 *reconstructed* ones are derived from its Tables 5.1 and 5.5 (printed.py). A *part* is what one device
 gets. `theirs` is printed, `ours` raddle's by the same method, `further` are methods that are not printed.

@@ -1,5 +1,7 @@
 """Measures accuracy and loss over time until 90 % training accuracy, as the thesis's Figure 5.2 does.
 
+This is the part `accuracy` of `raddle reproduce thesis`. The thesis is that of B. Eserol (docs/papers.md).
+
 A *kind* is a way to train: one rank (SINGLE), a coarse partition (each filter on one device) with or
 without overlapping steps (COARSE, SERIAL), parameter servers (SYNC, ASYNC), or DDP (TORCH).
 N: number of ranks.

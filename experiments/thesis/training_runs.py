@@ -1,4 +1,4 @@
-"""Ways to train with one interface (TrainingRun): by a plan, plain torch, DDP, or raddle.sync servers."""
+"""Trains by a plan, plain torch, DDP or raddle.sync servers, all with one interface (TrainingRun)."""
 
 from __future__ import annotations
 
