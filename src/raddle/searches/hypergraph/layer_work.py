@@ -52,8 +52,10 @@ def layer_work(
             for layer in network.layers
         ]
     )
+    if kind == "time":
+        return seconds
     mean_shares: Array = (flops / flops.sum() + seconds / seconds.sum()) / 2
-    return seconds if kind == "time" else mean_shares
+    return mean_shares
 
 
 def _read_work(network: LayerNetwork, path: str) -> Array:

@@ -184,7 +184,7 @@ class LayerCostModel:
             value = self.graph.values[op.outputs[0]]
             elements = self._nbytes(op.outputs[0], samples) / value.dtype.itemsize
             # extra: bytes for each element of the output, such as a dropout mask.
-            total[self.layer_graph.layer_of[op.name]] += saved.extra * elements
+            total[self.layer_graph.layer_of[op.name]] += float(saved.extra) * elements
         seen: set[str] = set()
         for name in saved_values:
             while name in viewed:
