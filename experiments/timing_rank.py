@@ -1,4 +1,4 @@
-"""One rank that times plans for timing.py, under torchrun:
+"""Runs one rank that times plans for timing.py, which starts it with torchrun:
 
     python -m experiments.timing_rank request.json
 

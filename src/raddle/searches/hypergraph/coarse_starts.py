@@ -1,4 +1,4 @@
-"""Starts for the annealing of coarse partitions, which are computed quickly.
+"""Computes quick starts for the annealing of coarse partitions.
 
 *Coarse* means that every filter is whole in one part, and not that the partition is rough; a *part* is a
 device's share. A start is a matrix of counts x[layer, part]: how many units (filters) of the layer the part

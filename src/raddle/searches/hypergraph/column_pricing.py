@@ -1,4 +1,4 @@
-"""The pricing problem of column generation (lower_bound.py): the cheapest column at given prices.
+"""Finds the cheapest column at given prices: the pricing problem of column generation (lower_bound.py).
 
 It serves a lower bound on the volume of *coarse* partitions, in which every filter is whole in one part (a
 *part* is a device's share). A feature *map* consists of *pieces*: the units (filters) of one layer, then

@@ -1,4 +1,4 @@
-"""The hypergraphs of a network with every vertex and net, for other partitioners and for tests.
+"""Builds the hypergraphs of a network with every vertex and net, for other partitioners and for tests.
 
 A *layer* has filters, also called units; a *map* is a feature map that layers read (network.py). raddle's
 own solvers work on compressed models (counts.py, fine_rows.py); tests check those against this

@@ -1,4 +1,4 @@
-"""Starts for fine partitions into many parts: groups of consecutive layers, each group on its own parts.
+"""Makes starts for fine partitions into many parts: groups of consecutive layers, each on its own parts.
 
 A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
 share. In each layer the parts form *rows*: the parts of a row compute the same filters (units), each over

@@ -1,4 +1,4 @@
-"""The compressed model of a mixed partition: for each block, an axis and the number of units of each part.
+"""Models a mixed partition by an axis for each block and the number of units of each part.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of

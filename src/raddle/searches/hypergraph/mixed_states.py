@@ -1,4 +1,4 @@
-"""The states of the search over mixed partitions: starts, conversion from and to tiles, and their work.
+"""Defines the states of the search over mixed partitions: starts, conversion from and to tiles, work.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of

@@ -1,4 +1,4 @@
-"""Improve a mixed partition by its simulated step time, starting from the partition with the fewest bytes.
+"""Improves the simulated step time of a mixed partition, starting from the one with the fewest bytes.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; the *runs* of a block are consecutive units

@@ -1,4 +1,4 @@
-"""A captured graph as layers of interchangeable filters, and the feature maps between them.
+"""Turns a captured graph into layers of interchangeable filters, and the feature maps between them.
 
 The partitions of this package (__init__.py) distribute these filters, or their input channels, over parts.
 A *layer* is all operators that share a weight with filters: a convolution, a linear layer, all time steps

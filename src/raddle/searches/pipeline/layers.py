@@ -1,4 +1,4 @@
-"""The input of the pipeline partitioners: a graph of layers with times and sizes, and a chain of devices.
+"""Defines the input of the pipeline partitioners: a graph of layers with costs, and a chain of devices.
 
 A partitioner assigns layers to stages and stages to devices. Layers are numbered from 0. A tuple with an
 entry per layer is called a column. There are two inputs: `Layers` for shortest_period.py (pipelines without
