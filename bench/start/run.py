@@ -1,4 +1,4 @@
-"""Measures start-up seconds: `import raddle`, `raddle --help`, a cluster of 1,024 devices; see README.md."""
+"""Measures the time to start: `import raddle`, `raddle --help`, and a cluster of 1,024 devices (README.md)."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
     # The transport that plans run on.
     transport = ProcessTransport(torch.device("cpu"), "gloo", settings["seconds"])
-    transport.prepare([])  # links between all ranks, no further process groups
+    transport.prepare([])  # messages between all ranks, no further process groups
     measurements = {
         **_compute_measurements(settings["window"]),
         **_communication_measurements(transport, quick=settings["quick"]),
