@@ -1,4 +1,4 @@
-"""Measures the time to start: `import raddle`, `raddle --help`, and a cluster of 1,024 devices (README.md)."""
+"""Measures seconds to start: import, `raddle --help` and a cluster of 1,024 devices; see README.md."""
 
 from __future__ import annotations
 
