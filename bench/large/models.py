@@ -32,20 +32,25 @@ def _resnet110(side: int, batch: int) -> tuple[nn.Module, list[Tensor], list[Ten
 
 
 def unet1024(batch: int = 8) -> object:
+    """Return U-Net for images of 1024 x 1024 pixels."""
     return _unet(1024, batch)
 
 
 def unet4096(batch: int = 8) -> object:
+    """Return U-Net for images of 4096 x 4096 pixels."""
     return _unet(4096, batch)
 
 
 def unet8192(batch: int = 8) -> object:
+    """Return U-Net for images of 8192 x 8192 pixels."""
     return _unet(8192, batch)
 
 
 def resnet1024(batch: int = 8) -> object:
+    """Return ResNet-110 for images of 1024 x 1024 pixels."""
     return _resnet110(1024, batch)
 
 
 def resnet4096(batch: int = 8) -> object:
+    """Return ResNet-110 for images of 4096 x 4096 pixels."""
     return _resnet110(4096, batch)
