@@ -14,7 +14,9 @@ from torch import Tensor
 
 from raddle.transport.wire import Wire
 
-LAST_TAG = 2**31 - 2  # the largest tag of a caller; the transports use the next one themselves
+LAST_TAG = (
+    2**31 - 2
+)  # the largest tag that a caller may use; the transports use LAST_TAG + 1 themselves
 
 
 class Pending(Protocol):
@@ -23,12 +25,12 @@ class Pending(Protocol):
     def wait(self) -> None:
         """Returns when the buffer may be read (receive, sum, broadcast) or reused (send).
 
-        A second call returns at once. It raises if a rank has failed or the time is up.
+        A second call returns at once. `wait` raises if a rank has failed or the time-out is over.
         """
 
 
 class Done:
-    """A transfer that is complete already."""
+    """A transfer that is complete already: `wait` returns at once."""
 
     def wait(self) -> None:
         pass
@@ -58,7 +60,7 @@ class BufferedMessage:
 
 
 class WidenedSum:
-    """A sum in a narrower dtype (bf16), which `wait` copies back into the original tensor."""
+    """A sum in a narrower dtype, such as bf16; `wait` copies the result into the original tensor."""
 
     def __init__(self, pending: Pending, narrow: Tensor, wide: Tensor) -> None:
         self._pending, self._narrow, self._wide = pending, narrow, wide
@@ -69,7 +71,7 @@ class WidenedSum:
 
 
 class FailureStatus(Protocol):
-    """Tells whether a rank has failed."""
+    """Tells whether a rank has failed, and which was the first."""
 
     @property
     def first_failure(self) -> tuple[int, str] | None:
@@ -80,8 +82,8 @@ class ShardTransfers(Protocol):
     """All-gathers and reduce-scatters of one rank.
 
     The parts of a full buffer have the same size, and lie in it in the order of `ranks`. All ranks of a
-    group must start its collectives in the same order. tag: the same on all ranks, and another than those
-    of messages between them.
+    group must start its collectives in the same order. tag: equal on all ranks, and different from the tags
+    of messages between them. what: describes the collective in errors.
     """
 
     def all_gather(
@@ -99,7 +101,8 @@ class Transport(Protocol):
     """One rank's access to the other ranks.
 
     Buffers are contiguous. The caller does not change a buffer before `wait` returns. Messages from one
-    rank to another with the same tag arrive in the order in which they were sent.
+    rank to another with the same tag arrive in the order in which they were sent. `send` and `receive` are
+    one pair of functions for messages, `post` and `expect` are the other: the latter may use shared memory.
     """
 
     rank: int
@@ -125,7 +128,7 @@ class Transport(Protocol):
         """
 
     def on_failure(self, stop: Callable[[str], None]) -> None:
-        """Calls `stop(message)` on any thread when a rank fails, or now if one has failed already."""
+        """Calls `stop(message)`, on any thread, when a rank fails; now if a rank has failed already."""
 
     def total_sent(self) -> dict[int, int]:
         """Returns the bytes passed to `send`, `post` and the wire, by target rank."""
@@ -144,7 +147,7 @@ class Transport(Protocol):
         """Starts to send; 0 <= tag <= LAST_TAG. what: describes the message in errors."""
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
-        """Posts a receive. The buffer has the size and dtype of the message that is sent."""
+        """Starts to receive. The buffer has the size and dtype of the message that is sent."""
 
     def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         """Starts to send by the fastest way, perhaps shared memory. The target calls `expect` for it."""

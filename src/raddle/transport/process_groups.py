@@ -1,7 +1,7 @@
 """The process groups of torch.distributed that raddle makes for itself, in the user's job or in torchrun's.
 
 They separate raddle's operations from the user's collectives. Messages, sums (all-reduces) and small
-broadcasts have a group each, because a gloo group runs only two operations at a time. gloo matches
+broadcasts have separate groups, because a gloo group runs only two operations at a time. gloo matches
 messages by tags. NCCL has no tags and runs the operations of a communicator one after the other; so with
 NCCL every link, a pair of ranks (source, target), has its own group, and both ranks of a link must issue
 its messages in the same order.
@@ -29,14 +29,15 @@ LinkEnd = tuple[dist.ProcessGroup, int]  # the group of a link, and the peer's r
 class ProcessGroups:
     """The groups of this rank. All ranks make the same groups in the same order.
 
-    sums: by ranks, the group that sums. targets, sources: by peer, the link to it and from it.
-    service: the group for broadcasts and barriers. early_receives: a receive may be posted long before its
-    send, because tags match them: True with gloo, False with NCCL.
+    sums: by tuple of ranks, the group that sums over them. targets, sources: by peer, the link to it and
+    the link from it. service: the group for broadcasts and barriers. early_receives: whether a receive may
+    be started long before its send, because tags match them: True with gloo, False with NCCL.
     """
 
     def __init__(self, device: torch.device, backend: str, timeout: float) -> None:
         limit = timedelta(seconds=timeout)
-        self._owner = not dist.is_initialized()  # raddle makes, and destroys, the default group
+        # whether raddle makes (and later destroys) torch's default group, not the user
+        self._owner = not dist.is_initialized()
         if self._owner:
             _join(backend, limit)
         self.device = device
@@ -44,7 +45,9 @@ class ProcessGroups:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._new_group = partial(dist.new_group, timeout=limit, backend=backend)
         self._joined_groups: list[dist.ProcessGroup] = []  # groups that have this rank
-        self._links: set[tuple[int, int]] = set()  # of any ranks, that have a group (NCCL only)
+        self._links: set[tuple[int, int]] = (
+            set()
+        )  # links of any ranks that have a group (NCCL only)
         self.sums: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self.targets: dict[int, LinkEnd] = {}
         self.sources: dict[int, LinkEnd] = {}
@@ -64,7 +67,7 @@ class ProcessGroups:
     def prepare(
         self, groups: Sequence[tuple[int, ...]], links: Sequence[tuple[int, int]] | None
     ) -> None:
-        """Makes the groups for sums and for links that do not exist yet. links is None: all links."""
+        """Makes the groups for sums and for links that do not exist yet; links: None means all links."""
         for ranks in groups:
             if ranks not in self.sums:
                 self.sums[ranks] = self._make_group(ranks)
@@ -147,7 +150,7 @@ def _join(backend: str, limit: timedelta) -> None:
 
 
 def _close_connections(group: dist.ProcessGroup) -> None:
-    """Closes a gloo group's connections. gloo cannot abort, but a receive that times out closes them."""
+    """Closes a gloo group's connections by a receive that times out: gloo has no call to abort."""
     if group.size() == 1:
         return
     peer = 1 if group.rank() == 0 else 0
