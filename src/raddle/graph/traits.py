@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class SavedTensors(Enum):
-    """Which tensors of an operator PyTorch saves for its backward."""
+    """A rule for which tensors of an operator PyTorch saves for its backward."""
 
     NOTHING = "nothing"
     INPUTS = "inputs"

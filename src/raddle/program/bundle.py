@@ -15,9 +15,7 @@ class Bundle(NamedTuple):
     the same holders, server and dtype. A large slice is a bundle of its own.
     """
 
-    parameters: tuple[
-        str, ...
-    ]  # the parameter of each slice, in the order of their use in a forward
+    parameters: tuple[str, ...]  # the parameter of each slice, in the order of use in a forward
     slices: tuple[ParameterRegion, ...]
 
     @property

@@ -96,9 +96,7 @@ class _Lowering:
             schedule = self.variants.schedule
             signals = Signals(schedule) if schedule is not None else None
             for key, action in actions:
-                first = len(
-                    self.writer.instructions
-                )  # the number of the action's first instruction
+                first = len(self.writer.instructions)  # number of the action's first instruction
                 before = signals.signals_for(action) if signals is not None else []
                 self._write_action(key, action, before)
                 if signals is not None:

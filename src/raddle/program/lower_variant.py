@@ -60,9 +60,7 @@ class GradientPortion(NamedTuple):
     Pipeline stages run backward at different times, so each group of stages sends its portion on its own.
     """
 
-    stages: frozenset[
-        int
-    ]  # stages that contribute to the portion; it is sent after the last of them
+    stages: frozenset[int]  # they contribute to the portion, which is sent after the last one
     messages: tuple[Message, ...]
 
 

@@ -58,9 +58,7 @@ class MicroBatch:
         # Split backward: operators whose gradients of parameters are still to come, with their deps.
         self.delayed_weights: list[tuple[Op, list[int]]] = []
         self.recomputed: dict[str, int] = {}  # by operator that was recomputed, its run
-        self.parameter_gathers: list[
-            int
-        ] = []  # ZeRO-3: the gathers that the present backward waits for
+        self.parameter_gathers: list[int] = []  # ZeRO-3: gathers for the present backward
         self.signals: list[int] = []  # moves with the signals that the present action waits for
 
     # -- forward -----------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ Instruction = Run | Merge | Move | Reduce | Gather | Update
 
 @dataclass(frozen=True)
 class Variant:
-    """How some micro-batches run: the graph of their size, with tiles on the devices that run them.
+    """A way in which some micro-batches run: the graph of their size, with tiles on certain devices.
 
     Most programs have one variant. Micro-batches of another size, and those that another replica of a
     pipeline stage runs, have their own.
@@ -211,7 +211,7 @@ class Program:
     instructions: tuple[Instruction, ...]
     active: frozenset[str]  # values whose gradient is needed; empty if there is no backward
     variants: tuple[Variant, ...]  # the first has `graph`, with the tiles of the plan as they are
-    regions: dict[str, tuple[ParameterRegion, ...]]  # by parameter: which devices hold what
+    regions: dict[str, tuple[ParameterRegion, ...]]  # by parameter, its boxes with their holders
     # By parameter, its regions cut further into slices, where each slice is synchronised on its own: pushed
     # to a server, updated and pulled, or all-reduced and updated on every holder. Otherwise empty.
     slices: dict[str, tuple[ParameterRegion, ...]] = field(default_factory=dict)

@@ -38,9 +38,8 @@ class ScriptRow(NamedTuple):
     # of the bundle.
     parameter: int
     after_row: int  # the row waits for this row
-    members: Sequence[
-        int
-    ]  # if the row is the SUM of a bucket or the PULL of a block: its parameters
+    # the parameters of the bucket or block, if the row is the SUM of a bucket or the PULL of a block
+    members: Sequence[int]
 
 
 class RowWriter(Protocol):

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from raddle.transport.wire import Wire
 
-LAST_TAG = (
-    2**31 - 2
-)  # the largest tag that a caller may use; the transports use LAST_TAG + 1 themselves
+# The largest tag that a caller may use; the transports use LAST_TAG + 1 themselves.
+LAST_TAG = 2**31 - 2
 
 
 class Pending(Protocol):

@@ -39,7 +39,7 @@ class LocalSockets:
         self._received: dict[tuple[int, int], deque[bytes]] = {}  # contents, by (source rank, tag)
         self._closed_peers: set[int] = set()
         self._changed = threading.Condition()
-        self._is_reading = False  # whether a thread of this process reads now
+        self._is_reading = False  # whether a thread of this process is reading
 
     def send(self, target: int, tag: int, content: bytes | bytearray, timeout: float) -> None:
         """Sends a packet. While the socket is full, it reads what others send here, to avoid a deadlock."""

@@ -45,9 +45,8 @@ class ProcessGroups:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._new_group = partial(dist.new_group, timeout=limit, backend=backend)
         self._joined_groups: list[dist.ProcessGroup] = []  # groups that have this rank
-        self._links: set[tuple[int, int]] = (
-            set()
-        )  # links of any ranks that have a group (NCCL only)
+        # the links (of any ranks) that have a group already; NCCL only
+        self._links: set[tuple[int, int]] = set()
         self.sums: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self.targets: dict[int, LinkEnd] = {}
         self.sources: dict[int, LinkEnd] = {}

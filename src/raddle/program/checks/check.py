@@ -105,9 +105,8 @@ def _check_turns(program: Program) -> None:
     bundle_number = {(b.parameters, b.slices): number for number, b in enumerate(program.bundles)}
     # By number of a bundle, its position in `plan.order`.
     turn_of = {number: position for position, number in enumerate(order)}
-    last: dict[
-        int, tuple[int, str]
-    ] = {}  # by step: turn and first parameter of the last all-reduce
+    # By step, the turn and the first parameter of the last all-reduce.
+    last: dict[int, tuple[int, str]] = {}
     for number, i in enumerate(program.instructions):
         if isinstance(i, Reduce):
             slices = tuple(region for regions in i.regions for region in regions)
