@@ -15,8 +15,8 @@ one rule:
     SLICE_SUMS   each bundle is all-reduced and updated on every holder; if the plan orders the sums, each
                  waits for its turn (turns.py)
 
-For example, with BUCKETS, let two parameters be in one group (0) and one bucket, and their gradients complete
-in the order 1, 0. Then the table at the end of the step is:
+For example, with BUCKETS, let two parameters be in one group (0) and one bucket, and let their gradients be
+complete in the order 1, 0. Then the table at the end of the step is:
 
     row   operation   subject   collective   parameter   after row   members
     0     SUM         group 0   ALL_REDUCE   none        none        1, 0

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous, is_greedy, steps_in_flight
+from raddle.program.communicators import communicators
 from raddle.program.program import Program
 from raddle.runtime.actions import (
     Action,
@@ -84,8 +85,9 @@ class Executor:
         functions: CompiledFunctions | None = None,
     ) -> None:
         self.program, self.transport = program, transport
+        functions = functions or CompiledFunctions()
         self.rank_actions = rank_actions = build_actions(
-            program, transport.rank, torch.device(place)
+            program, transport.rank, torch.device(place), compiled=functions.mode is not None
         )
         self.store = Store(rank_actions.shapes, torch.device(place), rank_actions.gathered)
         self.losses = Losses(program, transport, self.store)
@@ -93,7 +95,8 @@ class Executor:
         self.segments = Segments(
             self.store,
             self.parameter_updater,
-            functions or CompiledFunctions(),
+            functions,
+            seed_of=lambda key: self.input_feeder.seed_of(key),
             autocast=autocast,
             single_microbatch=program.plan.microbatches == 1,
         )
@@ -120,8 +123,12 @@ class Executor:
             RecordLoss: self.losses.record,
             **self.parameter_updater.handlers,
         }
-        # Makes the process groups and connects the ranks that send messages to each other.
-        transport.prepare(rank_actions.groups, rank_actions.links)
+        # Makes the communicators that earlier programs of this rank have not made.
+        needed = communicators(program)
+        transport.prepare(
+            [c.devices for c in needed if not c.direction],
+            [c.direction for c in needed if c.direction],
+        )
 
     # -- parameters and buffers ----------------------------------------------------------------------
 

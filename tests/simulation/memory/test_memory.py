@@ -401,13 +401,12 @@ class Replay:
             count = self.output_bytes(op, op.outputs[0], device) // self.program.element_bytes(
                 op.outputs[0]
             )
+            size = math.floor(extra * count)
             if again is not None:
-                self.alive.append(
-                    (device, extra * count, start, self.runs[key, op.name, phase, device][1])
-                )
+                self.alive.append((device, size, start, self.runs[key, op.name, phase, device][1]))
                 start = again[0]
             end = self.backward_end(key, op.name, device)
-            self.alive.append((device, extra * count, start, end))
+            self.alive.append((device, size, start, end))
 
     def output_bytes(self, op: Op, value: str, device: int) -> int:
         return sum(b.volume for b in self.boxes(op, value, device)) * self.program.element_bytes(
@@ -646,6 +645,11 @@ def test_activations_are_what_pytorch_saves(name: str) -> None:
     """Between forward and backward, only what autograd has saved is alive."""
     work = zoo.load(name, batch=16, device="cpu")
     model = work.model.train()
+    if name == "gpt-tiny":  # on a CPU, PyTorch has no fused attention with dropout
+        for module in model.modules():
+            for probability in ("p", "dropout"):
+                if isinstance(getattr(module, probability, None), float):
+                    setattr(module, probability, 0.0)
     graph = capture(model, work.inputs, targets=work.targets, loss=work.loss)
     timeline = simulate(lower(graph, make_plan(graph, {}, 1)), cluster("p100:1x1"))
     last = next(op.name for op in reversed(graph.ops) if graph.loss in op.outputs)

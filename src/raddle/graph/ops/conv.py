@@ -94,6 +94,8 @@ def _transposed_kernel(tile: OperatorTile) -> Kernel:
     )
 
     def run(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        if by_group is None and not any(crop):
+            return call(x, w, b, stride, 0, 0, 1, dilation)
         y = by_group(x, w) if by_group else call(x, w, None, stride, 0, 0, 1, dilation)
         return _with_bias(F.pad(y, crop) if any(crop) else y, b)
 
@@ -161,7 +163,8 @@ def _grouped_call(
 
 
 def _with_bias(y: Tensor, b: Tensor | None) -> Tensor:
-    return y if b is None else y + b.view(-1, *[1] * (y.dim() - 2))
+    """Adds the bias, in the dtype of y: under autocast, a float32 bias would make the sum float32."""
+    return y if b is None else y + b.to(y.dtype).view(-1, *[1] * (y.dim() - 2))
 
 
 def _only_bias(tile: OperatorTile) -> Kernel:

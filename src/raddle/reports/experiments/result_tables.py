@@ -23,6 +23,7 @@ def show_experiments(experiments: Mapping[str, str]) -> None:
 
 
 def show_result(result: Result) -> None:
+    """Print a result: its title, its sections, and the machine and duration."""
     console = stdout()
     console.print(result.title, style="bold")
     for section in result.sections:

@@ -92,8 +92,10 @@ def assemble_page(
 
 
 def read_web_file(name: str) -> str:
+    """Return the text of a file of `web/`."""
     return files("raddle.reports.page").joinpath("web", name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
+    """Return the hash by which a content security policy allows a script or style."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

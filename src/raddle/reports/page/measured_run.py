@@ -99,7 +99,7 @@ def read_trace(path: str | pathlib.Path) -> list[Event]:
             fields.object("args").text("name")
             if fields.text("name") == "thread_name":
                 if lane in lanes:
-                    # The text is what is expected of "tid".
+                    # The last argument completes the error's sentence about "tid".
                     raise fields.error("tid", "a lane that has one name alone")
                 lanes.add(lane)
     for number, event in enumerate(trace_events):
