@@ -26,8 +26,8 @@ VAGUE = {
     "homes",
     "homing",
 }
-# Words with one meaning: torch.compile, and the routing of tokens to experts.
-RESERVED = ("compil", "routing")
+# Words with one meaning, and what a file that uses one in its names has to be about.
+RESERVED = {"compil": "torch.compile", "routing": "experts"}
 # File names that are the same in several folders of a package because the files do the same job there.
 PARALLEL = {"__init__.py", "__main__.py", "method.py"}
 
@@ -114,12 +114,13 @@ def vague_names(paths: Iterable[Path]) -> list[str]:
 
 
 def reserved_names(paths: Iterable[Path]) -> list[str]:
-    """Definitions of names, and files, that use a word with a meaning of its own."""
+    """Definitions of names, and files, that use a word with a meaning of its own for something else."""
     return [
         f"{path}:{line}: {name}"
         for path in paths
-        for name, line in [(path.stem, 0), *bound_names(ast.parse(path.read_text()))]
-        if any(word in name.lower() for word in RESERVED)
+        for text in [path.read_text()]
+        for name, line in [(path.stem, 0), *bound_names(ast.parse(text))]
+        if any(word in name.lower() and topic not in text for word, topic in RESERVED.items())
     ]
 
 

@@ -60,10 +60,15 @@ def plain_step(
 
 
 def make_side(side: str, work: gpu_models.Work, precision: Any, optimizer: str) -> Step:
-    """Makes one side with a copy of the model."""
+    """Makes one side with a copy of the model.
+
+    raddle copies parameters and leaves the module's own as they are, so its module stays on the CPU.
+    """
     model, make = copy.deepcopy(work.model), make_optimizer(optimizer)
     if side.startswith("raddle"):
-        graph = raddle.capture(model, work.inputs, targets=work.targets, loss=work.loss)
+        model = model.cpu()
+        inputs, targets = ([t.cpu() for t in tensors] for tensors in (work.inputs, work.targets))
+        graph = raddle.capture(model, inputs, targets=targets, loss=work.loss)
         tiles = read_tiles(graph, "".join(f"{op.name}: @0\n" for op in graph.ops))
         trainer = raddle.parallelize(
             model, Plan(tiles, devices=1, bn="local"), make, graph=graph, loss=work.loss,

@@ -47,7 +47,8 @@ class Nobody:
         self.rank, self.size, self.sent = rank, size, defaultdict[int, int](int)
         self.collective_bytes = defaultdict[tuple[str, tuple[int, ...]], int](int)
 
-    def prepare(self, groups: Any, links: Any = None) -> None: ...
+    def prepare(self, groups: Any, directions: Any = ()) -> None: ...
+    def flush(self) -> None: ...
 
     def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Done:
         return Done()

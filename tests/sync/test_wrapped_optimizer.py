@@ -137,7 +137,7 @@ def test_parameters_are_divided_by_plans_alone() -> None:
         InputError, match="a module needs its parameters whole: use sharded, or a plan"
     ):
         check_sync(read_sync("sharded:parameters"), 2)
-    with pytest.raises(InputError, match="'group=2', and .* use sharded, or a plan"):
+    with pytest.raises(InputError, match=r"'group=2', and .* use sharded, or a plan"):
         check_sync(read_sync("sharded,group=2"), 4)
 
 

@@ -1,4 +1,4 @@
-"""Which tensors of an operator PyTorch saves for its backward; the memory simulation counts them."""
+"""Tells which tensors of an operator PyTorch saves for its backward; the memory simulation counts them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAVED_BY_FUNCTION = {
 
 
 class SavedForBackward(NamedTuple):
-    """What autograd saves when an operator runs forward."""
+    """The tensors that autograd saves when an operator runs forward."""
 
     inputs: frozenset[str] = frozenset()  # names of the input values that are saved
     output: bool = False  # whether its output is saved
@@ -34,7 +34,7 @@ class SavedForBackward(NamedTuple):
 
 
 def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedForBackward:
-    """What is saved for the backward of an operator; nothing if it has no backward.
+    """Returns the tensors saved for the backward of an operator; none if it has no backward.
 
     active: names of the values that have a gradient (graph/gradients.py).
     """
@@ -67,5 +67,5 @@ def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedFor
 
 
 def _is_only_added(op: Op, operand: int) -> bool:
-    """Whether an operand is only added, as a bias is: no gradient of another operand needs it."""
+    """Returns whether an operand is only added, as a bias is: no gradient of another operand needs it."""
     return op.space.operands[operand].added_once

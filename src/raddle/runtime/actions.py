@@ -97,6 +97,9 @@ class Send:
     number: int = 0  # counts the sends of this rank
     # The last receive of the same Move. Where receives may be early, it is posted before this send.
     posted_before: Receive | None = None
+    ends_batch: bool = (
+        False  # the last message of its Move on this rank; they start together with NCCL
+    )
     dead_slots: list[int] = field(default_factory=list)
 
 
@@ -115,6 +118,7 @@ class Receive:
     key: Key
     delivery: Delivery
     number: int = 0  # counts the receives of this rank, in the order of posting
+    ends_batch: bool = False  # as in Send
 
     @property
     def nbytes(self) -> int:
@@ -320,9 +324,7 @@ class RankActions:
     # Outputs of the graph: boxes on this device, and slots
     outputs: dict[str, list[tuple[Box, int]]]
     current_buffers: dict[str, list[Box]]  # buffer -> its boxes that this rank saves in checkpoints
-    # The next two lists, slices, bundles and bundle_order are the same on every rank.
-    groups: list[tuple[int, ...]]  # devices that all-reduce together
-    links: list[tuple[int, int]]  # (source, target) pairs that send messages
+    # slices, bundles and bundle_order are the same on every rank.
     slices: list[ParameterSlice]
     bundles: list[
         tuple[int, ...]

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous, is_greedy, steps_in_flight
+from raddle.program.communicators import communicators
 from raddle.program.program import Program
 from raddle.runtime.actions import (
     Action,
@@ -122,8 +123,12 @@ class Executor:
             RecordLoss: self.losses.record,
             **self.parameter_updater.handlers,
         }
-        # Makes the process groups and connects the ranks that send messages to each other.
-        transport.prepare(rank_actions.groups, rank_actions.links)
+        # Makes the communicators that earlier programs of this rank have not made.
+        needed = communicators(program)
+        transport.prepare(
+            [c.devices for c in needed if not c.direction],
+            [c.direction for c in needed if c.direction],
+        )
 
     # -- parameters and buffers ----------------------------------------------------------------------
 

@@ -236,7 +236,10 @@ def _gather_reports(trainer: Trainer) -> list[RankReport]:
     if trainer.plan.parsed_sync.has_servers and trainer.executor.parameter_sync is not None:
         counters = transport.wire().counters
         slices = counters.messages, counters.overtaken
-    return trainer.setup.exchange(RankReport(kind, torch.get_num_threads(), *counts, slices))
+    groups = transport.prepare([], [])  # makes none, and returns those made so far
+    return trainer.setup.exchange(
+        RankReport(kind, torch.get_num_threads(), *counts, slices, groups)
+    )
 
 
 def _write_trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], path: str) -> None:

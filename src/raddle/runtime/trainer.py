@@ -58,7 +58,8 @@ def parallelize(
 ) -> Trainer:
     """A trainer for this rank of a torchrun job, or for plain `python`, if the plan has one device.
 
-    model: may be on the meta device; then it is initialised layer by layer, so that a rank never holds more
+    model: its tensors are copied, not changed; leave it on the CPU, or a GPU holds its parameters twice.
+        It may be on the meta device; then it is initialised layer by layer, so that a rank never holds more
         than its own tiles and one layer.
     plan: a plan, or the path of its file.
     optimizer: called with this rank's parameters; returns any elementwise optimizer of torch.optim.

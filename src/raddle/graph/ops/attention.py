@@ -3,8 +3,8 @@
     y[a.. t c] = q[a.. t K], k[a.. S K], v[a.. S c], mask[a.. t S]      a..: any number of dimensions
 
 Samples, heads, queries and the features of the values can be split. With a causal mask a box needs no keys
-after its last query, which the notation says by a table: k[a.. keys(t) K]. Attention with dropout is
-decomposed into plain operators. t are queries, S are keys.
+after its last query, which the notation says by a table: k[a.. keys(t) K]; causal_attention.py computes it.
+Attention with dropout is decomposed into plain operators. t are queries, S are keys.
 
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from raddle.graph.box import Box
 from raddle.graph.builder import Builder, NotSplittable, aten
@@ -28,6 +27,7 @@ from raddle.graph.constants import constant_value
 from raddle.graph.graph import Value
 from raddle.graph.letters import unique
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
+from raddle.graph.ops.causal_attention import causal_attention
 from raddle.graph.ops.norm import softmax
 from raddle.graph.ops.pointwise import (
     broadcast_access,
@@ -64,28 +64,26 @@ def _attention_notation(sig: Signature) -> str:
 
 
 def _attention_kernel(tile: OperatorTile) -> Kernel:
-    causal, scale = tile.attrs["causal"], tile.attrs["scale"]
-    t = len(tile.shape) - 2
-    t0, t1 = tile.box.lo[t], tile.box.hi[t]
-    if not causal or t1 - t0 == tile.attrs["queries"]:
-        return lambda q, k, v, mask=None: F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=causal, scale=scale
-        )
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # row i of the tile is query t0 + i, which sees the keys up to itself
-        visible = torch.ones(t1 - t0, k.shape[-2], dtype=torch.bool, device=q.device).tril(t0)
-        return F.scaled_dot_product_attention(q, k, v, visible, scale=scale)
-
-    return run
+    scale = tile.attrs["scale"]
+    if not tile.attrs["causal"]:
+        return lambda q, k, v, mask=None: F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
+    queries, keys = len(tile.shape) - 2, tile.region(1)
+    assert keys is not None
+    attend = causal_attention(tile.box.lo[queries], tile.box.hi[queries], keys.shape[-2])
+    return lambda q, k, v: attend(q, k, v, scale)
 
 
 def _attention_flops(space: Space, box: Box, operand: int | None) -> int:
     """Forward (operand None): two products. Backward: the scores again, then products for the gradients of
-    the scores, q, k and v. Those of the scores count for q (operand 0).
+    the scores, q, k and v. Those of the scores count for q (operand 0). Kernels compute all keys that a box
+    reads, or fewer: those that the causal mask hides are counted too.
     """
     *lead, t, c = space.output_boxes(box)[0].shape
-    keys, features = (index.extent for index in space.operands[1].indices[-2:])
+    k = space.regions(box)[1]
+    assert k is not None
+    keys, features = k.shape[
+        -2:
+    ]  # the keys that the box reads: with a causal mask, not all of them
     pairs = 2 * math.prod(lead) * t * keys  # of query and key, times 2 FLOP per feature
     # FLOPs of a product over the features of queries and keys, and of one over those of the values
     by_k, by_c = pairs * features, pairs * c
@@ -119,7 +117,7 @@ def _translate_attention(
     batch = broadcast_shape(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     shape = (*batch, q.shape[-2], v.shape[-1])
     queries, keys = q.shape[-2], k.shape[-2]
-    attrs = {"causal": is_causal, "scale": scale, "queries": queries}
+    attrs = {"causal": is_causal, "scale": scale}
     tables = {"keys": [(0, min(t + 1, keys)) for t in range(queries)]} if is_causal else None
     return b.emit("attention", [q, k, v, mask], [(shape, q.dtype)], attrs, tables=tables)
 

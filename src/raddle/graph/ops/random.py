@@ -5,7 +5,7 @@ dropout y[a..] = x[a..], seed[]      a..: any number of dimensions
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
 call into operators of the builder `b`.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from raddle.graph.traits import SavedTensors, Traits
 
 
 def _mix(h: Tensor) -> Tensor:
-    """A hash of 32-bit integers, one to one: two rounds of xor, shift and multiply."""
+    """Returns a hash of 32-bit integers, one to one: two rounds of xor, shift and multiply.
+
+    The constants are those of splitmix32. The masks make the shifts logical: they clear the copies of the
+    sign.
+    """
     h = h ^ ((h >> 16) & 0xFFFF)
     h = h * 0x21F0AAAD
     h = h ^ ((h >> 15) & 0x1FFFF)
@@ -35,7 +39,7 @@ def _mix(h: Tensor) -> Tensor:
 
 
 def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
-    """32 random bits for every element of a box of a tensor of this shape.
+    """Returns 32 random bits, as an int32, for every element of a box of a tensor of this shape.
 
     key: an int32 scalar; other keys give other bits.
     """

@@ -29,19 +29,6 @@ class BucketBuilder:
         self.program, self.device, self.slot_table = program, device, slot_table
         self.buckets: list[Bucket] = []
         self.shards = ShardBuilder(program, device, slot_table)
-        # All process groups of the program, in the same order on every rank: torch.distributed needs
-        # every rank to create every group, even groups that the rank is not in.
-        self.groups: list[tuple[int, ...]] = []
-
-    def add_groups(self, collective: Reduce | Gather) -> None:
-        """Notes the groups of devices that take part in this instruction together."""
-        rings = (
-            ring
-            for regions in collective.regions
-            for region in regions
-            for ring in region.rings(collective.collective)
-        )
-        self.groups += [ring for ring in dict.fromkeys(rings) if ring not in self.groups]
 
     def build(
         self, i: Reduce | Gather, tag: int

@@ -48,9 +48,9 @@ def balanced(m: CountModel, capacity: Array) -> Array:
 def layerwise(m: CountModel, capacity: Array) -> Array:
     """Keeps layers whole: heavy layers first, each into the part with the most capacity left."""
     x = np.zeros((m.num_layers, len(capacity)), np.int64)
-    left = capacity.copy()
+    capacity_left = capacity.copy()
     for l in sorted(range(m.num_layers), key=lambda l: -m.work[l] * m.units[l]):
-        p = int(left.argmax())
+        p = int(capacity_left.argmax())
         x[l, p] = m.units[l]
-        left[p] -= m.work[l] * m.units[l]
+        capacity_left[p] -= m.work[l] * m.units[l]
     return x

@@ -51,6 +51,7 @@ class CountModel(NamedTuple):
 
     @property
     def num_layers(self) -> int:
+        """The number of layers."""
         return len(self.units)
 
     @property
@@ -95,10 +96,12 @@ def _elementwise_pairs(pieces: Any, readers: Any) -> list[tuple[int, int]]:
 
 
 def _list_starts(lists: list[Any]) -> Array:
+    """Returns where each list begins when all stand one after the other, and where the last ends."""
     return np.concatenate([[0], np.cumsum([len(entries) for entries in lists])]).astype(np.int64)
 
 
 def _flatten(lists: list[list[int]]) -> Array:
+    """Returns the entries of all lists, one after the other."""
     return np.array([entry for entries in lists for entry in entries], np.int64)
 
 

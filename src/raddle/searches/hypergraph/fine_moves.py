@@ -83,6 +83,7 @@ def _swap_parts(w: FineWalk, l: int, p: int, q: int) -> bool:
 
 @njit(cache=True)
 def _leave_layer(w: FineWalk, l: int, p: int) -> None:
+    """Takes part p out of layer l."""
     w.rows.owned[l, p], w.rows.row[l, p], w.rows.width[l, p] = 0, -1, 0
 
 

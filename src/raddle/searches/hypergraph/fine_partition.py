@@ -167,4 +167,5 @@ def _used_mask(partition: FinePartition, l: int, size: int, side: int) -> Array:
 
 
 def _indices(index_ranges: Ranges) -> Array:
+    """Returns all indices of the ranges, in order."""
     return np.concatenate([np.arange(a, b) for a, b in index_ranges])

@@ -41,7 +41,7 @@ def layer_work(
         return _read_work(network, kind)
     active = active_values(graph)  # the values that have a gradient
     compute, ops = ComputeCosts(graph, active, profile), {op.name: op for op in graph.ops}
-    time = np.array(
+    seconds = np.array(
         [
             sum(
                 compute.seconds(ops[name], ops[name].space.full, phase, device)
@@ -52,7 +52,9 @@ def layer_work(
             for layer in network.layers
         ]
     )
-    return time if kind == "time" else (flops / flops.sum() + time / time.sum()) / 2
+    if kind == "time":
+        return seconds
+    return (flops / flops.sum() + seconds / seconds.sum()) / 2
 
 
 def _read_work(network: LayerNetwork, path: str) -> Array:

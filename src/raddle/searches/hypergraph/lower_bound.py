@@ -8,11 +8,10 @@ partition has a smaller volume than
 
     sum over parts of min over columns (received(column) - pi . column)  +  pi . units
 
-(pi . column is the dot product),
-so the search has a valid bound whenever it stops. column_pricing.py finds the minimum: its *sweep* visits
-the layers one after the other, and its *grid* counts the work of a part in *cells*, equal amounts of work.
-The *master program*, a linear program over the columns found so far, proposes the prices: they are its dual
-values.
+where pi . column is the dot product. So the search has a valid bound whenever it stops. column_pricing.py
+finds the minimum: its *sweep* visits the layers one after the other, and its *grid* counts the work of a
+part in *cells*, equal amounts of work. The *master program*, a linear program over the columns found so
+far, proposes the prices: they are its dual values.
 
 The linear program may combine fractions of columns, so that a layer is in 1.9 parts where it needs 2. So
 the number of parts that have units of a layer (its *presence*) has a price as well, and the search
@@ -220,6 +219,7 @@ class _ColumnSearch:
     def _add_if_allowed(
         self, master: _MasterProgram, grid: WorkGrid, c: int, column: Array, cost: float
     ) -> None:
+        """Adds a column to the master program if the branch allows its numbers of units."""
         if ((column == 0) | (column >= grid.min_units)).all():
             master.add(c, column, cost)
 
@@ -278,6 +278,7 @@ class _MasterProgram:
         self.presence_columns.append(column > 0)
 
     def _add_lp_column(self, cost: float, rows: list[int], values: list[float]) -> None:
+        """Adds a variable >= 0 to the linear program, with its coefficients in the rows."""
         index = np.array(rows, np.int32)
         self.lp.addCol(cost, 0.0, math.inf, len(rows), index, np.array(values))
 
@@ -305,5 +306,5 @@ class _MasterProgram:
 
 
 def _pieces_by_map(m: CountModel) -> list[Array]:
-    # By map: the layers of its pieces. A piece is the units of one layer in a map (network.py).
+    """Returns, for each map, the layers of its pieces (a piece: the units of one layer in a map)."""
     return [m.piece_layer[a:b] for a, b in zip(m.piece_start, m.piece_start[1:], strict=False)]

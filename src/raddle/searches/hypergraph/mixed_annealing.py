@@ -94,6 +94,7 @@ def anneal(
             _overload(new.part_work, max_work),
         )
         change = proposed - current + schedule.price * (proposed_overload - current_overload)
+        # Accepted with probability min(1, exp(-change / temperature)) (Metropolis)
         if change <= 0 or np.random.random() < math.exp(-change / temperature):
             current, current_overload = proposed, proposed_overload
             _copy_run(new, old, lo, hi)

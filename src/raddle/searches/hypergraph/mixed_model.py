@@ -42,7 +42,7 @@ ALL, PROPORTIONAL, EVEN, FIRST_ONLY = 0, 1, 2, 3
 
 
 class Split(NamedTuple):
-    """How an operator or a value is divided when its block is split along an axis."""
+    """The way in which an operator or a value is divided when its block is split along an axis."""
 
     kind: int  # ALL, PROPORTIONAL, EVEN or FIRST_ONLY
     dim: int = -1  # the dimension that is divided
@@ -103,6 +103,7 @@ class _MixedModelBuilder:
                 self.readers.setdefault(name, []).append((op, operand))
 
     def build(self) -> MixedModel:
+        """Returns the model; it lists the values that blocks read from each other, or sum."""
         block_of, blocks = self.blocks.block_of, self.blocks.blocks
         values, sources, holds, needs = [], [], [], []
         for op in self.graph.ops:
@@ -263,7 +264,8 @@ class _MixedModelBuilder:
             return False
         return need.table < 0 or self._same_table(hold.table, need.table)
 
-    def _same_table(self, one: int, other: int) -> bool:  # one, other: indices of first entries
+    def _same_table(self, one: int, other: int) -> bool:
+        """Whether two tables have equal ranges; one, other: the index of the first entry of each."""
         # end: where the table ends (low is 1), or where low no longer rises; later entries are not compared
         end = one + 1
         while self.low[end] > self.low[end - 1] and self.low[end] < 1.0:
@@ -306,6 +308,7 @@ class _MixedModelBuilder:
 
 
 def _list_starts(lists: Sequence[Sequence[object]]) -> Array:
+    """Returns where each list begins when all stand one after the other, and where the last ends."""
     return np.concatenate([[0], np.cumsum([len(entries) for entries in lists])]).astype(np.int64)
 
 

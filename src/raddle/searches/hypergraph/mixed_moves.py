@@ -87,7 +87,7 @@ def _shift(
 
 @njit(cache=True)
 def _random_fraction() -> float:
-    """Returns a fraction to shift: often 0 (one unit), seldom much."""
+    """Returns a fraction of the units to shift: often 0, which shifts one unit, and seldom a large one."""
     return 0.0 if np.random.random() < 0.5 else np.random.random() ** 2
 
 

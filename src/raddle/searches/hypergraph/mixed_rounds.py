@@ -27,8 +27,8 @@ from raddle.searches.hypergraph.mixed_volume import volume
 from raddle.searches.settings import Clock, OnProgress
 
 ROUNDS = 6  # in a budget, at least
-# Steps of the first round; most steps of the others, per block and per square root of the number of parts
-FIRST_STEPS, MAX_STEPS = 20_000, 10_000
+FIRST_STEPS = 20_000  # of the first round
+MAX_STEPS = 10_000  # of a later round, per block and per square root of the number of parts
 # The following four are multiples of the average volume of a part in the best partition so far.
 # Temperatures: the first; the first of a round that continues from the best state; the last
 HOT, WARM, COLD = 0.8, 0.16, 0.002

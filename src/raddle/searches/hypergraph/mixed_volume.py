@@ -41,7 +41,7 @@ def allocate_scratch(parts: int) -> Array:
 
 @njit(cache=True)
 def weight_bytes(m: MixedModel, axis: Array, x: Array, b: int) -> float:
-    """Returns the bytes that synchronise the weights of block b."""
+    """Returns the bytes that synchronise the weights of block b: all-reduces among its parts."""
     return 2.0 * (active_parts(x[b]) - 1) * float(m.replicated_bytes[b, axis[b]])
 
 
@@ -57,6 +57,7 @@ def active_parts(row: Array) -> int:
 
 @njit(cache=True)
 def _first_active_part(row: Array) -> int:
+    """Returns the first part that has units, or 0."""
     for p in range(len(row)):
         if row[p] > 0:
             return p

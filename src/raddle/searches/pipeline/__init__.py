@@ -24,6 +24,7 @@ class Pipelines(Search):
     has_stages = True  # the user may ask for a schedule, stages and micro-batches
 
     def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
+        """Return the fastest pipeline plan that fits in memory (method.py)."""
         from raddle.searches.pipeline.method import search
 
         return search(graph, cluster, settings)

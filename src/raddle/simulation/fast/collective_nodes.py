@@ -1,7 +1,7 @@
 """Writes collectives as nodes and edges of a StepDag (arrays.py), JIT-compiled.
 
-A ring is the devices that take part together; it starts when its last member is ready. A set of rings has
-one ring for each group of devices that hold the same part of a parameter (arrays.Rings).
+A ring is the devices that take part together; a collective starts when its last member is ready. A set of
+rings has one ring for each group of devices that hold the same part of a parameter (arrays.Rings).
 """
 
 # g: set of rings, d: device, k: place in rings.ring, m: place in rings.member
@@ -31,11 +31,11 @@ def add_collective(
 ) -> None:  # fmt: skip
     """Adds the collective of a set of rings; amounts: by ring of the set, the bytes of its full buffer.
 
-    The other arrays are by device. A member is ready after all that it has done; in an all-reduce without
-    host overhead, already `delay` after the node `predecessor` (-1: at once). If it waits for a row of the
-    step script (after_row; -1: none), a member is ready after all that it has done and the row's result has
-    arrived. `arrival` receives the node with which the result is complete on each device. dag, used,
-    progress: as in nodes.py.
+    The other arrays are by device. A member is ready after all that it has done. In an all-reduce without
+    host overhead it is ready `delay` after the node `predecessor` (-1: at once). If the collective waits
+    for a row of the step script (after_row; -1: for none), a member is ready after all that it has done,
+    when the result of the row has arrived. `arrival` receives by device the node that ends when the result
+    is complete. dag, used, progress: as in nodes.py.
     """
     progress.arrivals[:] = 0
     arrival[:] = -1

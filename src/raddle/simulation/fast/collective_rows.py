@@ -1,4 +1,4 @@
-"""Writes the collectives of the step script and of the tape: which devices wait for what, JIT-compiled.
+"""Writes the collectives of the step script and of the tape with the nodes they wait for, JIT-compiled.
 
 collective_nodes.py writes the nodes of a collective. A sync unit is a parameter, or slices of some, that
 are synchronised at once; its row has the sets of rings that sum and gather it, and its bytes (arrays.py).
@@ -38,8 +38,8 @@ def write_sum(
 ) -> None:  # fmt: skip
     """Writes row n of the step script, an all-reduce of a slice or of a bucket of gradients.
 
-    That of a slice waits for all that its devices did before it; that of a bucket only for its gradients
-    or, with `after_backward`, for the whole backward.
+    An all-reduce of a slice waits for all that its devices did before it. One of a bucket waits only for
+    its gradients or, with `after_backward`, for the whole backward.
     """
     if settings.sliced:  # a slice has one ring, so one row of amounts
         unit = arena.sync_units[rows[n, SUBJECT]]

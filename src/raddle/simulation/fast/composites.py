@@ -24,8 +24,7 @@ class Composites:
     def __init__(
         self, native_calls: Mapping[str, NativeCall], op_number: Mapping[str, int]
     ) -> None:
-        # native_calls is by operator, so the same call occurs several times. Each call once: by the name of
-        # its main operator.
+        # native_calls is by operator, so the same call occurs several times; here, each call stands once.
         calls = list({n.main.name: n for n in native_calls.values()}.values())
         # By composite: its operators, which are the keys of time_shares (shares of the call's seconds).
         self._ops = [[op_number[name] for name in n.time_shares] for n in calls]
@@ -43,7 +42,7 @@ class Composites:
         self.fused = [False] * len(calls)
 
     def is_fused(self, i: int) -> bool:
-        """Whether operator i belongs to a composite that is fused now."""
+        """Returns whether operator i belongs to a composite that is fused now."""
         return i in self._composite_of and self.fused[self._composite_of[i]]
 
     def update(

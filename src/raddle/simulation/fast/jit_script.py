@@ -14,7 +14,10 @@ from raddle.program import step_script
 
 
 def jit_module(module: ModuleType) -> dict[str, Any]:
-    """The names of a module, with its own functions JIT-compiled; they call each other's compiled forms."""
+    """Returns the names of a module, with its functions JIT-compiled.
+
+    A compiled function calls the compiled forms of the others.
+    """
     scope = dict(vars(module))
     for name, function in vars(module).items():
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:

@@ -1,4 +1,4 @@
-"""The time of one training step of a plan, from arrays (arrays.py), JIT-compiled.
+"""Computes the time of one training step of a plan from arrays (arrays.py), JIT-compiled.
 
 1. `_script_rows` runs the step script (program/step_script.py): when gradients are sent, summed, updated.
    It gives a table; a row is one SUM (all-reduce), PUSH (gradient to a server), UPDATE or PULL (updated
@@ -8,8 +8,8 @@
 3. `run_dag` simulates the nodes (loop.py).
 
 A sync unit is a parameter or a slice that is synchronised at once. A stretch is a series of tasks that a
-device computes without waiting; an offset is the time since its start (arrays.py).
-The result equals that of the full simulation (simulation/engine.py) to the nanosecond.
+device computes without waiting; an offset is the time since its start (arrays.py). The result equals that
+of the full simulation (simulation/engine.py) to the nanosecond.
 """
 
 # r: row of the tape, n: row of the step script, d: device, p: parameter, g: set of rings, m: mark of the
@@ -106,7 +106,7 @@ def step_time(
     fold: bool,  # whether consecutive tasks of a device are one node
     counts: Array,  # out: nodes, edges, nodes that were simulated
 ) -> int:
-    """Nanoseconds of a step; or OVER_LIMIT, or TOO_SMALL (call again with a larger `dag`)."""
+    """Returns the nanoseconds of a step; or OVER_LIMIT, or TOO_SMALL (call again with a larger `dag`)."""
     load = np.zeros(devices + links, np.int64)
     # tails: by device, its last stretch, and how many nanoseconds this stretch takes
     tails = np.zeros((devices, 2), np.int64)
@@ -301,13 +301,13 @@ def _write_event(
     )
     for n in range(begin, end):
         # The row waits for the gradient of parameter p and for the row `after`; -1: for none.
-        what, p, after = rows[n, OPERATION], rows[n, PARAMETER], rows[n, AFTER_ROW]
+        operation, p, after = rows[n, OPERATION], rows[n, PARAMETER], rows[n, AFTER_ROW]
         if used[0] < 0:
             return
-        if what == SUM and settings.rule == SHARDS and after >= 0:
+        if operation == SUM and settings.rule == SHARDS and after >= 0:
             write_replica_sum(n, slots, arena, rings, overhead, dag, used, progress, rows, members)
             continue
-        if what == SUM:
+        if operation == SUM:
             write_sum(
                 n, settings, slots, arena, rings, overhead, dag, used, progress, rows, members
             )
@@ -318,11 +318,11 @@ def _write_event(
         # The row of Arena.sync_units; with bundles, the subject is this row itself.
         row = rows[n, SUBJECT] if sliced else slots.sync_units[rows[n, SUBJECT], 0]
         urgency = 0
-        if sliced:  # that of the first parameter, which the forward uses first
+        if sliced:  # the urgency of the bundle's first parameter, which the forward uses first
             urgency = settings.urgency[arena.members[sync_units[row, BUNDLED_FIRST], 0]]
             if p >= 0:
                 gradients_ready(row, devices, arena, dag, ready, delay)
-        if what == PUSH:
+        if operation == PUSH:
             # after the gradients or, with `after_backward`, after all that the device has computed
             if settings.after_backward and sliced:
                 predecessor, wait = progress.last_compute, no_time
@@ -336,17 +336,17 @@ def _write_event(
                 dag, used, arena, sync_units[row, PUSH_FIRST], sync_units[row, PUSH_COUNT],
                 predecessor, wait, progress, sync_arrival[n], urgency,
             )  # fmt: skip
-        elif what == PULL and sliced:  # after the update of the slice
+        elif operation == PULL and sliced:  # after the update of the slice
             add_messages(
                 dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT],
                 updated, no_time, progress, sync_arrival[n], urgency,
             )  # fmt: skip
-        elif what == PULL:  # after all that the server has done
+        elif operation == PULL:  # after all that the server has done
             add_messages(
                 dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT],
                 progress.stretch, offset, progress, sync_arrival[n], 0,
             )  # fmt: skip
-        if what != UPDATE:
+        if operation != UPDATE:
             continue
         for k in range(
             sync_units[row, UPDATE_FIRST],
@@ -364,7 +364,7 @@ def _write_event(
             # The update is part of the device's order: wait for the gradients, then compute.
             if arrival >= 0 and nodes[arrival, AWAITED] == 0:
                 await_arrival(dag, used, arrival, d, progress)
-            if fold:  # as add_compute, without a call
+            if fold:  # the same as add_compute, without the cost of a call
                 ns += receive_overhead[d]
                 receive_overhead[d] = 0
                 offset[d] += ns

@@ -1,10 +1,10 @@
 """Builds the rows of a parameter: the memory that it takes on each device, and how it is synchronised.
 
-A sync unit is what is synchronised at once: a parameter, or one of its slices. Its row has the slots of
-its messages and updates (arrays.py: columns of Arena.sync_units). A region is a box of a parameter with
-the devices that hold it (program.ParameterRegion); a slice is one too. Its updaters are its server or, if
-it has none (server -1), all holders. Rows go into the store (store.py); the methods return their slots
-(first row, number of rows).
+A sync unit is a parameter, or slices of some, that are synchronised at once. Its row has the slots of its
+messages and updates (arrays.py: columns of Arena.sync_units). A region is a box of a parameter with the
+devices that hold it (program.ParameterRegion); a slice is a region too. Its updaters are its server or, if
+it has none (server -1), all holders. A bundle is slices that are synchronised together. Rows go into the
+store (store.py); the methods return their slots (first row, number of rows).
 """
 
 # p: parameter, d: device, s: region or slice (in messages: source), t: target, r: reader
@@ -50,9 +50,9 @@ class ParameterRows:
     def placement(
         self, store: RowStore, value: Value, users: Sequence[Reader], block: int, *, trained: bool
     ) -> ParameterPlacement:
-        """Where a parameter is held if `users` read it; value: the parameter. block: its number, or 0.
+        """Returns where a parameter is held if `users` read it.
 
-        trained: whether it has a gradient.
+        value: the parameter; block: the number of its block, or 0; trained: whether it has a gradient.
         """
         used = [(r.tiling.number, r.operand) for r in users]
         # The steps of a recurrent network read a weight in the same way; one of them is enough.
@@ -93,21 +93,21 @@ class ParameterRows:
         )  # fmt: skip
 
     def _held_elements(self, region: ParameterRegion) -> int:
-        """Elements that a holder of a region keeps in memory: parameter, gradient, optimizer state.
+        """Returns the number of elements that a holder of a region keeps in memory.
 
-        With shards there is no gradient that stays.
+        These are the parameter, its gradient (not with shards) and optimizer state.
         """
         if not self.sync.shards:
             return self.optimizer.memory_elements * region.box.volume
         shard = region.elements_per_shard
-        whole = shard if self.sync.zero3 else region.box.volume
-        return whole + self.optimizer.state_elements * shard
+        parameter_elements = shard if self.sync.zero3 else region.box.volume
+        return parameter_elements + self.optimizer.state_elements * shard
 
     def bundle_rows(
         self, store: RowStore, value: Value, bundles: tuple[Bundle, ...],
         parameter_number: Mapping[str, int],
     ) -> Slot:  # fmt: skip
-        """Rows of sync_units for bundles, in their order; value: the first parameter of all of them.
+        """Returns the slot of the bundles' rows of sync_units; value: the first parameter of all of them.
 
         If updates are asynchronous, each holder of a bundle is synchronised by itself and has its own row.
         """
@@ -115,11 +115,10 @@ class ParameterRows:
 
         def build() -> Slot:
             rows = []
-            for piece in bundles_by_holder(
-                bundles, self.sync
-            ):  # the bundles, or one for each holder
-                members = np.array([[parameter_number[name]] for name in piece.parameters])
-                row = self._sync_row(store, value, piece.slices)
+            # The bundles, or with asynchronous updates one for each holder of each bundle.
+            for bundle in bundles_by_holder(bundles, self.sync):
+                members = np.array([[parameter_number[name]] for name in bundle.parameters])
+                row = self._sync_row(store, value, bundle.slices)
                 rows.append([*row[:BUNDLED_FIRST], *store.members.add(members)])
             return store.sync_units.add(np.array(rows, np.int64).reshape(len(rows), SYNC_COLUMNS))
 
@@ -128,7 +127,7 @@ class ParameterRows:
     def _sync_row(
         self, store: RowStore, value: Value, regions: Sequence[ParameterRegion], block: int = 0
     ) -> list[int]:
-        """A row of sync_units (arrays.py has its columns): how some regions are synchronised together.
+        """Returns a row of sync_units (its columns: arrays.py) for regions that are synchronised together.
 
         block: with shards, the number of the block of the parameter.
         """
@@ -167,7 +166,10 @@ class ParameterRows:
         transfers: Sequence[tuple[int, int, ParameterRegion]],
         element_bytes: int,
     ) -> Slot:
-        """Message rows of (source, target, region): one message for each pair of devices."""
+        """Adds a message for each pair of devices; returns the slot.
+
+        transfers: (source, target, region).
+        """
         volumes: dict[tuple[int, int], int] = {}
         for source, target, region in transfers:
             if source != target:
@@ -176,15 +178,16 @@ class ParameterRows:
         return store.messages.add(self.cluster.ordered_message_rows(sent, sliced=self.sync.sliced))
 
     def _updated(self, region: ParameterRegion) -> int:
-        """Elements of a region that each updater updates, as Program.updated_elements."""
+        """Returns elements of a region that each updater updates, as Program.updated_elements."""
         return region.elements_per_shard if self.sync.shards else region.box.volume
 
     def _shard_rings(
         self, store: RowStore, regions: Sequence[tuple[ParameterRegion, int]], block: int
     ) -> tuple[int, int, int, int]:
-        """The sets of rings that reduce-scatter and gather (region, bytes of an element) in a block.
+        """Numbers the rings of regions with shards in a block; regions: (region, bytes of an element).
 
-        And the set that all-reduces shards over their replicas (-1: none), and the first row of amounts.
+        Returns the set of rings that reduce-scatters, the set that gathers, the set that all-reduces shards
+        over their replicas (-1: none), and the first row of amounts.
         """
         # Bytes of the full buffers, by ring (a tuple of devices).
         amounts: dict[tuple[int, ...], int] = {}
@@ -209,7 +212,10 @@ class ParameterRows:
     def gather_row(
         self, store: RowStore, number: int, regions: Sequence[tuple[ParameterRegion, int]]
     ) -> Slot:
-        """A row of sync_units for the gather of a block (ZeRO-3); regions: with bytes of an element."""
+        """Returns the slot of a gather of a block (ZeRO-3) in sync_units.
+
+        number: that of the gather; regions: (region, bytes of an element).
+        """
         to_sync = [(s, element_bytes) for s, element_bytes in regions if s.needs_sync]
         if not to_sync:
             return NOTHING
@@ -223,7 +229,7 @@ class ParameterRows:
 
 
 def _tile_regions(reader: Reader) -> list[Box | None]:
-    """By tile of a reader, copies included: the region that it needs, or None."""
+    """Returns by tile of a reader copies included: the region that it needs, or None."""
     regions = reader.tiling.regions[reader.operand]
     lows, highs = regions.boxes[:, :, 0].tolist(), regions.boxes[:, :, 1].tolist()
     return [
