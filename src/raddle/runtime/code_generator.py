@@ -22,6 +22,7 @@ from raddle.graph.box import Box
 from raddle.graph.graph import FusedCall, Op
 from raddle.graph.ops import make_kernel, merge_partials
 from raddle.graph.ops.fused import FUSED_KERNELS
+from raddle.plans.native_dropout import with_planned_dropout
 from raddle.program.program import Cell, Program, Variant, tensors_per_part
 from raddle.runtime.function_writer import FunctionWriter, GeneratedCode, Piece, TensorId
 from raddle.runtime.native_calls import native_call_boxes, native_calls_in_segment
@@ -43,13 +44,13 @@ class CodeGenerator:
         self.writer, self.argument_kind = FunctionWriter(held_boxes), argument_kind
 
     def segment(
-        self, ops: Sequence[Op], needed: Iterable[str], *, recomputed: bool = False
+        self, ops: Sequence[Op], needed: Iterable[str], *, in_place: bool = True
     ) -> GeneratedCode:
         """The function of a segment: the tiles of its operators, in their order.
 
         needed: names of the values that are read after the segment; the function returns these.
-        recomputed: whether the function runs a second time before the backward. It must then find buffers
-        unchanged, so it may not update running statistics in place.
+        in_place: whether the function may update running statistics in place. If it is recomputed, it must
+        find buffers unchanged when it runs a second time.
         """
         for op in ops:
             for tile in self.variant.tiles[op.name].tiles:
@@ -59,7 +60,7 @@ class CodeGenerator:
         native = native_calls_in_segment(self.variant, self.device, ops)
         for op in ops:
             if op.name in native.by_last_op:
-                self._write_fused(native.by_last_op[op.name], in_place=not recomputed)
+                self._write_fused(native.by_last_op[op.name], in_place=in_place)
             elif op.name not in native.replaced:
                 self._write_tiles(op)
         needed_names = set(needed)
@@ -128,8 +129,13 @@ class CodeGenerator:
                 ]
             else:
                 into = list(zip(op.outputs, outs, strict=True))
-            run = make_kernel(self._with_local_statistics(op), tile.box, self.place)
+            run = make_kernel(self._as_planned(op), tile.box, self.place)
             writer.add_call(run, ", ".join(arguments), into)
+
+    def _as_planned(self, op: Op) -> Op:
+        """The operator to run instead of `op`, as the plan's batch norm and dropout need; usually `op`."""
+        planned = with_planned_dropout(self.program.plan, op, self.variant.tiles[op.name])
+        return self._with_local_statistics(planned)
 
     def _with_local_statistics(self, op: Op) -> Op:
         """The operator to run instead of `op` with local batch norm; usually `op` itself.
