@@ -53,7 +53,7 @@ def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
 
 def _dropout_kernel(tile: OperatorTile) -> Kernel:
     # stream: a number that differs between the dropouts of a model (see `dropout`)
-    p, key = tile.attrs["p"], tile.attrs["stream"]
+    p, number = tile.attrs["p"], tile.attrs["stream"]
     shape = tuple(d.size for d in tile.op.space.dims)
     # The dimensions of the mask: some (feature dropout), or None for all.
     mask_dims = tile.attrs["dims"]
@@ -70,8 +70,8 @@ def _dropout_kernel(tile: OperatorTile) -> Kernel:
     threshold = min(round(p * 2**32), 2**32 - 1) - 2**31
     scale = 0.0 if p >= 1 else 1 / (1 - p)
 
-    def run(x: Tensor, seed: Tensor) -> Tensor:
-        mixed = _mix((seed.to(torch.int32) ^ key).reshape(()))
+    def run(x: Tensor, seed: Tensor, stream: Tensor | int = number) -> Tensor:
+        mixed = _mix((seed.to(torch.int32) ^ stream).reshape(()))
         keep = random_bits(box, shape, mixed.to(x.device)) >= threshold
         dropped: Tensor = x * keep * scale
         return dropped
@@ -85,6 +85,7 @@ declare(
     _dropout_kernel,
     Traits(SavedTensors.NOTHING, extra_saved_bytes=1, is_cheap=True),
     flops_per_point=2,
+    tensor_attr="stream",
 )
 
 
