@@ -197,10 +197,9 @@ def test_a_bucket_for_each_group_and_type() -> None:
     add_persistent_slots(lowered, 1, slot_table)
     sums = BucketBuilder(lowered, 1, slot_table)
     (reduce,) = (i for i in lowered.instructions if isinstance(i, Reduce))
-    sums.add_groups(reduce)
     (action,) = sums.build(reduce, 7)
-    assert (action.bucket, action.tag, sums.groups) == (0, 7, [(0, 1)])
-    assert [b.elements for b in sums.buckets] == [8 * 4 + 8]
+    assert (action.bucket, action.tag) == (0, 7)
+    assert [(b.devices, b.elements) for b in sums.buckets] == [((0, 1), 8 * 4 + 8)]
 
 
 def test_slices_are_submitted_once_and_summed_one_by_one() -> None:

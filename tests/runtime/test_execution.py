@@ -38,7 +38,10 @@ from raddle.runtime.execution.input_feeder import InputFeeder
 from raddle.runtime.execution.losses import Losses
 from raddle.runtime.execution.message_exchange import Messages
 from raddle.runtime.execution.overlapping_parameter_updater import OverlappingParameterUpdater
-from raddle.runtime.execution.parameter_updater import ParameterUpdater
+from raddle.runtime.execution.parameter_updater import (
+    ParameterUpdater,
+    with_strides_of,
+)
 from raddle.runtime.execution.segments import Segments
 from raddle.runtime.execution.sliced_parameter_updater import SlicedParameterUpdater
 from raddle.runtime.execution.store import Store
@@ -222,6 +225,23 @@ def test_gradients_are_summed_in_a_bucket_and_the_optimizer_sees_them() -> None:
     assert [g.tolist() for g in seen] == [[2, 2], [2, 2]]
     assert slot_store.slots[1].grad is None
     assert not slot_store.with_gradient
+
+
+def test_gradients_get_the_strides_of_their_parameters() -> None:
+    contiguous, channels_last = torch.ones(4, 3, 2, 2), torch.ones(4, 3, 2, 2)
+    channels_last = channels_last.to(memory_format=torch.channels_last)
+    gradient = torch.randn(4, 3, 2, 2)
+    for parameter in (contiguous, channels_last):
+        for given in (gradient, gradient.to(memory_format=torch.channels_last)):
+            result = with_strides_of(parameter, given)
+            assert torch.equal(result, given)
+            assert result.stride() == parameter.stride()
+            assert (result is given) == (given.stride() == parameter.stride())
+    # Strides of dimensions with one element do not matter, so the memory stays the same.
+    one = torch.randn(8).as_strided((4, 1, 2), (2, 1, 1))
+    result = with_strides_of(torch.ones(4, 1, 2), one)
+    assert result.stride() == (2, 2, 1)
+    assert result.data_ptr() == one.data_ptr()
 
 
 def test_autograd_adds_to_what_is_there_so_far() -> None:

@@ -117,8 +117,8 @@ def plan(tmp_path: pathlib.Path) -> Callable[..., str]:
 KEYS = {
     "plan", "model", "method", "batch", "devices", "device", "threads", "dtype", "optimizer", "steps",
     "warmup", "step_ms", "fastest_ms", "slowest_ms", "predicted_ms", "cluster", "samples_per_s",
-    "compile_s", "measured", "loss_first", "loss_last", "sent", "reduced", "trace", "sync", "slices",
-    "overtaken",
+    "compile_s", "measured", "loss_first", "loss_last", "sent", "reduced", "trace", "sync", "groups",
+    "slices", "overtaken",
 }  # fmt: skip
 
 
@@ -135,6 +135,8 @@ def test_ranks_train_and_rank_0_reports(
     assert [(e.out, e.error) for e in others] == [("", "")] * (devices - 1)
     summary = json.loads(first.out)
     assert set(summary) == KEYS
+    # Over gloo, three groups of all ranks: sums, broadcasts, messages; a single process has none.
+    assert summary["groups"]["count"] >= (3 if devices > 1 else 0)
     assert summary["loss_last"] < summary["loss_first"]
     assert (
         summary["predicted_ms"]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from raddle.transport import failures
-from raddle.transport.base import WaitLabel
+from raddle.transport.base import DOWN, UP, WaitLabel
 from raddle.transport.failures import Failures
 from raddle.transport.inbox import Inbox, WireFailure
 from raddle.transport.local_peers import LocalPeers
@@ -144,12 +144,13 @@ def alone(tmp_path: Path) -> Iterator[ProcessGroups]:
 
 def test_groups_are_made_once(alone: ProcessGroups) -> None:
     assert (alone.rank, alone.size, alone.everyone) == (0, 1, (0,))
-    sums = alone.sums[0,]
-    alone.prepare([(0,)], None)
-    assert alone.sums == {(0,): sums}
+    sums = alone.collectives[0,]
+    made = alone.prepare([(0,)], [UP])
+    assert made.count == 3
+    assert alone.collectives == {(0,): sums}
     assert alone.service is not None
     assert alone.service is not sums
-    assert alone.targets[0][0] is not sums
+    assert alone.messages[UP] is alone.messages[DOWN] is not sums
 
 
 def test_collectives_of_one(alone: ProcessGroups) -> None:

@@ -30,7 +30,8 @@ from timeouts import HANG, wait_until
 
 from raddle.errors import InputError
 from raddle.transport import failure_channel, failures
-from raddle.transport.base import Transport
+from raddle.transport.base import Transport, WaitLabel
+from raddle.transport.message_batch import MessageBatch
 from raddle.transport.process_transport import ProcessTransport
 from raddle.transport.thread_transport import Hub, ThreadTransport
 
@@ -233,13 +234,53 @@ def test_only_contiguous_buffers(world: ThreadWorld | ProcessWorld) -> None:
     assert world.run(strided) == [["send", "receive", "all_reduce", "broadcast"]] * SIZE
 
 
+def batches(transport: Transport) -> list[list[float]]:
+    """What NCCL's batches do, over gloo: messages to all others, two to each, start at the flush."""
+    assert isinstance(transport, ProcessTransport)
+    batch = MessageBatch(transport._groups, transport.failures)
+    others = [r for r in EVERYONE if r != transport.rank]
+    received = {(r, n): torch.zeros(2) for r in others for n in range(2)}
+    pending = [
+        batch.receive(r, buffer, WaitLabel("receive from", r))
+        for (r, _), buffer in received.items()
+    ]
+    for r in others:
+        for n in range(2):
+            sent = torch.tensor([10.0 * transport.rank + n, r])
+            pending.append(batch.send(r, sent, WaitLabel("send to", r)))
+    if transport.rank:  # rank 0 starts its batch by waiting
+        batch.flush()
+    for p in pending:
+        p.wait()
+    return [buffer.tolist() for buffer in received.values()]
+
+
+def test_messages_in_batches(process_world: ProcessWorld) -> None:
+    assert process_world.run(batches) == [
+        [[10.0 * r + n, rank] for r in EVERYONE if r != rank for n in range(2)] for rank in EVERYONE
+    ]
+
+
+def group_counts(transport: Transport) -> list[int]:
+    """How many groups a rank is in, after one program and after another."""
+    first = transport.prepare([EVERYONE, (0, 1)], [1])
+    second = transport.prepare([(0, 1), (1, 2)], [1, -1])
+    assert second.seconds >= first.seconds >= 0 <= first.nbytes
+    return [first.count, second.count]
+
+
+def test_groups_are_made_once_for_each_set_of_ranks(process_world: ProcessWorld) -> None:
+    # With gloo, three of all ranks: broadcasts, sums, messages.
+    assert process_world.run(group_counts) == [[4, 4], [4, 5], [3, 4]]
+
+
 # --- collectives
 
 
 def sums(transport: Transport) -> dict[tuple[int, ...], list[float]]:
     """Sums over overlapping groups, all in flight together."""
     groups = [(0, 1), (1, 2), (0, 2), EVERYONE]
-    transport.prepare(groups, links=[])
+    transport.prepare(groups, directions=[])
     mine = [(tag, g) for tag, g in enumerate(groups * 2) if transport.rank in g]
     buffers = [torch.full((4,), 10.0**transport.rank) for _ in mine]
     for pending in [transport.all_reduce(g, t, b) for (t, g), b in zip(mine, buffers, strict=True)]:

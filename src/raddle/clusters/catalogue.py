@@ -1,11 +1,12 @@
-"""The presets: clusters of the papers, clusters of today, and this machine ("local").
+"""Declares the presets: clusters of the papers, clusters of today, and this machine ("local").
 
 Peak FLOP/s are those of the data sheets, without sparsity. A data sheet's GB counts as 10^9 bytes: what a
 card has beyond that is about what its driver and libraries occupy. A dtype without hardware support has the
 peak of float32. Bandwidths of links are nominal and per direction.
 
-Assumed, and rather too slow than too fast: the efficiencies (`devices.EFFICIENCY` unless a preset sets
-them), the overhead of an operator, and the latencies, which include the software that starts a message.
+Three things are assumed, and rather too slow than too fast: the efficiencies (`devices.EFFICIENCY` unless a
+preset sets them), the overhead of an operator, and the latencies, which include the software that starts a
+message.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LOCAL = "local"  # the name of the preset for this machine
 
 GB = 1e9
 GBIT = 1e9 / 8  # Gbit/s in bytes/s
-T = 1e12
+T = 1e12  # tera
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Preset:
 
 
 def presets() -> list[dict[str, Any]]:
-    """All presets as plain data, in bytes, bytes/s, FLOP/s and seconds.
+    """Returns all presets as plain data, in bytes, bytes/s, FLOP/s and seconds.
 
     The last is `local`, with the cores and the memory of this machine.
     """
@@ -72,7 +73,7 @@ def _row(
     network: Network | None,
     source: str,
 ) -> dict[str, Any]:
-    """One preset as plain data."""
+    """Returns one preset as plain data."""
     return {
         "name": name,
         "nodes": nodes,
@@ -89,7 +90,7 @@ def _row(
 
 
 def _flops(float64: float, float32: float, bfloat16: float, float16: float) -> dict[str, float]:
-    """Peak FLOP/s by dtype; the arguments are in TFLOP/s."""
+    """Returns the peak FLOP/s by dtype; the arguments are in TFLOP/s."""
     return {
         "float64": float64 * T,
         "float32": float32 * T,
@@ -99,7 +100,7 @@ def _flops(float64: float, float32: float, bfloat16: float, float16: float) -> d
 
 
 def _device(kind: str, flops: dict[str, float], memory: float, bandwidth: float) -> Device:
-    """A GPU; memory in GB, bandwidth in GB/s. Its node is 0 until `build_cluster` sets it."""
+    """Makes a GPU; memory in GB, bandwidth in GB/s. Its node is 0 until `build_cluster` sets it."""
     return Device(kind, 0, flops, round(memory * GB), bandwidth * GB)
 
 
@@ -278,19 +279,19 @@ def local(ranks: int) -> Cluster:
 
 
 def local_kind(count: int, ranks: int) -> str:
-    """The name of the device kind of a rank when `ranks` ranks share `count` cores."""
+    """Returns the name of the device kind of a rank when `ranks` ranks share `count` cores."""
     return f"cpu-{count}/{ranks}"
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def memory() -> int:
-    """Bytes of memory that this process may use."""
+    """Returns the bytes of memory that this process may use."""
     if not hasattr(os, "sysconf"):
         return 8 * 10**9  # assumed where the system does not say
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

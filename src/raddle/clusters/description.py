@@ -104,7 +104,7 @@ MAX_DEVICES = 65_536
 def parse(
     data: object, where: str, *, name: str | None = None
 ) -> tuple[str, list[Node], Collectives]:
-    """Reads a description, as nested dicts and lists: the name, the nodes, how collectives run.
+    """Reads a description, given as nested dicts and lists; returns its name, nodes and collectives.
 
     where: the file, as errors name it; name: used if the data has none (None: the data must have one).
     """
@@ -137,15 +137,15 @@ class Place:
     path: str = ""
 
     def child(self, key: object) -> Place:
-        """The position of a key, or of an index, below this one."""
+        """Returns the position of a key, or of an index, below this one."""
         step = f"[{key}]" if isinstance(key, int) else shorten(str(key), 80)
         dot = "." if self.path and not isinstance(key, int) else ""
         return Place(self.file, f"{self.path}{dot}{step}")
 
-    def error(self, what: str) -> InputError:
-        """An error that names this position; `what` continues the sentence."""
+    def error(self, predicate: str) -> InputError:
+        """Returns an error whose sentence has this position as its subject."""
         return InputError(
-            f"{self.file}: {self.path} {what}" if self.path else f"{self.file} {what}"
+            f"{self.file}: {self.path} {predicate}" if self.path else f"{self.file} {predicate}"
         )
 
 
@@ -214,9 +214,9 @@ def _device(kind: str, data: object, place: Place) -> Device:
 def _nodes(
     data: object, place: Place, kinds: Mapping[str, Device], default_network: Network | None
 ) -> list[Node]:
-    """Reads `nodes`: all nodes, an entry with a count as that many nodes.
+    """Reads `nodes`; returns one node for each entry, or as many as its `count` says.
 
-    kinds: by name of a kind, its device. default_network: of nodes that describe none.
+    kinds: by name of a kind, its device. default_network: for nodes that describe none.
     """
     nodes: list[Node] = []
     total = 0
@@ -324,11 +324,12 @@ def _collectives(data: object, place: Place) -> Collectives:
 
 
 def _efficiency(fields: Mapping[str, Any], place: Place) -> float:
+    """Returns the efficiency of a link or network; 1 if it is not given."""
     return _number(fields, "efficiency", FRACTION, place) if "efficiency" in fields else 1.0
 
 
 def _count(fields: Mapping[str, Any], key: str, minimum: int, place: Place) -> int:
-    """The whole number at a key, or the minimum if the key is missing."""
+    """Returns the whole number at a key, or the minimum if the key is missing. place: of `fields`."""
     value = fields.get(key, minimum)
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise place.child(key).error(f"is {short(value)}: write a whole number from {minimum} on.")
@@ -352,7 +353,7 @@ def _fields(
 
 
 def _number(fields: Mapping[str, Any], key: str, quantity: Quantity, place: Place) -> float:
-    """The number at a key, in the base unit of the quantity. place: of the mapping `fields`."""
+    """Returns the number at a key, in the base unit of the quantity. place: of the mapping `fields`."""
     try:
         return parse_quantity(fields[key], quantity)
     except ValueError as error:
@@ -360,7 +361,7 @@ def _number(fields: Mapping[str, Any], key: str, quantity: Quantity, place: Plac
 
 
 def _flag(fields: Mapping[str, Any], key: str, default: bool, place: Place) -> bool:
-    """The true or false at a key, or the default. place: of the mapping `fields`."""
+    """Returns the true or false at a key, or the default. place: of the mapping `fields`."""
     value = fields.get(key, default)
     if not isinstance(value, bool):
         raise place.child(key).error(f"is {short(value)}: write true or false.")
@@ -368,14 +369,14 @@ def _flag(fields: Mapping[str, Any], key: str, default: bool, place: Place) -> b
 
 
 def _list(data: object, place: Place, advice: str) -> list[Any]:
-    """The data, checked to be a list with at least one entry. advice: for the error, what to list."""
+    """Returns `data` after checking that it is a list with an entry. advice: ends the error's "list …"."""
     if not isinstance(data, list | tuple) or not data:
         raise place.error(f"is {short(data)}: list {advice}.")
     return list(data)
 
 
 def _suggestion(name: object, allowed: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the closest allowed one, or all of them."""
+    """Returns the end of a sentence about an unknown name: the closest allowed name, or all of them."""
     names = list(allowed)
     close = get_close_matches(str(name), names, n=1, cutoff=0.5)
     return (

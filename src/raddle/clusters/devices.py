@@ -1,4 +1,4 @@
-"""The parts of a cluster: devices, the link that joins the devices of a node, the network between nodes."""
+"""Dataclasses of a cluster's parts: devices, the link inside a node, the network between nodes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ WORKSPACE: Mapping[str, float] = {"conv": 0.0, "matmul": 0.0}
 
 # Host overhead: the seconds that communication takes from the device itself, as on a CPU (0 on a GPU). It
 # counts at both ends: per message, per slice of a parameter, per all-reduce ("sum"), and per byte of these.
-# "collective" is no time but a share: by how much a running collective slows computing, on GPUs too, whose
-# memory and cores it uses. A device computes for this share of the collective's seconds less.
+# "collective" is not a time but a share: by how much a running collective slows computing. GPUs have it
+# too, as a collective uses their memory and cores. A device loses this share of the collective's seconds.
 HOST_OVERHEAD: Mapping[str, float] = {
     "message": 0.0, "slice": 0.0, "byte": 0.0, "sum": 0.0, "collective": 0.0
 }  # fmt: skip
@@ -30,7 +30,7 @@ HOST_OVERHEAD: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class Device:
-    """One device. All devices of a kind have the same properties."""
+    """A device that computes, such as a GPU. All devices of a kind have the same properties."""
 
     kind: str  # a name, as "h100"
     node: int  # the number of its node; 0 in a preset or description, set by `build_cluster`
@@ -50,21 +50,24 @@ class Device:
         object.__setattr__(self, "efficiency", {**EFFICIENCY, **self.efficiency})
 
     def peak(self, dtype: str) -> float:
-        """Peak FLOP/s in `dtype`; by default that of float32, and half of it for float64."""
-        share = 0.5 if dtype == "float64" else 1.0
-        return self.flops.get(dtype, share * self.flops["float32"])
+        """Returns the peak FLOP/s in `dtype`; if it is not given, that of float32, or half for float64."""
+        fraction = 0.5 if dtype == "float64" else 1.0
+        return self.flops.get(dtype, fraction * self.flops["float32"])
 
 
 @dataclass(frozen=True)
 class Group:
-    """Groups of consecutive devices inside a node, with a link of their own that is used inside a group."""
+    """How consecutive devices of a node form groups, and the link that joins the devices of a group.
+
+    Example: 8 GPUs in pairs, each pair joined by an NVLink bridge, and all 8 by PCIe: size 2.
+    """
 
     size: int  # devices of a group; the last group of a node may have fewer
-    bandwidth: float  # bytes/s in each direction, of a device to others of its group
+    bandwidth: float  # bytes/s in each direction, from a device to the others of its group
     latency: float  # seconds
-    duplex: bool = True
-    # True: a switch, whose devices share one uplink to other groups. False: a bridge (as NVLink pairs
-    # have), beside the devices' ports on the link of the node.
+    duplex: bool = True  # False: only one direction at a time
+    # True: a group is a switch, whose devices share one uplink to other groups. False: a group is a bridge,
+    # as an NVLink pair has one; each device also has its own port to the link of the node.
     uplink: bool = False
 
 
@@ -76,7 +79,9 @@ class Link:
     latency: float  # seconds
     duplex: bool = True  # False: only one direction at a time
     shared: bool = False  # True: one bus for the whole node; False: a port for each device
-    efficiency: float = 1.0  # the fraction of the bandwidths that data gets; the others are headers
+    efficiency: float = (
+        1.0  # the fraction of the bandwidths that data gets; headers take the others
+    )
     groups: Group | None = None
 
     @property
@@ -95,9 +100,9 @@ class Network:
     per_device: bool = False  # True: a NIC for each device; False: as many as `adapters`
     efficiency: float = 1.0  # the fraction of the bandwidth that data gets
     adapters: int = 1  # NICs of the node; consecutive devices share one
-    # Nodes below a leaf switch, and how much faster its links to them are together than its links to the
-    # spine: 1 is non-blocking. leaf 0: one switch for all nodes.
-    leaf: int = 0
+    leaf: int = 0  # nodes below each leaf switch; 0: one switch for all nodes
+    # Of a leaf switch: the bandwidth of its links to nodes, divided by that of its links to the spine. 1:
+    # the network is non-blocking.
     oversubscription: int = 1
 
     @property
@@ -106,12 +111,15 @@ class Network:
         return self.bandwidth * self.efficiency
 
     def adapter(self, i: int, count: int) -> int:
-        """The number of the NIC of device i of the node's `count` devices."""
+        """Returns the number of the NIC that device i of a node with `count` devices uses."""
         return i if self.per_device else i * min(self.adapters, count) // count
 
 
 def link_dict(link: Group | Link | Network) -> dict[str, Any]:
-    """A link as plain data with the keys of a cluster file; later additions only if they are used."""
+    """Returns a link as plain data with the keys of a cluster file.
+
+    The keys in `always` are written even with their defaults, the others only with another value.
+    """
     always = ("size", "bandwidth", "latency", "duplex", "shared", "per_device", "uplink")
     data = {}
     for part in fields(link):
@@ -122,7 +130,7 @@ def link_dict(link: Group | Link | Network) -> dict[str, Any]:
 
 
 class Library(str, Enum):
-    """Whose collectives run on a cluster; it decides the algorithms and their latencies (costs/)."""
+    """The communication library of a cluster. It decides the algorithms of collectives (costs/)."""
 
     PLAIN = "plain"  # textbook algorithms with the latencies of the links, as for gloo
     NCCL = "nccl"  # NCCL's algorithms and protocols
@@ -139,6 +147,6 @@ class Collectives:
 
 PLAIN = Collectives()
 
-# Devices of a node; the link between them (None only if there is one device); the NIC (None only if the
-# cluster has one node).
+# A node: its devices; the link between them (None only if there is one device); its network adapters (None
+# only if the cluster has one node).
 Node = tuple[list[Device], Link | None, Network | None]

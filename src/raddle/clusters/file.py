@@ -18,14 +18,14 @@ def load_cluster(path: str | Path) -> Cluster:
     """Reads the cluster that a file describes."""
     file = Path(path)
     advice = f"check the path, or write one with raddle probe -o {file}"
-    data = read_yaml(file, "cluster in YAML", missing_hint=advice)
-    return Cluster.from_dict(data, shorten(str(file)), name=file.stem)
+    description = read_yaml(file, "cluster in YAML", missing_hint=advice)
+    return Cluster.from_dict(description, shorten(str(file)), name=file.stem)
 
 
 def save_cluster(
     description: Mapping[str, Any], path: str | Path, *, comments: Sequence[str] = ()
 ) -> None:
-    """Writes the result of `Cluster.to_dict`, with the comment lines above it."""
+    """Writes a description, which `Cluster.to_dict` gives, with the comment lines above it."""
     text = yaml.safe_dump(dict(description), sort_keys=False, default_flow_style=None, width=100)
     head = "".join(f"# {line}".rstrip() + "\n" for line in comments)
     write_atomically(path, head + text)

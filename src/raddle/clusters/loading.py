@@ -44,7 +44,7 @@ def _preset(preset: Preset, spec: str, size: str, *, has_size: bool) -> Cluster:
 
 
 def _node_sizes(preset: Preset, spec: str, size: str) -> list[int]:
-    """For each node, the number of its devices; with a plain number the last node may have fewer."""
+    """Returns for each node the number of its devices; the last node may have fewer for a size like 18."""
     match = re.fullmatch(r"\s*(?:(\d+)\s*[xX]\s*)?(\d+)\s*", size, re.ASCII)
     if match is None:
         raise InputError(
@@ -70,7 +70,7 @@ def _local(spec: str, size: str, *, has_size: bool) -> Cluster:
 
 
 def _count(spec: str, digits: str) -> int:
-    """The number that a user wrote, if it is a possible number of devices."""
+    """Returns the number that a user wrote, if it is a possible number of devices."""
     digits = digits.strip().lstrip("0")
     # int() raises another error for more than 4,300 digits; a long text becomes a huge number instead.
     return _check_count(spec, int(digits or "0") if len(digits) < 20 else 10**20)
@@ -84,12 +84,12 @@ def _check_count(spec: str, count: int) -> int:
 
 
 def _amount(count: int) -> str:
-    """An impossible number of devices, in words."""
+    """Returns an impossible number of devices in words."""
     return "no devices" if count < 1 else f"more than {MAX_DEVICES} devices"
 
 
 def _advice(name: str) -> str:
-    """The end of the error about an unknown preset: similar names, or all names."""
+    """Returns the end of the error about an unknown preset: similar names, or all names."""
     names = [*PRESETS, LOCAL]
     close = get_close_matches(name, names, n=3, cutoff=0.5)
     if close:

@@ -1,16 +1,19 @@
 """Numbers the links of a cluster: a pair (out, in) for each device port, bus, switch, NIC and lane.
 
-A transfer holds the links of the outermost level that it crosses, one at its source and one at its target,
-so two at most. From the inside out, the levels are: the port inside a group, the port (or bus, or the
-uplink of the group's switch) inside the node, the NIC below a leaf switch, and the leaf's lane to the
-spine. What a transfer needs of inner levels is neglected: an outer link is at most as fast, so a single
-transfer is not faster for it; but a device may send to its group and out of it at the same time.
+A transfer between two devices holds (occupies) links until it ends; no other transfer uses them meanwhile.
+Links are on levels. From the inside out: the port inside a group of devices, the port (or bus, or the
+uplink of the group's switch) inside the node, the NIC below a leaf switch, and the lane from the leaf
+switch to the spine. A transfer holds the links of the outermost level that it crosses, one at its source
+and one at its target, so two at most. Its use of inner levels is neglected. This does not make a single
+transfer faster, as an outer link is at most as fast; but a device may send inside its group and out of it
+at the same time.
 
-A leaf that is oversubscribed f times has one lane for f NICs of its nodes, as fast as a NIC. NICs are dealt
-to lanes in turn, as by static routing: NICs of one node have different lanes where there are enough.
+A lane is a link from a leaf switch to the spine, as fast as a NIC. A leaf switch that is oversubscribed f
+times has one lane for f NICs of its nodes. NICs are assigned to lanes in turn (static routing), so NICs of
+one node have different lanes if there are enough.
 """
 
-# a: a node, d: a device, g: a group of devices in a node
+# a: a node, d: a device, g: the place of a group's first device in its node, i: a place in a list
 
 from __future__ import annotations
 
@@ -24,28 +27,30 @@ Pair = tuple[int, int]  # numbers of two links, one for each direction
 
 @dataclass
 class Ports:
-    """The numbered links. `names[i]` is the name of link i; the other fields say whose link it is."""
+    """The numbered links. `names[i]` is the name of link i; the other fields say whose link it is.
+
+    Each of these has pairs of link numbers (out, in): what leaves and what reaches the key's device.
+    """
 
     names: list[str] = field(default_factory=list)
-    group: dict[int, Pair] = field(
-        default_factory=dict
-    )  # by device, in nodes with groups: (out, in)
-    # By device, (out, in): of its port, or of the uplink of its group's switch; not in nodes with a bus.
+    # By device, in nodes with groups: its port inside the group.
+    group: dict[int, Pair] = field(default_factory=dict)
+    # By device: its port, or the uplink of its group's switch; not in nodes with a bus.
     device: dict[int, Pair] = field(default_factory=dict)
     # By node with a bus: (towards higher, towards lower device numbers).
     bus: dict[int, Pair] = field(default_factory=dict)
-    nic: dict[int, Pair] = field(
-        default_factory=dict
-    )  # by device; the devices of a node may share a NIC
-    lane: dict[int, Pair] = field(default_factory=dict)  # by device, in oversubscribed leaves
+    # By device: its NIC; the devices of a node may share one.
+    nic: dict[int, Pair] = field(default_factory=dict)
+    # By device, below oversubscribed leaf switches: its lane.
+    lane: dict[int, Pair] = field(default_factory=dict)
 
 
 def number_links(
     members: Sequence[range], inside: Sequence[Link | None], between: Sequence[Network | None]
 ) -> Ports:
-    """Numbers the links. All arguments are by node.
+    """Returns numbers all links of a cluster. Each argument is a list by node.
 
-    members: the indices of its devices. inside: the link that joins them. between: its network adapter.
+    members: the indices of the node's devices. inside: the link that joins them. between: its NICs.
     """
     ports = Ports()
     leaves: dict[int, list[int]] = {}  # the nodes of each leaf switch that is oversubscribed
@@ -56,9 +61,10 @@ def number_links(
         if link is not None and len(devices) > 1:
             _number_inside(ports, a, devices, link)
         if network is not None and len(members) > 1:
-            below = leaves.get(a // network.leaf) if network.leaf else None
-            # A NIC is held by transfers below a leaf. Where its node is alone there, nothing holds it.
-            if below is None or len(below) > 1:
+            leaf_nodes = leaves.get(a // network.leaf) if network.leaf else None
+            # Transfers between the nodes of an oversubscribed leaf switch hold NICs, others hold lanes. So
+            # nothing holds the NICs of a node that is alone below its leaf switch.
+            if leaf_nodes is None or len(leaf_nodes) > 1:
                 ports.nic.update(_number_nics(ports, a, devices, network))
     if len(leaves) > 1:
         for leaf, nodes in leaves.items():
@@ -67,7 +73,7 @@ def number_links(
 
 
 def _number_inside(ports: Ports, a: int, devices: range, link: Link) -> None:
-    """Numbers the links inside a node."""
+    """Numbers the links inside node a, and adds them to `ports`."""
     names = {d: f"node{a}.device{i}" for i, d in enumerate(devices)}
     groups, size = link.groups, len(devices)
     if groups is not None:
@@ -92,7 +98,7 @@ def _number_inside(ports: Ports, a: int, devices: range, link: Link) -> None:
 
 
 def _number_nics(ports: Ports, a: int, devices: range, network: Network) -> Mapping[int, Pair]:
-    """Numbers the NICs of a node; returns the NIC of each device."""
+    """Returns numbers the NICs of node a; returns for each device the pair of links of its NIC."""
     count, nics = len(devices), dict[int, Pair]()
     adapters = [network.adapter(i, count) for i in range(count)]
     several = len(set(adapters)) > 1
@@ -113,7 +119,7 @@ def _number_lanes(
     members: Sequence[range],
     between: Sequence[Network | None],
 ) -> None:
-    """Numbers the lanes from a leaf switch to the spine, and deals the NICs of its nodes to them."""
+    """Numbers the lanes from a leaf switch to the spine, and assigns the NICs of its nodes to them."""
     nics: dict[tuple[int, int], list[int]] = {}  # (node, adapter) -> devices
     for a in nodes:
         network = between[a]

@@ -12,11 +12,11 @@ from typing import Any
 
 from raddle.clusters.topology import Cluster
 
-MAX_ROUTES = 24  # a summary lists no more routes than this
+MAX_ROUTES = 24  # a summary of a cluster with many kinds of nodes lists no more routes than this
 
 
 def summarise(cluster: Cluster) -> dict[str, Any]:
-    """Kinds of devices, counts, example routes (see `_routes`) and the full description."""
+    """Returns kinds of devices, counts, example routes (see `_routes`) and the full description."""
     description = cluster.to_dict()
     counts = Counter(device.kind for device in cluster.devices)
     return {
@@ -27,8 +27,8 @@ def summarise(cluster: Cluster) -> dict[str, Any]:
         "homogeneous": cluster.homogeneous,  # all devices are of one kind
         "fingerprint": cluster.fingerprint(),  # a hash of devices and links, without the name
         "kinds": [
-            {"kind": kind, "count": counts[kind], **figures}
-            for kind, figures in description["devices"].items()
+            {"kind": kind, "count": counts[kind], **properties}
+            for kind, properties in description["devices"].items()
         ],
         "routes": _routes(cluster),
         "description": description,
@@ -36,9 +36,11 @@ def summarise(cluster: Cluster) -> dict[str, Any]:
 
 
 def _routes(cluster: Cluster) -> list[dict[str, Any]]:
-    """Example routes (paths between two devices): for each set of equal nodes, one inside a node and one
-    between two of them, and one between groups of devices and between leaf switches, where there are any;
-    for each two sets, one between them.
+    """Returns example routes (paths between two devices), for each set of equal nodes (see `_groups`):
+
+    - inside a node, and between two nodes of the set;
+    - between two groups of devices in a node, and between two leaf switches, if there are any;
+    - from this set to each other set.
     """
     groups = _groups(cluster)
     inside: list[Sequence[int]] = []
@@ -64,10 +66,10 @@ def _routes(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def _groups(cluster: Cluster) -> list[list[int]]:
-    """Groups of consecutive nodes with equal devices, link and network."""
+    """Returns the sets of equal nodes: consecutive nodes with equal devices, link and network."""
 
     def content(a: int) -> object:
-        # What makes node a equal to another
+        """Returns all that two equal nodes have in common; a: a node."""
         kinds = [cluster.devices[d].kind for d in cluster.members(a)]
         return kinds, cluster.node_links[a], cluster.node_networks[a]
 
@@ -75,6 +77,7 @@ def _groups(cluster: Cluster) -> list[list[int]]:
 
 
 def _route(cluster: Cluster, source: int, target: int, where: str) -> dict[str, Any]:
+    """Returns a route as plain data; where: "inside" a node or "between" nodes."""
     route = cluster.route(source, target)
     return {
         "where": where,

@@ -1,4 +1,4 @@
-"""The cluster: its devices by node, and the links that a transfer between two devices occupies.
+"""Defines Cluster: its devices by node, and the links that a transfer between two devices occupies.
 
 Each link serves one transfer at a time. A transfer occupies ("holds") one or two links until it ends:
 
@@ -79,8 +79,9 @@ class Cluster:
                     f"has two different kinds of device {device.kind!r}: give them names of their own"
                 )
 
-    def _error(self, what: str) -> InputError:
-        return InputError(f"cluster {self.name} {what}.")
+    def _error(self, predicate: str) -> InputError:
+        """Returns an error whose sentence has the cluster's name as its subject."""
+        return InputError(f"cluster {self.name} {predicate}.")
 
     @property
     def nodes(self) -> int:
@@ -98,11 +99,11 @@ class Cluster:
         return tuple(self._ports.names)
 
     def members(self, node: int) -> range:
-        """The indices of a node's devices."""
+        """Returns the indices of a node's devices."""
         return self._by_node[node]
 
     def first_devices(self, count: int) -> Cluster:
-        """A cluster of the first `count` devices of this one."""
+        """Returns a cluster of the first `count` devices of this one."""
         if count == len(self.devices):
             return self
         nodes = self.devices[count - 1].node + 1
@@ -114,7 +115,7 @@ class Cluster:
         )
 
     def route(self, source: int, target: int) -> Route:
-        """The route of a transfer; source and target are indices of devices. Takes constant time."""
+        """Returns the route of a transfer in constant time; source and target are indices of devices."""
         assert source != target, f"device {source} needs no route to itself"
         assert min(source, target) >= 0, f"no device {min(source, target)}"
         a, b = self.devices[source].node, self.devices[target].node
@@ -124,8 +125,8 @@ class Cluster:
         out, into = self.node_networks[a], self.node_networks[b]
         assert out is not None
         assert into is not None
-        apart = out.leaf and a // out.leaf != b // out.leaf and out.oversubscription > 1
-        held = ports.lane if apart else ports.nic
+        crosses_spine = out.leaf and a // out.leaf != b // out.leaf and out.oversubscription > 1
+        held = ports.lane if crosses_spine else ports.nic
         return Route(
             (held[source][0], held[target][1]),
             min(out.rate, into.rate),
@@ -133,7 +134,7 @@ class Cluster:
         )
 
     def _route_inside(self, a: int, source: int, target: int) -> Route:
-        """The route between two devices of node a."""
+        """Returns the route between two devices of node a."""
         ports, link, first = self._ports, self.node_links[a], self.members(a)[0]
         assert link is not None
         groups = link.groups
@@ -141,17 +142,17 @@ class Cluster:
             pair = (ports.group[source][0], ports.group[target][1])
             return Route(pair, groups.bandwidth * link.efficiency, groups.latency)
         if link.shared and not (groups and groups.uplink):
-            # as an index, False is 0 (to higher devices) and True is 1 (to lower ones)
+            # The pair of the bus is (to higher, to lower devices); the comparison is its index, 0 or 1.
             return Route((ports.bus[a][source > target],), link.rate, link.latency)
         return Route((ports.device[source][0], ports.device[target][1]), link.rate, link.latency)
 
     def fingerprint(self) -> str:
-        """A hash of the devices and links, without the cluster's name: 16 hex digits."""
+        """Returns a hash of the devices and links, without the cluster's name: 16 hex digits."""
         content = {key: value for key, value in self.to_dict().items() if key != "name"}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """The cluster as plain data with the keys of a cluster file; `from_dict` reads it back."""
+        """Returns the cluster as plain data with the keys of a cluster file; `from_dict` reads it back."""
         kinds = {device.kind: _properties(device) for device in self.devices}
         nodes = [
             {"count": len(list(group)), **node}
@@ -173,11 +174,11 @@ class Cluster:
 
     @staticmethod
     def from_dict(data: object, where: str = "cluster", *, name: str | None = None) -> Cluster:
-        """Builds a cluster from plain data. `where`: named in errors; `name`: used if the data has none."""
+        """Builds a cluster from plain data. where: the file, for errors; name: used if `data` has none."""
         return build_cluster(*parse(data, where, name=name))
 
     def _node_dict(self, a: int) -> dict[str, Any]:
-        """The entry of a node in a cluster file, without `count`."""
+        """Returns the entry of node a in a cluster file, without `count`."""
         node: dict[str, Any] = {"devices": [self.devices[d].kind for d in self.members(a)]}
         link, network = self.node_links[a], self.node_networks[a]
         if link is not None:
@@ -203,7 +204,7 @@ class Cluster:
 
 
 def _properties(device: Device) -> dict[str, Any]:
-    """All properties of a device except its kind and its node."""
+    """Returns all properties of a device except its kind and its node, with the keys of a cluster file."""
     return {
         "flops": dict(device.flops),
         "memory": device.memory,
@@ -231,7 +232,7 @@ def build_cluster(name: str, nodes: Sequence[Node], collectives: Collectives = P
 
 
 def _devices_with_nodes(nodes: Sequence[Node]) -> Iterator[Device]:
-    """All devices, node by node, with the number of their node set."""
+    """Yields all devices, node by node, with the number of their node set."""
     for a, (devices, _, _) in enumerate(nodes):
         by_kind: dict[str, Device] = {}  # one object per kind and node, which saves memory
         for device in devices:

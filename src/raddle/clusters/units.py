@@ -1,4 +1,4 @@
-"""Parses quantities with units, as "16 GiB", "100 Gbit/s", "5 us", "15.7 TFLOP/s" or plain 12.5e9."""
+"""Parses quantities of cluster files, as "16 GiB", "100 Gbit/s", "5 us", "15.7 TFLOP/s" or plain 12.5e9."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation, Overflow
 
-# A number and, after it, the unit: two groups
+# Two groups: a number, and the unit after it, which may be missing.
 _NUMBER = re.compile(
     r"\s*([+-]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*", re.DOTALL
 )
@@ -28,13 +28,13 @@ _BITS = {
 
 @dataclass(frozen=True)
 class Quantity:
-    """A kind of quantity: its base unit, the units that may be written, an example for error messages."""
+    """A kind of quantity: its base unit, the units that a user may write, and the range of its values."""
 
-    unit: str  # the base unit, in which the result is given
-    units: Mapping[str, Decimal]  # by unit that may be written, its value in base units
-    example: str
+    unit: str  # the base unit, in which `parse` gives the result
+    units: Mapping[str, Decimal]  # each unit that a user may write -> its value in base units
+    example: str  # for error messages
     allows_zero: bool = False
-    minimum: float = 0.0  # of values other than 0
+    minimum: float = 0.0  # the smallest value other than 0
     maximum: float = math.inf
 
 
@@ -66,8 +66,8 @@ SPEED = Quantity(
     maximum=1e24,
 )
 FRACTION = Quantity("", {"%": Decimal("0.01")}, "0.6", minimum=1e-4, maximum=1.0)
-# FLOPs are counted as the definition of an operator has them. Winograd's algorithm, F(4 x 4, 3 x 3), needs
-# 4 x fewer multiplications for a convolution, which so seems to run above the peak.
+# An efficiency may be up to 4, as FLOPs are counted by the definition of an operator: Winograd's algorithm,
+# F(4 x 4, 3 x 3), needs 4 x fewer multiplications for a convolution, so it seems to run above the peak.
 EFFICIENCY_SHARE = Quantity("", {"%": Decimal("0.01")}, "0.6", minimum=1e-4, maximum=4.0)
 SHARE_OR_ZERO = Quantity(
     "", {"%": Decimal("0.01")}, "0.1", allows_zero=True, minimum=1e-9, maximum=1.0
@@ -76,7 +76,7 @@ MULTIPLE = Quantity("", {"%": Decimal("0.01")}, "1", allows_zero=True, maximum=1
 
 
 def parse(value: object, quantity: Quantity) -> float:
-    """The value in base units. The ValueError for a bad value says what to write instead."""
+    """Converts a number, or a text with a unit, to base units; a ValueError says what to write instead."""
     number = _number(value, quantity)
     if not math.isfinite(number) or number < 0 or (number == 0 and not quantity.allows_zero):
         allowed = "a number from 0 on" if quantity.allows_zero else "a positive number"
@@ -89,7 +89,7 @@ def parse(value: object, quantity: Quantity) -> float:
 
 
 def _number(value: object, quantity: Quantity) -> float:
-    """The value in base units, without a check of its range."""
+    """Converts a number, or a text with a unit, to base units, without a check of its range."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"write a number{_of_unit(quantity)}, as {quantity.example}")
     if not isinstance(value, str):
@@ -102,6 +102,7 @@ def _number(value: object, quantity: Quantity) -> float:
         raise ValueError(f"write a number{_of_unit(quantity)}, as {quantity.example}")
     digits, unit = match.groups()
     if unit and unit not in quantity.units:
+        # Not all units, so that the error stays short.
         examples = [unit for unit in quantity.units if unit[:1] not in "TP" and "bps" not in unit]
         raise ValueError(f"the unit {unit!r} is none of {', '.join(examples)}")
     if not unit:
@@ -116,5 +117,5 @@ def _number(value: object, quantity: Quantity) -> float:
 
 
 def _of_unit(quantity: Quantity) -> str:
-    """The base unit as part of a sentence, as " of bytes"."""
+    """Returns the base unit as part of a sentence, as " of bytes", or "" if there is no unit."""
     return f" of {quantity.unit}" if quantity.unit else ""

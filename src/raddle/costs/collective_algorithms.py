@@ -1,12 +1,14 @@
 """The textbook algorithms of collectives as lines: fixed seconds, and seconds per byte.
 
-P members on N nodes, k of them on a node; latency is counted hop by hop along the longest way of a byte.
+A line gives the time of an algorithm for any number of bytes; collectives.py takes the fastest one. P
+members are on N nodes, k of them on a node; latency is counted hop by hop along the longest way of a byte.
 
 ring           P - 1 steps (twice that for an all-reduce), each of a P-th of the bytes on every hop
 tree           log2(P) messages of all bytes one after the other (down; for an all-reduce also up)
 hierarchical   inside each node, then a ring of the leaders (the first member of each node), then inside
-rail-wise      if all nodes have as many members: each member is left with a k-th of the bytes inside its
-               node, exchanges it with its peers on other nodes, all adapters at once, and then inside again
+rail-wise      if all nodes have equally many members: a reduce-scatter inside each node leaves a k-th of
+               the bytes to each member, which exchanges it with its peers on the other nodes, on all
+               adapters at once; then an all-gather inside each node
 direct         all-to-all: a message from every member to every other one, all at once
 
 A ring between nodes runs once for each adapter (*rail*) of a node, with its share of the bytes.
@@ -39,7 +41,7 @@ from raddle.program.collective_kind import Collective
 
 
 def algorithms(cluster: Cluster, kind: Collective, devices: Sequence[int]) -> dict[str, Line]:
-    """By name, the algorithms that the cluster's library has for a collective among two or more devices."""
+    """Returns, by name, the algorithms of the cluster's library for a collective of two or more devices."""
     if cluster.collectives.library is Library.NCCL:
         return nccl_algorithms(cluster, kind, devices)
     nodes = by_node(cluster, devices)
@@ -53,9 +55,10 @@ def algorithms(cluster: Cluster, kind: Collective, devices: Sequence[int]) -> di
     lines = {"ring": _times(passes, ring)}
     if passes == 2:
         single = device_ring(cluster, [d for local in nodes for d in local])
+        # An all-reduce goes up the tree and down again, a broadcast only down.
         ways = 2 if kind is Collective.ALL_REDUCE else 1
-        depth = ways * math.ceil(math.log2(P))
-        lines["tree"] = Line(depth * single.longest, depth / single.bandwidth)
+        messages = ways * math.ceil(math.log2(P))  # one after the other
+        lines["tree"] = Line(messages * single.longest, messages / single.bandwidth)
     if 1 < N < P:
         inside = _slowest(_pass(device_ring(cluster, local)) for local in nodes)
         leaders = _pass(device_ring(cluster, [local[0] for local in nodes]))
@@ -68,7 +71,7 @@ def algorithms(cluster: Cluster, kind: Collective, devices: Sequence[int]) -> di
 
 
 def _pass(ring: Ring) -> Line:
-    """P - 1 steps of a ring, each with a P-th of the bytes: an all-gather or a reduce-scatter."""
+    """Returns the time of an all-gather or reduce-scatter by a ring: P - 1 steps of a P-th of the bytes."""
     steps = (ring.size - 1) / ring.size
     return Line(steps * ring.latency, steps / ring.bandwidth)
 
@@ -78,17 +81,17 @@ def _times(count: int, line: Line) -> Line:
 
 
 def _sum(*lines: Line) -> Line:
-    """Algorithms one after the other."""
+    """Returns the time of algorithms that run one after the other."""
     return Line(sum(line.fixed for line in lines), sum(line.per_byte for line in lines))
 
 
 def _slowest(lines: Iterable[Line]) -> Line:
-    """A line that is at least as long as all of these, which run at the same time."""
+    """Returns a line that is at least as long as all of these, which run at the same time."""
     fixed, per_byte = zip(*lines, strict=True)
     return Line(max(fixed), max(per_byte))
 
 
 @register_jitable
 def ring_seconds(size: Any, bandwidth: Any, latency: Any, nbytes: Any) -> Any:
-    """Seconds of a ring all-reduce; bandwidth and latency of its slowest hop."""
+    """Returns the seconds of a ring all-reduce; size: devices; bandwidth, latency: of the slowest hop."""
     return 2 * (size - 1) * transfer_seconds(latency, bandwidth, nbytes / size)

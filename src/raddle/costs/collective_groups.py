@@ -1,6 +1,10 @@
-"""What the time of a collective depends on: the members by node, their rings, and the loads of links."""
+"""Describes the members of a collective for the cost formulas: their nodes, rings, and loads of links.
 
-# a, b: nodes; d, e: devices, as indices into cluster.devices
+The *load* of a link is the number of seconds for which the messages of the collective occupy it. An adapter
+is a network adapter (NIC) of a node; a rail joins adapters of the same number on all nodes.
+"""
+
+# d, e: devices, as indices into cluster.devices; local: the members on one node
 
 from __future__ import annotations
 
@@ -25,12 +29,12 @@ class Ring(NamedTuple):
 
 
 def hops(ring: Sequence[int]) -> list[Hop]:
-    """The hops (source, target) of a ring; the last one leads back to the first device."""
+    """Returns the hops (source, target) of a ring; the last one leads back to the first device."""
     return list(zip(ring, [*ring[1:], ring[0]], strict=True))
 
 
 def by_node(cluster: Cluster, devices: Iterable[int]) -> list[list[int]]:
-    """The devices of each node, in ascending order: as in libraries, the given order does not count."""
+    """Returns the devices of each node, in ascending order: as in libraries, the order given is ignored."""
     nodes: dict[int, list[int]] = {}
     for d in sorted(devices):
         nodes.setdefault(cluster.devices[d].node, []).append(d)
@@ -38,7 +42,7 @@ def by_node(cluster: Cluster, devices: Iterable[int]) -> list[list[int]]:
 
 
 def whole_ring(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> Ring:
-    """The ring of all members, node by node; between nodes, one ring for each adapter at the same time.
+    """Returns the ring of all members, node by node; between nodes, one ring for each adapter at once.
 
     Each of several rings begins at another device of a node, so that they share its ports evenly.
     """
@@ -47,16 +51,16 @@ def whole_ring(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> Ring:
     size, bandwidth, latency, longest = leader_ring(cluster, nodes)
     for local in nodes:
         # Inside a node the ring is open: it leaves the node from the last device.
-        chain = list(pairwise(local))
-        bandwidth = min(bandwidth, _slowest_hop(cluster, chain))
-        seconds = [cluster.route(d, e).latency for d, e in chain]
-        size, latency = size + len(chain), latency + sum(seconds)
+        inner_hops = list(pairwise(local))
+        bandwidth = min(bandwidth, _slowest_hop(cluster, inner_hops))
+        seconds = [cluster.route(d, e).latency for d, e in inner_hops]
+        size, latency = size + len(inner_hops), latency + sum(seconds)
         longest = max([longest, *seconds])
     return Ring(size, bandwidth, latency, longest)
 
 
 def device_ring(cluster: Cluster, devices: Sequence[int]) -> Ring:
-    """The ring of some devices; between nodes it uses one adapter of each."""
+    """Returns the ring of some devices; between nodes it uses one adapter of each."""
     if len(devices) == 1:
         return Ring(1, math.inf, 0.0, 0.0)
     pairs = hops(devices)
@@ -65,7 +69,7 @@ def device_ring(cluster: Cluster, devices: Sequence[int]) -> Ring:
 
 
 def leader_ring(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> Ring:
-    """The ring of the nodes, on as many adapters at once as the members of each node have.
+    """Returns the ring of the nodes, on as many adapters at once as the members of each node have.
 
     Its latency and the bandwidth of one adapter are those of the leaders, the first members of the nodes.
     """
@@ -77,19 +81,19 @@ def leader_ring(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> Ring:
 
 
 def slowest_rate_inside(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> float:
-    """Bytes/s of the slowest ring inside a node; infinite if no node has several members."""
+    """Returns the bytes/s of the slowest ring inside a node; infinite if no node has several members."""
     return min(device_ring(cluster, local).bandwidth for local in nodes)
 
 
 def _rails(cluster: Cluster, source: Sequence[int], target: Sequence[int]) -> int:
-    """How many transfers the links between these devices of two nodes allow at the same time."""
+    """Returns how many transfers the links between these devices of two nodes allow at the same time."""
     leaving = {cluster.route(d, target[0]).resources[0] for d in source}
     arriving = {cluster.route(source[0], e).resources[-1] for e in target}
     return min(len(leaving), len(arriving))
 
 
 def _slowest_hop(cluster: Cluster, pairs: Iterable[Hop]) -> float:
-    """The bytes/s of the slowest of some hops at the same time; hops that use one link take turns.
+    """Returns the bytes/s of the slowest of some hops at the same time; hops that use one link take turns.
 
     `resources` of a route are the numbers of the links that a transfer occupies (clusters/topology.py).
     """
@@ -113,7 +117,8 @@ def direct_exchange(
 ) -> DirectExchange:
     """Counts how long each link is in use while every member sends a byte to every other member.
 
-    inside_share: of the bandwidths inside nodes, what the messages get.
+    Returns the time of the busiest link and the highest latency. inside_share: the share of the bandwidth
+    inside nodes that the messages get.
     """
     load: dict[int, float] = defaultdict(float)  # by link, seconds
     latency = 0.0
@@ -123,20 +128,21 @@ def direct_exchange(
             latency = max(latency, route.latency)
             for link in set(route.resources):
                 load[link] += 1 / (route.bandwidth * inside_share)
-    # Members with equal networks below one leaf switch stand for each other as a message's far end.
-    far: dict[object, list[Sequence[int]]] = {}
+    # Nodes with equal networks below one leaf switch have equal routes: one of them stands for all.
+    similar_nodes: dict[object, list[Sequence[int]]] = {}
     for local in nodes:
         node = cluster.devices[local[0]].node
         network = cluster.node_networks[node]
         leaf = node // network.leaf if network is not None and network.leaf else 0
-        far.setdefault((network, leaf), []).append(local)
-    for local, others in product(nodes, far.values()):
-        there = next((other for other in others if other is not local), None)
-        if there is None:
+        similar_nodes.setdefault((network, leaf), []).append(local)
+    for local, remote_nodes in product(nodes, similar_nodes.values()):
+        remote = next((members for members in remote_nodes if members is not local), None)
+        if remote is None:
             continue
-        count = sum(map(len, others)) - (len(local) if any(o is local for o in others) else 0)
+        local_count = len(local) if any(members is local for members in remote_nodes) else 0
+        count = sum(map(len, remote_nodes)) - local_count  # of members on these other nodes
         for d in local:
-            sent, received = cluster.route(d, there[0]), cluster.route(there[0], d)
+            sent, received = cluster.route(d, remote[0]), cluster.route(remote[0], d)
             latency = max(latency, sent.latency)
             load[sent.resources[0]] += count / sent.bandwidth
             load[received.resources[-1]] += count / received.bandwidth

@@ -22,9 +22,10 @@ from raddle.program.collective_kind import Collective
 
 
 def collective_lines(cluster: Cluster, kind: Collective, devices: Sequence[int]) -> list[Line]:
-    """(fixed seconds, seconds per byte) of each algorithm that is fastest for some number of bytes.
+    """Returns the line of each algorithm that is fastest for some number of bytes, sorted by fixed seconds.
 
-    devices: the members, as indices into cluster.devices; their order does not matter.
+    A line is (fixed seconds, seconds per byte). devices: the members, as indices into cluster.devices;
+    their order does not matter.
     """
     if len(devices) < 2:
         return [Line(0.0, 0.0)]
@@ -38,7 +39,7 @@ def collective_lines(cluster: Cluster, kind: Collective, devices: Sequence[int])
 
 @register_jitable
 def fastest_seconds(lines: Any, nbytes: Any) -> Any:
-    """Seconds of the fastest algorithm; lines: rows of (fixed seconds, seconds per byte)."""
+    """Returns the seconds of the fastest algorithm; lines: rows of (fixed seconds, seconds per byte)."""
     best = lines[0][0] + nbytes * lines[0][1]
     for k in range(1, len(lines)):
         best = min(best, lines[k][0] + nbytes * lines[k][1])
@@ -48,25 +49,25 @@ def fastest_seconds(lines: Any, nbytes: Any) -> Any:
 def collective_seconds(
     cluster: Cluster, kind: Collective, devices: Sequence[int], nbytes: float
 ) -> float:
-    """Seconds of a collective among devices, given as indices into cluster.devices."""
+    """Returns the seconds of a collective among devices, given as indices into cluster.devices."""
     return float(fastest_seconds(collective_lines(cluster, kind, devices), nbytes))
 
 
 def all_reduce_seconds(cluster: Cluster, devices: Sequence[int], nbytes: float) -> float:
-    """Seconds of an all-reduce among devices, given as indices into cluster.devices."""
+    """Returns the seconds of an all-reduce among devices, given as indices into cluster.devices."""
     return collective_seconds(cluster, Collective.ALL_REDUCE, devices, nbytes)
 
 
 def collective_bytes(kind: Collective, members: int, nbytes: int) -> int:
-    """Bytes that all members of a collective together send, as a ring or single messages send them."""
+    """Returns the bytes that all members of a collective together send, by a ring or by single messages."""
     if kind is Collective.ALL_TO_ALL:
-        return (members - 1) * nbytes  # each keeps a P-th of nbytes
+        return (members - 1) * nbytes  # each member keeps its share of nbytes, and sends the others
     rounds = 2 if kind is Collective.ALL_REDUCE else 1
     return rounds * (members - 1) * nbytes
 
 
 def collective_bytes_by_device(kind: Collective, members: int, nbytes: int) -> list[int]:
-    """Bytes that each member sends; integers that add up to `collective_bytes`.
+    """Returns the bytes that each member sends; integers that add up to `collective_bytes`.
 
     A broadcast's are those of a chain: every member but the last sends the buffer on.
     """
@@ -76,23 +77,23 @@ def collective_bytes_by_device(kind: Collective, members: int, nbytes: int) -> l
 
 
 def _shares(total: int, count: int) -> list[int]:
-    """A total in `count` shares that differ by one at most."""
+    """Returns `count` integers that add up to `total` and differ by one at most."""
     return [total * (i + 1) // count - total * i // count for i in range(count)]
 
 
 def server_bytes(count: int, nbytes: int) -> int:
-    """Bytes between `count` devices and a parameter server that is not one of them, both directions.
+    """Returns the bytes, in both directions, between `count` devices and a server on another device.
 
-    nbytes: of the parameter. OptCNN and FlexFlow count the bytes of synchronisation so.
+    nbytes: of the parameter. The papers OptCNN and FlexFlow count the bytes of synchronisation in this way.
     """
     return 2 * count * nbytes
 
 
 def all_reduce_bytes(count: int, nbytes: int) -> int:
-    """Bytes that all `count` devices together send in a ring all-reduce of `nbytes`."""
+    """Returns the bytes that all `count` devices together send in a ring all-reduce of `nbytes`."""
     return collective_bytes(Collective.ALL_REDUCE, count, nbytes)
 
 
 def all_reduce_bytes_by_device(count: int, nbytes: int) -> list[int]:
-    """Bytes that each of `count` devices sends; integers that add up to `all_reduce_bytes`."""
+    """Returns the bytes that each of `count` devices sends; integers that add up to `all_reduce_bytes`."""
     return collective_bytes_by_device(Collective.ALL_REDUCE, count, nbytes)

@@ -1,4 +1,4 @@
-"""Seconds that a device needs to compute a tile (a box) of an operator: from a profile, or by a roofline.
+"""Gives the seconds that a device needs for a tile (a box) of an operator, from a profile or by a roofline.
 
 The roofline: max(FLOP / FLOP rate, bytes / memory bandwidth) + a fixed overhead per operator. FLOP and
 bytes follow from the operator's index notation for exactly that box. The efficiency, the fraction of the
@@ -28,7 +28,7 @@ from raddle.graph.ops import work
 
 
 def family(op: Op) -> str:
-    """The family of an operator: conv, matmul, attention, or memory if memory bandwidth limits it."""
+    """Returns the family of an operator: conv, matmul, attention, or memory if bandwidth limits it."""
     if op.traits.family == "attention":
         return "attention"
     # a product (contraction) multiplies and sums, as matmul and conv do
@@ -78,7 +78,7 @@ class ComputeCosts:
         self.cache: dict[tuple[object, ...], float] = {}
 
     def seconds(self, op: Op, box: Box, phase: str, device: Device) -> float:
-        """Seconds of a box in a phase ("F", "R", "B" or "W") on a device."""
+        """Returns the seconds of a box in a phase ("F", "R", "B" or "W") on a device."""
         grad_operands = self.grad_operands.get((op.name, phase))
         if op.name in self.native_calls:
             call_seconds = self._measured_native_call(op, box, phase, device.kind)
@@ -99,7 +99,7 @@ class ComputeCosts:
         return seconds
 
     def cost_key(self, op: Op, phase: str) -> tuple[object, ...]:
-        """A key that is equal for operators whose tiles of the same shape take equally long."""
+        """Returns a key that is equal for operators whose tiles of the same shape take equally long."""
         # Operators with the same notation and sizes share one Space object: its id stands for both.
         content = (
             id(op.space),
@@ -112,7 +112,7 @@ class ComputeCosts:
 
     @cached_property
     def _profile_keys(self) -> Mapping[str, str]:
-        """By operator, its key in a profile, followed by that of its native call, if it has one.
+        """The key of each operator in a profile, followed by the key of its native call, if it has one.
 
         The keys are those of the whole operator ("F": forward, no gradients, no kind of device).
         """
@@ -123,7 +123,7 @@ class ComputeCosts:
         return keys
 
     def measured_seconds(self, op: Op, box: Box, phase: str, device_kind: str) -> float | None:
-        """As `seconds`, but only from the profile; None if it was not measured."""
+        """Returns the same as `seconds`, but only from the profile; None if the tile was not measured."""
         call_seconds = (
             self._measured_native_call(op, box, phase, device_kind)
             if op.name in self.native_calls
@@ -136,7 +136,7 @@ class ComputeCosts:
     def _measured_op(
         self, op: Op, box: Box, grad_operands: Sequence[int] | None, device_kind: str
     ) -> float | None:
-        """Seconds of an operator from the profile, or None."""
+        """Returns the seconds of an operator from the profile, or None."""
         if self.profile is None:
             return None
         return self.profile.find(
@@ -146,11 +146,11 @@ class ComputeCosts:
     def _measured_part(
         self, op: Op, box: Box, grad_operands: Sequence[int], device: Device
     ) -> float | None:
-        """Seconds of "B" or "W" of a split backward, if only the whole backward was measured.
+        """Returns the seconds of "B" or "W" of a split backward, if only the whole backward was measured.
 
         The measured time is divided in the ratio of the roofline times.
         """
-        # those of "B" and "W" together
+        # the operands whose gradients "B" and "W" compute together
         all_operands = self.all_grad_operands[op.name]
         measured = (
             self._measured_op(op, box, all_operands, device.kind)
@@ -166,12 +166,12 @@ class ComputeCosts:
         )
 
     def _measured_native_call(self, op: Op, box: Box, phase: str, device_kind: str) -> float | None:
-        """An operator's share of the measured seconds of its native call; None if not applicable.
+        """Returns an operator's share of the measured seconds of its native call; None if not applicable.
 
         With a split backward, "B" takes all of the time and "W" none: one call gives all gradients.
         """
         call = self.native_calls[op.name]
-        # whole in all dimensions that the call may not split; else the device cannot make the call
+        # The device can make the call only if the tile is whole in all dimensions that it may not split.
         if not call.is_whole(op, box, self.bn):
             return None
         backward = (call.main.name, phase) in self.grad_operands
@@ -186,7 +186,10 @@ class ComputeCosts:
     def _roofline_seconds(
         self, op: Op, box: Box, grad_operands: Sequence[int] | None, device: Device
     ) -> float:
-        """Seconds by the roofline; grad_operands: None for a forward."""
+        """Returns the seconds by the roofline, of a forward or of a backward.
+
+        grad_operands: the operands whose gradients the backward computes; None for the forward.
+        """
         amounts = (
             [work(op, box)] if grad_operands is None else [work(op, box, i) for i in grad_operands]
         )
@@ -205,7 +208,7 @@ class Speed(NamedTuple):
 
 
 def speed(op: Op, device: Device) -> Speed:
-    """The effective speed of a device for an operator."""
+    """Returns the effective speed of a device for an operator."""
     op_family, rate = family(op), math.inf
     if op_family != "memory":
         peak = device.peak(str(op.dtypes[0]).removeprefix("torch."))
@@ -214,12 +217,12 @@ def speed(op: Op, device: Device) -> Speed:
 
 
 def effective_bandwidth(device: Device) -> float:
-    """Bytes/s that elementwise operators read and write in a device's memory."""
+    """Returns the bytes/s that elementwise operators read and write in a device's memory."""
     return device.bandwidth * device.efficiency["memory"]
 
 
 def memory_pass_seconds(nbytes: Any, bandwidth: Any, overhead: Any) -> Any:
-    """Seconds to read or write `nbytes` of memory, as merges of partial results and updates do."""
+    """Returns the seconds to read or write `nbytes` of memory, as merges and updates do."""
     return nbytes / bandwidth + overhead
 
 
@@ -231,9 +234,10 @@ def roofline(
     speed: Speed,
     maximum: Callable[[Any, Any], Any] = max,
 ) -> Any:
-    """Seconds of an amount of work. `elements`: read or written, by input and then by output.
+    """Returns the seconds of an amount of work, by the roofline.
 
-    flops, elements and speed may be arrays; then `maximum` has to be np.maximum.
+    elements: the numbers of elements read of each input, then written of each output. flops, elements and
+    speed may be arrays; then `maximum` has to be np.maximum.
     """
     if op.traits.is_view:
         return speed.overhead

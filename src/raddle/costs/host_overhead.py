@@ -6,8 +6,8 @@ the first instruction that needs the message. GPUs have no host overhead here.
 
 Device.host_overhead has the seconds by key: "message" per message, "slice" per message with a slice of a
 parameter, "sum" per all-reduce, and "byte" per byte of all of these. All-gathers and reduce-scatters are
-made of messages (transport/shard_messages.py). Its "collective" is by how much a running collective slows
-the computing of its members: the share of its seconds that it takes from them.
+made of messages (transport/shard_messages.py). The key "collective" says how much a running collective
+slows the computing of its members: the share of the collective's seconds that it takes from each of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from raddle.program.collective_kind import Collective
 
 @register_jitable
 def host_seconds(fixed: Any, per_byte: Any, nbytes: Any) -> Any:
-    """Host overhead of one message or all-reduce; nbytes: the bytes that the device sends or receives."""
+    """Returns the host overhead, in seconds, of one message or all-reduce.
+
+    nbytes: the bytes that the device sends or receives.
+    """
     return fixed + per_byte * nbytes
 
 
@@ -31,7 +34,7 @@ def collective_member_seconds(
     all_reduces: Any, per_sum: Any, per_message: Any, per_byte: Any, slowdown: Any, members: Any,
     nbytes: Any, nanoseconds: Any,
 ) -> Any:  # fmt: skip
-    """Seconds that a collective takes from a member.
+    """Returns the seconds that a collective takes from a member.
 
     all_reduces: False for an all-gather or reduce-scatter: then the member sends a message to each other
     member, and receives one. In a ring all-reduce it sends twice as many bytes. slowdown: the share of the
@@ -46,12 +49,15 @@ def collective_member_seconds(
 
 
 def has_host_overhead(cluster: Cluster) -> bool:
-    """Whether any device of a cluster has host overhead."""
+    """Returns whether any device of a cluster has host overhead."""
     return any(any(d.host_overhead.values()) for d in set(cluster.devices))
 
 
 def message_host_seconds(device: Device, nbytes: int, *, sliced: bool = False) -> float:
-    """Host overhead of sending, or of receiving, one message; sliced: it carries a slice of a parameter."""
+    """Returns the host overhead, in seconds, of sending one message, or of receiving it.
+
+    sliced: whether the message has a slice of a parameter.
+    """
     overhead = device.host_overhead
     return float(host_seconds(overhead["slice" if sliced else "message"], overhead["byte"], nbytes))
 
@@ -59,7 +65,7 @@ def message_host_seconds(device: Device, nbytes: int, *, sliced: bool = False) -
 def collective_host_seconds(
     device: Device, kind: Collective, members: int, nbytes: int, nanoseconds: int
 ) -> float:
-    """Host overhead of one member of an all-reduce, all-gather or reduce-scatter.
+    """Returns the host overhead, in seconds, of one member of an all-reduce, all-gather or reduce-scatter.
 
     nanoseconds: how long the collective runs.
     """

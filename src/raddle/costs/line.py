@@ -1,4 +1,4 @@
-"""The time of an algorithm as a line over the bytes."""
+"""The time of a collective algorithm as a line: a linear function of the number of bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Line(NamedTuple):
-    """The time of an algorithm: fixed + per_byte × bytes."""
+    """The seconds of an algorithm for some number of bytes: fixed + per_byte × bytes."""
 
     fixed: float  # seconds
     per_byte: float  # seconds per byte

@@ -1,4 +1,4 @@
-"""Native calls: how the time of one PyTorch call counts for the several operators that it replaces.
+"""Native calls: divides the measured time of one PyTorch call among the several operators that it replaces.
 
 The graph holds batch norm, LSTM and others as several operators (a composite, graph.FusedCall). PyTorch
 has one native call for all of them. A device can make the call if its tiles are whole in the dimensions
@@ -48,24 +48,24 @@ class NativeCall(NamedTuple):
     has_parameters: bool  # whether a parameter is among the inputs of the call
 
     def main_tile(self, op: Op, box: Box) -> Box:
-        """The tile of the main operator that matches `box`, a tile of `op`.
+        """Returns the tile of the main operator that matches `box`, a tile of `op`.
 
         Dimensions that the two operators do not share are taken in full.
         """
         return self._convert_tile(self.main, op, box)
 
     def op_tile(self, op: Op, box: Box) -> Box:
-        """The tile of `op` that matches `box`, a tile of the main operator."""
+        """Returns the tile of `op` that matches `box`, a tile of the main operator."""
         return self._convert_tile(op, self.main, box)
 
     def _convert_tile(self, target: Op, source: Op, box: Box) -> Box:
-        """The tile of `target` that matches `box`, a tile of `source`."""
+        """Returns the tile of `target` that matches `box`, a tile of `source`."""
         pairs = zip(source.space.dims, box.shape, strict=True)
         sizes = {dim.name: size for dim, size in pairs if dim.name in self.shared_dims}
         return Box.full([sizes.get(dim.name, dim.size) for dim in target.space.dims])
 
     def is_whole(self, op: Op, box: Box, bn: str) -> bool:
-        """Whether a tile is whole in all dimensions that the call may not split.
+        """Returns whether a tile is whole in all dimensions that the call may not split.
 
         bn: the batch-norm statistics of the plan. With "local", each device computes those of its own
         samples, so every tile counts as whole; "global" are those of all samples.
@@ -76,13 +76,13 @@ class NativeCall(NamedTuple):
         return all(size == dim.size for dim, size in pairs if dim.name not in self.splittable_dims)
 
     def accepts(self, box: Box) -> bool:
-        """Whether PyTorch accepts a tile of the main operator; it refuses statistics over one element."""
+        """Returns whether PyTorch accepts a tile of the main operator: no statistics over one element."""
         pairs = zip(self.main.space.dims, box.shape, strict=True)
         return any(size > 1 for dim, size in pairs if dim.name not in self.splittable_dims)
 
 
 def tiling_signature(op: Op, tiling: Tiling) -> object:
-    """A key that is equal for operators of a composite whose tilings match.
+    """Returns a key that is equal for operators of a composite whose tilings match.
 
     It holds, by device, the ranges of the dimensions that are split, by name.
     """
@@ -98,9 +98,10 @@ def tiling_signature(op: Op, tiling: Tiling) -> object:
 
 
 def applicable_native_calls(graph: Graph, tiles: Mapping[str, Tiling]) -> Mapping[str, NativeCall]:
-    """By operator, the native calls that a plan can make: all operators and neighbours are tiled alike.
+    """Returns, by operator, the native call that a plan can make.
 
-    tiles: by operator, its tiling in the plan.
+    It can make a call if the call's operators and their neighbours are tiled alike. tiles: by operator, its
+    tiling in the plan.
     """
     calls = find_native_calls(graph)
     alike = {  # by main operator, whether the tilings of its composite match
@@ -117,10 +118,11 @@ def applicable_native_calls(graph: Graph, tiles: Mapping[str, Tiling]) -> Mappin
 
 
 def find_native_calls(graph: Graph) -> Mapping[str, NativeCall]:
-    """By operator, the native call that it is part of.
+    """Returns, by operator, the native call that it is part of.
 
     Small operators are left out: if only samples may be split, those without a sample dimension; else those
-    that have none of the summed dimensions. `members` are the others, among which the time is shared.
+    that have none of the summed dimensions. `members`, in the code, are the other operators, which share
+    the time.
     """
     calls: dict[str, NativeCall] = {}
     for fused in graph.fused_calls:
@@ -162,14 +164,14 @@ def _dim_names(op: Op) -> set[str]:
 
 
 def _work_fractions(ops: Sequence[Op]) -> Mapping[str, float]:
-    """By operator, its fraction of the total work (FLOP plus elements)."""
+    """Returns, by operator, its fraction of the total work (FLOP plus elements)."""
     amounts = [work(op, op.space.full) for op in ops]
     totals = [float(amount.flops + sum(amount.elements)) for amount in amounts]
     return {op.name: total / sum(totals) for op, total in zip(ops, totals, strict=True)}
 
 
 def _neighbours(graph: Graph, fused: FusedCall) -> tuple[str, ...]:
-    """The operators that produce an input of a composite or read an output of it."""
+    """Returns the operators that produce an input of a composite or read an output of it."""
     inside, outputs = set(fused.ops), {name for name in fused.outputs if name is not None}
     return tuple(
         op.name for op in graph.ops
@@ -179,7 +181,7 @@ def _neighbours(graph: Graph, fused: FusedCall) -> tuple[str, ...]:
 
 
 def _fingerprint(graph: Graph, fused: FusedCall) -> str:
-    """A text that identifies the call: its kind and a hash of its attributes and input shapes.
+    """Returns a text that identifies the call: its kind and a hash of its attributes and input shapes.
 
     The main operator does not suffice: two LSTMs over 10 and over 20 time steps, with layers of the same
     width, have equal main operators, but their native calls take different times.

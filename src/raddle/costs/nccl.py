@@ -1,7 +1,8 @@
 """The algorithms of NCCL as lines: fixed seconds, and seconds per byte.
 
-NCCL chooses an algorithm and a protocol by a model of its own (src/graph/tuning.cc, 2026); its tables
-are used here. LL and LL128 send flags along with the data: they wait less and have less bandwidth.
+NCCL chooses an algorithm and a protocol by a model of its own (src/graph/tuning.cc, 2026); its tables are
+used here. A protocol says how data pass from one GPU to the next: "Simple" waits for whole chunks; LL and
+LL128 ("low latency") send flags along with the data, so they wait less and have less bandwidth.
 
 ring         of all members, a ring for each adapter at once; the only one for all but all-reduces
 tree         a chain inside each node, binary trees between the nodes, up and down
@@ -31,19 +32,19 @@ from raddle.costs.collective_groups import (
 from raddle.costs.line import Line
 from raddle.program.collective_kind import Collective
 
-US = 1e-6
+US = 1e-6  # seconds
 
 
 class Protocol(NamedTuple):
-    """A protocol: shares of the bandwidth, and latencies in microseconds (tuning.cc)."""
+    """A protocol: the shares of the bandwidth that it reaches; latencies in microseconds (tuning.cc)."""
 
     ring_share: float
     tree_share: float
     tree_share_one_node: float
     base: float  # of any ring or tree
-    nvlink: tuple[float, float]  # of a step inside a node: tree, ring
-    pci: tuple[float, float]
-    net: tuple[float, float]  # of a step between nodes
+    nvlink: tuple[float, float]  # (tree, ring): of a step inside a node over NVLink
+    pci: tuple[float, float]  # (tree, ring): of a step inside a node over PCIe
+    net: tuple[float, float]  # (tree, ring): of a step between nodes
     net_overhead: float  # the least time of a ring's step if there are several nodes
     fills: bool  # whether its chunks are so large that it takes time until the levels of a tree are busy
     flushes: int  # how often the network's own latency counts in a step between nodes
@@ -68,30 +69,31 @@ PROTOCOLS = {
 NVLS_US = 25.0  # inside a node
 NVLS_TREE_NET_US, SHARP_NET_US = 20.9, 18.0  # a step between nodes
 
-# Fitted (bench/collectives says to what). The shares are of the bandwidth of NVLink.
-NVLS_SHARE = 0.742  # bytes/s of an all-reduce inside a node
-NVLS_TREE_SHARE = 0.675  # the same between nodes
+# Fitted to measurements (bench/collectives says to which). The shares are of the bandwidth of NVLink; the
+# times with _US are microseconds.
+NVLS_SHARE = 0.742  # reached by an all-reduce with NVLS inside one node
+NVLS_TREE_SHARE = 0.675  # reached by an all-reduce with NVLS and trees between nodes
 NVLS_FILL_US = 50.0  # until the pipeline of NVLS is full, besides NVLS_US
-NVLS_TREE_FILL_US = 120.0
-TREE_FILL_US = 45.0  # for each level of a tree between nodes
+NVLS_TREE_FILL_US = 120.0  # the same with trees between nodes
+TREE_FILL_US = 45.0  # until a tree between nodes is full, for each of its levels
 PEER_US = 5.5  # for each message of an all-to-all
-DIRECT_SHARE = 0.94  # of messages inside a node
+DIRECT_SHARE = 0.94  # reached by the messages of an all-to-all inside a node
 
 
 class _Group(NamedTuple):
-    """What the algorithms need of a group of devices."""
+    """The facts about a group of devices that the formulas below need."""
 
-    P: int
-    N: int
+    P: int  # members
+    N: int  # nodes
     pci: bool  # whether the devices of a node are joined by PCIe
     ring: float  # bytes/s of the rings
-    inside: float  # bytes/s inside the nodes; without nodes of several members that between nodes
+    inside: float  # bytes/s inside the nodes; if each node has one member, as between the nodes
     between: float  # bytes/s that all adapters of a node have together
-    network: float  # microseconds of the network itself
+    network: float  # microseconds: the latency of the network itself
 
 
 def nccl_algorithms(cluster: Cluster, kind: Collective, devices: Sequence[int]) -> dict[str, Line]:
-    """By name, the algorithms of NCCL for a collective among at least two devices."""
+    """Returns, by name, the algorithms of NCCL for a collective among at least two devices."""
     nodes = by_node(cluster, devices)
     if kind is Collective.ALL_TO_ALL:
         exchange = direct_exchange(cluster, nodes, inside_share=DIRECT_SHARE)
@@ -109,6 +111,7 @@ def nccl_algorithms(cluster: Cluster, kind: Collective, devices: Sequence[int]) 
 
 
 def _describe(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> _Group:
+    """Returns the facts about a group; nodes: its members on each node."""
     first = cluster.devices[nodes[0][0]].node
     link, network = cluster.node_links[first], cluster.node_networks[first]
     ring = whole_ring(cluster, nodes).bandwidth
@@ -127,20 +130,24 @@ def _describe(cluster: Cluster, nodes: Sequence[Sequence[int]]) -> _Group:
 
 
 def _ring(kind: Collective, group: _Group, p: Protocol) -> Line:
-    """A ring with a protocol; a broadcast goes once around in a pipeline."""
+    """Returns the time of a ring with a protocol; the data of a broadcast go around once, in a pipeline."""
     P, N = group.P, group.N
     rounds = 2 if kind is Collective.ALL_REDUCE else 1
-    inside, between = rounds * (P - N), rounds * (N - 1)
+    steps_inside, steps_between = rounds * (P - N), rounds * (N - 1)
     step = (p.pci if group.pci else p.nvlink)[1]
     if N > 1:
         step = max(step, p.net_overhead)
-    fixed = p.base + inside * step + between * (p.net[1] + p.flushes * group.network)
+    step_between = p.net[1] + p.flushes * group.network
+    fixed = p.base + steps_inside * step + steps_between * step_between
     passes = 1.0 if kind is Collective.BROADCAST else rounds * (P - 1) / P
     return Line(fixed * US, passes / (group.ring * p.ring_share))
 
 
 def _tree(group: _Group, p: Protocol) -> Line:
-    """An all-reduce by trees. On two nodes each byte crosses the network once, not about twice."""
+    """Returns the time of an all-reduce by trees.
+
+    On two nodes, each byte crosses the network once, not twice.
+    """
     N = group.N
     inside = (group.P / N - 1) * (p.pci if group.pci else p.nvlink)[0]
     between = math.log2(N) * (p.net[0] + p.flushes * group.network)
@@ -152,7 +159,7 @@ def _tree(group: _Group, p: Protocol) -> Line:
 
 
 def _nvls(group: _Group) -> Line:
-    """An all-reduce with switches that reduce inside the nodes, and trees between them."""
+    """Returns the time of an all-reduce in the switches inside the nodes, and by trees between nodes."""
     if group.N == 1:
         return Line((NVLS_US + NVLS_FILL_US) * US, 1 / (group.inside * NVLS_SHARE))
     between = 2 * math.log2(group.N) * (NVLS_TREE_NET_US + group.network)
@@ -163,7 +170,7 @@ def _nvls(group: _Group) -> Line:
 
 
 def _sharp(group: _Group, *, nvls: bool) -> Line:
-    """An all-reduce that the switches between nodes finish: each byte leaves and enters a node once."""
+    """Returns the time of an all-reduce in the switches between nodes: a byte crosses each adapter once."""
     k = group.P / group.N
     inside = 1 / (group.inside * NVLS_TREE_SHARE) if nvls else 2 * (k - 1) / k / group.inside
     fixed = NVLS_US + NVLS_TREE_FILL_US + SHARP_NET_US + group.network

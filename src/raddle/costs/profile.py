@@ -1,4 +1,4 @@
-"""Profiles: measured seconds of operators, used instead of the roofline where there are any.
+"""Profiles: measured seconds of operators, which are used instead of the roofline where they exist.
 
 A profile is a JSON file that a user can keep and copy. Its keys say what was run (the operator's notation
 and attributes, the shape of the box, the dtype, forward or backward) on which kind of device; its values
@@ -44,7 +44,7 @@ class Profile:
     def find(
         self, op: Op, box: Box, phase: str, grad_operands: Sequence[int] | None, device_kind: str
     ) -> float | None:
-        """Seconds of an operator, or None if it was not measured."""
+        """Returns the seconds of an operator, or None if it was not measured."""
         return self.seconds.get(profile_key(op, box, phase, grad_operands, device_kind))
 
     def find_native_call(
@@ -55,10 +55,11 @@ class Profile:
         grad_operands: Sequence[int] | None,
         device_kind: str,
     ) -> float | None:
-        """Seconds of a native call; box: a tile of its main operator, the one that stands for the call."""
+        """Returns the seconds of a native call, or None; box: a tile of the operator `NativeCall.main`."""
         return self.seconds.get(native_call_key(call, box, phase, grad_operands, device_kind))
 
     def save(self, path: str | pathlib.Path) -> None:
+        """Writes the profile as a JSON file."""
         data = {"raddle-profile": VERSION, "seconds": dict(sorted(self.seconds.items()))}
         write_json(path, data)
 
@@ -76,7 +77,7 @@ def load_profile(path: str | pathlib.Path) -> Profile:
 def profile_key(
     op: Op, box: Box, phase: str, grad_operands: Sequence[int] | None, device_kind: str
 ) -> str:
-    """The key of a measurement. Equal operators of different models have the same key."""
+    """Returns the key of a measurement. Equal operators of different models have the same key."""
     attrs = hashlib.sha256(repr(sorted(op.attrs.items())).encode()).hexdigest()[:8]
     extents = "x".join(map(str, box.shape))
     gradients = "" if grad_operands is None else "/" + ",".join(map(str, grad_operands))
@@ -86,7 +87,7 @@ def profile_key(
 def native_call_key(
     call: NativeCall, box: Box, phase: str, grad_operands: Sequence[int] | None, device_kind: str
 ) -> str:
-    """The key of a native call; box: a tile of its main operator."""
+    """Returns the key of a native call; box: a tile of its main operator."""
     return (
         f"{profile_key(call.main, box, phase, grad_operands, device_kind)}"
         f"|{NATIVE_CALL} {call.fingerprint}"
@@ -96,7 +97,7 @@ def native_call_key(
 def distinct_tiles(
     graph: Graph, tiles: Mapping[str, Tiling], device_kind: str
 ) -> dict[str, tuple[Op, Box]]:
-    """By key, one tile for each distinct measurement that the tiles of a plan need.
+    """Returns one tile, by its key, for each distinct measurement that the tiles of a plan need.
 
     tiles: by operator. A native call is one PyTorch call for several operators; its main operator, of which
     a tile stands for the call, is one of them (native_calls.py).
@@ -126,7 +127,7 @@ def measure(
     repeats: int = 5,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Profile:
-    """Measures each box, forward and backward, on random tensors.
+    """Measures each box, forward and backward, on random tensors; returns a profile.
 
     grad_operands: by operator, the numbers of its operands with a gradient; device: of torch; previous: a
     profile whose measurements are taken over; repeats: number of timed calls, whose median counts;
@@ -167,7 +168,7 @@ def measure(
 def _measure_op(
     graph: Graph, op: Op, box: Box, grad_operands: Sequence[int], device: torch.device, repeats: int
 ) -> tuple[float, float]:
-    """Seconds (forward, backward) of a box of an operator."""
+    """Returns the seconds (forward, backward) of a box of an operator."""
     operands = [
         None if region is None else _random_tensor(graph.values[name], region, device)
         for name, region in zip(op.inputs, op.space.regions(box), strict=True)
@@ -186,7 +187,7 @@ def _measure_native_call(
     device: torch.device,
     repeats: int,
 ) -> tuple[float, float]:
-    """Seconds (forward, backward) of a native call; box: a tile of its main operator.
+    """Returns the seconds (forward, backward) of a native call; box: a tile of its main operator.
 
     Buffers (the running statistics of a batch norm) are not given to the call: updating them takes little
     time. grad_inputs: names of the values that need a gradient.
@@ -208,7 +209,7 @@ def _measure_native_call(
 def _time_call(
     run: Callable[..., Any], operands: Sequence[Tensor | None], device: torch.device, repeats: int
 ) -> tuple[float, float]:
-    """Median seconds (forward, backward) of `repeats` calls, after one warm-up call."""
+    """Returns the median seconds (forward, backward) of `repeats` calls, after one warm-up call."""
     leaves = [t for t in operands if t is not None and t.requires_grad]
     forward, backward = [], []
     for _ in range(repeats + 1):
@@ -232,6 +233,7 @@ def _random_tensor(value: Value, region: Box, device: torch.device) -> Tensor:
 
 
 def _now(device: torch.device) -> float:
+    """Returns the time in seconds at which the device has finished all work submitted so far."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

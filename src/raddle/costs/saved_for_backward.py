@@ -1,8 +1,9 @@
-"""Which tensors of an operator PyTorch saves for its backward; the memory simulation counts them."""
+"""Tells which tensors of an operator PyTorch saves for its backward; the memory simulation counts them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fractions import Fraction
 from typing import NamedTuple
 
 from raddle.graph.dtypes import carries_gradient
@@ -26,15 +27,17 @@ SAVED_BY_FUNCTION = {
 
 
 class SavedForBackward(NamedTuple):
-    """What autograd saves when an operator runs forward."""
+    """The tensors that autograd saves when an operator runs forward."""
 
     inputs: frozenset[str] = frozenset()  # names of the input values that are saved
     output: bool = False  # whether its output is saved
-    extra: int = 0  # further bytes per element of the output, as for masks and indices of maxima
+    extra: Fraction = (
+        Fraction()
+    )  # further bytes per element of the output, as for masks and indices of maxima
 
 
 def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedForBackward:
-    """What is saved for the backward of an operator; nothing if it has no backward.
+    """Returns the tensors saved for the backward of an operator; none if it has no backward.
 
     active: names of the values that have a gradient (graph/gradients.py).
     """
@@ -61,11 +64,12 @@ def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedFor
         )  # fmt: skip
     # an adaptive maximum pool ("largest") saves the index of each maximum, 8 bytes
     extra = 8 if op.attrs.get("largest") else op.traits.extra_saved_bytes
+    extra_bytes = extra(op) if callable(extra) else Fraction(extra)
     return SavedForBackward(
-        frozenset(chosen), rule in (SavedTensors.OUTPUT, SavedTensors.BOTH), extra
+        frozenset(chosen), rule in (SavedTensors.OUTPUT, SavedTensors.BOTH), extra_bytes
     )
 
 
 def _is_only_added(op: Op, operand: int) -> bool:
-    """Whether an operand is only added, as a bias is: no gradient of another operand needs it."""
+    """Returns whether an operand is only added, as a bias is: no gradient of another operand needs it."""
     return op.space.operands[operand].added_once

@@ -1,4 +1,7 @@
-"""Refuses tensors that share memory if a step writes to one: in a graph, the other would not change."""
+"""Refuses models with tensors that share memory, such as two views of one tensor, if a step writes to one.
+
+A captured graph treats them as separate values: a write to one of them would not change the other.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ NamedTensor = tuple[str, Tensor]
 def refuse_parameters_as_inputs(
     inputs: Iterable[tuple[str, Any]], parameters: Iterable[NamedTensor]
 ) -> None:
-    """Refuses an input that shares memory with a trained parameter: its gradient would be incomplete."""
+    """Refuses an input that shares memory with a trained parameter, whose gradient would be incomplete."""
     trained = [(name, p) for name, p in parameters if p.requires_grad]
     for name, value in inputs:
-        for other, parameter in trained:
+        for parameter_name, parameter in trained:
             if isinstance(value, Tensor) and value.requires_grad and _overlap(value, parameter):
                 raise InputError(
-                    f"'{name}' shares memory with the trained parameter '{other}', and no gradient "
-                    "flows through an input: give x.detach()."
+                    f"'{name}' shares memory with the trained parameter '{parameter_name}', and no "
+                    "gradient flows through an input: give x.detach()."
                 )
 
 
@@ -53,16 +56,16 @@ def refuse_shared_memory(
 
 
 def _overlapping_pairs(named: Iterable[NamedTensor]) -> Iterator[tuple[str, str]]:
-    """Pairs of names of different tensors that have memory in common."""
-    storages: list[Any] = []  # keeps them alive, so that their ids stay unique
+    """Yields pairs of names of different tensors that have memory in common."""
+    storages: list[Any] = []  # keeps the storage objects alive, so that their ids stay unique
     groups: dict[int, list[NamedTensor]] = {}
     for name, tensor in named:
         storages.append(tensor.untyped_storage())
         groups.setdefault(id(storages[-1]), []).append((name, tensor))
     for group in groups.values():
-        for (one, a), (other, b) in combinations(group, 2):
-            if a is not b and _overlap(a, b):
-                yield one, other
+        for (first_name, first), (second_name, second) in combinations(group, 2):
+            if first is not second and _overlap(first, second):
+                yield first_name, second_name
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
@@ -72,7 +75,7 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def _byte_range(tensor: Tensor) -> tuple[int, int]:
-    """The range of bytes of its storage in which a tensor's elements lie."""
+    """Returns the range of bytes of its storage in which a tensor's elements lie."""
     width = tensor.element_size()  # bytes of an element
     begin = int(tensor.storage_offset()) * width
     if not tensor.numel():

@@ -1,6 +1,6 @@
 """Names for the tensors in a module's arguments, which may be nested lists and mappings of tensors.
 
-A *leaf* is what is neither a list, a tuple nor a mapping: a tensor, a number or None.
+A *leaf* is an argument that is neither a list, a tuple nor a mapping: a tensor, a number or None.
 
 >>> _leaf_names("x", {"ids": 0, "more": [1, 2]})
 ['x.ids', 'x.more.0', 'x.more.1']
@@ -18,7 +18,7 @@ from torch import nn
 def input_names(
     model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any], targets: Sequence[Any]
 ) -> list[str]:
-    """A name for every leaf of the inputs, then of the loss's targets (target, target1, ...)."""
+    """Returns a name for every leaf of the inputs, then of the loss's targets (target, target1, ...)."""
     if isinstance(inputs, Mapping):
         named = list(inputs.items())
     else:
@@ -31,7 +31,7 @@ def input_names(
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The leaves of nested arguments, in the order of `input_names`."""
+    """Returns the leaves of nested arguments, in the order of `input_names`."""
     if isinstance(tree, Mapping):
         return [leaf for value in tree.values() for leaf in leaves(value)]
     if isinstance(tree, (list, tuple)):

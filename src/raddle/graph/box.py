@@ -23,7 +23,7 @@ class Box(NamedTuple):
 
     @classmethod
     def full(cls, shape: Sequence[int]) -> Box:
-        """The box of all elements of a tensor of this shape."""
+        """Returns the box of all elements of a tensor of this shape."""
         return cls((0,) * len(shape), tuple(shape))
 
     @property
@@ -39,11 +39,11 @@ class Box(NamedTuple):
         return any(h <= lo for lo, h in zip(self.lo, self.hi, strict=True))
 
     def __and__(self, other: Box) -> Box:
-        """The intersection, which may be empty."""
+        """Returns the intersection, which may be empty."""
         return Box(tuple(map(max, self.lo, other.lo)), tuple(map(min, self.hi, other.hi)))
 
     def __sub__(self, other: Box) -> list[Box]:
-        """The points of self that are not in other, as disjoint boxes: at most two per dimension."""
+        """Returns the points of self that are not in other, as disjoint boxes: at most two a dimension."""
         common = self & other
         if common.empty:
             return [] if self.empty else [self]
@@ -58,7 +58,7 @@ class Box(NamedTuple):
         return pieces
 
     def contains(self, other: Box) -> bool:
-        """Whether every point of other is a point of self."""
+        """Returns whether every point of other is a point of self."""
         return other.empty or (
             all(a <= b for a, b in zip(self.lo, other.lo, strict=True))
             and all(a >= b for a, b in zip(self.hi, other.hi, strict=True))
@@ -71,7 +71,7 @@ class Box(NamedTuple):
         )
 
     def slices_within(self, outer: Box) -> tuple[slice, ...]:
-        """The slices that select this box from a tensor whose elements are the points of `outer`."""
+        """Returns the slices that select this box from a tensor that has the elements of `outer`."""
         return tuple(
             slice(a - o, b - o) for a, b, o in zip(self.lo, self.hi, outer.lo, strict=True)
         )
@@ -81,13 +81,13 @@ class Box(NamedTuple):
 
 
 def bounding_box(boxes: Iterable[Box]) -> Box:
-    """The smallest box that contains all boxes."""
+    """Returns the smallest box that contains all boxes."""
     los, his = zip(*((b.lo, b.hi) for b in boxes), strict=True)
     return Box(tuple(map(min, zip(*los, strict=True))), tuple(map(max, zip(*his, strict=True))))
 
 
 def subtract(box: Box, others: Iterable[Box]) -> list[Box]:
-    """The points of `box` that are in none of the others, as disjoint boxes."""
+    """Returns the points of `box` that are in none of the others, as disjoint boxes."""
     remaining = [] if box.empty else [box]
     for other in others:
         remaining = [piece for b in remaining for piece in b - other]
@@ -95,13 +95,16 @@ def subtract(box: Box, others: Iterable[Box]) -> list[Box]:
 
 
 def covers(boxes: Iterable[Box], box: Box) -> bool:
-    """Whether the union of the boxes contains `box`."""
+    """Returns whether the union of the boxes contains `box`."""
     return not subtract(box, boxes)
 
 
 def disjoint(boxes: Sequence[Box]) -> bool:
-    """Whether no two boxes share a point. Sweeps along the first dimension."""
-    active: list[Box] = []
+    """Returns whether no two boxes share a point.
+
+    Sweeps along the first dimension, so that few are compared.
+    """
+    active: list[Box] = []  # boxes that end after the place that the sweep has reached
     for box in sorted(b for b in boxes if not b.empty):
         if box.lo:
             active = [a for a in active if a.hi[0] > box.lo[0]]
@@ -115,6 +118,9 @@ def cells(boxes: Sequence[Box]) -> list[tuple[Box, tuple[int, ...]]]:
     """Divides the union of boxes, which may overlap, into disjoint cells.
 
     Returns each cell with its *owners*: the indices of all boxes that contain it.
+
+    >>> cells([Box((0,), (3,)), Box((2,), (5,))])
+    [([0:2], (0,)), ([2:3], (0, 1)), ([3:5], (1,))]
     """
     dim = _differing_dim(boxes)
     if dim is not None:
@@ -137,7 +143,10 @@ def cells(boxes: Sequence[Box]) -> list[tuple[Box, tuple[int, ...]]]:
 
 
 def _differing_dim(boxes: Sequence[Box]) -> int | None:
-    """The only dimension in which the boxes differ; None if there are several or none, or one is empty."""
+    """Returns the only dimension in which the boxes differ.
+
+    Returns None if there are several such dimensions, or none, or if a box is empty.
+    """
     if not boxes or boxes[0].empty:
         return None
     first, differing = boxes[0], None
@@ -153,7 +162,10 @@ def _differing_dim(boxes: Sequence[Box]) -> int | None:
 
 
 def _sweep(boxes: Sequence[Box], d: int) -> list[tuple[Box, tuple[int, ...]]]:
-    """The cells of boxes that differ in dimension d only. Each cell lies between two adjacent box ends."""
+    """Returns the cells of boxes that differ in dimension d only.
+
+    Each cell lies between two adjacent box ends.
+    """
     order = sorted(range(len(boxes)), key=lambda i: boxes[i].lo[d])
     lo, hi = boxes[0].lo, boxes[0].hi
     result: list[tuple[Box, tuple[int, ...]]] = []
@@ -171,7 +183,7 @@ def _sweep(boxes: Sequence[Box], d: int) -> list[tuple[Box, tuple[int, ...]]]:
 
 
 def merge_boxes(boxes: Sequence[Box]) -> list[Box]:
-    """Joins disjoint boxes that share a whole face: the same points in fewer boxes."""
+    """Joins disjoint boxes that touch along a whole face; returns fewer boxes with the same points."""
     remaining = [b for b in boxes if not b.empty]
     for d in range(len(remaining[0].lo) if remaining else 0):
         # This order puts boxes next to each other that touch along d and are equal in all other dimensions.

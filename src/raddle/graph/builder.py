@@ -3,7 +3,8 @@
 An ATen call is translated by the function registered for its name (`@aten("conv2d")` in ops/). A call that
 ATen tags as pointwise needs no such function. Any other call becomes an *opaque* operator: it is executed
 correctly but never split. A *composite* is a group of operators that one native call can replace; the graph
-records it as a FusedCall. A *slot* is here the position of an operand among the arguments of a kernel.
+records it as a FusedCall. A *kernel* is the function that computes an operator; in this file, a *slot* is
+the position of an operand among the arguments of its kernel.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Builder:
         return self._unique(name)
 
     def seed(self) -> Value:
-        """The value of the step's random seed, an input of dropout that every device has."""
+        """Returns the value of the step's random seed, an input of dropout that every device has."""
         if self._seed is None:
             self._seed = self.add(Value(self.reserve("seed"), (), torch.int64, "", "seed"))
         return self._seed
@@ -210,7 +211,7 @@ class Builder:
         self, kind: str, inputs: Sequence[Value | None], attrs: Mapping[str, Any] | None = None, *,
         has_fused_call: bool = True,
     ) -> Iterator[list[Value]]:  # fmt: skip
-        """Operators added in the `with` block are one composite.
+        """Makes the operators that are added in the `with` block one composite.
 
         The block gets an empty list and appends the output values to it. kind: key of FUSED_KERNELS, if
         there is a native call (ops/fused.py); has_fused_call: False if there is none.
@@ -245,7 +246,10 @@ class Builder:
     # -- helpers -----------------------------------------------------------------------
 
     def _undo(self, ops: int, fused: int, names: dict[str, int]) -> None:
-        """Goes back to a state: keeps the first `ops` operators and `fused` fused calls; restores names."""
+        """Removes what a failed translation added.
+
+        ops, fused, names: the numbers of operators and fused calls, and the names, before the translation.
+        """
         for op in self.ops[ops:]:
             for output in op.outputs:
                 del self.values[output]
@@ -279,11 +283,11 @@ class Builder:
         space: Any,
     ) -> list[Value]:
         """Adds the values of an operator's outputs, with the letters that its iteration space has."""
-        many = len(shapes) > 1
+        several = len(shapes) > 1
         return [
             self.add(
                 Value(
-                    f"{name}:{i}" if many else name,
+                    f"{name}:{i}" if several else name,
                     shape,
                     dtype,
                     "".join(unique(space.dims[d].name.lower() for d in positions)),
@@ -296,7 +300,7 @@ class Builder:
 
 
 def infer_meta(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """The outputs of an ATen call on the meta device: their shapes and types, without data."""
+    """Returns the outputs of an ATen call on the meta device: their shapes and types, without data."""
     meta = _map_values(
         (args, dict(kwargs)), lambda v: torch.empty(v.shape, dtype=v.dtype, device="meta")
     )
@@ -306,26 +310,30 @@ def infer_meta(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 def resolve_overload(call: str) -> Any:
-    """The ATen overload of a name such as `add.Tensor`."""
+    """Returns the ATen overload of a name such as `add.Tensor`."""
     namespace, _, name_and_overload = call.rpartition("::")
     name, overload = name_and_overload.rsplit(".", 1)
     return getattr(getattr(getattr(torch.ops, namespace or "aten"), name), overload)
 
 
 def _template(arguments: Any, operands: list[Value]) -> Any:
-    """The arguments with every value replaced by an OperandRef; appends the values to `operands`."""
+    """Returns the arguments with every value replaced by an OperandRef.
+
+    Appends the values to `operands`.
+    """
 
     def reference(value: Value) -> OperandRef:
         operands.append(value)
         return OperandRef(len(operands) - 1)
 
     args, kwargs = _map_values(arguments, reference)
-    # The device decides on placement and memory layout; they are no part of the graph.
+    # Placement and memory layout are no part of the graph: they depend on the device that runs it.
     dropped = {"device", "memory_format", "pin_memory", "layout"}
     return tuple(args), {k: v for k, v in kwargs.items() if k not in dropped}
 
 
 def _map_values(arguments: Any, function: Callable[[Value], Any]) -> Any:
+    """Returns nested arguments with the function applied to every Value in them."""
     if isinstance(arguments, Value):
         return function(arguments)
     if isinstance(arguments, (list, tuple)):
@@ -336,7 +344,7 @@ def _map_values(arguments: Any, function: Callable[[Value], Any]) -> Any:
 
 
 def _supported_kwargs(translator: AtenTranslator, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments that the translator takes, without those of placement and layout."""
+    """Returns the keyword arguments that the translator takes, without those of placement and layout."""
     ignored = {"device", "memory_format", "pin_memory", "layout", "non_blocking"}
     parameters = inspect.signature(translator).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -348,11 +356,15 @@ def _supported_kwargs(translator: AtenTranslator, kwargs: Mapping[str, Any]) -> 
 
 
 def _base_name(target: Any) -> str:
+    """Returns the name of an ATen function without namespace and overload, such as `add`."""
     return str(target._schema.name.split("::")[-1])
 
 
 def _call_name(target: Any) -> str:
-    """The name that `resolve_overload` reads: add.Tensor, outside of ATen namespace::name.overload."""
+    """Returns the name that `resolve_overload` reads.
+
+    An example is add.Tensor; outside of ATen, it is namespace::name.overload.
+    """
     schema = target._schema
     namespace, name = schema.name.split("::")
     call = f"{name}.{schema.overload_name or 'default'}"
@@ -360,21 +372,23 @@ def _call_name(target: Any) -> str:
 
 
 def _is_pointwise(target: Any) -> bool:
+    """Returns whether ATen tags a call as elementwise and it draws no random numbers, as dropout does."""
     tags = getattr(target, "tags", ())
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
 
 
 def _drop_operands(notation: str, missing: Sequence[int]) -> str:
-    """The notation without the operands that are absent, such as an optional bias."""
+    """Returns the notation without the operands that are absent, such as an optional bias."""
     if not missing:
         return notation
-    left, assign, right = re.split(r"(\s\w*\+?=)", notation, maxsplit=1)
-    accesses = _ACCESS.findall(right)
-    return left + assign + " ".join(["", *(a for i, a in enumerate(accesses) if i not in missing)])
+    outputs, assign, operands = re.split(r"(\s\w*\+?=)", notation, maxsplit=1)
+    accesses = _ACCESS.findall(operands)
+    present = [access for i, access in enumerate(accesses) if i not in missing]
+    return outputs + assign + " ".join(["", *present])
 
 
 def _substitute(notation: str, integers: Mapping[str, int]) -> str:
-    """The notation with the names of attributes replaced by their integers."""
+    """Returns the notation with the names of attributes replaced by their integers."""
     for name, number in integers.items():
         if len(name) > 1:  # a name of one letter is a dimension
             notation = re.sub(rf"\b{name}\b", str(number), notation)

@@ -53,7 +53,8 @@ def capture(
     `inputs` are the arguments of the module (a mapping: its keyword arguments); `loss(output, *targets)`
     becomes part of the graph. Without a loss, the module's output is the loss if it is a scalar. The first
     dimension of every input is the sample dimension, unless `dims={"x": "tnc"}` names another one `n`. The
-    module is captured in its present mode (`train()` or `eval()`) and is not changed. Meta tensors suffice.
+    module is captured in its present mode (`train()` or `eval()`) and is not changed. Meta tensors are
+    enough.
 
     In the notation below, +0 is the first row of the weight that the operator reads (ops/contraction.py).
 
@@ -102,7 +103,7 @@ def _check_arguments(model: Any, inputs: Any, targets: Any, loss: Any) -> None:
 
 
 def _source_location(node: Node) -> str:
-    """The place in the user's code that a node comes from, as recorded by torch.export; "" if unknown."""
+    """Returns the place in the user's code that a node comes from, as torch.export records it, or ""."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
     frame_lines = [
         i for i, line in enumerate(lines)
@@ -116,7 +117,7 @@ def _source_location(node: Node) -> str:
 
 
 def _depends_on_data(meta: Any) -> bool:
-    """Whether the shape or value of an output is known only at run time."""
+    """Returns whether the shape or value of an output is known only at run time."""
     if isinstance(meta, Tensor):
         return any(not isinstance(size, int) for size in meta.shape)
     if isinstance(meta, (list, tuple)):
@@ -127,7 +128,7 @@ def _depends_on_data(meta: Any) -> bool:
 def _live_part(
     b: Builder, wanted: set[str]
 ) -> tuple[dict[str, Value], tuple[Op, ...], tuple[FusedCall, ...]]:
-    """The values, operators and fused calls that the wanted values depend on: dead code is removed."""
+    """Returns the values, operators and fused calls that the wanted values depend on, without dead code."""
     needed, ops = set(wanted), []
     for op in reversed(b.ops):
         if any(o in needed for o in op.outputs):
@@ -207,7 +208,7 @@ class _Translation:
         )
 
     def _as_op_output(self, value: Value) -> Value:
-        """The value itself if an operator computes it, else a copy: a buffer may be set to an input."""
+        """Returns the value if an operator computes it; else (a buffer is set to an input) a copy of it."""
         if value.role == "op":
             return value
         self.builder.module, self.builder.is_leaf_module = "", False
@@ -259,19 +260,21 @@ class _Translation:
             self.memory.no_grad = without_gradient
         self._translate_nodes(subgraph)
         self.memory.no_grad = outer_no_grad
-        (end,) = (n for n in subgraph.graph.nodes if n.op == "output")
-        returned: Any = end.args[0]
+        (output_node,) = (n for n in subgraph.graph.nodes if n.op == "output")
+        returned: Any = output_node.args[0]
         results = list(self._current_value(returned))
         # For each output of the block, whether it is a tensor from outside (the block may have written it).
-        same = [
+        is_outer = [
             isinstance(r, Node) and self.memory.is_same_tensor(r, placeholders) for r in returned
         ]
-        self.aliased_outputs[node] = [r if s else None for r, s in zip(returned, same, strict=True)]
+        self.aliased_outputs[node] = [
+            r if outer else None for r, outer in zip(returned, is_outer, strict=True)
+        ]
         if without_gradient:
             # Only tensors from outside, which the block may write to, keep their gradient.
             detach = torch.ops.aten.detach.default
             for position, value in enumerate(results):
-                if isinstance(value, Value) and not same[position]:
+                if isinstance(value, Value) and not is_outer[position]:
                     results[position] = self.builder.call(detach, value)
         self.memory.put(node, tuple(results))
 
@@ -359,7 +362,7 @@ class _Translation:
         self.memory.put(node, self.memory.read(written), View(written, None, (), {}))
 
     def _current_value(self, argument: Any) -> Any:
-        """An argument of a node, with the current values in place of nodes."""
+        """Returns an argument of a node, with the current values in place of nodes."""
         if isinstance(argument, Node):
             return self.memory.read(argument)
         if isinstance(argument, (list, tuple)):
@@ -383,7 +386,7 @@ class _Translation:
         self.builder.used_outputs = used or {0}
 
     def _outputs(self) -> list[str]:
-        """The names of the values that the program returns."""
+        """Returns the names of the values that the program returns."""
         (node,) = (n for n in self.program.graph.nodes if n.op == "output")
         names = []
         specs = self.program.graph_signature.output_specs

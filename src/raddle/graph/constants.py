@@ -1,7 +1,9 @@
-"""Evaluates values that depend on no input, parameter, buffer or random number, while a graph is built.
+"""Evaluates constant values while a graph is built.
 
-Libraries compute masks and positions from `arange` and `full`. Such a value is the same in every step, so
-that a translator may look at it and choose a better operator.
+A value is constant if it depends on no input, parameter, buffer or random number. Libraries compute
+attention masks and positions from `arange` and `full`. Such a value is the same in every step. A translator
+of an ATen call may look at its elements and choose a better operator, such as causal attention in place of
+attention with a mask.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from raddle.graph.builder import Builder
 from raddle.graph.graph import Op, Value
 from raddle.graph.operator_kind import make_kernel
 
-# Larger values are not evaluated.
+# Values with more elements are not evaluated: they would take too much memory.
 MAX_ELEMENTS = 2**28
 
 
 def constant_value(b: Builder, value: Value) -> Tensor | None:
-    """The elements of a value, on the CPU; None: it is not constant, or too large."""
+    """Returns the elements of a value, on the CPU; None: it is not constant, or too large."""
     ops = _constant_ancestors(b, value)
     if ops is None:
         return None
@@ -41,7 +43,7 @@ def constant_value(b: Builder, value: Value) -> Tensor | None:
 
 
 def _constant_ancestors(b: Builder, value: Value) -> list[Op] | None:
-    """The operators that compute a value, in order; None: they read more than constants."""
+    """Returns the operators that compute a value, in order; None: they read more than constants."""
     needed, ops = {value.name}, []
     for op in reversed(b.ops):
         if needed.isdisjoint(op.outputs):

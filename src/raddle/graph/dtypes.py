@@ -13,15 +13,18 @@ from torch import Tensor
 
 
 def carries_gradient(dtype: torch.dtype) -> bool:
-    """Whether autograd differentiates through this type: floating-point and complex numbers."""
+    """Returns whether autograd differentiates through this type: floating-point and complex numbers."""
     return dtype.is_floating_point or dtype.is_complex
 
 
 def resolve_conj_and_neg(tensor: Tensor) -> Tensor:
-    """The tensor with its values in memory: torch conjugates and negates lazily, by setting a bit."""
+    """Returns the tensor with its elements in memory as they are read.
+
+    torch conjugates and negates lazily: it only sets a bit of the tensor.
+    """
     return tensor.resolve_conj().resolve_neg()
 
 
 def in_double(tensor: Tensor) -> Tensor:
-    """The tensor in double precision; complex numbers stay complex."""
+    """Returns the tensor in double precision; complex numbers stay complex."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

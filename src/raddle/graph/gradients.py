@@ -26,27 +26,27 @@ def active_values(graph: Graph) -> frozenset[str]:
 
 
 def has_backward(op: Op, active: Active) -> bool:
-    """Whether an operator has a backward."""
+    """Returns whether an operator has a backward."""
     return any(name in active for name in op.outputs)
 
 
 def operands_with_gradient(op: Op, active: Active) -> tuple[int, ...]:
-    """The positions of the operands that have a gradient, among op.inputs."""
+    """Returns the positions of the operands that have a gradient, among op.inputs."""
     return tuple(i for i, name in enumerate(op.inputs) if name in active)
 
 
 def inputs_with_gradient(op: Op, active: Active) -> tuple[str, ...]:
-    """The names of an operator's inputs that have a gradient, each once, in their order."""
+    """Returns the names of an operator's inputs that have a gradient, each once, in their order."""
     return tuple(name for name in dict.fromkeys(op.inputs) if name in active)
 
 
 def contributes_gradient(op: Op, name: str, active: Active) -> bool:
-    """Whether an operator contributes to the gradient of a value."""
+    """Returns whether an operator contributes to the gradient of a value."""
     return name in op.inputs and name in active and has_backward(op, active)
 
 
 def gradient_contributors(graph: Graph, active: Active) -> dict[str, list[Op]]:
-    """For each value with a gradient, the operators that contribute to it, in execution order."""
+    """Returns, for each value with a gradient, the operators that contribute to it, in execution order."""
     contributors: dict[str, list[Op]] = {}
     for op in graph.ops:
         if has_backward(op, active):
@@ -56,7 +56,7 @@ def gradient_contributors(graph: Graph, active: Active) -> dict[str, list[Op]]:
 
 
 def trained_parameters(graph: Graph, op: Op, active: Active) -> tuple[str, ...]:
-    """The names of an operator's parameters that have a gradient, each once, in their order."""
+    """Returns the names of an operator's parameters that have a gradient, each once, in their order."""
     return tuple(
         name for name in inputs_with_gradient(op, active) if graph.values[name].role == "parameter"
     )

@@ -47,7 +47,8 @@ class Op:
     attrs: Mapping[str, Any]  # what its kernel needs besides tensors, such as a stride
     notation: str  # its index notation (space.py), attributes as numbers
     space: Space  # the iteration space that the notation describes
-    # For each input, its position among the kernel's arguments, of which optional ones may be absent.
+    # For each input, its position among the arguments of the kernel (the function that computes the
+    # operator). Positions are missing where an optional argument is absent.
     argument_slots: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]  # of the outputs
     module: str = ""  # the dotted name of the nn.Module that it comes from
@@ -60,12 +61,12 @@ class Op:
 
     @property
     def traits(self) -> Traits:
-        """The properties of its kind (traits.py)."""
+        """The properties of the operator's kind (traits.py)."""
         return TRAITS[self.kind]
 
     @property
     def stops_gradient(self) -> bool:
-        """Whether no gradient flows from its outputs to its inputs."""
+        """Whether no gradient flows from the operator's outputs to its inputs."""
         return self.traits.updates_buffer or self.label == "detach"
 
     @property
@@ -109,7 +110,7 @@ class Graph:
     recapture: Callable[[int], Graph] | None = field(default=None, compare=False, repr=False)
 
     def for_batch(self, batch: int) -> Graph:
-        """The graph of the same module for another number of samples, such as a last micro-batch."""
+        """Returns the graph of the same module for another number of samples, as in a last micro-batch."""
         if batch == self.batch:
             return self
         if self.recapture is None:
@@ -120,7 +121,7 @@ class Graph:
         return self.recapture(batch)
 
     def op(self, name: str) -> Op:
-        """The operator of this name."""
+        """Returns the operator of this name."""
         return self._ops_by_name[name]
 
     @cached_property
@@ -166,7 +167,7 @@ class Graph:
         return [op for op in self.ops if op.opaque]
 
     def differentiable(self) -> set[str]:
-        """The names of the parameters and of all values that depend on them by differentiable operators."""
+        """Returns the names of the parameters, and of the values through which gradients reach them."""
         names = {p.name for p in self.parameters}
         for op in self.ops:
             if not op.stops_gradient and any(i in names for i in op.inputs):
@@ -174,13 +175,13 @@ class Graph:
         return names
 
     def dim_kinds(self, op: Op) -> str:
-        """How each dimension of an operator can be split: a letter S, A, P, R or `-` (Space.dim_kinds)."""
+        """Returns a letter for each dimension of an operator: how it can be split (`Space.dim_kinds`)."""
         return op.space.dim_kinds(
             [self.values[i].role in ("parameter", "frozen") for i in op.inputs]
         )
 
     def fingerprint(self) -> str:
-        """A hash of structure, shapes and names: 16 hex digits, the same under every version of torch."""
+        """Returns a hash of structure, shapes and names: 16 hex digits, equal in all versions of torch."""
         digest = hashlib.sha256()
         for value in self.values.values():
             if value.role != "op":

@@ -32,7 +32,7 @@ class Term(NamedTuple):
     mod: int = 0  # 0: no modulo
 
     def values(self, box: Sequence[Range]) -> Range:
-        """The first and last value of dim // div % mod over the box (both included)."""
+        """Returns the first and last value of dim // div % mod over the box (both included)."""
         lo, hi = box[self.dim]
         first, last = lo // self.div, (hi - 1) // self.div
         if not self.mod:
@@ -60,7 +60,7 @@ class Index(NamedTuple):
         return dim if coef == 1 and div == 1 and not mod else None
 
     def span(self, box: Sequence[Range]) -> Range:
-        """The range of index values over a box, not clipped to the tensor: it includes padding."""
+        """Returns the range of index values over a box, not clipped to the tensor: it includes padding."""
         if self.table:
             lo, hi = box[self.terms[0].dim] if self.terms else (0, 1)
             ranges = self.table[lo:hi]
@@ -73,7 +73,7 @@ class Index(NamedTuple):
         return -(-low // self.den), high // self.den + 1
 
     def range(self, box: Sequence[Range]) -> Range:
-        """The smallest range inside the tensor that contains every element read; (0, 0) if none is read."""
+        """Returns the smallest range in the tensor that has every element read; (0, 0) if none is read."""
         low, high = self.span(box)
         if self.den == 1 and low >= 0 and high <= self.extent:
             return low, high
@@ -82,7 +82,10 @@ class Index(NamedTuple):
         return self._clipped(box)
 
     def _clipped(self, box: Sequence[Range]) -> Range:
-        """The range clipped to the tensor: enumerates all terms but the first, which has a closed form."""
+        """Returns the range clipped to the tensor.
+
+        Goes through all combinations of values of the terms but the first, which has a closed form.
+        """
         # an index without terms is a constant; Term(0, 0) adds 0 to it
         main, *others = self.terms or (Term(0, 0),)
         first, last = main.values(box) if main.coef else (0, 0)

@@ -1,4 +1,7 @@
-"""Runs a graph in one process, box by box: the reference that tests compare every other execution with."""
+"""Runs a graph in one process, box by box: the reference that tests compare every other execution with.
+
+All dropout is exact: its masks do not depend on the boxes.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from torch import Tensor
 from raddle.graph.box import Box, cells
 from raddle.graph.graph import FusedCall, Graph, Op
 from raddle.graph.ops import make_kernel, merge_partials
+from raddle.graph.ops.attention import with_exact_dropout
 from raddle.graph.ops.fused import FUSED_KERNELS
 
-Pieces = list[tuple[Box, Tensor]]  # disjoint boxes of a value, each with its elements
+Pieces = list[tuple[Box, Tensor]]  # disjoint boxes that cover a value, each with its elements
 
 
 def interpret(
@@ -55,7 +59,7 @@ def interpret(
 def _untiled_fused_calls(
     graph: Graph, tiles: Mapping[str, Sequence[Box]]
 ) -> tuple[dict[str, FusedCall], set[str]]:
-    """The fused calls without tiles, by their last operator, and all operators that they replace."""
+    """Returns the fused calls without tiles, by their last operator, and the operators they replace."""
     untiled = [f for f in graph.fused_calls if f.ops and not any(op in tiles for op in f.ops)]
     return {f.ops[-1]: f for f in untiled}, {op for f in untiled for op in f.ops}
 
@@ -80,8 +84,8 @@ def _run_op(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: tor
             None if region is None else assemble(pieces[name], region)
             for name, region in zip(op.inputs, regions, strict=True)
         ]
-        results.append(make_kernel(op, box, device)(*arguments))
-    # by box, what it computes of each output
+        results.append(make_kernel(with_exact_dropout(op), box, device)(*arguments))
+    # for each box of the iteration space, the box of each output that it computes
     produced = [op.space.output_boxes(box) for box in boxes]
     for name in op.outputs:
         pieces[name] = []
@@ -101,7 +105,7 @@ def _run_op(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: tor
 
 
 def assemble(pieces: Pieces, region: Box) -> Tensor:
-    """A region of a value, assembled from the pieces that overlap it."""
+    """Returns a region of a value, assembled from the pieces that overlap it."""
     overlapping = [(box, tensor) for box, tensor in pieces if not (box & region).empty]
     if len(overlapping) == 1:
         box, tensor = overlapping[0]

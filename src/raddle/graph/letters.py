@@ -16,13 +16,13 @@ INPUT_LETTERS = {0: "", 1: "n", 2: "nt", 3: "ntc", 4: "nchw", 5: "ncdhw"}
 
 
 def unused_letter(taken: Iterable[str]) -> str:
-    """The first letter that is not taken."""
+    """Returns the first letter that is not taken."""
     used = {t.lower() for t in taken}
     return next(letter for letter in ALPHABET if letter not in used)
 
 
 def unique(letters: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
-    """The letters, with unused ones in place of those that repeat or are taken."""
+    """Returns the letters, with unused ones in place of those that repeat or are taken."""
     used = {t.lower() for t in taken}
     result: list[str] = []
     wanted = list(letters)
@@ -34,7 +34,7 @@ def unique(letters: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
 
 
 def input_letters(rank: int, floating: bool) -> str:
-    """The letters of a graph input; its first dimension is the samples.
+    """Returns the letters of a graph input; its first dimension is the samples.
 
     floating: whether it has floating-point numbers; else it has indices, such as tokens or classes.
     """

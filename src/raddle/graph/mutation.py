@@ -36,7 +36,7 @@ class View(NamedTuple):
 
 
 class Memory:
-    """The current value of every node while the program is translated, and the final values of buffers."""
+    """Holds the current value of every node during the translation, and the last values of buffers."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
@@ -64,7 +64,7 @@ class Memory:
             self.states[node] = value
 
     def read(self, node: Node) -> Any:
-        """The current value of a node; a view whose root was written since is computed again."""
+        """Returns the current value of a node; a view whose root was written since is computed again."""
         current = self.versions.get(self._root(node), 0)
         if node in self.views and self.value_version[node] != current:
             view = self.views[node]
@@ -97,7 +97,9 @@ class Memory:
             self.updates[state.name] = value
 
     def _keep_old_gradient(self, old: Value, new: Value, is_state: bool) -> Any:
-        """The value after a write that autograd does not record: new numbers, the old value's gradient.
+        """Returns the value after a write that autograd does not record.
+
+        It has the elements of the new value and the gradient of the old one.
 
         is_state: whether a buffer is written, which has no gradient.
         """
@@ -110,7 +112,7 @@ class Memory:
         return call(A.add.Tensor, old, change)
 
     def is_same_tensor(self, node: Node, nodes: Collection[Node]) -> bool:
-        """Whether a node is the same tensor as one of `nodes`; a write in place returns its argument."""
+        """Returns whether a node is the same tensor as one of `nodes`, perhaps after writes in place."""
         while node not in nodes:
             view = self.views.get(node)
             if view is None or view.target is not None or view.item is not None:
@@ -124,7 +126,7 @@ class Memory:
         return node
 
     def _parent_value(self, view: View, value: Value) -> Any:
-        """The new value of a view's parent after `value` is written to the view."""
+        """Returns the new value of a view's parent after `value` is written to the view."""
         call, name = self.builder.call, _name(view.target)
         if view.target is None:
             return value
@@ -133,7 +135,7 @@ class Memory:
             return call(A.select_scatter.default, parent, value, *view.args)
         if name in ("slice", "narrow"):
             dim, start, end = _bounds(name, view.args, parent)
-            if view.args[3:] in ((), (1,)):
+            if view.args[3:] in ((), (1,)):  # slices with a step other than 1 are refused below
                 return call(A.slice_scatter.default, parent, value, dim, start, end)
         if name in (
             "view",
@@ -161,7 +163,7 @@ class Memory:
 
 
 def _bounds(name: str, args: tuple[Any, ...], parent: Value) -> tuple[int, int | None, int | None]:
-    """(dim, start, end) of a `slice` or `narrow`; args: its arguments after the tensor."""
+    """Returns (dim, start, end) of a `slice` or `narrow`; args: the call's arguments after the tensor."""
     if name == "narrow":
         dim, start, length = args
         return dim, start, start + length
@@ -170,12 +172,15 @@ def _bounds(name: str, args: tuple[Any, ...], parent: Value) -> tuple[int, int |
 
 
 def _name(target: Any) -> str:
-    """The name of an ATen call without namespace and overload; "" for None."""
+    """Returns the name of an ATen call without namespace and overload; "" for None."""
     return target._schema.name.split("::")[-1] if target is not None else ""
 
 
 def writes_in_place(target: Any) -> bool:
-    """Whether a call writes to its first argument. Raises InputError if it writes to another one."""
+    """Returns whether a call writes to its first argument.
+
+    Raises InputError if it writes to another one.
+    """
     written = [a for a in target._schema.arguments if a.alias_info and a.alias_info.is_write]
     first = target._schema.arguments[:1]
     if any(a.name not in [f.name for f in first] or "[]" in str(a.type) for a in written):
@@ -187,7 +192,7 @@ def writes_in_place(target: Any) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node is a view of its first argument; for a reshape this depends on strides."""
+    """Returns whether a node is a view of its first argument; for a reshape this depends on strides."""
     source = node.args[0] if node.args else None
     if not isinstance(source, Node):
         return False
@@ -210,7 +215,10 @@ def is_view(node: Node) -> bool:
 
 
 def out_of_place(target: Any) -> Any:
-    """The ATen overload that returns what a call in place writes: add for add_."""
+    """Returns the ATen overload that computes what a call in place writes: add for add_.
+
+    Raises InputError if there is none, as for __iand__.
+    """
     name = _name(target).rstrip("_") if not _name(target).startswith("__") else None
     packet = getattr(A, name, None) if name else None
     overload = target._schema.overload_name or "default"

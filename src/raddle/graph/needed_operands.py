@@ -1,6 +1,7 @@
-"""Which operands tiles need, for many tiles at once: the same rule as `Space.regions` has for one box.
+"""Tells which operands tiles need, for many tiles at once: the rule that `Space.regions` has for one box.
 
-space.py explains the words: access, factor, added once, reduced dimensions.
+A tile does not need an operand of which it reads only padding, nor a bias that another tile adds. space.py
+explains the words: access, factor, added once, reduced dimensions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from raddle.graph.space import Access
 def needed_operands(
     operands: Sequence[Access], nonempty: Sequence[Any], at_origin: Any = None
 ) -> list[Any]:
-    """For each operand, whether the tiles need it: a boolean for one tile, or an array of booleans.
+    """Returns, for each operand, whether the tiles need it.
+
+    The result for an operand is a boolean if there is one tile, else an array with a boolean for each.
 
     nonempty: for each operand, whether its region has elements. at_origin: whether the tiles contain the
     origin of the reduced dimensions (None: all do). An array that needs no change is returned as it is.
@@ -27,9 +30,8 @@ def needed_operands(
         for access, f in zip(operands, nonempty, strict=True)
     ]
     factors = [n for access, n in zip(operands, need, strict=True) if access.is_factor]
-    if all(
-        n is factors[0] for n in factors
-    ):  # one object: all factors are needed by the same tiles
+    # If all factors have the same object, they are needed by the same tiles.
+    if all(n is factors[0] for n in factors):
         return need
     # One factor is entirely padding: the product is zero, so no factor is needed.
     product_needed = reduce(and_, factors)

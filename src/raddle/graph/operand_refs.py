@@ -21,13 +21,13 @@ class OperandRef(int):
 def call_with_operands(
     target: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
 ) -> Callable[[Sequence[Any]], Any]:
-    """A function from tensors to `target(*args, **kwargs)`, with tensors in place of the OperandRefs."""
+    """Returns a function of tensors: it puts them in place of the OperandRefs, and calls the target."""
     get_args, get_kwargs = _filler(tuple(args)), _filler(dict(kwargs))
     return lambda tensors: target(*get_args(tensors), **get_kwargs(tensors))
 
 
 def _filler(template: Any) -> Callable[[Sequence[Any]], Any]:
-    """A function from tensors to a copy of the template in which they replace the OperandRefs.
+    """Returns a function from tensors to a copy of the template in which they replace the OperandRefs.
 
     The template is looked through once, here: torch.compile should find only what depends on tensors.
     """

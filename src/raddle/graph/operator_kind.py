@@ -27,7 +27,7 @@ MergeFunction = Callable[[Op, Sequence[tuple[Tensor, ...]], Sequence[int]], tupl
 
 
 class Signature(NamedTuple):
-    """What a function that writes index notation may use."""
+    """Operands, outputs and attributes of an operator, for the function that writes its index notation."""
 
     shapes: tuple[tuple[int, ...], ...]  # of the operands that are present
     letters: tuple[str, ...]  # of the dimensions of each operand that is present
@@ -87,14 +87,14 @@ class OperatorTile(NamedTuple):
         return self.op.space.is_partial(self.box)
 
     def range(self, name: str) -> Range:
-        """The box's range in the dimension of this name."""
+        """Returns the box's range in the dimension of this name."""
         for d, dim in enumerate(self.op.space.dims):
             if dim.name == name:
                 return self.box.lo[d], self.box.hi[d]
         raise KeyError(f"no dimension {name} in '{self.op.notation}'")
 
     def region(self, slot: int) -> Box | None:
-        """The region of the operand that is kernel argument number `slot`."""
+        """Returns the region of the operand that is kernel argument number `slot`."""
         return (
             self.regions[self.op.argument_slots.index(slot)]
             if slot in self.op.argument_slots
@@ -102,8 +102,10 @@ class OperatorTile(NamedTuple):
         )
 
     def pads(self, slot: int) -> list[Range]:
-        """For each dimension of the operand that is kernel argument number `slot`: how much padding the box
-        reads below and above the operand's region."""
+        """Returns the padding that the box reads: for each dimension, (elements below, elements above).
+
+        slot: the number of the operand's kernel argument.
+        """
         operand = self.op.argument_slots.index(slot)
         region = self.regions[operand]
         assert region is not None
@@ -114,7 +116,7 @@ class OperatorTile(NamedTuple):
         ]
 
     def full(self, value: float) -> Tensor:
-        """A constant tensor of the shape of the first output's box."""
+        """Returns a constant tensor of the shape of the first output's box."""
         return torch.full(self.shape, value, dtype=self.op.dtypes[0], device=self.device)
 
 
@@ -155,10 +157,11 @@ def make_kernel(op: Op, box: Box, device: torch.device | str = "cpu") -> Kernel:
         return lambda *tensors: _as_tuple(run(*tensors))
 
     def run_with_absent_operands(*tensors: Tensor | None) -> Any:
+        operands, numbers = tensors[: len(argument_slots)], tensors[len(argument_slots) :]
         arguments: list[Tensor | None] = [None] * (max(argument_slots, default=-1) + 1)
-        for slot, tensor in zip(argument_slots, tensors, strict=True):
+        for slot, tensor in zip(argument_slots, operands, strict=True):
             arguments[slot] = tensor
-        return _as_tuple(run(*arguments))
+        return _as_tuple(run(*arguments, *numbers))
 
     return run_with_absent_operands
 
@@ -166,7 +169,7 @@ def make_kernel(op: Op, box: Box, device: torch.device | str = "cpu") -> Kernel:
 def tensor_attr(op: Op) -> int | None:
     """The attribute that an operator's kernel also takes as a tensor; None: there is none."""
     name = OPERATOR_KINDS[op.kind].tensor_attr
-    return op.attrs[name] if name else None
+    return op.attrs.get(name) if name else None
 
 
 def kernel_key(op: Op) -> Hashable:
@@ -189,7 +192,7 @@ def merge_partials(
 
 
 def work(op: Op, box: Box, operand: int | None = None) -> Work:
-    """The forward work of a box or, if an operand is given, the work of computing its gradient."""
+    """Returns the forward work of a box or, if an operand is given, the work of computing its gradient."""
     space = op.space
     result = space.forward_work(box) if operand is None else space.backward_work(box, operand)
     flops = OPERATOR_KINDS[op.kind].flops
@@ -197,7 +200,7 @@ def work(op: Op, box: Box, operand: int | None = None) -> Work:
 
 
 def _reduced_points(op: Op, box: Box) -> int:
-    """The number of points of a box in the reduced dimensions."""
+    """Returns the number of points of a box in the reduced dimensions."""
     count = 1
     for d in op.space.reduced_dims:
         count *= box.hi[d] - box.lo[d]
@@ -216,7 +219,7 @@ def _as_tuple(result: Any) -> tuple[Tensor, ...]:
 
 
 def int_per_dim(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """An integer argument of a pool or convolution for each dimension; it may be given once for all."""
+    """Returns an argument of a pool or convolution for each dimension, if it may be one integer for all."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * rank if len(values) == 1 else values
 

@@ -1,4 +1,8 @@
-"""Translates the placeholders of an exported program to values: inputs, parameters, buffers, constants."""
+"""Translates the placeholders of an exported program to values: inputs, parameters, buffers, constants.
+
+A placeholder is a node of a torch.fx graph that stands for an argument. An exported program has one for
+each tensor that comes from outside.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +92,7 @@ class Placeholders:
         self.inputs.append(value.name)
 
     def _canonical_names(self) -> dict[str, str]:
-        """For every name of a parameter or buffer, the first name of the same tensor."""
+        """Returns, for every name of a parameter or buffer, the first name of the same tensor."""
         first: dict[int, str] = {}
         names: dict[str, str] = {}
         for group in (self.model.named_parameters, self.model.named_buffers):

@@ -19,7 +19,7 @@ CAPTURE_LOCK = threading.RLock()
 def resize_inputs(
     inputs: Any, targets: Sequence[Any], letters: Sequence[str], batch: int
 ) -> tuple[Any, list[Any]]:
-    """Inputs and targets with `batch` samples, which are repeated or cut off.
+    """Returns inputs and targets with `batch` samples: the first ones, repeated if they are too few.
 
     letters: the letters of the dimensions of every leaf (arguments.py), in order.
     """
@@ -30,7 +30,7 @@ def resize_inputs(
 
 
 def _resize(arguments: Any, letters: Iterator[str], batch: int) -> Any:
-    """Nested arguments with `batch` samples; takes the letters of each leaf from the iterator."""
+    """Returns nested arguments with `batch` samples; takes the letters of each leaf from the iterator."""
     if isinstance(arguments, Mapping):
         return {key: _resize(value, letters, batch) for key, value in arguments.items()}
     if isinstance(arguments, (list, tuple)):
@@ -46,7 +46,7 @@ def _resize(arguments: Any, letters: Iterator[str], batch: int) -> Any:
 def capture_once_per_size(
     model: nn.Module, capture_again: Callable[[int], Graph]
 ) -> Callable[[int], Graph]:
-    """A function from batch size to graph that captures once for each size.
+    """Returns a function from batch size to graph that captures once for each size.
 
     It sets the modes (`train` or `eval`) that the modules have now, captures, and then gives every module
     the mode back that it had just before.

@@ -54,7 +54,7 @@ def _save_process_state() -> Iterator[Restore]:
 
 
 def _deferred(put: Callable[[Any], Any], value: Any) -> Restore:
-    """A function that calls put(value) later."""
+    """Returns a function that calls put(value) later."""
     return lambda: put(value)
 
 
@@ -76,8 +76,8 @@ class _Snapshot:
     def _visit(self, value: Any, in_module: bool) -> Iterable[tuple[Any, bool]]:
         """Saves one object; returns what it refers to.
 
-        in_module: whether it was reached through modules and containers only. Other tensors, as those of a
-        user's object, get back only requires_grad and the gradient, not their values.
+        in_module: whether the object was reached through modules and containers only. A tensor reached in
+        another way, such as an attribute of a user's object, gets back only its requires_grad and gradient.
         """
         if isinstance(value, Tensor):
             self._save_tensor(value, in_module)
@@ -152,6 +152,7 @@ class _ContainerSnapshot:
 
 
 def _same_item(now: Any, before: Any) -> bool:
+    """Returns whether two items are the same object, or pairs (key, value) of the same two objects."""
     if now is before:
         return True
     pairs = type(now) is tuple and type(before) is tuple and len(now) == len(before) == 2
@@ -159,7 +160,10 @@ def _same_item(now: Any, before: Any) -> bool:
 
 
 def _save_generator(value: Any) -> Restore | None:
-    """A function that restores a random generator of torch, Python or numpy; None for other objects."""
+    """Returns a function that restores a random generator of torch, Python or numpy.
+
+    Returns None for other objects.
+    """
     if isinstance(value, torch.Generator):
         return _deferred(value.set_state, value.get_state())
     if isinstance(value, random.Random):
@@ -171,7 +175,10 @@ def _save_generator(value: Any) -> Restore | None:
 
 
 def _is_standard_library(value: Any) -> bool:
-    """Whether an object is not saved: it is from the standard library (a logger) or has no attributes."""
+    """Returns whether an object is not saved.
+
+    Such objects are from the standard library (a logger) or have no attributes.
+    """
     top_package = type(value).__module__.partition(".")[0]
     return top_package in sys.stdlib_module_names or not hasattr(value, "__dict__")
 

@@ -85,7 +85,7 @@ class Space(NamedTuple):
         return sum(a.is_factor for a in self.operands) > 1
 
     def dim_kinds(self, is_parameter: Sequence[bool]) -> str:
-        """One letter for each dimension: how it can be split.
+        """Returns one letter for each dimension, which says how it can be split.
 
         S: sample, P: indexes a parameter, R: reduced (summed over), A: any other attribute of the output,
         `-`: cannot be split. is_parameter: for each operand, whether it is a parameter.
@@ -111,18 +111,21 @@ class Space(NamedTuple):
         return "".join(letters)
 
     def output_boxes(self, box: Box) -> tuple[Box, ...]:
-        """For each output, the box of elements that a box of the iteration space contributes to."""
+        """Returns, for each output, the box of elements to which a box of the iteration space adds."""
         return tuple(
             Box(tuple(box.lo[d] for d in output), tuple(box.hi[d] for d in output))
             for output in self.outputs
         )
 
     def is_partial(self, box: Box) -> bool:
-        """Whether the box lacks a part of a reduced dimension, so that its result is partial."""
+        """Returns whether the box lacks a part of a reduced dimension, so that its result is partial."""
         return any(box.hi[d] - box.lo[d] < self.dims[d].size for d in self.reduced_dims)
 
     def regions(self, box: Box) -> tuple[Box | None, ...]:
-        """For each operand, the smallest region that the box needs; None if it needs no element."""
+        """Returns, for each operand, the smallest region that the box needs.
+
+        The region is None if the box needs no element of the operand.
+        """
         ranges = tuple(zip(box.lo, box.hi, strict=True))
         at_origin = all(box.lo[d] == 0 for d in self.reduced_dims)
         regions = [
@@ -137,17 +140,17 @@ class Space(NamedTuple):
         return tuple(regions)
 
     def spans(self, operand: int, box: Box) -> tuple[Range, ...]:
-        """For each dimension of an operand, the range of indices over the box, including padding."""
+        """Returns, for each dimension of an operand, the range of indices over the box, with padding."""
         ranges = tuple(zip(box.lo, box.hi, strict=True))
         return tuple(index.span(ranges) for index in self.operands[operand].indices)
 
     def forward_work(self, box: Box) -> Work:
-        """The work of the forward computation of a box."""
+        """Returns the work of the forward computation of a box."""
         per_point = 2 if self.is_product else self.flops_per_point
         return Work(per_point * box.volume, self._elements(box))
 
     def backward_work(self, box: Box, operand: int) -> Work:
-        """The work of computing the gradient of one operand, derived from the same notation.
+        """Returns the work of computing the gradient of one operand, derived from the same notation.
 
         A product reads the output's gradient and the other factors; any other operator reads the output's
         gradient and all operands. The result has the shape of the operand's region.
@@ -166,11 +169,13 @@ class Space(NamedTuple):
         return Work(flops, tuple(elements))
 
     def _elements(self, box: Box) -> tuple[int, ...]:
+        """Returns the number of elements that a box reads of each operand, then writes of each output."""
         regions = [*self.regions(box), *self.output_boxes(box)]
         return tuple(r.volume if r else 0 for r in regions)
 
 
 def _region(access: Access, ranges: Sequence[Range]) -> Box | None:
+    """Returns the region of one operand for a box with these ranges; None if it has no elements."""
     operand_ranges = [index.range(ranges) for index in access.indices]
     if any(lo >= hi for lo, hi in operand_ranges):
         return None
@@ -217,30 +222,33 @@ def _parse_space(
 ) -> Space:
     assign = _ASSIGN.search(notation)
     assert assign is not None, f"no assignment in '{notation}'"
-    left = [m[2].split() for m in _ACCESS.finditer(notation[: assign.start()])]
-    right = list(_ACCESS.finditer(notation, assign.end()))
-    assert (len(left), len(right)) == (len(outputs), len(shapes)), f"'{notation}' for {shapes}"
+    # tokens: the index expressions of one output or operand, such as n and c//cg*kg+k
+    output_tokens = [m[2].split() for m in _ACCESS.finditer(notation[: assign.start()])]
+    matches = list(_ACCESS.finditer(notation, assign.end()))  # one for each operand
+    operand_tokens = [m[2].split() for m in matches]
+    counts = (len(output_tokens), len(matches))
+    assert counts == (len(outputs), len(shapes)), f"'{notation}' for {shapes}"
     integer_of = dict(integers)
-    sizes = _sizes(left, [m[2].split() for m in right], shapes, outputs, integer_of)
+    sizes = _sizes(output_tokens, operand_tokens, shapes, outputs, integer_of)
     dims = list(sizes)
     operands = []
-    for number, (match, shape) in enumerate(zip(right, shapes, strict=True)):
+    for number, (match, shape) in enumerate(zip(matches, shapes, strict=True)):
         # before: the text between the operand before and this one; after: all text after this one
-        before = notation[assign.end() if not number else right[number - 1].end() : match.start()]
+        before = notation[assign.end() if not number else matches[number - 1].end() : match.start()]
         after = notation[match.end() :].lstrip()
-        once = "+" in before
-        factor = not once and ("*" in before or (after.startswith("*") and not number))
-        tokens = match[2].split()
+        added_once = "+" in before
+        is_factor = not added_once and ("*" in before or (after.startswith("*") and not number))
+        tokens = operand_tokens[number]
         assert len(tokens) == len(shape), f"{match[0]} in '{notation}' for shape {shape}"
         indices = tuple(
             parse_index(token, dims, extent, integer_of, dict(tables))
             for token, extent in zip(tokens, shape, strict=True)
         )
-        operands.append(Access(indices, factor, once))
+        operands.append(Access(indices, is_factor, added_once))
     combine = {"": "", "+": "sum"}.get(assign[1], assign[1])
     return Space(
         tuple(Dim(name, size) for name, size in sizes.items()),
-        tuple(tuple(dims.index(token) for token in tokens) for tokens in left),
+        tuple(tuple(dims.index(token) for token in tokens) for tokens in output_tokens),
         tuple(operands),
         combine,
         flops_per_point,
@@ -248,23 +256,28 @@ def _parse_space(
 
 
 def _sizes(
-    left: Sequence[Sequence[str]],
-    right: Sequence[Sequence[str]],
+    output_tokens: Sequence[Sequence[str]],
+    operand_tokens: Sequence[Sequence[str]],
     shapes: Sequence[Sequence[int]],
     outputs: Sequence[Sequence[int]],
     integer_of: Mapping[str, int],
 ) -> dict[str, int]:
-    """The size of each dimension: from the outputs, else from operands indexed by it, else as given.
+    """Returns the size of each dimension.
 
-    left, right: the index expressions of each output and of each operand. shapes: of the operands.
-    outputs: shapes of the outputs. integer_of: `integers` of `parse_space`.
+    The size comes from the outputs, else from operands indexed by the dimension, else from integer_of.
+
+    output_tokens, operand_tokens: the index expressions of each output and of each operand. shapes: of the
+    operands. outputs: shapes of the outputs. integer_of: `integers` of `parse_space`.
     """
     sizes: dict[str, int] = {}
-    for tokens, shape in [*zip(left, outputs, strict=True), *zip(right, shapes, strict=True)]:
+    for tokens, shape in [
+        *zip(output_tokens, outputs, strict=True),
+        *zip(operand_tokens, shapes, strict=True),
+    ]:
         for token, size in zip(tokens, shape, strict=True):
             if re.fullmatch(r"[A-Za-z]", token) and token not in integer_of:
                 sizes.setdefault(token, size)
-    operand_text = " ".join(token for tokens in right for token in tokens)
+    operand_text = " ".join(token for tokens in operand_tokens for token in tokens)
     for name, size in integer_of.items():  # one letter (R): a dimension; several (s0): an attribute
         if len(name) == 1 and re.search(rf"\b{name}\b", operand_text):
             sizes[name] = size

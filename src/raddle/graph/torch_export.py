@@ -1,4 +1,4 @@
-"""Exports a module with its loss by torch.export, and refuses what torch.export would drop silently."""
+"""Exports a module with its loss by torch.export; refuses custom backwards and hooks, which it drops."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _check_scalar(loss: Any) -> Tensor:
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """All tensors in the output of a module, which may be nested."""
+    """Returns all tensors in the output of a module, which may be nested."""
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, Mapping):
@@ -115,7 +115,7 @@ def export(
 
 
 def _distinct_inputs(tree: Any) -> Any:
-    """The same arguments with a new tensor for each one, of the same shape, strides and type.
+    """Returns the same arguments with a new tensor for each one, of the same shape, strides and type.
 
     torch.export identifies an input by its tensor object. If one object were two inputs, or an input and a
     parameter, it would confuse them.
@@ -138,6 +138,7 @@ def _distinct_inputs(tree: Any) -> Any:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
+    """Turns off warnings and log messages while torch.export runs."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -183,7 +184,10 @@ def _refuse_custom_backward() -> Iterator[None]:
 
 
 def _user_location(error: BaseException) -> str:
-    """The place in the user's code where an export failed: the innermost frame outside torch and raddle."""
+    """Returns the place in the user's code where an export failed.
+
+    The place is the innermost frame that is neither in torch nor in raddle.
+    """
     library_folders = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):

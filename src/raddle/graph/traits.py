@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
+from typing import Any
 
 
 class SavedTensors(Enum):
@@ -22,17 +25,18 @@ class Traits:
     """The properties of one operator kind."""
 
     saved_tensors: SavedTensors
-    extra_saved_bytes: int = 0  # saved for each element of the output: masks, indices of maxima
+    # Saved for each element of the output: masks, indices of maxima; or a function of the operator.
+    extra_saved_bytes: int | Callable[[Any], Fraction] = 0
     is_view: bool = False  # the output is a view of the input: no data is moved
     is_cheap: bool = False  # searches may place it together with an operator that reads its result
-    # Which efficiency of a device applies (Device.efficiency: fractions of its peak rates, by name):
-    # "conv", "attention", or "": "matmul" for products, "memory" for all others.
+    # The key of Device.efficiency (fractions of a device's peak rates) that applies: "conv" or "attention".
+    # If it is "", the key is "matmul" for products and "memory" for all other operators.
     family: str = ""
-    # It computes the new value of a buffer, such as running statistics: it has no gradient, and may run on
-    # every device.
+    # The operator computes the new value of a buffer, such as running statistics: it has no gradient, and
+    # may run on every device.
     updates_buffer: bool = False
-    # Its windows may ignore the last elements of its input, which are then outside of the region. The
-    # kernel may be given them all the same (_untrimmed_region in runtime/code_generator.py).
+    # The operator's windows may ignore the last elements of its input, which are then outside of the
+    # region. Its kernel may be given them all the same (_untrimmed_region in runtime/code_generator.py).
     strided: bool = False
 
 

@@ -1,4 +1,7 @@
-"""Runs the commands `ip` and `tc`, with a time limit; a failure becomes an InputError."""
+"""Runs the commands `ip` and `tc`, with a time limit; a failure becomes an InputError.
+
+`ip` makes the network namespaces and links of a lab, and `tc` limits the links' rates.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,8 @@ from typing import Any
 from raddle.errors import InputError
 
 TIMEOUT_SECONDS = 20.0  # a command takes milliseconds, but longer on a machine that swaps
-REQUIREMENTS = (
-    "the rights of root, and a kernel with veth, bridge, tbf and TCP cubic"  # in error messages
-)
+# What a lab needs, for error messages.
+REQUIREMENTS = "the rights of root, and a kernel with veth, bridge, tbf and TCP cubic"
 
 
 def check_system() -> None:

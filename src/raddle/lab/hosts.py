@@ -1,4 +1,4 @@
-"""The hosts of an existing lab, and how to run a command on one of them.
+"""Runs commands on the hosts of an existing lab.
 
 A host is emulated: a network namespace of this machine, with its own IP address.
 """

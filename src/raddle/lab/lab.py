@@ -1,4 +1,7 @@
-"""The class `Lab`: makes, finds and removes emulated hosts, runs plans on them and counts their bytes."""
+"""Defines the class `Lab`: makes, finds and removes emulated hosts, runs plans on them, counts bytes.
+
+A host is a network namespace of this machine; raddle/lab/__init__.py has a picture and an example.
+"""
 
 from __future__ import annotations
 

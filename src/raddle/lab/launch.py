@@ -1,7 +1,7 @@
-"""Runs a command on every host of a lab (emulated hosts on this machine), and makes sure that all end.
+"""Runs a command on every host of a lab, and makes sure that all of them end.
 
-The commands end when they are done, when one of them fails, when the time is over, and when the user
-interrupts.
+A lab is a set of emulated hosts on this machine. The commands end when they are done, when one of them
+fails, when the time is over, and when the user interrupts.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _environment(token: str, extra: Mapping[str, str]) -> dict[str, str]:
         **quiet,
         "OMP_NUM_THREADS": "1",
         LAUNCH_VARIABLE: token,
-        **starter_env(),  # by which a process notices that this one has ended
+        **starter_env(),  # variables by which a process notices that its starter has ended
         **extra,
     }
 
@@ -104,6 +104,7 @@ def _environment(token: str, extra: Mapping[str, str]) -> dict[str, str]:
 def _start(
     lab: Hosts, host: int, argv: Sequence[str], output: IO[str] | None, environment: dict[str, str]
 ) -> subprocess.Popen[Any]:
+    """Start a command on a host; output: the file for what it prints, None: this process's stdout."""
     return lab.exec(
         host,
         argv,
@@ -127,11 +128,11 @@ def _wait(processes: Processes, timeout: float) -> None:
 
 def _end_all(lab: Hosts, processes: Processes, token: str) -> None:
     """End the process groups that still run; then the processes of this launch that left their group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):  # number of a signal
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         running = [p for p in processes if p.poll() is None]
         for process in running:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+                os.killpg(process.pid, signal_number)
         deadline = time.monotonic() + GRACE_SECONDS
         while any(p.poll() is None for p in running) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -139,8 +140,8 @@ def _end_all(lab: Hosts, processes: Processes, token: str) -> None:
 
 
 def _is_marked(pid: int, token: str) -> bool:
-    """Whether a process belongs to the launch with this token."""
-    with suppress(OSError):  # it has just ended
+    """Return whether a process belongs to the launch with this token."""
+    with suppress(OSError):  # the process has just ended
         return f"{LAUNCH_VARIABLE}={token}".encode() in Path(
             f"/proc/{pid}/environ"
         ).read_bytes().split(b"\0")
@@ -148,6 +149,7 @@ def _is_marked(pid: int, token: str) -> bool:
 
 
 def _text(file: IO[str]) -> str:
+    """Return all that was written to a file."""
     file.seek(0)
     return file.read()
 
@@ -170,4 +172,5 @@ def _error(codes: Mapping[int, int], outputs: Sequence[str], timeout: float) -> 
 
 
 def _list(hosts: Sequence[int]) -> str:
+    """Return host numbers as text: [0, 2] -> "host 0, host 2"."""
     return ", ".join(f"host {host}" for host in hosts)

@@ -1,4 +1,4 @@
-"""The names and addresses in a lab: its network namespaces, interfaces and IP addresses.
+"""Makes and parses the names and addresses in a lab: network namespaces, interfaces and IP addresses.
 
 A lab is a set of emulated hosts on one machine. Each host is a network namespace; one more namespace has
 the bridge that connects them (see the picture in raddle.lab).

@@ -1,4 +1,4 @@
-"""Finds and ends the processes inside network namespaces."""
+"""Finds and ends the processes inside network namespaces, which are the emulated hosts of a lab."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def end_processes(find: Callable[[], set[int]]) -> set[int]:
     `find` is called again and again, so processes that start meanwhile are ended too.
     """
     ended: set[int] = set()
-    for number in (signal.SIGTERM, signal.SIGKILL):  # number of a signal
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         signalled: set[int] = set()
         deadline = time.monotonic() + GRACE_SECONDS
         while (running := find()) and time.monotonic() < deadline:
             for pid in running - signalled:
                 with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+                    os.kill(pid, signal_number)
             signalled |= running
             time.sleep(POLL_SECONDS)
         ended |= signalled

@@ -13,8 +13,8 @@ _RATE = Quantity("bits/s", {unit: Decimal(f) for unit, f in _UNITS.items()}, "1g
 
 # Limits in bits per second. tbf is the token bucket of `tc` by which a lab limits its links
 # (namespaces.py). At the lower limit, the burst that tbf lets through (256 KiB) already takes 21 s. tbf
-# queues what the link sends in 50 ms: 625 MB at the upper limit. tbf has 32 bits for the bytes of this
-# queue, so from 687 Gbit/s on (2**32 bytes in 50 ms) `tc` would make a much shorter one without an error.
+# queues as many bytes as the link sends in 50 ms: 625 MB at the upper limit. tbf counts these bytes in 32
+# bits, so from 687 Gbit/s on (2**32 bytes in 50 ms) `tc` would make a much shorter queue without an error.
 SLOWEST = 100 * 10**3
 FASTEST = 100 * 10**9
 

@@ -1,4 +1,4 @@
-"""The torchrun commands that start a distributed program on the hosts of a lab.
+"""Writes the torchrun commands that start a distributed program on the hosts of a lab.
 
 A lab is a set of emulated hosts on this machine (network namespaces); see raddle.lab.
 """

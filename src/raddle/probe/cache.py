@@ -1,6 +1,7 @@
-"""The cache of measurements: one JSON file in the user's cache folder.
+"""Stores the measurements of `raddle probe` in a cache: one JSON file in the user's cache folder.
 
-By key, the file has an entry {"value": the measurement, "sum": a checksum}.
+The file maps a key to an entry {"value": the measurement, "sum": a checksum}. machine.py makes the keys, of
+the host, its cores, the version of torch and the number of ranks.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def _checksum(key: str, value: dict[str, Any]) -> str:
 
 
 def _read() -> dict[str, Any]:
+    """Return the content of the cache file; {} if there is none or it is damaged."""
     try:
         content = read_json(path(), "probe's cache")
     except InputError:

@@ -1,4 +1,4 @@
-"""Measures how many cores are busy with other work, as this makes the results of a probe worse."""
+"""Measures how many CPU cores are busy with other work, which makes the results of `raddle probe` worse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def busy_cores() -> float | None:
 
 
 def _ticks() -> dict[str, tuple[int, int]]:
-    """For each core, return (idle ticks, all ticks) since the machine started, from /proc/stat."""
+    """Return for each core (idle ticks, all ticks) since the machine started, from /proc/stat.
+
+    A line of this file is, for example, "cpu0 225 0 117 9811 3 0 1 0 0 0": ticks by kind of use.
+    """
     ticks = {}
     for line in Path("/proc/stat").read_text().splitlines():
         name, *fields = line.split()

@@ -1,4 +1,4 @@
-"""Fits latency and bandwidth to the times of messages of several sizes."""
+"""Fits the latency and the bandwidth of a link to the measured times of messages of several sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from raddle.clusters.devices import Link
 
 
 def fit(samples: Sequence[tuple[int, float]]) -> Link:
-    """Fit seconds = latency + nbytes / bandwidth by least squares of the *relative* errors.
+    """Fit seconds = latency + nbytes / bandwidth by least squares of the *relative* errors; return a link.
 
     samples: (bytes, seconds) of each size. With absolute errors, only the largest messages would count,
     and the latency would be noise.

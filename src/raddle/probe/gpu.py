@@ -1,7 +1,7 @@
 """Measures the compute rates of the first GPU, in a process of its own.
 
-launch.py starts it with settings as JSON in the first argument. It prints its result as rank.py does.
-The settings: `seconds` is the time limit of the process, `window` the time for each kernel.
+launch.py starts this process with settings as JSON in the first argument: `seconds` is the time limit of
+the process, `window` the seconds for each kernel. The process prints its result as rank.py does.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from raddle.probe.launch import end_in_time
 
 
 def main() -> None:
+    """Measure and print one line of JSON, {"result": rates}."""
     settings = json.loads(sys.argv[1])
     end_in_time(settings["seconds"])
     print(json.dumps({"result": measure(settings["window"])}), flush=True)
 
 
 def measure(window: float) -> dict[str, Any]:
-    """Return the rates of the kernels on the first GPU, in real float32 (no TF32).
+    """Return the rates of the kernels on the first GPU; TF32 is off, so float32 is real float32.
 
     window: seconds for each kernel.
     """

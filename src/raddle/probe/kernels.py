@@ -1,4 +1,8 @@
-"""The kernels that a probe times: matrix products, convolution, attention, copy and tiny operators."""
+"""Defines the kernels that `raddle probe` times, to measure what a device computes in a second.
+
+They are matrix products, a convolution, attention, a copy and tiny operators. Each kernel knows its work,
+for example FLOPs, so its time gives a rate, for example FLOP/s.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +28,21 @@ class Kernel:
 
     name: str
     work: float  # of one call: FLOPs; for "copy" bytes; for "operators" their number in a chain
-    make: Callable[[], Call]  # allocates the tensors only now, so that they are freed afterwards
+    make: Callable[[], Call]  # allocates the tensors, so that only one kernel at a time has memory
 
 
 def kernels(device: str) -> list[Kernel]:
     """List the kernels to time on "cpu" or "cuda", in order."""
-    large = device != "cpu"
-    side = 4096 if large else 640  # rows and columns of a matrix
+    gpu = device != "cpu"
+    side = 4096 if gpu else 640  # rows and columns of a matrix
     result = [_matmul(device, torch.float32, side)]
     # The numbers are the batch of the convolution and the length of the sequence.
-    result += [_conv(device, 64 if large else 4), _attention(device, 1024 if large else 256)]
+    result += [_conv(device, 64 if gpu else 4), _attention(device, 1024 if gpu else 256)]
     result += [_matmul(device, torch.float64, side // 2), _matmul(device, torch.bfloat16, side)]
     # Some CPUs emulate float16 a hundred times slower, so the product is small.
-    result.append(_matmul(device, torch.float16, side if large else 192))
+    result.append(_matmul(device, torch.float16, side if gpu else 192))
     # The numbers are the bytes to copy.
-    result += [_copy(device, 2**30 if large else 2**26), _operator_chain(device)]
+    result += [_copy(device, 2**30 if gpu else 2**26), _operator_chain(device)]
     return result
 
 
@@ -66,6 +70,8 @@ def _seconds_of(call: Call, count: int, device: str) -> float:
 
 
 def _matmul(device: str, dtype: torch.dtype, side: int) -> Kernel:
+    """Return the product of two square matrices; side: their rows and columns."""
+
     def make() -> Call:
         x, y = (_random(side, side, device=device, dtype=dtype) for _ in range(2))
         return lambda: x @ y
@@ -74,6 +80,7 @@ def _matmul(device: str, dtype: torch.dtype, side: int) -> Kernel:
 
 
 def _conv(device: str, batch: int) -> Kernel:
+    """Return a 3 x 3 convolution."""
     channels, side = 64, 56  # a layer of the first stage of a ResNet
 
     def make() -> Call:
@@ -85,6 +92,7 @@ def _conv(device: str, batch: int) -> Kernel:
 
 
 def _attention(device: str, length: int) -> Kernel:
+    """Return scaled dot-product attention; length: of the sequence."""
     batch, heads, width = 2, 8, 64
 
     def make() -> Call:
@@ -95,6 +103,8 @@ def _attention(device: str, length: int) -> Kernel:
 
 
 def _copy(device: str, nbytes: int) -> Kernel:
+    """Return a copy in memory, which measures the memory bandwidth."""
+
     def make() -> Call:
         source = torch.ones(nbytes // 4, device=device)
         target = torch.empty_like(source)
@@ -104,7 +114,7 @@ def _copy(device: str, nbytes: int) -> Kernel:
 
 
 def _operator_chain(device: str) -> Kernel:
-    """Forward and backward of a chain of tiny operators: measures the overhead of one operator."""
+    """Return forward and backward of a chain of tiny operators, which measures an operator's overhead."""
 
     def make() -> Call:
         x = torch.ones(8, device=device, requires_grad=True)
@@ -122,8 +132,10 @@ def _operator_chain(device: str) -> Kernel:
 
 
 def _random(*shape: int, device: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a random tensor."""
     return torch.randn(*shape, device=device).to(dtype)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
+    """Return a type's name without "torch."."""
     return str(dtype).removeprefix("torch.")

@@ -24,7 +24,7 @@ from raddle.errors import InputError
 from raddle.transport.orphans import end_with_parent, starter_env
 
 Message = dict[str, Any]  # a line of JSON; see rank.py
-# Of (number of the process, line); the line is None when the process has closed its output.
+# Entries: (number of the process, line); the line is None when the process has closed its output.
 LineQueue = queue.SimpleQueue[tuple[int, str | None]]
 
 
@@ -38,8 +38,8 @@ def run(
 ) -> list[Message]:
     """Run `python -m module` in a process for each of the settings, all at once; return their results.
 
-    threads: OMP_NUM_THREADS of each process; seconds: time limit; on_progress: gets the messages that are
-    no results.
+    threads: OMP_NUM_THREADS of each process; seconds: time limit; on_progress: is called with each message
+    that is no result.
     """
     deadline = time.monotonic() + seconds
     lines: LineQueue = queue.SimpleQueue()
@@ -116,11 +116,12 @@ def _environment(threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": _loopback(),  # by default gloo uses the address of the host name
         "MASTER_ADDR": "127.0.0.1",  # by default raddle's own sockets listen on all addresses
-        **starter_env(),  # by which a process notices that this one has ended
+        **starter_env(),  # variables by which a process notices that its starter has ended
     }
 
 
 def _loopback() -> str:
+    """Return the name of the loopback interface, such as "lo"."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in names if name.startswith("lo")), "lo")
 
@@ -143,5 +144,6 @@ def _message(line: str | None) -> Message:
 
 
 def _last_line(file: Path) -> str:
+    """Return the last line of a process's stderr that is not empty."""
     lines = [line.strip() for line in file.read_text(errors="replace").splitlines()]
     return next((line for line in reversed(lines) if line), "it said nothing")

@@ -33,8 +33,8 @@ def probe(
 ) -> dict[str, Any]:
     """Measure the compute rates of one of `ranks` processes while all compute, and messages between them.
 
-    Measurements are cached by host, number of cores, version of torch and `ranks`; `fresh` ignores the
-    cache. `quick` takes a few seconds and is less exact. `on_progress` gets {"step", "done", "of"} before
+    Measurements are cached by host, number of cores, version of torch and `ranks`. fresh: ignore the cache.
+    quick: take a few seconds and be less exact. on_progress: is called with {"step", "done", "of"} before
     each part. The result is a dict for `describe` and `raddle.probe.output.write`.
     """
     if not 1 <= ranks <= MAX_RANKS:
@@ -125,8 +125,9 @@ def _median_rates(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _host_overhead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the medians over the ranks of the time that communication takes from computing.
 
-    Seconds per message, slice of a parameter, byte and all-reduce (runtime/host_overhead.py). What the
-    ranks do not measure keeps its default (clusters/devices.py).
+    They are seconds per message, per slice of a parameter, per byte and per all-reduce
+    (runtime/host_overhead.py). A kind that the ranks do not measure keeps its default
+    (clusters/devices.py).
     """
     return {
         name: _round(statistics.median(result["host_overhead"][name] for result in results))
@@ -135,7 +136,7 @@ def _host_overhead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _is_rate(name: str) -> bool:
-    """Whether a value of the result is the FLOPs per second of a kernel, such as "conv float32"."""
+    """Return whether a value of the result is the FLOP/s of a kernel, such as "conv float32"."""
     return name.split()[0] in FAMILIES
 
 
@@ -154,7 +155,8 @@ def _links(times: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     return {
         "idle": _link(times["messages"]),
         "loaded": _link(times["messages under load"]),
-        # A half-duplex link would take twice the time, and a shared one `pairs` times the time.
+        # In both directions, a half-duplex link would take twice the time of one: 1.5 is the middle. With
+        # all pairs at once, a shared link would take `pairs` times the time: (1 + pairs) / 2 is the middle.
         "duplex": both_ways_seconds < 1.5 * one_way_seconds,
         "shared": pairs > 1 and all_pairs_seconds > (1 + pairs) / 2 * one_way_seconds,
     }
@@ -198,7 +200,7 @@ def _device(kind: str, measured: Mapping[str, Any]) -> Device:
     rates = measured["flops"]
     peak = max(rates[f"{family} float32"] for family in FAMILIES)
     shares = {family: rates[f"{family} float32"] / peak for family in FAMILIES}
-    # By type: such that times the efficiency of matmul, it is the measured rate of a matmul of this type.
+    # By type: the peak; multiplied by the efficiency of matmul, it gives the measured rate of a matmul.
     flops = {
         name.removeprefix("matmul "): _round(value / shares["matmul"])
         for name, value in rates.items()
@@ -217,7 +219,7 @@ def _device(kind: str, measured: Mapping[str, Any]) -> Device:
 
 
 def _slug(name: str) -> str:
-    """ "NVIDIA H200" -> "nvidia-h200"."""
+    """Return a name as lower-case letters, digits and dashes: "NVIDIA H200" -> "nvidia-h200"."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 

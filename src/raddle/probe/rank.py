@@ -1,6 +1,7 @@
-"""The process of one rank of a probe: measures compute rates, then messages to other ranks over loopback.
+"""Measures one rank of `raddle probe`: compute rates, then messages to other ranks over loopback.
 
-launch.py starts it with settings as JSON in the first argument, and reads the lines of JSON that it prints:
+launch.py starts a process with this module for each rank, gives it settings as JSON in the first argument,
+and reads the lines of JSON that it prints:
 
     {"step": "conv float32", "done": 2, "of": 12}      rank 0, before each measurement
     {"result": {...}}                                  every rank, at the end
@@ -48,7 +49,7 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
     # The transport that plans run on.
     transport = ProcessTransport(torch.device("cpu"), "gloo", settings["seconds"])
-    transport.prepare([])  # links between all ranks, no further process groups
+    transport.prepare([])  # messages between all ranks, no further process groups
     measurements = {
         **_compute_measurements(settings["window"]),
         **_communication_measurements(transport, quick=settings["quick"]),
@@ -61,7 +62,7 @@ def main() -> None:
         result[name] = measurement()
     result["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
     print(json.dumps({"result": result}), flush=True)
-    dist.barrier()  # no rank ends while another one may still need it
+    dist.barrier()  # no rank ends while another rank may still need its connections
     transport.close()
     dist.destroy_process_group()
 
@@ -93,10 +94,10 @@ def _communication_measurements(transport: Transport, *, quick: bool) -> dict[st
 
 
 def _messages_under_load(transport: Transport, pairs: Pairs, sizes: dict[int, int]) -> Samples:
-    """Measure messages while all ranks compute.
+    """Measure messages while all ranks compute; return samples.
 
-    It takes the mean, not the median: under load, a few messages take a hundred times as long, and they
-    must count.
+    They are means, not medians: under load, a few messages take a hundred times as long, and they must
+    count.
     """
     with _background_load():
         times = _messages(transport, pairs, sizes, average=statistics.mean)
@@ -114,7 +115,7 @@ def _messages(
 ) -> Samples:
     """Return the average time of a message for each size; [] if this rank is in no pair.
 
-    sizes: how often each size is sent; exchange: how, by default a round trip.
+    sizes: bytes -> how often a message of this size is sent; exchange: by default a round trip.
     """
     peers, rank = dict(pairs) | {b: a for a, b in pairs}, transport.rank
     if rank not in peers:
@@ -154,7 +155,7 @@ def _both_ways(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
 
 @contextmanager
 def _background_load() -> Iterator[None]:
-    """Compute in a second thread while the `with` block runs."""
+    """Compute in a second thread while the `with` block runs, as a training step does meanwhile."""
     stop = Event()
     x = torch.randn(512, 512)
 

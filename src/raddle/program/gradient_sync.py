@@ -21,7 +21,15 @@ from raddle.program.bundle import Bundle
 from raddle.program.instruction_writer import InstructionWriter
 from raddle.program.parameter_layout import ParameterLayout, holders
 from raddle.program.program import Key
-from raddle.program.step_script import COLUMNS, ROWS, SUMMED, ScriptState, SyncFacts
+from raddle.program.step_script import (
+    AFTER_ROW,
+    COLUMNS,
+    COUNTERS,
+    ROWS,
+    SUMMED,
+    ScriptState,
+    SyncFacts,
+)
 from raddle.program.sync_instructions import (
     BundleWriter,
     RowWriter,
@@ -57,8 +65,11 @@ class GradientSync:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        """Starts an empty script: up to 3 rows (SUM or PUSH, UPDATE, PULL) per parameter and per bundle."""
-        self.rows = [0] * (3 * (len(self.parameter_number) + len(self.facts.needs_sync)) * COLUMNS)
+        """Starts an empty script: up to 4 rows per parameter and per bundle.
+
+        They are SUM or PUSH, the SUM over replicas of shards, UPDATE and PULL.
+        """
+        self.rows = [0] * (4 * (len(self.parameter_number) + len(self.facts.needs_sync)) * COLUMNS)
         self.state = _new_state(self.facts, self.rows)
         self.row_instructions: list[int] = []  # by row, the number of its instruction
         # A program of forwards only has no gradients, and so no bundles to order.
@@ -128,26 +139,22 @@ class GradientSync:
 
     def _write_row(self, n: int, key: Key) -> int:
         """Writes the instruction of row n, and returns its number."""
-        operation, subject, _, _, p, after_row, first, count = self.rows[
+        operation, subject, collective, _, p, after_row, first, count = self.rows[
             n * COLUMNS : (n + 1) * COLUMNS
         ]
         members = [self.state.sum_members[k] for k in range(first, first + count)]
-        row = ScriptRow(operation, subject, p, after_row, members)
-        # The parameters for whose gradients the row waits.
-        summed = members if operation == step_script.SUM else []
+        row = ScriptRow(operation, subject, collective, p, after_row, members)
+        sends_gradients = operation in (step_script.SUM, step_script.PUSH) and after_row < 0
+        # The parameters for whose gradients the row waits. A sum over replicas waits for a row alone.
+        summed = members if sends_gradients else []
         awaited = [self.parameters.trainable[member] for member in summed]
         if p >= 0:
             awaited += self.row_writer.parameter_names(row)
         gradient = [i for name in awaited for i in self.contributions[name, key.step]]
-        if self.facts.after_backward and operation in (step_script.SUM, step_script.PUSH):
+        if self.facts.after_backward and sends_gradients:
             # A device sends after the last of its computations; a wait for that of others has no effect.
             gradient = [*gradient, *chain.from_iterable(self.writer.latest.values())]
-        number = self.row_writer.write(
-            row,
-            key,
-            gradient,
-            self.row_instructions[after_row : after_row + 1] if after_row >= 0 else [],
-        )
+        number = self.row_writer.write(row, key, gradient, self._instructions_before(row))
         if operation == step_script.PULL and members:  # of a block
             self.new_writers.update((self.parameters.trainable[p], [number]) for p in members)
         elif operation in (step_script.UPDATE, step_script.PULL):
@@ -158,6 +165,18 @@ class GradientSync:
                 else:
                     self.new_writers[name] = [number]
         return number
+
+    def _instructions_before(self, row: ScriptRow) -> list[int]:
+        """The instructions of the rows that a row waits for.
+
+        An update after a sum over replicas also waits for the reduce-scatter, because a device may have
+        shards of the block without replicas.
+        """
+        rows_before, n = list[int](), row.after_row
+        while n >= 0 and (not rows_before or row.operation == step_script.UPDATE):
+            rows_before.append(n)
+            n = self.rows[n * COLUMNS + AFTER_ROW]
+        return [self.row_instructions[n] for n in rows_before]
 
     def _add_step_barrier(self) -> None:
         """Makes the next step wait until all parameters are updated, unless the sync kind has no barrier.
@@ -187,7 +206,7 @@ def rule_of(sync: Sync) -> int:
 
 def _row_of_bundle(s: int) -> ScriptRow:
     """A row about bundle s, to look up its parameters."""
-    return ScriptRow(step_script.SUM, s, -1, -1, ())
+    return ScriptRow(step_script.SUM, s, step_script.NO_COLLECTIVE, -1, -1, ())
 
 
 def _sync_facts(parameters: ParameterLayout, bundles: list[Bundle], *, overlap: bool) -> SyncFacts:
@@ -209,12 +228,13 @@ def _sync_facts(parameters: ParameterLayout, bundles: list[Bundle], *, overlap: 
         not sync.zero3,  # pull_at_once
         bool(parameters.plan.order) and rule == step_script.SLICE_SUMS,  # ordered_sums
         sync.after_backward,
-        # By parameter: group_of and, below, nbytes.
+        # By parameter: group_of and, below, nbytes and replicated.
         [numbers[parameters.groups[n]] if n in parameters.groups else -1 for n in parameters.trainable],
         [
             values[n].dtype.itemsize * sum(s.box.volume for s in parameters.synced_regions(n))
             for n in parameters.trainable
         ],
+        [int(any(s.group_size for s in parameters.regions[n])) for n in parameters.trainable],
         list(accumulate(map(len, bundles_of.values()), initial=0)),  # first_bundle
         [s for numbers in bundles_of.values() for s in numbers],  # bundles
         [int(bundle.needs_sync) for bundle in bundles],  # needs_sync
@@ -232,7 +252,7 @@ def _new_state(facts: SyncFacts, rows: list[int]) -> ScriptState:
     for k in range(len(facts.bundles)):
         missing[facts.bundles[k]] += 1
     return ScriptState(
-        [0] * 8,  # counters
+        [0] * COUNTERS,
         incomplete,
         [0] * groups,  # bucket_fill
         [-1] * groups,  # bucket_first

@@ -5,6 +5,9 @@ The runtime executes a segment as one piece, forward and backward. The operators
 - where the device sends, merges or reduces (so that data is sent early) and where it waits for a message,
   in either direction;
 - at the borders of stages and of recomputed blocks;
+- before attention with native dropout, if another such attention is before it in the segment: the random
+  generator is set at the start of a segment (runtime/execution/random_generator.py), so that the masks of
+  an attention do not depend on what else runs in its segment;
 - if the backward is split, around every operator with parameters (its W, run later inside a longer segment,
   would compute gradients of activations again);
 - if they are compiled, at the borders of repeated blocks (repeated_blocks.py), which are compiled once;
@@ -22,8 +25,19 @@ from itertools import pairwise
 
 from raddle.graph.gradients import trained_parameters
 from raddle.graph.graph import Op
+from raddle.plans.native_dropout import has_native_dropout
 from raddle.plans.pipelining import is_threaded, stage_of
-from raddle.program.program import Gather, Instruction, Key, Merge, Move, Program, Reduce, Run
+from raddle.program.program import (
+    Gather,
+    Instruction,
+    Key,
+    Merge,
+    Move,
+    Program,
+    Reduce,
+    Run,
+    Variant,
+)
 from raddle.program.repeated_blocks import block_borders
 
 # The operators of a device are numbered in the order of the graph; a cut at i lies before operator i.
@@ -47,6 +61,7 @@ def segments(
         cuts |= _cuts_of_device(program, instructions, device, device_ops)
         if threaded:
             cuts |= _cuts_of_all_devices(program, instructions, device_ops)
+    cuts |= _cuts_of_native_dropout(program, chosen, device_ops, cuts)
     return [tuple(device_ops[a:b]) for a, b in pairwise(sorted(cuts))]
 
 
@@ -149,6 +164,24 @@ def _cuts_of_all_devices(
             if isinstance(dep, Run) and dep.key == i.key:
                 borders.add(number[dep.op] + (dep.phase == "F"))
     return {sum(p < border for p in positions) for border in borders}
+
+
+def _cuts_of_native_dropout(
+    program: Program, variant: Variant, device_ops: list[Op], cuts: set[int]
+) -> set[int]:
+    """The cuts after which each segment has at most one attention with native dropout.
+
+    cuts: the other cuts. A segment that draws random numbers is cut as late as possible.
+    """
+    further: set[int] = set()
+    draws = False  # whether the present segment draws random numbers
+    for at, op in enumerate(device_ops):
+        draws = draws and at not in cuts
+        if has_native_dropout(program.plan, op, variant.tiles[op.name]):
+            if draws:
+                further.add(at)
+            draws = True
+    return further
 
 
 def _cuts_of_plan(program: Program, device_ops: list[Op]) -> set[int]:

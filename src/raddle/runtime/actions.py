@@ -46,6 +46,8 @@ class Call:
     recompute: bool = False  # whether its forward runs again before its backward (checkpointing)
     split_backward: bool = False  # whether phase "W" computes the gradients of weights later
     stage: int = 0  # pipeline stage
+    # What the random numbers of the call depend on, besides the seed of the micro-batch; "": it draws none.
+    random_stream: str = ""
     # The last arguments, which are the same in every step: the numbers of the code
     numbers: tuple[torch.Tensor, ...] = ()
 
@@ -99,6 +101,9 @@ class Send:
     number: int = 0  # counts the sends of this rank
     # The last receive of the same Move. Where receives may be early, it is posted before this send.
     posted_before: Receive | None = None
+    ends_batch: bool = (
+        False  # the last message of its Move on this rank; they start together with NCCL
+    )
     dead_slots: list[int] = field(default_factory=list)
 
 
@@ -117,6 +122,7 @@ class Receive:
     key: Key
     delivery: Delivery
     number: int = 0  # counts the receives of this rank, in the order of posting
+    ends_batch: bool = False  # as in Send
 
     @property
     def nbytes(self) -> int:
@@ -173,6 +179,9 @@ class ShardedBlock(NamedTuple):
     regions: tuple[ShardedRegion, ...]
     dtype: torch.dtype
     shard_elements: int  # of a part of the buffer
+    replicas: tuple[
+        int, ...
+    ]  # this rank and those with the same shards in other groups (HSDP); (): none
 
 
 class ShardView(NamedTuple):
@@ -196,6 +205,19 @@ class StartAllReduce:
 @dataclass
 class StartReduceScatter:
     """Starts to sum the gradients of a block; each member receives the sum for its shards."""
+
+    block: int  # index into RankActions.blocks
+    tag: int
+    label: str
+    key: Key
+
+
+@dataclass
+class StartReplicaSum:
+    """Starts to all-reduce this rank's sums of a block over the replicas of its shards (HSDP).
+
+    It waits for the reduce-scatter of the block.
+    """
 
     block: int  # index into RankActions.blocks
     tag: int
@@ -281,6 +303,7 @@ Action = (
     | AwaitMessage
     | StartAllReduce
     | StartReduceScatter
+    | StartReplicaSum
     | StartGather
     | SubmitGradients
     | StartSliceAllReduce
@@ -305,9 +328,7 @@ class RankActions:
     # Outputs of the graph: boxes on this device, and slots
     outputs: dict[str, list[tuple[Box, int]]]
     current_buffers: dict[str, list[Box]]  # buffer -> its boxes that this rank saves in checkpoints
-    # The next two lists, slices, bundles and bundle_order are the same on every rank.
-    groups: list[tuple[int, ...]]  # devices that all-reduce together
-    links: list[tuple[int, int]]  # (source, target) pairs that send messages
+    # slices, bundles and bundle_order are the same on every rank.
     slices: list[ParameterSlice]
     bundles: list[
         tuple[int, ...]

@@ -80,12 +80,10 @@ def build_actions(
     )
     if program.gathers_before_use:
         mark_releases(actions, [parameter.slot for parameter in builder.persistent.gathered])
-    moves = (i for i in program.instructions if isinstance(i, Move) and not slices.handles(i))
-    links = sorted({(m.source, m.target) for i in moves for m in i.messages})
     return RankActions(
         device, actions, len(slot_table.shapes), slot_table.shapes, slot_table.sources,
         builder.persistent.updated_slots, buckets.buckets, outputs, builder.buffers.current_boxes,
-        buckets.groups, links, slices.all_slices(), slices.all_bundles(), buckets.shards.blocks,
+        slices.all_slices(), slices.all_bundles(), buckets.shards.blocks,
         builder.persistent.shard_views, builder.persistent.gathered, slices.bundle_order,
     )  # fmt: skip
 
@@ -119,8 +117,6 @@ class _ActionBuilder:
 
     def add(self, number: int, i: Instruction, tags: Sequence[int]) -> None:
         """Adds the actions of an instruction. number: index in the program; tags: one for each transfer."""
-        if isinstance(i, Reduce | Gather):
-            self.buckets.add_groups(i)
         if self.slices.handles(i):
             self.actions += self.slices.build(i)
         elif isinstance(i, Update):

@@ -23,6 +23,7 @@ from raddle.graph.graph import FusedCall, Op
 from raddle.graph.operator_kind import kernel_key, tensor_attr
 from raddle.graph.ops import make_kernel, merge_partials
 from raddle.graph.ops.fused import FUSED_KERNELS
+from raddle.plans.native_dropout import with_planned_dropout
 from raddle.program.program import Cell, Program, Variant, tensors_per_part
 from raddle.runtime.function_writer import FunctionWriter, GeneratedCode, Piece, TensorId
 from raddle.runtime.native_calls import native_call_boxes, native_calls_in_segment
@@ -130,12 +131,17 @@ class CodeGenerator:
                 ]
             else:
                 into = list(zip(op.outputs, outs, strict=True))
-            attribute, op_to_run = tensor_attr(op), self._with_local_statistics(op)
-            if attribute is not None:
-                arguments.append(writer.number_variable(attribute))
+            number_to_pass, op_to_run = tensor_attr(op), self._as_planned(op)
+            if number_to_pass is not None:
+                arguments.append(writer.number_variable(number_to_pass))
             run = make_kernel(op_to_run, tile.box, self.place)
             key = kernel_key(op_to_run), tile.box
             writer.add_call(run, ", ".join(arguments), into, key=key)
+
+    def _as_planned(self, op: Op) -> Op:
+        """The operator to run instead of `op`, as the plan's batch norm and dropout need; usually `op`."""
+        planned = with_planned_dropout(self.program.plan, op, self.variant.tiles[op.name])
+        return self._with_local_statistics(planned)
 
     def _with_local_statistics(self, op: Op) -> Op:
         """The operator to run instead of `op` with local batch norm; usually `op` itself.

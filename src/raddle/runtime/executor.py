@@ -24,6 +24,7 @@ from torch import Tensor
 
 from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous, is_greedy, steps_in_flight
+from raddle.program.communicators import communicators
 from raddle.program.program import Program
 from raddle.runtime.actions import (
     Action,
@@ -37,6 +38,7 @@ from raddle.runtime.actions import (
     Send,
     StartAllReduce,
     StartReduceScatter,
+    StartReplicaSum,
     StartSliceAllReduce,
     SubmitGradients,
     UpdateBuffers,
@@ -62,7 +64,8 @@ from raddle.transport.base import Transport
 
 # A step without an update (gradient accumulation) skips these actions.
 UPDATE_ACTIONS = (
-    StartAllReduce, StartReduceScatter, SubmitGradients, StartSliceAllReduce, UpdateParameters,
+    StartAllReduce, StartReduceScatter, StartReplicaSum, SubmitGradients, StartSliceAllReduce,
+    UpdateParameters,
 )  # fmt: skip
 
 
@@ -98,6 +101,7 @@ class Executor:
             self.store,
             self.parameter_updater,
             functions,
+            seed_of=lambda key: self.input_feeder.seed_of(key),
             autocast=autocast,
             single_microbatch=program.plan.microbatches == 1,
         )
@@ -124,8 +128,12 @@ class Executor:
             RecordLoss: self.losses.record,
             **self.parameter_updater.handlers,
         }
-        # Makes the process groups and connects the ranks that send messages to each other.
-        transport.prepare(rank_actions.groups, rank_actions.links)
+        # Makes the communicators that earlier programs of this rank have not made.
+        needed = communicators(program)
+        transport.prepare(
+            [c.devices for c in needed if not c.direction],
+            [c.direction for c in needed if c.direction],
+        )
 
     # -- parameters and buffers ----------------------------------------------------------------------
 

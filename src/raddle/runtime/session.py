@@ -148,8 +148,9 @@ def _load_on_all_ranks(options: Options, transport: Transport, place: torch.devi
 def _load(options: Options, transport: Transport) -> Job:
     """Loads the job; raises InputError if this rank cannot run it."""
     job = load_job(
-        options.plan, model=options.model or "", dtype=options.dtype or "", seed=options.seed
-    )
+        options.plan, model=options.model or "", dtype=options.dtype or "",
+        dropout=options.dropout or "", seed=options.seed,
+    )  # fmt: skip
     if job.plan.devices != transport.size:
         raise InputError(
             f"the plan needs {job.plan.devices} ranks, this job has {transport.size}: "
@@ -243,7 +244,10 @@ def _gather_reports(trainer: Trainer, times: StepTimes) -> list[RankReport]:
     if trainer.plan.parsed_sync.has_servers and trainer.executor.parameter_sync is not None:
         counters = transport.wire().counters
         slices = counters.messages, counters.overtaken
-    report = RankReport(kind, torch.get_num_threads(), *counts, slices, times.compile_seconds)
+    groups = transport.prepare([], [])  # makes none, and returns those made so far
+    report = RankReport(
+        kind, torch.get_num_threads(), *counts, slices, groups, times.compile_seconds
+    )
     return trainer.setup.exchange(report)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TextIO
 from raddle.runtime.job import Job
 from raddle.runtime.options import Options
 from raddle.runtime.step_times import StepTimes, measured_steps
+from raddle.transport.base import GroupsMade
 
 # By kind of collective, its word in a printed row.
 COLLECTIVE_WORDS = {"all_reduce": "summed", "reduce_scatter": "scattered", "all_gather": "gathered"}
@@ -26,6 +27,7 @@ class RankReport(NamedTuple):
     collective_bytes: dict[tuple[str, tuple[int, ...]], int]
     # Messages with slices of parameters, and how many of them overtook another one (priority).
     slice_messages: tuple[int, int] = (0, 0)
+    groups: GroupsMade = GroupsMade()  # its process groups
     compile_seconds: Sequence[float] = ()  # of each step, spent by torch.compile
 
 
@@ -80,6 +82,12 @@ def summarise(
             for (kind, group), nbytes in sorted(rank.collective_bytes.items())
             if nbytes and source == group[0]  # all ranks of a group report it: take the first
         ],
+        # The largest numbers of any rank: process groups, and what it took to make them
+        "groups": {
+            "count": max(rank.groups.count for rank in reports),
+            "seconds": max(rank.groups.seconds for rank in reports),
+            "bytes": max(rank.groups.nbytes for rank in reports),
+        },
         "sync": plan.sync,
         # messages with slices of parameters, per step
         "slices": sum(rank.slice_messages[0] for rank in reports) // steps,
@@ -118,6 +126,12 @@ def _lines(r: Mapping[str, Any]) -> Iterator[str]:
     if r["compile_s"]:
         yield f"compiled   in {r['compile_s']:.1f} s, before the steps that were measured"
     yield f"loss       {r['loss_first']:.6g} -> {r['loss_last']:.6g}"
+    if r["groups"]["count"]:
+        groups = r["groups"]
+        yield (
+            f"groups     {groups['count']} process groups a rank, made in {groups['seconds']:.2f} s with "
+            f"{groups['bytes'] / 2**20:.0f} MiB"
+        )
     for row in r["sent"]:
         yield f"sent       {row['source']} -> {row['target']}  {row['bytes']:,} bytes a step"
     for row in r["reduced"]:

@@ -17,14 +17,14 @@ from raddle.errors import FailedCandidate, InputError
 
 
 class Failure(NamedTuple):
-    """A candidate that gave no plan, and why."""
+    """A candidate that gave no plan, and why. A candidate is a method, a start or a variant of a plan."""
 
     name: str
     error: str
     refused: bool  # True: it does not apply here (InputError); False: a bug in raddle
 
     def row(self) -> dict[str, Any]:
-        """The failure as an entry of `failed` in plan files and --json output."""
+        """Returns the failure as an entry of `failed` in plan files and --json output."""
         return self._asdict()
 
 
@@ -36,7 +36,7 @@ class Attempts:
 
     @contextmanager
     def attempt(self, name: str) -> Iterator[None]:
-        """Runs the block of one candidate: an exception in it is recorded and suppressed.
+        """Runs the `with` block of one candidate: an exception in it is recorded and suppressed.
 
         MemoryError is raised again, and KeyboardInterrupt is not caught: both end the search.
         """
@@ -55,15 +55,15 @@ class Attempts:
 
 
 def _described(error: Exception) -> str:
-    """The type and message of an exception, and the line that raised it."""
+    """Returns the type and message of an exception, and the line that raised it."""
     raised = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(raised.filename).name}:{raised.lineno})"
 
 
 def reasons(failures: Sequence[Failure]) -> str:
-    """A clause that says why there is no plan: the first failure, and the number of the others."""
+    """Returns a clause that says why there is no plan: the first failure, and the number of the others."""
     if not failures:
         return "no method was tried"
-    first, others = failures[0], len(failures) - 1
-    more = f" ({others} more failed too)" if others else ""
+    first, other_count = failures[0], len(failures) - 1
+    more = f" ({other_count} more failed too)" if other_count else ""
     return f"{first.name}: {first.error.rstrip('.')}{more}"

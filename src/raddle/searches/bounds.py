@@ -1,4 +1,4 @@
-"""A lower bound on the time of a step: no plan for the cluster can be faster, however it splits operators.
+"""Computes a lower bound on the time of a training step: no plan for the cluster can be faster.
 
 The bound is for the steady state: steps follow each other, and operators that depend on no parameter may
 run before the step begins. The bound is the largest of:
@@ -33,7 +33,7 @@ from raddle.plans.plan import Plan
 
 @dataclass(frozen=True)
 class Bound:
-    """A lower bound on the seconds of a step, and the parts that it is computed from (in seconds)."""
+    """A lower bound on the seconds of a step, and the parts that it is computed from, in seconds."""
 
     work: float  # total work over total speed
     path: float  # start-up overhead of the longest chain of operators
@@ -46,7 +46,7 @@ class Bound:
 
 
 def why_unbounded(plan: Plan, profile: Profile | None = None) -> str | None:
-    """The reason why the lower bound does not hold for a plan like this; None if it holds."""
+    """Returns why the lower bound does not hold for a plan of this sort; None if it holds."""
     if profile is not None:
         return "with measured operators there is no lower bound"
     if is_asynchronous(plan):
@@ -57,29 +57,32 @@ def why_unbounded(plan: Plan, profile: Profile | None = None) -> str | None:
 
 
 def lower_bound(graph: Graph, cluster: Cluster, *, optimizer: str = "sgd") -> Bound:
-    """The lower bound for plans that may use all devices of a cluster."""
+    """Returns the lower bound for plans that may use all devices of a cluster."""
     active = active_values(graph)  # names of the values that need a gradient
-    kinds = {device.kind: device for device in cluster.devices}
+    device_of_kind = {device.kind: device for device in cluster.devices}
+    # For each kind of device: the seconds of each operator, then of each parameter's update.
     seconds_of = {
-        kind: _least_seconds(graph, active, device, optimizer) for kind, device in kinds.items()
+        kind: _least_seconds(graph, active, device, optimizer)
+        for kind, device in device_of_kind.items()
     }
     totals = {kind: math.fsum(seconds) for kind, seconds in seconds_of.items()}
     # The bound `work`. For any weights of the devices that sum to one: step time >= the sum over
-    # operators of min over devices (weight * seconds on that device). Weights are in proportion to speed.
-    speed = sum(1 / totals[device.kind] for device in cluster.devices)
-    weight = {kind: 1 / total / speed for kind, total in totals.items()}
-    least = math.fsum(
-        min(weight[kind] * seconds_of[kind][i] for kind in kinds)
+    # operators of min over devices (weight * seconds on that device). The weights here are in
+    # proportion to the devices' speeds; a speed is 1 / (seconds for the whole graph).
+    total_speed = sum(1 / totals[device.kind] for device in cluster.devices)
+    weight = {kind: 1 / total / total_speed for kind, total in totals.items()}
+    work_seconds = math.fsum(
+        min(weight[kind] * seconds_of[kind][i] for kind in device_of_kind)
         for i in range(len(next(iter(seconds_of.values()))))
     )
-    overhead = min(device.overhead for device in kinds.values())
-    count = len(cluster.devices)
+    overhead = min(device.overhead for device in device_of_kind.values())
+    device_count = len(cluster.devices)
     # A message takes at least the latency of its route.
-    latencies = [cluster.route(0, d).latency for d in range(1, count)]
+    latencies = [cluster.route(0, d).latency for d in range(1, device_count)]
     one_device = min(totals.values())
     rounding = 2e-9 * len(graph.ops)  # the simulator rounds durations to whole nanoseconds
     return Bound(
-        max(0.0, least - rounding),
+        max(0.0, work_seconds - rounding),
         max(0.0, _depth(graph, active) * overhead - rounding),
         min(latencies) if latencies else one_device,
         max(0.0, one_device - rounding),
@@ -89,9 +92,9 @@ def lower_bound(graph: Graph, cluster: Cluster, *, optimizer: str = "sgd") -> Bo
 def _least_seconds(
     graph: Graph, active: frozenset[str], device: Device, optimizer: str
 ) -> list[float]:
-    """Least seconds on one kind of device of each operator, then of each parameter's update.
+    """Returns the least seconds of each operator, then of each parameter's update, on one kind of device.
 
-    An operator's time is that of all its tiles together, forward and backward. active: names of the values
+    An operator's seconds are the sum over all its tiles, forward and backward. active: names of the values
     that need a gradient.
     """
     seconds = []
@@ -112,9 +115,9 @@ def _least_seconds(
 
 
 def _least_pass_seconds(graph: Graph, op: Op, operand: int | None, device: Device) -> float:
-    """Roofline seconds of a whole operator, with only the bytes that are moved however it is split.
+    """Returns the roofline seconds of a whole operator, for the fewest bytes that any split of it moves.
 
-    operand: None for the forward; else the operand whose gradient is computed.
+    operand: None for the forward; else the number of the operand whose gradient is computed.
     """
     amount = work(op, op.space.full, operand)
     least_read = [_elements_read(op.space, a) for a in op.space.operands]
@@ -125,16 +128,19 @@ def _least_pass_seconds(graph: Graph, op: Op, operand: int | None, device: Devic
 
 
 def _elements_read(space: Space, access: Access) -> int:
-    """The least number of elements of an operand that are read: windows with a stride may skip some."""
+    """Returns the least number of elements of an operand that are read.
+
+    A window with a stride may skip elements. access: how the operator indexes the operand.
+    """
     count = 1
     # extent: the size of the operand's dimension. terms[0]: the letter that moves the window (h in h*2+R).
     for index in access.indices:  # one for each dimension of the operand
-        if (
-            index.plain_dim is not None
-        ):  # it is one dimension of the operator, such as the n of x[n k]
+        # plain_dim: the operator's dimension, if the index is that dimension alone, as n and k in x[n k]
+        if index.plain_dim is not None:
             count *= min(index.extent, space.dims[index.plain_dim].size)
         else:
-            # An index without terms (letters), or with a table of ranges, counts as one element: safe.
+            # An index without terms (letters), or with a table of ranges, counts as one element: no index
+            # reads fewer, so the bound holds.
             count *= (
                 1
                 if index.table or not index.terms
@@ -144,7 +150,7 @@ def _elements_read(space: Space, access: Access) -> int:
 
 
 def _least_steps(space: Space, dim: int) -> int:
-    """A safe lower bound on the elements that a sliding window reads: half the number of its positions.
+    """Returns a lower bound on the elements that a sliding window reads: half the number of its positions.
 
     dim: the operator's dimension along which the window moves; its size is the number of positions.
     """
@@ -152,12 +158,15 @@ def _least_steps(space: Space, dim: int) -> int:
 
 
 def _depth(graph: Graph, active: frozenset[str]) -> int:
-    """Length of the longest chain of operators from a parameter to the loss and back to its gradient."""
-    if graph.loss is None:  # no step waits for the one before
+    """Returns the length of the longest chain from a parameter to the loss and back to its gradient.
+
+    The length counts operators of the forward and gradients of the backward.
+    """
+    if graph.loss is None:  # without a loss, no step waits for the step before
         return 0
-    # value -> operators on the longest chain from it to the loss
+    # value -> number of operators on the longest chain from this value to the loss
     forward: dict[str, int] = {}
-    # value -> gradients on the longest chain from the loss to its own
+    # value -> number of gradients on the longest chain from the loss to the gradient of this value
     backward: dict[str, int] = {}
     longest = 0
     for op in reversed(graph.ops):

@@ -1,8 +1,8 @@
 """Chooses the sync kind of a plan by simulation: P3 if it is faster, else all-reduce with the best buckets.
 
-P3 (`p3`, arXiv 1905.03960) sends slices of gradients to servers through the host's memory. P3 and smaller
-buckets are tried only if every device has a node of its own. `p3:collective` all-reduces the slices instead
-of sending them to servers; it is always tried.
+P3 (`p3`: Priority-based Parameter Propagation, arXiv 1905.03960) sends slices of gradients to servers
+through the host's memory. P3 and smaller buckets are tried only if every device has a node of its own.
+`p3:collective` all-reduces the slices instead of sending them to servers; it is always tried.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from raddle.plans.sync.servers import DEFAULT_SLICE
 from raddle.program.program import Move, Reduce
 from raddle.simulation.timeline import Timeline
 
-# Bytes. All-reduces of small buckets start earlier, but each costs a latency.
+# Sizes of buckets in bytes: 2 MiB, 512 KiB. All-reduces of small buckets start earlier, but each costs a
+# latency.
 SMALLER_BUCKETS = (2 * 2**20, 2**20 // 2)
-MARGIN = 0.05  # a change must save at least this share: predictions are not more precise
+# A change must save at least this fraction of the step time: predictions are not more precise.
+MARGIN = 0.05
 # CPU seconds to send or to receive a message with a slice, measured in bench/sync.
 MESSAGE_SECONDS = 4e-4
 
-# CPU seconds for the all-reduce of a slice, if the cluster has no host overhead. 13 µs to issue it and
-# 50 µs to update the slice were measured; the remainder is for the backward, which is cut at each slice.
+# CPU seconds of a device for the all-reduce of a slice, if the cluster has no host overhead. 13 µs to issue
+# it and 50 µs to update the slice were measured; the remainder is for the backward, which is interrupted at
+# each slice.
 SLICE_ALL_REDUCE_SECONDS = 1e-4
 
 
@@ -35,7 +38,7 @@ def with_fastest_sync(
     step_seconds: Callable[[Plan], float],
     with_order: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Plan:
-    """The plan with the fastest sync kind and bucket size; a change must be faster by MARGIN.
+    """Returns the plan with the fastest sync kind and bucket size; a change must be faster by MARGIN.
 
     step_seconds: predicts the seconds of a step of a plan. with_order: adds the order of its slices to a
     `p3:collective` plan.
@@ -44,18 +47,18 @@ def with_fastest_sync(
         return plan
     nodes = {device.node for device in cluster.devices}
     one_device_per_node = 1 < len(nodes) == len(cluster.devices)
-    fastest = (
+    fastest_seconds, fastest = (
         _with_buckets_or_p3(plan, step_seconds)
         if one_device_per_node
         else (step_seconds(plan), plan)
     )
     collective = with_order(replace(plan, sync="p3:collective"))
-    return collective if step_seconds(collective) < (1 - MARGIN) * fastest[0] else fastest[1]
+    return collective if step_seconds(collective) < (1 - MARGIN) * fastest_seconds else fastest
 
 
 def _with_buckets_or_p3(plan: Plan, step_seconds: Callable[[Plan], float]) -> tuple[float, Plan]:
-    """The best of several bucket sizes and of P3: its step seconds, and the plan."""
-    seconds = {
+    """Returns the step seconds and the plan of the best of several bucket sizes and P3."""
+    seconds = {  # bucket size in bytes -> seconds of a step
         bucket: step_seconds(replace(plan, bucket=bucket))
         for bucket in (plan.bucket, *SMALLER_BUCKETS)
     }
@@ -70,10 +73,11 @@ def _with_buckets_or_p3(plan: Plan, step_seconds: Callable[[Plan], float]) -> tu
 
 
 def host_seconds(timeline: Timeline) -> float:
-    """CPU seconds in a step, on average over the devices, for messages and all-reduces of slices.
+    """Returns the CPU seconds of a device in a step for messages and all-reduces of slices.
 
-    0 if the cluster has host overheads, because the simulation then counts this time itself. Only small
-    messages count: a large message takes longer on its link than on the CPU.
+    They are an average over the devices, and 0 if the cluster has host overheads: the simulation then
+    counts this time itself. Only messages of less than half a slice count: a larger message takes longer on
+    its link than on the CPU.
     """
     program = timeline.program
     # slices: by parameter; empty if the sync kind does not cut gradients into slices
@@ -87,9 +91,10 @@ def host_seconds(timeline: Timeline) -> float:
         return (
             SLICE_ALL_REDUCE_SECONDS * all_reduce_parts / program.plan.devices / program.plan.steps
         )
-    # A Move is an instruction that sends messages. is_of_parameter: between the holders of a parameter and
-    # its server.
+    # A Move is an instruction that sends messages. is_of_parameter: the messages go between the holders of
+    # a parameter and its server.
     moves = (i for i in program.instructions if isinstance(i, Move) and i.kind.is_of_parameter)
-    # Each small message is sent and received. Sizes are in elements.
-    ends = 2 * sum(m.elements < DEFAULT_SLICE // 2 for move in moves for m in move.messages)
-    return MESSAGE_SECONDS * ends / program.plan.devices / program.plan.steps
+    # DEFAULT_SLICE: elements of a slice
+    small = sum(m.elements < DEFAULT_SLICE // 2 for move in moves for m in move.messages)
+    # Factor 2: one device sends the message, another one receives it.
+    return MESSAGE_SECONDS * 2 * small / program.plan.devices / program.plan.steps

@@ -30,7 +30,7 @@ from raddle.searches.registry import METHODS
 from raddle.searches.settings import OnProgress, SearchResult, Settings
 from raddle.simulation.timeline import Timeline
 
-PIPELINE_KEYS = ("schedule", "stages", "microbatches")
+PIPELINE_KEYS = ("schedule", "stages", "microbatches")  # keys of a row that describe the pipeline
 # The keys of a row that are stored in a plan file, as `predicted`.
 PREDICTED_KEYS = (
     *(key for key in METRICS if key != "speedup"),
@@ -56,10 +56,10 @@ def plan_and_predict(
     recompute: int | None = None,
     result: SearchResult | None = None,
 ) -> EvaluatedPlan:
-    """Runs a method (unless its `result` is passed), builds the plan and predicts its metrics.
+    """Runs a method, builds its plan, predicts the metrics, and returns plan, metrics and simulation.
 
-    The metrics are in the row, and also in the plan as `plan.predicted`. model, recompute: see
-    planning.plan_for.
+    The metrics are in the row, and also in the plan as `plan.predicted`. result: what the method has
+    returned already; None: the method is run. model, recompute: see planning.plan_for.
     """
     settings = settings or Settings()
     started_at, attempts = settings.stopwatch.seconds, Attempts()
@@ -82,7 +82,7 @@ def plan_and_predict(
 def _search_metrics(
     graph: Graph, cluster: Cluster, result: SearchResult, settings: Settings, plan: Plan
 ) -> dict[str, Any]:
-    """The lower bound on the step time and, for a search, how the search went."""
+    """Returns a row with the lower bound on the step time and, for a search, how the search went."""
     lower_bound_ms = None
     if not why_unbounded(plan, settings.profile):
         lower_bound_ms = result.lower_bound_ms
@@ -104,7 +104,7 @@ def _search_metrics(
 
 
 def _searched_as(plan: Plan, result: SearchResult, settings: Settings) -> str | None:
-    """How the plans that the search timed differ from the final plan; None if they do not.
+    """Returns a text that says how the plans that the search timed differ from the final plan, or None.
 
     The sync kind, buckets and a schedule threaded:N (N steps at once) are added after the search, so the
     times in `history` and `tried` are without them. Example: "sync allreduce in place of p3".
@@ -127,7 +127,7 @@ def compare(
     settings: Settings | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> list[dict[str, Any]]:
-    """One row for each method; a method that fails has an `error` instead of metrics."""
+    """Returns a row for each method; a method that fails has an `error` instead of metrics."""
     rows = [
         {k: v for k, v in row.items() if k not in ("history", "tried", "failed", "searched_as")}
         for _, row in plan_each_method(
@@ -148,7 +148,7 @@ def add_speedups(rows: Iterable[dict[str, Any]]) -> None:
 
 
 def speedup_over_data(evaluated: EvaluatedPlan, profile: Profile | None = None) -> float | None:
-    """The speedup of a plan over data parallelism; None if data parallelism cannot be applied.
+    """Returns the speedup of a plan over data parallelism; None if data parallelism cannot be applied.
 
     Also None for asynchronous plans: they train with older weights, so the times do not compare.
     """
@@ -171,7 +171,7 @@ def plan_each_method(
     settings: Settings | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> Iterator[tuple[EvaluatedPlan | None, dict[str, Any]]]:
-    """Yields the evaluated plan and the row of each method; for one that fails, None and an `error` row.
+    """Yields for each method its evaluated plan and its row; if the method fails, None and an `error` row.
 
     `auto` starts from the plans of other methods, so it also gets the tiles of the methods before it.
     """
@@ -184,10 +184,10 @@ def plan_each_method(
             step: Mapping[str, Any], method: str = method, done: int = done
         ) -> None:
             """Passes on the progress inside of one method, as progress of the whole comparison."""
-            # part: the share of this method that is done, from 0 to 1
+            # part: the fraction of this method that is done, from 0 to 1
             part = step.get("done", 0) / step["of"] if step.get("of") else 0.0
-            now = {"step": f"{method}, {step['step']}", "done": done + part, "of": len(methods)}
-            on_progress({**step, **now, "method": method})
+            overall = {"step": f"{method}, {step['step']}", "done": done + part, "of": len(methods)}
+            on_progress({**step, **overall, "method": method})
 
         attempts, evaluated = Attempts(), None
         with attempts.attempt(method):
@@ -201,14 +201,15 @@ def plan_each_method(
             )
         if evaluated is None:
             no_metrics = dict.fromkeys(METRICS)
-            setting = {
+            plan_options = {
                 "bn": settings.bn,
                 "sync": settings.plan_fields["sync"],
                 **dict.fromkeys(PIPELINE_KEYS),
             }
             error = attempts.failures[-1].error
-            yield None, {"method": method, **no_metrics, **setting, "error": error}
+            yield None, {"method": method, **no_metrics, **plan_options, "error": error}
             continue
+        # Tiles of a pipeline are for the graph of one micro-batch: `auto` cannot start from them.
         if not evaluated.plan.stages and evaluated.plan.microbatches == 1:
             tiles_by_method[method] = dict(evaluated.plan.tiles)
         yield evaluated, evaluated.row

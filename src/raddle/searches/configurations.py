@@ -1,7 +1,8 @@
-"""Configurations of a group of operators: the number of parts of each letter, and their devices.
+"""Configurations say how a search splits a group of operators, and give every operator its tiles.
 
 A group (groups.py) is a set of operators that are split together; its first member is the anchor. A letter
-names a dimension that can be split, such as n (samples) or c (channels). Example:
+names a dimension that can be split, such as n (samples) or c (channels). A configuration has a degree for
+each letter, which is its number of parts, and a device for each combination of parts. Example:
 
     conv1: n/2 c/4 @0-7      degrees (2, 4) of the letters (n, c), on devices 0 to 7 in row-major order
 
@@ -32,7 +33,7 @@ from raddle.program.replicated_loss import MOST_REPLICAS
 from raddle.searches.groups import AFTER, BEFORE, BY_LETTERS, Group, Member
 
 Cuts = tuple[int, ...]  # cut points of a dimension, with 0 and its size
-ANY_NUMBER = 2**62  # of copies: more than there can be
+ANY_NUMBER = 2**62  # more copies than there can be: no limit
 
 
 class Configuration(NamedTuple):
@@ -44,7 +45,7 @@ class Configuration(NamedTuple):
 
 
 class MemberTiling(NamedTuple):
-    """The tiles of one operator for given degrees, whatever the devices are."""
+    """The tiles of one operator for given degrees. The devices are not chosen yet."""
 
     op: Op
     cuts: tuple[Cuts, ...]  # cut points of each dimension
@@ -53,7 +54,7 @@ class MemberTiling(NamedTuple):
 
 
 def tiles(group: Group, configuration: Configuration) -> dict[str, Tiling]:
-    """The tiling of every operator of a group."""
+    """Returns the tiling of every operator of a group, by name."""
     devices = configuration.devices
     return {
         tiling.op.name: Grid(
@@ -82,7 +83,7 @@ def degrees(
     ]
 
     def extend(axis: int, room: int) -> Iterator[tuple[int, ...]]:
-        """The degrees of the letters from `axis` on, with a product of at most `room`."""
+        """Yields the degrees of the letters from `axis` on, with a product of at most `room`."""
         if axis == len(options):
             yield ()
             return
@@ -109,7 +110,7 @@ class _Split(NamedTuple):
 def member_tilings(
     group: Group, parts: tuple[int, ...], shares: tuple[int, ...] = ()
 ) -> tuple[MemberTiling, ...]:
-    """The tiles of all members of a group, given the number of parts of each letter; cached."""
+    """Returns the tiles of all members of a group, given the number of parts of each letter; cached."""
     key = (parts, shares)
     if key not in group.tilings_cache:
         group.tilings_cache[key] = _member_tilings(group, parts, shares)
@@ -120,7 +121,7 @@ def member_tilings(
 def _member_tilings(
     group: Group, parts: tuple[int, ...], shares: tuple[int, ...]
 ) -> tuple[MemberTiling, ...]:
-    """Computes member_tilings."""
+    """Returns the tiles of all members of a group, computed without the cache."""
     splits: dict[str, _Split] = {}
     tilings = []
     for member in group.members:
@@ -137,7 +138,7 @@ def _split_member(
     shares: tuple[int, ...],
     splits: dict[str, _Split],
 ) -> _Split:
-    """How a member is split; `splits` has the members before it, by name."""
+    """Returns how a member is split. splits: how the members before it are split, by name."""
     op = member.op
     axes: list[tuple[int, ...]] = [()] * len(op.space.dims)
     cuts: list[Cuts] = [(0, dim.size) for dim in op.space.dims]
@@ -160,10 +161,10 @@ def _split_member(
 
 
 def _output_split(ref: Op, split: _Split, output: int, parts: tuple[int, ...]) -> _Split:
-    """How an output is split over the devices, after partial sums are merged.
+    """Returns how an output is split over the devices, after partial sums are merged.
 
-    ref: the operator with that output. split: how it is split. If summed dimensions are split, the merged
-    result is also divided along its longest dimension.
+    ref: the operator with that output. split: how the operator is split. If summed dimensions are split,
+    the merged result is also divided along its longest dimension.
     """
     dims = ref.space.outputs[output]
     axes, cuts = [split.axes[d] for d in dims], [split.cuts[d] for d in dims]
@@ -172,26 +173,26 @@ def _output_split(ref: Op, split: _Split, output: int, parts: tuple[int, ...]) -
         shape = [c[1] - c[0] for c in cuts]
         along = longest_dim(shape)
         count = math.prod(parts[axis] for axis in summed)
-        pieces = [_slice_ends(a, b, count) for a, b in pairwise(cuts[along])]
-        if all(len(piece) == count for piece in pieces):
+        # For each part along that dimension, the end points of its slices.
+        ends_by_part = [_slice_ends(a, b, count) for a, b in pairwise(cuts[along])]
+        if all(len(ends) == count for ends in ends_by_part):
             axes[along] = (*axes[along], *summed)
-            cuts[along] = (0, *(at for piece in pieces for at in piece))
+            cuts[along] = (0, *(end for ends in ends_by_part for end in ends))
     return _Split(tuple(axes), tuple(cuts))
 
 
 def _slice_ends(a: int, b: int, count: int) -> list[int]:
-    """The end points of the `count` slices into which a merge divides the range from a to b."""
-    return [a + piece.hi[0] for piece in split_longest_dim(Box((0,), (b - a,)), count)]
+    """Returns the end points of the `count` slices into which a merge divides the range from a to b."""
+    return [a + box.hi[0] for box in split_longest_dim(Box((0,), (b - a,)), count)]
 
 
 def _cut_like_reader(
     op: Op, member: Member, reader: Op, split: _Split, axes: list[tuple[int, ...]], cuts: list[Cuts]
 ) -> None:
-    """Cuts an operator at the borders of the regions that the parts of its reader need.
+    """Cuts an operator at the borders of the regions that its reader's parts need, if these are disjoint.
 
-    It does so only if these regions are disjoint.
-
-    split: how the reader is split. Writes into `axes` and `cuts`, lists by dimension of the operator.
+    split: how the reader is split. The result is written into `axes` and `cuts`, which are lists with an
+    entry for each dimension of the operator.
     """
     for p, index in enumerate(reader.space.operands[member.operand].indices):
         d = op.space.outputs[member.output][p]
@@ -209,9 +210,9 @@ def _cut_like_reader(
 
 
 def cuts_between(ranges: Sequence[tuple[int, int]], size: int) -> Cuts:
-    """The cut points between ranges that cover a dimension exactly; () if they overlap or leave gaps.
+    """Returns the cut points between ranges that cover a dimension; () if they overlap or leave gaps.
 
-    Also () if a range is empty: a part of a concatenation reads nothing of operands in other parts.
+    It is also () if a range is empty: a part of a concatenation reads nothing of operands in other parts.
 
     >>> cuts_between([(0, 4), (4, 8)], 8), cuts_between([(0, 5), (3, 8)], 8)
     ((0, 4, 8), ())
@@ -224,7 +225,10 @@ def cuts_between(ranges: Sequence[tuple[int, int]], size: int) -> Cuts:
 
 
 def max_copies(member: Member) -> int:
-    """The most copies of a tile; if there would be more, only the first device computes the tile."""
+    """Returns the largest allowed number of copies of a tile.
+
+    If there would be more, only the first device computes the tile.
+    """
     if member.op.opaque:
         return 1  # an opaque operator (raddle does not know its inside) may be random: copies could differ
     # updates_buffer: for example the running statistics of batch norm
@@ -234,27 +238,31 @@ def max_copies(member: Member) -> int:
 
 
 def _place(member: Member, split: _Split, parts: tuple[int, ...]) -> MemberTiling:
-    """The tiles of a member on positions of the configuration; axes that do not split it make copies."""
+    """Returns the tiles of a member, on positions of the configuration's devices.
+
+    Axes that do not split the member make copies of its tiles.
+    """
     op = member.op
-    # order: axes that split the member; others: axes that make copies; places: positions as an array with
-    # a dimension for each axis
-    order = [axis for axes in split.axes for axis in axes]
-    others = [axis for axis, count in enumerate(parts) if count > 1 and axis not in order]
-    copies = math.prod(parts[axis] for axis in others)
-    places = np.arange(math.prod(parts)).reshape(parts)
+    split_axes = [axis for axes in split.axes for axis in axes]
+    copy_axes = [axis for axis, count in enumerate(parts) if count > 1 and axis not in split_axes]
+    copies = math.prod(parts[axis] for axis in copy_axes)
+    positions = np.arange(math.prod(parts)).reshape(parts)  # a dimension for each axis
     if copies > max_copies(member):
-        places = places[
-            tuple(slice(0, 1) if axis in others else slice(None) for axis in range(len(parts)))
+        positions = positions[
+            tuple(slice(0, 1) if axis in copy_axes else slice(None) for axis in range(len(parts)))
         ]
         copies = 1
-    # The order of Grid: axes that split the member, then its copies. Axes of one part change nothing.
+    # Grid takes the devices of all tiles in row-major order, the copies of a tile next to each other. Axes
+    # of one part change nothing.
     ones = [axis for axis, count in enumerate(parts) if count == 1]
-    flat = places.transpose([*ones, *order, *others]).reshape(-1)
+    flat = positions.transpose([*ones, *split_axes, *copy_axes]).reshape(-1)
     return MemberTiling(op, split.cuts, tuple(int(i) for i in flat), copies)
 
 
 def cut_points(size: int, parts: int, shares: Sequence[int] = ()) -> Cuts:
-    """Cut points of equal parts or, given shares, of parts in proportion to them; no part is empty.
+    """Returns the cut points of equal parts or, given shares, of parts in proportion to them.
+
+    No part is empty.
 
     >>> cut_points(8, 4), cut_points(8, 4, (3, 3, 1, 1)), cut_points(9, 2, (3, 1))
     ((0, 2, 4, 6, 8), (0, 3, 6, 7, 8), (0, 7, 9))

@@ -1,5 +1,8 @@
 """Helpers that all methods share: dimensions by letter, grids of tiles, and batch-independent operators.
 
+A letter names a dimension of an operator, such as n (samples). A grid cuts each dimension at some points;
+its tiles are all combinations of the parts.
+
 An operator is batch-independent if it reads parameters, buffers and constants only: a slice of the position
 embedding, a causal mask, a counter. No method chooses its tiles. It is computed on the devices that read
 its result: only the part that is read there, if the reader's tiles do not overlap in it, else all of it.
@@ -20,24 +23,26 @@ Cuts = tuple[int, ...]  # cut points of a dimension, with 0 and its size
 
 
 def all_devices(cluster: Cluster) -> tuple[int, ...]:
+    """Returns the indices of all devices."""
     return tuple(range(len(cluster.devices)))
 
 
 def dim_of(op: Op, letter: str) -> int | None:
-    """The position of the dimension with this letter; None if the operator has no such dimension."""
+    """Returns the position of the dimension with this letter; None if the operator has none."""
     return next((d for d, dim in enumerate(op.space.dims) if dim.name == letter), None)
 
 
 def size_of(op: Op, letter: str) -> int:
-    """The size of the dimension with this letter; 1 if the operator has no such dimension."""
+    """Returns the size of the dimension with this letter; 1 if the operator has none."""
     d = dim_of(op, letter)
     return 1 if d is None else op.space.dims[d].size
 
 
 def split(op: Op, cuts: Mapping[int, Cuts], devices: Sequence[int]) -> Grid:
-    """A grid that is cut along some dimensions, its tiles on the devices in row-major order.
+    """Returns a grid that is cut along some dimensions, its tiles on the devices in row-major order.
 
-    cuts: cut points by dimension. devices: indices into cluster.devices, one for each tile.
+    cuts: cut points by dimension; dimensions without cut points are not cut. devices: indices into
+    cluster.devices, one for each tile.
     """
     return Grid(
         tuple(cuts.get(d, (0, dim.size)) for d, dim in enumerate(op.space.dims)), tuple(devices)
@@ -45,20 +50,20 @@ def split(op: Op, cuts: Mapping[int, Cuts], devices: Sequence[int]) -> Grid:
 
 
 def copies(op: Op, devices: Sequence[int]) -> Grid:
-    """The whole operator, not split, with one copy on each of the devices."""
+    """Returns the grid of a whole operator, not split, with one copy on each of the devices."""
     return whole_tiling([dim.size for dim in op.space.dims], devices)
 
 
 def copies_unless_opaque(op: Op, devices: Sequence[int]) -> Grid:
-    """One copy on each device; an opaque operator only on the first.
+    """Returns the grid of a whole operator, a copy on each device; an opaque operator is on the first only.
 
-    An opaque operator, whose inside raddle does not know, may be random: its copies could differ.
+    Raddle does not know the inside of an opaque operator. It may be random, so that copies could differ.
     """
     return copies(op, devices[:1] if op.opaque else devices)
 
 
 def batch_independent(graph: Graph) -> set[str]:
-    """The names of the operators whose results do not depend on the samples of the batch."""
+    """Returns the names of the operators whose results do not depend on the samples of the batch."""
     # The role of a value is "op" (an operator's result), "input", "parameter", "buffer" and so on.
     fixed_values = {
         name
@@ -84,25 +89,27 @@ class BatchIndependentOps:
                 self.readers.setdefault(name, []).append((op, operand))
 
     def read_by(self, names: Iterable[str]) -> tuple[Op, ...]:
-        """The batch-independent operators that the named operators read, directly or through others.
+        """Returns the batch-independent operators that the named operators read, directly or indirectly.
 
-        They are in reverse order of the graph, so that readers come before what they read.
+        They are in reverse order of the graph, so that readers come before the operators that they read.
         """
         reader_names, ops_read = set(names), []
         for op in reversed(self.graph.ops):
-            reads = any(
-                r.name in reader_names for o in op.outputs for r, _ in self.readers.get(o, ())
+            is_read = any(
+                reader.name in reader_names
+                for output in op.outputs
+                for reader, _ in self.readers.get(output, ())
             )
-            if op.name in self.names and reads:
+            if op.name in self.names and is_read:
                 ops_read.append(op)
                 reader_names.add(op.name)
         return tuple(ops_read)
 
     def place(self, ops: Iterable[Op], tiles: Mapping[str, Tiling]) -> Tiles:
-        """Tiles for some batch-independent operators, on the devices that read their results.
+        """Returns tiles for some batch-independent operators, on the devices that read their results.
 
-        ops: readers before what they read. tiles: those of all other operators that read a result.
-        An operator without readers gets no tiles.
+        ops: the operators, in reverse order of the graph. tiles: the tiles of all other operators that read
+        a result of `ops`. An operator without readers gets no tiles.
         """
         placed: Tiles = {}
         for op in ops:
@@ -119,7 +126,10 @@ class BatchIndependentOps:
 def place_batch_independent(
     graph: Graph, tiles: Tiles, place_unread: Callable[[Op], Tiling]
 ) -> None:
-    """Adds tiles for all batch-independent operators; `place_unread` tiles those without readers."""
+    """Adds the tiles of all batch-independent operators to `tiles`.
+
+    place_unread: gives the tiles of an operator without readers.
+    """
     independent = BatchIndependentOps(graph)
     ops = [op for op in reversed(graph.ops) if op.name in independent.names]
     for op in ops:
@@ -127,9 +137,9 @@ def place_batch_independent(
 
 
 def _grid_as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling) -> Grid:
-    """The grid of an operator that gives each device the part that one reader reads there.
+    """Returns the grid of an operator that gives each device the part that one reader reads there.
 
-    If the reader's tiles read the same elements, it is a whole copy on each of the reader's devices.
+    If the reader's tiles read the same elements, each of the reader's devices gets a whole copy.
     """
     whole_copies = copies(op, sorted(set(tiling.devices)))
     if not isinstance(tiling, Grid) or tiling.copies > 1:
@@ -151,7 +161,7 @@ def _grid_as_read(op: Op, output: int, reader: Op, operand: int, tiling: Tiling)
 
 
 def _common_grid(op: Op, grids: Sequence[Grid]) -> Grid:
-    """The grid that all readers need, or whole copies on all their devices if they differ."""
+    """Returns the grid that all readers need or, if the grids differ, whole copies on all their devices."""
     if all(grid == grids[0] for grid in grids):
         grid = grids[0]
     else:

@@ -30,11 +30,13 @@ BY_LETTERS, AFTER, BEFORE = "own", "after", "before"
 
 
 class Member(NamedTuple):
-    """An operator of a group, and how it gets its tiles.
+    """An operator of a group, and how it gets its tiles (`how`).
 
-    BY_LETTERS: from the letters of its own dimensions.
-    AFTER: from the member `ref` that it reads: its operand `operand` is output `output` of `ref`.
-    BEFORE: from the member `ref` that reads it: operand `operand` of `ref` is its output `output`.
+    BY_LETTERS: each of its dimensions is split as the group's letter of that name.
+    AFTER: it is split as the member `ref` that it reads. Its operand number `operand` is the output number
+        `output` of `ref`.
+    BEFORE: it is split as the member `ref`, which reads it, needs. Its output number `output` is the
+        operand number `operand` of `ref`.
     """
 
     op: Op
@@ -53,7 +55,7 @@ class Group:
     sizes: tuple[int, ...]  # by letter, the smallest size of its dimension in a BY_LETTERS member
     # Summed letters: their parts are partial sums.
     reduced: frozenset[str] = field(default_factory=frozenset)
-    # The results of configurations.member_tilings.
+    # The results of configurations.member_tilings: (degrees, shares) -> tilings.
     tilings_cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -68,12 +70,12 @@ class Group:
 
 
 def find_groups(graph: Graph) -> tuple[Group, ...]:
-    """The groups of a graph, in the order of their first operators.
+    """Returns the groups of a graph, in the order of their first operators.
 
-    First every operator joins the group of a producer if it can. Then groups of cheap operators, such as
-    views, join the group of their only reader. Meanwhile a group is identified by its root: the name of its
-    first operator or, for a time step of a recurrent network, the part of the name that all its operators
-    share.
+    First every operator joins the group of an operator that it reads, if it can. Then groups of cheap
+    operators, such as views, join the only group that reads them. During this search a group is identified
+    by its root: the name of its first operator or, for a time step of a recurrent network, the part of the
+    name that all its operators share.
     """
     members = _join_producers(graph)
     _join_readers(graph, members)
@@ -89,17 +91,17 @@ Memberships = dict[str, tuple[str, Member]]  # operator -> (root: key of its gro
 
 
 def _join_producers(graph: Graph) -> Memberships:
-    """Puts every operator into the group of a value that it reads element by element, or into a new group.
+    """Returns each operator's group: that of a value that it reads element by element, or a new group.
 
-    Of several such values, the one with the most dimensions counts, then the one that is produced last.
+    Of several such values, the one with the most dimensions is taken; of these, the one produced last.
     """
     independent = batch_independent(graph)
+    # value -> (operator that produces the value, number of the output)
     producer = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
     order = {op.name: i for i, op in enumerate(graph.ops)}
     members: Memberships = {}
-    root_of_composite: dict[
-        str, str
-    ] = {}  # name of a composite -> root of the group of its first operator
+    # name of a composite -> root of the group of its first operator
+    root_of_composite: dict[str, str] = {}
     for op in graph.ops:
         if op.name in independent:
             continue
@@ -107,30 +109,28 @@ def _join_producers(graph: Graph) -> Memberships:
         if step and op.composite_kind:  # a time step of a recurrent layer is one group
             members[op.name] = (op.name[: step.end()], Member(op))
             continue
+        # (number of dimensions, position of the producer in the graph, member that would be added)
         best: tuple[int, int, Member] | None = None
         for operand, name in enumerate(op.inputs):
             if name in producer and producer[name][0].name in members and not _is_heavy(op):
                 ref, output = producer[name]
                 access = op.space.operands[operand]
                 if _is_elementwise(op, access):
-                    # number of dimensions, then place of the producer in the graph
                     rank = (len(access.indices), order[ref.name])
                     if best is None or rank > best[:2]:
                         best = (*rank, Member(op, AFTER, ref.name, operand, output))
         root = members[best[2].ref][0] if best else op.name
         composite_root = root_of_composite.setdefault(op.layer, root) if op.composite_kind else root
         if composite_root != root and _has_same_dims(op, graph, members, composite_root):
-            members[op.name] = (
-                composite_root,
-                Member(op),
-            )  # operators of one composite, such as a loss
+            # Operators of one composite, such as a loss, share a group.
+            members[op.name] = (composite_root, Member(op))
         else:
             members[op.name] = (root, best[2] if best else Member(op))
     return members
 
 
 def _has_same_dims(op: Op, graph: Graph, members: Memberships, root: str) -> bool:
-    """Whether every dimension of an operator is, by name and size, a dimension of the group `root`."""
+    """Returns whether the group `root` has every dimension of an operator, by name and size."""
     sizes = {
         dim.name: dim.size
         for group_op in graph.ops
@@ -141,12 +141,12 @@ def _has_same_dims(op: Op, graph: Graph, members: Memberships, root: str) -> boo
 
 
 def _is_heavy(op: Op) -> bool:
-    """Whether an operator always starts a group: matrix multiplications, convolutions, opaque ones."""
+    """Returns whether an operator always starts a group: a matrix product, a convolution, an opaque one."""
     return op.space.is_product or op.opaque
 
 
 def _is_elementwise(op: Op, access: Access) -> bool:
-    """Whether each element of the result needs one element of the operand: the one at the same position.
+    """Returns whether each element of the result needs only the operand's element at the same position.
 
     A dimension of size 1 of the operand may be broadcast.
 
@@ -162,12 +162,12 @@ def _is_elementwise(op: Op, access: Access) -> bool:
 
 def _join_readers(graph: Graph, members: Memberships) -> None:
     """Joins each group of cheap operators (views and the like) to the only group that reads it."""
-    # By value, its readers: (operator, number of the operand, an unused number).
-    readers: dict[str, list[tuple[Op, int, int]]] = {}
+    # value -> its readers, each as (operator, number of the operand)
+    readers: dict[str, list[tuple[Op, int]]] = {}
     for op in graph.ops:
         for operand, name in enumerate(op.inputs):
-            readers.setdefault(name, []).append((op, operand, 0))
-    groups: dict[str, list[Op]] = {}
+            readers.setdefault(name, []).append((op, operand))
+    groups: dict[str, list[Op]] = {}  # root -> operators of the group
     for op in graph.ops:
         if op.name in members:
             groups.setdefault(members[op.name][0], []).append(op)
@@ -175,28 +175,28 @@ def _join_readers(graph: Graph, members: Memberships) -> None:
         group_ops = groups[root]
         if not all(_is_light(graph, op) for op in group_ops):
             continue
-        outside = {
-            members[r.name][0]
+        reader_roots = {
+            members[reader.name][0]
             for op in group_ops
             for o in op.outputs
-            for r, _, _ in readers.get(o, ())
-            if r.name in members
+            for reader, _ in readers.get(o, ())
+            if reader.name in members
         } - {root}
-        if len(outside) != 1:
+        if len(reader_roots) != 1:
             continue
-        target = outside.pop()
+        target = reader_roots.pop()
         for op in reversed(group_ops):
             first_read = next(
                 (
                     (r, operand, k)
                     for k, o in enumerate(op.outputs)
-                    for r, operand, _ in readers.get(o, ())
+                    for r, operand in readers.get(o, ())
                     if r.name in members and members[r.name][0] == target
                 ),
                 None,
             )
             if first_read is None:
-                break  # an operator is not read by that group: the group stays as it is
+                break  # the group `target` does not read this operator: it remains in its group
             reader, operand, output = first_read
             members[op.name] = (target, Member(op, BEFORE, reader.name, operand, output))
         else:
@@ -204,13 +204,13 @@ def _join_readers(graph: Graph, members: Memberships) -> None:
 
 
 def _is_light(graph: Graph, op: Op) -> bool:
-    """Whether an operator is cheap (a view and the like), without sums and parameters."""
+    """Returns whether an operator is cheap, such as a view, and neither sums nor reads a parameter."""
     reads_parameter = any(graph.values[i].role == "parameter" for i in op.inputs)
     return op.traits.is_cheap and not op.opaque and not op.space.combine and not reads_parameter
 
 
 def _new_group(graph: Graph, root: str, members: list[Member]) -> Group:
-    """A group of the members, with the letters that can be split."""
+    """Returns a group of the members, with the letters that can be split."""
     ordered = _in_dependency_order(members)
     by_letters = [m.op for m in ordered if m.how == BY_LETTERS]
     sizes: dict[str, int] = {}
@@ -228,7 +228,7 @@ def _new_group(graph: Graph, root: str, members: list[Member]) -> Group:
 
 
 def _in_dependency_order(members: Iterable[Member]) -> list[Member]:
-    """The anchor first, then every member after its `ref`."""
+    """Returns the members in order: the anchor first, every other member after its `ref`."""
     pending = list(members)
     names = {m.op.name for m in pending}
     done: dict[str, Member] = {}
@@ -243,5 +243,5 @@ def _in_dependency_order(members: Iterable[Member]) -> list[Member]:
 
 
 def group_indices(groups: Iterable[Group]) -> Mapping[str, int]:
-    """For each operator in a group, the index of that group."""
+    """Returns the index of the group of each operator that is in a group."""
     return {name: g for g, group in enumerate(groups) for name in group.ops}

@@ -1,6 +1,6 @@
-"""JIT compiles numba functions ahead of a search and keeps them in numba's cache, once on a machine.
+"""JIT compiles the numba functions of a search before the search, and keeps them in numba's cache.
 
-Compiling takes up to half a minute. The command line does it before a search and says so.
+That takes up to half a minute, once per machine. The command line does it before a search and says so.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ class JitFunctions:
     name: str  # shown to the user who waits: "compiling the search, ..."
     seconds: int  # roughly, to compile
     folder: str  # folder of the source files
-    largest: tuple[str, ...]  # patterns of cache files: the functions that take longest to compile
+    # Patterns of the cache files of those functions that take longest to compile.
+    largest: tuple[str, ...]
     warm_up: Callable[[], None]  # calls all of the functions once, which compiles them
 
     def is_cached(self) -> bool:
-        """Whether numba's cache holds the largest functions.
+        """Returns whether numba's cache holds the largest functions.
 
         A wrong answer does no harm: the user sees a needless message, or waits without one.
         """
@@ -34,7 +35,7 @@ class JitFunctions:
 
 
 def tiny_graph(*, layers: int, width: int) -> Graph:
-    """The graph of a few linear layers: the smallest input with which all functions are called."""
+    """Returns the graph of a few linear layers, with which a search calls all of its numba functions."""
     import torch
     from torch import nn
 

@@ -23,23 +23,23 @@ class Method(ABC):
     """A baseline or a search, and its traits."""
 
     name: str
-    has_stages: ClassVar[bool] = False  # it takes a schedule, stages and micro-batches
+    has_stages: ClassVar[bool] = False  # the method takes a schedule, stages and micro-batches
     chooses_sync: ClassVar[bool] = False  # with sync "auto", its plan gets the fastest sync kind
-    starts_from_others: ClassVar[bool] = False  # in a comparison it starts from the plans before it
-    jit_functions: ClassVar[tuple[JitFunctions, ...]] = ()  # numba functions that it needs
+    # In a comparison of methods, the method starts from the plans of the methods before it.
+    starts_from_others: ClassVar[bool] = False
+    jit_functions: ClassVar[tuple[JitFunctions, ...]] = ()  # numba functions that the method calls
 
     @abstractmethod
     def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
-        """Tiles for all operators and, for a search, how the search went."""
+        """Returns tiles for all operators and, for a search, how the search went."""
 
 
 @dataclass(frozen=True)
 class Search(Method):
     """A method that searches for about `settings.budget` seconds."""
 
-    splits_sums: ClassVar[bool] = (
-        True  # default of settings.reduction: may summed dimensions be split?
-    )
+    # Default of settings.reduction: whether summed dimensions may be split.
+    splits_sums: ClassVar[bool] = True
     jit_functions: ClassVar[tuple[JitFunctions, ...]] = (EVALUATOR,)
 
     def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
@@ -50,7 +50,7 @@ class Search(Method):
 
     @abstractmethod
     def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
-        """Does the search. `settings.reduction` is True or False here, not None.
+        """Searches, and returns the tiles of the best plan. `settings.reduction` is not None here.
 
         Time that numba takes to compile does not count towards the budget.
         """

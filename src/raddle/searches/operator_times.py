@@ -1,4 +1,4 @@
-"""Estimates seconds of whole operators, not split, by which methods balance work between devices."""
+"""Estimates the seconds of whole operators, not split. Methods balance work between devices by them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raddle.graph.graph import Graph, Op
 
 
 def whole_operator_seconds(graph: Graph) -> Callable[[Op, Device], float]:
-    """A function that gives the seconds of a whole operator on a device, forward and backward."""
+    """Returns a function that gives the seconds of a whole operator on a device, forward and backward."""
     active = active_values(graph)  # names of the values that need a gradient
     compute = ComputeCosts(graph, active)
 
@@ -25,7 +25,7 @@ def whole_operator_seconds(graph: Graph) -> Callable[[Op, Device], float]:
 
 
 def device_speeds(graph: Graph, cluster: Cluster) -> tuple[float, ...]:
-    """For each device, how many times it could compute the whole graph in a second."""
+    """Returns for each device how many times per second it could compute the whole graph."""
     seconds = whole_operator_seconds(graph)
     kinds = {device.kind: device for device in cluster.devices}
     speed = {

@@ -1,4 +1,4 @@
-"""Pins: splits that the user has fixed before the search, for all operators whose names match a pattern.
+"""Reads pins: splits that the user fixes before the search, for all operators whose names match a pattern.
 
 features.*=n/4            the samples in four parts, on devices 0 to 3
 classifier.*=c/4          the channels in four parts, on devices 0 to 3
@@ -25,7 +25,7 @@ _SPLIT = re.compile(r"([a-z])/(\d{1,9})")
 
 
 class Pin(NamedTuple):
-    """A split for all operators whose names match a pattern."""
+    """A split, fixed by the user, for all operators whose names match a pattern."""
 
     pattern: str
     parts: tuple[tuple[str, int], ...]  # (letter, number of parts)
@@ -37,13 +37,13 @@ class Pin(NamedTuple):
 
 
 def read_pin(text: str) -> Pin:
-    """Reads `PATTERN=n/4 c/2 @0-7`.
+    """Returns the pin of a text such as `PATTERN=n/4 c/2 @0-7`.
 
     >>> read_pin("features.*=n/4")
     Pin(pattern='features.*', parts=(('n', 4),), devices=())
     """
     pattern, equal, split_text = text.partition("=")
-    splits, at, devices = split_text.partition("@")
+    splits, at, device_text = split_text.partition("@")
     if not equal or not pattern.strip() or (not splits.strip() and not at):
         raise InputError(f"'{text}' is no pin: write a pattern and a split, as 'features.*=n/4'.")
     parts = []
@@ -54,17 +54,19 @@ def read_pin(text: str) -> Pin:
         parts.append((match[1], int(match[2])))
     if len({letter for letter, _ in parts}) < len(parts):
         raise InputError(f"the pin '{text}' splits a letter twice: write each letter once.")
-    named = read_devices(devices) if at else ()
-    count = math.prod(n for _, n in parts)
-    if named and len(named) != count:
-        raise InputError(f"the pin '{text}' has {count} parts on {len(named)} devices.")
-    return Pin(pattern.strip(), tuple(parts), named)
+    devices = read_devices(device_text) if at else ()
+    part_count = math.prod(n for _, n in parts)
+    if devices and len(devices) != part_count:
+        raise InputError(
+            f"the pin '{text}' has {part_count} parts on {len(devices)} devices: name one device a part."
+        )
+    return Pin(pattern.strip(), tuple(parts), devices)
 
 
 def pinned_configurations(
     groups: Sequence[Group], pins: Sequence[Pin], device_count: int
 ) -> dict[int, Configuration]:
-    """The configuration of each pinned group, by index of the group; a later pin overrides an earlier one.
+    """Returns the configuration of each pinned group, by index of the group; the last matching pin counts.
 
     Raises InputError for a pin that matches no operator, or that splits into too many parts.
     """
@@ -73,7 +75,9 @@ def pinned_configurations(
         matching = [g for g, group in enumerate(groups) if _matches(group, pin)]
         if not matching:
             names = ", ".join(group.name for group in list(groups)[:3])
-            raise InputError(f"the pin '{pin}' matches no operator: names are as {names}.")
+            raise InputError(
+                f"the pin '{pin}' matches no operator: some names of operators are {names}."
+            )
         for g in matching:
             configurations[g] = _configuration(groups[g], pin, device_count)
     return configurations
@@ -84,13 +88,13 @@ def _matches(group: Group, pin: Pin) -> bool:
 
 
 def _configuration(group: Group, pin: Pin, device_count: int) -> Configuration:
-    """The configuration of a group that matches a pin."""
+    """Returns the configuration that a pin gives to a group which it matches."""
     parts_of = dict(pin.parts)
     for letter, count in pin.parts:
         if letter not in group.letters:
             available = " ".join(group.letters) or "none"
             raise InputError(
-                f"the pin '{pin}' splits {letter}, but '{group.name}' has {available}."
+                f"the pin '{pin}' splits {letter}, but '{group.name}' can be split along: {available}."
             )
         size = group.sizes[group.letters.index(letter)]
         if count > size:
@@ -101,6 +105,7 @@ def _configuration(group: Group, pin: Pin, device_count: int) -> Configuration:
     devices = pin.devices or tuple(range(total))
     if total > device_count or max(devices) >= device_count:
         raise InputError(
-            f"the pin '{pin}' needs {max(total, max(devices) + 1)} devices of {device_count}."
+            f"the pin '{pin}' needs {max(total, max(devices) + 1)} devices of {device_count}: "
+            "use a larger cluster or fewer parts."
         )
     return Configuration(tuple(parts_of.get(letter, 1) for letter in group.letters), devices)

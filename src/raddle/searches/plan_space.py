@@ -6,7 +6,7 @@ configuration has the group's degrees, which are the numbers of parts of each le
 (configurations.py). Batch-independent operators read no samples and are in no group (grids.py).
 """
 
-# g: index of a group; lists of configurations have one for each group
+# g: index of a group; a list of configurations has one configuration for each group
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class PlanSpace:
         self.graph, self.cluster, self.settings = graph, cluster, settings
         self.device_count = len(cluster.devices)
         self.groups = find_groups(graph)
-        self.pinned = pinned_configurations(self.groups, settings.pins, self.device_count)  # by g
+        # By index of the group, the configuration that the user has fixed.
+        self.pinned = pinned_configurations(self.groups, settings.pins, self.device_count)
         self.unpinned = [g for g in range(len(self.groups)) if g not in self.pinned]
         self.batch_independent = BatchIndependentOps(graph)
         # For each group, the batch-independent operators that it reads.
@@ -47,7 +48,7 @@ class PlanSpace:
     # -- from configurations to tiles and back -----------------------------------------------------
 
     def tiles(self, configurations: Sequence[Configuration]) -> Tiles:
-        """The tiles of all operators, given the configuration of each group."""
+        """Returns the tiles of all operators, given the configuration of each group."""
         plan_tiles: Tiles = {}
         for group, configuration in zip(self.groups, configurations, strict=True):
             plan_tiles.update(tiles(group, configuration))
@@ -62,10 +63,10 @@ class PlanSpace:
         return plan_tiles
 
     def changes(self, tiles_now: Mapping[str, Tiling], moves: Mapping[int, Configuration]) -> Tiles:
-        """The tiles that change when some groups get other configurations.
+        """Returns the tiles that change when some groups get other configurations.
 
         They are the tiles of the groups' operators and of the batch-independent operators that these read.
-        tiles_now: by operator. moves: by index of a group, its new configuration.
+        tiles_now: the present tiles, by operator. moves: by index of a group, its new configuration.
         """
         changed: Tiles = {}
         for g, configuration in moves.items():
@@ -77,17 +78,21 @@ class PlanSpace:
         return changed
 
     def with_pins(self, start: Mapping[str, Tiling]) -> Tiles:
-        """The tiles of a start (a plan to search from: starts.py), with pinned groups set to their pins."""
+        """Returns the tiles of a start (a plan to search from: starts.py), with the pins of the user."""
         return {**start, **self.changes(start, self.pinned)}
 
     def configuration_of(self, g: int, tiles_now: Mapping[str, Tiling]) -> Configuration | None:
-        """The configuration of a group, read from its anchor's tiles; None if no such one exists."""
+        """Returns the configuration of a group, read from its anchor's tiles.
+
+        None if no configuration gives the anchor these tiles.
+        """
         group = self.groups[g]
         anchor = group.members[0].op
         tiling = tiles_now[anchor.name]
         if not isinstance(tiling, Grid) or tiling.copies > 1:
             return None
-        # By letter, its number of parts; sizes of unequal parts; the letters that are split.
+        # parts: number of parts by letter. uneven: sizes of unequal parts. order: the letters that are
+        # split, in the order of the anchor's dimensions.
         parts, uneven, order = {}, None, []
         for dim, cuts in zip(anchor.space.dims, tiling.cuts, strict=True):
             if len(cuts) > 2:
@@ -107,7 +112,7 @@ class PlanSpace:
     # -- choices -----------------------------------------------------------------------------------
 
     def degrees(self, g: int) -> list[tuple[int, ...]]:
-        """All degrees that a group may have; groups with equal letters and sizes share the list."""
+        """Returns all degrees that a group may have; groups with equal letters and sizes share the list."""
         group = self.groups[g]
         key = (group.letters, group.sizes)
         if key not in self._degrees:
@@ -123,14 +128,16 @@ class PlanSpace:
         return self._degrees[key]
 
     def on_random_devices(self, parts: tuple[int, ...], rng: random.Random) -> Configuration:
-        """A configuration on random devices: consecutive ones with probability 0.7, else any."""
-        size = math.prod(parts)
+        """Returns a configuration on random devices: consecutive ones with probability 0.7, else any."""
+        count = math.prod(parts)  # of the tiles
         if rng.random() < 0.7:
             first = (
-                rng.randrange(self.device_count // size) * size if self.device_count >= size else 0
+                rng.randrange(self.device_count // count) * count
+                if self.device_count >= count
+                else 0
             )
-            return Configuration(parts, tuple(range(first, first + size)))
-        return Configuration(parts, tuple(rng.sample(range(self.device_count), size)))
+            return Configuration(parts, tuple(range(first, first + count)))
+        return Configuration(parts, tuple(rng.sample(range(self.device_count), count)))
 
     @cached_property
     def shares(self) -> tuple[int, ...]:
@@ -141,10 +148,11 @@ class PlanSpace:
 
     @cached_property
     def speeds(self) -> tuple[float, ...]:
+        """The speed of each device, in computations of the whole graph per second."""
         return device_speeds(self.graph, self.cluster)
 
     def uneven(self, g: int, configuration: Configuration) -> Configuration | None:
-        """The configuration with samples in proportion to its devices' speeds.
+        """Returns the configuration with samples in proportion to its devices' speeds.
 
         None if it does not split the samples, splits other letters too, or its devices are equally fast.
         Also None if there are fewer samples than devices.
@@ -194,37 +202,39 @@ class PlanSpace:
                     yield name
 
     def translate(self, g: int, source: int, configuration: Configuration) -> Configuration | None:
-        """The configuration of group `source` for group `g`, letter by letter; None if g is too small.
+        """Returns the configuration of group `source` for group `g`, letter by letter.
 
-        Letters that g lacks are dropped; it then uses the first of the devices.
+        Letters that g lacks are dropped; g then uses only the first of the devices. None if a dimension of
+        g is too small, or if there are fewer devices than tiles.
         """
         group, source_group = self.groups[g], self.groups[source]
         parts = dict(zip(source_group.letters, configuration.degrees, strict=True))
         counts = tuple(parts.get(letter, 1) for letter in group.letters)
         if any(n > size for n, size in zip(counts, group.sizes, strict=True)):
             return None
-        size = math.prod(counts)
-        if size == math.prod(configuration.degrees):
+        tile_count = math.prod(counts)
+        if tile_count == math.prod(configuration.degrees):
             return Configuration(counts, configuration.devices, configuration.shares)
         return (
-            Configuration(counts, configuration.devices[:size])
-            if size <= len(configuration.devices)
+            Configuration(counts, configuration.devices[:tile_count])
+            if tile_count <= len(configuration.devices)
             else None
         )
 
 
 def proportional_shares(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers in proportion to the weights, each at least 1, whose sum is `total`.
+    """Returns whole numbers in proportion to the weights, each at least 1, whose sum is `total`.
 
     >>> proportional_shares(64, [3, 3, 1, 1])
     (24, 24, 8, 8)
     """
     assert total >= len(weights), f"{total} cannot be shared out to {len(weights)}"
-    sum_ = math.fsum(weights)
-    shares = [max(1, int(total * w / sum_)) for w in weights]
+    weight_sum = math.fsum(weights)
+    shares = [max(1, int(total * weight / weight_sum)) for weight in weights]
     while sum(shares) > total:
         shares[shares.index(max(shares))] -= 1
-    # The remaining units go where the time, share / weight, stays smallest.
+    # Each remaining unit goes where share / weight remains smallest: with speeds as weights, that is the
+    # time of the device.
     while sum(shares) < total:
         best = min(range(len(shares)), key=lambda i: (shares[i] + 1) / weights[i])
         shares[best] += 1

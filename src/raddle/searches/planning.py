@@ -41,18 +41,18 @@ def plan_for(
     profile: Profile | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> Plan:
-    """The plan of a method for all devices of a cluster. Public as `raddle.search`.
+    """Returns the plan of a method for all devices of a cluster. Public as `raddle.search`.
 
-    As in `raddle.search(graph, raddle.cluster("p100:4x4"), budget=30, pins=["features.*=n/16"])`.
+    Example: `raddle.search(graph, raddle.cluster("p100:4x4"), budget=30, pins=["features.*=n/16"])`.
 
     method: a baseline or a search, by name (registry.py).
     model: the name by which the model can be loaded again, stored in the plan.
-    batch: the global batch; None: that of the graph.
+    batch: the number of samples in the global batch; None: the batch of the graph.
     bn: the samples over which batch norm takes its statistics (Settings.bn).
     sync: a sync kind of plans/sync/. With "auto", the method `auto` takes P3 or smaller buckets if they are
         faster; all other methods all-reduce.
     recompute: activation checkpointing in this many blocks; None: the method decides.
-    budget: seconds that a search takes, roughly. seed: of its random numbers.
+    budget: seconds that a search takes, roughly. seed: the seed of the search's random numbers.
     pins: splits that the search must not change, as in "features.*=n/16".
     reduction: whether summed dimensions may be split; None: yes for `flexflow` and `auto`, no for `optcnn`.
     profile: measured times of operators; None: all times are estimated from FLOPs and bytes.
@@ -77,7 +77,7 @@ def plan_for(
 
 
 def run_method(graph: Graph, cluster: Cluster, method: str, settings: Settings) -> SearchResult:
-    """The tiles of a method and, for a search, how the search went."""
+    """Runs a method; returns its tiles and, for a search, how the search went."""
     return METHODS[method].find(graph, cluster, settings)
 
 
@@ -93,10 +93,11 @@ def build_plan(
     recompute: int | None = None,
     attempts: Attempts | None = None,
 ) -> Plan:
-    """A complete, valid plan from the result of a method; a pipeline's plan is for one micro-batch's graph.
+    """Returns a complete, valid plan, given the result of a method.
 
-    It also chooses the sync kind, if the method does so. If that fails, `attempts` records the failure and
-    the plan keeps the default sync kind. model, batch, recompute: see plan_for.
+    The plan of a pipeline is for the graph of one micro-batch. If the method chooses the sync kind, it is
+    chosen here; if that fails, `attempts` records the failure and the plan keeps the default sync kind.
+    model, batch, recompute: see plan_for.
     """
     block_count = result.recompute if recompute is None else recompute
     batch = graph.batch if batch is None else batch
@@ -133,7 +134,7 @@ def build_plan(
 
 
 def _choose_sync(graph: Graph, plan: Plan, cluster: Cluster, settings: Settings) -> Plan:
-    """The plan with the fastest sync kind."""
+    """Returns the plan with the fastest sync kind."""
     from raddle.searches.predict import simulate_steps  # imports numba: only if needed
 
     def step_seconds(candidate: Plan) -> float:
@@ -195,9 +196,10 @@ def check_settings(methods: Sequence[str], *, bn: str, sync: str) -> None:
 
 
 def _dtype(graph: Graph) -> str:
-    """The name of the model's data type: the first floating-point type among its parameters.
+    """Returns the name of the model's data type: the first floating-point type among its parameters.
 
-    A complex parameter counts as its real type. Without parameters, all values are looked at.
+    A complex parameter counts as its real type. A model without parameters has the first floating-point
+    type among its values.
     """
     dtypes = [p.dtype for p in graph.parameters] or [v.dtype for v in graph.values.values()]
     names = [str(d.to_real()).removeprefix("torch.") for d in dtypes]

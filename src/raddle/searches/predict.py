@@ -1,4 +1,4 @@
-"""Predicts the metrics of a plan: simulates a few training steps, and returns times and bytes as data."""
+"""Predicts the metrics of a plan, such as step time and peak memory, by simulating a few training steps."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ METRICS = (
 def simulate_steps(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> Timeline:
-    """The simulated timeline of a few steps of a plan; operators in the profile take the measured time."""
+    """Returns the simulated timeline of a few steps of a plan.
+
+    profile: measured times of operators; other operators are estimated from FLOPs and bytes.
+    """
     steps = steps_to_simulate(plan, STEPS)  # more than STEPS if steps overlap
     return simulate(lower(graph, replace(plan, steps=steps)), cluster, profile)
 
 
 def predicted_metrics(timeline: Timeline) -> dict[str, Any]:
-    """The metrics of a simulated plan. `speedup` and `search_s` are None: the caller knows them."""
+    """Returns the metrics of a simulated plan. `speedup` and `search_s` are None: the caller knows them."""
     plan, seconds = timeline.program.plan, timeline.step_seconds
     peaks = peak_bytes(timeline)
     return {
@@ -61,17 +64,18 @@ def predicted_metrics(timeline: Timeline) -> dict[str, Any]:
 def simulate_data_parallel(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> Timeline | None:
-    """The simulated timeline of data parallelism with a plan's batch, sync kind and other options.
+    """Returns the simulated timeline of data parallelism with a plan's batch, sync kind and other options.
 
-    It has no micro-batches, stages and recomputation, even if the plan has. None if the plan itself is data
-    parallel. Raises InputError if there are fewer samples than devices.
+    If the plan has stages, their micro-batches and recomputation are left out. None if the plan itself is
+    data parallel. Raises InputError if there are fewer samples than devices.
     """
     if is_threaded(plan):  # the schedule threaded:N runs N steps at once
         plan = replace(plan, schedule="")
     if plan.stages and plan.batch:
         graph = graph.for_batch(plan.batch)
         plan = replace(without_pipeline(plan), microbatches=1, recompute=(), split_backward=False)
-        plan = replace(plan, fingerprint="")  # it was that of the graph of a micro-batch
+        # The plan's fingerprint identified the graph of one micro-batch.
+        plan = replace(plan, fingerprint="")
     data_tiles = data(graph, cluster)
     if data_tiles == dict(plan.tiles):
         return None
@@ -81,36 +85,40 @@ def simulate_data_parallel(
 
 
 def details(timeline: Timeline, *, largest: int = 10) -> dict[str, Any]:
-    """A plan's metrics, how each device spends an average step, and the `largest` transfers by bytes."""
+    """Returns a plan's metrics, how each device spends an average step, and the largest transfers.
+
+    largest: number of transfers that are listed, those with the most bytes.
+    """
     plan, cluster = timeline.program.plan, timeline.cluster
     peaks = peak_bytes(timeline)
-    unknown = ("speedup", "search_s")
+    unset = ("speedup", "search_s")  # keys that predicted_metrics leaves None
     return {
         "model": plan.model,
         "batch": plan.batch,
         "cluster": cluster.name,
-        **{key: value for key, value in predicted_metrics(timeline).items() if key not in unknown},
+        **{key: value for key, value in predicted_metrics(timeline).items() if key not in unset},
         "devices": [
             {
                 "device": d,
                 "kind": cluster.devices[d].kind,
-                **{f"{name}_ms": 1e3 * seconds for name, seconds in shares.items()},
+                **{f"{name}_ms": 1e3 * seconds for name, seconds in seconds_by_use.items()},
                 "peak_bytes": peaks[d],
             }
-            # shares: seconds of compute, exposed communication, idle
-            for d, shares in enumerate(timeline.breakdown())
+            # seconds_by_use: seconds of compute, exposed communication, idle
+            for d, seconds_by_use in enumerate(timeline.breakdown())
         ],
         "transfers": _transfers(timeline)[:largest],
     }
 
 
 def _transfers(timeline: Timeline) -> list[dict[str, Any]]:
-    """A row for each transfer between devices in the last simulated step, most bytes first.
+    """Returns a row for each transfer between devices in the last simulated step, most bytes first.
 
     A Move sends boxes of a value; a Reduce sums gradients, a Gather gathers sharded parameters.
     """
     # tasks.instruction: for each task, the number of the instruction that it is a part of
     tasks, rows = timeline.tasks, []
+    # By instruction: bytes, and nanoseconds of its first start and last end.
     nbytes = np.bincount(tasks.instruction, weights=tasks.nbytes)
     begin, end = np.full(len(nbytes), np.iinfo(np.int64).max), np.zeros(len(nbytes), np.int64)
     np.minimum.at(begin, tasks.instruction, timeline.start)

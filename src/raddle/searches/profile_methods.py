@@ -1,4 +1,4 @@
-"""Measures on this machine the operators that the plans of the baselines would run."""
+"""Measures, on this machine, the times of the tiles that the plans of the baselines would run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def profile_methods(
     kinds = sorted({d.kind for d in cluster.devices})
     if len(kinds) > 1:
         raise InputError(
-            f"'{cluster.name}' has devices of the kinds {', '.join(kinds)}, and this machine can "
-            "measure one: name a cluster of that kind alone."
+            f"'{cluster.name}' has devices of the kinds {', '.join(kinds)}, but this machine can "
+            "measure only one kind: name a cluster with devices of one kind."
         )
     compute = ComputeCosts(graph, active_values(graph))
     # For each operator, the numbers of the operands whose gradients its backward ("B") computes.
@@ -53,9 +53,9 @@ def profile_methods(
 def _distinct_tiles(
     graph: Graph, cluster: Cluster, methods: Sequence[str], kind: str
 ) -> list[tuple[Op, Box]]:
-    """Tiles that take different times: of tiles with the same operator kind and shape, only one.
+    """Returns tiles that take different times: of tiles with the same operator kind and shape, only one.
 
-    kind: that of the devices.
+    kind: the kind of the devices.
     """
     tiles_by_key: dict[str, tuple[Op, Box]] = {}
     for tiles in applicable_baselines(graph, cluster, methods).values():

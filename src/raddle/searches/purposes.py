@@ -8,12 +8,15 @@ from raddle.program.program import Gather, Move, Program, Reduce, buffer_bytes, 
 
 
 def bytes_by_purpose(program: Program) -> dict[str, int]:
-    """Bytes sent between devices in an average step, by name of the purpose; their sum is `comm_bytes`.
+    """Returns the bytes sent between devices in an average step, by name of the purpose.
+
+    Their sum is the metric `comm_bytes`.
 
     A Move sends boxes of a value; a Reduce sums gradients, a Gather gathers sharded parameters.
     """
     totals = dict.fromkeys(Purpose, 0)
-    bytes_of_move: dict[tuple[str, int], int] = {}  # later steps repeat the messages
+    # Cache by value and list of messages: the Moves of later steps share the lists of the first step.
+    bytes_of_move: dict[tuple[str, int], int] = {}
     for instruction in program.instructions:
         if isinstance(instruction, Move):
             key = (instruction.value, id(instruction.messages))

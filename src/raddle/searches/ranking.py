@@ -1,7 +1,7 @@
-"""Sorts plans by the time of a single step.
+"""Sorts plans by the time of a single step, so that a search starts from the fastest of them.
 
-The fast evaluator (simulation/fast) times them. The full simulation does so for clusters with very many
-devices and for plans that the evaluator does not support.
+The fast evaluator (simulation/fast) times the plans. The full simulation does so for clusters with very
+many devices and for plans that the evaluator does not support.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_EVALUATED_DEVICES = 256
 def fastest_first(
     space: PlanSpace, candidates: Mapping[str, Tiles], most: int | None = None
 ) -> dict[str, Tiles]:
-    """The candidates in order of their step time, at most `most` of them.
+    """Returns the candidates in order of their step time, at most `most` of them.
 
     Candidates that are not valid plans (InputError) are left out.
     """

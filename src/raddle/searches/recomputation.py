@@ -1,7 +1,7 @@
 """Activation checkpointing: divides the forward into blocks whose inner values are recomputed.
 
-Only values that cross from one block to another are saved for the backward. Chen et al., Training deep nets
-with sublinear memory cost (arXiv 1604.06174), §4.1; GPipe calls it re-materialisation.
+Only values that cross from one block to another are saved for the backward. The method is from Chen et al.,
+Training deep nets with sublinear memory cost (arXiv 1604.06174), §4.1; GPipe calls it re-materialisation.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from raddle.graph.graph import Graph
 
 
 def recompute_blocks(graph: Graph, count: int) -> tuple[tuple[str, ...], ...]:
-    """The operators of all blocks but the last: consecutive operators, with about equal bytes of results.
+    """Returns the operators of each block to recompute: consecutive, with about equal bytes of results.
 
-    count: number of blocks, with the last one. The last block is not recomputed: its backward follows its
-    forward at once, so recomputing it would save no memory.
+    count: number of blocks, the last one included. The last block is not recomputed and not returned: its
+    backward follows its forward at once, so recomputing it would save no memory.
     """
     if not 2 <= count <= len(graph.ops):
         raise InputError(
             f"cannot recompute in {count} blocks: '{graph.name}' has {len(graph.ops)} operators, "
-            "ask for 2 blocks up to that."
+            "ask for at least 2 blocks and at most that many."
         )
     sizes = [sum(graph.values[o].nbytes for o in op.outputs) for op in graph.ops]
     total, names = sum(sizes), [op.name for op in graph.ops]

@@ -36,7 +36,7 @@ NOT_METHODS = ("raddle.searches.explanation",)  # folders of this package withou
 
 
 def method_named(name: str) -> Method:
-    """The method of this name. Raises InputError, with similar names, if there is none."""
+    """Returns the method of this name. Raises InputError, with similar names, if there is none."""
     if name not in METHODS:
         close = get_close_matches(name, METHODS, n=3, cutoff=0.5) or METHODS
         raise InputError(f"no method '{name}': choose {' or '.join(close)}.")
@@ -44,7 +44,7 @@ def method_named(name: str) -> Method:
 
 
 def jit_functions_of(names: Iterable[str]) -> list[JitFunctions]:
-    """The numba functions that the named methods need, each once; unknown names are ignored."""
+    """Returns the numba functions that the named methods need, each once; unknown names are ignored."""
     methods = [METHODS[name] for name in names if name in METHODS]
     return list(
         dict.fromkeys(functions for method in methods for functions in method.jit_functions)

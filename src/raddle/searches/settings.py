@@ -19,7 +19,8 @@ from raddle.searches.pins import Pin
 from raddle.searches.stopwatch import Stopwatch
 
 BUDGET = 30.0  # seconds
-# Receives progress reports: {"step": what is done now, "done": how much is done, "of": the total, ...}.
+# Receives progress reports: {"step": text for the user, "done": units that are done, "of": all units, ...}.
+# Units differ: seconds of the budget, methods, tiles.
 OnProgress = Callable[[Mapping[str, Any]], None]
 AUTO = "auto"  # as `sync`: take the fastest of the sync kinds that compute the same result
 
@@ -42,7 +43,7 @@ class Settings:
     epsilon: float = 0.1  # hypergraph partitions: allowed imbalance, (work of a part / average) - 1
     schedule: str = ""  # requested by the user: a pipeline's, or "threaded:4" (4 steps at once)
     stages: int | None = None  # requested by the user; None: the method decides
-    microbatches: int | None = None  # likewise
+    microbatches: int | None = None  # requested by the user; None: the method decides
     pins: tuple[Pin, ...] = ()  # splits that the user has fixed
     starts: Mapping[str, Tiles] = field(default_factory=dict)  # further starts of `auto`, by name
     on_progress: OnProgress = field(default=lambda step: None, repr=False)
@@ -50,7 +51,7 @@ class Settings:
 
     @property
     def plan_fields(self) -> dict[str, Any]:
-        """The options that are fields of the plan. For sync "auto" it is the default sync kind.
+        """The options that are fields of the plan. If `sync` is "auto", it becomes the default sync kind.
 
         The fastest sync kind is chosen later, when the tiles are known (choose_sync.py).
         """
@@ -69,7 +70,7 @@ class BestSoFar:
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """The part of a search's result that only pipelines have. The names are those of the plan's fields."""
+    """The part of a search's result that only pipelines have. Its fields are named as those of Plan."""
 
     graph: Graph  # captured for the batch size of one micro-batch
     microbatches: int
@@ -92,9 +93,10 @@ class SearchResult:
 
     tiles: Tiles
     start: str = ""  # name of the start that led to these tiles
-    proposals: int = 0  # that Markov chains made
-    accepted: int = 0  # of them
-    stopped: str = ""  # why it ended, such as "proposals", "no improvement", "budget", "interrupt"
+    proposals: int = 0  # number of proposals that the Markov chains made
+    accepted: int = 0  # number of proposals that they accepted
+    # Why the search ended: "proposals", "no improvement", "budget", "interrupt" and others.
+    stopped: str = ""
     history: tuple[BestSoFar, ...] = ()
     recompute: int | None = None  # number of blocks for activation checkpointing
     pipeline: PipelineResult | None = None  # None: no stages and micro-batches
@@ -106,7 +108,10 @@ class SearchResult:
 
 
 class Clock:
-    """The time budget of a search: seconds since it began, and whether the budget is used up."""
+    """The time budget of a search: seconds since it began, and whether the budget is used up.
+
+    budget: seconds.
+    """
 
     def __init__(self, budget: float, stopwatch: Stopwatch | None = None) -> None:
         self.stopwatch = stopwatch or Stopwatch()

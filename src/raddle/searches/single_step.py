@@ -24,7 +24,7 @@ class StepTime(NamedTuple):
 def simulate_single_step(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> StepTime:
-    """The time and the load of a single step of a plan, by the full simulation."""
+    """Returns the time and the load of a single step of a plan, by the full simulation."""
     timeline = simulate(lower(graph, plan), cluster, profile)
     tasks = timeline.tasks
     load = np.zeros(tasks.resources, np.int64)  # by resource: a device or a link

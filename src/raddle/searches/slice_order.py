@@ -1,8 +1,11 @@
 """Decides the order in which `p3:collective` all-reduces the slices of gradients, by a simulation.
 
-P3 (arXiv 1905.03960) gives priority to the slices that the next forward needs first. Differs from the
-paper: the slices are all-reduced, and all ranks must start collectives in the same order. So the order is
-fixed here once, in the plan, and not at run time by which slice is ready.
+P3 (Priority-based Parameter Propagation, arXiv 1905.03960) gives priority to the slices that the next
+forward needs first. Differs from the paper: the slices are all-reduced, and all ranks must start
+collectives in the same order. So the order is fixed here once, in the plan, and not at run time by which
+slice is ready.
+
+A bundle is the slices that are synchronised together, here in one all-reduce.
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ from raddle.simulation.timeline import simulate
 def with_slice_order(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> Plan:
-    """The plan with `order`: bundle numbers in the order in which a simulation with priorities starts them.
+    """Returns the plan with `order`: the numbers of the bundles as a simulation starts them.
 
     One step is simulated, without messages of the step before. That is enough: the next forward waits for
     all slices, so that no all-reduce lasts into the next backward.
     """
     program = lower(graph, replace(plan, order=(), steps=1))
-    # By parameters and slices of a bundle, its number.
+    # (parameters, slices) of a bundle -> its number
     number = {(b.parameters, b.slices): n for n, b in enumerate(program.bundles)}
     # overtaking: all-reduces start by priority, not in the order of the program
     timeline = simulate(program, cluster, profile, overtaking=True)
@@ -38,15 +41,15 @@ def with_slice_order(
     # Tasks without a link start when they are ready: they say nothing about the order.
     uses_link = (tasks.first_resource >= 0) | (tasks.second_resource >= 0)
     np.minimum.at(first_start, tasks.instruction[uses_link], timeline.start[uses_link])
-    # (time of the start, position in the program, bundle number) of each all-reduce.
+    # (nanoseconds of the start, position in the program, bundle number) of each all-reduce.
     slice_starts = [
         (
-            int(first_start[at]),
-            at,
-            number[i.parameters, tuple(s for slices in i.regions for s in slices)],
+            int(first_start[position]),
+            position,
+            number[reduce.parameters, tuple(s for slices in reduce.regions for s in slices)],
         )
-        for at, i in enumerate(program.instructions)
-        if isinstance(i, Reduce)
+        for position, reduce in enumerate(program.instructions)
+        if isinstance(reduce, Reduce)
     ]
     reduced = [n for *_, n in sorted(slice_starts)]
     not_reduced = sorted(set(number.values()) - set(reduced))  # bundles on a single device

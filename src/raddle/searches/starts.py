@@ -34,7 +34,10 @@ StartsFunction = Callable[[PlanSpace], dict[str, Tiles]]
 def baseline_starts(
     space: PlanSpace, methods: Mapping[str, BaselineFunction], attempts: Attempts
 ) -> dict[str, Tiles]:
-    """The tiles of the baselines, with the user's pins; those that fail are recorded in `attempts`."""
+    """Returns the tiles of the baselines, with the user's pins.
+
+    `attempts` records baselines that fail.
+    """
     starts: dict[str, Tiles] = {}
     for name, method in methods.items():
         with attempts.attempt(name):  # a baseline may need more samples than there are
@@ -43,7 +46,7 @@ def baseline_starts(
 
 
 def expert_starts(space: PlanSpace) -> dict[str, Tiles]:
-    """The starts beyond baselines that the top of this file lists, as far as the cluster allows them."""
+    """Returns the starts that the top of this file lists, as far as the cluster allows them."""
     starts: dict[str, Tiles] = {}
     for stages in (2, 4):
         if (
@@ -56,16 +59,17 @@ def expert_starts(space: PlanSpace) -> dict[str, Tiles]:
     if not space.cluster.homogeneous:
         starts["uneven"] = split_by_speed(space, range(space.device_count))
         fastest = max(space.speeds)
+        # Devices within 10 % of the fastest count as fast.
         fast = [d for d, speed in enumerate(space.speeds) if speed >= 0.9 * fastest]
         starts["fast"] = split_by_speed(space, fast)
     return starts
 
 
 def staged_start(space: PlanSpace, stages: int, letters: str) -> Tiles:
-    """Groups in stages of equal work, each stage on its own devices.
+    """Returns tiles with the groups in stages of equal work, each stage on its own devices.
 
-    letters: "n", "c" or "nc" (samples over nodes, channels inside of a node; where that is not possible, as
-    "n").
+    letters: "n", "c" or "nc". "nc" splits samples over nodes and channels inside of a node; where that is
+    not possible, it is as "n".
     """
     devices_per_stage = space.device_count // stages
     configurations = []
@@ -79,7 +83,7 @@ def staged_start(space: PlanSpace, stages: int, letters: str) -> Tiles:
 def shift_to_stages(
     space: PlanSpace, stages: int, configurations: Sequence[Configuration]
 ) -> Tiles:
-    """Tiles for configurations that were made for one stage's number of devices.
+    """Returns tiles for configurations that were made for the number of devices of one stage.
 
     Each group's configuration moves from the first devices to the devices of the group's stage.
     """
@@ -94,12 +98,12 @@ def shift_to_stages(
 
 
 def first_devices(cluster: Cluster, count: int) -> Cluster:
-    """A cluster of the first `count` devices of another cluster, with a name that says so."""
+    """Returns a cluster of the first `count` devices of another cluster, with a name that says so."""
     return replace(cluster.first_devices(count), name=f"{count} of {cluster.name}")
 
 
 def stage_of_groups(space: PlanSpace, stages: int) -> list[int]:
-    """The stage of each group: consecutive groups, with about equal work in every stage.
+    """Returns the stage of each group: consecutive groups, with about equal work in every stage.
 
     Groups that share weights are in one stage: the time steps of a recurrent layer stay together.
     """
@@ -111,16 +115,19 @@ def stage_of_groups(space: PlanSpace, stages: int) -> list[int]:
         key = tuple(sharing) or (g,)
         blocks[key] = blocks.get(key, 0.0) + work[g]
     total, stage = sum(work), [0] * len(work)
-    # done: the work up to the end of this block
-    for key, done in zip(blocks, accumulate(blocks.values()), strict=True):
-        block_stage = min(stages - 1, int(stages * (done - blocks[key] / 2) / total))
+    # work_so_far: the work up to the end of this block. The block is in the stage of its middle.
+    for key, work_so_far in zip(blocks, accumulate(blocks.values()), strict=True):
+        block_stage = min(stages - 1, int(stages * (work_so_far - blocks[key] / 2) / total))
         for g in key:
             stage[g] = block_stage
     return stage
 
 
 def _split_samples_and_channels(space: PlanSpace, g: int, devices: range) -> Configuration | None:
-    """Samples split over nodes, and channels inside of a node; None if the group is too small."""
+    """Returns the configuration with samples split over nodes and channels inside of a node.
+
+    None if the group is too small or has no such letters, or if the devices are not several whole nodes.
+    """
     group = space.groups[g]
     devices_per_node = len(space.cluster.members(space.cluster.devices[devices[0]].node))
     node_count = len(devices) // devices_per_node
@@ -140,7 +147,7 @@ def _split_samples_and_channels(space: PlanSpace, g: int, devices: range) -> Con
 
 
 def split_by_speed(space: PlanSpace, devices: Sequence[int] | range) -> Tiles:
-    """Every group split by sample, in proportion to the devices' speeds."""
+    """Returns tiles with every group split by sample, in proportion to the devices' speeds."""
     configurations = []
     for g in range(len(space.groups)):
         even = split_one_letter(space, g, "n", devices)
@@ -151,22 +158,24 @@ def split_by_speed(space: PlanSpace, devices: Sequence[int] | range) -> Tiles:
 def split_one_letter(
     space: PlanSpace, g: int, letter: str, devices: Sequence[int] | range
 ) -> Configuration:
-    """A group split along one letter into one part for each device.
+    """Returns the configuration of a group split along one letter, with one part for each device.
 
     If that dimension is too small or missing, n or c is split instead; if these are too small as well, the
     group is whole, on the first device.
     """
     group = space.groups[g]
     letters_to_try = [letter, *(x for x in "nc" if x != letter)]
-    for tried in letters_to_try:
-        if tried in group.letters and group.sizes[group.letters.index(tried)] >= len(devices):
-            parts = tuple(len(devices) if x == tried else 1 for x in group.letters)
+    for split_letter in letters_to_try:
+        if split_letter in group.letters and group.sizes[group.letters.index(split_letter)] >= len(
+            devices
+        ):
+            parts = tuple(len(devices) if x == split_letter else 1 for x in group.letters)
             return Configuration(parts, tuple(devices))
     return Configuration((1,) * len(group.letters), (devices[0],))
 
 
 def random_start(space: PlanSpace, seed: int) -> Tiles:
-    """A random configuration for every group."""
+    """Returns tiles with a random configuration for every group."""
     rng = random.Random(f"{seed} random")
     return _pinned_tiles(
         space,
@@ -178,4 +187,5 @@ def random_start(space: PlanSpace, seed: int) -> Tiles:
 
 
 def _pinned_tiles(space: PlanSpace, configurations: Sequence[Configuration]) -> Tiles:
+    """Returns the tiles of the configurations, with the user's pins instead where there are any."""
     return space.tiles([space.pinned.get(g, c) for g, c in enumerate(configurations)])

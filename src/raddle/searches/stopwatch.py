@@ -13,7 +13,7 @@ from time import perf_counter
 
 
 class Stopwatch:
-    """Seconds since it was made, without those for which it was paused."""
+    """Counts the seconds since the stopwatch was made, without those for which it was paused."""
 
     def __init__(self) -> None:
         self.started_at = perf_counter()
@@ -24,12 +24,13 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
+        """The counted seconds."""
         now = perf_counter() if self.paused_since is None else self.paused_since
         return now - self.started_at - self.paused_seconds
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """In this block, the stopwatch is paused."""
+        """Pauses the stopwatch during the `with` block."""
         self.pause()
         try:
             yield
@@ -37,11 +38,13 @@ class Stopwatch:
             self.resume()
 
     def pause(self) -> None:
+        """Pauses the stopwatch until `resume` has been called once for each pause."""
         if not self.depth:
             self.paused_since = perf_counter()
         self.depth += 1
 
     def resume(self) -> None:
+        """Ends one pause; the stopwatch runs again when no pause is open."""
         self.depth -= 1
         if not self.depth and self.paused_since is not None:
             self.paused_seconds += perf_counter() - self.paused_since
@@ -49,7 +52,7 @@ class Stopwatch:
 
     @contextmanager
     def paused_for_jit(self) -> Iterator[None]:
-        """In this block, the stopwatch is paused whenever numba compiles a function; may be nested."""
+        """Pauses the stopwatch whenever numba compiles in the `with` block. Blocks may be nested."""
         if self.listening:
             yield
             return

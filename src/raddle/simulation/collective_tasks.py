@@ -1,12 +1,14 @@
 """Adds the tasks of all-reduces, reduce-scatters and all-gathers.
 
-A ring is the list of devices (members) that take part together; it starts when its last member is ready.
-Each member of a ring is one task. All
-tasks of a ring become ready together, have the same duration, and hold the member's links to the next
-member. The duration is that of the fastest algorithm, which may be another than a ring
-(costs/collectives.py). A member of a reduce-scatter or all-gather is ready when it has done all that comes
-before in the program; one of an all-reduce already when its gradients are complete.
+The devices (members) that take part in a collective together are listed as a ring. Each member is one task,
+which holds the links from this member to the next. All tasks of a ring become ready together, when its last
+member is ready, and have the same duration: that of the fastest algorithm, which may be another than a ring
+(costs/collectives.py). For an all-reduce, a member is ready when its gradients are complete; for a
+reduce-scatter or all-gather, when it has done everything before it in the program; for an all-reduce over
+the replicas of shards (HSDP), when its reduce-scatter has ended, too.
 """
+
+# a, b: neighbours in a ring; d: a device
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from raddle.simulation.task_table import NONE, Array, TaskTable
 def ring_links(
     cluster: Cluster, ring: Sequence[int], link_offset: int
 ) -> tuple[list[int], list[int]]:
-    """By member, its first and its second link (or -1), as resource numbers.
+    """Returns by member its first link, and by member its second link (or -1), as resource numbers.
 
     link_offset: the resource number of the first link; resources are the devices, then the links.
     A hop goes from a member to the next. Where several hops use the same link, only the first of them holds
@@ -66,10 +68,18 @@ class CollectiveTasks:
         self.cache: dict[tuple[Collective, tuple[int, ...], int], tuple[Array, ...]] = {}
 
     def add_collective(self, number: int, instruction: Reduce | Gather) -> None:
-        """Adds the tasks of an instruction: by ring a gate (all members are ready), then its tasks."""
+        """Adds the tasks of an instruction: for each ring a gate, then a task for each member.
+
+        The gate is an empty task that ends when all members are ready.
+        """
         table, devices, ids = self.table, [], []
         urgency, kind = self.urgency.get(instruction.parameters[0], 0), instruction.collective
-        in_order = self.has_host_overhead or self.in_order or kind is not Collective.ALL_REDUCE
+        in_order = (
+            self.has_host_overhead
+            or self.in_order
+            or kind is not Collective.ALL_REDUCE
+            or self.program.sums_replicas(instruction)
+        )
         for members, nbytes in buffer_bytes(self.program, instruction).items():
             ring = np.array(members)
             gate = table.add_empty_tasks(number, ring[:1])  # the ring's tasks wait for it
@@ -108,7 +118,7 @@ class CollectiveTasks:
     def _ring_columns(
         self, kind: Collective, ring: tuple[int, ...], nbytes: int
     ) -> tuple[Array, ...]:
-        """Arrays over the members: nanoseconds, first link, second link, bytes that it sends."""
+        """Returns 4 arrays over the members: nanoseconds, first link, second link, bytes that it sends."""
         key = kind, ring, nbytes
         if key not in self.cache:
             ns = nanoseconds([collective_seconds(self.cluster, kind, ring, nbytes)])

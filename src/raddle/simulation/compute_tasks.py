@@ -1,9 +1,10 @@
 """Adds the tasks of what devices compute: runs of operators, merges of partial results, updates.
 
 Merges and updates are memory passes: reads or writes of some bytes, limited by the memory's bandwidth. A
-cell is a box of an output that some devices merge from partial results (program.Cell).
-A variant is a graph with tiles; micro-batches of another size, or on another replica of a pipeline stage,
-have another one (program.Variant). Most programs have one variant.
+cell is a box of an output that some devices merge from partial results (program.Cell). A variant is a graph
+with tiles: micro-batches of different sizes, or on different replicas of a pipeline stage, have different
+variants (program.Variant). Most programs have one variant.
+
 The methods `add_...` take the number of an instruction in the program, and the instruction itself.
 """
 
@@ -62,7 +63,7 @@ class ComputeTasks:
         )
 
     def add_update(self, number: int, update: Update) -> None:
-        """Adds an update. That of a slice is not part of the device's order: it runs as soon as it can."""
+        """Adds the tasks of an update. Updates of slices are unordered: they run when a device is free."""
         # passes: how many elements the optimizer reads or writes for each element of the parameter
         bytes_per_element = optimizer_info(self.program.plan.optimizer).passes
         bytes_per_element *= self.program.element_bytes(update.parameter)
@@ -79,7 +80,7 @@ class ComputeTasks:
     def _memory_pass_seconds(
         self, devices: Iterable[int], memory_passes: Iterable[tuple[Iterable[int], int]]
     ) -> dict[int, float]:
-        """By device, the seconds of its memory passes; memory_passes: (devices, bytes) of each."""
+        """Returns by device the seconds of its memory passes; memory_passes: (devices, bytes) of each."""
         seconds = dict.fromkeys(devices, 0.0)
         for devices_of_pass, nbytes in memory_passes:
             for d in devices_of_pass:
@@ -90,7 +91,7 @@ class ComputeTasks:
         return seconds
 
     def _run_seconds(self, run: Run) -> dict[int, float]:
-        """By device, the seconds of its tiles."""
+        """Returns by device the seconds that its tiles of a run take."""
         variant = self.program.variant(run.key)
         op, tiling = variant.ops[run.op], variant.tiles[run.op]
         seconds = dict.fromkeys(run.devices, 0.0)
@@ -105,19 +106,19 @@ class ComputeTasks:
 
 
 def _devices_and_nanoseconds(seconds: Mapping[int, float]) -> tuple[Array, Array]:
-    """An array of devices, and an array of the nanoseconds of each."""
+    """Returns an array of devices, and an array of the nanoseconds of each. seconds: by device."""
     return np.array(list(seconds)), nanoseconds(list(seconds.values()))
 
 
 def _all_tiles_equal(op: Op, grid: Grid) -> bool:
-    """Whether all tiles of a grid do the same work.
+    """Returns whether all tiles of a grid do the same work.
 
-    Then they have equal shapes, no halo is cut off at the border of the tensor, and no operand is added by
-    the first tile only, as a bias is (`added_once`). An index expression says which element of an operand a
-    point of the iteration space reads; an access has one for each dimension of the operand.
+    They do if they have equal shapes, no halo is cut off at the border of the tensor, and no operand is
+    added by the first tile only, as a bias is (`added_once`). An index expression says which element of an
+    operand a point of the iteration space reads; an access has one for each dimension of the operand.
     """
-    # cuts: by dimension, the borders of its parts with both ends, as (0, 4, 8); so two if it is not split
-    split = {d for d, cuts in enumerate(grid.cuts) if len(cuts) > 2}
+    # cuts: the borders of a dimension's parts, both ends included: (0, 8) is unsplit, (0, 4, 8) two parts
+    split = {dim for dim, cuts in enumerate(grid.cuts) if len(cuts) > 2}
     indices = [index for access in op.space.operands for index in access.indices]
     added_once = any(access.added_once for access in op.space.operands) and split & set(
         op.space.reduced_dims

@@ -1,10 +1,10 @@
 """The event loop of the simulation, JIT-compiled: tasks wait for others and hold at most two resources.
 
 Resources are devices and links, by number. A task is ready when all tasks that it waits for have ended.
-Which ready task gets a resource is decided in waiting.py; the order never depends on how the loop got
-there, so that the fast simulation (fast/loop.py) can give exactly the same times. A task without
-resources ends as soon as it is ready, before any resource chooses its next task. Times are integer
-nanoseconds, so nothing depends on the order of additions.
+waiting.py decides which ready task gets a resource. Its decision depends only on the tasks' times,
+urgencies and numbers, so that the fast simulation (fast/loop.py) gives exactly the same times. A task
+without resources ends as soon as it is ready, before any resource chooses its next task. Times are integer
+nanoseconds, so no sum depends on the order of additions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def run_tasks(
     in_order: np.ndarray,  # by resource: whether each task that holds it waits for the one before
     urgency: np.ndarray,  # by task: of those that wait, the smallest goes first
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By task: its start, its end, and the task that it waited for last (-1: none).
+    """Runs all tasks; returns by task its start, its end, and the task that it waited for last (-1: none).
 
-    That task ended, or released a resource, when this one started.
+    A task starts when the task that it waited for last ends or releases a resource.
     """
     count = len(duration)
     start = np.zeros(count, np.int64)
@@ -41,8 +41,8 @@ def run_tasks(
     last_task = np.full(resources + 1, -1, np.int32)  # by resource: the task that held it last
     waiting = nobody_waits(count, resources)
     first = _without_resources_in_order(first_resource, in_order)
-    # Ready tasks that need no resource, or none that others wait for: taken in the order in which they were
-    # added, from `taken` to `added`. Their times do not depend on the order.
+    # Ready tasks that never wait for a resource, from position `taken` to `added`. They are taken in the
+    # order in which they were added; their times do not depend on this order.
     queue = np.empty(count, np.int32)
     taken, added = 0, 0
     for i in range(count):
@@ -85,10 +85,10 @@ def run_tasks(
 
 @njit(cache=True)
 def _without_resources_in_order(first_resource: np.ndarray, in_order: np.ndarray) -> np.ndarray:
-    """By task: its first resource, or -1 if that serves its tasks in a fixed order.
+    """Returns by task its first resource, or -1 if this resource serves its tasks in a fixed order.
 
-    Such tasks never wait for their resource: it is free when the task before has ended. So the loop need
-    not choose among them.
+    A task with such a resource waits for the task before it, so the resource is free when the task is
+    ready, and the loop need not choose.
     """
     first = first_resource.copy()
     for i in range(len(first)):

@@ -1,9 +1,11 @@
 """Adds the tasks of messages: each holds the links of its route; on CPUs it also takes device time.
 
-A message is one task. It holds its links for bytes / bandwidth and arrives a latency later
+A message is one task. It holds its links for bytes / bandwidth seconds and arrives a latency later
 (costs/links.py). With host overhead (costs/host_overhead.py), sending and receiving take device time too. A
 slice is a range of rows of a parameter that is sent on its own.
 """
+
+# m: a message
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from raddle.simulation.task_table import NONE, Array, TaskTable
 def route_resources(
     cluster: Cluster, source: int, target: int, link_offset: int
 ) -> tuple[int, int]:
-    """The resource numbers of a route's two links; the second is -1 if the route has one link.
+    """Returns the resource numbers of a route's two links; the second is -1 if the route has one link.
 
     link_offset: the number of the first link; resources are the devices, then the links.
     """
@@ -35,7 +37,7 @@ def route_resources(
 
 
 def flight_nanoseconds(route: Route) -> int:
-    """How long a message is in flight after it has released the links of its route."""
+    """Returns how long a message is in flight after it has released the links of its route."""
     return int(nanoseconds([route.latency], minimum=0)[0])
 
 
@@ -72,7 +74,7 @@ class MessageTasks:
         self.table.end_with_messages(number, target, ids)
 
     def _message_columns(self, move: Move) -> tuple[Array, ...]:
-        """Arrays over the messages: nanoseconds on links, in flight; two links, source, target, bytes."""
+        """Returns 7 arrays over the messages: ns on links, ns in flight, 2 links, source, target, bytes."""
         rows = []
         for m in move.messages:
             route = self.cluster.route(m.source, m.target)
@@ -125,7 +127,10 @@ class MessageTasks:
         return receiving
 
     def _host_overhead(self, devices: Array, nbytes: Array, *, sliced: bool) -> Array:
-        """By message, the nanoseconds that it takes from the device at one end; sliced: it has a slice."""
+        """Returns by message the nanoseconds that it takes from its device; sliced: it carries a slice.
+
+        devices: by message, the device at one end, source or target.
+        """
         seconds = [
             message_host_seconds(self.cluster.devices[d], int(n), sliced=sliced)
             for d, n in zip(devices, nbytes, strict=True)

@@ -13,9 +13,9 @@ MAX_SECONDS = 4e9  # as nanoseconds, this is less than half of the range of int6
 
 
 def nanoseconds(seconds: Sequence[float], *, minimum: int = 1) -> Array:
-    """Rounds seconds to integer nanoseconds.
+    """Rounds seconds to an array of integer nanoseconds.
 
-    Shorter times become `minimum`: a task that occupies a device or a link always takes some time.
+    Times below `minimum` become `minimum`: a task that occupies a device or a link always takes some time.
     """
     values = np.asarray(seconds, np.float64)
     if not (values <= MAX_SECONDS).all():

@@ -1,13 +1,13 @@
-"""A growing table of the simulation's tasks and of what each task waits for.
+"""Collects the simulation's tasks, and the tasks that each of them waits for, in a growing table.
 
 The builders (compute_tasks.py, message_tasks.py, collective_tasks.py) add the tasks of one instruction
 after the other, in the program's order; `build` then gives the arrays that the engine simulates.
 
-A task holds up to two resources for its duration: a device, or links. A message arrives a latency later;
-that is when the task ends. Resources are numbered: first the
-devices, then the links of the cluster. Tasks are numbered in the order in which they are added. Most tasks
-on a device belong to its order: each waits for the one before it. Updates of slices of a parameter, and
-the device time to send and receive slices, are "unordered": they run whenever the device is free.
+A task holds up to two resources for its duration: a device, or links. The task of a message ends when the
+message arrives, a latency after it has released its links. Resources are numbered: first the devices, then
+the links of the cluster. Tasks are numbered in the order in which they are added. Most tasks on a device
+belong to its order: each waits for the one before it. Updates of slices of a parameter, and the device time
+to send and receive slices, are "unordered": they run whenever the device is free.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ COLUMNS = (
 
 
 class TaskTable:
-    """The tasks that were added so far; see the methods.
+    """The tasks that were added so far.
 
-    instruction: the number of an instruction. Arguments that are arrays have an element for each task.
+    In its methods, `instruction` is the number of an instruction, `deps` are the numbers of instructions
+    that it waits for, and arguments that are arrays have an element for each task.
     """
 
     def __init__(self, devices: int) -> None:
@@ -106,10 +107,10 @@ class TaskTable:
         return self.add_tasks(instruction, zeros, no_link, no_link, devices, devices, zeros)
 
     def add_dependencies(self, tasks: Array, predecessors: Array) -> None:
-        """Lets tasks[i] wait for the task predecessors[i]; -1: for nothing."""
-        real = predecessors >= 0
-        if real.any():
-            self.edges.append((tasks[real], predecessors[real]))
+        """Lets tasks[i] wait for the task predecessors[i], or for nothing if that is -1."""
+        waits = predecessors >= 0
+        if waits.any():
+            self.edges.append((tasks[waits], predecessors[waits]))
 
     def append_to_device_order(self, devices: Array, tasks: Array) -> None:
         """Lets tasks[i] run on devices[i] after all earlier tasks of the device's order."""
@@ -128,8 +129,8 @@ class TaskTable:
     ) -> None:  # fmt: skip
         """Adds the tasks of an instruction that computes, one for each device.
 
-        They follow the device's order, unless they are `unordered`. deps: instructions that they wait for.
-        The device time to receive the messages of `deps` is added to their duration.
+        They follow the device's order, unless they are `unordered`. The device time to receive the messages
+        of `deps` is added to their duration.
         """
         deps = tuple(deps)
         ids = self.add_device_tasks(
@@ -141,7 +142,7 @@ class TaskTable:
         self._set_ends(devices, ids)
 
     def _take_receive_overhead(self, devices: Array, deps: Iterable[int]) -> Array:
-        """By device, nanoseconds to receive the messages of `deps` that no earlier instruction received."""
+        """Returns by device the nanoseconds to receive messages of `deps`, if they are not received yet."""
         total = np.zeros(len(devices), np.int64)
         for dep in deps:
             if dep in self.receive_overhead:
@@ -177,7 +178,7 @@ class TaskTable:
         self.ends.append(ends)
 
     def build(self, resources: int) -> Tasks:
-        """All tasks, as arrays; resources: the number of devices and links."""
+        """Returns all tasks as arrays; resources: the number of devices and links."""
         column = {name: np.concatenate(blocks) for name, blocks in self.columns.items()}
         # By edge: the task that waits, and the task that it waits for.
         later, earlier = (
@@ -187,6 +188,7 @@ class TaskTable:
         order = np.argsort(earlier, kind="stable")
         first = column["first_resource"]
         held_count = np.bincount(first[first >= 0], minlength=resources)  # by resource
+        # A device serves its tasks in order if all tasks that hold it belong to its order.
         in_order = np.zeros(resources, np.bool_)
         in_order[: self.devices] = held_count[: self.devices] == self.ordered_count
         return Tasks(

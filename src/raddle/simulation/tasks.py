@@ -32,7 +32,10 @@ def build_tasks(
     *,
     overtaking: bool = False,
 ) -> Tasks:
-    """All tasks of a program; overtaking: see above. profile: measured times of operators, if any."""
+    """Returns all tasks of a program.
+
+    overtaking: the most urgent slice is all-reduced first. profile: measured times of operators, if any.
+    """
     table, urgency = TaskTable(program.plan.devices), slice_urgencies(program)
     compute_tasks = ComputeTasks(table, program, cluster, profile)
     collective_tasks = CollectiveTasks(table, program, cluster, urgency, overtaking=overtaking)
@@ -50,7 +53,7 @@ def build_tasks(
 
 
 def slice_urgencies(program: Program) -> dict[str, int]:
-    """By sliced parameter, the urgency of its messages; the smallest number goes first.
+    """Returns by sliced parameter the urgency of its messages; the smallest number goes first.
 
     In a plan with priorities, as in the P3 paper, a slice that the next forward needs earlier is more
     urgent. In other plans all slices have urgency 1: the slice that is ready first goes first.
@@ -58,7 +61,7 @@ def slice_urgencies(program: Program) -> dict[str, int]:
     """
     urgent = program.plan.parsed_sync.by_priority
     return {
-        name: 1 + at if urgent else 1
-        for name, at in program.priority.items()
+        name: 1 + place if urgent else 1
+        for name, place in program.priority.items()
         if name in program.slices
     }

@@ -1,8 +1,10 @@
 """Simulates a program; the resulting timeline gives step time, breakdown, critical path and bytes sent.
 
-A task is what one device computes, or one message, of an instruction; it holds a device or links, which are
-numbered as resources: first the devices, then the links (task_table.py, tasks.py).
+A task is one device's share of an instruction, or one of its messages. It holds a device or links. These
+are numbered as resources: first the devices, then the links (task_table.py, tasks.py).
 """
+
+# d: a device; s, t, n: source, target and bytes of a message
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def simulate(
     *,
     overtaking: bool = False,
 ) -> Timeline:
-    """Simulates a program on a described cluster; deterministic.
+    """Simulates a program on a described cluster; equal arguments give equal timelines.
 
     profile: measured times of operators; None: their times come from a roofline model. overtaking:
     all-reduces of slices of parameters start in the order of their urgency, instead of the program's order.
@@ -75,6 +77,7 @@ class Timeline:
 
     @property
     def total_seconds(self) -> float:
+        """The seconds of the whole simulation, all steps together."""
         return float(self.end.max()) / 1e9
 
     @cached_property
@@ -83,7 +86,7 @@ class Timeline:
         # By instruction: its step, and whether it is an update. chosen: by task, whether it counts.
         steps = np.array([i.key.step for i in self.program.instructions])
         updates = np.array([isinstance(i, Update) for i in self.program.instructions])
-        instruction = self.tasks.instruction
+        instruction = self.tasks.instruction  # by task
         chosen = updates[instruction] if updates.any() else np.ones(len(instruction), bool)
         return [
             int(self.end[chosen & (steps[instruction] == s)].max())
@@ -111,7 +114,7 @@ class Timeline:
         return self._seconds_by_device(self.tasks.first_resource < self.program.plan.devices)
 
     def _seconds_by_device(self, chosen: Array) -> Array:
-        """By device, the seconds of the chosen tasks in an average step."""
+        """Returns by device the seconds of the chosen tasks in an average step; chosen: by task."""
         chosen = chosen & (self.tasks.first_resource >= 0)
         total = np.bincount(
             self.tasks.device[chosen],
@@ -132,7 +135,7 @@ class Timeline:
         return int(self.tasks.nbytes.sum()) // self.program.plan.steps
 
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:
-        """By (source, target), the bytes of point-to-point messages in all steps."""
+        """Returns by (source, target) the bytes of point-to-point messages in all steps."""
         pairs: dict[tuple[int, int], int] = {}
         is_message = (self.tasks.source != self.tasks.device) & (self.tasks.nbytes > 0)
         for s, t, n in zip(
@@ -145,7 +148,7 @@ class Timeline:
         return pairs
 
     def breakdown(self) -> list[dict[str, float]]:
-        """By device, the seconds of an average step: compute, exposed communication, idle.
+        """Returns by device the seconds of an average step: "compute", "exposed" communication, "idle".
 
         Communication is exposed while the device does not compute and a message to it is being sent, is in
         flight or waits for a link.
@@ -170,7 +173,7 @@ class Timeline:
         return ready
 
     def _exposed_seconds(self) -> list[float]:
-        """By device, the seconds of exposed communication in an average step; see `breakdown`."""
+        """Returns by device the seconds of exposed communication in an average step; see `breakdown`."""
         tasks, devices = self.tasks, self.program.plan.devices
         compute = (tasks.first_resource >= 0) & (tasks.first_resource < devices)
         comm = tasks.first_resource >= devices
@@ -188,23 +191,23 @@ class Timeline:
         return result
 
     def critical_path(self) -> list[int]:
-        """The tasks of the critical path, in order: each waited for the one before it."""
+        """Returns the tasks of the critical path, in order: each waited for the one before it."""
         path = [int(self.end.argmax())]
         while self.cause[path[-1]] >= 0:
             path.append(int(self.cause[path[-1]]))
         return path[::-1]
 
     def critical_nanoseconds(self, path: list[int]) -> Array:
-        """By task of the critical path: nanoseconds until the next one starts; of the last, until it ends.
+        """Returns by task of the critical path the nanoseconds until the next starts (last: until it ends).
 
-        Together they are the time of the whole simulation. A message that the next task waits for counts
-        until it arrives; one that only held its link counts until it releases the link.
+        Their sum is the time of the whole simulation. A message that the next task waits for counts until
+        it arrives. A message whose link the next task waits for counts until it releases the link.
         """
         return np.diff(np.append(self.start[path], self.end[path[-1]]))
 
 
 def _union_length(start: Array, end: Array) -> int:
-    """The total length that intervals cover together."""
+    """Returns the total length that intervals cover together."""
     if not len(start):
         return 0
     order = np.argsort(start, kind="stable")

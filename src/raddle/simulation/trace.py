@@ -4,7 +4,12 @@ The trace has a process for each device, with a lane of its computations and a c
 process "links" with a lane for each link. A lane is a row of the viewer (a thread of the trace format). An
 arrow leads from the computation before a message to the computation that waits for it. A message that
 holds two links appears in both lanes, for as long as it holds them: not while it is in flight.
+
+An event is a dict with the keys of the trace format: "ph" is its type ("X" an interval, "C" a counter),
+"pid" the process, "tid" the lane, "ts" the start and "dur" the duration, both in microseconds.
 """
+
+# i: an instruction, d: a device
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ def write_trace(timeline: Timeline, path: str | pathlib.Path) -> None:
 
 
 def trace_events(timeline: Timeline) -> Iterator[Event]:
-    """All events of the trace."""
+    """Yields all events of the trace."""
     kinds = [d.kind for d in timeline.cluster.devices[: timeline.program.plan.devices]]
     yield from lane_names(kinds, timeline.cluster.links)
     yield from _task_events(timeline)
@@ -36,11 +41,12 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
 
 
 def _microseconds(nanoseconds: Any) -> float:
+    """Returns nanoseconds in microseconds, the unit of the trace format."""
     return int(nanoseconds) / 1000
 
 
 def _lane(timeline: Timeline, resource: int) -> Event:
-    """The process and the lane of a resource; resources are the devices, then the links."""
+    """Returns the process and the lane of a resource; resources are the devices, then the links."""
     devices = timeline.program.plan.devices
     if resource < devices:
         return {"pid": int(resource), "tid": COMPUTE}
@@ -48,7 +54,7 @@ def _lane(timeline: Timeline, resource: int) -> Event:
 
 
 def _task_events(timeline: Timeline) -> Iterator[Event]:
-    """An event for each task and each resource that it holds."""
+    """Yields an event for each task and each resource that it holds."""
     tasks = timeline.tasks
     titles = [_title(i) for i in timeline.program.instructions]
     for resources in (tasks.first_resource, tasks.second_resource):
@@ -65,7 +71,7 @@ def _task_events(timeline: Timeline) -> Iterator[Event]:
 
 
 def _title(i: Instruction) -> Event:
-    """Name, category and arguments of the events of an instruction."""
+    """Returns the name, the category and the arguments of an instruction's events."""
     if isinstance(i, Run | Merge):
         name, phase = i.op, PHASES[i.phase]
         what = "run" if isinstance(i, Run) else "merge"
@@ -83,7 +89,7 @@ def _title(i: Instruction) -> Event:
 
 
 def _message_arrows(timeline: Timeline) -> Iterator[Event]:
-    """For each message, an arrow from the last computation before it to the first that waits for it."""
+    """Yields for each message an arrow from the computation before it to the one that waits for it."""
     tasks = timeline.tasks
     before, after = _compute_neighbours(timeline)
     for task in np.flatnonzero((tasks.source != tasks.device) & (tasks.first_resource >= 0)):
@@ -112,7 +118,7 @@ def _message_arrows(timeline: Timeline) -> Iterator[Event]:
 
 
 def _compute_neighbours(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
-    """By task, the last compute task that it waited for and the first that waits for it, or -1."""
+    """Returns by task the last compute task that it waited for, and the first that waits for it, or -1."""
     tasks, count = timeline.tasks, len(timeline.start)
     # By dependency: the task that is waited for, and the task that waits. computes: by task.
     earlier = np.repeat(np.arange(count), np.diff(tasks.pointer))
@@ -133,13 +139,13 @@ def _compute_neighbours(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _memory_events(timeline: Timeline) -> Iterator[Event]:
-    """A counter event for each change of a device's memory."""
+    """Yields a counter event for each change of a device's memory."""
     for d, (times, nbytes) in enumerate(memory_curves(timeline)):
-        for time, held in zip(times, nbytes, strict=True):
+        for time, used in zip(times, nbytes, strict=True):
             yield {
                 "ph": "C",
                 "name": "memory",
                 "pid": d,
                 "ts": _microseconds(time),
-                "args": {"bytes": int(held)},
+                "args": {"bytes": int(used)},
             }

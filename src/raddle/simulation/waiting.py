@@ -1,4 +1,4 @@
-"""Which task starts next, and when: the rule by which tasks share devices and links, JIT-compiled.
+"""Decides which task starts next, and when: the rule by which tasks share devices and links, JIT-compiled.
 
 A task holds one or two resources (devices or links) for its duration. It starts as soon as all of them are
 free. Of several tasks that could start at the same time, the one with the smallest urgency starts first,
@@ -13,9 +13,11 @@ Two loops use this file: engine.py for the tasks of a program, fast/loop.py for 
 are integer nanoseconds.
 
 Waiting tasks that need the same resources (a *pair*; the second may be missing) are in one queue. A pair
-*watches* one of its resources that is busy, at first the one that is free later. When a resource becomes
-free, only the pairs that watch it have to be looked at, and those whose other resource is busy watch that
-one from then on.
+*watches* one of its resources that is busy, at first the one that becomes free later. When a resource
+becomes free, only the pairs that watch it have to be looked at. A pair whose other resource is busy then
+watches the other one.
+
+`one` and `other` are the two resources of a pair or a task; -1 stands for a missing one.
 """
 
 # r: resource
@@ -45,7 +47,7 @@ from raddle.simulation.heaps import (
 
 Array = np.ndarray
 
-MAX_GIVE_WAY = 16
+MAX_GIVE_WAY = 16  # see above
 NEW = 2**31  # the lower 32 bits of the key of a task that has not waited: NEW + its number
 LOWER_BITS = 2**32 - 1
 NO_RESOURCE, NO_PAIR = -1, -1
@@ -56,7 +58,7 @@ READY, FREE, ARRIVALS, PAIRS = range(4)  # indices into Waiting.counts
 
 
 class Waiting(NamedTuple):
-    """Tasks that are or will be ready, and the queues of pairs of resources.
+    """The state of the rule: tasks that are or will be ready, and the queues of pairs of resources.
 
     A key is `urgency << 32 | number`; the smallest goes first. The number of a task that waits is its
     arrival: such tasks are numbered in the order in which they became ready.
@@ -82,11 +84,12 @@ class Waiting(NamedTuple):
 
 @njit(cache=True)
 def nobody_waits(tasks: int, resources: int) -> Waiting:
-    """The state at the start, with room for this many tasks and resources."""
+    """Returns the state at the start, with room for this many tasks and resources."""
     by_resource = np.zeros((resources, 4), np.int64)
     by_resource[:, FIRST_PAIR] = NO_PAIR
+    # The size of the hash table: a power of two, at least twice the largest possible number of pairs.
     size = 16
-    while size < 2 * min(tasks, resources * (resources + 1)):  # as many pairs, at most
+    while size < 2 * min(tasks, resources * (resources + 1)):
         size *= 2
     return Waiting(
         np.empty((tasks + 1, 3), np.int64), np.empty((resources + 1, 3), np.int64), by_resource,
@@ -106,10 +109,11 @@ def add_ready(waiting: Waiting, time: int, urgency: int, task: int) -> None:
 def take_next(
     waiting: Waiting, duration: Array, first: Array, second: Array, urgency: Array
 ) -> tuple[int, int, int]:
-    """The next task that starts, its start, and the resource that it waited for last (-1: none).
+    """Returns the next task that starts (-1: no task is left), its start, and the last resource that it
+    waited for (-1: none).
 
-    The arrays are by task; first, second: its resources, or -1. The task is -1 if no task is left. The
-    resources are held until the task has lasted its duration.
+    The arrays are by task; first, second: its resources, or -1. The task holds its resources from its start
+    for its duration.
     """
     ready, free, resources, counts = waiting.ready, waiting.free, waiting.resources, waiting.counts
     while counts[READY] or counts[FREE]:
@@ -128,19 +132,19 @@ def take_next(
         now, key, r = free[0, TIME], free[0, KEY], free[0, RESOURCE]
         pop(free, counts, FREE)
         resources[r, HAS_ENTRY] = 0
-        if resources[r, FREE_FROM] > now:  # another task has taken it
+        if resources[r, FREE_FROM] > now:  # another task has taken the resource
             _add_entry(waiting, r)
             continue
         pair = resources[r, CANDIDATE]
         if key < 0 or not _may_start(waiting, pair, key, now):
             pair = _next_candidate(waiting, r, now)
-            if pair < 0:  # its tasks wait for other resources
+            if pair < 0:  # all its pairs now watch other resources
                 continue
             task_key = waiting.tasks[waiting.pairs[pair, FIRST_TASK], TASK_KEY]
             if (counts[READY] and is_before(ready[0, TIME], ready[0, KEY], now, task_key)) or (
                 counts[FREE] and is_before(free[0, TIME], free[0, KEY], now, task_key)
             ):
-                # Others come first at this time.
+                # At this time, another task comes before this one.
                 resources[r, HAS_ENTRY], resources[r, CANDIDATE] = 1, pair
                 push(free, counts, FREE, now, task_key, r)
                 continue
@@ -150,15 +154,15 @@ def take_next(
 
 @allocates_nothing
 def _is_free(waiting: Waiting, r: int, now: int) -> bool:
-    """Whether a resource is free; -1 always is."""
+    """Returns whether a resource is free; a missing one (-1) always is."""
     return bool(r < 0 or waiting.resources[r, FREE_FROM] <= now)
 
 
 @allocates_nothing
 def _start(waiting: Waiting, pair: int, r: int, now: int, duration: Array) -> tuple[int, int, int]:
-    """Starts the first task of a pair that watches r; returns what take_next does.
+    """Starts the first task of a pair that watches r; returns the same values as take_next.
 
-    If the other resource is busy, both are reserved until the task starts.
+    If the pair's other resource is busy, both are reserved until the task starts.
     """
     pairs, resources = waiting.pairs, waiting.resources
     task, one, other = pairs[pair, FIRST_TASK], pairs[pair, ONE], pairs[pair, OTHER]
@@ -175,7 +179,7 @@ def _start(waiting: Waiting, pair: int, r: int, now: int, duration: Array) -> tu
 
 @allocates_nothing
 def _hold(waiting: Waiting, one: int, other: int, until: int) -> None:
-    """Lets a task hold its resources."""
+    """Marks resources as busy until a time."""
     if one >= 0:
         waiting.resources[one, FREE_FROM] = until
         _add_entry(waiting, one)
@@ -186,7 +190,7 @@ def _hold(waiting: Waiting, one: int, other: int, until: int) -> None:
 
 @allocates_nothing
 def _add_entry(waiting: Waiting, r: int) -> None:
-    """Adds an entry for when a busy resource becomes free, if pairs watch it."""
+    """Adds an entry for the time when a busy resource becomes free, if pairs watch it."""
     resources = waiting.resources
     if resources[r, FIRST_PAIR] >= 0 and not resources[r, HAS_ENTRY]:
         resources[r, HAS_ENTRY] = 1
@@ -238,8 +242,9 @@ def _stop_watching(waiting: Waiting, pair: int) -> None:
 
 @allocates_nothing
 def _pair_of(waiting: Waiting, one: int, other: int) -> int:
-    """The number of a pair of resources, which is new if nobody has waited for it before."""
+    """Returns the number of a pair of resources; numbers it if no task has waited for it before."""
     pairs, numbers = waiting.pairs, waiting.pair_numbers
+    # A hash table with open addressing; the two factors spread the pairs over it.
     at = (one * 40503 + other * 30011) & (len(numbers) - 1)
     while numbers[at]:
         pair = numbers[at] - 1
@@ -255,7 +260,7 @@ def _pair_of(waiting: Waiting, one: int, other: int) -> int:
 
 @allocates_nothing
 def _may_start(waiting: Waiting, pair: int, key: int, now: int) -> bool:
-    """Whether the first task of a pair has this key, and its resources are free or may be reserved."""
+    """Returns whether the first task of a pair has this key, and its resources are free or reservable."""
     pairs, tasks = waiting.pairs, waiting.tasks
     task = pairs[pair, FIRST_TASK]
     return bool(
@@ -272,9 +277,10 @@ def _may_start(waiting: Waiting, pair: int, key: int, now: int) -> bool:
 
 @allocates_nothing
 def _next_candidate(waiting: Waiting, r: int, now: int) -> int:
-    """Looks at the pairs that watch a free resource; returns the one whose first task goes first, or -1.
+    """Returns, of the pairs that watch a free resource, the one whose first task goes first, or -1.
 
-    Pairs whose other resource is busy watch that one from now on, except those that do not give way again.
+    A pair whose other resource is busy watches the other one from now on, unless its first task has given
+    way MAX_GIVE_WAY times.
     """
     resources, pairs, tasks = waiting.resources, waiting.pairs, waiting.tasks
     candidate, giving_way = int(NO_PAIR), int(NO_TASK)

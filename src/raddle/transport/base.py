@@ -8,12 +8,14 @@ a pair of ranks (source, target) here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from raddle.transport.wire import Wire
 
+UP, DOWN = 1, -1  # directions of messages: to a higher rank, to a lower rank
 LAST_TAG = 2**31 - 2  # the largest tag of a caller; the transports use the next one themselves
 
 
@@ -68,6 +70,15 @@ class WidenedSum:
         self._wide.copy_(self._narrow)
 
 
+@dataclass(frozen=True)
+class GroupsMade:
+    """The process groups that one rank is in, and what it took to make them."""
+
+    count: int = 0
+    seconds: float = 0.0
+    nbytes: int = 0  # of the GPU's memory or, on a CPU, of the process
+
+
 class FailureStatus(Protocol):
     """Tells whether a rank has failed."""
 
@@ -95,7 +106,26 @@ class ShardTransfers(Protocol):
         """Starts to sum `full` over the ranks; `shard` receives this rank's part of the sum."""
 
 
-class Transport(Protocol):
+class Prepared(Protocol):
+    """The part of a transport that makes process groups, and starts messages together."""
+
+    def prepare(
+        self, groups: Sequence[tuple[int, ...]], directions: Sequence[int] = (UP, DOWN)
+    ) -> GroupsMade:
+        """Makes the process groups that do not exist yet: for collectives, and for messages up and down.
+
+        All ranks call it with the same lists, once for each program. The group of all ranks exists already.
+        Returns all groups that this rank is in so far.
+        """
+
+    def flush(self) -> None:
+        """Starts the messages that were posted or expected since the last call, with NCCL as one batch.
+
+        All ranks call it after the same messages. Other transports start every message at once.
+        """
+
+
+class Transport(Prepared, Protocol):
     """One rank's access to the other ranks.
 
     Buffers are contiguous. The caller does not change a buffer before `wait` returns. Messages from one
@@ -129,16 +159,6 @@ class Transport(Protocol):
 
     def total_sent(self) -> dict[int, int]:
         """Returns the bytes passed to `send`, `post` and the wire, by target rank."""
-
-    def prepare(
-        self,
-        groups: Sequence[tuple[int, ...]],
-        links: Sequence[tuple[int, int]] | None = None,
-    ) -> None:
-        """Makes process groups for sums, and connects the (source, target) links; None: all links.
-
-        All ranks call it with the same lists, once for each program. The group of all ranks exists already.
-        """
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         """Starts to send; 0 <= tag <= LAST_TAG. what: describes the message in errors."""

@@ -103,3 +103,18 @@ class Failures:
     def close(self) -> None:
         if self._channel is not None:
             self._channel.close()
+
+
+class ReportsFailures:
+    """The part of a transport about failures: it passes calls to the `failures` of the rank."""
+
+    failures: Failures
+
+    def on_failure(self, stop: Callable[[str], None]) -> None:
+        self.failures.on_failure(stop)
+
+    def check(self) -> None:
+        self.failures.check()
+
+    def fail(self, reason: str) -> None:
+        self.failures.report(reason)

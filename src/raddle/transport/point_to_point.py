@@ -2,8 +2,9 @@
 
 Local peers are ranks on this machine whose memory this process can map; messages to them use shared memory.
 `early_receives` (base.py): a receive may be posted long before its send, because tags match them. True with
-gloo, False with NCCL, which has no tags; so here it also tells which of the two is used. gloo works on host
-memory only: with gloo, GPU tensors are copied to or from pinned host memory ("staged").
+gloo, False with NCCL, which has no tags; so here it also tells which of the two is used. With NCCL,
+messages start in batches (message_batch.py). gloo works on host memory only: with gloo, GPU tensors are
+copied to or from pinned host memory ("staged").
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from raddle.transport.base import (
     DONE,
+    DOWN,
+    UP,
     BufferedMessage,
     Pending,
     PendingMessage,
@@ -24,6 +27,7 @@ from raddle.transport.base import (
 )
 from raddle.transport.failures import Failures
 from raddle.transport.local_peers import LocalPeers
+from raddle.transport.message_batch import MessageBatch
 from raddle.transport.pending_work import PendingWork, pinned_like, start_work
 from raddle.transport.process_groups import ProcessGroups
 from raddle.transport.rendezvous import AllGather
@@ -35,7 +39,8 @@ class PointToPoint:
     """The messages of one rank.
 
     `send` and `receive` use torch.distributed. `post` and `expect` use shared memory for local peers, else
-    torch.distributed too; on CPUs a thread sends messages of LARGE_BYTES or more (sender.py).
+    torch.distributed too; on CPUs a thread sends messages of LARGE_BYTES or more (sender.py). With NCCL all
+    of them start at the next `flush`, or at the first wait.
     all_gather: gathers an object from every rank. failures: the failures that this rank knows of.
     """
 
@@ -44,6 +49,7 @@ class PointToPoint:
         self._groups, self._failures, self._pool = groups, failures, ReceivePool()
         self._sender: Sender | None = None
         self._local_peers: LocalPeers | None = None
+        self._batch = None if groups.early_receives else MessageBatch(groups, failures)
         if groups.early_receives and groups.device.type == "cpu":
             self._local_peers = LocalPeers(all_gather, failures)
             seconds = failures.timeout
@@ -57,6 +63,8 @@ class PointToPoint:
         return self._send(WaitLabel("send to", target, tag, what), target, tag, buffer)
 
     def _send(self, label: WaitLabel, target: int, tag: int, buffer: Tensor) -> Pending:
+        if self._batch is not None:
+            return self._batch.send(target, buffer, label)
         assert buffer.is_contiguous()
         if buffer.is_cuda and self._groups.early_receives:  # a GPU tensor with gloo
             buffer = pinned_like(buffer).copy_(buffer)
@@ -64,11 +72,14 @@ class PointToPoint:
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str) -> Pending:
         """Posts a receive with torch.distributed."""
-        group, peer = self._groups.sources[source]  # peer: the rank of `source` in the group
+        label = WaitLabel("receive from", source, tag, what)
+        if self._batch is not None:
+            return self._batch.receive(source, buffer, label)
+        group = self._groups.messages[UP if source < self._groups.rank else DOWN]
         # has_input=False: a receive only writes into `buffer`, which is not copied to the host first.
         return start_work(
-            self._failures, WaitLabel("receive from", source, tag, what), buffer,
-            lambda host: dist.irecv(host, group=group, tag=tag, group_src=peer),
+            self._failures, label, buffer,
+            lambda host: dist.irecv(host, group=group, tag=tag, group_src=source),
             staged=buffer.is_cuda and self._groups.early_receives, has_input=False,
         )  # fmt: skip
 
@@ -115,6 +126,11 @@ class PointToPoint:
         pending = self.receive(source, tag, buffer, what)
         return BufferedMessage(pending, lambda: buffer.to(like.device, non_blocking=True))
 
+    def flush(self) -> None:
+        """Starts the messages that were added since the last call, with NCCL."""
+        if self._batch is not None:
+            self._batch.flush()
+
     def shut_down(self) -> None:
         """Makes all waits for local peers raise, because a rank has failed."""
         if self._local_peers is not None:
@@ -133,9 +149,9 @@ class PointToPoint:
 
     def _start(self, target: int, tag: int, buffer: Tensor, label: WaitLabel) -> Pending:
         """Starts to send with torch.distributed, from memory that the backend can read."""
-        group, peer = self._groups.targets[target]  # peer: the rank of `target` in the group
+        group = self._groups.messages[UP if target > self._groups.rank else DOWN]
         try:
-            work = dist.isend(buffer, group=group, tag=tag, group_dst=peer)
+            work = dist.isend(buffer, group=group, tag=tag, group_dst=target)
         except RuntimeError as error:
             raise self._failures.explain(label, 0.0, error) from error
         return PendingWork(self._failures, work, label, buffer)

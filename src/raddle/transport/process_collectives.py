@@ -32,7 +32,7 @@ class ProcessCollectives:
     def all_reduce(self, ranks: tuple[int, ...], tag: int, buffer: Tensor, what: str) -> Pending:
         """Starts to sum in place. tag, what: for error messages."""
         self.collective_bytes["all_reduce", ranks] += buffer.nbytes
-        group = self._groups.sums[ranks]
+        group = self._groups.collectives[ranks]
         return start_work(
             self._failures, WaitLabel("sum over", ranks, tag, what), buffer,
             lambda host: dist.all_reduce(host, group=group, async_op=True),
@@ -44,7 +44,7 @@ class ProcessCollectives:
     ) -> Pending:
         """Starts to gather shards, with NCCL."""
         self.collective_bytes["all_gather", ranks] += full.nbytes
-        group = self._groups.sums[ranks]
+        group = self._groups.collectives[ranks]
         return start_work(
             self._failures, WaitLabel("gather over", ranks, tag, what), full,
             lambda out: dist.all_gather_into_tensor(
@@ -58,7 +58,7 @@ class ProcessCollectives:
     ) -> Pending:
         """Starts to sum, and to give every rank its part of the sum, with NCCL."""
         self.collective_bytes["reduce_scatter", ranks] += full.nbytes
-        group = self._groups.sums[ranks]
+        group = self._groups.collectives[ranks]
         return start_work(
             self._failures, WaitLabel("scatter the sum over", ranks, tag, what), shard,
             lambda out: dist.reduce_scatter_tensor(

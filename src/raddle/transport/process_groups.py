@@ -1,37 +1,40 @@
 """The process groups of torch.distributed that raddle makes for itself, in the user's job or in torchrun's.
 
-They separate raddle's operations from the user's collectives. Messages, sums (all-reduces) and small
-broadcasts have a group each, because a gloo group runs only two operations at a time. gloo matches
-messages by tags. NCCL has no tags and runs the operations of a communicator one after the other; so with
-NCCL every link, a pair of ranks (source, target), has its own group, and both ranks of a link must issue
-its messages in the same order.
+They separate raddle's operations from the user's collectives. How many there are depends on the backend:
+
+- NCCL runs the operations of a group one after the other on a stream of the group, and every group takes
+  seconds and memory to make. So there is one for each distinct set of ranks that have collectives; that of
+  all ranks is also for broadcasts and barriers. All messages share two groups: one for those up, to higher
+  ranks, and one for those down.
+- gloo matches messages by tags, in any order, and a group runs only two operations at a time. So gloo has a
+  group for messages in both directions, which receives may be posted to early, and one for broadcasts and
+  barriers, which then never wait behind a large sum. A group of gloo takes milliseconds to make.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from itertools import permutations
 from typing import cast
 
 import torch
 import torch.distributed as dist
 
 from raddle.errors import InputError
-from raddle.transport.base import LAST_TAG
-
-LinkEnd = tuple[dist.ProcessGroup, int]  # the group of a link, and the peer's rank in it
+from raddle.transport.base import DOWN, LAST_TAG, UP, GroupsMade
+from raddle.transport.memory_in_use import memory_in_use
 
 
 class ProcessGroups:
     """The groups of this rank. All ranks make the same groups in the same order.
 
-    sums: by ranks, the group that sums. targets, sources: by peer, the link to it and from it.
-    service: the group for broadcasts and barriers. early_receives: a receive may be posted long before its
-    send, because tags match them: True with gloo, False with NCCL.
+    collectives: by ranks, the group of their collectives. messages: by direction, UP or DOWN, the group for
+    messages; it has all ranks. service: the group for broadcasts and barriers. early_receives: a receive
+    may be posted long before its send, because tags match them: True with gloo, False with NCCL.
     """
 
     def __init__(self, device: torch.device, backend: str, timeout: float) -> None:
@@ -44,43 +47,39 @@ class ProcessGroups:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._new_group = partial(dist.new_group, timeout=limit, backend=backend)
         self._joined_groups: list[dist.ProcessGroup] = []  # groups that have this rank
-        self._links: set[tuple[int, int]] = set()  # of any ranks, that have a group (NCCL only)
-        self.sums: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        self.targets: dict[int, LinkEnd] = {}
-        self.sources: dict[int, LinkEnd] = {}
-        self.service: dist.ProcessGroup | None = self._make_group(self.everyone)
+        self._groups_made = GroupsMade()
+        self.collectives: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self.messages: dict[int, dist.ProcessGroup] = {}
+        with self._measure():
+            self.service: dist.ProcessGroup | None = self._make_group(self.everyone)
 
     @property
     def everyone(self) -> tuple[int, ...]:
         return tuple(range(self.size))
 
     def connect(self) -> None:
-        """Makes the group for sums over all ranks and, with gloo, the group for messages."""
-        self.sums[self.everyone] = self._make_group(self.everyone)
-        if self.early_receives:
-            messages = self._make_group(self.everyone)
-            self.targets = self.sources = {r: (messages, r) for r in self.everyone}
+        """Makes the group for collectives of all ranks and, with gloo, the group for messages."""
+        assert self.service is not None
+        with self._measure():
+            if not self.early_receives:
+                self.collectives[self.everyone] = self.service
+                return
+            self.collectives[self.everyone] = self._make_group(self.everyone)
+            self.messages = dict.fromkeys((UP, DOWN), self._make_group(self.everyone))
 
-    def prepare(
-        self, groups: Sequence[tuple[int, ...]], links: Sequence[tuple[int, int]] | None
-    ) -> None:
-        """Makes the groups for sums and for links that do not exist yet. links is None: all links."""
-        for ranks in groups:
-            if ranks not in self.sums:
-                self.sums[ranks] = self._make_group(ranks)
-        if self.early_receives:
-            return
-        all_links = list(permutations(self.everyone, 2)) if links is None else links
-        new_links = [link for link in all_links if link not in self._links]
-        self._links.update(new_links)
-        for source, target in new_links:
-            group = self._make_group((source, target))
-            ends = sorted((source, target))  # torch numbers a group's ranks in this order
-            if self.rank == source:
-                self.targets[target] = group, ends.index(target)
-            elif self.rank == target:
-                self.sources[source] = group, ends.index(source)
-        self._create_communicators(new_links)
+    def prepare(self, groups: Sequence[tuple[int, ...]], directions: Sequence[int]) -> GroupsMade:
+        """Makes the groups that do not exist yet; returns all groups of this rank.
+
+        groups: sets of ranks, in ascending order, that have collectives. directions: of messages.
+        """
+        with self._measure():
+            for ranks in groups:
+                if ranks not in self.collectives:
+                    self.collectives[ranks] = self._make_group(ranks)
+            for direction in directions:
+                if direction not in self.messages:
+                    self.messages[direction] = self._make_group(self.everyone)
+        return self._groups_made
 
     def abort(self) -> None:
         """Makes all waits on these groups raise, on this rank and, as connections close, on others."""
@@ -106,7 +105,7 @@ class ProcessGroups:
                 dist.destroy_process_group(group)
             if self._owner:
                 dist.destroy_process_group()
-        self.targets, self.sources, self.sums, self._joined_groups = {}, {}, {}, []
+        self.messages, self.collectives, self._joined_groups = {}, {}, []
         self.service = None
 
     def _make_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
@@ -114,26 +113,26 @@ class ProcessGroups:
         group = cast(dist.ProcessGroup, self._new_group(list(ranks)))
         if self.rank in ranks:
             self._joined_groups.append(group)
+            if not self.early_receives:
+                # The first operation of a group makes NCCL connect its ranks, and blocks the host until all
+                # of them take part. In the middle of a program this could be a deadlock.
+                dist.all_reduce(torch.zeros(1, device=self.device), group=group)
+                torch.cuda.synchronize(self.device)
         return group
 
-    def _create_communicators(self, links: Sequence[tuple[int, int]]) -> None:
-        """Makes NCCL create its communicators now, in the same order on all ranks.
-
-        The first operation of a group creates its communicator, and blocks the host until all its ranks
-        take part. In the middle of a program this could be a deadlock.
-        """
-        one = torch.zeros(1, device=self.device)
-        for ranks, group in self.sums.items():
-            if self.rank in ranks:
-                dist.all_reduce(one, group=group)
-        for source, target in links:
-            if self.rank == source:
-                group, peer = self.targets[target]
-                dist.send(one, group=group, group_dst=peer)
-            elif self.rank == target:
-                group, peer = self.sources[source]
-                dist.recv(one, group=group, group_src=peer)
-        torch.cuda.synchronize(self.device)
+    @contextlib.contextmanager
+    def _measure(self) -> Iterator[None]:
+        """Adds the groups that are made inside, and what they take, to those made so far."""
+        count, began = len(self._joined_groups), time.perf_counter()
+        used_before = memory_in_use(self.device)
+        yield
+        if len(self._joined_groups) > count:
+            nbytes = max(0, memory_in_use(self.device) - used_before)
+            self._groups_made = GroupsMade(
+                len(self._joined_groups),
+                self._groups_made.seconds + time.perf_counter() - began,
+                self._groups_made.nbytes + nbytes,
+            )
 
 
 def _join(backend: str, limit: timedelta) -> None:

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
 from torch import Tensor
 
-from raddle.transport.base import Pending, PendingMessage, ShardTransfers, total_sent
-from raddle.transport.failures import Failures
+from raddle.transport.base import (
+    DOWN,
+    UP,
+    GroupsMade,
+    Pending,
+    PendingMessage,
+    ShardTransfers,
+    total_sent,
+)
+from raddle.transport.failures import Failures, ReportsFailures
 from raddle.transport.orphans import end_with_parent
 from raddle.transport.patient_wire import PatientWire
 from raddle.transport.point_to_point import PointToPoint
@@ -28,7 +36,7 @@ from raddle.transport.socket_wire import SocketWire
 from raddle.transport.wire import Wire
 
 
-class ProcessTransport:
+class ProcessTransport(ReportsFailures):
     """The transport of this process. It joins the user's process group, or torchrun's job if there is none.
 
     timeout: seconds after which any wait fails.
@@ -72,11 +80,12 @@ class ProcessTransport:
         atexit.register(self.close)  # threads inside torch would crash at the end of Python
 
     def prepare(
-        self,
-        groups: Sequence[tuple[int, ...]],
-        links: Sequence[tuple[int, int]] | None = None,
-    ) -> None:
-        self._groups.prepare(groups, links)
+        self, groups: Sequence[tuple[int, ...]], directions: Sequence[int] = (UP, DOWN)
+    ) -> GroupsMade:
+        return self._groups.prepare(groups, directions)
+
+    def flush(self) -> None:
+        self._point_to_point.flush()
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         return self._point_to_point.send(target, tag, buffer, what)
@@ -112,15 +121,6 @@ class ProcessTransport:
 
     def total_sent(self) -> dict[int, int]:
         return total_sent(self, self._wire)
-
-    def on_failure(self, stop: Callable[[str], None]) -> None:
-        self.failures.on_failure(stop)
-
-    def check(self) -> None:
-        self.failures.check()
-
-    def fail(self, reason: str) -> None:
-        self.failures.report(reason)
 
     def close(self) -> None:
         if self._groups.service is None:  # closed already

@@ -15,7 +15,10 @@ from torch import Tensor
 
 from raddle.transport.base import (
     DONE,
+    DOWN,
+    UP,
     BufferedMessage,
+    GroupsMade,
     Pending,
     PendingMessage,
     ShardTransfers,
@@ -123,7 +126,19 @@ class Hub:
         return _PendingCollective(self, rank, label, collective, buffer)
 
 
-class ThreadTransport:
+class _WithoutGroups:
+    """The part of a transport that threads do not need."""
+
+    def prepare(
+        self, groups: Sequence[tuple[int, ...]], directions: Sequence[int] = (UP, DOWN)
+    ) -> GroupsMade:
+        return GroupsMade()  # there are no process groups
+
+    def flush(self) -> None:
+        pass  # messages are delivered at once
+
+
+class ThreadTransport(_WithoutGroups):
     """The transport of one rank; made by `Hub.transport`."""
 
     early_receives = True  # a receive may be posted long before its send: tags match them
@@ -143,13 +158,6 @@ class ThreadTransport:
         self._everyone = tuple(range(hub.size))
         self.timeout, self.failures = hub.timeout, hub
         self._wire: Wire | None = None
-
-    def prepare(
-        self,
-        groups: Sequence[tuple[int, ...]],
-        links: Sequence[tuple[int, int]] | None = None,
-    ) -> None:
-        pass  # threads need no groups and no links
 
     def send(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         self.sent[target] += buffer.nbytes

@@ -1,4 +1,7 @@
-"""Models to plan for: networks from the papers, a tiny version of each, and any `file.py:function`."""
+"""Provides models to plan for: networks of the papers, a tiny version of each, and any `file.py:function`.
+
+load("resnet50", batch=64) returns a Workload: the module, one example batch and the loss.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -10,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Workload", "load", "names"]
 
-# Public name -> its module. Imported at first use, so that `import raddle.zoo` does not import torch.
+# Public name -> its module, which is imported at first use: `import raddle.zoo` must not import torch.
 _PUBLIC = {
     "Workload": "raddle.zoo.workload",
     "load": "raddle.zoo.loading",

@@ -1,14 +1,16 @@
 """AlexNet with a single tower: Krizhevsky 2014, "One weird trick for parallelizing CNNs".
 
-Layers and parameter names are torchvision's, so that its weights load.
-Differs from torchvision: ReLUs are not in place, here and in the whole zoo, because a captured graph is
-easier to read if no operator writes to its input.
+Layers and parameter names are torchvision's, so that its weights load. Differs from torchvision: ReLUs are
+not in place, here and in the whole zoo, because a captured graph is easier to read if no operator writes to
+its input.
 """
 
 from torch import Tensor, nn
 
 
 class AlexNet(nn.Module):
+    """Five convolutions and three linear layers."""
+
     def __init__(
         self,
         *,

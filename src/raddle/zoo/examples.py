@@ -1,7 +1,9 @@
-"""Example batches: each function here describes a kind of data and returns a maker of random batches.
+"""Makes example batches of random data: each function describes a kind of data and returns a maker.
 
-A maker takes the number of samples and returns (inputs, targets). It creates tensors on the default device
-with the default generator, so that `load` alone chooses the device and the seed.
+A maker takes the number of samples and returns (inputs, targets). For example, images(3, 224, classes=1000)
+returns a maker; called with 64, it returns images of shape (64, 3, 224, 224) and labels of shape (64,). A
+maker creates tensors on the default device with the default generator, so that `load` alone chooses the
+device and the seed.
 """
 
 # n: sample, t: time step
@@ -16,7 +18,7 @@ BatchMaker = Callable[[int], Batch]
 
 
 def vectors(width: int, classes: int) -> BatchMaker:
-    """Vectors with one label each."""
+    """Returns a maker of vectors with one label each."""
 
     def make(n: int) -> Batch:
         return (torch.randn(n, width),), (torch.randint(classes, (n,)),)
@@ -25,7 +27,7 @@ def vectors(width: int, classes: int) -> BatchMaker:
 
 
 def images(channels: int, side: int, classes: int) -> BatchMaker:
-    """Square images, `side` pixels high and wide, with one label each."""
+    """Returns a maker of square images, `side` pixels high and wide, with one label each."""
 
     def make(n: int) -> Batch:
         return (torch.randn(n, channels, side, side),), (torch.randint(classes, (n,)),)
@@ -34,7 +36,7 @@ def images(channels: int, side: int, classes: int) -> BatchMaker:
 
 
 def masked_images(channels: int, side: int, classes: int) -> BatchMaker:
-    """Images with one label for each pixel (the mask)."""
+    """Returns a maker of images with one label for each pixel (the mask)."""
 
     def make(n: int) -> Batch:
         return (torch.randn(n, channels, side, side),), (torch.randint(classes, (n, side, side)),)
@@ -43,7 +45,7 @@ def masked_images(channels: int, side: int, classes: int) -> BatchMaker:
 
 
 def labelled_text(vocabulary: int, steps: int, classes: int) -> BatchMaker:
-    """Sentences of `steps` tokens with one label each."""
+    """Returns a maker of sentences of `steps` tokens with one label each."""
 
     def make(n: int) -> Batch:
         return (torch.randint(vocabulary, (n, steps)),), (torch.randint(classes, (n,)),)
@@ -52,7 +54,7 @@ def labelled_text(vocabulary: int, steps: int, classes: int) -> BatchMaker:
 
 
 def text(vocabulary: int, steps: int) -> BatchMaker:
-    """Sentences; the target of step t is the token at step t + 1."""
+    """Returns a maker of sentences; the target of step t is the token at step t + 1."""
 
     def make(n: int) -> Batch:
         before, after = _shift_by_one(torch.randint(vocabulary, (n, steps + 1)))
@@ -62,7 +64,7 @@ def text(vocabulary: int, steps: int) -> BatchMaker:
 
 
 def translations(vocabulary: int, steps: int) -> BatchMaker:
-    """Pairs of sentences; the decoder reads the second one and predicts its next token at each step."""
+    """Returns a maker of pairs of sentences; the targets are the next tokens of the second sentence."""
 
     def make(n: int) -> Batch:
         source = torch.randint(vocabulary, (n, steps))
@@ -73,5 +75,6 @@ def translations(vocabulary: int, steps: int) -> BatchMaker:
 
 
 def _shift_by_one(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the tokens without the last step, and without the first step."""
     # Contiguous copies: slices would share memory and have unusual strides.
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class GPT(nn.Module):
-    """Predicts the next token at each step; context: the largest number of steps."""
+    """A transformer that predicts the next token at each step; context: the largest number of steps."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class GPT(nn.Module):
         return logits
 
     def _initialise(self, layers: int) -> None:
+        """Sets the weights as the GPT-2 paper does (section 2.3); layers: the number of blocks."""
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
                 # The residual stream sums 2 * layers projections: smaller weights keep its variance.
@@ -53,6 +54,8 @@ class GPT(nn.Module):
 
 
 class TransformerBlock(nn.Module):
+    """Attention, then a feed-forward network; each has a layer norm before it and a residual around it."""
+
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(width)
@@ -87,6 +90,8 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
+    """Two linear layers with a GELU between them; the inner one is four times as wide."""
+
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.c_fc = nn.Linear(width, 4 * width)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Inception3(nn.Module):
-    """The whole network. Its blocks run in the order in which they are registered.
+    """Inception v3 as a whole. Its blocks run in the order in which they are registered.
 
     The output is (logits, auxiliary logits) in training, else only the logits.
     """
@@ -69,7 +69,7 @@ class Inception3(nn.Module):
         return block.channels
 
     def _run(self, x: Tensor, *prefixes: str) -> Tensor:
-        """Runs the blocks whose names have one of these prefixes."""
+        """Returns the output of the blocks whose names have one of these prefixes, one after the other."""
         for name, block in self.named_children():
             if name.startswith(prefixes):
                 x = block(x)
@@ -245,4 +245,5 @@ class AuxiliaryHead(nn.Module):
 
 
 def _average(x: Tensor) -> Tensor:
+    """Returns 3 x 3 averages with the size of the input."""
     return F.avg_pool2d(x, kernel_size=3, stride=1, padding=1)

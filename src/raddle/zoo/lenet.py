@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 
 class LeNet(nn.Module):
+    """Two convolutions, each with a pooling, and three linear layers."""
+
     def __init__(
         self,
         *,

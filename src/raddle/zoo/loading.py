@@ -46,6 +46,7 @@ def load(
 
 
 def _from_zoo(name: str, batch: int | None) -> Workload:
+    """Returns the workload of a model of the zoo; batch None: the model's usual number of samples."""
     if name not in ZOO:
         raise InputError(f"no model {name!r} in the zoo: {_advice(name)}")
     entry = ZOO[name]
@@ -55,6 +56,7 @@ def _from_zoo(name: str, batch: int | None) -> Workload:
 
 
 def _advice(name: str) -> str:
+    """Returns the end of the error about an unknown model: models with similar names, or all."""
     close = get_close_matches(name.lower(), names(), n=4, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
@@ -63,6 +65,7 @@ def _advice(name: str) -> str:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
+    """Seeds the CPU's random generator while the `with` block runs; then restores its state."""
     # Only the generator of the CPU is used, so only it is seeded: torch.manual_seed also seeds GPUs.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -70,6 +73,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _default_device(device: str) -> torch.device:
+    """Returns the device on which tensors are created, before they are moved to `device`."""
     return torch.device("meta" if device == "meta" else "cpu")
 
 

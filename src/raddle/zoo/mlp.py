@@ -1,4 +1,4 @@
-"""A plain multi-layer perceptron."""
+"""Defines MLP, a plain multi-layer perceptron."""
 
 from itertools import pairwise
 

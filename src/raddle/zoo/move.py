@@ -21,7 +21,7 @@ def move_workload(workload: Workload, device: str, dtype: torch.dtype | None = N
     if device == "meta":
         _move_parameters_to_meta(workload.model)
     loss = workload.loss
-    if isinstance(loss, nn.Module):  # it may have tensors, such as weights of classes
+    if isinstance(loss, nn.Module):  # the loss may have tensors, such as weights of classes
         loss = _move_module(loss, device, dtype)
     return replace(
         workload,
@@ -33,14 +33,17 @@ def move_workload(workload: Workload, device: str, dtype: torch.dtype | None = N
 
 
 def _target_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The type that a tensor is converted to: integers keep theirs, complex numbers stay complex."""
+    """Returns the type to convert a tensor to: integers keep theirs, complex numbers stay complex."""
     if dtype is None or not carries_gradient(tensor.dtype):
         return tensor.dtype
     return torch.promote_types(dtype, torch.complex32) if tensor.is_complex() else dtype
 
 
 def _move_module(module: nn.Module, device: str, dtype: torch.dtype | None) -> nn.Module:
-    """As Module.to, but complex parameters stay complex; Module.to would drop their imaginary parts."""
+    """Does the same as Module.to, but keeps complex parameters complex, and returns the module.
+
+    Module.to would drop their imaginary parts.
+    """
     states = [*module.parameters(), *module.buffers()]
     if dtype is None or not any(t.is_complex() for t in states):
         return module.to(device=device, dtype=dtype)
@@ -51,7 +54,10 @@ def _move_module(module: nn.Module, device: str, dtype: torch.dtype | None) -> n
 
 
 def _move_parameters_to_meta(model: nn.Module) -> None:
-    # Module.to("meta") would make separate tensors of a parameter that is shared by modules.
+    """Moves all parameters to the device "meta"; a parameter that modules share stays one tensor.
+
+    Module.to("meta") would make separate tensors of it.
+    """
     meta_parameters = {p: nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
     for module in model.modules():
         for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):

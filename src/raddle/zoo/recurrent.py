@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class TextClassifier(nn.Module):
-    """RNNTC: classifies a sentence by the last step of a stack of LSTMs."""
+    """RNNTC (text classification): classifies a sentence by the last step of a stack of LSTMs."""
 
     def __init__(
         self, *, vocabulary: int = 18765, hidden: int = 1024, layers: int = 4, classes: int = 2
@@ -28,7 +28,7 @@ class TextClassifier(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """RNNLM: predicts the next token at each step."""
+    """RNNLM (language model): predicts the next token at each step."""
 
     def __init__(
         self,
@@ -50,7 +50,11 @@ class LanguageModel(nn.Module):
 
 
 class Translator(nn.Module):
-    """NMT: encoder, decoder, and the global attention with "general" score of Luong et al. 2015."""
+    """NMT (machine translation): an encoder and a decoder with attention.
+
+    The attention is the global one with "general" score of Luong et al. 2015, "Effective approaches to
+    attention-based neural machine translation".
+    """
 
     def __init__(
         self,

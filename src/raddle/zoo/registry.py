@@ -1,4 +1,4 @@
-"""The table of all models of the zoo: how to build each one, its example batches, loss and batch size.
+"""Lists all models of the zoo: how to build each one, its example batches, loss and batch size.
 
 `NAME-tiny` has the same operators as NAME in a network that trains on one core within seconds. Most of its
 sizes are not powers of two, so that tests see uneven splits.
@@ -43,7 +43,7 @@ class ZooEntry:
 
 
 def names() -> list[str]:
-    """The names of all models of the zoo, sorted."""
+    """Returns the names of all models of the zoo, sorted."""
     return sorted(ZOO)
 
 

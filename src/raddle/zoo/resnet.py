@@ -6,11 +6,14 @@ Differs from the paper: the stride of a block is in its 3x3 convolution (torchvi
 from torch import Tensor, nn
 
 Depths = tuple[int, int, int, int]
-RESNET50: Depths = (3, 4, 6, 3)  # blocks in each stage, layer1 to layer4 (no pipeline stage)
+# Blocks in each stage, layer1 to layer4. A stage of ResNet has nothing to do with pipeline stages.
+RESNET50: Depths = (3, 4, 6, 3)
 RESNET101: Depths = (3, 4, 23, 3)
 
 
 class ResNet(nn.Module):
+    """A convolution and a pooling, four stages of bottleneck blocks, and a linear layer."""
+
     def __init__(self, depths: Depths, *, width: int = 64, classes: int = 1000) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, kernel_size=7, stride=2, padding=3, bias=False)
@@ -18,7 +21,7 @@ class ResNet(nn.Module):
         self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
         a, b, c, d = depths
-        # number of blocks, input channels, inner channels
+        # Arguments of _stage: number of blocks, input channels, inner channels of a bottleneck.
         self.layer1 = _stage(a, width, width, stride=1)
         self.layer2 = _stage(b, 4 * width, 2 * width, stride=2)
         self.layer3 = _stage(c, 8 * width, 4 * width, stride=2)
@@ -63,6 +66,6 @@ class Bottleneck(nn.Module):
 
 
 def _stage(depth: int, channels: int, width: int, *, stride: int) -> nn.Sequential:
-    """`depth` blocks; the first one has the stride and changes the number of channels."""
+    """Returns `depth` blocks; the first one has the stride and changes the number of channels."""
     later_blocks = [Bottleneck(4 * width, width, stride=1) for _ in range(depth - 1)]
     return nn.Sequential(Bottleneck(channels, width, stride), *later_blocks)

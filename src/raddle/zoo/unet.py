@@ -25,7 +25,7 @@ class UNet(nn.Module):
         self.down = nn.ModuleList(_two_convolutions(i, o) for i, o in down_widths)
         self.pool = nn.MaxPool2d(2)
         up_widths = list(pairwise(reversed(widths)))
-        # doubles height and width
+        # Each doubles height and width.
         self.grow = nn.ModuleList(
             nn.ConvTranspose2d(i, o, kernel_size=2, stride=2) for i, o in up_widths
         )
@@ -45,6 +45,7 @@ class UNet(nn.Module):
 
 
 def _two_convolutions(channels: int, out: int) -> nn.Sequential:
+    """Returns two 3x3 convolutions, from `channels` to `out` channels; each has a batch norm and a ReLU."""
     return nn.Sequential(
         nn.Conv2d(channels, out, kernel_size=3, padding=1, bias=False),
         nn.BatchNorm2d(out),

@@ -31,7 +31,7 @@ class UserFunction:
 
 
 def is_file_spec(spec: str) -> bool:
-    """Whether `spec` names a file; else it names a model of the zoo."""
+    """Returns whether `spec` names a file; else it names a model of the zoo."""
     return spec.endswith(".py") or ".py:" in spec
 
 
@@ -51,9 +51,9 @@ def find_function(spec: str) -> UserFunction:
 
 
 def call_function(user: UserFunction, batch: int | None) -> Workload:
-    """Calls the function, with `batch=` if a batch is given, and checks what it returns."""
+    """Calls the function, with `batch=` if a batch is given; returns its result as a checked workload."""
     arguments = _arguments(user, batch)
-    # _import_folder: while the function runs, it may import other files of its folder
+    # While the function runs, it may import other files of its folder.
     with _import_folder(user.folder), _report_errors(user.spec):
         result = user.function(**arguments)
     if isinstance(result, Workload):
@@ -68,6 +68,7 @@ def call_function(user: UserFunction, batch: int | None) -> Workload:
 
 
 def _arguments(user: UserFunction, batch: int | None) -> dict[str, int]:
+    """Returns the keyword arguments to call the function with; raises InputError if it needs others."""
     parameter = inspect.signature(user.function).parameters.get("batch")
     if parameter is None and batch is not None:
         raise InputError(
@@ -80,7 +81,7 @@ def _arguments(user: UserFunction, batch: int | None) -> dict[str, int]:
 
 
 def _to_workload(name: str, result: object) -> Workload | None:
-    """A workload from the tuple that a function returned; None if the tuple is not as expected."""
+    """Returns a workload from the tuple that a function returned; None if the tuple is not as expected."""
     match result:
         case (nn.Module() as model, inputs):
             # The function gave no loss: output_loss makes a scalar of the model's output (losses.py).
@@ -96,16 +97,19 @@ def _to_workload(name: str, result: object) -> Workload | None:
 
 
 def _as_tuple(x: object) -> tuple[Any, ...]:
+    """Returns the items of a tuple or list; a single object as a tuple of one item."""
     return tuple(x) if isinstance(x, tuple | list) else (x,)
 
 
 def _type_names(x: object) -> str:
+    """Returns the type of an object in words, as "(Linear, Tensor)" for a tuple."""
     if isinstance(x, tuple | list):
         return f"({', '.join(_type_names(item) for item in x)})"
     return type(x).__name__
 
 
 def _import_file(path: Path) -> ModuleType:
+    """Imports a Python file and returns its module."""
     # A unique module name: a user's `torch.py` must not replace the module torch.
     name = f"raddle_user_file_{path.stem}"
     spec = spec_from_file_location(name, path)
@@ -113,14 +117,14 @@ def _import_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle need it here
+    sys.modules[name] = module  # dataclasses and pickle look it up here by its name
     with _import_folder(path.parent), _report_errors(str(path)):
         spec.loader.exec_module(module)
     return module
 
 
 def _advice(module: ModuleType, name: str) -> str:
-    """The end of the message that a function is not there: functions with similar names, or all."""
+    """Returns the end of the error about a missing function: functions with similar names, or all."""
     functions = [
         key
         for key, value in vars(module).items()

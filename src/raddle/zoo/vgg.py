@@ -5,7 +5,8 @@ Parameter names are torchvision's, so that its weights load.
 
 from torch import Tensor, nn
 
-# One number for each of the five stages (runs of convolutions up to a pooling; no pipeline stages).
+# One number for each of the five stages. A stage of VGG is a run of convolutions up to a pooling; it has
+# nothing to do with pipeline stages.
 PerStage = tuple[int, int, int, int, int]
 WIDTHS: PerStage = (64, 128, 256, 512, 512)  # channels
 VGG16: PerStage = (2, 2, 3, 3, 3)  # number of convolutions
@@ -53,7 +54,10 @@ class VGG(nn.Module):
 
 
 def _initialise(layer: nn.Module) -> None:
-    # There is no batch norm: with PyTorch's default the signal would vanish over sixteen layers.
+    """Sets the weights of a layer by He's (Kaiming's) method, and its bias to zero.
+
+    There is no batch norm: with PyTorch's default weights the signal would vanish over sixteen layers.
+    """
     if isinstance(layer, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         if layer.bias is not None:

@@ -1,4 +1,4 @@
-"""A workload: a model to train, with one example batch and the loss."""
+"""Defines Workload: a model to train, with one example batch and the loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Workload:
-    """One training step is ``loss(model(*inputs), *targets).backward()``.
+    """A model to train. One training step is ``loss(model(*inputs), *targets).backward()``.
 
     Dimension 0 of every input and target is the sample dimension. The loss returns a scalar.
     """

@@ -10,7 +10,7 @@ As in every file of ops/: `_x_notation` writes the index notation of an operator
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ A = torch.ops.aten
 
 
 def _linear_notation(sig: Signature) -> str:
-    lead = unique(sig.letters[0][:-1], "ck")
-    head = " ".join(lead)
+    leading = " ".join(unique(sig.letters[0][:-1], "ck"))  # n.. in the notation above
     bias = " + b[c+row0]" if len(sig.shapes) > 2 else ""
-    return f"y[{head} c] += x[{head} k] * w[c+row0 k]{bias}"
+    return f"y[{leading} c] += x[{leading} k] * w[c+row0 k]{bias}"
 
 
 def _linear_kernel(tile: OperatorTile) -> Kernel:
@@ -121,6 +120,7 @@ declare("matmul", _matmul_notation, _matmul_kernel, Traits(SavedTensors.FACTORS)
 
 @aten("matmul", "mm", "bmm", "mv", "dot")
 def matmul(b: Builder, x: Value, w: Value) -> Any:
+    """Adds a matrix product; returns its output value. Both operands may have batch dimensions."""
     result = infer_meta(A.matmul.default, (x, w), {})
     return b.emit("matmul", [x, w], [(result.shape, result.dtype)], suffix="matmul")
 
@@ -183,12 +183,12 @@ def _translate_einsum(
 
 
 def _explicit_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The inputs and the output of an equation, with letters in place of ellipses.
+    """Returns the inputs and the output of an equation, with letters in place of ellipses.
 
     rank - len(spec) + 3 is the number of dimensions that "..." (3 characters) stands for.
     """
-    left, arrow, right = equation.partition("->")
-    specs = left.split(",")
+    inputs_text, arrow, output = equation.partition("->")
+    specs = inputs_text.split(",")
     # dots: the letters that stand for "...", as many as the longest one needs
     spare = [s for s in ALPHABET + ALPHABET.upper() if s not in equation]
     longest = max(
@@ -199,10 +199,13 @@ def _explicit_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], 
     for spec, rank in zip(specs, ranks, strict=True):
         missing = rank - len(spec) + 3
         inputs.append(spec.replace("...", dots[longest - missing :] if missing else ""))
-    if not arrow:
-        every = left.replace("...", "").replace(",", "")
-        right = dots + "".join(sorted(s for s in set(every) if every.count(s) == 1))
-    return inputs, right.replace("...", dots)
+    if (
+        not arrow
+    ):  # the output has the letters that occur once, in alphabetical order (torch.einsum)
+        input_letters = inputs_text.replace("...", "").replace(",", "")
+        once = (s for s in set(input_letters) if input_letters.count(s) == 1)
+        output = dots + "".join(sorted(once))
+    return inputs, output.replace("...", dots)
 
 
 @aten("outer")

@@ -7,7 +7,7 @@ spatial dimensions are d h w (depth, height, width); T R Q are those of the wind
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
 call into operators of the builder `b`. `A` is torch.ops.aten.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py); `b.emit` adds an operator.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _transposed_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _transposed_flops(space: Space, box: Box, operand: int | None) -> int:
-    """Every element of the input's region is multiplied with every element of the window.
+    """Returns the FLOPs of a box: each input element is multiplied with each element of the window.
 
     operand: None for the forward, else the operand whose gradient is computed; both take the same FLOPs.
     The gradient of the bias (operand 2) counts as none.
@@ -119,7 +119,7 @@ def _transposed_flops(space: Space, box: Box, operand: int | None) -> int:
 def _grouped_call(
     tile: OperatorTile, call: Callable[[Tensor, Tensor, int], Tensor], transposed: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """A function that runs a grouped convolution for a box of filters; None if there is one group.
+    """Returns a function that runs a grouped convolution for a box of filters; None if there is one group.
 
     The box may begin and end inside a group. call(x, w, groups): the convolution. transposed: the weight's
     dimension 0 is the input channels, not the filters.
@@ -168,7 +168,7 @@ def _with_bias(y: Tensor, b: Tensor | None) -> Tensor:
 
 
 def _only_bias(tile: OperatorTile) -> Kernel:
-    """The kernel of a tile that reads nothing but padding: zeros plus the bias."""
+    """Returns the kernel of a tile that reads nothing but padding: zeros plus the bias."""
     return lambda x=None, w=None, b=None: _with_bias(tile.full(0), b)
 
 
@@ -215,6 +215,7 @@ def _translate_conv(
             b, b.call(A.unsqueeze.default, x, 0), weight, bias, stride, padding, dilation, groups
         )
         return b.call(A.squeeze.dim, y, 0)
+    # The sizes of the output, by the formula of torch.nn.Conv2d (r: size of the window).
     spatial = tuple(
         (size + lo + hi - d * (r - 1) - 1) // s + 1
         for size, lo, hi, d, r, s in zip(
@@ -244,7 +245,7 @@ def _translate_transposed(
     stride, padding, extra, dilation = (
         int_per_dim(v, rank) for v in (stride, padding, output_padding, dilation)
     )
-    if len(x.shape) == rank + 1:
+    if len(x.shape) == rank + 1:  # no sample dimension
         y = _translate_transposed(
             b,
             b.call(A.unsqueeze.default, x, 0),
@@ -258,6 +259,7 @@ def _translate_transposed(
         )
         return b.call(A.squeeze.dim, y, 0)
     cg, kg = weight.shape[1], x.shape[1] // groups
+    # The sizes of the output, by the formula of torch.nn.ConvTranspose2d (r: size of the window).
     spatial = tuple(
         (size - 1) * s - 2 * p + d * (r - 1) + e + 1
         for size, s, p, d, r, e in zip(

@@ -1,4 +1,4 @@
-"""Native calls of PyTorch, each of which replaces a composite on a device that runs all its operators.
+"""Makes native calls of PyTorch that replace composites, on a device that runs all operators of one.
 
 A composite is a group of operators, such as those of a batch norm; the graph records it as a FusedCall.
 `FUSED_KERNELS[kind](attrs)` returns a function from the inputs of a FusedCall to its outputs.
@@ -61,15 +61,16 @@ def _cross_entropy(a: Attrs) -> Callable[..., Any]:
 
 
 def _recurrent(call: Callable[..., Any], states: int) -> Callable[[Attrs], Callable[..., Any]]:
-    """One recurrent layer in one direction, of a cell with this number of states.
+    """Returns the entry of FUSED_KERNELS for one recurrent layer in one direction.
 
-    Its inputs are the inputs of all steps, the initial states (None: zeros) and the parameters.
+    states: the number of states of its cell, 2 for an LSTM. The inputs of the kernel are the inputs of all
+    time steps, the initial states (None: zeros) and the parameters.
     """
 
     def make(a: Attrs) -> Callable[..., Any]:
         steps, direction = a["steps"], -1 if a["reverse"] else 1
-        # train=True although there is no dropout: cuDNN has no backward otherwise.
-        # has_biases, num_layers, dropout, train, bidirectional, batch_first
+        # The flags are: has_biases, num_layers, dropout, train, bidirectional, batch_first.
+        # train is True although there is no dropout: cuDNN has no backward otherwise.
         flags = (a["biases"], 1, 0.0, True, False, False)
 
         def run(*operands: Any) -> Any:

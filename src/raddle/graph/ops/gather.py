@@ -12,7 +12,7 @@ As in every file of ops/: `_x_notation` writes the index notation of an operator
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ A = torch.ops.aten
 
 
 def _embedding_notation(sig: Signature) -> str:
-    lead = " ".join(unique(sig.letters[1], "cv"))
-    return f"y[{lead} c] += w[v c], i[{lead}]"
+    leading = " ".join(unique(sig.letters[1], "cv"))
+    return f"y[{leading} c] += w[v c], i[{leading}]"
 
 
 def _embedding_kernel(tile: OperatorTile) -> Kernel:
-    # The tile has the part lo to hi of the vocabulary. local: the position in this part of padding_idx, the
-    # token whose embedding gets no gradient.
+    # The tile has the part lo to hi of the vocabulary. The embedding of the token padding_idx gets no
+    # gradient; local_padding is its position in this part.
     (lo, hi), padding = tile.range("v"), tile.attrs["padding_idx"]
-    local = padding - lo if padding is not None and lo <= padding < hi else None
+    local_padding = padding - lo if padding is not None and lo <= padding < hi else None
     if not tile.is_partial:
-        return lambda w, i: F.embedding(i, w, local)
+        return lambda w, i: F.embedding(i, w, local_padding)
 
     def run(w: Tensor, i: Tensor) -> Tensor:
         in_range = (i >= lo) & (i < hi)
-        y = F.embedding((i - lo).clamp(0, hi - lo - 1), w, local)
+        y = F.embedding((i - lo).clamp(0, hi - lo - 1), w, local_padding)
         return y.masked_fill(~in_range.unsqueeze(-1), 0)
 
     return run
@@ -88,8 +88,8 @@ def _translate_embedding(
 
 def _pick_notation(sig: Signature) -> str:
     if len(sig.shapes[0]) == 1 and len(sig.shapes[1]) != 0:  # x has one weight for each class
-        lead = unique(sig.letters[1], "c")
-        return f"y[{' '.join(lead)}] += x[c], i[{' '.join(lead)}]"
+        leading = " ".join(unique(sig.letters[1], "c"))
+        return f"y[{leading}] += x[c], i[{leading}]"
     letters = unique(sig.letters[0])
     class_dim = sig.attrs["dim"]
     kept = " ".join(a for d, a in enumerate(letters) if d != class_dim)
@@ -155,7 +155,7 @@ def _translate_gather(
 
 
 def _index_notation(sig: Signature) -> str:
-    """Index tensors replace consecutive dimensions of x by their (broadcast) dimensions."""
+    """Returns the notation of x[i0, i1]: the (broadcast) dimensions of i0 and i1 replace two of x."""
     dim, count = sig.attrs["dim"], len(sig.shapes) - 1
     out = sig.outputs[0]
     rank = len(out) - len(sig.shapes[0]) + count  # of the broadcast index tensors
@@ -170,8 +170,8 @@ def _index_notation(sig: Signature) -> str:
 
 
 def _index_kernel(tile: OperatorTile) -> Kernel:
-    lead = (slice(None),) * tile.attrs["dim"]
-    return lambda x, *indices: x[(*lead, *indices)]
+    leading = (slice(None),) * tile.attrs["dim"]  # the dimensions before the first indexed one
+    return lambda x, *indices: x[(*leading, *indices)]
 
 
 declare("index", _index_notation, _index_kernel, Traits(SavedTensors.INDICES), flops_per_point=0)

@@ -1,18 +1,21 @@
-"""Losses. An elementwise loss becomes its elements and then their sum or mean. Cross entropy becomes
+"""Translates losses, such as mean squared error and cross entropy, into operators that can be split.
+
+An elementwise loss becomes an operator that computes its elements, and another one for their sum or mean.
+Cross entropy becomes these operators:
 
     lse[n] lse= x[n c]              the log-sum-exp over the classes c
     picked[n] += x[n c], t[n]       x[n t[n]], the logit of the target t[n] (gather.py)
     each[n] = lse[n] - picked[n]    the loss of a sample, times the weight of its class
     loss[] = sum of each / sum of weights, both over all samples that count
 
-so it is exact if samples, classes or pixels are split: the mean divides by the *global* number of samples
-that count, which depends on the data (ignore_index).
+So it is exact if samples, classes or pixels are split: the mean divides by the *global* number of samples
+that count, which depends on the data (a sample whose target is ignore_index does not count).
 
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -36,10 +39,10 @@ NONE, MEAN = 0, 1  # values of the argument `reduction` in ATen; 2 is the sum
 
 
 def reduce_loss(b: Builder, losses: Value, reduction: int) -> Any:
-    """Adds the sum or the mean of losses."""
+    """Adds the sum or the mean of losses and returns it; returns the losses if reduction is NONE."""
     if reduction == NONE:
         return losses
-    # False, here and below: keepdim
+    # The argument False of sum_or_mean, here and below, is keepdim.
     return sum_or_mean(b, losses, tuple(range(len(losses.shape))), False, mean=reduction == MEAN)
 
 
@@ -77,8 +80,11 @@ for _name in [
 
 
 def _entropy_kernel(tile: OperatorTile) -> Kernel:
-    """The loss of each sample, from its target, x[target], lse, w[target], the sum of w*x over classes, and
-    the sum of w."""
+    """Returns the kernel that computes the loss of each sample.
+
+    Its operands are the target t, x[t], lse, w[t], the sum of w*x over classes, and the sum of w (x: the
+    logits, w: the weights of the classes). The last two are for label smoothing.
+    """
     ignore, smoothing, classes = (tile.attrs[k] for k in ("ignore", "smoothing", "classes"))
     dtype = tile.op.dtypes[0]
 
@@ -98,7 +104,10 @@ def _entropy_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _mean_divisor_kernel(tile: OperatorTile) -> Kernel:
-    """What each sample adds to the divisor of the mean: its weight or 1; 0 if it is ignored."""
+    """Returns the kernel that computes each sample's part of the mean's divisor.
+
+    The part is the sample's weight, or 1 without weights, or 0 if the sample is ignored.
+    """
     ignore, dtype = tile.attrs["ignore"], tile.op.dtypes[0]
     return lambda t, weight=None: (
         (t != ignore) if weight is None else weight.masked_fill(t == ignore, 0)
@@ -108,7 +117,7 @@ def _mean_divisor_kernel(tile: OperatorTile) -> Kernel:
 declare(
     "entropy", pointwise_notation, _entropy_kernel, Traits(SavedTensors.INPUTS), flops_per_point=4
 )
-# "counted": what a sample counts in the divisor of the mean
+# "counted" is the number that a sample adds to the divisor of the mean.
 declare(
     "counted", pointwise_notation, _mean_divisor_kernel, Traits(SavedTensors.NOTHING, is_cheap=True)
 )
@@ -118,7 +127,7 @@ def _likelihood(
     b: Builder, x: Value, target: Value, weight: Value | None, reduction: int, ignore: int,
     smoothing: float, logits: bool,
 ) -> Any:  # fmt: skip
-    """Negative log likelihood of the targets, from logits or from log-probabilities."""
+    """Adds the negative log likelihood of the targets; logits: x has logits, not log-probabilities."""
     dim = 1 if len(x.shape) > 1 else 0
     wide_dtype = accumulation_dtype(x.dtype)  # of the losses, until their sum is complete
     classes, out = x.shape[dim], [(target.shape, wide_dtype)]
@@ -163,7 +172,7 @@ def _translate_cross_entropy(
 def _soft_target_loss(
     b: Builder, x: Value, target: Value, weight: Value | None, reduction: int, smoothing: float
 ) -> Any:
-    """Cross entropy with targets that are probabilities of classes."""
+    """Adds the cross entropy with targets that are probabilities of classes."""
     dim = 1 if len(x.shape) > 1 else 0
     if weight is not None:
         raise NotSplittable

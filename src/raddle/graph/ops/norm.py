@@ -1,4 +1,4 @@
-"""Normalisation. Statistics are reductions like any other, so they are exact however they are split.
+"""Translates normalisation layers and softmax into statistics and an elementwise operator that reads them.
 
     moments      m[c], v[c] moments= x[n c h w]        partial means and variances, combined by counts
     lse          l[n] lse= x[n c]                      log-sum-exp; partial results are (maximum, sum)
@@ -6,14 +6,15 @@
     layer norm   y[n.. c..] = x[n.. c..], m[n..], v[n..], w[c..], b[c..]
     softmax      y[n c] = x[n c], l[n]                 (n.. and c..: any number of dimensions)
 
-Statistics of half-precision numbers are float32, and so is all that is computed from them, as in torch;
-only the results are rounded. A device with all of the reduced dimensions runs the native call (fused.py).
+Statistics are reductions like any other, so they are exact however they are split. Those of half-precision
+numbers are float32, and so is all that is computed from them, as in torch; only the results are rounded. A
+device with all of the reduced dimensions runs the native call (fused.py).
 
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ A = torch.ops.aten
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which torch accumulates sums of numbers of this type."""
+    """Returns the type in which torch accumulates sums of numbers of this type."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -45,6 +46,8 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _statistics_notation(assign: str, outputs: Sequence[str]) -> Any:
+    """Returns a function that writes the notation of statistics; outputs: a letter for the name of each."""
+
     def notation(sig: Signature) -> str:
         letters = unique(sig.letters[0])
         kept = " ".join(a for d, a in enumerate(letters) if d not in sig.attrs["dims"])
@@ -67,7 +70,7 @@ def _moments_kernel(tile: OperatorTile) -> Kernel:
 def _merge_moments(
     op: Op, parts: Sequence[tuple[Tensor, ...]], counts: Sequence[int]
 ) -> tuple[Tensor, ...]:
-    """Chan, Golub, LeVeque: the weighted mean of the means; the variances plus the spread of the means."""
+    """Combines the means m and the variances v of parts, by the formula of Chan, Golub and LeVeque."""
     total = sum(counts)
     shares = [count / total for count in counts]
     mean = sum(
@@ -86,8 +89,8 @@ def _lse_kernel(tile: OperatorTile) -> Kernel:
         x = x.to(dtype)
         # The maximum only scales, so it needs no gradient. It is clamped to be finite: a part that is all
         # -inf (masked) would else give 0 * inf in the backward.
-        top = x.detach().amax(dim).clamp(min=torch.finfo(x.dtype).min)
-        return top, (x - top.unsqueeze(dim)).exp().sum(dim)
+        maximum = x.detach().amax(dim).clamp(min=torch.finfo(x.dtype).min)
+        return maximum, (x - maximum.unsqueeze(dim)).exp().sum(dim)
 
     return run
 
@@ -95,9 +98,10 @@ def _lse_kernel(tile: OperatorTile) -> Kernel:
 def _merge_lse(
     op: Op, parts: Sequence[tuple[Tensor, ...]], counts: Sequence[int]
 ) -> tuple[Tensor, ...]:
-    top = torch.stack([t for t, _ in parts]).amax(0)
-    total = sum((s * (t - top).exp() for t, s in parts), torch.zeros_like(top))
-    return (top + total.log(),)
+    """Combines partial results of the kernel above: each has a maximum m and the sum s of exp(x - m)."""
+    maximum = torch.stack([m for m, _ in parts]).amax(0)
+    total = sum((s * (m - maximum).exp() for m, s in parts), torch.zeros_like(maximum))
+    return (maximum + total.log(),)
 
 
 declare(
@@ -169,7 +173,7 @@ def _batch_norm_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _running_statistics_kernel(tile: OperatorTile) -> Kernel:
-    """Running mean and variance (p, q) from the old ones (a, b) and the batch's (m, v); v is biased."""
+    """Returns the kernel of running statistics: p, q from the old a, b and the batch's m, v (biased)."""
     momentum, unbias = tile.attrs["momentum"], tile.attrs["unbias"]
 
     def moving_average(old: Tensor, new: Tensor) -> Tensor:
@@ -224,12 +228,13 @@ def _translate_batch_norm(
 
 def _layer_norm_notation(sig: Signature) -> str:
     letters, keep = unique(sig.letters[0]), len(sig.shapes[0]) - sig.attrs["rank"]
-    y, lead, tail = " ".join(letters), " ".join(letters[:keep]), " ".join(letters[keep:])
-    stats = "".join(f", s{i}[{lead}]" for i in range(sig.attrs["statistics"]))
-    affine = "".join(
-        f", w{i}[{tail}]" for i in range(len(sig.shapes) - 1 - sig.attrs["statistics"])
+    # leading: the letters n.. in the notation above, normalised: c..
+    y, leading, normalised = " ".join(letters), " ".join(letters[:keep]), " ".join(letters[keep:])
+    stats = "".join(f", s{i}[{leading}]" for i in range(sig.attrs["statistics"]))
+    weight_and_bias = "".join(
+        f", w{i}[{normalised}]" for i in range(len(sig.shapes) - 1 - sig.attrs["statistics"])
     )
-    return f"y[{y}] = x[{y}]{stats}{affine}"
+    return f"y[{y}] = x[{y}]{stats}{weight_and_bias}"
 
 
 def _layer_norm_kernel(tile: OperatorTile) -> Kernel:
@@ -253,24 +258,14 @@ def _layer_norm_kernel(tile: OperatorTile) -> Kernel:
 
 
 declare(
-    "layer_norm",
-    _layer_norm_notation,
-    _layer_norm_kernel,
-    Traits(SavedTensors.INPUTS),
-    flops_per_point=4,
-)
+    "layer_norm", _layer_norm_notation, _layer_norm_kernel, Traits(SavedTensors.INPUTS), flops_per_point=4
+)  # fmt: skip
 
 
 def _normalise(
-    b: Builder,
-    x: Value,
-    rank: int,
-    weight: Value | None,
-    bias: Value | None,
-    eps: float,
-    dtype: torch.dtype,
-    suffix: str | None = "",
-) -> Any:
+    b: Builder, x: Value, rank: int, weight: Value | None, bias: Value | None, eps: float,
+    dtype: torch.dtype, suffix: str | None = "",
+) -> Any:  # fmt: skip
     """Adds the normalisation over the last `rank` dimensions; dtype: of the result."""
     dims = range(len(x.shape) - rank, len(x.shape))
     m, v = moments(b, x, dims, "moments")
@@ -344,7 +339,7 @@ def _translate_instance_norm(
 
 
 def affine(b: Builder, x: Value, weight: Value | None, bias: Value | None) -> Any:
-    """x * weight + bias, for each channel."""
+    """Adds x * weight + bias, with a weight and a bias for each channel."""
     shape = [-1, *[1] * (len(x.shape) - 2)]
     if weight is not None:
         x = b.call(A.mul.Tensor, x, b.call(A.reshape.default, weight, shape))

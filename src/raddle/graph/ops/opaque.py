@@ -1,6 +1,6 @@
-"""Opaque operators: calls that run as they are and are never split.
+"""Opaque operators: ATen calls that run as they are and are never split.
 
-No file of ops/ translates such a call, or not with these arguments.
+A call is opaque if no file of ops/ translates it, or none translates it with these arguments.
 
 `_opaque_notation` writes the index notation of an operator (graph/space.py) from its signature: capital
 letters are dimensions that are never split, `:` reads a whole dimension. `_opaque_kernel` returns the
@@ -23,7 +23,7 @@ _CAPITALS = "ABCDEFGHIJKLMOPQRSTUVWXYZ"  # without N: in lower case, n would mea
 
 
 def _letters(shape: Sequence[int], sizes: dict[str, int]) -> list[str]:
-    """Letters for an output. No dimension is ever split, so outputs may share letters of equal size.
+    """Returns letters for an output. No dimension is ever split, so dimensions of one size may share one.
 
     sizes: by letter used so far, its size; new letters are added to it.
     """
@@ -50,10 +50,11 @@ def _opaque_notation(sig: Signature) -> str:
 
 
 def _opaque_kernel(tile: OperatorTile) -> Kernel:
-    """A function that makes the stored ATen call; the tile is always the whole operator.
+    """Returns a function that makes the stored ATen call; the tile is always the whole operator.
 
-    `Builder.opaque` stores the attributes: args and kwargs have OperandRefs in place of tensors, "outputs"
-    the positions of the results that are tensors, "single" whether the call returns one tensor, no list.
+    `Builder.opaque` stores the attributes: "args" and "kwargs" have OperandRefs in place of tensors,
+    "outputs" has the positions of the results that are tensors, "single" is False if the call returns a
+    list.
     """
     target = resolve_overload(tile.attrs["call"])
     output_indices, single = tile.attrs["outputs"], tile.attrs["single"]

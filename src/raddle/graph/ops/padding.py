@@ -7,7 +7,7 @@ As in every file of ops/: `_x_notation` writes the index notation of an operator
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ declare("pad", _pad_notation, _pad_kernel, Traits(SavedTensors.NOTHING), flops_p
 
 @aten("constant_pad_nd")
 def constant_pad(b: Builder, x: Value, pads: Sequence[int], value: float = 0) -> Any:
+    """Adds a padding with a constant; pads: as for torch.nn.functional.pad."""
     # torch gives the amounts below and above for the last dimension first
     pairs = list(zip(pads[::2], pads[1::2], strict=True))[::-1]
     pairs = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs
@@ -78,16 +79,20 @@ def _translate_pad(
 
 
 def _reflected(size: int, lo: int, hi: int) -> list[int]:
-    """For each position of the padded dimension, the position in the source, as the next two functions."""
+    """Returns the position in the source of each position of the padded dimension, for reflected padding.
+
+    size: of the source. lo, hi: the padding below and above. The next two functions return the same.
+    """
     return [min(abs(i), 2 * (size - 1) - abs(i)) for i in range(-lo, size + hi)]
 
 
 def _replicated(size: int, lo: int, hi: int) -> list[int]:
+    """Returns the same for replicated padding, which repeats the first and the last element."""
     return [min(max(i, 0), size - 1) for i in range(-lo, size + hi)]
 
 
 def _wrapped(size: int, lo: int, hi: int) -> list[int]:
-    """Circular padding. torch first crops (negative amounts), then wraps the remaining elements."""
+    """Returns the same for circular padding: torch crops (negative amounts), then wraps what remains."""
     cropped = list(range(size))[max(0, -lo) : size + min(0, hi)]
     positions = range(-max(0, lo), len(cropped) + max(0, hi))
     return [cropped[i % len(cropped)] for i in positions] if cropped else []
@@ -105,14 +110,15 @@ def _take_notation(sig: Signature) -> str:
 def _take_kernel(tile: OperatorTile) -> Kernel:
     region = tile.region(0)
     assert region is not None
-    picks = {
+    # by dimension, the positions in the region that the elements of the tile come from
+    positions_by_dim = {
         d: [i - region.lo[d] for i in sources[tile.box.lo[d] : tile.box.hi[d]]]
         for d, sources in tile.attrs["sources"].items()
     }
 
     def run(x: Tensor) -> Tensor:
-        for d, pick in picks.items():
-            x = x.index_select(d, torch.tensor(pick, device=x.device))
+        for d, positions in positions_by_dim.items():
+            x = x.index_select(d, torch.tensor(positions, device=x.device))
         return x
 
     return run
@@ -122,7 +128,7 @@ declare("take", _take_notation, _take_kernel, Traits(SavedTensors.NOTHING), flop
 
 
 def take(b: Builder, x: Value, sources: dict[int, list[int]], suffix: str) -> Any:
-    """Along each dimension d of `sources`, element i of the result is element sources[d][i] of x."""
+    """Adds a copy: along each dimension d of `sources`, its element i is element sources[d][i] of x."""
     if not sources:
         return x
     shape = tuple(len(sources[d]) if d in sources else s for d, s in enumerate(x.shape))

@@ -7,7 +7,7 @@ As in every file of ops/: `_x_notation` writes the index notation of an operator
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ A = torch.ops.aten
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """Returns the shape of the result of an elementwise operator, by torch's rules of broadcasting."""
     return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
 def broadcast_letters(
     shapes: Sequence[Sequence[int]], letters: Sequence[str], outputs: Sequence[int]
 ) -> list[str]:
-    """The letters of a broadcast result: for each dimension, from the operand of the highest rank that is
-    not broadcast there. shapes, letters: of each operand; outputs: the shape of the result."""
+    """Returns the letters of a broadcast result.
+
+    For each dimension, they come from the operand of the highest rank that is not broadcast there. shapes,
+    letters: of each operand; outputs: the shape of the result.
+    """
     rank = len(outputs)
     chosen = [""] * rank
     pairs = zip(shapes, letters, strict=True)  # operands with a sample dimension come first
@@ -50,11 +54,11 @@ def broadcast_letters(
             position = rank - len(shape) + d
             if not chosen[position] and size == outputs[position]:
                 chosen[position] = names[d]
-    return unique([f or ALPHABET[0] for f in chosen])
+    return unique([letter or ALPHABET[0] for letter in chosen])
 
 
 def broadcast_access(shape: Sequence[int], letters: Sequence[str], outputs: Sequence[int]) -> str:
-    """The indices of a broadcast operand: the letters, or 0 for a dimension of size 1.
+    """Returns the indices of a broadcast operand: the letters, or 0 for a dimension of size 1.
 
     shape: of the operand; letters and outputs: the letters and the shape of the result.
     """
@@ -64,7 +68,7 @@ def broadcast_access(shape: Sequence[int], letters: Sequence[str], outputs: Sequ
 
 
 def pointwise_notation(sig: Signature) -> str:
-    """For example y0[a b] = x0[a b], x1[0 b]."""
+    """Returns the notation of an elementwise operator, for example y0[a b] = x0[a b], x1[0 b]."""
     out = sig.outputs[0]
     letters = broadcast_letters(sig.shapes, sig.letters, out)
     left = ", ".join(f"y{i}[{' '.join(letters)}]" for i in range(len(sig.outputs)))
@@ -111,7 +115,7 @@ _SCHEMA_TYPES: dict[type, tuple[str, ...]] = {  # the names of Python types in A
 
 
 def find_overload(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The first overload that accepts the arguments, by their number, names and types."""
+    """Returns the first overload that accepts the arguments, by their number, names and types."""
     for name in packet.overloads():
         target = getattr(packet, name)
         if "out" not in name and _accepts(target, args, kwargs):
@@ -122,13 +126,14 @@ def find_overload(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 def arguments_by_name(
     target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All arguments of a call by name, with defaults for those that are left out."""
+    """Returns all arguments of a call by name, with defaults for those that are left out."""
     schema = target._schema.arguments
     defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
     return {**defaults, **dict(zip((a.name for a in schema), args, strict=False)), **kwargs}
 
 
 def _accepts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether an ATen overload accepts these arguments."""
     schema = {a.name: a for a in target._schema.arguments}
     by_name = arguments_by_name(target, args, kwargs)
     return (
@@ -139,7 +144,7 @@ def _accepts(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
 
 
 def _matches_type(value: Any, kind: str) -> bool:
-    """Whether a type of a schema, such as `Optional[List[int]]`, accepts a value."""
+    """Returns whether a type of an ATen schema (kind, such as `Optional[List[int]]`) accepts a value."""
     if value is None:
         return kind.startswith("Optional")
     if isinstance(value, (list, tuple)):

@@ -12,7 +12,7 @@ As in every file of ops/: index notation is explained in graph/space.py; `_x_ker
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
 call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _max_pool_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _pool_padding(tile: OperatorTile, kernel: Any, stride: Any) -> tuple[list[int], list[int]]:
-    """The padding for the pool's own argument and that for F.pad, as in `choose_padding` (conv.py).
+    """Returns the padding for the pool's argument and that for F.pad, as `choose_padding` (conv.py) does.
 
     F.pad does all of it if the pool refuses: it pads by at most half its window, and avg_pool3d pads no
     input that is smaller than the window.
@@ -100,7 +100,7 @@ def _avg_pool_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _corners(factors: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
-    """All combinations of the smallest and the largest factor of each dimension.
+    """Returns all combinations of the smallest and the largest factor of each dimension.
 
     If their products are 1, so are the products of all other combinations.
     """
@@ -167,7 +167,7 @@ def _translate_avg_pool(
     def emit(v: Value) -> Any:
         shape = infer_meta(target, (v, kernel, stride, padding, ceil_mode), {}).shape
         counts = [
-            [_divisor(i, k, s, p, size, count_include_pad) for i in range(out)]
+            [_divisor(i, k, s, p, size, count_padding=count_include_pad) for i in range(out)]
             for k, s, p, size, out in zip(
                 kernel, stride, padding, v.shape[2:], shape[2:], strict=True
             )
@@ -183,35 +183,39 @@ def _translate_avg_pool(
     return _batched(b, x, rank, emit)
 
 
-def _divisor(i: int, k: int, s: int, p: int, size: int, include: bool) -> int:
-    """The factor of one dimension in the divisor of an average, as in torch.
+def _divisor(i: int, k: int, s: int, p: int, size: int, *, count_padding: bool) -> int:
+    """Returns the factor of one dimension in the divisor of an average, as in torch.
 
-    i, k, s, p: number, size, stride and padding of the window. size: of the input. include: count padding.
+    i, k, s, p: number, size, stride and padding of the window. size: of the input. count_padding: whether
+    elements of the padding count.
     """
     begin = i * s - p
     end = min(begin + k, size + p)
-    return end - begin if include else min(end, size) - max(begin, 0)
+    return end - begin if count_padding else min(end, size) - max(begin, 0)
 
 
 # -- adaptive --------------------------------------------------------------------------
 
 
 def _windows(size: int, out: int) -> list[tuple[int, int]]:
-    """The window of each output element of an adaptive pool, along one dimension."""
+    """Returns the window of each output element of an adaptive pool, along one dimension."""
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
 
 def _adaptive_kernel(tile: OperatorTile) -> Kernel:
-    """Window by window along each dimension; one native pool if all windows have the same size.
+    """Returns the kernel of an adaptive pool.
 
-    Attributes: "sizes" has the input and output size of each spatial dimension; "largest": a maximum pool.
+    It is one native pool if all windows have the same size; else it computes window by window.
+
+    Attributes: "sizes" has the input and output size of each spatial dimension; "largest" is True for the
+    maximum, False for the average.
     """
     sizes, largest = tile.attrs["sizes"], tile.attrs["largest"]
     out, region = tile.op.space.output_boxes(tile.box)[0], tile.region(0)
     assert region is not None
     rank = len(sizes)
     if all(size % o == 0 for size, o in sizes):
-        if not largest:  # F.avg_pool3d has no float16 on CPUs
+        if not largest:  # not F.avg_pool3d, which has no float16 on CPUs
             mean: Any = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
             return lambda x: mean[rank - 1](x, out.shape[2:])
         kernel = [size // o for size, o in sizes]
@@ -285,7 +289,7 @@ def _declare_adaptive_max(rank: int) -> None:
     @aten(f"adaptive_max_pool{rank}d")
     def translate(b: Builder, x: Value, output: Any) -> Any:
         if b.used_outputs != {0}:
-            raise NotSplittable  # the indices of the maxima
+            raise NotSplittable  # the model uses the indices of the maxima
         return adaptive_pool(b, x, output, largest=True, rank=rank), None
 
 

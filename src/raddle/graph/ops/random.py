@@ -5,7 +5,7 @@ dropout y[a..] = x[a..], seed[]      a..: any number of dimensions
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
 call into operators of the builder `b`.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from raddle.graph.traits import SavedTensors, Traits
 
 
 def _mix(h: Tensor) -> Tensor:
-    """A hash of 32-bit integers, one to one: two rounds of xor, shift and multiply."""
+    """Returns a hash of 32-bit integers, one to one: two rounds of xor, shift and multiply.
+
+    The constants are those of splitmix32. The masks make the shifts logical: they clear the copies of the
+    sign.
+    """
     h = h ^ ((h >> 16) & 0xFFFF)
     h = h * 0x21F0AAAD
     h = h ^ ((h >> 15) & 0x1FFFF)
@@ -35,7 +39,7 @@ def _mix(h: Tensor) -> Tensor:
 
 
 def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
-    """32 random bits for every element of a box of a tensor of this shape.
+    """Returns 32 random bits, as an int32, for every element of a box of a tensor of this shape.
 
     key: an int32 scalar; other keys give other bits.
     """
@@ -51,8 +55,25 @@ def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
     return _mix(_mix(index + key) + key)
 
 
+def drop(
+    x: Tensor, seed: Tensor, box: Box, shape: Sequence[int], probability: float,
+    stream: Tensor | int,
+) -> Tensor:  # fmt: skip
+    """Dropout of a box of a tensor of this shape; the elements that remain are scaled by 1 / (1 - p).
+
+    stream: a number that differs between the dropouts of a model (see `next_stream`). Along a dimension
+    where the box has one element, and x has more, the mask is broadcast.
+    """
+    # The random bits are a signed integer from -2**31 on, so the threshold is shifted by as much.
+    threshold = min(round(probability * 2**32), 2**32 - 1) - 2**31
+    scale = 0.0 if probability >= 1 else 1 / (1 - probability)
+    key = _mix((seed.to(torch.int32) ^ stream).reshape(()))
+    keep = random_bits(box, shape, key.to(x.device)) >= threshold
+    dropped: Tensor = x * keep * scale
+    return dropped
+
+
 def _dropout_kernel(tile: OperatorTile) -> Kernel:
-    # stream: a number that differs between the dropouts of a model (see `dropout`)
     p, number = tile.attrs["p"], tile.attrs["stream"]
     shape = tuple(d.size for d in tile.op.space.dims)
     # The dimensions of the mask: some (feature dropout), or None for all.
@@ -66,15 +87,9 @@ def _dropout_kernel(tile: OperatorTile) -> Kernel:
             )
         )
         shape = tuple(s if d in mask_dims else 1 for d, s in enumerate(shape))
-    # The random bits are a signed integer from -2**31 on, so the threshold is shifted by as much.
-    threshold = min(round(p * 2**32), 2**32 - 1) - 2**31
-    scale = 0.0 if p >= 1 else 1 / (1 - p)
 
     def run(x: Tensor, seed: Tensor, stream: Tensor | int = number) -> Tensor:
-        mixed = _mix((seed.to(torch.int32) ^ stream).reshape(()))
-        keep = random_bits(box, shape, mixed.to(x.device)) >= threshold
-        dropped: Tensor = x * keep * scale
-        return dropped
+        return drop(x, seed, box, shape, p, stream)
 
     return run
 
@@ -89,6 +104,15 @@ declare(
 )
 
 
+def next_stream(b: Builder) -> int:
+    """The number of a random stream that no dropout of the graph has yet.
+
+    It follows from how many dropouts the graph has: unlike names, their order is stable.
+    """
+    number = sum("stream" in op.attrs for op in b.ops)
+    return zlib.crc32(f"dropout {number}".encode()) - 2**31
+
+
 def dropout(
     b: Builder,
     x: Value,
@@ -100,10 +124,7 @@ def dropout(
     """Adds a dropout; dims: the dimensions of its mask (None: all)."""
     if p == 0:
         return x
-    # Every dropout of a model has its own random stream, by its number: unlike names, the order is stable.
-    number = sum(op.kind == "dropout" for op in b.ops)
-    stream = zlib.crc32(f"dropout {number}".encode()) - 2**31
-    attrs = {"p": p, "stream": stream, "dims": dims}
+    attrs = {"p": p, "stream": next_stream(b), "dims": dims}
     return b.emit("dropout", [x, b.seed()], [(x.shape, x.dtype)], attrs, suffix=suffix)
 
 

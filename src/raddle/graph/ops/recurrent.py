@@ -10,7 +10,7 @@ As in every file of ops/: index notation is explained in graph/space.py; `_x_ker
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
 call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ A = torch.ops.aten
 
 
 def _lstm_cell_kernel(tile: OperatorTile) -> Kernel:
-    """A cell is elementwise, so its kernel is the same for every tile.
+    """Returns the kernel of an LSTM cell. A cell is elementwise, so its kernel is the same for every tile.
 
     xi and hi are the results of gate i's linear operators on the input and on the hidden state; s is the
     cell state. The gates are i, f, g, o, and in a GRU r, z, n, as in the documentation of torch.
@@ -93,7 +93,7 @@ declare(
 
 
 class CellType(NamedTuple):
-    """The kind of cell."""
+    """A type of recurrent cell: LSTM, GRU, or plain with tanh or relu."""
 
     kind: str  # name of the ATen call and key of FUSED_KERNELS; with "_cell", the operator kind
     gates: str  # one letter per gate, in the order of the weight's rows
@@ -101,7 +101,7 @@ class CellType(NamedTuple):
 
 
 class LayerWeights(NamedTuple):
-    """The parameters of one layer in one direction, as weight_ih, weight_hh, bias_ih, bias_hh in LSTM."""
+    """Parameters of one layer in one direction: weight_ih, weight_hh, bias_ih and bias_hh of nn.LSTM."""
 
     ih: Value
     hh: Value
@@ -116,8 +116,10 @@ TANH, RELU = CellType("rnn_tanh", "h", 1), CellType("rnn_relu", "h", 1)
 def _step(
     b: Builder, cell_type: CellType, w: LayerWeights, x: Value, states: list[Value], name: str
 ) -> list[Value]:
-    """Adds one step of one layer: for each gate a linear operator of the input and one of the state, then
-    the cell. Returns the new states."""
+    """Adds one step of one layer; returns the new states.
+
+    Each gate has a linear operator on the input and one on the hidden state; the cell comes after them.
+    """
     size = states[0].shape[-1]
 
     def gates(side: str, source: Value, weight: Value, bias: Value | None) -> list[Value]:
@@ -135,13 +137,13 @@ def _step(
 
 
 def _is_zeros(b: Builder, states: Value) -> bool:
-    """Whether initial states are zeros made in the graph, as nn.LSTM makes them if it is given none."""
+    """Returns whether initial states are zeros made in the graph, as nn.LSTM makes if it is given none."""
     producer = next((op for op in b.ops if states.name in op.outputs), None)
     return producer is not None and producer.kind == "full" and producer.attrs["value"] == 0
 
 
 def _initial_state(b: Builder, states: Value, x: Value) -> Callable[[int], Value]:
-    """A function from layer and direction, as one number, to the initial state.
+    """Returns a function from layer and direction, as one number, to the initial state.
 
     states: of all layers and directions. If they are zeros, one tensor of zeros serves all of them; it gets
     the letters of x, the input of a step, so that it can be split like x.
@@ -166,20 +168,20 @@ def unroll(
     # per_layer: number of parameters of a layer in one direction, as in LayerWeights
     directions, per_layer = 2 if bidirectional else 1, 4 if biases else 2
     if len(params) != layers * directions * per_layer or len(x.shape) != 3:
-        raise NotSplittable  # projections, or no sample dimension
+        raise NotSplittable  # an LSTM with projections (proj_size), or no sample dimension
     weights = [LayerWeights(*params[i : i + per_layer]) for i in range(0, len(params), per_layer)]
     time_dim = 1 if batch_first else 0
     are_zeros = [_is_zeros(b, s) for s in states]
     with b.composite(cell_type.kind, [], has_fused_call=False):
         sequence = [select(b, x, time_dim, t) for t in range(x.shape[time_dim])]
-        starts = [_initial_state(b, s, sequence[0]) for s in states]
-        last: list[list[Value]] = []
+        initial_states = [_initial_state(b, s, sequence[0]) for s in states]
+        last_states: list[list[Value]] = []  # of each layer and direction
         for layer in range(layers):
             # dropped: the steps whose input has got its dropout, which both directions share
             outputs_by_direction, dropped = [], set[int]()
             for direction in range(directions):
                 number = layer * directions + direction
-                state = [start(number) for start in starts]
+                state = [initial_state(number) for initial_state in initial_states]
                 # for the native call, which takes None for zeros
                 initial = [None if z else s for z, s in zip(are_zeros, state, strict=True)]
                 steps, ops = range(len(sequence)), list[Op]()
@@ -197,7 +199,7 @@ def unroll(
                 operands = [*sequence, *initial, *weights[number][:per_layer]]
                 b.add_fused_call(cell_type.kind, ops, operands, [*outputs, *state[1:]], attrs)
                 outputs_by_direction.append(outputs)
-                last.append(state)
+                last_states.append(state)
             sequence = (
                 [cat(b, pair, -1) for pair in zip(*outputs_by_direction, strict=True)]
                 if directions > 1
@@ -205,18 +207,18 @@ def unroll(
             )
         stacked = b.call(A.stack.default, sequence, time_dim)
         final = [
-            b.call(A.stack.default, [state[i] for state in last], 0)
+            b.call(A.stack.default, [state[i] for state in last_states], 0)
             for i in range(cell_type.states)
         ]
     return (stacked, *final)
 
 
 def _translator(cell_type: CellType) -> Callable[..., Any]:
-    """The function that translates the ATen call of a cell type; flags: the arguments after `params`."""
+    """Returns the function that translates a cell type's ATen call; flags: the arguments after `params`."""
 
     def translate(b: Builder, x: Value, states: Any, params: Any, *flags: Any) -> Any:
         if not isinstance(params, (list, tuple)):
-            raise NotSplittable  # packed sequences
+            raise NotSplittable  # packed sequences come with other arguments
         initial = [states] if isinstance(states, Value) else list(states)
         return unroll(b, cell_type, x, initial, params, *flags)
 

@@ -9,7 +9,7 @@ As in every file of ops/: `_x_notation` writes the index notation of an operator
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -39,20 +39,24 @@ A = torch.ops.aten
 
 
 def normalise_dims(x: Value, dim: Any) -> tuple[int, ...]:
-    """A `dim` argument as sorted, non-negative dimensions; None or () mean all dimensions."""
+    """Returns a `dim` argument as sorted, non-negative dimensions; None or () mean all dimensions."""
     rank = len(x.shape)
     dims = [] if dim is None else [dim] if isinstance(dim, int) else dim
     return tuple(sorted(d % rank for d in dims)) if dims and rank else tuple(range(rank))
 
 
 def reduced_shape(x: Value, dims: Sequence[int], keepdim: bool) -> tuple[int, ...]:
+    """Returns the shape of a reduction over `dims`; with keepdim, a reduced dimension has size 1."""
     return tuple(
         1 if d in dims else size for d, size in enumerate(x.shape) if keepdim or d not in dims
     )
 
 
 def kept_letters(letters: Sequence[str], dims: Sequence[int], keepdim: bool) -> list[str]:
-    """The letters of the result; a reduced dimension that is kept (size 1) gets an unused letter."""
+    """Returns the letters of the result.
+
+    A reduced dimension that is kept (size 1) gets an unused letter.
+    """
     kept, taken = [], list(letters)
     for d, letter in enumerate(letters):
         if d not in dims:
@@ -124,7 +128,7 @@ def _translate_mean(
 
 
 def _variance(b: Builder, x: Value, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
-    """The variance; float32 if x has half precision."""
+    """Adds the variance, in float32 if x has half precision; the arguments are those of torch.var."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     dims = normalise_dims(x, dim)

@@ -5,7 +5,7 @@ interpolate   y[n c h w] = x[n c taps0(h) taps1(w)]
 As in every file of ops/: index notation is explained in graph/space.py; `_x_kernel(tile)` returns the
 function that computes one tile, which is a box of the operator on a device; `_translate_x` turns an ATen
 call into operators of the builder `b`. `A` is torch.ops.aten.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -82,38 +82,42 @@ def _nearest_2d(size: int, out: int, scale: float | None) -> Taps:
 
 
 def _nearest_taps(size: int, out: int, scale: float | None, exact: bool) -> Taps:
-    """The nearest element. exact: torch's mode "nearest-exact", which starts from the middle of an element.
+    """Returns the taps of nearest-neighbour interpolation: one element each.
 
-    In all functions here: from `size` input elements to `out` output elements; scale: the factor that the
-    call gives, None for out / size.
+    exact: torch's mode "nearest-exact", which starts from the middle of an element. In all functions here:
+    size, out: the numbers of input and output elements; scale: the factor that the call gives, None for
+    out / size.
     """
     # torch computes the position in float32, for every type of tensor
     ratio = torch.tensor(1 / scale if scale else size / out, dtype=torch.float32)
-    at = torch.arange(out, dtype=torch.float32) + (0.5 if exact else 0.0)
-    return [{min(int(i), size - 1): 1.0} for i in (at * ratio).floor().tolist()]
+    output_positions = torch.arange(out, dtype=torch.float32) + (0.5 if exact else 0.0)
+    return [{min(int(i), size - 1): 1.0} for i in (output_positions * ratio).floor().tolist()]
 
 
 def _position(i: int, size: int, out: int, scale: float | None, align_corners: bool) -> float:
-    """The position of output element i in the input, in general between two elements."""
+    """Returns the position of output element i in the input, in general between two elements."""
     if align_corners:
         return i * (size - 1) / (out - 1) if out > 1 else 0.0
     return (i + 0.5) * (1 / scale if scale else size / out) - 0.5
 
 
 def _linear_taps(size: int, out: int, scale: float | None, align_corners: bool) -> Taps:
+    """Returns the taps of linear interpolation: the two nearest elements."""
     if out == size:  # a copy, for any scale
         return [{i: 1.0} for i in range(size)]
     taps: Taps = []
     for i in range(out):
         position = max(0.0, _position(i, size, out, scale, align_corners))
         low = min(int(position), size - 1)
-        part = min(max(position - low, 0.0), 1.0)
-        taps.append(_collect([(low, 1 - part), (min(low + 1, size - 1), part)]))
+        fraction = min(max(position - low, 0.0), 1.0)
+        taps.append(_collect([(low, 1 - fraction), (min(low + 1, size - 1), fraction)]))
     return taps
 
 
 def _cubic_taps(size: int, out: int, scale: float | None, align_corners: bool) -> Taps:
-    def weight(x: float) -> float:  # Keys' kernel with a = -0.75
+    """Returns the taps of cubic interpolation: four nearest elements, with Keys' cubic convolution."""
+
+    def weight(x: float) -> float:  # x: the distance; a = -0.75, as in torch
         x, a = abs(x), -0.75
         if x <= 1:
             return ((a + 2) * x - (a + 3)) * x * x + 1
@@ -129,7 +133,7 @@ def _cubic_taps(size: int, out: int, scale: float | None, align_corners: bool) -
 
 
 def _collect(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
-    """The sum of weights for each position; a tap of weight 0 is not read."""
+    """Returns the sum of weights for each position; a tap of weight 0 is not read."""
     weights: dict[int, float] = {}
     for index, weight in pairs:
         if weight:
@@ -154,11 +158,12 @@ def _interpolate(b: Builder, x: Value, output: Any, scales: Any, taps_of: Any) -
 
 
 def _arguments(args: Sequence[Any]) -> tuple[Any, bool, Any]:
-    """Output sizes, align_corners and scales, from either overload of the ATen call (default, vec)."""
+    """Returns output sizes, align_corners and scales, from either overload (default, vec) of the call."""
     output, *others = args
     align_corners = others.pop(0) if others and isinstance(others[0], bool) else False
     scales: Any = None
-    if others and any(r is not None for r in others):
+    if others and any(scale is not None for scale in others):
+        # overload vec has one list of scales, overload default a scale for each dimension
         scales = others[0] if isinstance(others[0], (list, tuple)) else others
     return output, align_corners, scales
 

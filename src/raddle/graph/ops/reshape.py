@@ -1,6 +1,7 @@
-"""Reshapes: views, flatten, squeeze, pixel shuffle.
+"""Reshapes that can be split: views, flatten, squeeze, pixel shuffle.
 
-Both shapes are factored into common *factors*: (4 6) -> (8 3) is (4 (2 3)) -> ((4 2) 3).
+Source and target shape are written as products of common *factors*: (4 6) -> (8 3) is
+(4 (2 3)) -> ((4 2) 3).
 
     flatten   (n c h w) -> (n c):   y[n c] = x[n c//49 c//7%7 c%7]
     split     (n c) -> (n c a):     y[n c a] = x[n c*4+a]
@@ -12,7 +13,7 @@ As in every file of ops/: `_x_notation` writes the index notation of an operator
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Factor(NamedTuple):
 def factors(
     source: tuple[int, ...], target: tuple[int, ...]
 ) -> tuple[tuple[Factor, ...], frozenset[int]]:
-    """The common factors of two shapes, and the target dimensions without common factors.
+    """Returns the common factors of two shapes, and the target dimensions without common factors.
 
     >>> [f.size for f in factors((4, 6), (8, 3))[0]]
     [4, 2, 3]
@@ -66,44 +67,44 @@ def factors(
         ends = sorted({*_strides(source, sources), *_strides(target, targets)}, reverse=True)
         total = math.prod(source[d] for d in sources)
         # The strides of all factors, from the largest; each must divide the one before.
-        chain = [total, *[e for e in ends if e < total]]
-        if any(a % b for a, b in pairwise(chain)):
+        strides = [total, *[e for e in ends if e < total]]
+        if any(a % b for a, b in pairwise(strides)):
             mixed.update(targets)
             continue
-        for above, below in zip(chain, [*chain[1:], 1], strict=True):
-            if above // below > 1:
-                s, s_stride = _locate(source, sources, below)
-                t, t_stride = _locate(target, targets, below)
-                common.append(Factor(above // below, s, s_stride, t, t_stride))
+        for larger, smaller in zip(strides, [*strides[1:], 1], strict=True):
+            if larger // smaller > 1:
+                s, s_stride = _locate(source, sources, smaller)
+                t, t_stride = _locate(target, targets, smaller)
+                common.append(Factor(larger // smaller, s, s_stride, t, t_stride))
     return tuple(common), frozenset(mixed)
 
 
 def _groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The shortest runs of source and target dimensions of equal volume, without dimensions of size 1."""
-    left = [d for d, s in enumerate(source) if s != 1]
-    right = [d for d, s in enumerate(target) if s != 1]
+    """Returns the shortest runs of source and target dimensions of equal volume, without sizes of 1."""
+    source_dims = [d for d, s in enumerate(source) if s != 1]
+    target_dims = [d for d, s in enumerate(target) if s != 1]
     groups = []
-    while left or right:
-        sources, targets = [left.pop(0)], [right.pop(0)]
-        a, b = source[sources[0]], target[targets[0]]
-        while a != b:
-            if a < b:
-                sources.append(left.pop(0))
-                a *= source[sources[-1]]
+    while source_dims or target_dims:
+        sources, targets = [source_dims.pop(0)], [target_dims.pop(0)]
+        source_volume, target_volume = source[sources[0]], target[targets[0]]
+        while source_volume != target_volume:
+            if source_volume < target_volume:
+                sources.append(source_dims.pop(0))
+                source_volume *= source[sources[-1]]
             else:
-                targets.append(right.pop(0))
-                b *= target[targets[-1]]
+                targets.append(target_dims.pop(0))
+                target_volume *= target[targets[-1]]
         groups.append((sources, targets))
     return groups
 
 
 def _strides(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
-    """The stride of each of these dimensions in the tensor of these dimensions alone."""
+    """Returns the stride of each of these dimensions in the tensor of these dimensions alone."""
     return [math.prod(shape[d] for d in dims[i + 1 :]) for i in range(len(dims))]
 
 
 def _locate(shape: Sequence[int], dims: Sequence[int], stride: int) -> tuple[int, int]:
-    """The dimension that contains the factor with this stride in the group, and its stride in there."""
+    """Returns the dimension that contains the factor of this stride in the group, and its stride there."""
     for d, dim_stride in zip(dims, _strides(shape, dims), strict=True):
         if dim_stride <= stride < dim_stride * shape[d]:
             return d, stride // dim_stride
@@ -129,7 +130,10 @@ def _reshape_notation(sig: Signature) -> str:
 def _target_letters(
     source: str, target: Sequence[int], common: Sequence[Factor], mixed: frozenset[int]
 ) -> list[str]:
-    """The letters of the target: a dimension gets the source letter of its first factor, if unused."""
+    """Returns the letters of the target.
+
+    A dimension gets the source letter of its first factor, if unused.
+    """
     letters = [""] * len(target)
     used: set[str] = set()
     for factor in common:
@@ -155,7 +159,7 @@ def _reshape_kernel(tile: OperatorTile) -> Kernel:
     source = tuple(tile.attrs["source"])
     common, mixed = factors(source, target)
     ranges = [_factor_range(f, tile.box.lo[f.target], tile.box.hi[f.target]) for f in common]
-    picks = _picks(common, ranges, region.lo, region.hi)
+    positions_read = _picks(common, ranges, region.lo, region.hi)
     # After index_select the tensor is a box of the factors, so each target dimension is a contiguous range.
     # merged_shape: its shape in target dimensions; cuts: the range of each of them that the tile needs
     merged_shape, cuts = [], []
@@ -172,8 +176,8 @@ def _reshape_kernel(tile: OperatorTile) -> Kernel:
         )
 
     def run(x: Tensor) -> Tensor:
-        for dim, pick in picks:
-            x = x.index_select(dim, torch.tensor(pick, device=x.device))
+        for dim, positions in positions_read:
+            x = x.index_select(dim, torch.tensor(positions, device=x.device))
         y = x.reshape(merged_shape)
         return y[tuple(slice(lo, hi) for lo, hi in cuts)]
 
@@ -181,7 +185,7 @@ def _reshape_kernel(tile: OperatorTile) -> Kernel:
 
 
 def _factor_range(factor: Factor, lo: int, hi: int) -> tuple[int, int]:
-    """The range of a factor's values over a range of its target dimension."""
+    """Returns the range of a factor's values over a range of its target dimension."""
     first, last = lo // factor.target_stride, (hi - 1) // factor.target_stride
     if first // factor.size == last // factor.size:
         return first % factor.size, last % factor.size + 1
@@ -194,21 +198,21 @@ def _picks(
     los: Sequence[int],
     his: Sequence[int],
 ) -> list[tuple[int, list[int]]]:
-    """The positions in the region that are read, for each source dimension that is not read completely.
+    """Returns the positions in the region that are read, for each source dimension that is not read whole.
 
     ranges: of the values of each factor. los, his: the bounds of the region.
     """
-    picks = []
+    positions_read = []
     for d, (lo, hi) in enumerate(zip(los, his, strict=True)):
         dim_factors = [(f, r) for f, r in zip(common, ranges, strict=True) if f.source == d]
         if not dim_factors:
             continue
-        pick = [-lo]  # positions count from the start of the region
-        for f, (a, b) in dim_factors:
-            pick = [p + v * f.source_stride for p in pick for v in range(a, b)]
-        if len(pick) < hi - lo:
-            picks.append((d, pick))
-    return picks
+        positions = [-lo]  # positions count from the start of the region
+        for f, (first, end) in dim_factors:
+            positions = [p + v * f.source_stride for p in positions for v in range(first, end)]
+        if len(positions) < hi - lo:
+            positions_read.append((d, positions))
+    return positions_read
 
 
 declare(
@@ -221,6 +225,7 @@ declare(
 
 
 def reshape(b: Builder, x: Value, shape: Sequence[int]) -> Any:
+    """Adds a reshape; returns its output value. One size may be -1, as in torch."""
     shape = tuple(infer_meta(A.reshape.default, (x, list(shape)), {}).shape)
     if 0 in shape:
         raise NotSplittable
@@ -232,7 +237,7 @@ def reshape(b: Builder, x: Value, shape: Sequence[int]) -> Any:
 @aten("view", "_unsafe_view")
 def _translate_view(b: Builder, x: Value, shape: Any) -> Any:
     if isinstance(shape, torch.dtype):
-        raise NotSplittable
+        raise NotSplittable  # view(dtype) reads the bytes as another type
     return reshape(b, x, shape)
 
 
@@ -267,8 +272,8 @@ def _translate_unsqueeze(b: Builder, x: Value, dim: int) -> Any:
 @aten("squeeze")
 def _translate_squeeze(b: Builder, x: Value, dim: Any = None) -> Any:
     dims = range(len(x.shape)) if dim is None else [dim] if isinstance(dim, int) else dim
-    gone = {d % len(x.shape) for d in dims} if x.shape else set()
-    return reshape(b, x, [s for d, s in enumerate(x.shape) if d not in gone or s != 1])
+    squeezed = {d % len(x.shape) for d in dims} if x.shape else set()
+    return reshape(b, x, [s for d, s in enumerate(x.shape) if d not in squeezed or s != 1])
 
 
 @aten("pixel_shuffle")
@@ -276,6 +281,7 @@ def _translate_pixel_shuffle(b: Builder, x: Value, r: int) -> Any:
     *lead, c, h, w = x.shape
     i = len(lead)
     y = reshape(b, x, [*lead, c // r**2, r, r, h, w])
+    # (c r r h w) -> (c h r w r)
     y = permute(b, y, [*range(i), i, i + 3, i + 1, i + 4, i + 2])
     return reshape(b, y, [*lead, c // r**2, h * r, w * r])
 
@@ -285,5 +291,6 @@ def _translate_pixel_unshuffle(b: Builder, x: Value, r: int) -> Any:
     *lead, c, h, w = x.shape
     i = len(lead)
     y = reshape(b, x, [*lead, c, h // r, r, w // r, r])
+    # (c h r w r) -> (c r r h w)
     y = permute(b, y, [*range(i), i, i + 2, i + 4, i + 1, i + 3])
     return reshape(b, y, [*lead, c * r**2, h // r, w // r])

@@ -10,7 +10,7 @@ As in every file of ops/: `_x_notation` writes the index notation of an operator
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
 a device; `_translate_x` turns an ATen call into operators of the builder `b`. `A` is torch.ops.aten.
 `raise NotSplittable` makes the call an opaque operator, which is never split.
-`declare` adds an operator kind with traits (traits.py), `b.emit` an operator; `suffix` goes to its name.
+`declare` adds an operator kind with traits (traits.py), `b.emit` an operator whose name ends in `suffix`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ declare(
 
 @aten("permute")
 def permute(b: Builder, x: Value, dims: Sequence[int]) -> Any:
+    """Adds a permutation of dimensions; dims: for each dimension of the result, the one of x."""
     dims = tuple(d % len(x.shape) for d in dims)
     shape = tuple(x.shape[d] for d in dims)
     return b.emit("permute", [x], [(shape, x.dtype)], {"dims": dims})
@@ -89,7 +90,8 @@ def _translate_numpy_T(b: Builder, x: Value) -> Any:
 
 @aten("movedim", "moveaxis")
 def _translate_movedim(b: Builder, x: Value, source: Any, destination: Any) -> Any:
-    rank = len(x.shape)  # movedim of a tensor with different sizes shows where each dimension goes
+    # movedim of a tensor with the sizes 1, 2, 3, ... shows where each dimension goes
+    rank = len(x.shape)
     marked = torch.movedim(torch.empty(*range(1, rank + 1), device="meta"), source, destination)
     return permute(b, x, [size - 1 for size in marked.shape])
 
@@ -118,6 +120,7 @@ declare(
 
 @aten("expand", "broadcast_to")
 def expand(b: Builder, x: Value, sizes: Sequence[int], *_: Any, implicit: bool = False) -> Any:
+    """Adds an expansion of dimensions of size 1, as Tensor.expand; -1 keeps the size of a dimension."""
     skip = len(sizes) - len(x.shape)  # number of new leading dimensions
     shape = tuple(x.shape[i - skip] if size == -1 else size for i, size in enumerate(sizes))
     return x if shape == x.shape else b.emit("expand", [x], [(shape, x.dtype)])
@@ -197,6 +200,7 @@ def slice_(
     end: int | None = None,
     step: int = 1,
 ) -> Any:
+    """Adds the slice start:end:step along one dimension; returns x itself if it has all elements."""
     dim = dim % len(x.shape)
     start, end, step = slice(start, end, step).indices(x.shape[dim])
     size = max(0, -(-(end - start) // step))
@@ -234,6 +238,7 @@ declare(
 
 @aten("select")
 def select(b: Builder, x: Value, dim: int, index: int) -> Any:
+    """Adds the slice at one index of a dimension, which the result does not have."""
     dim = dim % len(x.shape)
     attrs = {"dim": dim, "index": index % x.shape[dim]}
     shape = (*x.shape[:dim], *x.shape[dim + 1 :])
@@ -244,9 +249,9 @@ def select(b: Builder, x: Value, dim: int, index: int) -> Any:
 
 
 def _slices(b: Builder, x: Value, sizes: Sequence[int], dim: int) -> Any:
-    """Consecutive slices of these sizes along `dim`."""
+    """Adds consecutive slices of these sizes along `dim`; returns their values."""
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return tuple(slice_(b, x, dim, e - s, e) for s, e in zip(sizes, ends, strict=True))
+    return tuple(slice_(b, x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True))
 
 
 @aten("split", "split_with_sizes")
@@ -301,6 +306,7 @@ declare("cat", _cat_notation, _cat_kernel, Traits(SavedTensors.NOTHING), flops_p
 
 @aten("cat", "concat", "concatenate")
 def cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Any:
+    """Adds a concatenation along one dimension; leaves tensors without elements out."""
     tensors = [t for t in tensors if t.shape != (0,)]  # torch ignores such empty tensors
     filled = [t for t in tensors if 0 not in t.shape]
     if len({t.dtype for t in tensors}) > 1 or not filled:
@@ -325,6 +331,7 @@ def slice_scatter(
     b: Builder, x: Value, source: Value, dim: int = 0, start: int | None = None,
     end: int | None = None, step: int = 1,
 ) -> Any:  # fmt: skip
+    """Adds a copy of x in which `source` replaces the slice start:end along one dimension."""
     dim = dim % len(x.shape)
     start, end, step = slice(start, end, step).indices(x.shape[dim])
     if step != 1:

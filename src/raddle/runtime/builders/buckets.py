@@ -11,7 +11,13 @@ from collections.abc import Sequence
 import torch
 
 from raddle.program.program import Gather, Program, Reduce
-from raddle.runtime.actions import Bucket, StartAllReduce, StartGather, StartReduceScatter
+from raddle.runtime.actions import (
+    Bucket,
+    StartAllReduce,
+    StartGather,
+    StartReduceScatter,
+    StartReplicaSum,
+)
 from raddle.runtime.builders.shards import ShardBuilder
 from raddle.runtime.builders.slot_table import SlotTable
 
@@ -23,24 +29,18 @@ class BucketBuilder:
         self.program, self.device, self.slot_table = program, device, slot_table
         self.buckets: list[Bucket] = []
         self.shards = ShardBuilder(program, device, slot_table)
-        # All process groups of the program, in the same order on every rank: torch.distributed needs
-        # every rank to create every group, even groups that the rank is not in.
-        self.groups: list[tuple[int, ...]] = []
-
-    def add_groups(self, collective: Reduce | Gather) -> None:
-        """Notes the groups of devices that take part in this instruction together."""
-        for regions in collective.regions:
-            self.groups += [r.devices for r in regions if r.devices not in self.groups]
 
     def build(
         self, i: Reduce | Gather, tag: int
-    ) -> Sequence[StartAllReduce | StartReduceScatter | StartGather]:
+    ) -> Sequence[StartAllReduce | StartReduceScatter | StartReplicaSum | StartGather]:
         """The actions of a collective that this device takes part in.
 
         tag: the number of this transfer, the same on all ranks (build_actions.py).
         """
         if isinstance(i, Gather):
             return self.shards.gather(i, tag)
+        if self.program.sums_replicas(i):
+            return self.shards.sum_replicas(i, tag)
         return (
             self.shards.reduce_scatter(i, tag) if self.program.sharded else self._all_reduce(i, tag)
         )

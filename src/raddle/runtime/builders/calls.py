@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from raddle.graph.graph import Op
+from raddle.plans.native_dropout import has_native_dropout
 from raddle.plans.pipelining import stage_of
 from raddle.program.program import Instruction, Key, Merge, Move, Program, Run
 from raddle.program.segments import segments
@@ -78,7 +79,21 @@ class CallBuilder:
         call.recompute = call.backward and recomputed
         call.split_backward = self.program.plan.split_backward
         call.stage = self.stages.get(ops[0].name, 0)
+        call.random_stream = self._random_stream(ops, key.variant)
         return call
+
+    def _random_stream(self, ops: Sequence[Op], variant: int) -> str:
+        """The random stream of the attention with native dropout in a segment; "" if there is none.
+
+        It depends on the tile, not on the device, so copies of a tile on several devices have equal masks.
+        A segment has at most one such attention, and a device one tile of it.
+        """
+        tiles = self.program.variants[variant].tiles
+        for op in ops:
+            if has_native_dropout(self.program.plan, op, tiles[op.name]):
+                box = next(t.box for t in tiles[op.name].tiles if t.device == self.device)
+                return f"{op.attrs['stream']} {op.space.output_boxes(box)[0]}"
+        return ""
 
     def merge(self, merge: Merge) -> Call:
         """The call of an operator's merge in a micro-batch."""

@@ -9,7 +9,7 @@ tensor; those of mean and variance, for example, are two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from raddle.program.message_kind import Content
 from raddle.program.program import Message, Move, Program, tensors_in_message
@@ -35,7 +35,7 @@ class MessageBuilder:
 
     def build_transfers(
         self, number: int, move: Move, tags: Sequence[int]
-    ) -> Iterable[Send | Receive]:
+    ) -> Sequence[Send | Receive]:
         """The sends and receives of this device for a Move.
 
         number: the index of the Move in the program; tags: one for each of its messages.
@@ -47,15 +47,18 @@ class MessageBuilder:
         ]
         if receives:
             self._not_awaited.setdefault(number, []).extend(receives)
+        sends: list[Send | Receive] = []
         for message, tag in zip(move.messages, tags, strict=True):
             if message.source == self.device:
                 send = self._send(move, message, tag)
+                sends.append(send)
                 send.posted_before = receives[-1] if receives else None
                 acknowledgement = self._acknowledgements.find(number, message.target)
                 if acknowledgement is not None:
                     self._acknowledged_sends.setdefault(acknowledgement, []).append(send.number)
-                yield send
-        yield from receives
+        transfers = [*sends, *receives]
+        transfers[-1].ends_batch = True
+        return transfers
 
     def build_awaits(self, number: int) -> list[AwaitMessage]:
         """Waits for the messages of an instruction to this device; empty if they are already waited for."""

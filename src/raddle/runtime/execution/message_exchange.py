@@ -60,7 +60,7 @@ class Messages:
         """Packs and sends a message."""
         delivery = action.delivery
         if delivery.only_with_update and not self._updating:
-            return
+            return  # nor are the other messages of its Move sent
         if self.transport.early_receives and action.posted_before is not None:
             # gloo sends only what the receiver has announced. An announcement that queues behind a large
             # message in the other direction would let the two directions of a link work in turn.
@@ -82,6 +82,8 @@ class Messages:
             for part in action.parts:
                 for slot in part.slots:
                     self.store.clear_gradient(slot)
+        if action.ends_batch:
+            self.transport.flush()
         self.store.drop(action.dead_slots)
 
     def receive(self, receive: Receive) -> None:
@@ -90,6 +92,8 @@ class Messages:
             self._receives_of(receive.key.step).ensure_posted(receive)
         else:
             self.post(receive)
+        if receive.ends_batch:
+            self.transport.flush()
 
     def await_message(self, action: AwaitMessage) -> None:
         """Waits for a message and puts its boxes where they belong."""

@@ -99,7 +99,7 @@ class ParameterUpdater:
                 continue
             view = self._bucket_views.get(slot)
             if view is None:
-                store.add_gradient(slot, gradient)
+                store.add_gradient(slot, with_strides_of(store.slots[slot], gradient))
             elif slot in store.with_gradient:
                 view += gradient
             else:
@@ -157,6 +157,21 @@ class ParameterUpdater:
         for slot in self.updated_slots:
             store.slots[slot].grad = None
             store.clear_gradient(slot)
+
+
+def with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """A gradient with the strides of its parameter, as autograd gives to `.grad`.
+
+    A compiled backward may lay the gradient of a convolution's weight out channels-last. One such gradient
+    would make a fused optimizer launch a kernel for each parameter.
+    """
+    strides = parameter.stride()
+    if gradient.stride() == strides:
+        return gradient
+    dims = zip(gradient.shape, gradient.stride(), strides, strict=True)
+    if all(size == 1 or stride == wanted for size, stride, wanted in dims):
+        return gradient.as_strided(gradient.shape, strides)
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def start_sum(

@@ -65,7 +65,8 @@ class Alternatives:
     def explain(self) -> dict[str, Any]:
         """Time the alternatives and return the part of the explanation about them; see `explain_op`.
 
-        `base`: the plan itself; `timed`, `faster`: numbers of alternatives.
+        `base`: the metrics of the plan itself; `timed`: how many alternatives were timed; `faster`: how
+        many of these have a shorter step than the plan.
         """
         timed = self._time_all(candidate_configurations(self.space, self.g, self.plan.tiles))
         timed.sort(key=lambda t: t.timing.step_ns)
@@ -161,7 +162,10 @@ class Alternatives:
         return write_tiling(self.anchor, tiles(self.group, configuration)[self.anchor.name])
 
     def _too_large_summary(self) -> dict[str, Any] | None:
-        """Describe the alternatives that do not fit: the least memory needed, and the fastest of them."""
+        """Return how many alternatives do not fit, the least memory they need, and the fastest of them.
+
+        None if all fit.
+        """
         if not self.too_large:
             return None
         fastest = min(self.too_large, key=lambda t: t.timing.step_ns)
@@ -203,7 +207,7 @@ def candidate_configurations(
             candidates[translated] = None
 
     def preference(parts: Sequence[int]) -> tuple[bool, float]:
-        """Sort key; parts: number of parts for each letter of the group."""
+        """Return a sort key; parts: the number of parts for each letter of the group."""
         splits_sum = any(
             n > 1 and x in group.reduced for x, n in zip(group.letters, parts, strict=True)
         )

@@ -111,9 +111,10 @@ def plan_space_of(
 
 
 def find_ops(graph: Graph, name: str) -> list[Op]:
-    """Return the operator of this name, else all of this module, else all whose names start with it.
+    """Return the operator with this name.
 
-    Raises InputError if there is none.
+    If there is none, return all operators of the module with this name; if there is no such module, all
+    operators whose names start with it. Raises InputError if there are none.
     """
     exact = [op for op in graph.ops if op.name == name]
     in_module = [op for op in graph.ops if name and op.name.startswith(f"{name}.")]
@@ -140,14 +141,14 @@ def _other_groups(groups: Sequence[Group], numbers: Iterable[int], g: int | None
 def _notes(plan: Plan, group: Mapping[str, Any], simulated: str | None) -> list[str]:
     """Return sentences that help to understand the result.
 
-    group: result of `_group`; simulated: see `explain_op`.
+    group: result of `_group`; simulated: the feature that the evaluator does not support, or None.
     """
     notes = []
     if group["configuration"] is None:
         notes.append("the tiles of the group are no configuration that a search could choose")
-    unlike = [m["name"] for m in group["members"] if not m["follows"]]
-    if unlike and group["configuration"] is not None:
-        names = ", ".join(unlike[:3]) + (f" and {len(unlike) - 3} more" if unlike[3:] else "")
+    others = [m["name"] for m in group["members"] if not m["follows"]]
+    if others and group["configuration"] is not None:
+        names = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if others[3:] else "")
         notes.append(f"the alternatives change the tiles of these operators too: {names}")
     if simulated:
         notes.append(f"all times are simulated: the evaluator does not time {simulated}")
@@ -157,10 +158,10 @@ def _notes(plan: Plan, group: Mapping[str, Any], simulated: str | None) -> list[
 
 
 def _group(graph: Graph, space: PlanSpace, g: int, plan: Plan) -> dict[str, Any]:
-    """Describe a group: its anchor, configuration, dimensions and members.
+    """Return a description of a group: its anchor, configuration, dimensions and members.
 
-    `follows` of a member: whether its tiles are those that the group's configuration gives. `how`: how it
-    gets its tiles, and `ref`: from which other member (searches/groups.py).
+    Keys of a member: `follows` says whether its tiles are those that the group's configuration gives; `how`
+    says how it gets its tiles, and `ref` from which other member (searches/groups.py).
     """
     group, configuration = space.groups[g], space.configuration_of(g, plan.tiles)
     expected = tiles(group, configuration) if configuration else {}
@@ -187,7 +188,7 @@ def _group(graph: Graph, space: PlanSpace, g: int, plan: Plan) -> dict[str, Any]
 
 
 def _letters(graph: Graph, group: Group, tiles: Mapping[str, Tiling]) -> list[dict[str, Any]]:
-    """Describe the dimensions of the group, each letter once.
+    """Return descriptions of the dimensions of the group, each letter once.
 
     They are those of the anchor and of the other members that get their tiles by letters; the remaining
     members take their tiles from a member that they follow.

@@ -25,6 +25,7 @@ from raddle.plans.pipelining import (
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import bubble, draw_schedule, peak_alive
 from raddle.plans.schedules import ASYNCHRONOUS, peak_versions
+from raddle.program.communicators import communicators, most_on_a_device
 from raddle.program.message_kind import Purpose
 from raddle.program.program import Gather, Instruction, Merge, Move, Reduce, Run
 from raddle.searches.bounds import lower_bound, why_unbounded
@@ -46,9 +47,9 @@ def explain_plan(
 def explain_timeline(
     plan: Plan, timeline: Timeline, profile: Profile | None = None, data: Timeline | None = None
 ) -> dict[str, Any]:
-    """Explain a plan that was simulated already.
+    """Return the explanation of a plan that was simulated already.
 
-    data: a simulation of data parallelism, if there is one.
+    timeline: the simulation of the plan; data: a simulation of data parallelism, if there is one.
     Keys of the result: `plan` and `data` are the predicted metrics (searches/predict.py) of the plan and of
     data parallelism, `bound` is the lower bound, `gap_ms` the step time above it, `path` the longest
     entries of the critical path, `path_doing` its milliseconds by activity, `search` what the plan file
@@ -104,7 +105,7 @@ def heading(plan: Plan, cluster: Cluster) -> dict[str, Any]:
 
 
 def describe_schedule(plan: Plan) -> dict[str, Any] | None:
-    """Describe the schedule of a pipeline; None if the plan has none.
+    """Return a description of the schedule of a pipeline; None if the plan has none.
 
     `alive`: the most micro-batches in flight on each worker; `bubble`: the idle share of the workers' time;
     `picture`: a row of actions for each worker, of two steps; `versions`: the most versions of the weights
@@ -120,7 +121,8 @@ def describe_schedule(plan: Plan) -> dict[str, Any] | None:
         "stages": len(plan.stages),
         "workers": [list(devices) for devices in workers_of(plan)],
         "alive": peak_alive(schedule),
-        "bubble": float(bubble(schedule, backward=2)),  # a backward takes as long as 2 forwards
+        # It is assumed that a backward takes as long as two forwards.
+        "bubble": float(bubble(schedule, backward=2)),
         "picture": draw_schedule(schedule_of(replace(plan, steps=2))),
     }
     if plan.schedule in ASYNCHRONOUS:
@@ -140,7 +142,8 @@ def devices_of_plan(plan: Plan, cluster: Cluster) -> Cluster:
 def _plan_metrics(timeline: Timeline) -> dict[str, Any]:
     """Return the predicted metrics of a simulated plan, the average over devices, and the bytes sent.
 
-    `fullest`: the device with the largest share of its memory in use.
+    `fullest`: the device with the largest share of its memory in use. `communicators`: the most that a
+    device takes part in; each takes seconds and memory to make before the first step.
     """
     prediction = details(timeline, largest=0)  # 0: without a list of the largest transfers
     rows, devices = prediction["devices"], timeline.cluster.devices
@@ -150,6 +153,7 @@ def _plan_metrics(timeline: Timeline) -> dict[str, Any]:
         **{key: prediction[key] for key in keys},
         "average": average(timeline.breakdown()),
         "bytes": bytes_by_purpose(timeline.program),
+        "communicators": most_on_a_device(communicators(timeline.program)),
         "fullest": {
             "device": fullest["device"],
             "peak_bytes": fullest["peak_bytes"],
@@ -288,20 +292,22 @@ def _search_record(plan: Plan, cluster: Cluster) -> dict[str, Any] | None:
 
 
 def _is_candidate(row: Any) -> bool:
+    """Whether an entry of `tried` has at least a name and a time."""
     return (
         isinstance(row, dict) and isinstance(row.get("name"), str) and _is_time(row.get("step_ms"))
     )
 
 
 def _is_time(ms: Any) -> bool:
+    """Whether a value is a finite number above 0."""
     return type(ms) in (int, float) and math.isfinite(ms) and ms > 0
 
 
 def _candidate_row(row: Mapping[str, Any], start: str, best: Any) -> dict[str, Any]:
     """Return a candidate of the search with its relative difference from the plan's predicted step.
 
-    start: name of the candidate that was taken; best: predicted milliseconds of the plan. The time of a
-    candidate that was not simulated is that of a single step.
+    start: name of the candidate that became the plan (`taken`); best: predicted milliseconds of the plan.
+    The time of a candidate that was not simulated is that of a single step.
     """
     peak = row.get("peak_bytes")
     return {

@@ -56,7 +56,7 @@ class PlanTimer(Protocol):
 
 
 def make_timer(space: PlanSpace, plan: Plan, timeline: Timeline) -> PlanTimer:
-    """Choose the timer for a plan; `timeline` is a simulation of several steps of the plan."""
+    """Return the timer for a plan; `timeline` is a simulation of several steps of the plan."""
     plan = replace(plan, steps=1)
     return (
         # unsupported: the feature that the evaluator does not support, in words, or None
@@ -78,7 +78,8 @@ class EvaluatorTimer:
         self.memory_scale = max(peak_bytes(timeline)) / max(1, int(self.base.held_bytes.max()))
 
     def time_step(self, changes: Tiles) -> StepTiming:
-        # move changes the tiles of the evaluator's plan; restore undoes it.
+        """Return the time and memory of a step by the evaluator."""
+        # move changes the tiles of the evaluator's plan; restore undoes the change.
         undo = self.evaluator.move(changes)
         step_ns = self.evaluator.time()
         assert step_ns is not None
@@ -90,6 +91,7 @@ class EvaluatorTimer:
         return timing
 
     def timeline(self, changes: Tiles) -> Timeline:
+        """Return the simulation of the plan with the changes."""
         return _simulate(self.space, replace(self.plan, tiles={**self.plan.tiles, **changes}))
 
 
@@ -105,6 +107,7 @@ class SimulatorTimer:
         self.base = self.time_step({})
 
     def time_step(self, changes: Tiles) -> StepTiming:
+        """Return the time and memory of a step by a simulation."""
         timeline = self.timeline(changes)
         tasks, devices = timeline.tasks, timeline.program.plan.devices
         # Busy nanoseconds by resource: first the devices, then the links. A task occupies up to two.
@@ -122,6 +125,7 @@ class SimulatorTimer:
         )
 
     def timeline(self, changes: Tiles) -> Timeline:
+        """Return the simulation of the plan with the changes."""
         plan = replace(self.plan, tiles={**self.plan.tiles, **changes})
         # plan.order: the order of the all-reduces of parameter slices. With other tiles the parameters have
         # other slices, so this order is not valid.
@@ -132,7 +136,7 @@ class SimulatorTimer:
 
 
 def _simulate(space: PlanSpace, plan: Plan) -> Timeline:
-    """Simulate a single step; if steps overlap, several."""
+    """Return the simulation of a single step or, if steps overlap, of several."""
     profile = space.settings.profile
     if is_asynchronous(plan):
         return simulate_steps(space.graph, plan, space.cluster, profile)

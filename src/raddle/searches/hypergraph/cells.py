@@ -1,4 +1,4 @@
-"""Fine partitions, cell by cell: what they send, the work of their parts, and the tiles of a plan.
+"""Computes what fine partitions send, the work of their parts, and their tiles, cell by cell.
 
 In a *fine* partition the input channels of a filter may be in different parts (a *part* is a device's
 share); in a *coarse* one a filter is whole. A *cell* is one input channel of one filter. cells[l][j, k] is
@@ -61,16 +61,16 @@ def count_traffic(network: LayerNetwork, partition: Cells, parts: int) -> PartTr
             needed |= _used_mask(partition.cells[t][:, start : start + feature_map.units], parts)
         for reader in feature_map.elementwise_readers:
             needed |= _owned_mask(feature_map, partition.owners, parts, reader)
-        amount = (needed & ~owned).sum(axis=1) * feature_map.unit_elements
-        sent[feature_map.name] = int(amount.sum())
-        received += amount
+        elements = (needed & ~owned).sum(axis=1) * feature_map.unit_elements  # by receiving part
+        sent[feature_map.name] = int(elements.sum())
+        received += elements
     for l, layer in enumerate(network.layers):
         computed = _used_mask(partition.cells[l].T, parts)
         owner = np.asarray(partition.owners[l])
-        computed[owner, np.arange(layer.units)] = False
-        amount = computed.sum(axis=0) * layer.unit_elements
-        sent[f"{layer.name}, sums"] = int(amount.sum())
-        received += np.bincount(owner, weights=amount, minlength=parts).astype(np.int64)
+        computed[owner, np.arange(layer.units)] = False  # the owner does not send to itself
+        elements = computed.sum(axis=0) * layer.unit_elements  # by filter
+        sent[f"{layer.name}, sums"] = int(elements.sum())
+        received += np.bincount(owner, weights=elements, minlength=parts).astype(np.int64)
     return PartTraffic({name: n for name, n in sent.items() if n}, received)
 
 
@@ -89,7 +89,10 @@ def _owned_mask(
 
 
 def _used_mask(cells: Array, parts: int) -> Array:
-    """Returns a mask [part, column]: whether the part has a cell in the column."""
+    """Returns a mask [part, column]: whether the part has a cell in the column.
+
+    A column of [filter, channel] is a channel; of the transposed array it is a filter.
+    """
     columns = cells.shape[1]
     mask = np.zeros(parts * columns, bool)
     mask[(cells.astype(np.int64) * columns + np.arange(columns)).ravel()] = True
@@ -148,7 +151,7 @@ def _rectangles(cells: Array) -> list[Rectangle]:
 
 
 def _tiling(op: Op, rectangles: Sequence[Rectangle], shape: tuple[int, ...]) -> Irregular:
-    """Returns one tile per rectangle; shape: filters and channels of the layer."""
+    """Returns one tile per rectangle; shape: the numbers of filters and of channels of the layer."""
     c, k = dim_of(op, "c"), dim_of(op, "k")
     assert c is not None
     assert k is not None

@@ -1,12 +1,11 @@
-"""The solver of coarse partitions: the least volume found within a time budget, and a lower bound.
+"""Solves coarse partitions: finds the least volume within a time budget, and a lower bound.
 
 In a *coarse* partition every filter is whole in one part; a *part* is a device's share. The *volume* is the
 elements that cross parts in a forward. Simulated annealing runs from several starts, in rounds that double
 in length. The order of the runs depends only on the seed, so a longer budget continues what a shorter one
 does. For up to 4 parts a mixed-integer program (exact.py) may prove that the result is the best.
 A lower bound on the volume (lower_bound.py) says how far the result is from the best at most. A partition
-is a matrix of counts x[layer, part]:
-how many units (filters) of the layer the part has (counts.py).
+is a matrix of counts x[layer, part]: how many units (filters) of the layer the part has (counts.py).
 
 The starts (coarse_starts.py, _runs below):
 
@@ -14,6 +13,7 @@ The starts (coarse_starts.py, _runs below):
     balanced    heavy units first, each into the part that is filled least
     layerwise   layers stay whole
     given       counts from the caller
+    Mt-KaHyPar  the result of this hypergraph partitioner on blocks of filters (kahypar_blocks.py)
     halves      a search for half as many parts, each of which is then cut in two
 
 A *map* is a feature map: a value that layers read. It consists of *pieces*: the units of one layer, then
@@ -182,7 +182,10 @@ class SearchRecord:
         steps: Iterator[Any],
         ended: Callable[[Any], bool] = lambda step: False,
     ) -> None:
-        """Advances `steps` until the deadline, until `ended` holds, or until the best is proven."""
+        """Advances `steps` until the deadline, until `ended(step)` is true, or until the best is proven.
+
+        deadline: a time of perf_counter().
+        """
         while perf_counter() < deadline and not self.proven:
             step = next(steps, None)
             if step is None or ended(step):
@@ -222,6 +225,7 @@ class AnnealingRuns:
         for run_number, (round_number, name, x, hot) in enumerate(
             self._runs(given, blocks_deadline)
         ):
+            # The factor gives the runs of different seeds different random numbers.
             walk = coarse_annealing.start_walk(
                 m, x, capacity, self.problem.seed * 1_000_003 + run_number
             )
@@ -241,7 +245,10 @@ class AnnealingRuns:
     def _runs(
         self, given: Sequence[Array], blocks_deadline: float
     ) -> Iterator[tuple[int, str, Array, float]]:
-        """Yields round, name, start and first temperature of each run, without end."""
+        """Yields, without end, a run: its round, the start's name and counts, and the first temperature.
+
+        The temperature is one of HOT, WARM and MILD.
+        """
         problem, warm_starts = self.problem, [("given", x) for x in given]
         m, parts, epsilon, seed, shares, *_ = problem
         yield from ((0, *named_start, WARM) for named_start in warm_starts)

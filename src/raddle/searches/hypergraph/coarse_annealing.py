@@ -1,4 +1,4 @@
-"""Simulated annealing of coarse partitions: it changes the counts x and updates the volume move by move.
+"""Anneals coarse partitions: changes the counts x and updates the volume move by move.
 
 In a *coarse* partition every filter is whole in one part; a *part* is a device's share. x[p, l] counts the
 units (filters) of layer l in part p. A *map* is a feature map, made of *pieces*: the units of one layer,
@@ -81,6 +81,7 @@ def build_neighbours(m: CountModel) -> LayerNeighbours:
 
 
 def _flatten(entries: list[dict[int, None]]) -> tuple[Array, Array]:
+    """Returns where each set begins, and the members of all sets one after the other."""
     starts = np.cumsum([0, *(len(entry_set) for entry_set in entries)])
     return starts.astype(np.int64), np.array([i for group in entries for i in group], np.int64)
 
@@ -123,7 +124,8 @@ def anneal(
 
 
 @njit(cache=True)
-def _count_volume(m: CountModel, w: CoarseWalk) -> None:  # from scratch
+def _count_volume(m: CountModel, w: CoarseWalk) -> None:
+    """Counts the units received and the volume from scratch."""
     w.totals[VOLUME] = 0
     for p in range(w.x.shape[0]):
         for v in range(len(m.cost)):
@@ -186,6 +188,7 @@ def _random_amount(w: CoarseWalk, units: int, fitting: int) -> int:
 
 @njit(cache=True)
 def _units_that_fit(m: CountModel, capacity: Array, w: CoarseWalk, p: int, l: int) -> int:
+    """Returns how many more units of layer l fit into part p; units without work fit without limit."""
     return int((capacity[p] - w.work[p]) / m.work[l]) if m.work[l] > 0 else 1 << 40
 
 
@@ -321,6 +324,7 @@ def _gather_layer(m: CountModel, capacity: Array, w: CoarseWalk, log: Array, p: 
 
 @njit(cache=True)
 def _overload(capacity: Array, w: CoarseWalk) -> float:
+    """Returns the work above the capacities, added up over the parts."""
     total = 0.0
     for p in range(len(capacity)):
         total += max(0.0, w.work[p] - capacity[p])
@@ -337,7 +341,8 @@ def _walk(
     hot: float,
     cold: float,
 ) -> None:
-    # Makes `moves` moves and changes w in place. log: the shifts of one move, [shift, (part, layer, units)]
+    """Makes `moves` moves, from temperature `hot` to `cold`, and changes w in place."""
+    # log: the shifts of one move, [shift, (part, layer, units)]
     log = np.zeros((w.x.shape[0] + 4 * MAX_LAYERS, 3), np.int64)
     temperature, cooling = hot, (cold / hot) ** (1.0 / max(1, moves))
     for p in range(len(capacity)):
@@ -359,6 +364,7 @@ def _walk(
             growth += _shift(m, neighbours, w, p, log[i, 1], log[i, 2])
             overload_change += max(0.0, w.work[p] - capacity[p]) - overload_before
         cost_change = growth + w.totals[PRICE] * overload_change
+        # Accepted with probability min(1, exp(-cost_change / temperature)) (Metropolis)
         if cost_change <= 0 or (random_below(w.rng_state, 1 << 30) + 1) / (1 << 30) < np.exp(
             -cost_change / temperature
         ):

@@ -1,4 +1,4 @@
-"""Starts for the annealing of coarse partitions, which are computed quickly.
+"""Computes quick starts for the annealing of coarse partitions.
 
 *Coarse* means that every filter is whole in one part, and not that the partition is rough; a *part* is a
 device's share. A start is a matrix of counts x[layer, part]: how many units (filters) of the layer the part
@@ -23,7 +23,7 @@ def chain(m: CountModel, capacity: Array) -> Array:
     ends = np.cumsum(capacity / capacity.sum()) * m.total_work
     ends[-1] = math.inf
     x = np.zeros((m.num_layers, len(capacity)), np.int64)
-    # By layer: the work of all layers before it
+    # For each layer: the work of all layers before it
     before = np.concatenate([[0.0], np.cumsum(m.units * m.work)])
     for l in range(m.num_layers):
         # A unit whose work crosses the border of two parts goes where the middle of its work is.
@@ -48,9 +48,9 @@ def balanced(m: CountModel, capacity: Array) -> Array:
 def layerwise(m: CountModel, capacity: Array) -> Array:
     """Keeps layers whole: heavy layers first, each into the part with the most capacity left."""
     x = np.zeros((m.num_layers, len(capacity)), np.int64)
-    left = capacity.copy()
+    capacity_left = capacity.copy()
     for l in sorted(range(m.num_layers), key=lambda l: -m.work[l] * m.units[l]):
-        p = int(left.argmax())
+        p = int(capacity_left.argmax())
         x[l, p] = m.units[l]
-        left[p] -= m.work[l] * m.units[l]
+        capacity_left[p] -= m.work[l] * m.units[l]
     return x

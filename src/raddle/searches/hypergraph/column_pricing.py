@@ -1,4 +1,4 @@
-"""The pricing problem of column generation (lower_bound.py): the cheapest column at given prices.
+"""Finds the cheapest column at given prices: the pricing problem of column generation (lower_bound.py).
 
 It serves a lower bound on the volume of *coarse* partitions, in which every filter is whole in one part (a
 *part* is a device's share). A feature *map* consists of *pieces*: the units (filters) of one layer, then
@@ -92,10 +92,11 @@ def build_grid(m: CountModel, sweep: Sweep, capacity: float, all_capacity: float
     # Candidates for the work of a cell: the usual one, and the work of a unit divided by 1 to 4
     cell_works = [capacity / usual_cells, *(w / i for w in np.unique(work) for i in range(1, 5))]
     cell_works = [
-        s for s in cell_works if usual_cells / 2 <= capacity / s * (1 + 1e-9) <= 2 * usual_cells
+        w for w in cell_works if usual_cells / 2 <= capacity / w * (1 + 1e-9) <= 2 * usual_cells
     ]
 
-    def rounding_loss(candidate: float) -> float:  # work lost if each unit is rounded to cells
+    def rounding_loss(candidate: float) -> float:
+        """Returns the work that is lost if the work of each unit is rounded down to cells."""
         return float(((work / candidate + 1e-6) % 1.0).sum() * candidate)
 
     cell_work = min(cell_works, key=rounding_loss) * (1 - 1e-9)
@@ -176,7 +177,7 @@ def _build_steps(m: CountModel, maps: list[_RelaxedMap], spans: Spans) -> Sweep:
     steps: list[tuple[int, int, int]] = []  # (kind, bit or layer, cost if the opened bit is set)
     # bit: the open bits by key of a span; bits_used: those that were ever open
     free_bits, bit, bits_used = list(range(MAX_OPEN_BITS))[::-1], {}, {}
-    # By layer: pairs (gain_bit, gain), and pairs (elementwise_bits, elementwise_cost) of Sweep
+    # For each layer: pairs (gain_bit, gain), and pairs (elementwise_bits, elementwise_cost) of Sweep
     gains: list[list[tuple[int, int]]] = [[] for _ in range(m.num_layers)]
     elementwise: list[list[tuple[int, int]]] = [[] for _ in range(m.num_layers)]
     needed_bits, presence_bit = np.zeros(m.num_layers, np.int64), np.full(m.num_layers, -1)
@@ -220,6 +221,7 @@ def _build_steps(m: CountModel, maps: list[_RelaxedMap], spans: Spans) -> Sweep:
 
 
 def _flatten_pairs(lists: list[list[tuple[int, int]]]) -> tuple[Array, Array, Array]:
+    """Returns where each list begins, and the first and the second entries of all pairs."""
     starts = np.cumsum([0, *(len(row) for row in lists)]).astype(np.int64)
     flat = [pair for entries in lists for pair in entries]
     return (
@@ -352,7 +354,7 @@ def _choose_units(
 def _add_bundle(
     k: int, cells: int, worth: float, least: Array, chosen: Array, cells_used: Array
 ) -> None:
-    # Adds a bundle of k units (with these cells and this worth) wherever that lowers the cost.
+    """Adds a bundle of k units, with their cells and their worth, wherever that lowers the cost."""
     for b in range(len(least) - 1, cells - 1, -1):
         value = least[b - cells] - worth
         if value < least[b]:

@@ -1,4 +1,4 @@
-"""The compressed model of a coarse partition: only the number of units of each layer in each part.
+"""Models a coarse partition by counts only: the number of units of each layer in each part.
 
 In a *coarse* partition every filter is whole in one part; a *part* is a device's share, a *unit* a filter.
 A *map* is a feature map: a value that layers read. A part that has units of a *dense* reader (a layer)
@@ -51,6 +51,7 @@ class CountModel(NamedTuple):
 
     @property
     def num_layers(self) -> int:
+        """The number of layers."""
         return len(self.units)
 
     @property
@@ -95,10 +96,12 @@ def _elementwise_pairs(pieces: Any, readers: Any) -> list[tuple[int, int]]:
 
 
 def _list_starts(lists: list[Any]) -> Array:
+    """Returns where each list begins when all stand one after the other, and where the last ends."""
     return np.concatenate([[0], np.cumsum([len(entries) for entries in lists])]).astype(np.int64)
 
 
 def _flatten(lists: list[list[int]]) -> Array:
+    """Returns the entries of all lists, one after the other."""
     return np.array([entry for entries in lists for entry in entries], np.int64)
 
 

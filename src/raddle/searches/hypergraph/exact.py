@@ -1,4 +1,4 @@
-"""The coarse partition of least volume into few parts, as a mixed-integer program for HiGHS.
+"""Finds the coarse partition of least volume into few parts by a mixed-integer program for HiGHS.
 
 In a *coarse* partition every filter (*unit*) is whole in one part; a *part* is a device's share. The
 *volume* is the elements of feature *maps* that parts receive in a forward. HiGHS is a solver of linear and
@@ -103,7 +103,8 @@ class _Program:
         return min(units, int(self.capacity[p] / work * (1 + 1e-12))) if work > 0 else units
 
     def _add_rows(self) -> None:
-        """Adds: all units are placed; capacities; x <= max_units * a; the units received."""
+        """Adds the constraints: all units of a layer are placed; no part exceeds its capacity;
+        x <= max_units * a (units only where the presence bit is set); the units received."""
         m = self.m
         for l in range(m.num_layers):
             layer_row = {self._count_column(p, l): 1.0 for p in range(self.parts)}

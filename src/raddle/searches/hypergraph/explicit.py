@@ -1,4 +1,4 @@
-"""The hypergraphs of a network with every vertex and net, for other partitioners and for tests.
+"""Builds the hypergraphs of a network with every vertex and net, for other partitioners and for tests.
 
 A *layer* has filters, also called units; a *map* is a feature map that layers read (network.py). raddle's
 own solvers work on compressed models (counts.py, fine_rows.py); tests check those against this
@@ -38,7 +38,10 @@ MAX_PINS = 400_000_000  # a pin is a vertex in a net
 
 
 class Hypergraph(NamedTuple):
-    """The pins (vertices) of net i are pins[net_start[i] : net_start[i + 1]]."""
+    """Vertices with weights, and nets with costs; a net is a set of vertices, its pins.
+
+    The pins of net i are pins[net_start[i] : net_start[i + 1]].
+    """
 
     weight: Array  # work, by vertex
     cost: Array  # elements, by net
@@ -65,6 +68,7 @@ def coarse(network: LayerNetwork, m: CountModel) -> Hypergraph:
     vertices = [np.arange(a, b) for a, b in pairwise(first)]
 
     def nets() -> Iterator[tuple[int, Array]]:
+        """Yields the cost and the pins of each net."""
         for v in network.maps:
             readers = [vertices[t] for t in v.dense_readers]
             elementwise = [
@@ -90,10 +94,12 @@ def fine(network: LayerNetwork, m: CountModel) -> Hypergraph:
     first_sum = first[-1] + _list_starts([layer.units for layer in network.layers])
 
     def cell_vertices(l: int) -> Array:
+        """Returns the vertices of layer l's cells, [filter, channel]."""
         shape = network.layers[l].units, channel_count(network, l)
         return np.arange(first[l], first[l + 1]).reshape(shape)
 
     def nets() -> Iterator[tuple[int, Array]]:
+        """Yields the cost and the pins of each net."""
         for v, feature_map in enumerate(network.maps):
             units = np.concatenate(
                 [first_sum[p.layer] + np.arange(p.units) for p in feature_map.pieces]
@@ -102,7 +108,7 @@ def fine(network: LayerNetwork, m: CountModel) -> Hypergraph:
                 np.concatenate([first_sum[p.layer] + np.arange(p.units) for p in reader_pieces])
                 for reader_pieces in feature_map.elementwise_readers
             ]
-            # By dense reader: its cells [filter, channel], and where the channels of this map begin
+            # For each dense reader: its cells [filter, channel], and where the channels of this map begin
             grids = [
                 (cell_vertices(t), channel_start(network, t, v)) for t in feature_map.dense_readers
             ]
@@ -155,11 +161,12 @@ def maps_read(network: LayerNetwork) -> list[list[int]]:
 
 
 def _list_starts(sizes: list[int]) -> Array:
+    """Returns where lists of these sizes begin, one after the other, and where the last ends."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 def _build(weight: Array, nets: Iterator[tuple[int, Array]], pins: int) -> Hypergraph:
-    # nets: (cost, pins) of each; pins: about how many there are in all nets
+    """Returns the hypergraph of nets, each (cost, its pins); pins: about how many all nets have."""
     if pins > MAX_PINS:
         raise InputError(
             f"the hypergraph would have about {pins} pins, more than {MAX_PINS}: take the coarse one."

@@ -1,4 +1,4 @@
-"""The solver of fine partitions: simulated annealing from several starts within a time budget.
+"""Solves fine partitions by simulated annealing from several starts within a time budget.
 
 A *fine* partition may put the input channels of one filter into different parts; a *coarse* one keeps
 filters whole. A *part* is a device's share. The *volume* is the elements that cross parts in a forward. A
@@ -67,7 +67,9 @@ class FineSolution(NamedTuple):
     start: str  # name of the start that led to it
 
 
-class _Candidate(NamedTuple):  # a partition as counts, and the start that led to it
+class _Candidate(NamedTuple):
+    """A partition as counts, and the start that led to it."""
+
     start: str
     rows: FineRows
     overload: float  # work above the capacities, each as a fraction of the capacity, added up
@@ -146,11 +148,13 @@ def _even_counts(m: CountModel, parts: int) -> Array:
 
 
 def _candidate(pb: FineProblem, start: str, rows: FineRows, capacity: Array) -> _Candidate:
+    """Returns a start with its overload and volume."""
     totals = start_walk(pb, rows, capacity, 0).totals
     return _Candidate(start, rows, totals[OVERLOAD], totals[VOLUME])
 
 
 def _distinct(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """Returns the candidates without those that have the same overload and volume as another."""
     return list(
         {(candidate.overload, candidate.volume): candidate for candidate in candidates}.values()
     )
@@ -163,6 +167,7 @@ def _penalized_volume(candidate: _Candidate) -> float:
 
 
 def _feasible_first(candidate: _Candidate) -> tuple[bool, float]:
+    """Returns a sort key: candidates within the capacities first, then by volume."""
     return candidate.overload > 0, candidate.volume
 
 
@@ -192,6 +197,7 @@ def _anneal_candidate(
             part_volume * HOT * (COLD / HOT) ** min(1.0, fraction)
             for fraction in (progress, next_progress)
         )
+        # The price of overload rises during the run, so that it ends within the capacities.
         anneal(pb, w, capacity, chunk, hot, cold, part_volume * PRICE * (1 + 30 * progress))
         moves_done, chunk = moves_done + chunk, CHUNK
         progress = (

@@ -1,4 +1,4 @@
-"""Simulated annealing of fine partitions: moves that change the rows of one layer (fine_moves.py).
+"""Anneals fine partitions by moves that change the rows of one layer (fine_moves.py).
 
 A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
 share. In each layer the parts form *rows*: the parts of a row compute the same filters, each over its own
@@ -58,6 +58,7 @@ def anneal(
             owned[:], row[:], width[:] = w.old_rows[0], w.old_rows[1], w.old_rows[2]
             continue
         growth += partial_sum_elements(pb, w, l)
+        # The work of a part changes by that of its new cells (height x width) less its old ones.
         w.scratch[WORK] = w.work + pb.cell_work[l] * (w.scratch[HEIGHT] * width - w.scratch[AREA])
         new_overload = overload(w.scratch[WORK], capacity)
         random_fraction = (random_below(w.rng_state, 1 << 30) + 1) / (1 << 30)

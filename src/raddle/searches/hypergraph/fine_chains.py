@@ -1,4 +1,4 @@
-"""Starts for fine partitions into many parts: groups of consecutive layers, each group on its own parts.
+"""Makes starts for fine partitions into many parts: groups of consecutive layers, each on its own parts.
 
 A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
 share. In each layer the parts form *rows*: the parts of a row compute the same filters (units), each over
@@ -8,10 +8,9 @@ channels. An *elementwise* reader is an operator such as an add, whose unit i re
 (network.py). The *volume* is the elements that cross parts in a forward.
 
 As no part has layers of two groups, the volume of a group does not depend on the other groups, so dynamic
-programming finds the best groups.
-Each layer of a group is spread evenly over the group's parts, in as many rows as are cheapest. With `a`
-rows of `b` parts each, the map that the layer reads is sent a - 1 times, once more if it comes from another
-group, and the partial results are sent b - 1 times.
+programming finds the best groups. Each layer of a group is spread evenly over the group's parts, in as many
+rows as are cheapest. With `a` rows of `b` parts each, the map that the layer reads is sent a - 1 times,
+once more if it comes from another group, and the partial results are sent b - 1 times.
 """
 
 # l, t: layers; v: map; i, j: first layer of a group and the layer after its last; s: parts of a group; a:
@@ -38,7 +37,7 @@ def chain_rows(
     """
     layers = len(network.layers)
     layer_groups = _LayerGroups(network, pb, parts)
-    # By layer: the work of all layers before it
+    # For each layer: the work of all layers before it
     work = np.concatenate([[0.0], np.cumsum(pb.m.work * pb.m.units)])
     # best[j, used]: least volume of the layers before j on `used` parts
     best = np.full((layers + 1, parts + 1), np.inf)
@@ -47,6 +46,7 @@ def chain_rows(
     previous_end = np.zeros((layers + 1, parts + 1), np.int64)
     for j in range(1, layers + 1):
         for i in range(j - 1, -1, -1):
+            # As few parts as the work of layers i to j - 1 needs
             s = max(1, math.ceil((work[j] - work[i]) / capacity - 1e-9))
             if s > parts:
                 break
@@ -56,6 +56,7 @@ def chain_rows(
     parts_used = int(best[layers].argmin())
     if not np.isfinite(best[layers, parts_used]):
         return None
+    # Traced back from the last group: (first layer, layer after the last, first part, number of parts)
     groups, j = [], layers
     while j:
         i = int(previous_end[j, parts_used])
@@ -71,7 +72,7 @@ class _LayerGroups:
 
     def __init__(self, network: LayerNetwork, pb: FineProblem, parts: int) -> None:
         self.network, self.pb, self.parts = network, pb, parts
-        # By layer and number of parts: the result of row_sizes
+        # For each layer and number of parts: the result of row_sizes
         self.row_sizes_cache: dict[tuple[int, int], tuple[list[int], float]] = {}
         self.maps_read: list[list[int]] = [[] for _ in network.layers]
         for v, feature_map in enumerate(network.maps):

@@ -1,4 +1,4 @@
-"""The compressed form of a fine partition: layers cut into rows of filters, rows cut into channels.
+"""Compresses a fine partition to counts: layers are cut into rows of filters, and rows into channels.
 
 A *fine* partition may put the input channels of one filter into different parts; a *coarse* one keeps
 filters whole. A *part* is a device's share.
@@ -50,6 +50,7 @@ class FineRows(NamedTuple):
     width: Array  # number of channels that the part reads
 
     def copy(self) -> FineRows:
+        """Returns rows with arrays of their own."""
         return FineRows(*(array.copy() for array in self))
 
 
@@ -229,6 +230,7 @@ def apportion(total: int, shares: Array, minimum: int) -> Array:
     exact = minimum + (total - minimum * len(shares)) * shares / shares.sum()
     integers: Array = np.floor(exact).astype(np.int64)
     remaining = total - integers.sum()
+    # One more for those that lost the most by rounding down
     if remaining > 0:
         integers[np.argsort(integers - exact)[:remaining]] += 1
     return integers

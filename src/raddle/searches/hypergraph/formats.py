@@ -1,6 +1,7 @@
-"""Files of other hypergraph partitioners: write and read hypergraphs in PaToH's and hMETIS's formats.
+"""Writes and reads files of other hypergraph partitioners, in PaToH's and hMETIS's formats.
 
-A hypergraph has weighted vertices and nets with costs; a net is a set of vertices, its pins (explicit.py).
+`raddle export` writes such files, and `raddle plan --from-partition` reads the partitioner's result. A
+hypergraph has weighted vertices and nets with costs; a net is a set of vertices, its pins (explicit.py).
 
 PaToH    first line: base, vertices, nets, pins, 3; then the nets; all vertex weights in one line
 hMETIS   first line: nets, vertices, 11; then the nets; the vertex weights, one per line
@@ -40,8 +41,10 @@ def write_hypergraph(h: Hypergraph, path: str | pathlib.Path, file_format: str) 
 
 
 def _lines(h: Hypergraph, file_format: str) -> Iterator[str]:
+    """Yields the lines of the file, without line ends."""
     weight = integer_weights(h.weight)
     vertices, nets = len(weight), len(h.cost)
+    # The first line of the file (see above)
     yield (
         f"1 {vertices} {nets} {len(h.pins)} 3"
         if file_format == "patoh"
@@ -73,7 +76,10 @@ def read_hypergraph(path: str | pathlib.Path) -> Hypergraph:
     elif len(head) == 3 and head[2] == 11:
         base, (nets, vertices) = 1, head[:2]
     else:
-        raise InputError(f"{quote(path)} is no hypergraph with both weights, of PaToH or hMETIS.")
+        raise InputError(
+            f"{quote(path)} is no hypergraph with weights of vertices and nets, of PaToH or hMETIS: its "
+            "first line must be 'base vertices nets pins 3' or 'nets vertices 11'."
+        )
     rows, weights = (
         lines[1 : 1 + max(0, nets)],
         [n for row in lines[1 + max(0, nets) :] for n in row],
@@ -107,6 +113,7 @@ def read_partition(path: str | pathlib.Path) -> Array:
 
 
 def write_partition(parts: Array, path: str | pathlib.Path) -> None:
+    """Writes a partition file; parts: the part of each vertex."""
     write_atomically(path, "".join(f"{p}\n" for p in parts.tolist()))
 
 
@@ -121,6 +128,7 @@ def _read_integers(path: str | pathlib.Path) -> list[list[int]]:
 
 
 def _parse_integer(word: str, path: str | pathlib.Path) -> int:
+    """Returns the number that a word of the file stands for; path: for the error message."""
     if not _INTEGER.fullmatch(word):
         raise InputError(
             f"{quote(path)} has something other than numbers: {quote(word, 40)} is no whole number of "

@@ -1,4 +1,4 @@
-"""Coarse partitions by Mt-KaHyPar, a general hypergraph partitioner, on blocks of filters.
+"""Makes coarse partitions with Mt-KaHyPar, a general hypergraph partitioner, on blocks of filters.
 
 *Coarse* means that every filter is whole in one part, and not a coarsened hypergraph; a *part* is a
 device's share. A *map* is a feature map: a value that layers read. It consists of *pieces*: the filters
@@ -26,9 +26,8 @@ import numpy as np
 
 from raddle.searches.hypergraph.counts import Array, CountModel
 
-MAX_WEIGHT = (
-    1 << 30
-)  # Mt-KaHyPar has 32 bits for weights, and for the connectivity (KM1, below) of all nets
+# Mt-KaHyPar has 32 bits for weights, and for the connectivity (KM1, below) of all nets.
+MAX_WEIGHT = 1 << 30
 
 
 class BlockHypergraph(NamedTuple):
@@ -63,7 +62,7 @@ def partition_blocks(
 
 def build_hypergraph(m: CountModel, blocks: int) -> BlockHypergraph:
     """Builds the hypergraph of at most `blocks` blocks per layer, of nearly equal size."""
-    # By layer: the number of filters of each block
+    # For each layer: the number of filters of each block
     sizes = [np.diff(np.arange(b + 1) * n // b) for n in m.units for b in [min(n, blocks)]]
     first_vertex = np.cumsum([0, *(len(block_sizes) for block_sizes in sizes)])
     nets, cost = [], []
@@ -94,7 +93,10 @@ def run_mtkahypar(
     *,
     shares: Sequence[float] | None = None,
 ) -> list[int]:
-    """Returns the part of every vertex."""
+    """Returns the part of every vertex of h.
+
+    epsilon: a part may have (1 + epsilon) x its share of the work; shares: by part; None: equal.
+    """
     if parts == 1 or not h.nets:
         return [0] * len(h.layer)
     import mtkahypar  # type: ignore[import-not-found]

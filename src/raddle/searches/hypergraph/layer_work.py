@@ -1,4 +1,4 @@
-"""The work of each layer: operations, time, both, or numbers from a file.
+"""Computes the work of each layer: operations, time, both, or numbers from a file.
 
 A partition gives each part (device) about the same work, or its share of it. A layer is all operators that
 share a weight (network.py). In the option `--weights` of `raddle partition`, and in error messages, a
@@ -41,7 +41,7 @@ def layer_work(
         return _read_work(network, kind)
     active = active_values(graph)  # the values that have a gradient
     compute, ops = ComputeCosts(graph, active, profile), {op.name: op for op in graph.ops}
-    time = np.array(
+    seconds = np.array(
         [
             sum(
                 compute.seconds(ops[name], ops[name].space.full, phase, device)
@@ -52,7 +52,10 @@ def layer_work(
             for layer in network.layers
         ]
     )
-    return time if kind == "time" else (flops / flops.sum() + time / time.sum()) / 2
+    if kind == "time":
+        return seconds
+    mean_shares: Array = (flops / flops.sum() + seconds / seconds.sum()) / 2
+    return mean_shares
 
 
 def _read_work(network: LayerNetwork, path: str) -> Array:

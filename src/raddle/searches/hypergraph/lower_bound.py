@@ -1,4 +1,4 @@
-"""A lower bound on the volume of coarse partitions, by column generation and branch and bound.
+"""Computes a lower bound on the volume of coarse partitions, by column generation and branch and bound.
 
 In a *coarse* partition every filter (*unit*) is whole in one part; a *part* is a device's share. The
 *volume* is the elements of feature *maps* that parts receive in a forward. A *column* is the number of
@@ -8,11 +8,10 @@ partition has a smaller volume than
 
     sum over parts of min over columns (received(column) - pi . column)  +  pi . units
 
-(pi . column is the dot product),
-so the search has a valid bound whenever it stops. column_pricing.py finds the minimum: its *sweep* visits
-the layers one after the other, and its *grid* counts the work of a part in *cells*, equal amounts of work.
-The *master program*, a linear program over the columns found so far, proposes the prices: they are its dual
-values.
+where pi . column is the dot product. So the search has a valid bound whenever it stops. column_pricing.py
+finds the minimum: its *sweep* visits the layers one after the other, and its *grid* counts the work of a
+part in *cells*, equal amounts of work. The *master program*, a linear program over the columns found so
+far, proposes the prices: they are its dual values.
 
 The linear program may combine fractions of columns, so that a layer is in 1.9 parts where it needs 2. So
 the number of parts that have units of a layer (its *presence*) has a price as well, and the search
@@ -61,7 +60,7 @@ def volume_bounds(
         for bound in search.solve_node(node):
             best = max(best, min(bound, other_bounds))
             yield best
-        # By layer: how far its number of parts is from a whole number
+        # For each layer: how far its number of parts is from a whole number
         fractional = np.abs(search.parts_by_layer - np.round(search.parts_by_layer))
         l = int(fractional.argmax())
         if fractional[l] < 1e-6:
@@ -95,7 +94,7 @@ class _ColumnSearch:
         self, m: CountModel, capacity: Array, columns: Iterable[Array], stop_at: float
     ) -> None:
         self.m, self.stop_at = m, stop_at
-        # Of the branch that was solved last:
+        # The bound and the parts of each layer, of the branch that was solved last:
         self.bound, self.parts_by_layer = 0.0, np.zeros(m.num_layers)
         self.sweep = build_sweep(m)
         self.capacities, self.parts_in_class = np.unique(capacity, return_counts=True)
@@ -132,7 +131,8 @@ class _ColumnSearch:
         for (c, column), cost in self.column_costs.items():
             self._add_if_allowed(master, grids[c], c, np.frombuffer(column, np.int64), cost)
         prices, value, self.parts_by_layer = master.solve()
-        # centre: the prices of the best bound so far
+        # centre: the prices of the best bound so far; value: the volume of the master program, at which the
+        # bound of the branch is complete
         self.bound, centre, centre_weight = node.bound, prices, 0.0
         if node.bound == 0 and m.num_layers > SUBGRADIENT_LAYERS:
             for centre in self._subgradient_ascent(master, grids):  # noqa: B007
@@ -188,8 +188,10 @@ class _ColumnSearch:
         With many layers the prices of the master program oscillate for a long time at first.
         """
         m = self.m
+        # solve()[1]: the volume of the master program
         target = self.stop_at if math.isfinite(self.stop_at) else master.solve()[1]
         prices = np.concatenate([m.work * target / m.total_work / 2, np.zeros(m.num_layers)])
+        # Factors that relate a subgradient to the sizes of rows: units of a layer, parts that have it
         scale = 1 / np.concatenate([m.units, np.maximum(1, master.node.min_parts)])
         # theta: factor of the step size; failed: steps since the bound rose last
         centre, direction, theta, failed = 0 * prices, 0 * prices, 1.0, 0
@@ -220,6 +222,7 @@ class _ColumnSearch:
     def _add_if_allowed(
         self, master: _MasterProgram, grid: WorkGrid, c: int, column: Array, cost: float
     ) -> None:
+        """Adds a column to the master program if the branch allows its numbers of units."""
         if ((column == 0) | (column >= grid.min_units)).all():
             master.add(c, column, cost)
 
@@ -278,6 +281,7 @@ class _MasterProgram:
         self.presence_columns.append(column > 0)
 
     def _add_lp_column(self, cost: float, rows: list[int], values: list[float]) -> None:
+        """Adds a variable >= 0 to the linear program, with its coefficients in the rows."""
         index = np.array(rows, np.int32)
         self.lp.addCol(cost, 0.0, math.inf, len(rows), index, np.array(values))
 
@@ -305,5 +309,5 @@ class _MasterProgram:
 
 
 def _pieces_by_map(m: CountModel) -> list[Array]:
-    # By map: the layers of its pieces. A piece is the units of one layer in a map (network.py).
+    """Returns, for each map, the layers of its pieces (a piece: the units of one layer in a map)."""
     return [m.piece_layer[a:b] for a, b in zip(m.piece_start, m.piece_start[1:], strict=False)]

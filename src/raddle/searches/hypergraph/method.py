@@ -1,4 +1,4 @@
-"""The search of the hypergraph-* methods, and plans from partition files of other partitioners.
+"""Searches the plans of the hypergraph-* methods, and makes plans of files of other partitioners.
 
 A *part* is what one device gets. A *coarse* partition distributes whole filters; a *fine* one distributes
 cells, which are single input channels of filters (cells.py), and chooses where a filter's partial *sums*
@@ -24,6 +24,7 @@ def search(graph: Graph, cluster: Cluster, grain: str, settings: Settings) -> Se
 
     grain: "coarse", "fine" or "mixed".
     """
+    # epsilon: a part may have (1 + epsilon) x its share of the work
     request = PartitionRequest(
         len(cluster.devices), epsilon=settings.epsilon, budget=settings.budget, seed=settings.seed,
         shares=None if cluster.homogeneous else device_speeds(graph, cluster),
@@ -37,7 +38,11 @@ def search(graph: Graph, cluster: Cluster, grain: str, settings: Settings) -> Se
 def _search_mixed(
     graph: Graph, cluster: Cluster, request: PartitionRequest, settings: Settings
 ) -> SearchResult:
-    """Minimises communicated bytes for half of the budget, then the simulated step time from there."""
+    """Returns the tiles of a mixed partition.
+
+    The search minimises the bytes sent for half of the budget. From that partition on it minimises the
+    simulated step time for the other half.
+    """
     from raddle.searches.hypergraph.mixed import solve
     from raddle.searches.hypergraph.mixed_step_time import improve_step_time
 
@@ -47,7 +52,8 @@ def _search_mixed(
         shares=request.shares, on_progress=request.on_progress,
     )  # fmt: skip
     seconds_left = max(0.0, settings.budget - clock.seconds)
-    # plan_fields: bn, sync and optimizer of the plan
+    # plan_fields: the fields of the plan that the user chose: bn (which samples the batch norm statistics
+    # are computed over), sync (how copies of parameters are kept equal) and optimizer
     improved = improve_step_time(
         graph, cluster, least_volume, budget=seconds_left, seed=request.seed, profile=settings.profile,
         on_progress=request.on_progress, **settings.plan_fields,
@@ -80,4 +86,5 @@ def plan_from_partition(graph: Graph, cluster: Cluster, path: str | pathlib.Path
 
 
 def _search_result(result: PartitionResult) -> SearchResult:
+    """Returns the tiles of a partition in the form in which every search returns them."""
     return SearchResult(result.tiles, sums=result.sums)  # sums: where partial sums are added

@@ -1,4 +1,4 @@
-"""The solver of mixed partitions: each layer is split along an axis of its own, with few bytes to send.
+"""Solves mixed partitions: splits each layer along an axis of its own, so that few bytes are sent.
 
 The thesis (docs/papers.md) splits filters and their input channels only. Here a layer is split by sample,
 filter, input channel, height or width, over any of the parts and in unequal shares. The search minimises
@@ -46,7 +46,7 @@ from raddle.searches.settings import Clock, OnProgress
 
 
 class SplitChoice(NamedTuple):
-    """How a layer, and the operators that follow it, are split."""
+    """The axis along which a layer and the operators that follow it are split, and the shares."""
 
     layer: str
     axis: str  # a letter: n sample, c filter, k input channel, h height, w width
@@ -131,6 +131,7 @@ class MixedCandidate(NamedTuple):
 
     @property
     def volume(self) -> int:
+        """The bytes that cross devices in a step."""
         return self.rank[1]
 
 
@@ -155,7 +156,7 @@ class MixedProblem:
         starts = basic_starts(self.blocks, self.model, self.shares)
         for name, state in starts.items():
             yield from self._state_candidate(name, state)
-        # Any cluster of equal devices: the tiles of baselines do not depend on the kind of device.
+        # Any cluster of equal devices will do: the tiles of baselines do not depend on the kind of device.
         equal_devices = cluster(f"p100:1x{self.parts}")
         for name, tiles in {
             **applicable_baselines(self.graph, equal_devices),
@@ -172,6 +173,7 @@ class MixedProblem:
             yield from self._state_candidate(name, normalize_state(self.blocks, state, self.shares))
 
     def _state_candidate(self, name: str, state: MixedState) -> Iterator[MixedCandidate]:
+        """Yields the candidate of a state, as _candidate does."""
         return self._candidate(name, tiles_of(self.blocks, self.model, state), state)
 
     def _candidate(

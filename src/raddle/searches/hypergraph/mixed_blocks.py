@@ -1,4 +1,4 @@
-"""The blocks of a mixed partition: sets of operators that are split along the same axis.
+"""Builds the blocks of a mixed partition: sets of operators that are split along the same axis.
 
 A *mixed* partition splits each layer along an axis that the search chooses. A *part* is a device. A *block*
 is a layer (all groups of operators that share its weights) with the operators that follow it: pools,
@@ -52,6 +52,7 @@ class MixedBlock:
 
     @property
     def name(self) -> str:
+        """The name of the first group: of the layer, if there is one."""
         return self.groups[0].name
 
 
@@ -128,6 +129,7 @@ def _group_into_blocks(
     root = list(range(len(all_groups)))  # union-find: groups with the same root form a block
 
     def find_root(g: int) -> int:
+        """Returns the group that stands for the block of group g."""
         while root[g] != g:
             g = root[g]
         return g
@@ -162,6 +164,7 @@ def _group_into_blocks(
 
 
 def _weights(graph: Graph, group: Group) -> Iterable[str]:
+    """Yields the names of the parameters that a group reads, trained or frozen."""
     for member in group.members:
         for name in member.op.inputs:
             if graph.values[name].role in ("parameter", "frozen"):
@@ -171,6 +174,11 @@ def _weights(graph: Graph, group: Group) -> Iterable[str]:
 def _build_block(
     members: Sequence[Group], flops: Mapping[str, int], local_statistics: bool
 ) -> MixedBlock:
+    """Returns the block of some groups with the axes along which all its layers can be split.
+
+    flops: by name of an operator of a layer; local_statistics: whether the graph has batch norms, each
+    part of which computes the statistics of its own samples.
+    """
     first = members[0]
     layers = [g for g in members if g.ops & flops.keys()]
     axes, units = [], []
@@ -178,8 +186,8 @@ def _build_block(
         if all(letter in g.letters for g in layers):
             sizes = [g.sizes[g.letters.index(letter)] for g in members if letter in g.letters]
             axes.append(letter)
-            # Of filters and input channels those of the layer; of other axes the fewest of any group: a
-            # pool, for example, reduces height and width.
+            # Units of filters and of input channels are those of the layer. Of any other axis there are as
+            # many as in the group that has the fewest: a pool, for example, reduces height and width.
             units.append(size if letter in "ck" else min(sizes))
     work = sum(flops.get(name, 0) for g in members for name in g.ops)
     # Local batch norm statistics are those of one tile, so a part needs one range of samples.
@@ -226,7 +234,7 @@ def group_configuration(group: Group, axis: str, runs: UnitRuns) -> Configuratio
 
 
 def _degrees(group: Group, axis: str, parts: int) -> tuple[int, ...]:
-    # By letter: into how many ranges it is split
+    """Returns, for each letter of the group, into how many ranges it is split."""
     return tuple(parts if letter == axis else 1 for letter in group.letters)
 
 

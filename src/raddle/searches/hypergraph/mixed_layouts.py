@@ -1,4 +1,4 @@
-"""From counts to ranges: which samples, filters, ... of each block a part has.
+"""Turns counts into ranges: which samples, filters, ... of each block a part has.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of
@@ -50,10 +50,11 @@ def _source_owners(m: MixedModel, axis: Array, b: int, owners: Sequence[Array]) 
 
     They are scaled to the units of block b. None if the block reads no such value.
     """
-    # m.hold, m.need: the fields of a Split (mixed_model.py): how the parts hold a value, and what they
-    # need of it. Their `kind` says how the dimension `dim` is divided. PROPORTIONAL: into ranges in
-    # proportion to the parts' counts of units. If a value is held and needed so along one dimension,
-    # owners can be taken over. best: the block that computes the largest such value so far
+    # m.hold and m.need have the fields of a Split (mixed_model.py): how the parts hold a value, and what
+    # they need of it. The field `kind` says how the dimension `dim` is divided. PROPORTIONAL means ranges
+    # in proportion to the parts' counts of units. If a value is held and needed in this way along the same
+    # dimension, owners can be taken over.
+    # best: the block that computes the largest such value so far
     best, most_bytes = None, 0.0
     for v in m.touched[m.touched_start[b] : m.touched_start[b + 1]]:
         source = int(m.source[v])
@@ -70,6 +71,7 @@ def _source_owners(m: MixedModel, axis: Array, b: int, owners: Sequence[Array]) 
 
 
 def _unit_runs(owners: Array) -> UnitRuns:
+    """Returns the runs of equal owners; owners: the part of each unit."""
     ends = [*np.flatnonzero(np.diff(owners)) + 1, len(owners)]
     starts = [0, *ends[:-1]]
     return tuple(

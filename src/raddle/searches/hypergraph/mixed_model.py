@@ -1,4 +1,4 @@
-"""The compressed model of a mixed partition: for each block, an axis and the number of units of each part.
+"""Models a mixed partition by an axis for each block and the number of units of each part.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of
@@ -42,7 +42,7 @@ ALL, PROPORTIONAL, EVEN, FIRST_ONLY = 0, 1, 2, 3
 
 
 class Split(NamedTuple):
-    """How an operator or a value is divided when its block is split along an axis."""
+    """The way in which an operator or a value is divided when its block is split along an axis."""
 
     kind: int  # ALL, PROPORTIONAL, EVEN or FIRST_ONLY
     dim: int = -1  # the dimension that is divided
@@ -63,7 +63,7 @@ class MixedModel(NamedTuple):
     work: Array  # by block: operations in a forward
     replicated_bytes: Array  # [block, axis] bytes of weights that every part with units holds
     nbytes: Array  # by value, with its gradient
-    # By value: bytes of one partial result; negative if it is so small that every part sums it for itself
+    # For each value: bytes of one partial result; negative if it is so small that every part sums it itself
     merge_bytes: Array
     source: Array  # by value: the block that computes it
     hold: Array  # [value, axis of the source] the fields of the value's Split
@@ -96,13 +96,14 @@ class _MixedModelBuilder:
         self.splits = [
             [_split_operators(block, a) for a in range(len(block.axes))] for block in blocks.blocks
         ]
-        # By value: the operators that read it, and as which operand
+        # For each value: the operators that read it, and as which operand
         self.readers: dict[str, list[tuple[Op, int]]] = {}
         for op in self.graph.ops:
             for operand, name in enumerate(op.inputs):
                 self.readers.setdefault(name, []).append((op, operand))
 
     def build(self) -> MixedModel:
+        """Returns the model; it lists the values that blocks read from each other, or sum."""
         block_of, blocks = self.blocks.block_of, self.blocks.blocks
         values, sources, holds, needs = [], [], [], []
         for op in self.graph.ops:
@@ -263,7 +264,8 @@ class _MixedModelBuilder:
             return False
         return need.table < 0 or self._same_table(hold.table, need.table)
 
-    def _same_table(self, one: int, other: int) -> bool:  # one, other: indices of first entries
+    def _same_table(self, one: int, other: int) -> bool:
+        """Whether two tables have equal ranges; one, other: the index of the first entry of each."""
         # end: where the table ends (low is 1), or where low no longer rises; later entries are not compared
         end = one + 1
         while self.low[end] > self.low[end - 1] and self.low[end] < 1.0:
@@ -306,6 +308,7 @@ class _MixedModelBuilder:
 
 
 def _list_starts(lists: Sequence[Sequence[object]]) -> Array:
+    """Returns where each list begins when all stand one after the other, and where the last ends."""
     return np.concatenate([[0], np.cumsum([len(entries) for entries in lists])]).astype(np.int64)
 
 

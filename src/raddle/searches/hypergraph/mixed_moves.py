@@ -1,4 +1,4 @@
-"""Random moves between mixed partitions, JIT-compiled.
+"""Makes random moves between mixed partitions, JIT-compiled.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of
@@ -87,7 +87,7 @@ def _shift(
 
 @njit(cache=True)
 def _random_fraction() -> float:
-    """Returns a fraction to shift: often 0 (one unit), seldom much."""
+    """Returns a fraction of the units to shift: often 0, which shifts one unit, and seldom a large one."""
     return 0.0 if np.random.random() < 0.5 else np.random.random() ** 2
 
 

@@ -1,4 +1,4 @@
-"""Rounds of annealing of mixed partitions from several starts, within a time budget.
+"""Anneals mixed partitions in rounds, from several starts, within a time budget.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; a *part* is a device's share
@@ -27,8 +27,8 @@ from raddle.searches.hypergraph.mixed_volume import volume
 from raddle.searches.settings import Clock, OnProgress
 
 ROUNDS = 6  # in a budget, at least
-# Steps of the first round; most steps of the others, per block and per square root of the number of parts
-FIRST_STEPS, MAX_STEPS = 20_000, 10_000
+FIRST_STEPS = 20_000  # of the first round
+MAX_STEPS = 10_000  # of a later round, per block and per square root of the number of parts
 # The following four are multiples of the average volume of a part in the best partition so far.
 # Temperatures: the first; the first of a round that continues from the best state; the last
 HOT, WARM, COLD = 0.8, 0.16, 0.002

@@ -1,4 +1,4 @@
-"""Improve a mixed partition by its simulated step time, starting from the partition with the fewest bytes.
+"""Improves the simulated step time of a mixed partition, starting from the one with the fewest bytes.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; the *runs* of a block are consecutive units
@@ -126,6 +126,7 @@ def _rank(timeline: Timeline) -> tuple[bool, float]:
 
 
 def _fits(timeline: Timeline) -> bool:
+    """Whether the plan fits into the memory of all devices."""
     return fits(peak_bytes(timeline), timeline.cluster)
 
 
@@ -152,9 +153,11 @@ class PlanSimulator:
         self.graph, self.cluster, self.profile, self.settings = graph, cluster, profile, settings
 
     def plan(self, tiles: Mapping[str, Tiling]) -> Plan:
+        """Returns the plan with these tiles."""
         return Plan(tiles, len(self.cluster.devices), **self.settings)  # type: ignore[arg-type]
 
     def simulate(self, tiles: Mapping[str, Tiling]) -> Timeline:
+        """Simulates several steps of the plan with these tiles."""
         return simulate_steps(self.graph, self.plan(tiles), self.cluster, self.profile)
 
 
@@ -171,7 +174,7 @@ class Proposer:
     ) -> None:
         self.blocks, self.evaluator = blocks, evaluator
         self.model: MixedModel = build_mixed_model(blocks)
-        # By block: the batch-independent operators (they read no samples) whose results it reads
+        # For each block: the batch-independent operators (they read no samples) whose results it reads
         self.independent_inputs = [
             blocks.independent_ops.read_by([name for group in block.groups for name in group.ops])
             for block in blocks.blocks
@@ -194,6 +197,7 @@ class Proposer:
         return [walk for walk in walks if walk is not None]
 
     def _start_walk(self, name: str, state: MixedState) -> TimedWalk | None:
+        """Returns a walk from a state, or None if the plan of the state is impossible."""
         tiles = tiles_of(self.blocks, self.model, state)
         try:
             self.evaluator.move(tiles)
@@ -218,8 +222,10 @@ class Proposer:
             undo = self.evaluator.move(changes)
         except InputError:
             return  # such a plan is impossible
+        # Nanoseconds by which the step may get longer. Drawn before the simulation, which can then stop
+        # early; a longer step is accepted with the probability given above.
         tolerance = -math.log(max(self.rng.random(), 1e-300)) * TEMPERATURE * walk.best_time
-        # None if the step takes longer than this limit, which stands for the random acceptance:
+        # None if the step takes longer than the limit:
         time = self.evaluator.time(walk.time + int(tolerance))
         if time is None or bool((self.evaluator.memory > self.memory).any()):
             self.evaluator.restore(undo)

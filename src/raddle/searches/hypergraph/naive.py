@@ -1,4 +1,6 @@
-"""The naive partitions of the thesis (docs/papers.md), its sections 5.1.1 to 5.1.4: they only balance work.
+"""Makes the naive partitions of the thesis (docs/papers.md), sections 5.1.1 to 5.1.4: they balance work.
+
+They do not look at what is sent.
 
 layerwise             whole layers in order; the largest part is as small as possible
 filter-horizontal     the filters of every layer in equal numbers
@@ -55,10 +57,12 @@ def layerwise(m: CountModel, parts: int) -> Array:
 
 
 def horizontal(m: CountModel, parts: int) -> Array:
+    """Returns the counts of an equal division of every layer's filters."""
     return np.array([np.diff(even_cuts(int(n), parts)) for n in m.units])
 
 
 def incremental(m: CountModel, parts: int) -> Array:
+    """Returns the counts when the filters, in order, fill one part after the other."""
     x = np.zeros((m.num_layers, parts), np.int64)
     for l, runs in enumerate(_fill_parts(m, m.units.tolist(), parts)):
         for run in runs:
@@ -79,7 +83,10 @@ def channel_incremental(network: LayerNetwork, m: CountModel, parts: int) -> Cel
 
 
 def _fill_parts(m: CountModel, counts: Sequence[int], parts: int) -> list[list[FilterRun]]:
-    # counts: of what is placed, by layer: filters or cells
+    """Returns, for each layer, runs of filters or cells and their parts.
+
+    counts: how many filters or cells are placed, by layer.
+    """
     work = [(int(n), float(w)) for n, w in zip(counts, m.units * m.work, strict=True)]
     min_work = 1e-12 * m.total_work  # so that a layer without work gets a part, too
     return assign_runs([(n, max(w, min_work)) for n, w in work], [m.total_work / parts] * parts)

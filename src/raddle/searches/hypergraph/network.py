@@ -1,4 +1,4 @@
-"""A captured graph as layers of interchangeable filters, and the feature maps between them.
+"""Turns a captured graph into layers of interchangeable filters, and the feature maps between them.
 
 The partitions of this package (__init__.py) distribute these filters, or their input channels, over parts.
 A *layer* is all operators that share a weight with filters: a convolution, a linear layer, all time steps
@@ -72,6 +72,7 @@ class FeatureMap:
 
     @property
     def units(self) -> int:
+        """The number of units of all pieces."""
         return sum(piece.units for piece in self.pieces)
 
 
@@ -95,7 +96,7 @@ class _NetworkBuilder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.independent_ops = batch_independent(graph)  # names of operators that read no samples
-        # By value: the position of the operator that computes it
+        # For each value: the position of the operator that computes it
         self.order = {o: i for i, op in enumerate(graph.ops) for o in op.outputs}
         # The key of a layer: its weight (of heads: their first operator), and its number of units
         self.layers: dict[tuple[str, int], list[Op]] = {}
@@ -107,11 +108,12 @@ class _NetworkBuilder:
         self.op_pieces: dict[str, Pieces] = {}
         # Elements of a value that are read; a strided convolution skips some.
         self.elements_read: dict[str, int] = {}
-        # By value, as ordered sets: numbers of layers; pieces of operators
+        # For each value, as ordered sets: numbers of layers; pieces of operators
         self.dense_readers: dict[str, dict[int, None]] = {}
         self.elementwise_readers: dict[str, dict[Pieces, None]] = {}
 
     def build(self) -> LayerNetwork:
+        """Visits all operators that read samples, and returns the network."""
         for op in self.graph.ops:
             if op.name not in self.independent_ops:
                 self._visit(op)
@@ -122,6 +124,7 @@ class _NetworkBuilder:
         return LayerNetwork(layers, tuple(self._map(v) for v in read_values), self.op_pieces)
 
     def _visit(self, op: Op) -> None:
+        """Enters an operator: its pieces, those of its outputs, and the values that it reads."""
         pieces = self._op_pieces(op)
         sources = tuple(dict.fromkeys(v for i in op.inputs for v in self._sources(i)))
         if pieces is None:
@@ -149,19 +152,19 @@ class _NetworkBuilder:
         key = self._weight_and_size(op)
         pieces = self._input_pieces(op) if key is None else None
         c = dim_of(op, "c")
-        # Attention: a product of two activations, or a fused operator
-        heads = op.space.is_product or op.traits.family == "attention"
-        if key is None and pieces is None and c is not None and heads:
+        # is_product: the operator multiplies two activations, such as queries and keys
+        is_attention = op.space.is_product or op.traits.family == "attention"
+        if key is None and pieces is None and c is not None and is_attention:
             key = op.name, op.space.dims[c].size
             self.head_layers.add(len(self.layer_numbers))
         if key is not None:
             self.layers.setdefault(key, []).append(op)
-            number = self.layer_numbers.setdefault(key, len(self.layer_numbers))
-            return (ChannelPiece(number, key[1]),)
+            layer = self.layer_numbers.setdefault(key, len(self.layer_numbers))
+            return (ChannelPiece(layer, key[1]),)
         if pieces is not None and op.space.is_product and pieces[0].layer in self.head_layers:
-            self.layers[list(self.layers)[pieces[0].layer]].append(
-                op
-            )  # the next product of the same heads
+            # The next product of the same heads (attention weights times values) joins their layer.
+            key = list(self.layers)[pieces[0].layer]
+            self.layers[key].append(op)
         return pieces
 
     def _weight_and_size(self, op: Op) -> tuple[str, int] | None:
@@ -189,6 +192,11 @@ class _NetworkBuilder:
         return self.value_pieces[max(matching, key=lambda v: self.order[v])] if matching else None
 
     def _add_reader(self, op: Op, operand: int, value: str, pieces: Pieces) -> None:
+        """Enters an operator that reads a value: as a dense or as an elementwise reader.
+
+        pieces: of the operator. An elementwise reader with the same pieces as the value receives nothing,
+        so it is not entered.
+        """
         if op.kind == "cat" and all(piece in pieces for piece in self.value_pieces[value]):
             return  # a concatenation runs where its inputs are
         count = self._count_read(op, operand, value)
@@ -201,6 +209,7 @@ class _NetworkBuilder:
             self.elementwise_readers.setdefault(value, {})[pieces] = None
 
     def _add_dense_reader(self, value: str, pieces: Pieces) -> None:
+        """Enters the layers of `pieces` as dense readers of a value."""
         self.dense_readers.setdefault(value, {}).update(
             dict.fromkeys(piece.layer for piece in pieces)
         )
@@ -224,6 +233,7 @@ class _NetworkBuilder:
         if op_units != value_units or c is None:
             return False
         position = self.graph.values[value].letters.index("c")
+        # Which channels of the operand a box of the operator reads
         index = op.space.operands[operand].indices[position]
         op_channels, value_channels = (
             op.space.dims[c].size // op_units,
@@ -243,6 +253,7 @@ class _NetworkBuilder:
         return tensor.shape[tensor.letters.index("c")] if "c" in tensor.letters else 0
 
     def _layer(self, ops: Sequence[Op]) -> NetworkLayer:
+        """Returns the layer of the operators that share a weight."""
         weights = {i for op in ops for i in op.inputs if self.graph.values[i].role == "parameter"}
         return NetworkLayer(
             ops[0].name,
@@ -255,6 +266,7 @@ class _NetworkBuilder:
         )
 
     def _map(self, value: str) -> FeatureMap:
+        """Returns a value that layers read, with its pieces and readers."""
         pieces = self.value_pieces[value]
         return FeatureMap(
             value,
@@ -267,6 +279,7 @@ class _NetworkBuilder:
 
 
 def _num_elements(graph: Graph, value: str) -> int:
+    """Returns the number of elements of a value."""
     return graph.values[value].nbytes // graph.values[value].dtype.itemsize
 
 

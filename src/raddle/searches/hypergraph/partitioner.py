@@ -1,4 +1,4 @@
-"""Partition a graph by the name of a method, and count the work and communication of the result.
+"""Partitions a graph by the name of a method, and counts the work and communication of the result.
 
 A *part* is a device's share. A *coarse* partition distributes whole filters (units of layers) and is given
 by counts (counts.py); a *fine* one distributes cells, which are single input channels of filters
@@ -75,9 +75,8 @@ class PartitionResult:
     sent_elements: Mapping[str, int]  # in a forward, by name of the value that is sent
     received_elements: Array  # in a forward, by part
     volume_bytes: int  # in a step: forward, backward and synchronisation of parameters
-    sums: Tiles = field(
-        default_factory=dict
-    )  # fine: where the partial results of filters are summed
+    # Of a fine partition: the tiles that sum the partial results of filters
+    sums: Tiles = field(default_factory=dict)
     lower_bound: float | None = None  # on the volume of any coarse partition, in elements
     seconds: float = 0.0  # that the method took
 
@@ -201,6 +200,7 @@ class Partitioner:
         )
 
     def _channel_counts(self) -> list[int]:
+        """Returns, for each layer, how many input channels a filter has."""
         from raddle.searches.hypergraph.explicit import channel_count
 
         return [channel_count(self.network, l) for l in range(len(self.network.layers))]
@@ -216,6 +216,7 @@ class Partitioner:
     # -- solvers -----------------------------------------------------------------------------------
 
     def coarse(self, request: PartitionRequest) -> PartitionResult:
+        """Finds a coarse partition of little volume, with a lower bound (coarse.py)."""
         from raddle.searches.hypergraph import coarse
 
         solution = coarse.solve(
@@ -227,7 +228,10 @@ class Partitioner:
         )
 
     def fine(self, request: PartitionRequest) -> PartitionResult:
-        """Solves the coarse problem first: a coarse partition is also a fine one, and a good start."""
+        """Finds a fine partition of little volume (fine.py).
+
+        The coarse problem is solved first: a coarse partition is also a fine one, and a good start.
+        """
         from raddle.searches.hypergraph import coarse, fine
 
         started_at = perf_counter()
@@ -245,6 +249,7 @@ class Partitioner:
         )
 
     def mixed(self, request: PartitionRequest) -> PartitionResult:
+        """Finds a mixed partition with few bytes (mixed.py)."""
         from raddle.searches.hypergraph import mixed
 
         solution = mixed.solve(

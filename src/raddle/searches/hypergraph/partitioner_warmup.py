@@ -1,4 +1,8 @@
-"""The numba functions of the partitioners, and how to compile them before a search is timed."""
+"""Lists the numba functions of the partitioners and compiles them before a search is timed.
+
+numba compiles a function at its first call, which takes seconds; its cache files (*.nbi) show whether that
+has been done already.
+"""
 
 from __future__ import annotations
 

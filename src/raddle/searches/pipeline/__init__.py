@@ -1,4 +1,4 @@
-"""The method `pipeline`: searches pipeline-parallel plans. `Pipelines` is its entry in the list of methods.
+"""Searches pipeline-parallel plans: the method `pipeline`. `Pipelines` is its entry in the list of methods.
 
 method.py            the search itself: partitions, schedules, simulation of the most promising plans
 request.py           the same with a schedule, stages or micro-batches that the user gives
@@ -24,6 +24,7 @@ class Pipelines(Search):
     has_stages = True  # the user may ask for a schedule, stages and micro-batches
 
     def search(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
+        """Return the fastest pipeline plan that fits in memory (method.py)."""
         from raddle.searches.pipeline.method import search
 
         return search(graph, cluster, settings)

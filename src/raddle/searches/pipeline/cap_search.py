@@ -1,7 +1,9 @@
-"""Minimises the *total*, `repeats * largest + sum`, by branch and bound on a cap for `largest`.
+"""Finds the list of pipeline stages with the shortest step, by branch and bound on the slowest stage.
 
-Used by shortest_step.py: a solution is a list of stages, `largest` the seconds of its slowest stage, `sum`
-the seconds of all stages and transfers, and `repeats` the number of micro-batches less one.
+shortest_step.py calls it. A *solution* is a list of stages. `largest` is the seconds of its slowest stage,
+`sum` the seconds of all its stages and transfers, and `repeats` the number of micro-batches less one. The
+*total*, `repeats * largest + sum`, is the estimated time of a step; it is minimised. A *cap* is an upper
+limit for `largest`.
 
 The caller gives `solve(cap)`: the solution with the smallest sum among those whose largest is at most cap.
 No solution with largest <= cap has a smaller sum. So every solution with low < largest < high has a total
@@ -52,9 +54,11 @@ def least_total(
     """
 
     def total(x: CappedOptimum[Solution]) -> float:
+        """Return the value to minimise."""
         return repeats * x.largest + x.sum
 
     def interval_below(low: float, upper: CappedOptimum[Solution], halve: bool) -> Interval:
+        """Return the interval from low to the largest of a capped optimum."""
         # Below the largest of a capped optimum, no solution has a smaller sum than the optimum.
         return Interval(repeats * low + upper.sum, low, upper.largest, upper.sum, halve)
 

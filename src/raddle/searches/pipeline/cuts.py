@@ -1,4 +1,4 @@
-"""Bytes of activations that are sent over a cut between two stages, counted in two ways.
+"""Counts the bytes of activations that are sent over a cut between two pipeline stages, in two ways.
 
 An ideal (see ideals.py) is a set of layers that can run before a cut. For each ideal, the functions return
 the bytes at the cut after it:
@@ -31,7 +31,7 @@ from raddle.searches.pipeline.layers import predecessors, topological_order
 def crossing_bytes(
     ideals: Ideals, activation: Sequence[float], successors: Sequence[Sequence[int]]
 ) -> Array:
-    """For each ideal, return the bytes of its layers' outputs that layers outside the ideal read.
+    """Return, for each ideal, the bytes of its layers' outputs that layers outside the ideal read.
 
     activation: output bytes of each layer; successors: the layers that read each layer.
     """
@@ -48,7 +48,7 @@ def crossing_bytes(
 def antichain_bytes(
     ideals: Ideals, activation: Sequence[float], successors: Sequence[Sequence[int]]
 ) -> Array:
-    """For each ideal, return the bytes that PipeDream's optimizer counts at the cut after it."""
+    """Return, for each ideal, the bytes that PipeDream's optimizer counts at the cut after it."""
     reads = [sum(1 << u for u in row) for row in predecessors(successors)]
     return _antichain(
         ideals.covered,
@@ -69,23 +69,24 @@ def _bit_words(rows: Sequence[int]) -> Array:
 
 
 def _still_read(successors: Sequence[Sequence[int]]) -> list[int]:
-    """For each layer v, return a set as bits: what `antichain_bytes` counts if v is a last layer.
+    """Return, for each layer v, the layers whose outputs `antichain_bytes` adds if v is a last layer.
 
-    The set holds v, and each predecessor of v that a layer outside (v and its predecessors) reads.
+    Each set is given as bits. It holds v, and each direct or indirect predecessor of v that is also read by
+    a layer which is neither v nor a predecessor of v.
     """
     read = predecessors(successors)
     readers = [sum(1 << w for w in set(row)) for row in successors]
-    # By layer, as bits: the layer and all its direct and indirect predecessors.
-    upto = [0] * len(read)
+    # For each layer, as bits: the layer and all its direct and indirect predecessors.
+    with_predecessors = [0] * len(read)
     result = [0] * len(read)
     for v in topological_order(successors):
         before = 0
         for u in read[v]:
-            before |= upto[u]
-        upto[v] = before | 1 << v
+            before |= with_predecessors[u]
+        with_predecessors[v] = before | 1 << v
         result[v] = 1 << v
         for u in range(len(read)):
-            if before >> u & 1 and readers[u] & ~upto[v]:
+            if before >> u & 1 and readers[u] & ~with_predecessors[v]:
                 result[v] |= 1 << u
     return result
 

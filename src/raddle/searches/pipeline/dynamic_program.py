@@ -1,10 +1,11 @@
-"""The dynamic program of shortest_step.py: the best stages with a cap on the time of each.
+"""Finds the best pipeline stages, none slower than a given cap, by dynamic programming.
 
-An ideal (ideals.py) is a set of layers that can run before a cut. A stage from ideal i to ideal j has the
-layers of j that i has not. So a sum over the layers of a stage is the difference of two sums over ideals
-(`IdealSums`). The program goes from the last stage to the first, over (ideal, device, remaining stages).
-A stage uses one or more devices in a row; each is a *replica*, which computes a part of the samples. The
-cap is the most seconds that a stage may take for a micro-batch.
+shortest_step.py calls it with many caps. An ideal (ideals.py) is a set of layers that can run before a cut.
+A stage from ideal i to ideal j has the layers that j has and i does not have. So a sum over the layers of a
+stage is the difference of two sums over ideals (`IdealSums`). The program goes from the last stage to the
+first, over (ideal, device, remaining stages). A stage uses one or more devices in a row; each is a
+*replica*, which computes a part of the samples. The cap is the most seconds that a stage may take for a
+micro-batch.
 """
 
 # i, j: ideals before and after a stage, d: the first device of a stage, r: number of its replicas,
@@ -28,7 +29,7 @@ ROUNDING = 1e-9  # relative slack for errors of floating-point sums
 
 
 class IdealSums(NamedTuple):
-    """For each ideal, sums over its layers, for one micro-batch."""
+    """Sums over the layers of each ideal, for one micro-batch."""
 
     members: Array  # [ideal, word]: the layers, as bits of 64-bit words (ideals.py)
     forward: Array  # seconds, [kind of device, ideal]
@@ -46,7 +47,7 @@ class IdealSums(NamedTuple):
 
 
 class Placements(NamedTuple):
-    """What a stage on devices d to d + r - 1 can use; arrays are by [d] or by [d, r]."""
+    """The memory and the links of a stage on devices d to d + r - 1, as arrays [d] or [d, r]."""
 
     kind: Array  # [d]: kind of the devices
     max_replicas: Array  # [d]: how many devices from d on are of the same kind, up to the limit
@@ -76,7 +77,7 @@ class PlacedSegment(NamedTuple):
 
 
 def sums_of(ideals: Ideals, costs: LayerCosts) -> IdealSums:
-    """Sum the costs of layers for each ideal."""
+    """Return, for each ideal, the sums of the costs of its layers."""
     seconds = np.add(costs.forward, costs.backward)
     return IdealSums(
         ideals.members,
@@ -90,7 +91,7 @@ def sums_of(ideals: Ideals, costs: LayerCosts) -> IdealSums:
 
 
 def build_placements(device_chain: DeviceChain, replica_limit: int) -> Placements:
-    """Tabulate the device chain for stages of up to `replica_limit` devices."""
+    """Return the memory and the links of all stages of up to `replica_limit` devices of the chain."""
     devices = len(device_chain.kinds)
     max_replicas = np.ones(devices, np.int64)
     capacity = np.zeros((devices, devices + 1))
@@ -161,7 +162,7 @@ def _fill_tables(
     the transfer to device d. choice[i, d, q]: (j, r, recompute) of the first of these stages. If the
     number of micro-batches in flight does not depend on q, there is only q = 0, for any number of stages.
     """
-    # q_count: how many values q has.
+    # q_count: how many values q has
     ideals, devices, q_count = len(sums.members), len(placements.kind), len(rules.alive)
     least = np.full((ideals, devices + 1, q_count), np.inf)
     least[-1, :, 0] = 0.0  # after the whole graph, nothing remains
@@ -232,7 +233,7 @@ def _try_stage(
             recomputing_seconds = (forward + backward + forward) / r
             saved = (sums.saved[j] - sums.saved[i]) / r
             input_bytes = sums.cut_bytes[i] / r
-            # 0.0: the latency is left out.
+            # The latency of the all-reduce is left out (0.0).
             all_reduce_seconds = ring_seconds(r, placements.bandwidth[d, r], 0.0, parameters)
             max_stages_after = 0 if j == len(sums.work) - 1 else devices - d - r
             for q in range(q_step, min(len(rules.alive), q_step + max_stages_after + 1)):

@@ -1,8 +1,8 @@
 """Enumerates the ideals of a graph of layers: the sets of layers that can run before a cut of a pipeline.
 
-An *ideal* (a down-set) is a set of layers that contains, with each layer, all layers that it reads. A
-pipeline is a chain of growing ideals, from the empty one to the whole graph. Each stage consists of the
-layers that one ideal has and the one before has not; such a set of layers is convex.
+An *ideal* (a down-set) is a set of layers that contains, with each layer, all layers that this layer reads.
+A pipeline is a chain of growing ideals, from the empty one to the whole graph. Each stage consists of the
+layers that one ideal has and the ideal before it does not have; such a set of layers is convex.
 
 A sequence of n layers has n + 1 ideals. For parallel branches the numbers of ideals multiply; for blocks
 that follow each other they add.
@@ -69,11 +69,12 @@ class Ideals:
     """Ideals of a graph; the empty one is number 0, the whole graph is the last one."""
 
     members: Array  # [ideal, word]: the layers, as bits of uint64 words
-    # By size, the first ideal of that size; the last entry is the number of ideals.
+    # For each size, the first ideal of that size; the last entry is the number of ideals.
     level_start: Array
     covered: Array  # ideal i covers the ideals covered[covered_start[i] : covered_start[i + 1]]
     covered_start: Array
-    # By ideal, the layer that it has and the first of the ideals that it covers has not; -1 if empty.
+    # For each ideal: the layer that it has, and the first of the ideals that it covers does not have; -1
+    # for the empty ideal.
     added: Array
     complete: bool  # whether these are all ideals of the graph
 
@@ -81,11 +82,11 @@ class Ideals:
         return len(self.members)
 
     def sums(self, values: Sequence[float] | Array) -> Array:
-        """For each ideal, return the sum of the values of its layers; `values` has one per layer."""
+        """Return, for each ideal, the sum of the values of its layers; `values` has one per layer."""
         return _sums(self.covered, self.covered_start, self.added, np.asarray(values, float))
 
     def layers_between(self, lower: int, upper: int) -> list[int]:
-        """Return the layers of ideal `upper` that its subset `lower` has not, in ascending order."""
+        """Return the layers that ideal `upper` has and its subset `lower` does not have, ascending."""
         bits = self.members[upper] & ~self.members[lower]
         return [v for v in range(64 * len(bits)) if int(bits[v // 64]) >> (v % 64) & 1]
 
@@ -108,7 +109,7 @@ def ideals_of(successors: Sequence[Sequence[int]], *, max_ideals: int = 1_000_00
 
 @lru_cache(maxsize=2)  # the search calls it again for every number of micro-batches
 def _cached_ideals(successors: tuple[tuple[int, ...], ...], max_ideals: int) -> Ideals:
-    """Enumerate the ideals size by size: each size from the one before, by adding a layer."""
+    """Return the ideals, enumerated by size: an ideal and one more layer give an ideal of the next size."""
     max_ideals = min(max_ideals, MAX_WORDS // ((len(successors) + 63) // 64 or 1))
     edges = edges_of(successors)
     # Random keys for the hash table; the result does not depend on them.
@@ -121,7 +122,7 @@ def _cached_ideals(successors: tuple[tuple[int, ...], ...], max_ideals: int) -> 
             return prefix_ideals(topological_order(successors))
         larger, child, parent = _next_size(levels[s], edges, keys)
         levels.append(larger)
-        # For one larger ideal after the other, the ideals that it covers.
+        # For each larger ideal in turn: the ideals that it covers.
         covered.append(level_start[s] + parent[np.argsort(child, kind="stable")])
         covered_count.append(np.bincount(child))
         level_start.append(level_start[-1] + len(larger.added))
@@ -138,7 +139,7 @@ def _cached_ideals(successors: tuple[tuple[int, ...], ...], max_ideals: int) -> 
 
 
 def edges_of(successors: Sequence[Sequence[int]]) -> Edges:
-    """Convert the edges, given as the readers of each layer, to arrays."""
+    """Return the edges as arrays; successors: the readers of each layer."""
     return Edges(*_ragged(predecessors(successors)), *_ragged([sorted({*x}) for x in successors]))
 
 
@@ -167,7 +168,7 @@ def prefix_ideals(order: Sequence[int]) -> Ideals:
 
 @njit(cache=True)
 def _sums(covered: Array, covered_start: Array, added: Array, values: Array) -> Array:
-    """Compute `Ideals.sums`: that of the first ideal that i covers, and the value of the added layer."""
+    """Return `Ideals.sums`: the sum of the first ideal that i covers, plus the value of the added layer."""
     result = np.zeros(len(added))
     for i in range(1, len(added)):
         result[i] = result[covered[covered_start[i]]] + values[added[i]]
@@ -190,7 +191,7 @@ def _empty_level(edges: Edges, layers: int) -> Level:
 
 @njit(cache=True)
 def _count_pairs(addable: Array) -> int:
-    """Count the pairs (ideal, layer that can be added to it), over all ideals of one size."""
+    """Return the number of pairs (ideal, layer that can be added to it), over all ideals of one size."""
     one = np.uint64(1)
     pairs = 0
     for i in range(len(addable)):

@@ -37,7 +37,10 @@ class LayerGraph:
 
 
 def build_layer_graph(graph: Graph) -> LayerGraph:
-    """Assign every operator to a layer; one without weights joins the layer it reads, if it is only one."""
+    """Assign every operator to a layer and return the graph of layers.
+
+    An operator without weights that reads a single layer joins this layer.
+    """
     independent_ops = batch_independent(graph)
     values, producer = graph.values, {o: op for op in graph.ops for o in op.outputs}
     layer_of: dict[str, int] = {}
@@ -83,7 +86,7 @@ def _place_batch_independent(
     An operator that computes the next value of a buffer counts as read by the readers of the buffer: the
     new value stays on the devices of the operator's stage, and the next micro-batch reads it there.
     """
-    # By name of the new value of a buffer, the name of the buffer.
+    # For each name of the new value of a buffer, the name of the buffer.
     buffers = {value: buffer for buffer, value in graph.updates.items()}
     waiting = [op for op in reversed(graph.ops) if op.name in independent_ops]
     changed = True
@@ -96,7 +99,7 @@ def _place_batch_independent(
             if first_layer is not None and first_layer != layer_of.get(op.name):
                 layer_of[op.name] = first_layer
                 changed = True
-    # Operators that no layer reads.
+    # Operators that no layer reads belong to layer 0.
     layer_of.update({op.name: 0 for op in waiting if op.name not in layer_of})
 
 
@@ -144,7 +147,7 @@ class LayerCostModel:
         )
 
     def _seconds(self, device: Device, samples: int, phase: str) -> tuple[float, ...]:
-        """For each layer, return the compute time of the phase: "F" forward, "B" backward."""
+        """Return, for each layer, the seconds of a phase on a device; phase: "F" forward, "B" backward."""
         total = [0.0] * len(self.layer_graph.op_names)
         for op in self.graph.ops:
             if phase == "F" or has_backward(op, self.active):
@@ -154,7 +157,7 @@ class LayerCostModel:
         return tuple(total)
 
     def _output_bytes(self, samples: int) -> tuple[float, ...]:
-        """For each layer, return the bytes of its values that other layers read."""
+        """Return, for each layer, the bytes of its values that other layers read."""
         total = [0.0] * len(self.layer_graph.op_names)
         layer_of = self.layer_graph.layer_of
         for op in self.graph.ops:
@@ -165,7 +168,7 @@ class LayerCostModel:
         return tuple(total)
 
     def _saved_bytes(self, samples: int) -> tuple[float, ...]:
-        """For each layer, return the bytes of activations saved for the backward.
+        """Return, for each layer, the bytes of activations saved for the backward.
 
         Each value counts once. A saved view counts as the value that it is a view of.
         """
@@ -181,7 +184,7 @@ class LayerCostModel:
             value = self.graph.values[op.outputs[0]]
             elements = self._nbytes(op.outputs[0], samples) / value.dtype.itemsize
             # extra: bytes for each element of the output, such as a dropout mask.
-            total[self.layer_graph.layer_of[op.name]] += saved.extra * elements
+            total[self.layer_graph.layer_of[op.name]] += float(saved.extra) * elements
         seen: set[str] = set()
         for name in saved_values:
             while name in viewed:
@@ -192,7 +195,7 @@ class LayerCostModel:
         return tuple(total)
 
     def _parameter_bytes(self) -> tuple[float, ...]:
-        """For each layer, return the bytes of its parameters; a shared one counts in the first layer."""
+        """Return, for each layer, the bytes of its parameters; a shared one counts in the first layer."""
         total = [0.0] * len(self.layer_graph.op_names)
         seen: set[str] = set()
         for op in self.graph.ops:
@@ -225,7 +228,7 @@ def micro_batch_box(op: Op, batch: int, samples: int) -> Box:
 def stage_op_names(
     layer_graph: LayerGraph, stages: Sequence[Sequence[int]]
 ) -> tuple[tuple[str, ...], ...]:
-    """For each stage, return the names of its operators in the graph's order.
+    """Return, for each stage, the names of its operators in the graph's order.
 
     stages: the layers of each stage.
     """

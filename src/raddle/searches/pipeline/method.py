@@ -1,4 +1,4 @@
-"""The search of the method `pipeline`: chooses stages, replicas, micro-batches, schedule and recomputation.
+"""Chooses stages, replicas, micro-batches, schedule and recomputation: the search of the method `pipeline`.
 
 1. For each number of micro-batches, a partitioner (shortest_step.py) assigns layers to stages and stages
    to devices. It minimises an estimate of the step time. Such an assignment is a *partition*.
@@ -119,7 +119,7 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
 
 
 class _PipelineSearch:
-    """One search: collects the candidates that it simulates in `simulated`."""
+    """A search for one graph and cluster; it collects the candidates that it simulates in `simulated`."""
 
     def __init__(self, graph: Graph, cluster: Cluster, settings: Settings) -> None:
         self.graph, self.cluster, self.settings = graph, cluster, settings
@@ -140,7 +140,10 @@ class _PipelineSearch:
         self.refusals: list[str] = []  # why other partitions could not be simulated
 
     def requested_candidates(self) -> list[PipelineCandidate]:
-        """Simulate what the user requests, and search what the request leaves open; the best first."""
+        """Return simulated plans that keep the user's request, the best first.
+
+        Stages and micro-batches that the request leaves open are searched.
+        """
         request = PipelineRequest(
             self.settings.schedule, self.settings.stages, self.settings.microbatches
         )
@@ -162,7 +165,7 @@ class _PipelineSearch:
         )
 
     def candidates(self, *, one_microbatch: bool, max_simulated: int) -> list[PipelineCandidate]:
-        """Search without a request of the user; see `pipeline_candidates`."""
+        """Return simulated plans of a search without a request of the user; see `pipeline_candidates`."""
         partitions = sorted(
             self._partitions(one_microbatch=one_microbatch),
             key=lambda candidate: candidate[1].seconds,
@@ -204,7 +207,7 @@ class _PipelineSearch:
                 self.memory_is_short = True
 
     def _schedules(self, partition: StepPartition, m: int) -> list[str]:
-        """List the schedules to simulate.
+        """Return the names of the schedules to simulate.
 
         "" runs one micro-batch after the other; "zb-h1" has a split backward (zero bubble).
         """
@@ -232,15 +235,15 @@ class _PipelineSearch:
 
     @property
     def _unlimited_memory(self) -> DeviceChain:
-        """The devices without a memory limit; the simulation then checks the real peak memory."""
+        """The chain of devices without a memory limit; the simulation then checks the real peak memory."""
         return replace(self.device_chain, capacity=(float("inf"),) * self.device_count)
 
     def _try_least_memory(self) -> None:
-        """Simulate the plans that need the least memory, as nothing else fits.
+        """Simulate the plans that need the least memory; this is tried if no other plan fits.
 
-        They have small micro-batches, recompute every stage, and use stages of one device, of up to two
-        and of up to all devices (whose spatial tiles divide an image). With one device per stage the
-        schedule `gems` is simulated as well.
+        These plans have small micro-batches, recompute every stage, and use stages of one device, of up to
+        two devices, and of up to all devices (whose spatial tiles divide an image). With one device per
+        stage the schedule `gems` is simulated as well.
         """
         device_chain = self._unlimited_memory
         batch = self.graph.batch
@@ -294,7 +297,7 @@ class _PipelineSearch:
                 *schedule.splitlines()[:1],  # its name, or the first row of one that the user wrote
             ]
             name = ", ".join([*parts, f"{method} inside"] if method else parts)
-            # 0.5: how far the simulations are is not measured.
+            # The number of simulations is not known beforehand, so the progress is always shown as a half.
             self.settings.on_progress({"step": f"simulating {name}", "done": 0.5, "of": 1})
             try:
                 result = self._build_result(graph, m, partition, schedule, method, workers)
@@ -373,7 +376,7 @@ class _PipelineSearch:
 
 
 def _move_to_devices(tiling: Tiling, devices: tuple[int, ...]) -> Tiling:
-    """Return the tiling with device d replaced by devices[d]. It is a regular grid or a list of tiles."""
+    """Return the tiling, a regular grid or a list of tiles, with device d replaced by devices[d]."""
     if isinstance(tiling, Grid):
         return replace(tiling, devices=tuple(devices[d] for d in tiling.devices))
     return Irregular(tuple(Tile(t.box, devices[t.device]) for t in tiling.tiles))

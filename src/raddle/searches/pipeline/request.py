@@ -1,4 +1,4 @@
-"""Pipelines where the user fixes the schedule, the number of stages or of micro-batches.
+"""Plans pipelines of which the user fixes the schedule, the number of stages or of micro-batches.
 
 `PipelineRequest` checks the request and makes partitions for it: assignments of layers to stages and of
 stages to devices. A schedule has a name ("1f1b") or is *written out*: a text with a row of actions for
@@ -26,7 +26,7 @@ DEFAULT_SCHEDULE = "1f1b"
 
 @dataclass(frozen=True)
 class PipelineRequest:
-    """What the user fixes; None or "" leaves the choice to the search."""
+    """The choices that the user fixes; None or "" leaves a choice to the search."""
 
     schedule: str = ""  # a name, or the text of a written-out schedule
     stages: int | None = None  # how many
@@ -74,7 +74,7 @@ class PipelineRequest:
             raise InputError(
                 f"{microbatches} micro-batches of a batch of {batch}: ask for 1 to {batch} of them."
             )
-        # chunks: stages on each device, by default.
+        # chunks: how many stages the schedule has on each device by default
         max_stages = devices * (1 if self.is_written_out else self.named_schedule.chunks)
         if stages is not None and not self.is_written_out and not 2 <= stages <= max_stages:
             raise InputError(f"{stages} stages on {devices} devices: ask for 2 to {max_stages}.")
@@ -84,7 +84,8 @@ class PipelineRequest:
         """Return the numbers of micro-batches to try."""
         if self.microbatches is not None:
             return [self.microbatches]
-        # per_step: for a schedule without a flush, how many micro-batches a step has with so many stages.
+        # per_step: for a schedule without a flush, the number of micro-batches of a step, by the number of
+        # stages; here there is one stage on each device.
         if not self.is_written_out and self.named_schedule.per_step is not None:
             return [min(batch, self.named_schedule.per_step(devices))]
         return sorted({m for m in (devices, 2 * devices, 4 * devices) if m <= batch} or {batch})
@@ -148,7 +149,7 @@ def _shortest_period_partition(costs: LayerCosts, device_chain: DeviceChain) -> 
     layers = Layers(
         costs.forward[0], costs.backward[0], costs.activation, costs.parameters, costs.successors
     )
-    # A single device has no link; it sends nothing, so any bandwidth will do.
+    # A single device has no link and sends nothing, so any bandwidth will do.
     bandwidth = min(device_chain.bandwidth, default=1e12)
     partition = partition_for_period(layers, devices, bandwidth=bandwidth, counting="crossing")
     if len(partition.stages) == 1:
@@ -159,7 +160,7 @@ def _shortest_period_partition(costs: LayerCosts, device_chain: DeviceChain) -> 
         # False: no recomputation; 0.0: memory is not estimated.
         stages.append(StepStage(stage.layers, stage_devices, False, stage.seconds, 0.0))
         first_device += stage.replicas
-    # Its `seconds` are those of a period (one micro-batch), not of a step.
+    # The result's `seconds` are those of a period (one micro-batch), not of a step.
     return StepPartition(tuple(stages), partition.period, partition.exact, partition.ideals)
 
 
@@ -171,7 +172,7 @@ def _balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> Step
     order, stage_count = topological_order(costs.successors), len(stage_devices)
     if stage_count > len(order):
         raise InputError(f"the model has {len(order)} layers to cut between, not {stage_count}.")
-    # [0]: on the first kind of device.
+    # Every device counts as one of the first kind ([0]).
     seconds = [costs.forward[0][v] + costs.backward[0][v] for v in order]
     sums = [0.0]
     for layer_seconds in seconds:
@@ -193,6 +194,6 @@ def _balanced_partition(costs: LayerCosts, stage_devices: Sequence[int]) -> Step
         StepStage(tuple(order[a:b]), (stage_devices[s],), False, sums[b] - sums[a], 0.0)
         for s, (a, b) in enumerate(reversed(ends))
     )
-    # False: not exact; 0: no ideals (see StepPartition). Its `seconds` are those of one micro-batch in the
-    # slowest stage, not of a step.
+    # False: not exact; 0: no ideals (see StepPartition). The result's `seconds` are those of one
+    # micro-batch in the slowest stage, not of a step.
     return StepPartition(stages, best[stage_count][-1][0], False, 0)

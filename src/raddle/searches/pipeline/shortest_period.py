@@ -245,14 +245,15 @@ def _devices_needed(
     devices: int,
     limit: float,
 ) -> Array:
-    """For each ideal, return the fewest devices that can run it within the limit; devices + 1 if none.
+    """Return, for each ideal, the fewest devices that can run it within the limit.
 
-    The first three arguments are fields of `Ideals`: ideal j covers the ideals
-    covered[covered_start[j] : covered_start[j + 1]]; level_start[s] is the first ideal of size s.
-    It visits the ideals by size. best[j, e] is the largest phi_r of the subsets of ideal j that k devices
-    can run, and whose cut bytes r devices can receive within the limit. Entry e stands for the pair (k, r):
-    e = (t - 1) (t - 2) / 2 + r - 1 with t = k + r. As pairs are in the order of t, the pairs with too few
-    devices for the work of j come first and are skipped. `smaller` is `best` of the previous size.
+    The number is devices + 1 if all devices are too few. The first three arguments are fields of `Ideals`:
+    ideal j covers the ideals covered[covered_start[j] : covered_start[j + 1]]; level_start[s] is the first
+    ideal of size s. The function visits the ideals by size. best[j, e] is the largest phi_r of the subsets
+    of ideal j that k devices can run, and whose cut bytes r devices can receive within the limit. Entry e
+    stands for the pair (k, r): e = (t - 1) (t - 2) / 2 + r - 1 with t = k + r. As pairs are in the order of
+    t, the pairs with too few devices for the work of j come first and are skipped. `smaller` is `best` of
+    the previous size.
     """
     widest = 0  # the most ideals of one size
     for s in range(len(level_start) - 1):

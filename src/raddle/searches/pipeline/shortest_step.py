@@ -102,11 +102,12 @@ class StepProblem:
     def shortest(self, sums: IdealSums) -> CappedOptimum[list[PlacedSegment]] | None:
         """Return the stages with the shortest step, or None if none fit in memory."""
         devices = len(self.placements.kind)
-        # By q, the micro-batches in flight; q = 0 is not used.
+        # For each q, the micro-batches in flight; q = 0 is not used.
         in_flight = [self.alive(max(q, 1)) for q in range(devices + 1)]
         same_in_flight = len(set(in_flight)) == 1
 
         def solve(cap: float) -> CappedOptimum[list[PlacedSegment]] | None:
+            """Return the stages with the smallest sum, none of which takes more than `cap` seconds."""
             # First assume the smallest number in flight for all stages. If the stages that this gives fit
             # with their real numbers, they are optimal.
             optimum = least_sum(sums, self.placements, self.memory_rules([min(in_flight)]), cap)
@@ -133,7 +134,7 @@ class StepProblem:
         )
 
     def stage_memories(self, sums: IdealSums, segments: Sequence[PlacedSegment]) -> list[float]:
-        """For each stage, return the bytes on each of its devices."""
+        """Return, for each stage, the bytes on each of its devices."""
         return [
             stage_memory(sums, self.state_factor, segment, self.alive(len(segments) - s))
             for s, segment in enumerate(segments)

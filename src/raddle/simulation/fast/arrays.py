@@ -1,4 +1,7 @@
-"""The arrays of the fast simulation of one training step.
+"""Declares the arrays of the fast simulation of one training step, with all their columns.
+
+The fast simulation (evaluator.py) times thousands of plans per second; numba compiles it, so its data are
+tuples of arrays in place of objects:
 
     Tape      the instructions of a graph in their order, recorded once, the same for all plans (tape.py)
     Slots     of the current plan: which rows of the Arena belong to each instruction (plan_rows.py)
@@ -7,10 +10,15 @@
 
 A slot is a pair (first row, number of rows) of a table. Example: the forward slot of operator i points to
 rows (device, nanoseconds), one for each device with a tile of i. An instruction with an empty slot does
-not exist in the plan. A stretch is a series of tasks that a device computes without waiting (nodes.py). A
-node is a stretch, a task, a message, a member of an all-reduce, or a join, which ends when several others
-have ended. The arrival on a device is the node that ends when the device has received all messages of an
-instruction, or the result of an all-reduce: one message, one member, one task that receives, or a join.
+not exist in the plan.
+
+A stretch is a series of tasks that a device computes without waiting (nodes.py). A node is a stretch, a
+task, a message, a member of an all-reduce, or a join, which ends when several others have ended. The
+arrival on a device is the node that ends when the device has received all messages of an instruction, or
+the result of an all-reduce: one message, one member, one task that receives, or a join.
+
+A slice is a range of rows of a parameter that is synchronised on its own; a bundle is slices of several
+parameters that are synchronised together. A ring is the devices that take part in one collective.
 """
 
 # i: operator; p: parameter; r: row of the tape; k: ring; g: set of rings
@@ -35,13 +43,13 @@ AFTER_ALL = -1  # Tape.send_after: messages wait for all that their source has d
     SECOND_RESOURCE,  # another link, or -1
     DEVICE,  # of a stretch: its device; else -1
     BUSY_BEFORE,  # of a stretch: nanoseconds that its device has computed before
-    AWAITED,  # of an arrival: 1 if its device has already waited for it; of a stretch: if a collective does
+    AWAITED,  # 1: of an arrival: its device has waited for it; of a stretch: a collective waits for it
     RECEIVE_OVERHEAD,  # of an arrival: nanoseconds that its device needs to receive it
     URGENCY,  # 0: resources serve it in order; else the smallest number goes first
     LATENCY,  # of a message: nanoseconds in flight, after it has released its resources; else 0
 ) = range(9)
-# Columns of Arena.sync_units. A sync unit is what is synchronised at once: a parameter, or one of its
-# slices with those that are synchronised with it (a bundle). Pairs _FIRST and _COUNT are slots.
+# Columns of Arena.sync_units. A sync unit is synchronised at once: it is a parameter, or a bundle of
+# slices. Pairs _FIRST and _COUNT are slots.
 (
     PUSH_FIRST,  # message rows: gradients to the server
     PUSH_COUNT,
@@ -51,13 +59,16 @@ AFTER_ALL = -1  # Tape.send_after: messages wait for all that their source has d
     PULL_COUNT,
     RING_SET,  # number of the set of rings that sums it (Rings below), or -1
     GATHER_SET,  # with shards: the set of rings that gathers it, or -1
-    AMOUNT_FIRST,  # its first row of Arena.amounts, which has its bytes for each ring
+    REPLICA_SET,  # if shards have replicas (HSDP): the set of rings that all-reduces them, or -1
+    # Its first row of Arena.amounts, which has its bytes for each ring of RING_SET or of GATHER_SET, then
+    # for each of REPLICA_SET.
+    AMOUNT_FIRST,
     NEEDS_SYNC,  # 1 if it has to be sent at all: more than one device is involved
     UPDATER_IS_HOLDER,  # 1 if a device that updates it also has a gradient of its own
     BUNDLED_FIRST,  # rows of Arena.members: by slice of a bundle, the number of its parameter
     BUNDLED_COUNT,
-) = range(13)
-SYNC_COLUMNS = 13
+) = range(14)
+SYNC_COLUMNS = 14
 
 
 class Tape(NamedTuple):
@@ -74,7 +85,7 @@ class Tape(NamedTuple):
     wait_arrival: Array  # their rows of StepDag.arrival
     mark_at: Array  # the marks that a row sets:
     mark: Array
-    mark_slot: Array  # the slot of the messages that need the mark; -1: it is always needed
+    mark_slot: Array  # the slot of the messages that need the mark; -1: the mark is always needed
     send_after: Array  # of messages: the mark that they wait for, or AFTER_ALL
     arrival: Array  # of messages and gathers: the row of StepDag.arrival that they fill
     has_gradient: Array  # by parameter: 1 if it has a gradient
@@ -180,7 +191,7 @@ class StepDag(NamedTuple):
 
 
 class DeviceProgress(NamedTuple):
-    """How far each device has come while the nodes of a step are written; arrays are by device.
+    """The state of each device while the nodes of a step are written; arrays are by device.
 
     With `fold`, the tasks of a stretch are one node. Without `fold`, every task is a node that holds its
     device, and `stretch` is the node of the last task.

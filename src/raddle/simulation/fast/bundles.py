@@ -1,6 +1,10 @@
-"""The bundles of the current plan, JIT-compiled: slices of parameters that are synchronised together.
+"""Finds the bundles of the current plan, and when their gradients are complete, JIT-compiled.
 
-A bundle is a row of Arena.sync_units, whose members are parameters (arrays.py). Parameters have numbers.
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
+A slice is a range of rows of a parameter; a bundle is slices of several parameters that are synchronised
+together. It is a row of Arena.sync_units, whose members are the numbers of parameters (arrays.py).
 """
 
 # p: parameter, d: device
@@ -25,8 +29,10 @@ from raddle.simulation.fast.arrays import (
 def bundles_of_parameters(
     settings: SyncSettings, slots: Slots, arena: Arena
 ) -> tuple[Array, Array, Array]:
-    """first_bundle and bundles of SyncFacts, and by bundle the number of its slices; a bundle is a row of
-    Arena.sync_units."""
+    """Returns first_bundle and bundles of SyncFacts, and the number of slices of each bundle.
+
+    The bundles of parameter p are bundles[first_bundle[p]:first_bundle[p + 1]].
+    """
     parameters = len(slots.sync_units)
     first_bundle, sync_units = np.zeros(parameters + 1, np.int64), arena.sync_units
     if not settings.sliced:
@@ -53,7 +59,7 @@ def bundles_of_parameters(
 def gradients_ready(
     row: int, devices: int, arena: Arena, dag: StepDag, ready: Array, delay: Array
 ) -> None:
-    """By device, when the gradients of a bundle are complete: the node, and the delay after it.
+    """Writes by device when the gradients of a bundle are complete: the node, and the delay after it.
 
     row: the bundle's row of Arena.sync_units. ready, delay: out. The nodes of a device are numbered in
     their order.

@@ -1,6 +1,9 @@
-"""A cluster as arrays; they turn work and messages into rows of device, links and nanoseconds.
+"""Turns computations and messages into rows of devices, links and nanoseconds, with a cluster as arrays.
 
-The columns of compute rows and of message rows are listed in arrays.Arena. `sliced`: the messages have
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
+The columns of compute rows and of message rows are listed in arrays.Arena. `sliced`: the messages carry
 slices of parameters, which have another host overhead than other messages.
 """
 
@@ -48,18 +51,18 @@ class ClusterArrays:
         self._overhead = np.array([d.overhead for d in cluster.devices])
 
     def compute_rows(self, devices: Array, seconds: Array) -> Array:
-        """Compute rows (device, nanoseconds), one for each device.
+        """Returns compute rows (device, nanoseconds), one for each device.
 
         devices, seconds: by tile; the seconds of a device's tiles add up.
         """
         used, inverse = np.unique(devices, return_inverse=True)
         total = np.zeros(len(used))
-        # It adds in the order of the tiles, so that rounding is the same as in the full simulation.
+        # np.add.at adds in the order of the tiles, so that rounding is the same as in the full simulation.
         np.add.at(total, inverse, seconds)
         return np.stack([used, nanoseconds(total)], axis=1)  # type: ignore[arg-type]
 
     def memory_pass_rows(self, devices: Sequence[Sequence[int]], nbytes: Sequence[int]) -> Array:
-        """Compute rows of memory passes: each device of devices[k] reads or writes nbytes[k] of memory."""
+        """Returns compute rows of memory passes: each of devices[k] reads or writes nbytes[k] of memory."""
         flat = np.array([d for group in devices for d in group], np.int64)
         amount = np.repeat(np.asarray(nbytes, np.float64), [len(members) for members in devices])
         return self.compute_rows(
@@ -69,7 +72,7 @@ class ClusterArrays:
     def ordered_message_rows(
         self, messages: Sequence[tuple[Message, int]], *, sliced: bool = False
     ) -> Array:
-        """Message rows of (message, bytes), in the order in which a program sends them."""
+        """Returns message rows of (message, bytes) pairs, in the order in which a program sends them."""
         if not messages:
             return np.zeros((0, 8), np.int64)
         nbytes_of = dict(messages)
@@ -82,7 +85,7 @@ class ClusterArrays:
     def message_rows(
         self, s: Array, t: Array, ns: Array, nbytes: Array, *, sliced: bool = False
     ) -> Array:
-        """Message rows (see arrays.Arena) of messages from s to t that hold their links for `ns`.
+        """Returns message rows (see arrays.Arena) of messages from s to t that hold their links for `ns`.
 
         All arguments are arrays by message.
         """

@@ -1,5 +1,8 @@
 """Keeps track of which composites can run as one native call (costs/native_calls.py) while tiles change.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 A composite is several operators that one PyTorch call can compute, such as batch norm. It is fused in the
 current plan if all of its operators, and its neighbours, are tiled alike. Neighbours are the operators
 before and after it; they are listed only for composites of which nothing but the samples can be split, such
@@ -24,8 +27,7 @@ class Composites:
     def __init__(
         self, native_calls: Mapping[str, NativeCall], op_number: Mapping[str, int]
     ) -> None:
-        # native_calls is by operator, so the same call occurs several times. Each call once: by the name of
-        # its main operator.
+        # native_calls is by operator, so the same call occurs several times; here, each call stands once.
         calls = list({n.main.name: n for n in native_calls.values()}.values())
         # By composite: its operators, which are the keys of time_shares (shares of the call's seconds).
         self._ops = [[op_number[name] for name in n.time_shares] for n in calls]
@@ -43,7 +45,7 @@ class Composites:
         self.fused = [False] * len(calls)
 
     def is_fused(self, i: int) -> bool:
-        """Whether operator i belongs to a composite that is fused now."""
+        """Returns whether operator i belongs to a composite that is fused now."""
         return i in self._composite_of and self.fused[self._composite_of[i]]
 
     def update(

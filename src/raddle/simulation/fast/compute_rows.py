@@ -1,5 +1,8 @@
 """Builds the rows of an operator: its compute time on each device, and the bytes that it saves there.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 Rows go into the store (store.py); the methods return their slot (first row, number of rows). A cost key is
 equal for operators whose tiles of the same shape take equally long (ComputeCosts.cost_key). active: the
 values through which gradients flow. bn: over what batch norm takes its statistics (plans/plan.py).
@@ -44,7 +47,7 @@ class ComputeRows:
     def run_rows(
         self, store: RowStore, op: Op, tiled: NumberedTiling, phase: str, fused: bool
     ) -> Slot:
-        """Compute rows of an operator in a phase ("F" or "B"); fused: as part of its native call."""
+        """Returns the slot of an operator's compute rows in a phase ("F", "B"); fused: in a native call."""
         costs = self.fused_costs if fused else self.single_costs
         cost_key = costs.cost_key(op, phase)
 
@@ -55,7 +58,7 @@ class ComputeRows:
         return store.cached(("run", cost_key, tiled.number), build)
 
     def saved_bytes_rows(self, store: RowStore, op: Op, tiled: NumberedTiling) -> Slot:
-        """Rows (device, bytes) of the outputs of an operator that are saved for backward."""
+        """Returns the slot of rows (device, bytes): an operator's outputs that are saved for backward."""
         counted = tuple(name in self._saved for name in op.outputs)
 
         def build() -> Slot:
@@ -81,7 +84,7 @@ class ComputeRows:
         phase: str,
         cost_key: tuple[Any, ...],
     ) -> Array:
-        """By tile, copies included: its seconds on its device."""
+        """Returns by tile, copies included, its seconds on its device."""
         tiling, cluster = tiled.tiling, self.cluster
         key = (*cost_key, tiling.cuts if isinstance(tiling, Grid) else tiling)
         if key not in self._seconds:
@@ -97,7 +100,7 @@ class ComputeRows:
 
 
 def _saved_values(graph: Graph, active: frozenset[str]) -> frozenset[str]:
-    """Names of the values that some backward needs."""
+    """Returns names of the values that some backward needs."""
     names: set[str] = set()
     for op in graph.ops:
         saved = saved_for_backward(graph, active, op)

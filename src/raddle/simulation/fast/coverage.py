@@ -1,7 +1,7 @@
-"""Which plans the evaluator (evaluator.py) supports: it times them exactly as the full simulation does.
+"""Decides which plans the evaluator (evaluator.py) supports, that is, times as the full simulation does.
 
-It supports any value of the fields in TIMED_FIELDS and DESCRIPTIVE_FIELDS. All other fields of a plan need
-their default value, so a new field is unsupported until it is listed here.
+The evaluator supports any value of the fields in TIMED_FIELDS and DESCRIPTIVE_FIELDS. All other fields of a
+plan need their default value, so a new field is unsupported until it is listed here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ FIELD_PHRASES = {  # unsupported fields in words, for errors; see plans/plan.py
     "order": "a fixed order of all-reduces",
     "microbatches": "micro-batches",
     "recompute": "recomputation",
+    "dropout": "exact dropout of attention",
     "split_backward": "a split backward",
     "sums": "partial results that are summed on chosen devices",
     "steps": "several steps",
@@ -26,7 +27,7 @@ FIELD_PHRASES = {  # unsupported fields in words, for errors; see plans/plan.py
 
 
 def unsupported(plan: Plan) -> str | None:
-    """What the evaluator does not support in a plan, in words; None if it supports the plan."""
+    """Returns in words the parts of a plan that the evaluator does not support; None if it supports all."""
     reasons = []
     for field in fields(plan):
         if field.name in TIMED_FIELDS | DESCRIPTIVE_FIELDS:

@@ -1,9 +1,9 @@
-"""The evaluator: the step times of thousands of plans per second, exactly as the simulation gives them.
+"""Computes the step times of thousands of plans per second, exactly as the full simulation does.
 
-An evaluator holds the tiles of a plan. A move gives some operators other tiles. What the plan computes and
-sends is stored as rows, for example (device, nanoseconds) of a computation; a slot points to the rows of
-one instruction (arrays.py). Only the rows that a move affects are built again, and rows that were built
-before come from a cache. Then one JIT-compiled function assembles the step from the rows and simulates it
+An evaluator holds the tiles of a plan; a move gives some operators other tiles. The plan's computations and
+messages are stored as rows, for example (device, nanoseconds) of a computation; a slot points to the rows
+of one instruction (arrays.py). A move builds only the rows that it affects, and rows that were built before
+come from a cache. Then one JIT-compiled function assembles the step from the rows and simulates it
 (kernel.py).
 
     evaluator = Evaluator(graph, cluster, plan)
@@ -79,30 +79,30 @@ class Evaluator:
     def load(self) -> Array:
         """By resource (devices, then links): a lower bound of its busy nanoseconds in a step.
 
-        It does not count all-reduces and host overhead.
+        The bound does not count all-reduces and host overhead.
         """
         return self.plan_rows.load
 
     @property
     def counts(self) -> Array:
-        """Nodes, edges and simulated nodes of the last step that was timed."""
+        """The numbers of nodes, edges and simulated nodes of the last step that was timed (arrays.py)."""
         return self.timer.counts
 
     @property
     def memory(self) -> Array:
         """By device: bytes of parameters, gradients, optimizer state and values saved for backward.
 
-        An estimate for searches. Exact peaks, with received values and lifetimes, come from a timeline:
-        simulation/memory/peaks.py.
+        It is an estimate for searches. simulation/memory/peaks.py computes exact peaks from a timeline,
+        with received values and lifetimes.
         """
         return self.plan_rows.held_bytes
 
     # -- moves -----------------------------------------------------------------------------------
 
     def move(self, changes: Mapping[str, Tiling]) -> Undo:
-        """Gives operators other tiles; `restore(undo)` reverts it.
+        """Gives operators other tiles; returns an `undo`, with which `restore(undo)` reverts the move.
 
-        InputError if no plan can have these tiles.
+        changes: by name of an operator, its new tiling. Raises InputError if no plan can have these tiles.
         """
         if self.store.nbytes > MAX_STORE_BYTES:
             self._rebuild_rows()
@@ -130,12 +130,12 @@ class Evaluator:
             if self.tiles[i] is not tiled:
                 undo.set(self.tiles, i, tiled)
                 changed.append(i)
-        # Operators whose merge of partial results may change.
+        # The operators whose merge of partial results may change.
         to_merge = {*changed, *self.replicated_loss.update(undo, changed, self.tiles, self.tilings)}
         fusion_changed = self.composites.update(undo, changed, ops, self.tiles, self.tilings)
         for i in (*changed, *fusion_changed):
             self._update_compute(undo, i)
-        values: set[int] = set()  # those whose messages may change
+        values: set[int] = set()  # the values whose messages may change
         for i in changed:
             saved = self.compute_rows.saved_bytes_rows(store, ops[i], self.tiles[i])
             plan_rows.set_slot(undo, store, plan_rows.held_bytes_slots, i, saved, store.sizes)
@@ -201,7 +201,7 @@ class Evaluator:
         return True
 
     def _merge_key(self, i: int) -> MergeKey:
-        """What the merge of an operator's partial results depends on now."""
+        """Returns everything that the merge of an operator's partial results depends on in this plan."""
         # readers: the devices that read the result. index.readers also lists operators that read a buffer
         # which takes the result after the step; these do not count.
         index, op = self.index, self.index.graph.ops[i]
@@ -217,7 +217,7 @@ class Evaluator:
         )
 
     def _source_and_readers(self, v: int) -> tuple[ValueSource, Sequence[Reader]]:
-        """The current producer and readers of a value."""
+        """Returns the current producer and readers of a value."""
         i, output = self.index.producer[v]
         ops, tiles, (key, merged) = self.index.graph.ops, self.tiles, self.merges[i]
         readers = [
@@ -229,7 +229,7 @@ class Evaluator:
     # -- time ------------------------------------------------------------------------------------
 
     def time(self, limit: int | None = None, *, fold: bool = True) -> int | None:
-        """Nanoseconds of a step; None if they exceed `limit`.
+        """Returns the nanoseconds of a step; None if they exceed `limit`.
 
         fold: join consecutive tasks of a device into one node (nodes.py), which is faster.
         """

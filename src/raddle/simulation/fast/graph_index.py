@@ -1,6 +1,10 @@
-"""Numbers the operators, values and parameters of a graph; done once, the same for all plans.
+"""Numbers the operators, values and parameters of a graph, once for all plans.
 
-The tape is the list of all instructions that a step of any plan may have (tape.py).
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
+The tape is the list of all instructions that a step of any plan may have (tape.py). A block is a set of
+operators whose parameters are gathered together with ZeRO (program/parameter_blocks.py).
 """
 
 from __future__ import annotations
@@ -39,13 +43,12 @@ class GraphIndex:
     tape: Tape
     # ZeRO-3: the parameters that each gather brings, in the order of Slots.gathers.
     gathers: list[list[str]]
-    block_of: dict[
-        str, int
-    ]  # with shards: the number of the block of each parameter with a gradient
+    # With shards: by parameter with a gradient, the number of its block.
+    block_of: dict[str, int]
 
 
 def index_graph(graph: Graph, plan: Plan) -> GraphIndex:
-    """Numbers a graph and records its tape; of the plan, only sync kind and bucket size matter."""
+    """Returns numbers a graph and records its tape; of the plan, only sync kind and bucket size matter."""
     active = active_values(graph)
     op_number = {op.name: i for i, op in enumerate(graph.ops)}
     value_number: dict[str, int] = {}
@@ -80,7 +83,7 @@ def index_graph(graph: Graph, plan: Plan) -> GraphIndex:
 def _readers(
     graph: Graph, active: frozenset[str], value_number: dict[str, int], op_number: dict[str, int]
 ) -> list[list[tuple[int, int, bool]]]:
-    """By value, its readers as (operator, number of the operand, whether a gradient comes back).
+    """Returns by value its readers, as (operator, number of the operand, whether a gradient comes back).
 
     If a buffer, such as a running mean, takes the value after the step, the buffer's readers count too
     (graph.updates: buffer -> the value that it takes).

@@ -1,5 +1,8 @@
 """JIT-compiles the functions of program/step_script.py: lowering and the fast simulation share one source.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 The step script says when gradients are sent or summed, and in which order parameters are updated.
 """
 
@@ -14,7 +17,10 @@ from raddle.program import step_script
 
 
 def jit_module(module: ModuleType) -> dict[str, Any]:
-    """The names of a module, with its own functions JIT-compiled; they call each other's compiled forms."""
+    """Returns the names of a module, with its functions JIT-compiled.
+
+    A compiled function calls the compiled forms of the others.
+    """
     scope = dict(vars(module))
     for name, function in vars(module).items():
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:

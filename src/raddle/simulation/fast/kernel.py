@@ -1,4 +1,7 @@
-"""The time of one training step of a plan, from arrays (arrays.py), JIT-compiled.
+"""Computes the time of one training step of a plan from arrays (arrays.py), JIT-compiled.
+
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
 
 1. `_script_rows` runs the step script (program/step_script.py): when gradients are sent, summed, updated.
    It gives a table; a row is one SUM (all-reduce), PUSH (gradient to a server), UPDATE or PULL (updated
@@ -8,8 +11,8 @@
 3. `run_dag` simulates the nodes (loop.py).
 
 A sync unit is a parameter or a slice that is synchronised at once. A stretch is a series of tasks that a
-device computes without waiting; an offset is the time since its start (arrays.py).
-The result equals that of the full simulation (simulation/engine.py) to the nanosecond.
+device computes without waiting; an offset is the time since its start (arrays.py). The result equals that
+of the full simulation (simulation/engine.py) to the nanosecond.
 """
 
 # r: row of the tape, n: row of the step script, d: device, p: parameter, g: set of rings, m: mark of the
@@ -29,6 +32,7 @@ from raddle.program.step_script import (
     BUCKETS,
     COLLECTIVE,
     COLUMNS,
+    COUNTERS,
     OPERATION,
     PARAMETER,
     PULL,
@@ -53,6 +57,7 @@ from raddle.simulation.fast.arrays import (
     PULL_FIRST,
     PUSH_COUNT,
     PUSH_FIRST,
+    REPLICA_SET,
     RING_SET,
     UPDATE_COUNT,
     UPDATE_FIRST,
@@ -68,7 +73,12 @@ from raddle.simulation.fast.arrays import (
     Tape,
 )
 from raddle.simulation.fast.bundles import bundles_of_parameters, gradients_ready
-from raddle.simulation.fast.collective_rows import write_block_gather, write_gather, write_sum
+from raddle.simulation.fast.collective_rows import (
+    write_block_gather,
+    write_gather,
+    write_replica_sum,
+    write_sum,
+)
 from raddle.simulation.fast.jit_script import write_rows
 from raddle.simulation.fast.loop import OVER_LIMIT as OVER_LIMIT
 from raddle.simulation.fast.loop import run_dag
@@ -99,7 +109,7 @@ def step_time(
     fold: bool,  # whether consecutive tasks of a device are one node
     counts: Array,  # out: nodes, edges, nodes that were simulated
 ) -> int:
-    """Nanoseconds of a step; or OVER_LIMIT, or TOO_SMALL (call again with a larger `dag`)."""
+    """Returns the nanoseconds of a step; or OVER_LIMIT, or TOO_SMALL (call again with a larger `dag`)."""
     load = np.zeros(devices + links, np.int64)
     # tails: by device, its last stretch, and how many nanoseconds this stretch takes
     tails = np.zeros((devices, 2), np.int64)
@@ -138,7 +148,9 @@ def _script_rows(
     parameters, set_count = len(slots.sync_units), len(rings.set_at) - 1
     # group: by parameter, the set of rings that sums it; with servers: 0; -1: nothing is sent. nbytes: by
     # parameter, the bytes in memory by which its gradient fills a bucket.
+    # replicated: by parameter, 1 if its shards have replicas.
     group, nbytes = np.full(parameters, -1, np.int64), np.zeros(parameters, np.int64)
+    replicated = np.zeros(parameters, np.int64)
     incomplete = np.zeros(set_count, np.int64)  # by set of rings: how many gradients it will sum
     total = 0  # number of sync units
     for p in range(parameters):
@@ -153,6 +165,7 @@ def _script_rows(
                 for k in range(rings.set_at[g + 1] - rings.set_at[g]):
                     nbytes[p] += arena.amounts[arena.sync_units[row, AMOUNT_FIRST] + k, 1]
             group[p] = g
+            replicated[p] = arena.sync_units[row, REPLICA_SET] >= 0
         elif arena.sync_units[row, NEEDS_SYNC]:
             group[p] = 0
     needs_sync = arena.sync_units[:, NEEDS_SYNC]
@@ -162,13 +175,16 @@ def _script_rows(
     # order in which the backward reaches them.
     facts = SyncFacts(
         settings.rule, settings.bucket_bytes, False, settings.returns_updates, False,
-        settings.after_backward, group, nbytes, first_bundle, bundles, needs_sync, np.arange(parameters),
+        settings.after_backward, group, nbytes, replicated, first_bundle, bundles, needs_sync,
+        np.arange(parameters),
     )  # fmt: skip
     members = np.empty(parameters, np.int64)
-    # At most a PUSH (or SUM), an UPDATE and a PULL of each sync unit, and a SUM for each parameter.
+    # At most a PUSH (or SUM), an UPDATE and a PULL of each sync unit, and a SUM for each parameter: of a
+    # bucket, or over replicas of shards.
     rows = np.empty((3 * total + parameters) * COLUMNS, np.int64)
     state = ScriptState(  # all empty; the fields are explained in step_script.py
-        np.zeros(8, np.int64), incomplete, np.zeros(set_count, np.int64), np.full(set_count, -1, np.int64),
+        np.zeros(COUNTERS, np.int64), incomplete,
+        np.zeros(set_count, np.int64), np.full(set_count, -1, np.int64),
         np.empty(set_count, np.int64), np.empty(parameters, np.int64), np.empty(set_count, np.int64),
         np.empty(parameters, np.int64), np.empty(parameters, np.int64),
         np.empty(parameters, np.int64), members, missing, rows,
@@ -288,10 +304,13 @@ def _write_event(
     )
     for n in range(begin, end):
         # The row waits for the gradient of parameter p and for the row `after`; -1: for none.
-        what, p, after = rows[n, OPERATION], rows[n, PARAMETER], rows[n, AFTER_ROW]
+        operation, p, after = rows[n, OPERATION], rows[n, PARAMETER], rows[n, AFTER_ROW]
         if used[0] < 0:
             return
-        if what == SUM:
+        if operation == SUM and settings.rule == SHARDS and after >= 0:
+            write_replica_sum(n, slots, arena, rings, overhead, dag, used, progress, rows, members)
+            continue
+        if operation == SUM:
             write_sum(
                 n, settings, slots, arena, rings, overhead, dag, used, progress, rows, members
             )
@@ -302,11 +321,11 @@ def _write_event(
         # The row of Arena.sync_units; with bundles, the subject is this row itself.
         row = rows[n, SUBJECT] if sliced else slots.sync_units[rows[n, SUBJECT], 0]
         urgency = 0
-        if sliced:  # that of the first parameter, which the forward uses first
+        if sliced:  # the urgency of the bundle's first parameter, which the forward uses first
             urgency = settings.urgency[arena.members[sync_units[row, BUNDLED_FIRST], 0]]
             if p >= 0:
                 gradients_ready(row, devices, arena, dag, ready, delay)
-        if what == PUSH:
+        if operation == PUSH:
             # after the gradients or, with `after_backward`, after all that the device has computed
             if settings.after_backward and sliced:
                 predecessor, wait = progress.last_compute, no_time
@@ -320,17 +339,17 @@ def _write_event(
                 dag, used, arena, sync_units[row, PUSH_FIRST], sync_units[row, PUSH_COUNT],
                 predecessor, wait, progress, sync_arrival[n], urgency,
             )  # fmt: skip
-        elif what == PULL and sliced:  # after the update of the slice
+        elif operation == PULL and sliced:  # after the update of the slice
             add_messages(
                 dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT],
                 updated, no_time, progress, sync_arrival[n], urgency,
             )  # fmt: skip
-        elif what == PULL:  # after all that the server has done
+        elif operation == PULL:  # after all that the server has done
             add_messages(
                 dag, used, arena, sync_units[row, PULL_FIRST], sync_units[row, PULL_COUNT],
                 progress.stretch, offset, progress, sync_arrival[n], 0,
             )  # fmt: skip
-        if what != UPDATE:
+        if operation != UPDATE:
             continue
         for k in range(
             sync_units[row, UPDATE_FIRST],
@@ -348,7 +367,7 @@ def _write_event(
             # The update is part of the device's order: wait for the gradients, then compute.
             if arrival >= 0 and nodes[arrival, AWAITED] == 0:
                 await_arrival(dag, used, arrival, d, progress)
-            if fold:  # as add_compute, without a call
+            if fold:  # the same as add_compute, without the cost of a call
                 ns += receive_overhead[d]
                 receive_overhead[d] = 0
                 offset[d] += ns

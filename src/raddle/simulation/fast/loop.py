@@ -1,12 +1,14 @@
-"""The event loop of the fast simulation, JIT-compiled: simulation/engine.py for the nodes of a StepDag.
+"""Runs the event loop of the fast simulation, JIT-compiled: simulation/engine.py for nodes of a StepDag.
 
 A node is a stretch (a series of tasks that a device computes without waiting, nodes.py), a task, a
 message, a member of an all-reduce, or a join (which waits for several of these). The loop differs from the
 engine in two ways. A message may start inside a stretch, before the stretch ends: edges have a delay. And
 the loop stops early: `limit` is the longest time of interest, and the loop gives up as soon as some
-resource has more work left than time until the limit. This is how searches reject most plans. Tests check
+resource has more work left than time until the limit. So searches reject most plans early. Tests check
 that both loops agree to the nanosecond.
 """
+
+# n: node, e: edge, k: place in `successor`, d: device
 
 from __future__ import annotations
 
@@ -34,10 +36,10 @@ def run_dag(
     devices: int, node_count: int, edge_count: int, dag: StepDag, load: Array, tails: Array, limit: int,
     counts: Array,
 ) -> int:  # fmt: skip
-    """Nanoseconds until all nodes have ended, or OVER_LIMIT.
+    """Returns the nanoseconds until all nodes have ended, or OVER_LIMIT.
 
-    load: by resource, its total busy time; tails: by device, its last stretch and the nanoseconds in it;
-    counts[2] is set to the number of simulated nodes.
+    load: by resource, its total busy nanoseconds; tails: by device, its last stretch and the nanoseconds in
+    it; counts[2] is set to the number of simulated nodes.
     """
     # successors of node n are successor[pointer[n]:pointer[n + 1]], with their delays in `delay`
     pointer = np.zeros(node_count + 1, np.int32)
@@ -95,7 +97,7 @@ def run_dag(
         d = nodes[node, DEVICE]
         if d >= 0:
             ready[node] = begin  # the start of a stretch, for `tails`
-            # All that the device computes from this stretch on would end after the limit.
+            # The device has more to compute from this stretch on than time until the limit.
             if begin + load[d] - nodes[node, BUSY_BEFORE] > limit:
                 counts[2] = count
                 return OVER_LIMIT

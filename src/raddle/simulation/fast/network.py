@@ -1,4 +1,7 @@
-"""The network of a cluster as arrays: routes between devices, rings of devices, host overhead.
+"""Turns the network of a cluster into arrays: routes between devices, rings of devices, host overhead.
+
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
 
 A ring is the devices that all-reduce together, in order. A set of rings has one ring for each group of
 devices that hold the same part of a parameter (arrays.Rings). Host overhead is device time that
@@ -9,6 +12,7 @@ communication takes.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +31,10 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Routes:
-    """Arrays [source, target]. Links are resource numbers: resources are the devices, then the links."""
+    """The routes between all devices, as arrays [source, target].
+
+    Links are resource numbers: resources are the devices, then the links.
+    """
 
     latency: Array  # nanoseconds in which a message is in flight
     bandwidth: Array  # bytes/s
@@ -36,7 +43,7 @@ class Routes:
 
 
 def build_routes(cluster: Cluster) -> Routes:
-    """The routes between all pairs of devices."""
+    """Returns the routes between all pairs of devices."""
     count = len(cluster.devices)
     latency, bandwidth = np.zeros((count, count), np.int64), np.ones((count, count))
     first, second = np.full((count, count), -1), np.full((count, count), -1)
@@ -50,7 +57,7 @@ def build_routes(cluster: Cluster) -> Routes:
 
 
 def host_overhead_arrays(cluster: Cluster) -> HostOverhead:
-    """The host overhead of all devices (costs/host_overhead.py)."""
+    """Returns the host overhead of all devices (costs/host_overhead.py)."""
     seconds = {
         name: np.array([d.host_overhead[name] for d in cluster.devices])
         for name in ("message", "slice", "byte", "sum", "collective")  # "sum": per all-reduce
@@ -61,9 +68,9 @@ def host_overhead_arrays(cluster: Cluster) -> HostOverhead:
 def message_host_nanoseconds(
     overhead: HostOverhead, devices: Array, nbytes: Array, *, sliced: bool = False
 ) -> Array:
-    """By message: the host overhead at one end, in nanoseconds; devices: the device at that end.
+    """Returns by message the host overhead at one end, in nanoseconds; devices: by message, that end.
 
-    sliced: the messages have slices of parameters.
+    sliced: the messages carry slices of parameters.
     """
     fixed = overhead.slice if sliced else overhead.message
     seconds: Array = host_seconds(fixed[devices], overhead.byte[devices], nbytes)
@@ -71,15 +78,16 @@ def message_host_nanoseconds(
 
 
 _Ring = tuple[Collective, tuple[int, ...]]  # kind of collective, devices
-_RingSet = tuple[Collective, tuple[tuple[int, ...], ...], int]  # kind, devices of each ring, block
+# Kind, devices of each ring, and what tells apart sets with equal rings: see RingNumbers.
+_RingSet = tuple[Collective, tuple[tuple[int, ...], ...], Hashable]
 
 
 @dataclass
 class RingNumbers:
     """Numbers rings of devices, and sets of rings, in the order of their first use.
 
-    A set of rings is given by the kind of collective, the devices of each ring, and a number that tells
-    otherwise equal sets apart: that of a block of sharded parameters.
+    A set of rings is given by the kind of collective, the devices of each ring, and a key that tells
+    otherwise equal sets apart: the block of sharded parameters, and who holds them.
     """
 
     cluster: Cluster
@@ -90,10 +98,13 @@ class RingNumbers:
 
     def set_number(
         self, rings: tuple[tuple[int, ...], ...], kind: Collective = Collective.ALL_REDUCE,
-        block: int = 0,
+        key: Hashable = None,
     ) -> int:  # fmt: skip
-        """The number of a set of rings; a new one gets the next number. A ring is a tuple of devices."""
-        ring_set = kind, rings, block
+        """Returns the number of a set of rings, of which each is a tuple of devices.
+
+        A new set gets the next number.
+        """
+        ring_set = kind, rings, key
         if ring_set not in self.sets:
             self.sets[ring_set] = len(self.sets)
             for ring in ((kind, devices) for devices in rings):
@@ -106,12 +117,12 @@ class RingNumbers:
     def _describe(
         self, kind: Collective, ring: tuple[int, ...]
     ) -> tuple[list[int], list[int], list[Line]]:
-        """Of a ring: first links, second links, and its algorithms (lines, costs/collectives.py)."""
+        """Returns a ring's first links, second links, and algorithms (lines, costs/collectives.py)."""
         lines = collective_lines(self.cluster, kind, ring)
         return *ring_links(self.cluster, ring, len(self.cluster.devices)), lines
 
     def arrays(self) -> Rings:
-        """All rings and sets as arrays, in the order of the fields of Rings."""
+        """Returns all rings and sets as arrays, in the order of the fields of Rings."""
         # r: ring, s: set of rings, c: the columns of a ring (see `_describe`)
         if self._arrays is None:
             rings = list(self.rings)  # (kind, devices)
@@ -131,5 +142,5 @@ class RingNumbers:
 
 
 def _starts(lengths: list[int]) -> Array:
-    """The start of each list, if lists of these lengths are joined; and the end of the last."""
+    """Returns the start of each list if lists of these lengths are joined, and the end of the last one."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

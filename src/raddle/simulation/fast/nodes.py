@@ -1,14 +1,19 @@
 """Writes tasks and messages as nodes and edges of a StepDag, JIT-compiled.
 
-The dag has the nodes and edges of one step. An arrival is a node with which messages have arrived on a
-device. A device computes in the program's order. All tasks between two arrivals that it waits for form one
-node, a stretch. What waits for a task inside a stretch waits for the start of the stretch plus a delay.
-This folding is impossible where a device also has unordered tasks, which may run between any two tasks:
-updates of slices of a parameter, and device time to send and receive slices. Then every task is a node
-that holds its device.
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
 
-Arguments of all functions: dag is written, used = [nodes, edges] written so far, progress is updated;
-they are explained in arrays.py.
+The dag (directed acyclic graph) has the nodes and edges of one step. An arrival is the node whose end means
+that messages have arrived on a device. A device computes in the program's order. All tasks between two
+arrivals that it waits for are folded into one node, a stretch. A message that waits for a task inside a
+stretch waits for the start of the stretch plus a delay.
+
+Folding is impossible if a device also has unordered tasks, which may run between any two tasks: updates of
+slices of a parameter, and device time to send and receive slices. Then every task is a node that holds its
+device.
+
+Arguments of all functions: dag is written; used = [nodes, edges] written so far; progress is updated. They
+are explained in arrays.py.
 """
 
 # d: device, s: source (a device), t: target (a device), k: row of arena.messages
@@ -78,13 +83,12 @@ def await_arrival(
 ) -> None:
     """Lets the next task of device d wait for the node `arrival` (-1: for nothing): begins a new stretch.
 
-    If the current stretch has no task yet, and nothing waits for its start, no new one is needed: the
-    current one waits for the arrival.
-    Does nothing if the device has already waited for this arrival.
+    The current stretch waits for the arrival, without a new one, if it has no task yet and no node waits
+    for its start. If the device has already waited for this arrival, nothing changes.
     """
     if arrival >= 0 and dag.nodes[arrival, AWAITED] == 0:
         dag.nodes[arrival, AWAITED] = 1
-        # Whether it has a task: with `fold` its offset is not 0; without, it is a node that holds a device.
+        # A stretch with a task has an offset over 0 or, without `fold`, is a node that holds a device.
         # AWAITED: another node waits for its start.
         stretch = dag.nodes[progress.stretch[d]]
         if progress.offset[d] > 0 or stretch[FIRST_RESOURCE] >= 0 or stretch[AWAITED] > 0:
@@ -114,7 +118,7 @@ def add_device_time(dag: StepDag, used: Array, d: int, ns: int, progress: Device
     if progress.fold:
         progress.offset[d] += ns
         progress.load[d] += ns
-    elif ns > 0:  # a node of its own, which the edge puts after all that the device has done
+    elif ns > 0:  # the edge puts the new node after all that the device has done
         node = add_unordered_task(dag, used, d, ns, progress)
         add_edge(dag, used, progress.stretch[d], node, progress.offset[d])
         progress.stretch[d], progress.offset[d] = node, 0
@@ -194,10 +198,10 @@ def _add_unordered_overhead(
 def add_arrival(
     dag: StepDag, used: Array, t: int, node: int, arrival: Array, arrivals: Array
 ) -> None:
-    """Adds a node to what arrives on device t; if several arrive, a join waits for all of them.
+    """Adds a node to those that arrive on device t; if several arrive, a join waits for all of them.
 
-    arrival: by device, the node with which all has arrived: the only one, or the join. arrivals: by device,
-    how many nodes arrive.
+    arrival: by device, the node that ends when all have arrived: the only one, or the join. arrivals: by
+    device, how many nodes arrive.
     """
     arrivals[t] += 1
     if arrivals[t] == 1:

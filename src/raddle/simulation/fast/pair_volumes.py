@@ -1,4 +1,7 @@
-"""How many elements of a value each device sends to each other device, JIT-compiled.
+"""Counts the elements of a value that each device sends to each other device, JIT-compiled.
+
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
 
 program/value_holders.py computes the same for a program, with boxes in place of volumes. A piece is a box
 of the value that some devices hold; a need is a box that a device reads.
@@ -107,7 +110,7 @@ def _subtract(box: Array, cut: Array, into: Array, at: int) -> int:
                 return -1
             into[at] = box
             return at + 1
-    current = box.copy()  # what is left: in the dimensions before d, it lies inside `cut`
+    current = box.copy()  # not written yet; in the dimensions before d it lies inside `cut`
     for d in range(rank):
         for side in range(2):
             lo = current[d, 0] if side == 0 else cut[d, 1]

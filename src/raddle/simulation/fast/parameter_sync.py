@@ -1,7 +1,10 @@
-"""Updates the parameters when tiles change: their holders, their slices, their slots.
+"""Updates the holders, slices and slots of parameters when tiles change.
 
-A slot is here the range of rows that a parameter has in the store, the tables of all compute, message and
-sync rows (store.py). A sync unit is what is synchronised at once: a parameter, or one of its slices
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
+A slot is the range of rows that a parameter has in the store, the tables of all compute, message and sync
+rows (store.py). A sync unit is a parameter, or slices of some (a bundle), that are synchronised at once
 (arrays.py). A gather brings the parameters of a block before its operators run (ZeRO-3,
 program/parameter_blocks.py); the number of a gather is its place in GraphIndex.gathers. sync.sliced: the
 plan's sync kind cuts parameters into slices, which are sent one by one.
@@ -69,6 +72,7 @@ class ParameterSync:
             self._update_gather(undo, store, number)
 
     def _value(self, p: int) -> Value:
+        """Returns a parameter's value in the graph."""
         return self.index.graph.values[self.names[p]]
 
     def _update_holders(
@@ -79,7 +83,9 @@ class ParameterSync:
         # Reader: the operator, the number of its operand, whether a gradient comes back, its tiling
         users = [Reader(op, k, True, tiles[index.op_number[op.name]]) for op, k in index.users[p]]
         block = index.block_of.get(self.names[p], 0)
-        placement = self.parameter_rows.placement(store, self._value(p), users, block)
+        placement = self.parameter_rows.placement(
+            store, self._value(p), users, block, trained=bool(index.tape.has_gradient[p])
+        )
         plan_rows.set_slot(
             undo,
             store,

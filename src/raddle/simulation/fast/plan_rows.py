@@ -1,4 +1,7 @@
-"""The slots of the current plan: which rows of the store it uses, and the resulting load of resources.
+"""Keeps the slots of the current plan: which rows of the store it uses, and the load of resources.
+
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
 
 A resource is a device or a link; they are numbered in this order. A row is, for example, the device and the
 nanoseconds of a computation. A slot is (first row, number of rows) of a table of the store (arrays.py,
@@ -25,7 +28,7 @@ _SYNC_ROWS = ((PUSH_FIRST, "messages"), (UPDATE_FIRST, "computes"), (PULL_FIRST,
 
 
 class Undo:
-    """The old contents of everything that a change has overwritten."""
+    """The old contents of everything that a change to a plan has overwritten."""
 
     def __init__(self) -> None:
         self._old: list[tuple[Any, Any, Any]] = []
@@ -64,7 +67,7 @@ class PlanRows:
         table = np.zeros((sum(sizes), 2), np.int64)
         parts = np.split(table, np.cumsum(sizes)[:-1])
         self.slots = Slots(*(table, *parts, np.zeros((parameters, 2), np.int64)))
-        # By operator, then by parameter: rows (device, bytes) of what stays in memory.
+        # Slots of rows (device, bytes) in memory: first those of operators, then those of parameters.
         self.held_bytes_slots = np.zeros((ops + parameters, 2), np.int64)
         self.load = np.zeros(devices + links, np.int64)
         self.held_bytes = np.zeros(devices, np.int64)

@@ -1,9 +1,12 @@
-"""The regions that the tiles of a tiling read of each operand.
+"""Computes the regions that the tiles of a tiling read of each operand.
 
-It does for all tiles at once what `Space.regions` does for one tile. An index expression says which element
-a point of the iteration space reads, such as `2*h + r` for the rows that a convolution with stride 2 reads.
-An access (graph/space.py) is the index expressions of an operand, one for each of its dimensions. A grid is
-a tiling by cuts along the dimensions.
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
+For all tiles at once, it gives the same as `Space.regions` for one tile. An index expression says which
+element a point of the iteration space reads, such as `2*h + r` for the rows that a convolution with stride
+2 reads. An access (graph/space.py) is the index expressions of an operand, one for each of its dimensions.
+A grid is a tiling by cuts along the dimensions.
 """
 
 # t: tile (of a grid: in row-major order), p: dimension of an operand, d: dimension of the iteration space
@@ -41,7 +44,7 @@ class Regions(NamedTuple):
 
 
 def regions(space: Space, tiling: Tiling) -> tuple[Regions, ...]:
-    """The regions of each operand. A tile of a grid stands for all of its copies."""
+    """Returns the regions of each operand. A tile of a grid stands for all of its copies."""
     if isinstance(tiling, Grid):
         return _grid_regions(space, tiling.cuts)
     regions_by_tile = [space.regions(tile.box) for tile in tiling.tiles]
@@ -57,7 +60,7 @@ def regions(space: Space, tiling: Tiling) -> tuple[Regions, ...]:
 
 
 def tile_boxes_in(tiling: Tiling, dims: Sequence[int]) -> Array:
-    """By tile, its box in the given dimensions: [t, d, (from, to)]; one tile for all copies in a grid."""
+    """Returns by tile its box in some dimensions, [t, d, (from, to)]; in a grid, once for all copies."""
     if not isinstance(tiling, Grid):
         tile_boxes = np.zeros((len(tiling.tiles), len(dims), 2), np.int64)
         for t, tile in enumerate(tiling.tiles):
@@ -75,7 +78,7 @@ def tile_boxes_in(tiling: Tiling, dims: Sequence[int]) -> Array:
 
 
 def _grid_regions(space: Space, cuts: Cuts) -> tuple[Regions, ...]:
-    """The regions of each operand for a grid with these cuts."""
+    """Returns the regions of each operand for a grid with these cuts."""
     shape = tuple(len(c) - 1 for c in cuts)
     count = math.prod(shape)
     first = _holds_origin(space, shape)  # by tile: whether it adds the operands that are added once
@@ -92,9 +95,9 @@ def _grid_regions(space: Space, cuts: Cuts) -> tuple[Regions, ...]:
 
 
 def _tile_ranges(index: Index, cuts: Cuts, shape: tuple[int, ...]) -> Array:
-    """By tile, the range (from, to) of one index expression.
+    """Returns by tile the range (from, to) of one index expression.
 
-    It depends on few dimensions, so ranges are computed for these and then repeated.
+    The expression depends on few dimensions, so ranges are computed for these and then repeated.
     """
     dims = tuple(sorted({term.dim for term in index.terms}))
     ranges = _ranges(index, dims, tuple(cuts[d] for d in dims), len(cuts))
@@ -105,8 +108,9 @@ def _tile_ranges(index: Index, cuts: Cuts, shape: tuple[int, ...]) -> Array:
 
 @lru_cache(maxsize=100_000)
 def _ranges(index: Index, dims: tuple[int, ...], cuts: Cuts, rank: int) -> Array:
-    """The ranges of an index expression for all parts of the dimensions `dims`, which have these cuts.
+    """Returns the ranges of an index expression for all parts of the dimensions `dims`.
 
+    cuts: the borders of these parts, by dimension.
     rank: the number of dimensions of the iteration space.
     """
     # If the expression is one dimension alone, and does not exceed the size of the operand (its extent),
@@ -123,7 +127,7 @@ def _ranges(index: Index, dims: tuple[int, ...], cuts: Cuts, rank: int) -> Array
 
 
 def _holds_origin(space: Space, shape: tuple[int, ...]) -> Array:
-    """By tile, whether it holds the origin of the summed dimensions: such a tile adds the bias."""
+    """Returns by tile whether it holds the origin of the summed dimensions: such a tile adds the bias."""
     first = np.ones(shape, bool)
     for d in space.reduced_dims:
         along = [1] * len(shape)  # a shape that broadcasts along dimension d

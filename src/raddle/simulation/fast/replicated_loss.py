@@ -1,8 +1,11 @@
 """Keeps track of the operators of a replicated loss while tiles change; see program/replicated_loss.py.
 
-The loss is replicated if every device with a partial sum of it receives all others, merges them by itself
-and starts the backward from its copy. Only the tiles of operators near the loss decide this, so the result
-is cached by those tiles.
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
+The loss is replicated if every device with a partial sum of the loss receives all other partial sums,
+merges them by itself and starts the backward from its copy. Only the tiles of operators near the loss
+decide this, so the result is cached by those tiles.
 """
 
 # i: operator
@@ -33,7 +36,7 @@ class ReplicatedLoss:
     ) -> set[int]:
         """Updates `current` after the tiles of the operators `changed` have changed.
 
-        Returns the operators that entered or left it.
+        Returns the numbers of the operators that entered or left `current`.
         """
         if not any(i in self._near_loss for i in changed):
             return set()
@@ -50,7 +53,7 @@ class ReplicatedLoss:
         self._cache.clear()
 
     def _compute_ops(self, tiles: Sequence[NumberedTiling], tilings: Tilings) -> frozenset[str]:
-        """The operators of the replicated loss with these tiles."""
+        """Returns the operators of the replicated loss with these tiles."""
         graph, op_number = self.index.graph, self.index.op_number
         tiling_by_op = {op.name: tiles[i].tiling for i, op in enumerate(graph.ops)}
         plan = Plan(tiling_by_op, self.plan.devices, bn=self.plan.bn)
@@ -63,7 +66,7 @@ class ReplicatedLoss:
 
 
 def _ops_near_loss(graph: Graph, active: frozenset[str]) -> dict[int, None]:
-    """Numbers of the operators near the loss: from the loss back to the first large results.
+    """Returns the numbers of the operators near the loss: from the loss back to the first large results.
 
     A result is large if it has more bytes than SMALL_RESULT. The dict serves as an ordered set.
     """

@@ -1,8 +1,11 @@
-"""The store: tables of rows that only grow, and a cache, so that a changed plan adds only new rows.
+"""Stores rows in tables that only grow, with a cache, so that a changed plan adds only new rows.
 
-A row is, for example, (device, nanoseconds) of a computation, or source, target and nanoseconds of a
-message; arrays.Arena lists the columns. A slot says which rows belong together: (first row, number of
-rows).
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
+A row is one piece of a plan's work, for example (device, nanoseconds) of a computation, or source, target
+and nanoseconds of a message; arrays.Arena lists the columns. A slot says which rows belong together: (first
+row, number of rows).
 """
 
 from __future__ import annotations
@@ -45,28 +48,30 @@ class RowArray:
 
     @property
     def nbytes(self) -> int:
-        return self.used * self.data.shape[1] * 8
+        """The bytes of the rows that were added."""
+        return self.used * self.data.shape[1] * 8  # 8 bytes in an int64
 
 
 class RowStore:
     """All rows (their columns: arrays.Arena), and a cache of results that depend on a key."""
 
     def __init__(self) -> None:
+        # sync_units: whole parameters, or slices of them, that are synchronised at once; amounts: bytes of
+        # a sync unit for each ring; sizes: (device, bytes in memory); members: the parameters of bundles,
+        # which are slices of several parameters that are synchronised together.
         self.computes, self.messages, self.amounts = RowArray(2), RowArray(8), RowArray(2)
-        # amounts: bytes of a sync unit for each ring; sync_units: whole parameters or slices of them, which
-        # are synchronised at once; sizes: (device, bytes in memory).
         self.sync_units, self.sizes = RowArray(SYNC_COLUMNS), RowArray(2)
-        self.members = RowArray(1)  # the parameters of bundles
+        self.members = RowArray(1)
         self._cache: dict[Any, Any] = {}
 
     def cached(self, key: Any, build: Callable[[], Result]) -> Result:
-        """The result of `build()`, which is called only once for each key."""
+        """Returns the result of `build()`, which is called only once for each key."""
         if key not in self._cache:
             self._cache[key] = build()
         return self._cache[key]  # type: ignore[no-any-return]
 
     def arena(self) -> Arena:
-        """The tables, for the JIT-compiled functions; `sizes` is not among them."""
+        """Returns the tables that the JIT-compiled functions read: all except `sizes`."""
         return Arena(
             self.computes.data,
             self.messages.data,

@@ -1,5 +1,8 @@
 """Records the tape of a graph: the instructions of one step, in the order of a program, as arrays.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 The tape is recorded once for a graph, with a merge and messages wherever any plan could have them. A plan
 then has a slot for each instruction (arrays.Slots); instructions with an empty slot are skipped.
 
@@ -41,7 +44,7 @@ Event = tuple[int, int, int]  # kind, parameter, row of the last contribution to
 
 
 def variant_for_any_plan(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVariant:
-    """A lowered graph with everything that a plan may have: all possible merges, messages of all values."""
+    """Returns a lowered graph with everything that any plan may have: all merges, all messages."""
     values = [name for op in graph.ops for name in op.outputs]
     merged = [op.name for op in graph.ops if op.space.combine]
     return LoweredVariant(
@@ -55,7 +58,8 @@ def variant_for_any_plan(graph: Graph, plan: Plan, active: frozenset[str]) -> Lo
         partial_messages=dict.fromkeys(merged, PLACEHOLDER),
         partial_gradient_messages=dict.fromkeys(merged, PLACEHOLDER),
         messages=dict.fromkeys(values, PLACEHOLDER),
-        # A portion is what some pipeline stages send of a gradient; here the one stage 0 sends all.
+        # A portion is the part of a gradient that some pipeline stages send; here the one stage 0 sends
+        # all.
         gradient_portions=dict.fromkeys(values, (GradientPortion(frozenset([0]), PLACEHOLDER),)),
     )
 
@@ -85,7 +89,7 @@ class Recorder:
         return len(self.rows) - 1
 
     def waits_of_read(self, name: str, key: Key, op: Op) -> Iterable[int]:
-        """The instructions to wait for before a value is read: none here."""
+        """Returns the instructions to wait for before a value is read: none in a tape."""
         return ()
 
     def gather(self, ops: Sequence[Op], sharded: Collection[str]) -> list[int]:
@@ -98,7 +102,7 @@ class Recorder:
         return [row]
 
     def add_contribution(self, name: str, key: Key, at: int) -> None:
-        """Notes that row `at` adds to a parameter's gradient; an event follows the last contribution."""
+        """Records that row `at` adds to a parameter's gradient; an event follows the last contribution."""
         self.marks.append((at, self.parameter_number[name]))
         self.missing_contributions[name] -= 1
         if not self.missing_contributions[name]:
@@ -109,26 +113,28 @@ def record_tape(
     graph: Graph, active: frozenset[str], parameter_number: Mapping[str, int],
     value_number: Mapping[str, int], plan: Plan, trained: Sequence[str],
 ) -> tuple[Tape, list[list[str]]]:  # fmt: skip
-    """The tape of one step, and the parameters of each gather in it (ZeRO-3).
+    """Records the tape of one step; returns it, and the parameters of each gather in it (ZeRO-3).
 
     active: the values through which gradients flow. parameter_number, value_number: by name. trained: the
     parameters that have a gradient.
     """
-    # No tiles, one device: only its sync kind, its bucket size and the defaults matter.
+    # A plan without tiles on one device: only sync kind, bucket size and the defaults matter.
     plan = Plan({}, 1, sync=plan.sync, bucket=plan.bucket)
     sync, variant = plan.parsed_sync, variant_for_any_plan(graph, plan, active)
     recorder = Recorder(variant, parameter_number)
     micro_batch = MicroBatch(variant, Key(), recorder)
 
     def blocks_of(phase: str) -> Iterable[tuple[Sequence[Op], Sequence[int]]]:
-        """The operators of a phase in blocks, with the rows of their gathers; without ZeRO-3, one block.
+        """Returns the operators of a phase in blocks, with the rows of their gathers.
 
-        with_prefetch writes the gather of a block before the block that runs before it.
+        Without ZeRO-3 there is one block. with_prefetch writes the gather of a block one block ahead.
         """
         if not sync.zero3 or not trained:
             return [(graph.ops, ())]
         blocks = cut_blocks(graph.ops, graph, plan, trained, active, phase)
-        return with_prefetch(blocks, lambda at: recorder.gather(blocks[at].ops_to_run, trained))
+        return with_prefetch(
+            blocks, lambda number: recorder.gather(blocks[number].ops_to_run, trained)
+        )
 
     for ops, gathers in blocks_of("F"):
         micro_batch.forward(ops, gathers)
@@ -142,7 +148,7 @@ def record_tape(
 def urgencies(
     graph: Graph, parameter_number: Mapping[str, int], trained: Sequence[str], sync: Sync
 ) -> Array:
-    """By parameter, the urgency of its messages; 0: served in order; else the smallest goes first.
+    """Returns by parameter the urgency of its messages; 0: served in order; else the smallest goes first.
 
     sync.sliced: parameters are sent in slices. sync.by_priority: what the forward needs first goes first.
     """
@@ -158,7 +164,7 @@ def urgencies(
 
 
 def slot_numbers(graph: Graph, value_number: Mapping[str, int]) -> dict[tuple[object, str], int]:
-    """By (phase or kind of message, name of operator or value): its index into Slots.table."""
+    """Returns by (phase or kind of message, name of operator or value) its index into Slots.table."""
     ops = [op.name for op in graph.ops]
     kinds: list[tuple[object, Sequence[str]]] = [
         ("F", ops), ("B", ops), ("merge", ops), (MessageKind.PARTIAL, ops),

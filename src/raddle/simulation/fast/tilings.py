@@ -1,4 +1,7 @@
-"""Numbers tilings, as keys for caches: operators with equal iteration space and tiling share a number.
+"""Numbers tilings, so that caches can use the number as a key.
+
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py). Operators with equal iteration spaces and tilings share a number.
 
 A Grid is a tiling by cuts along the dimensions; each of its tiles may have several copies.
 """
@@ -21,7 +24,7 @@ Array = np.ndarray
 
 @dataclass
 class NumberedTiling:
-    """A tiling of an iteration space, with what follows from both."""
+    """A tiling of an iteration space, with its number, and with devices and regions that follow from it."""
 
     number: int
     tiling: Tiling
@@ -50,7 +53,7 @@ class Tilings:
         self._signatures: dict[int, object] = {}
 
     def numbered(self, op: Op, tiling: Tiling) -> NumberedTiling:
-        """The numbered tiling of an operator; a new one gets the next number."""
+        """Returns the numbered tiling of an operator; a new one gets the next number."""
         # Equal operators share one Space object, which lives as long as the graph: its id is a safe key.
         key = (id(op.space), tiling)
         tiled = self._numbered.get(key)
@@ -64,7 +67,7 @@ class Tilings:
         return tiled
 
     def signature(self, op: Op, tiled: NumberedTiling) -> object:
-        """A key that is equal for operators that are tiled alike, so that one native call may run them.
+        """Returns a key that is equal for operators that are tiled alike, so that one call may run them.
 
         See costs/native_calls.py.
         """
@@ -73,7 +76,7 @@ class Tilings:
         return self._signatures[tiled.number]
 
     def is_partial(self, op: Op, tiled: NumberedTiling) -> bool:
-        """Whether the tiles of an operator give partial results, which have to be merged."""
+        """Returns whether the tiles of an operator give partial results, which have to be merged."""
         if not op.space.combine:  # it sums over no dimension
             return False
         key = (op.name, tiled.number)

@@ -1,5 +1,8 @@
 """Calls the JIT-compiled function that times a step (kernel.py), with arrays that are large enough.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 The structures Slots, StepDag and SyncSettings are explained in arrays.py.
 """
 
@@ -23,9 +26,9 @@ NO_LIMIT = np.iinfo(np.int64).max // 4  # nanoseconds
 
 
 class Timer:
-    """Times steps of one graph. counts: nodes, edges and simulated nodes of the last step.
+    """Times steps of one graph; links: the number of links of the cluster.
 
-    links: the number of links of the cluster.
+    counts: the numbers of nodes, of edges and of simulated nodes of the last step.
     """
 
     def __init__(self, index: GraphIndex, plan: Plan, cluster: ClusterArrays, links: int) -> None:
@@ -41,7 +44,7 @@ class Timer:
         self.dag = self._allocate(4096, 16384)  # nodes, edges
 
     def time(self, slots: Slots, store: RowStore, limit: int, *, fold: bool) -> int | None:
-        """Nanoseconds of a step; None if they exceed the limit; fold: see Evaluator.time."""
+        """Returns nanoseconds of a step; None if they exceed the limit; fold: see Evaluator.time."""
         cluster = self.cluster
         while True:
             nanoseconds = step_time(
@@ -53,13 +56,14 @@ class Timer:
             self.dag = self._allocate(2 * len(self.dag.nodes), 2 * len(self.dag.edges))
 
     def _allocate(self, nodes: int, edges: int) -> StepDag:
-        """Arrays with room for this many nodes and edges, in the order of the fields of StepDag."""
-        # arrivals: rows of StepDag.arrival. marks: a mark records how far each device has come at a row of
-        # the tape.
+        """Returns a StepDag with room for this many nodes and edges."""
+        # arrivals: the number of rows of StepDag.arrival; marks: the number of marks of the tape
+        # (arrays.py)
         arrivals = int(self.tape.arrival.max(initial=-1)) + 1
         marks = max(self.parameters, int(self.tape.mark.max(initial=-1)) + 1)
 
         def table(rows: int, kind: Any) -> Array:
+            """Returns an array of zeros with a column for each device; kind: a dtype."""
             return np.zeros((rows, self.cluster.count), kind)
 
         return StepDag(

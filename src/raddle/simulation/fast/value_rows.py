@@ -1,5 +1,8 @@
 """Builds the rows of a value: its messages, those of its gradient, and the merge of partial results.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 Rows go into the store (store.py); the methods return their slots (first row, number of rows). A cell is a
 box of an output that some devices merge from partial results (program/merges.py). A part of a result is
 the partial result of one tile, and may be two tensors, such as a mean and a variance. bn: whether batch
@@ -53,7 +56,7 @@ class MergeRows(NamedTuple):
 
 
 class ValueSource(NamedTuple):
-    """A value as an operator's output."""
+    """The operator that computes a value, with its tiles and its merge."""
 
     op: Op
     output: int  # the number of the output
@@ -71,7 +74,7 @@ class ValueRows:
     def merge_rows(
         self, store: RowStore, op: Op, tiled: NumberedTiling, key: MergeKey
     ) -> MergeRows:
-        """The merge of an operator's partial results."""
+        """Returns the merge of an operator's partial results."""
         return store.cached(key, lambda: self._build_merge(store, op, tiled, key))
 
     def _build_merge(
@@ -105,7 +108,7 @@ class ValueRows:
     def transfer_rows(
         self, store: RowStore, source: ValueSource, readers: Sequence[Reader]
     ) -> tuple[Slot, Slot]:
-        """The message rows that bring a value to its readers, and those of its gradient."""
+        """Returns the slots of the messages that bring a value to its readers, and of its gradient's."""
         op, output, tiled = source.op, source.output, source.tiled
         element_bytes = self.graph.values[op.outputs[output]].dtype.itemsize
         key = (
@@ -133,8 +136,8 @@ class ValueRows:
     def _build_transfers(
         self, store: RowStore, source: ValueSource, readers: Sequence[Reader], element_bytes: int
     ) -> tuple[Slot, Slot]:
-        """Slots of messages to readers that may need boxes of other devices, and of their gradients."""
-        # By need, that is, by box that a device reads: the box, the device, whether a gradient comes back.
+        """Builds messages to readers that may need boxes of other devices, and gradients; returns slots."""
+        # A need is a box that a device reads. By need: the box, the device, whether a gradient comes back.
         boxes, targets, sends_gradient = [], [], []
         for r in sorted(readers, key=lambda r: not r.sends_gradient):
             regions = r.tiling.regions[r.operand]
@@ -176,7 +179,7 @@ class ValueRows:
         return slots[0], slots[1]
 
     def _pieces(self, store: RowStore, source: ValueSource) -> Pieces:
-        """The boxes of a value, and the devices that hold them after it was computed."""
+        """Returns the boxes of a value, and the devices that hold them after it was computed."""
         tiling, dims = source.tiled.tiling, source.op.space.outputs[source.output]
         if source.merge_key is not None:
             return _pack_pieces([(c.box, c.devices) for c in source.cells], len(dims))
@@ -193,14 +196,14 @@ class ValueRows:
 
 
 def _boxes_are_tiles(grid: Grid, dims: Sequence[int]) -> bool:
-    """Whether the boxes of an output are just the tiles: it has all split dimensions, in their order."""
+    """Returns whether the boxes of an output are just the tiles: it has all split dimensions, in order."""
     return list(dims) == sorted(dims) and all(
         len(cuts) == 2 or d in dims for d, cuts in enumerate(grid.cuts)
     )
 
 
 def _pack_pieces(pieces: Sequence[tuple[Box, tuple[int, ...]]], rank: int) -> Pieces:
-    """Boxes and the devices that hold each of them, as arrays."""
+    """Returns boxes, and the devices that hold each of them, as arrays (see Pieces)."""
     boxes = np.zeros((len(pieces), rank, 2), np.int64)
     for k, (box, _) in enumerate(pieces):
         boxes[k, :, 0], boxes[k, :, 1] = box.lo, box.hi

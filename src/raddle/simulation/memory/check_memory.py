@@ -12,7 +12,7 @@ from raddle.simulation.timeline import simulate
 
 
 def fits(peaks: Sequence[int], cluster: Cluster) -> bool:
-    """Whether every device has enough memory; peaks: by device, its peak bytes."""
+    """Returns whether every device has enough memory; peaks: by device, its peak bytes."""
     return all(peak <= cluster.devices[d].memory for d, peak in enumerate(peaks))
 
 

@@ -1,8 +1,8 @@
-"""The ledger: a list of entries (device, bytes, begin, end), memory that is alive from begin to end.
+"""Keeps the ledger of simulated memory: entries (device, bytes, begin, end), alive from begin to end.
 
-It also looks up in the timeline when instructions run and when messages are sent. A Move is the instruction
-that sends messages (program/program.py). A task is what one device computes, or one message, of an
-instruction.
+The ledger also looks up in the timeline when instructions run and when messages are sent. A Move is the
+instruction that sends messages (program/program.py). A task is one device's share of an instruction, or one
+of its messages.
 """
 
 # Times are in nanoseconds. Memory that is alive from a to b counts at time a, and no longer at time b.
@@ -18,7 +18,7 @@ from raddle.simulation.timeline import Timeline
 
 Array = np.ndarray
 
-NEVER = np.iinfo(np.int64).max  # the start of what does not happen
+NEVER = np.iinfo(np.int64).max  # the start of an instruction on a device where it does not run
 
 
 class Span(NamedTuple):
@@ -38,7 +38,7 @@ class Flight(NamedTuple):
     end: Array
 
     def concatenated(self, other: Flight) -> Flight:
-        """Both together; a gradient may return in several moves, one from each stage."""
+        """Returns the messages of both; a gradient may return in several moves, one from each stage."""
         return Flight(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
@@ -57,25 +57,27 @@ class Ledger:
 
     def add(self, device: Array, nbytes: Array, begin: Array, end: Array) -> None:
         """Adds entries; all arguments are arrays of the same length."""
-        real = (nbytes > 0) & (begin < end)  # the others are not allocated at all
-        self.columns.append((device[real], nbytes[real], begin[real], end[real]))
+        allocated = (nbytes > 0) & (begin < end)
+        self.columns.append(
+            (device[allocated], nbytes[allocated], begin[allocated], end[allocated])
+        )
 
     def add_by_device(self, nbytes: Array, begin: Array, end: Array) -> None:
         """Adds an entry for every device; the arguments are arrays by device."""
         self.add(self.devices, nbytes, begin, end)
 
     def entries(self) -> list[Array]:
-        """All entries as columns: device, bytes, begin, end."""
+        """Returns all entries as columns: device, bytes, begin, end."""
         if not self.columns:
             return [np.empty(0, np.int64)] * 4
         return [np.concatenate(column) for column in zip(*self.columns, strict=True)]
 
     def empty_span(self) -> Span:
-        """The span of an instruction that runs on no device."""
+        """Returns the span of an instruction that runs on no device."""
         return Span(np.full(len(self.devices), NEVER), np.full(len(self.devices), -1))
 
     def span(self, number: int) -> Span:
-        """When each device executes an instruction; number: of the instruction."""
+        """Returns when each device executes an instruction; number: of the instruction."""
         a, b = self.first_task[number : number + 2]  # its tasks are a to b - 1
         start, end = self.empty_span()
         devices = self.timeline.tasks.device[a:b]
@@ -83,7 +85,7 @@ class Ledger:
         return Span(start, end)
 
     def collective_span(self, number: int) -> Span:
-        """When each device takes part in a collective; number: of the instruction."""
+        """Returns when each device takes part in a collective; number: of the instruction."""
         tasks, (a, b) = self.timeline.tasks, self.first_task[number : number + 2]
         transfers = a + np.flatnonzero(
             tasks.nbytes[a:b]
@@ -94,11 +96,8 @@ class Ledger:
         return Span(start, end)
 
     def flight(self, number: int, move: Move) -> Flight:
-        """The messages of a move; number: of the instruction.
-
-        Its first tasks are the messages, in their order.
-        """
-        a = self.first_task[number]
+        """Returns the messages of a move; number: of the instruction."""
+        a = self.first_task[number]  # the first tasks of a move are its messages, in their order
         b = a + len(move.messages)
         key = id(move.messages)
         if key not in self.message_sizes:
@@ -115,14 +114,14 @@ class Ledger:
         )
 
     def departure(self, flight: Flight) -> Array:
-        """By message, from when on it no longer takes memory on its source."""
+        """Returns by message the time from which it no longer takes memory on its source."""
         return flight.start if self.through_host else flight.end
 
     def arrival(self, flight: Flight, first_use: Array) -> Array:
-        """By message, from when on it takes memory on its target.
+        """Returns by message the time from which it takes memory on its target.
 
-        That is from the start of its transfer or, through the host, from its first use. first_use: by
-        device, when it first uses the value (NEVER: not at all).
+        This is the start of its transfer or, through the host, its first use. first_use: by device, when it
+        first uses the value (NEVER: not at all).
         """
         if not self.through_host:
             return flight.start
@@ -130,7 +129,7 @@ class Ledger:
         return np.where(first < NEVER, np.maximum(flight.end, first), flight.end)
 
     def parameter_bytes(self, name: str) -> Array:
-        """By device, the bytes of a parameter that it holds."""
+        """Returns by device the bytes of a parameter that it holds."""
         nbytes = np.zeros(len(self.devices), np.int64)
         for region in self.program.regions[name]:
             nbytes[list(region.devices)] += region.box.volume * self.program.element_bytes(name)

@@ -1,4 +1,4 @@
-"""The memory of one micro-batch: outputs, inputs, gradients, messages, workspaces; see peaks.py.
+"""Records the memory of one micro-batch: outputs, inputs, gradients, messages, workspaces; see peaks.py.
 
 Phases of an operator: F forward, R recomputation of the forward, B backward, W backward of parameters (if
 it is split from B); Fm and Bm are the merges of partial results, forward and backward. A span is the start
@@ -53,7 +53,7 @@ class _MicroBatchMemory:
             self._record_messages(value, kind, flight)
 
     def _first_read(self, value: str) -> Array:
-        """By device, when a forward reads a value for the first time."""
+        """Returns by device when a forward reads a value for the first time."""
         begin = np.full(self.sizes.count, NEVER)
         for op in self.sizes.graph.ops:
             if value in op.inputs:
@@ -90,19 +90,21 @@ class _MicroBatchMemory:
                 add(owned, recomputation.start, self.uses.last_use_recomputed[o])
         extra = self.sizes.saved[op.name].extra  # bytes for each element, as for a dropout mask
         if extra:
-            nbytes = extra * (
-                self.sizes.output_bytes[op.outputs[0]] // self.program.element_bytes(op.outputs[0])
+            elements = self.sizes.output_bytes[op.outputs[0]] // self.program.element_bytes(
+                op.outputs[0]
             )
-            made = forward  # the run that makes what the backward needs
+            nbytes = elements * extra.numerator // extra.denominator
+            last_run = forward  # the run whose extra bytes the backward reads
             if times.is_recomputed(op.name):
                 add(nbytes, *forward)
-                made = recomputation
-            add(nbytes, made.start, times.backward(op.name).end)
+                last_run = recomputation
+            add(nbytes, last_run.start, times.backward(op.name).end)
 
     def _last_use_of_partials(self, op: Op) -> Array:
-        """By device, when partial results are used last: by their merge.
+        """Returns by device when partial results are used last.
 
-        Results that are not simply summed (log-sum-exp, moments) are used again by the merge's backward.
+        Their merge uses them last. If they are not simply summed (log-sum-exp, moments), the backward of
+        the merge uses them again.
         """
         merged = self.times.span(op.name, "Fm").end
         if op.space.combine == "sum":
@@ -132,10 +134,10 @@ class _MicroBatchMemory:
             until = end
             if flight is not None:
                 first = first.copy()
-                # By message, from when on it takes memory at its target: a message through the host
-                # is copied to the device only when the backward that needs it starts.
-                reached = self.ledger.arrival(flight, backward.start)
-                np.minimum.at(first, flight.target, reached)
+                # A message through the host is copied to the device only when the backward that needs it
+                # starts.
+                arrival = self.ledger.arrival(flight, backward.start)
+                np.minimum.at(first, flight.target, arrival)
                 # In a pipeline, the backward of a segment starts from this gradient, and holds it until the
                 # end of the segment's backward.
                 if self.program.plan.stages:
@@ -145,7 +147,7 @@ class _MicroBatchMemory:
             self.ledger.add_by_device(self.sizes.output_bytes[o], first, until)
 
     def _segment_backward_end(self, op: Op, device: int) -> int:
-        """When the backward of an operator's segment ends on a device.
+        """Returns when the backward of an operator's segment ends on a device.
 
         A segment (program/segments.py) runs as one call, which holds the gradients that it starts from.
         """
@@ -153,7 +155,7 @@ class _MicroBatchMemory:
         return max((int(self.times.backward(name).end[device]) for name in segment), default=-1)
 
     def _record_messages(self, value: str, kind: MessageKind, flight: Flight) -> None:
-        """Adds messages at their target; a gradient also counts at its source until it has been sent."""
+        """Adds messages to their target; gradients also count on their source until they have been sent."""
         until, begin = flight.end, flight.start
         if kind.is_activation:
             until = np.maximum(until, self.uses.last_use[value][flight.target])

@@ -1,4 +1,4 @@
-"""When the operators of one micro-batch run, when it sends messages, and when it uses its values.
+"""Looks up when one micro-batch runs its operators, sends its messages and uses its values.
 
 Phases of an operator (program.Run): F forward, R recomputation of the forward, B backward, W backward of
 parameters if it is split from B. A segment is a sequence of operators without communication inside, which
@@ -21,10 +21,10 @@ from raddle.simulation.memory.value_sizes import ValueSizes
 
 
 class MicroBatchTimes:
-    """The times of one micro-batch.
+    """The times of one micro-batch; numbers: those of its instructions.
 
-    numbers: those of its instructions. spans: by (operator, phase), its start and end by device; "Fm" and
-    "Bm" are the merges of its partial results, forward and backward. flights: by (value, kind of message).
+    spans: by (operator, phase), its start and end by device; phases "Fm" and "Bm" are the merges of its
+    partial results, forward and backward. flights: by (value, kind of message), the messages.
     """
 
     def __init__(self, ledger: Ledger, numbers: Sequence[int]) -> None:
@@ -43,19 +43,20 @@ class MicroBatchTimes:
                 self.spans[i.op, i.phase + "m" * isinstance(i, Merge)] = ledger.span(number)
 
     def span(self, op: str, phase: str) -> Span:
-        """When each device runs an operator in a phase."""
+        """Returns when each device runs an operator in a phase."""
         return self.spans.get((op, phase), self.empty_span)
 
     def is_recomputed(self, op: str) -> bool:
+        """Returns whether the micro-batch runs an operator's forward a second time."""
         return (op, "R") in self.spans
 
     def backward(self, op: str) -> Span:
-        """The span of an operator's backward: "B" and, if the backward is split, "W" together."""
+        """Returns the span of an operator's backward: "B" and, if the backward is split, "W" together."""
         inputs, weights = self.span(op, "B"), self.span(op, "W")
         return Span(np.minimum(inputs.start, weights.start), np.maximum(inputs.end, weights.end))
 
     def last_departure(self, value: str, kind: MessageKind) -> Array:
-        """By device, when it has sent the last of its messages of a value; -1 if it sends none."""
+        """Returns by device when it has sent the last of its messages of a value; -1 if it sends none."""
         end = self.empty_span.end.copy()
         flight = self.flights.get((value, kind))
         if flight is not None:
@@ -64,7 +65,7 @@ class MicroBatchTimes:
 
 
 class ValueUses(NamedTuple):
-    """By value, then by device."""
+    """Times at which the values of a micro-batch are used: by value, then by device."""
 
     last_use: Mapping[str, Array]  # the end of its last use
     last_use_recomputed: Mapping[str, Array]  # the same for its copy that phase R computes again
@@ -72,18 +73,18 @@ class ValueUses(NamedTuple):
 
 
 def value_uses(times: MicroBatchTimes, sizes: ValueSizes) -> ValueUses:
-    """When the values of a micro-batch are used."""
+    """Returns when the values of a micro-batch are used."""
     return ValueUses(*_last_uses(times, sizes), _first_contributions(times, sizes))
 
 
 def _last_uses(
     times: MicroBatchTimes, sizes: ValueSizes
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """`last_use` and `last_use_recomputed` of ValueUses.
+    """Returns `last_use` and `last_use_recomputed` of ValueUses.
 
-    Goes from the last operator to the first, so that a view passes its last use on to the value that it
-    views. Of a recomputed value there are two copies: the recomputed one serves the operators of its
-    segment, the first one all others.
+    The loop goes from the last operator to the first, so that a view passes its last use on to the value
+    that it views. A recomputed value has two copies: operators of its segment read the recomputed one, all
+    others the first one.
     """
     last: dict[str, Array] = {}
     last_recomputed: dict[str, Array] = {}
@@ -123,15 +124,15 @@ def _last_uses(
 
 
 def _first_contributions(times: MicroBatchTimes, sizes: ValueSizes) -> dict[str, Array]:
-    """By value, then by device: when the first contribution to its gradient begins."""
+    """Returns by value, then by device, when the first contribution to its gradient begins."""
     first: dict[str, Array] = {}
     for op in sizes.graph.ops:
         begin, end = times.span(op.name, "B")
         if op.kind in ("reshape", "permute"):
             # The gradient of the view's input is a view of the gradient of its output. It needs no memory
             # of its own, and counts only from the end of the backward on.
-            done = np.where(end < 0, NEVER, end)
-            begin = np.where(sizes.free_views[op.name], done, begin)
+            backward_end = np.where(end < 0, NEVER, end)
+            begin = np.where(sizes.free_views[op.name], backward_end, begin)
         for name in inputs_with_gradient(op, sizes.program.active):
             earlier = first.get(name)
             first[name] = begin if earlier is None else np.minimum(earlier, begin)

@@ -1,4 +1,4 @@
-"""The memory of every device over time, and its peak, from a timeline.
+"""Computes the memory of every device over time, and its peak, from a timeline.
 
 Alive during the whole run (persistent.py): the parameters that a device holds, their gradients, optimizer
 state, and the buffers and constants that it reads; with ZeRO (shards.py), only its shard of some of these.
@@ -45,8 +45,8 @@ Array = np.ndarray
 
 
 def peak_bytes(timeline: Timeline, *, through_host: bool = False) -> list[int]:
-    """By device, the peak of its memory."""
-    # base: persistent bytes by device; first: the place of the first change of each device
+    """Returns by device the peak of its memory, in bytes."""
+    # base: persistent bytes by device; first: the position of the first change of each device
     base, device, _, change = _changes(timeline, through_host=through_host)
     peaks = base.copy()
     if len(device):
@@ -59,12 +59,12 @@ def peak_bytes(timeline: Timeline, *, through_host: bool = False) -> list[int]:
 
 
 def memory_curve(timeline: Timeline, device: int) -> tuple[Array, Array]:
-    """Times at which a device's memory changes, and the bytes from then on."""
+    """Returns the times at which a device's memory changes, and the bytes from each time on."""
     return next(c for d, c in enumerate(memory_curves(timeline)) if d == device)
 
 
 def memory_curves(timeline: Timeline) -> Iterator[tuple[Array, Array]]:
-    """The curves of all devices, in order."""
+    """Yields the curve of each device, in order: times, and bytes from each time on."""
     base, device, times, change = _changes(timeline)
     # The changes of device d are border[d] to border[d + 1].
     border = np.searchsorted(device, np.arange(len(base) + 1))
@@ -79,7 +79,7 @@ def memory_curves(timeline: Timeline) -> Iterator[tuple[Array, Array]]:
 def _changes(
     timeline: Timeline, *, through_host: bool = False
 ) -> tuple[Array, Array, Array, Array]:
-    """Persistent bytes by device; then device, time and bytes (+ or -) of each change, in order."""
+    """Returns persistent bytes by device; then device, time and bytes (+ or -) of each change, in order."""
     device, nbytes, begin, end = _record_all(timeline, through_host=through_host).entries()
     times, change = np.concatenate([begin, end]), np.concatenate([nbytes, -nbytes])
     device = np.concatenate([device, device])
@@ -91,14 +91,15 @@ def _changes(
 
 
 def _record_all(timeline: Timeline, *, through_host: bool) -> Ledger:
-    """A ledger of all memory that is not persistent."""
+    """Returns a ledger of all memory that is not persistent."""
     program, ledger = timeline.program, Ledger(timeline, through_host=through_host)
     # groups: by micro-batch, the numbers of its instructions
     plan, groups = program.plan, dict[Key, list[int]]()
     for number, i in enumerate(program.instructions):
         if isinstance(i, Run | Merge | Move):
             groups.setdefault(i.key, []).append(number)
-    # By variant: a graph with tiles, for micro-batches of one size and pipeline replica (program.Variant).
+    # By variant: micro-batches of one size on one replica of the pipeline share a variant
+    # (program.Variant).
     sizes = [ValueSizes(program, v) for v in range(len(program.variants))]
     for key, numbers in groups.items():
         record_micro_batch(ledger, numbers, sizes[key.variant])

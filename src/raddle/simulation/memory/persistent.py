@@ -1,6 +1,7 @@
-"""Memory that stays allocated during the whole run: parameters, gradients, optimizer state, buffers.
+"""Sums the memory that stays allocated for the whole run: parameters, gradients, optimizer state, buffers.
 
-A region is a box of a parameter; its updaters are the devices that apply the optimizer to it.
+A region is a box of a parameter and the devices that hold it (ParameterRegion); its updaters are the
+devices that apply the optimizer to it. A shard is the part of a region that one device updates with ZeRO.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Array = np.ndarray
 
 
 def persistent_bytes(program: Program, cluster: Cluster) -> Array:
-    """By device: the bytes of `state_bytes`, and the workspace that a matmul library keeps."""
+    """Returns by device the bytes of `state_bytes` plus the workspace that a matmul library keeps."""
     total = state_bytes(program)
     matmul_devices = {
         d
@@ -32,10 +33,10 @@ def persistent_bytes(program: Program, cluster: Cluster) -> Array:
 
 
 def state_bytes(program: Program) -> Array:
-    """By device: bytes of parameters, gradients, optimizer state, buffers and constants.
+    """Returns by device the bytes of parameters, gradients, optimizer state, buffers and constants.
 
-    With ZeRO, only the optimizer state of the device's own shard; with ZeRO-3, only the parameters of its
-    shard (shards.py has the others).
+    With ZeRO, a device has optimizer state only for its shard, and with ZeRO-3 parameters only of its
+    shard. shards.py counts the parameters and gradients that it has for a while.
     """
     total, seen = np.zeros(program.plan.devices, np.int64), set()
     # elements of optimizer state for each element of a parameter
@@ -50,14 +51,14 @@ def state_bytes(program: Program) -> Array:
                 if program.sharded:  # gathered parameters and gradients are not persistent
                     volumes = np.array(region.shard_volumes, np.int64)
                     shard_bytes = volumes * program.element_bytes(name)
-                    whole = shard_bytes if program.gathers_before_use else nbytes
-                    total[list(region.devices)] += whole + state_elements * shard_bytes
+                    parameter_bytes = shard_bytes if program.gathers_before_use else nbytes
+                    total[list(region.devices)] += parameter_bytes + state_elements * shard_bytes
                     continue
                 # The parameter and its gradient, on its holders and where it is updated.
                 total[list({*region.devices, *region.updaters})] += 2 * nbytes
                 total[list(region.updaters)] += state_elements * nbytes
     variant = program.variants[0]
-    # Everything else that operators read; "parameter" for those that are never updated.
+    # All other values that stay; with role "parameter", those that are never updated.
     roles = ("buffer", "constant", "frozen", "parameter")
     names = [v.name for v in variant.graph.values.values() if v.role in roles]
     total += read_bytes(program, variant, [name for name in names if name not in seen])

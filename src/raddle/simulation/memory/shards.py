@@ -1,7 +1,8 @@
-"""ZeRO: memory of gathered parameters, of gradients, and of the flat buffers of collectives.
+"""Adds up ZeRO's memory: gathered parameters, gradients, and the flat buffers of collectives.
 
-persistent.py has what stays: the shards with their optimizer state and, with ZeRO-2, the parameters. A run
-is an instruction that computes an operator; a reduce-scatter is a Reduce.
+persistent.py counts the memory that stays: the shards with their optimizer state and, with ZeRO-2, the
+parameters. A run is an instruction that computes an operator; a reduce-scatter is a Reduce instruction.
+An all-reduce of the shards over their replicas (HSDP) sums in place.
 
     gradient              from the first backward that adds to it until it is packed for the reduce-scatter
     buffer of gradients   during the reduce-scatter
@@ -36,7 +37,10 @@ def record_shards(ledger: Ledger) -> None:
 
 
 def _record_gather(ledger: Ledger, number: int, gather: Gather, use: GatherUse | None) -> None:
-    """Adds the buffer of a gather and, with ZeRO-3, the parameters. use: the runs that use it (ZeRO-3)."""
+    """Adds the buffer of a gather and, with ZeRO-3, the parameters.
+
+    use: the runs that wait for the gather, and those that read its parameters; None with ZeRO-2.
+    """
     span, unpacked = ledger.collective_span(number), np.zeros(len(ledger.devices), np.int64)
     if use is not None:
         first = _first_start_and_last_end(ledger, use.waiting).start
@@ -63,7 +67,7 @@ def _record_gradients(ledger: Ledger) -> None:
         elif isinstance(i, Update):
             updates[i.parameter, i.key.step] = number
     for number, i in enumerate(program.instructions):
-        if isinstance(i, Reduce):
+        if isinstance(i, Reduce) and not program.sums_replicas(i):  # these need no other buffer
             span = ledger.collective_span(number)
             _record_sum(ledger, number, i, span, updates)
             for name in i.parameters:
@@ -89,7 +93,7 @@ def _record_sum(
 
 
 def _first_start_and_last_end(ledger: Ledger, numbers: Sequence[int]) -> Span:
-    """By device, when the first of some instructions starts, and when the last one ends."""
+    """Returns by device when the first of some instructions starts, and when the last one ends."""
     first, last = ledger.empty_span()
     for number in numbers:
         span = ledger.span(number)
@@ -98,21 +102,22 @@ def _first_start_and_last_end(ledger: Ledger, numbers: Sequence[int]) -> Span:
 
 
 def _buffer_bytes(ledger: Ledger, i: Reduce | Gather, *, full: bool, shard: bool) -> Array:
-    """By device, bytes of the full buffers of a collective, of one shard of them, or of both."""
+    """Returns by device the bytes of a collective's buffers: full ones, one shard of them, or both."""
     program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
     for name, regions in zip(i.parameters, i.regions, strict=True):
         for region in regions:
-            shards = full * len(region.devices) + shard
+            shards = full * region.shard_count + shard
             nbytes[list(region.devices)] += _shard_bytes(program, name, region) * shards
     return nbytes
 
 
 def _shard_bytes(program: Program, name: str, region: ParameterRegion) -> int:
+    """Returns the bytes of one shard of a parameter's region."""
     return region.elements_per_shard * program.element_bytes(name)
 
 
 def _region_bytes(ledger: Ledger, name: str, regions: Sequence[ParameterRegion]) -> Array:
-    """By device, bytes of the regions of a parameter that it holds."""
+    """Returns by device the bytes of the regions of a parameter that it holds."""
     nbytes = np.zeros(len(ledger.devices), np.int64)
     for region in regions:
         nbytes[list(region.devices)] += region.box.volume * ledger.program.element_bytes(name)

@@ -1,10 +1,13 @@
-"""The bytes of each value on each device, and which views need no memory.
+"""Computes the bytes of each value on each device, and which views need no memory.
 
-They are equal for all micro-batches of a variant. A variant is a graph with tiles; micro-batches of
-another size, or on another replica of a pipeline stage, have another one (program.Variant). A segment is a
-sequence of a device's operators without communication inside; it is run and recomputed as one piece
-(program/segments.py). A cell is a box of an output that is merged from partial results (program.Cell).
+The bytes are equal for all micro-batches of a variant. A variant is a graph with tiles: micro-batches of
+different sizes, or on different replicas of a pipeline stage, have different variants (program.Variant). A
+segment is a sequence of a device's operators without communication inside; it is run and recomputed as one
+piece (program/segments.py). A cell is a box of an output that is merged from partial results
+(program.Cell).
 """
+
+# d: a device, o: an output; in `_volumes`, d is a dimension
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import numpy as np
 from raddle.costs.saved_for_backward import saved_for_backward
 from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Op
+from raddle.plans.native_dropout import with_planned_dropout
 from raddle.plans.regions import operand_regions
 from raddle.plans.tiling import Grid, Tiling
 from raddle.program.program import Message, Move, Program, Variant, tensors_per_part
@@ -34,10 +38,15 @@ class ValueSizes:
         self.graph = self.variant.graph
         # By operator: which of its inputs and outputs its backward needs.
         self.saved = {
-            op.name: saved_for_backward(self.graph, program.active, op) for op in self.graph.ops
+            op.name: saved_for_backward(
+                self.graph,
+                program.active,
+                with_planned_dropout(program.plan, op, self.variant.tiles[op.name]),
+            )
+            for op in self.graph.ops
         }
-        self.output_bytes: dict[str, Array] = {}  # by value; of partial results: once merged
-        self.partial_bytes: dict[str, Array] = {}  # by operator with partial results: these
+        self.output_bytes: dict[str, Array] = {}  # by value: bytes of the complete (merged) value
+        self.partial_bytes: dict[str, Array] = {}  # by operator with partial results: their bytes
         # By device, then by operator: the operators of its segment.
         self._segment_ops: dict[int, dict[str, tuple[str, ...]]] = {}
         for op in self.graph.ops:
@@ -69,7 +78,7 @@ class ValueSizes:
         return segment_numbers
 
     def segment_of(self, op: str, device: int) -> tuple[str, ...]:
-        """The operators of the segment of `op` on a device; a segment runs as one call."""
+        """Returns the operators of the segment of `op` on a device; a segment runs as one call."""
         if device not in self._segment_ops:
             op_lists = segments(self.program, device, self.variant_number)
             names_by_segment = [tuple(o.name for o in ops) for ops in op_lists]
@@ -79,7 +88,7 @@ class ValueSizes:
         return self._segment_ops[device].get(op, ())
 
     def recomputed_together(self, value: str, reader: str) -> Array:
-        """By device, whether a value and its reader are recomputed in the same segment."""
+        """Returns by device whether a value and its reader are recomputed in the same segment."""
         segment_numbers = self._segments
         # Role "op": an operator computes the value.
         if reader not in segment_numbers or self.graph.values[value].role != "op":
@@ -94,9 +103,11 @@ class ValueSizes:
 
     @cached_property
     def _producers(self) -> dict[str, Op]:
+        """By value, the operator that computes it."""
         return {o: op for op in self.graph.ops for o in op.outputs}
 
     def zeros(self) -> Array:
+        """Returns zero bytes for each device."""
         return np.zeros(self.count, np.int64)
 
     def _add_bytes(self, op: Op) -> None:
@@ -120,15 +131,15 @@ class ValueSizes:
             self.output_bytes[name] = size * self.program.element_bytes(name)
 
     def _is_free_view(self, op: Op, messages: Mapping[str, Sequence[Message]]) -> Array:
-        """By device, whether a view operator needs no memory.
+        """Returns by device whether a view operator needs no memory.
 
         It needs none if each of its tiles reads a region that lies in a single box which the device holds.
-        messages: by value, those that bring it to its readers.
+        messages: by value, the messages that bring the value to its readers.
         """
         free = np.zeros(self.count, bool)
         free[list(self.variant.tiles[op.name].devices)] = True
         base = op.inputs[0]
-        # A view of an input or a parameter: the device holds what it reads anyway.
+        # A view of an input or a parameter: the device holds the region that it reads anyway.
         if self.graph.values[base].role != "op":
             return free
         producer = self._producers[base]
@@ -140,7 +151,7 @@ class ValueSizes:
         ):
             return free
         held: dict[int, list[Box]] = {}  # by device: the boxes of `base` that it holds
-        # (box, device) of all that devices compute, merge or receive of `base`
+        # (box, device) of all parts of `base` that devices compute, merge or receive
         pieces = [(c.box, d) for c in merged for d in c.devices] if merged else [
             (producer.space.output_boxes(t.box)[k], t.device) for t in tiling.tiles
         ]  # fmt: skip
@@ -157,7 +168,7 @@ class ValueSizes:
 
 
 def read_bytes(program: Program, variant: Variant, names: Iterable[str]) -> Array:
-    """By device, bytes that operators read of the given values (inputs, buffers, parameters …)."""
+    """Returns by device the bytes that operators read of some values (inputs, buffers, parameters …)."""
     total = np.zeros(program.plan.devices, np.int64)
     read: dict[str, dict[int, set[Box]]] = {name: {} for name in names}
     for op in variant.graph.ops:
@@ -173,7 +184,7 @@ def read_bytes(program: Program, variant: Variant, names: Iterable[str]) -> Arra
 
 
 def _volumes(tiling: Tiling, dims: Sequence[int]) -> Array:
-    """By tile, the number of elements of its box in the given dimensions."""
+    """Returns by tile the number of elements of its box in the given dimensions."""
     if not isinstance(tiling, Grid):
         return np.array(
             [
@@ -189,5 +200,5 @@ def _volumes(tiling: Tiling, dims: Sequence[int]) -> Array:
 
 
 def _union_volume(boxes: Sequence[Box]) -> int:
-    """The number of elements that boxes cover together."""
+    """Returns the number of elements that boxes cover together."""
     return sum(piece.volume for i, box in enumerate(boxes) for piece in subtract(box, boxes[:i]))

@@ -1,6 +1,6 @@
-"""Memory of weight gradients of single micro-batches, and of old weights while steps overlap.
+"""Adds up memory of weight gradients of single micro-batches, and of old weights while steps overlap.
 
-The gradient that sums over micro-batches, and the newest weights, are in persistent.py.
+persistent.py counts the gradient that is summed over micro-batches, and the newest weights.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from raddle.simulation.memory.ledger import Array, Ledger
 
 
 def record_contributions(ledger: Ledger) -> None:
-    """Adds the weight gradients of each micro-batch, alive until they are added to the sum so far.
+    """Adds the weight gradients of each micro-batch: they are alive until they are added to the sum.
 
-    They count from the second micro-batch of a step on. Of the parameters of one operator, only the largest
-    counts.
+    The gradients of the first micro-batch of a step are the sum so far, so they do not count here. Of one
+    operator's parameters only the largest counts.
     """
     program = ledger.program
     phase = "W" if program.plan.split_backward else "B"
@@ -32,15 +32,16 @@ def record_contributions(ledger: Ledger) -> None:
 
 
 def record_versions(ledger: Ledger) -> None:
-    """Adds stashed weights: replaced by an update, alive until the last run that uses them.
+    """Adds stashed weights: alive from the update that replaces them to the last run that uses them.
 
-    Version v of a parameter has had v updates; update number v, counted from 0, replaces it. Run.versions:
-    by parameter that the operator reads, the version that this run uses; (): its version is the number of
-    the step, and no old weights are needed.
+    Version v of a parameter has had v updates; update number v, counted from 0, replaces it. Run.versions
+    has, for each parameter that the operator reads, the version that this run uses. If it is empty, the
+    version is the number of the step, and no old weights are needed.
     """
     read = parameters_by_op(ledger.program.graph)
-    last: dict[tuple[str, int], Array] = {}  # parameter and version -> the end of its last use
-    replaced: dict[str, list[Array]] = {}  # parameter -> by update, when it begins
+    # All times are arrays by device.
+    last: dict[tuple[str, int], Array] = {}  # (parameter, version) -> the end of its last use
+    replaced: dict[str, list[Array]] = {}  # parameter -> the start of each of its updates
     for number, i in enumerate(ledger.program.instructions):
         if isinstance(i, Update):
             replaced.setdefault(i.parameter, []).append(ledger.span(number).start)
