@@ -46,9 +46,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 optimizer = sync.Optimizer(optimizer, model, sync=chosen.sync)  # 3: averages gradients
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, chosen.epochs)
 
-shuffle = torch.Generator().manual_seed(
-    1
-)  # the same order on all ranks; each takes its part of a batch
+# The same order on all ranks; each rank takes its part of a batch.
+shuffle = torch.Generator().manual_seed(1)
 for epoch in range(chosen.epochs):
     mixed = train[torch.randperm(len(train), generator=shuffle)]
     for samples in mixed.split(96):

@@ -208,7 +208,8 @@ RUN = {
     "fastest_ms": 2.0, "slowest_ms": 4.0, "predicted_ms": 2.5, "cluster": "local:2", "samples_per_s": 9.0,
     "loss_first": 2.0,
     "loss_last": None, "sent": [{"source": 0, "target": 1, "bytes": 64}], "reduced": [],
-    "sync": "allreduce", "slices": 0, "overtaken": 0, "trace": None,
+    "sync": "allreduce", "groups": {"count": 4, "seconds": 0.01, "bytes": 4096},
+    "slices": 0, "overtaken": 0, "trace": None,
 }  # fmt: skip
 
 

@@ -34,10 +34,8 @@ __all__ = [
     "solve_coarse", "write_hypergraph",
 ]  # fmt: skip
 
-GRAINS = {
-    "coarse": explicit.coarse,
-    "fine": explicit.fine,
-}  # functions that build the hypergraph, by grain
+# Functions that build the hypergraph, by grain.
+GRAINS = {"coarse": explicit.coarse, "fine": explicit.fine}
 
 
 def check_methods(names: Sequence[str]) -> None:

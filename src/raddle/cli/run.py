@@ -48,6 +48,13 @@ def run(
         str | None,
         typer.Option(metavar="float32|float64", help="Precision, instead of the plan's."),
     ] = None,
+    compile: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|on|off|max-autotune",
+            help="Run segments through torch.compile; auto: on GPUs.",
+        ),
+    ] = "auto",
     dropout: Annotated[
         str | None,
         typer.Option(
@@ -97,8 +104,8 @@ def run(
     options = Options(
         plan, steps=steps, warmup=warmup, seed=seed, lr=lr, clip_norm=clip_norm,
         check_finite=check_finite, model=model, device=device, backend=backend, dtype=dtype,
-        dropout=dropout, threads=threads or _threads_from_environment(), timeout=timeout, trace=trace,
-        json=as_json,
+        compile=compile, dropout=dropout, threads=threads or _threads_from_environment(),
+        timeout=timeout, trace=trace, json=as_json,
     )  # fmt: skip
     parse(options.command_line())  # raises the errors of wrong options here, before the ranks start
     machines = Machines(nnodes, node_rank, master_addr, master_port)

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class SavedTensors(Enum):
-    """Which tensors of an operator PyTorch saves for its backward."""
+    """A rule for which tensors of an operator PyTorch saves for its backward."""
 
     NOTHING = "nothing"
     INPUTS = "inputs"

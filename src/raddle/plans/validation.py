@@ -74,7 +74,7 @@ def validate_settings(plan: Plan) -> None:
 
 
 def _difference(plan: Plan, graph: Graph) -> str:
-    """A phrase about the first parameter that differs from the model that was planned; "" if unknown."""
+    """Returns a phrase about the first parameter that differs from the planned model; "" if unknown."""
     if not plan.parameters:
         return ""
     shapes = parameter_shapes(graph)

@@ -42,7 +42,7 @@ from raddle.program.program import (
 
 
 def segments(program: Program, device: int, variant: int = 0) -> list[tuple[Op, ...]]:
-    """The segments of a device: the operators that it computes, in order.
+    """Returns the segments of a device: the operators that it computes, in order.
 
     variant: index into `program.variants`. A variant is a graph of one micro-batch size, with its tiles on
     certain devices; most programs have one.
@@ -62,9 +62,10 @@ def segments(program: Program, device: int, variant: int = 0) -> list[tuple[Op, 
 def _representative_micro_batches(
     program: Program, variant: int
 ) -> list[list[tuple[int, Instruction]]]:
-    """The instructions, with their numbers, of the micro-batches that together have all possible cuts.
+    """Returns the numbered instructions of the micro-batches that together have all possible cuts.
 
-    These are the last micro-batch of the first step, and those in which gradients are synchronised.
+    These are the last micro-batch of the first step, and those in which gradients are synchronised. An
+    element of the result has the (number, instruction) pairs of one micro-batch.
     """
     instructions_by_key: dict[Key, list[tuple[int, Instruction]]] = {}
     for number, i in enumerate(program.instructions):
@@ -87,7 +88,7 @@ def _cuts_of_device(
     device: int,
     device_ops: list[Op],
 ) -> set[int]:
-    """The cuts that a device's own communication makes in a micro-batch."""
+    """Returns the cuts that a device's communication makes in a micro-batch: positions in `device_ops`."""
     position = {op.name: at for at, op in enumerate(device_ops)}
     # By operator, the number of its composite: a fused call computes the operators of a composite at once.
     composite = {name: n for n, fused in enumerate(program.graph.fused_calls) for name in fused.ops}
@@ -134,14 +135,14 @@ def _cuts_of_device(
 
 
 def _pushes_slice(program: Program, i: Instruction) -> bool:
-    """Whether an instruction sends the gradient of a slice to its server."""
+    """Returns whether an instruction sends the gradient of a slice to its server."""
     return bool(program.slices) and isinstance(i, Move) and i.kind.is_push
 
 
 def _cuts_of_all_devices(
     program: Program, instructions: Sequence[tuple[int, Instruction]], device_ops: list[Op]
 ) -> set[int]:
-    """The cuts that the communication of all devices makes: after its sender, before its receiver."""
+    """Returns the cuts that communication of all devices makes: after each sender, before each receiver."""
     number = {op.name: at for at, op in enumerate(program.graph.ops)}
     # By operator of the device, its number in the graph.
     positions = [number[op.name] for op in device_ops]
@@ -179,7 +180,7 @@ def _cuts_of_native_dropout(
 
 
 def _cuts_of_plan(program: Program, device_ops: list[Op]) -> set[int]:
-    """The cuts at borders of stages and recomputed blocks, and those of a split backward."""
+    """Returns the cuts at borders of stages and recomputed blocks, and those of a split backward."""
     plan, cuts = program.plan, set[int]()
     # By operator, the number of its recomputed block.
     block = {name: k for k, names in enumerate(plan.recompute) for name in names}

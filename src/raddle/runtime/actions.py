@@ -177,6 +177,9 @@ class ShardedBlock(NamedTuple):
     regions: tuple[ShardedRegion, ...]
     dtype: torch.dtype
     shard_elements: int  # of a part of the buffer
+    replicas: tuple[
+        int, ...
+    ]  # this rank and those with the same shards in other groups (HSDP); (): none
 
 
 class ShardView(NamedTuple):
@@ -200,6 +203,19 @@ class StartAllReduce:
 @dataclass
 class StartReduceScatter:
     """Starts to sum the gradients of a block; each member receives the sum for its shards."""
+
+    block: int  # index into RankActions.blocks
+    tag: int
+    label: str
+    key: Key
+
+
+@dataclass
+class StartReplicaSum:
+    """Starts to all-reduce this rank's sums of a block over the replicas of its shards (HSDP).
+
+    It waits for the reduce-scatter of the block.
+    """
 
     block: int  # index into RankActions.blocks
     tag: int
@@ -285,6 +301,7 @@ Action = (
     | AwaitMessage
     | StartAllReduce
     | StartReduceScatter
+    | StartReplicaSum
     | StartGather
     | SubmitGradients
     | StartSliceAllReduce

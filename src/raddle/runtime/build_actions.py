@@ -46,13 +46,16 @@ from raddle.runtime.builders.slot_table import BoxSlots, SlotTable, read_hulls
 from raddle.runtime.builders.versions import VersionBuilder, mark_stashed_versions
 
 
-def build_actions(program: Program, device: int, place: torch.device) -> RankActions:
+def build_actions(
+    program: Program, device: int, place: torch.device, *, compiled: bool = False
+) -> RankActions:
     """The actions of a device (an index into cluster.devices) that computes on the torch device `place`.
 
+    compiled: whether torch.compile will compile the functions of segments.
     They are those of one step, the first of the program. Where steps overlap, they are those of all steps.
     """
     overlap = is_asynchronous(program.plan)  # whether steps overlap
-    builder = _ActionBuilder(program, device, place)
+    builder = _ActionBuilder(program, device, place, compiled=compiled)
     tag = 0  # the next message tag; all ranks count all transfers, so they agree
     for number, i in builder.instructions:
         count = len(i.messages) if isinstance(i, Move) else int(isinstance(i, Reduce | Gather))
@@ -87,7 +90,9 @@ def build_actions(program: Program, device: int, place: torch.device) -> RankAct
 class _ActionBuilder:
     """Collects the actions of one device: `add` takes the instructions one by one."""
 
-    def __init__(self, program: Program, device: int, place: torch.device) -> None:
+    def __init__(
+        self, program: Program, device: int, place: torch.device, *, compiled: bool
+    ) -> None:
         self.program, self.device = program, device
         overlap = is_asynchronous(program.plan)
         self.instructions = [
@@ -99,7 +104,9 @@ class _ActionBuilder:
         )
         self.persistent = add_persistent_slots(program, device, self.slot_table)
         built_instructions = [i for _, i in self.instructions]
-        self.calls = CallBuilder(program, device, place, self.slot_table, built_instructions)
+        self.calls = CallBuilder(
+            program, device, place, self.slot_table, built_instructions, compiled=compiled
+        )
         self.messages = MessageBuilder(program, device, self.slot_table)
         self.buffers = BufferUpdateBuilder(program, device, self.slot_table)
         self.buckets = BucketBuilder(program, device, self.slot_table)

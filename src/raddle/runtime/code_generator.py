@@ -44,13 +44,13 @@ class CodeGenerator:
         self.writer, self.argument_kind = FunctionWriter(held_boxes), argument_kind
 
     def segment(
-        self, ops: Sequence[Op], needed: Iterable[str], *, recomputed: bool = False
+        self, ops: Sequence[Op], needed: Iterable[str], *, in_place: bool = True
     ) -> GeneratedCode:
         """The function of a segment: the tiles of its operators, in their order.
 
         needed: names of the values that are read after the segment; the function returns these.
-        recomputed: whether the function runs a second time before the backward. It must then find buffers
-        unchanged, so it may not update running statistics in place.
+        in_place: whether the function may update running statistics in place. If it is recomputed, it must
+        find buffers unchanged when it runs a second time.
         """
         for op in ops:
             for tile in self.variant.tiles[op.name].tiles:
@@ -60,7 +60,7 @@ class CodeGenerator:
         native = native_calls_in_segment(self.variant, self.device, ops)
         for op in ops:
             if op.name in native.by_last_op:
-                self._write_fused(native.by_last_op[op.name], in_place=not recomputed)
+                self._write_fused(native.by_last_op[op.name], in_place=in_place)
             elif op.name not in native.replaced:
                 self._write_tiles(op)
         needed_names = set(needed)

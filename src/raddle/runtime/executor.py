@@ -38,6 +38,7 @@ from raddle.runtime.actions import (
     Send,
     StartAllReduce,
     StartReduceScatter,
+    StartReplicaSum,
     StartSliceAllReduce,
     SubmitGradients,
     UpdateBuffers,
@@ -63,7 +64,8 @@ from raddle.transport.base import Transport
 
 # A step without an update (gradient accumulation) skips these actions.
 UPDATE_ACTIONS = (
-    StartAllReduce, StartReduceScatter, SubmitGradients, StartSliceAllReduce, UpdateParameters,
+    StartAllReduce, StartReduceScatter, StartReplicaSum, SubmitGradients, StartSliceAllReduce,
+    UpdateParameters,
 )  # fmt: skip
 
 
@@ -85,8 +87,9 @@ class Executor:
         functions: CompiledFunctions | None = None,
     ) -> None:
         self.program, self.transport = program, transport
+        functions = functions or CompiledFunctions()
         self.rank_actions = rank_actions = build_actions(
-            program, transport.rank, torch.device(place)
+            program, transport.rank, torch.device(place), compiled=functions.mode is not None
         )
         self.store = Store(rank_actions.shapes, torch.device(place), rank_actions.gathered)
         self.losses = Losses(program, transport, self.store)
@@ -94,7 +97,7 @@ class Executor:
         self.segments = Segments(
             self.store,
             self.parameter_updater,
-            functions or CompiledFunctions(),
+            functions,
             seed_of=lambda key: self.input_feeder.seed_of(key),
             autocast=autocast,
             single_microbatch=program.plan.microbatches == 1,

@@ -61,7 +61,7 @@ def parallelize(
 ) -> Trainer:
     """A trainer for this rank of a torchrun job, or for plain `python`, if the plan has one device.
 
-    model: its tensors are copied and not changed. Leave it on the CPU: on a GPU they would take memory twice.
+    model: its tensors are copied, not changed; leave it on the CPU, or a GPU holds its parameters twice.
         It may be on the meta device; then it is initialised layer by layer, so that a rank never holds more
         than its own tiles and one layer.
     plan: a plan, or the path of its file.
@@ -97,7 +97,7 @@ def parallelize(
         return _trainer(
             model, plan, optimizer, transport, place, loss=loss, graph=graph, dropout=dropout, seed=seed,
             accumulate=accumulate, clip_norm=clip_norm, autocast=autocast, check_finite=check_finite,
-            mode=compile_mode(compile, place),
+            functions=CompiledFunctions(compile_mode(compile, place)),
         )  # fmt: skip
     except BaseException as error:
         transport.fail(str(error))
@@ -167,7 +167,7 @@ class Trainer:
         accumulate: int = 1,
         clip_norm: float | None = None,
         autocast: torch.dtype | None = None,
-        mode: str | None = None,
+        functions: CompiledFunctions | None = None,
         check_finite: bool = False,
     ) -> None:
         if is_asynchronous(program.plan) and (accumulate > 1 or clip_norm is not None):
@@ -176,7 +176,7 @@ class Trainer:
                 "be clipped by their norm, nor accumulated over steps; use a schedule with a flush."
             )
         self.setup = setup = Setup(
-            model, program, transport, place, loss, autocast, CompiledFunctions(mode)
+            model, program, transport, place, loss, autocast, functions or CompiledFunctions()
         )  # fmt: skip
         self.model, self.program, self.transport, self.rank = model, program, transport, setup.rank
         self.steps = 0  # number of steps so far

@@ -1,9 +1,10 @@
 """Replaces torch functions while the plain module runs, so that it computes the same numbers as the plan.
 
-A TorchFunctionMode intercepts the calls; the module itself is not changed. Functions with dropout use
-raddle's masks, which depend only on the seed of the step and the position of the element. With `bn: local`,
-batch norms compute their statistics tile by tile (local_statistics.py). An operator's kernel, from
-make_kernel, is the function by which the runtime computes a box of it.
+The plain module is the reference with which `raddle verify` compares a plan. A TorchFunctionMode intercepts
+the calls; the module itself is not changed. Functions with dropout use raddle's masks, which depend only on
+the seed of the step and the position of the element. With `bn: local`, batch norms compute their statistics
+tile by tile (local_statistics.py). An operator's kernel, from make_kernel, is the function by which the
+runtime computes a box of it.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ RECURRENT: tuple[Any, ...] = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_r
 # The end of error messages about a dropout that cannot get raddle's mask.
 ADVICE = "there is no plain module to compare with; verify a model without that dropout."
 
-Normalise = Callable[..., Tensor]  # replaces F.batch_norm, with the same arguments
+Normalise = Callable[..., Tensor]  # a replacement for F.batch_norm, with the same arguments
 
 
 class Substitutes(TorchFunctionMode):
     """Replaces functions during one forward of the plain module.
 
-    The n-th dropout of the forward uses the mask of the n-th operator with dropout of the graph.
+    The n-th dropout of the forward uses the mask of the n-th operator with dropout of the graph. normalise:
+    the replacement for F.batch_norm; None: it is not replaced.
     """
 
     def __init__(self, graph: Graph, seed: int, normalise: Normalise | None = None) -> None:
@@ -63,7 +65,7 @@ class Substitutes(TorchFunctionMode):
         """Raise InputError if the graph has a dropout that no intercepted call used."""
         if (unused := next(self.dropout_ops, None)) is not None:
             raise InputError(
-                f"the dropout '{unused.name}' is hidden inside a call of torch: {ADVICE}"
+                f"the dropout '{unused.name}' runs inside of a native call of torch: {ADVICE}"
             )
 
     def _drop(self, x: Tensor, p: float, kind: str = "dropout") -> Tensor:
@@ -74,7 +76,7 @@ class Substitutes(TorchFunctionMode):
         op = next(self.dropout_ops, None)
         if op is None or (op.kind, op.attrs["p"], _masked_shape(op)) != (kind, p, tuple(x.shape)):
             raise InputError(
-                f"a dropout of {p} on {list(x.shape)} has no place in the graph: {ADVICE}"
+                f"a dropout with p={p} of a tensor {list(x.shape)} is not in the graph: {ADVICE}"
             )
         if kind == "dropout":
             dropped: Tensor = make_kernel(op, op.space.full)(x, self.seed)[0]
@@ -91,7 +93,10 @@ class Substitutes(TorchFunctionMode):
         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Attention as torch documents it, with raddle's dropout; without dropout, torch's own function."""
+        """Return attention, computed as torch documents it, with raddle's dropout.
+
+        Without dropout, torch's own function computes it.
+        """
         options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         if dropout_p == 0:
             return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
@@ -103,9 +108,9 @@ class Substitutes(TorchFunctionMode):
         return self._drop(weights, dropout_p, "attention") @ value
 
     def _attention_layer(self, *args: Any, **kwargs: Any) -> Any:
-        """Run nn.MultiheadAttention's function; its inner calls are patched: no mode sees them.
+        """Run the function of nn.MultiheadAttention, with its inner calls patched.
 
-        A TorchFunctionMode is off while it handles a call.
+        A TorchFunctionMode is off while it handles a call, so that it does not see the inner calls.
         """
         with (
             mock.patch.object(F, "dropout", self._dropout),

@@ -72,6 +72,7 @@ def _comparison_table(console: Console, result: Mapping[str, Any]) -> Table:
             table.add_row(title, *map(bytes_text, amounts))
     table.add_row("sent in all", *(bytes_text(side["comm_bytes"]) for side in sides))
     table.add_row("peak memory", *(bytes_text(side["peak_bytes"]) for side in sides))
+    table.add_row("communicators a rank", *(str(side["communicators"]) for side in sides))
     return table
 
 

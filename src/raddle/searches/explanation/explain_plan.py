@@ -25,6 +25,7 @@ from raddle.plans.pipelining import (
 from raddle.plans.plan import Plan
 from raddle.plans.schedule import bubble, draw_schedule, peak_alive
 from raddle.plans.schedules import ASYNCHRONOUS, peak_versions
+from raddle.program.communicators import communicators, most_on_a_device
 from raddle.program.message_kind import Purpose
 from raddle.program.program import Gather, Instruction, Merge, Move, Reduce, Run
 from raddle.searches.bounds import lower_bound, why_unbounded
@@ -141,7 +142,8 @@ def devices_of_plan(plan: Plan, cluster: Cluster) -> Cluster:
 def _plan_metrics(timeline: Timeline) -> dict[str, Any]:
     """Return the predicted metrics of a simulated plan, the average over devices, and the bytes sent.
 
-    `fullest`: the device with the largest share of its memory in use.
+    `fullest`: the device with the largest share of its memory in use. `communicators`: the most that a
+    device takes part in; each takes seconds and memory to make before the first step.
     """
     prediction = details(timeline, largest=0)  # 0: without a list of the largest transfers
     rows, devices = prediction["devices"], timeline.cluster.devices
@@ -151,6 +153,7 @@ def _plan_metrics(timeline: Timeline) -> dict[str, Any]:
         **{key: prediction[key] for key in keys},
         "average": average(timeline.breakdown()),
         "bytes": bytes_by_purpose(timeline.program),
+        "communicators": most_on_a_device(communicators(timeline.program)),
         "fullest": {
             "device": fullest["device"],
             "peak_bytes": fullest["peak_bytes"],
