@@ -320,7 +320,7 @@ def test_a_loss_that_is_no_number_is_one_sentence(launch: Any, plan: Any) -> Non
         Options("p.json", steps=3, warmup=0, seed=5, lr=0.5, clip_norm=1.5, check_finite=True),
         Options("p.json", model="m.py:f", device="cpu", backend="gloo", dtype="float64", threads=2),
         Options("p.json", compile="max-autotune"),
-        Options("p.json", timeout=7.5, trace="t.json", json=True),
+        Options("p.json", timeout=7.5, trace="t.json", json=True, dropout="exact"),
     ],
 )
 def test_options_travel_as_words(options: Options) -> None:

@@ -188,7 +188,9 @@ def test_a_member_that_is_left_out_is_refused() -> None:
     number = next(n for n, i in enumerate(program.instructions) if isinstance(i, Reduce))
     instructions = list(program.instructions)
     instructions[number] = replace(instructions[number], devices=(0,))
-    with pytest.raises(InputError, match="device 1 takes part in its collectives over 0, 1, but does not"):
+    with pytest.raises(
+        InputError, match="device 1 takes part in its collectives over 0, 1, but does not"
+    ):
         check_collective_order(replace(program, instructions=tuple(instructions)))
 
 
