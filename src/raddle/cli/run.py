@@ -55,6 +55,13 @@ def run(
             help="Run segments through torch.compile; auto: on GPUs.",
         ),
     ] = "auto",
+    dropout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="native|exact",
+            help="Dropout of attention, instead of the plan's: the kernel's, or plan-independent.",
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -97,8 +104,8 @@ def run(
     options = Options(
         plan, steps=steps, warmup=warmup, seed=seed, lr=lr, clip_norm=clip_norm,
         check_finite=check_finite, model=model, device=device, backend=backend, dtype=dtype,
-        compile=compile, threads=threads or _threads_from_environment(), timeout=timeout,
-        trace=trace, json=as_json,
+        compile=compile, dropout=dropout, threads=threads or _threads_from_environment(),
+        timeout=timeout, trace=trace, json=as_json,
     )  # fmt: skip
     parse(options.command_line())  # raises the errors of wrong options here, before the ranks start
     machines = Machines(nnodes, node_rank, master_addr, master_port)

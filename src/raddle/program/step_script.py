@@ -8,12 +8,22 @@ one rule:
     BUCKETS      gradients that the same devices sum are all-reduced together, when they fill a bucket or
                  when no more are to come; at the end of a step every holder updates its copy
     SHARDS       the gradients of a block are reduce-scattered together when all are complete; at the end
-                 of a step every holder updates its shard; then the blocks are all-gathered
+                 of a step every holder updates its shard; then the blocks are all-gathered. If shards have
+                 replicas (HSDP), the sums of a block are all-reduced over them, before the next but one
+                 reduce-scatter: then those of the block have probably arrived
     SERVER       a gradient is pushed to its server; at the end of a step it is updated there, and pulled
     SLICES       each bundle of slices is pushed, updated on its server and pulled as soon as the gradients
                  of all its parameters are complete
     SLICE_SUMS   each bundle is all-reduced and updated on every holder; if the plan orders the sums, each
                  waits for its turn (turns.py)
+
+For example, with BUCKETS, let two parameters be in one group (0) and one bucket, and let their gradients be
+complete in the order 1, 0. Then the table at the end of the step is:
+
+    row   operation   subject   collective   parameter   after row   members
+    0     SUM         group 0   ALL_REDUCE   none        none        1, 0
+    1     UPDATE      1         none         1           0
+    2     UPDATE      0         none         0           0
 
 With `after_backward` the rules are the same, but nothing is sent before the step ends: the rows of all
 gradients are then written in the order in which the gradients were complete.
@@ -37,18 +47,27 @@ COMPLETE, TURN, ACTION_ENDS, STEP_ENDS = range(4)
 SUM, PUSH, UPDATE, PULL = range(4)  # operations
 NO_COLLECTIVE, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = range(4)
 # Columns of a row; -1 means none:
-#   SUBJECT     with BUCKETS, SHARDS and SERVER the parameter (of a collective: the group), else the bundle
-#   COLLECTIVE  of a SUM, and of the PULL of a block       GROUP      of the same, but of bundles: the group
-#   PARAMETER   waits for its gradient; if the subject is a bundle, for those of all its parameters
-#   AFTER_ROW   waits for this row
-#   FIRST_MEMBER, MEMBER_COUNT   parameters of a bucket or block, as a range of `ScriptState.sum_members`
+#   OPERATION   SUM, PUSH, UPDATE or PULL
+#   SUBJECT     what the operation is about: with BUCKETS, SHARDS and SERVER a parameter (if the row has a
+#               collective, a group), with SLICES and SLICE_SUMS a bundle
+#   COLLECTIVE  the collective that a SUM, or the PULL of a block, is; else NO_COLLECTIVE
+#   GROUP       the group whose bucket or block the collective is about; -1 for a bundle
+#   PARAMETER   the row waits for the gradient of this parameter; if the subject is a bundle, for the
+#               gradients of all its parameters
+#   AFTER_ROW   the row waits for this earlier row
+#   FIRST_MEMBER, MEMBER_COUNT   the parameters of a bucket or block: a range of `ScriptState.sum_members`
 OPERATION, SUBJECT, COLLECTIVE, GROUP, PARAMETER, AFTER_ROW, FIRST_MEMBER, MEMBER_COUNT = range(8)
 COLUMNS = 8
 # Indices into ScriptState.counters. CLOCK counts the Run instructions that complete gradients, the sums of
 # buckets and the pushes of parameters: it says which gradient was ready first. RUN is the instruction that
-# completed the last gradient, at RUN_CLOCK. The others are lengths: of `rows`, `sum_members`, `complete`
-# and `opened_groups`.
-CLOCK, RUN, RUN_CLOCK, ROWS, SUMMED, COMPLETED, OPENED = range(7)
+# completed the last gradient, at RUN_CLOCK. REPLICATED is the row up to which the reduce-scatters of shards
+# with replicas were followed by an all-reduce, IN_FLIGHT the number of those after it. The others are
+# lengths: of `rows`, `sum_members`, `complete` and `opened_groups`.
+CLOCK, RUN, RUN_CLOCK, ROWS, SUMMED, COMPLETED, OPENED, REPLICATED, IN_FLIGHT = range(9)
+COUNTERS = 9
+# How many reduce-scatters may be in flight on a rank. Each keeps the gradients of a block in memory. If
+# communication is so slow that more would wait, it is never idle anyway.
+MOST_SCATTERS = 2
 
 
 class Numbers(Protocol):
@@ -62,7 +81,7 @@ class Numbers(Protocol):
 
 
 class SyncFacts(NamedTuple):
-    """How the parameters of a plan are synchronised. The same in every step."""
+    """Facts about the synchronisation of a plan's parameters, which are the same in every step."""
 
     rule: int  # BUCKETS, SHARDS, SERVER, SLICES or SLICE_SUMS
     bucket_bytes: int  # a bucket with at least this many bytes is full
@@ -72,13 +91,16 @@ class SyncFacts(NamedTuple):
     after_backward: bool  # gradients are sent or summed after the whole backward, not during it
     group_of: Numbers  # by parameter, its group (SERVER: not used); -1: nothing to send or sum
     nbytes: Numbers  # by parameter, bytes of its gradient that are sent or summed
+    replicated: (
+        Numbers  # by parameter, 1 if its shards have replicas, one in each group of holders (HSDP)
+    )
     # The bundles that have slices of parameter p: bundles[first_bundle[p]:first_bundle[p + 1]].
     first_bundle: Numbers
     bundles: Numbers
     needs_sync: Numbers  # by bundle, 1 if more than one device holds or updates it
     # By parameter, its place in the order in which the gradients of parameters got their first contribution
-    # in a step: the first B or W run that adds to them. Decides which of two is updated first if both are
-    # ready at the same CLOCK.
+    # in a step, that is, the first B or W run that adds to them. If the gradients of two parameters are
+    # ready at the same CLOCK, this place decides which parameter is updated first.
     contribution_order: Numbers
 
 
@@ -88,16 +110,15 @@ class ScriptState(NamedTuple):
     The bucket of a group is a linked list of parameters: bucket_first, bucket_next ... bucket_last.
     """
 
-    counters: Numbers  # CLOCK to OPENED
+    counters: Numbers  # CLOCK to IN_FLIGHT
     incomplete: Numbers  # by group, how many gradients are not complete
     bucket_fill: Numbers  # by group, bytes in its bucket
     bucket_first: Numbers  # by group, the first parameter in its bucket; -1: empty
     bucket_last: Numbers  # by group, the last one
     bucket_next: Numbers  # by parameter, the next one in its bucket; -1: it is the last
     opened_groups: Numbers  # groups in the order of their first bucket
-    complete: (
-        Numbers  # parameters to update: their gradients are complete, the first completed first
-    )
+    # parameters to update, in the order in which their gradients were completed
+    complete: Numbers
     ready_at: Numbers  # by parameter, the CLOCK when its gradient was complete, summed or pushed
     wait_row: Numbers  # by parameter, the row that its update waits for; -1: none
     sum_members: Numbers  # the parameters of all buckets that were summed
@@ -142,6 +163,8 @@ def write_rows(
                 for k in range(counters[COMPLETED]):
                     _synchronise(complete[k], facts, state)
                 _sum_finished_buckets(state)
+            while counters[IN_FLIGHT] > 0:
+                _sum_replicas(facts, state)
             _update(facts, state)
             if facts.rule == SHARDS and facts.pull_at_once:
                 _gather_blocks(state)
@@ -175,18 +198,21 @@ def _add_to_bucket(p: int, g: int, facts: SyncFacts, state: ScriptState) -> None
     state.bucket_fill[g] += facts.nbytes[p]
     if facts.rule == SHARDS:
         if state.incomplete[g] == 0:
+            if state.counters[IN_FLIGHT] >= MOST_SCATTERS:
+                _sum_replicas(facts, state)
             _sum_bucket(g, REDUCE_SCATTER, state)
+            state.counters[IN_FLIGHT] += facts.replicated[p]
     elif is_full(state.bucket_fill[g], facts.bucket_bytes):
         _sum_bucket(g, ALL_REDUCE, state)
 
 
 def is_full(nbytes: int, limit: int) -> bool:
-    """Whether a bucket of `nbytes` is summed now. Otherwise it waits for more gradients."""
+    """Returns whether a bucket of `nbytes` is summed now. Otherwise it waits for more gradients."""
     return nbytes >= limit
 
 
 def updates_before(ready_at: int, order: int, other_ready_at: int, other_order: int) -> bool:
-    """Whether one parameter is updated before another: in the order in which gradients are ready.
+    """Returns whether one parameter is updated before another: in the order in which gradients are ready.
 
     order, other_order: their `contribution_order`, which decides between equal times.
     """
@@ -194,7 +220,7 @@ def updates_before(ready_at: int, order: int, other_ready_at: int, other_order: 
 
 
 def _note_first_bucket(g: int, state: ScriptState) -> None:
-    """Adds a group to `opened_groups`, unless it is there."""
+    """Adds a group to `opened_groups`, unless it is there already."""
     for k in range(state.counters[OPENED]):
         if state.opened_groups[k] == g:
             return
@@ -229,11 +255,31 @@ def _sum_bucket(g: int, collective: int, state: ScriptState) -> None:
     state.bucket_first[g], state.bucket_fill[g] = -1, 0
 
 
+def _sum_replicas(facts: SyncFacts, state: ScriptState) -> None:
+    """Writes the SUM over the replicas of shards that follows the earliest reduce-scatter without one."""
+    counters, sum_members, rows = state.counters, state.sum_members, state.rows
+    n = counters[REPLICATED]  # searches the row of this reduce-scatter
+    while (
+        rows[n * COLUMNS + COLLECTIVE] != REDUCE_SCATTER
+        or facts.replicated[sum_members[rows[n * COLUMNS + FIRST_MEMBER]]] == 0
+    ):
+        n += 1
+    counters[REPLICATED] = n + 1
+    counters[IN_FLIGHT] -= 1
+    replica_sum = _write_row(SUM, rows[n * COLUMNS + GROUP], -1, n, counters, rows)
+    rows[replica_sum * COLUMNS + COLLECTIVE] = ALL_REDUCE
+    for column in (GROUP, FIRST_MEMBER, MEMBER_COUNT):
+        rows[replica_sum * COLUMNS + column] = rows[n * COLUMNS + column]
+    first = rows[n * COLUMNS + FIRST_MEMBER]
+    for k in range(first, first + rows[n * COLUMNS + MEMBER_COUNT]):
+        state.wait_row[sum_members[k]] = replica_sum
+
+
 def _gather_blocks(state: ScriptState) -> None:
-    """Writes a PULL for every block that was summed: the last first, as it is used first in the forward."""
+    """Writes a PULL for every block that was summed, in the order in which the next forward needs them."""
     counters, rows = state.counters, state.rows
-    for n in range(counters[ROWS] - 1, -1, -1):
-        if rows[n * COLUMNS + OPERATION] == SUM:
+    for n in range(counters[ROWS] - 1, -1, -1):  # the reverse order of the backward
+        if rows[n * COLUMNS + COLLECTIVE] == REDUCE_SCATTER:
             pull = _write_row(PULL, rows[n * COLUMNS + GROUP], -1, -1, counters, rows)
             rows[pull * COLUMNS + COLLECTIVE] = ALL_GATHER
             for column in (GROUP, FIRST_MEMBER, MEMBER_COUNT):
@@ -248,7 +294,7 @@ def _update(facts: SyncFacts, state: ScriptState) -> None:
     order, on_server, group_of = facts.contribution_order, facts.rule == SERVER, facts.group_of
     if facts.rule == SLICES or facts.rule == SLICE_SUMS:
         return  # bundles were updated one by one
-    for k in range(1, counters[COMPLETED]):  # insertion sort: they are almost in order
+    for k in range(1, counters[COMPLETED]):  # insertion sort: the parameters are almost in order
         p, position = complete[k], k
         while position > 0 and updates_before(
             ready_at[p], order[p], ready_at[complete[position - 1]], order[complete[position - 1]]
@@ -295,7 +341,7 @@ def _sum_bundles(p: int, facts: SyncFacts, state: ScriptState) -> None:
         return
     for k in range(facts.first_bundle[p], facts.first_bundle[p + 1]):
         s = facts.bundles[k]
-        # A bundle with several slices of p stands here several times: only the last one counts.
+        # A bundle with several slices of p is here several times, but is summed once.
         if state.missing[s] == 0 and facts.needs_sync[s]:
             state.missing[s] = -1
             sum_bundle(s, p, state.counters, state.rows)

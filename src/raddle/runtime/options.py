@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import NoReturn
 
 from raddle.errors import InputError
+from raddle.plans.plan import DROPOUT_KINDS
 
 # --compile: the value of `compile` in raddle.parallelize
 COMPILE: dict[str, bool | str] = {
@@ -36,6 +37,7 @@ class Options:
     backend: str | None = None
     dtype: str | None = None
     compile: str = "auto"
+    dropout: str | None = None
     threads: int | None = None
     timeout: float = 300.0
     trace: str | None = None
@@ -99,6 +101,7 @@ def _parser() -> _Parser:
     add("--backend", choices=("gloo", "nccl"), help="backend of torch.distributed")
     add("--dtype", choices=("float32", "float64"), help="precision, instead of the plan's")
     add("--compile", choices=tuple(COMPILE), help="torch.compile of segments (auto: on GPUs)")
+    add("--dropout", choices=DROPOUT_KINDS, help="dropout of attention, instead of the plan's")
     add("--threads", type=int, metavar="N", help="threads of each rank (its share of the cores)")
     add("--timeout", type=float, metavar="S", help="seconds that a rank waits for another (300)")
     add("--trace", metavar="FILE", help="write a trace for Perfetto, for example t.json.gz")

@@ -148,8 +148,9 @@ def _load_on_all_ranks(options: Options, transport: Transport, place: torch.devi
 def _load(options: Options, transport: Transport) -> Job:
     """Loads the job; raises InputError if this rank cannot run it."""
     job = load_job(
-        options.plan, model=options.model or "", dtype=options.dtype or "", seed=options.seed
-    )
+        options.plan, model=options.model or "", dtype=options.dtype or "",
+        dropout=options.dropout or "", seed=options.seed,
+    )  # fmt: skip
     if job.plan.devices != transport.size:
         raise InputError(
             f"the plan needs {job.plan.devices} ranks, this job has {transport.size}: "

@@ -60,6 +60,7 @@ def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twi
     plan = replace(
         plan,
         bn=bn or plan.bn,
+        dropout="exact",  # the plain module can have only masks that do not depend on the plan
         dtype="float64",
         fingerprint=twin.fingerprint(),
         inputs=describe_inputs(twin),

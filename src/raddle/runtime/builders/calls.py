@@ -15,11 +15,12 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from raddle.graph.graph import Op
+from raddle.plans.native_dropout import has_native_dropout
 from raddle.plans.pipelining import stage_of
 from raddle.program.program import Instruction, Key, Merge, Move, Program, Run
 from raddle.program.segments import segments
 from raddle.runtime.actions import Call, Feed
-from raddle.runtime.builders.codes import CodeBuilder
+from raddle.runtime.builders.codes import CodeBuilder, ShareCode
 from raddle.runtime.builders.slot_table import SlotTable
 from raddle.runtime.function_writer import GeneratedCode
 
@@ -28,18 +29,21 @@ class CallBuilder:
     """Builds the calls of one device.
 
     place: the torch device that it computes on; instructions: those that will run. Each Run (an operator in
-    one phase) belongs to a segment. compiled: whether torch.compile will compile the functions.
+    one phase) belongs to a segment. share: as for CodeBuilder.
     """
 
     def __init__(
         self, program: Program, device: int, place: torch.device, slot_table: SlotTable,
-        instructions: Iterable[Instruction] = (), *, compiled: bool = False,
+        instructions: Iterable[Instruction] = (), *, share: ShareCode | None = None,
     ) -> None:  # fmt: skip
         self.program, self.device, self.slot_table = program, device, slot_table
-        self.codes = CodeBuilder(program, device, place, slot_table, compiled=compiled)
+        self.codes = CodeBuilder(program, device, place, slot_table, share=share)
         self.stages = stage_of(program.plan)  # operator -> pipeline stage
         # For each variant: its segments as tuples of operators, and operator -> number of its segment.
-        self.segments = [segments(program, device, v) for v in range(len(program.variants))]
+        self.segments = [
+            segments(program, device, v, cut_blocks=share is not None)
+            for v in range(len(program.variants))
+        ]
         self.segment_of = [
             {op.name: n for n, ops in enumerate(variant_segments) for op in ops}
             for variant_segments in self.segments
@@ -75,7 +79,21 @@ class CallBuilder:
         call.recompute = call.backward and recomputed
         call.split_backward = self.program.plan.split_backward
         call.stage = self.stages.get(ops[0].name, 0)
+        call.random_stream = self._random_stream(ops, key.variant)
         return call
+
+    def _random_stream(self, ops: Sequence[Op], variant: int) -> str:
+        """The random stream of the attention with native dropout in a segment; "" if there is none.
+
+        It depends on the tile, not on the device, so copies of a tile on several devices have equal masks.
+        A segment has at most one such attention, and a device one tile of it.
+        """
+        tiles = self.program.variants[variant].tiles
+        for op in ops:
+            if has_native_dropout(self.program.plan, op, tiles[op.name]):
+                box = next(t.box for t in tiles[op.name].tiles if t.device == self.device)
+                return f"{op.attrs['stream']} {op.space.output_boxes(box)[0]}"
+        return ""
 
     def merge(self, merge: Merge) -> Call:
         """The call of an operator's merge in a micro-batch."""
@@ -105,6 +123,7 @@ class CallBuilder:
         slot_table = self.slot_table
         call = Call(len(self._calls), label, code, key)
         call.differentiable = [slot_table.slot_of(key, piece) for piece in code.differentiable]
+        call.numbers = self.codes.tensors_of(code.numbers)
         call.weights = [slot_table.slot_of(key, piece) for piece in code.weights]
         call.nondifferentiable = [
             slot_table.slot_of(key, piece) for piece in code.nondifferentiable
