@@ -1,6 +1,6 @@
 """Defines the parts of a cluster: devices, the link inside a node, the network between nodes.
 
-A cluster file (description.py) has one key for each field.
+The keys of a cluster file have the same names as these fields; description.py lists them.
 """
 
 from __future__ import annotations
