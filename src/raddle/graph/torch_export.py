@@ -43,6 +43,7 @@ class StepModule(nn.Module):
         self.training = model.training
 
     def forward(self, *tensors: Any) -> Any:
+        """Runs the module, and the loss if there is one; refuses a module that changes requires_grad."""
         inputs, targets = tensors[: self.input_count], tensors[self.input_count :]
         buffers = [
             (m, k, b) for m in self.model.modules() for k, b in m.named_buffers(recurse=False)

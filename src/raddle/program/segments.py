@@ -76,8 +76,8 @@ def _representative_micro_batches(
         later = next(i.key for i in program.instructions if i.key.variant == variant)
         return [[(n, i) for n, i in enumerate(program.instructions) if i.key == later]]
     return [
-        instructions for at, instructions in enumerate(micro_batches)
-        if at == len(micro_batches) - 1
+        instructions for m, instructions in enumerate(micro_batches)
+        if m == len(micro_batches) - 1
         or any(isinstance(i, Reduce) or _pushes_slice(program, i) for _, i in instructions)
     ]  # fmt: skip
 
@@ -89,32 +89,33 @@ def _cuts_of_device(
     device_ops: list[Op],
 ) -> set[int]:
     """Returns the cuts that a device's communication makes in a micro-batch: positions in `device_ops`."""
-    position = {op.name: at for at, op in enumerate(device_ops)}
+    position_of = {op.name: position for position, op in enumerate(device_ops)}
     # By operator, the number of its composite: a fused call computes the operators of a composite at once.
     composite = {name: n for n, fused in enumerate(program.graph.fused_calls) for name in fused.ops}
     # By operator of the device, its composite; an operator outside of composites has its own number.
-    composite_of = [composite.get(op.name, -1 - at) for at, op in enumerate(device_ops)]
+    composite_of = [composite.get(op.name, -1 - k) for k, op in enumerate(device_ops)]
     cuts: set[int] = set()
     received: set[int] = set()  # moves to this device, and gathers, for which no run has waited yet
-    # The last operator, and its direction. Whether to cut before the next operator; and whether gradients
-    # are sent or summed, so that a cut is needed at the end of the present composite.
+    # last, direction: the position of the last operator, and whether it ran forward (F) or backward (B).
+    # cut_next: whether to cut before the next operator. syncs_gradients: whether gradients are sent or
+    # summed, so that a cut is needed at the end of the present composite.
     last, direction, cut_next, syncs_gradients = 0, "F", False, False
     for number, i in instructions:
         if device not in i.devices:
             continue
         if isinstance(i, Run) and i.phase != "R":
-            at, phase = position[i.op], "F" if i.phase == "F" else "B"
+            position, phase = position_of[i.op], "F" if i.phase == "F" else "B"
             waits = not received.isdisjoint(i.deps)
             received.difference_update(i.deps)
-            leaves_composite = phase != direction or composite_of[at] != composite_of[last]
+            leaves_composite = phase != direction or composite_of[position] != composite_of[last]
             if (
                 (cut_next or waits or (syncs_gradients and leaves_composite))
                 and phase == direction
-                and at != last
+                and position != last
             ):
-                cuts.add(at if phase == "F" else last)
+                cuts.add(position if phase == "F" else last)
             last, direction, cut_next, syncs_gradients = (
-                at,
+                position,
                 phase,
                 False,
                 syncs_gradients and not leaves_composite,

@@ -83,6 +83,7 @@ class WholeParameterWriter:
     def write(
         self, row: ScriptRow, key: Key, gradient: Sequence[int], before: Sequence[int]
     ) -> int:
+        """Writes a Reduce, Move or Update or, to pull a block, a Gather (`RowWriter.write`)."""
         deps = [*gradient, *before]
         if row.operation == SUM:
             names, synced, devices = self._members(row)
@@ -150,6 +151,7 @@ class BundleWriter:
     def write(
         self, row: ScriptRow, key: Key, gradient: Sequence[int], before: Sequence[int]
     ) -> int:
+        """Writes a Reduce, a Move or an Update of a bundle (`RowWriter.write`)."""
         bundle = self.bundles[row.subject]
         deps = [*gradient, *before]
         if row.operation == SUM:

@@ -42,6 +42,7 @@ class Sender:
         self._thread.join(5)
 
     def _run(self) -> None:
+        """Starts the queued sends, one after the other, until `close`. Runs on the thread."""
         while (item := self._queue.get()) is not None:
             queued, send = item
             try:
