@@ -1,4 +1,8 @@
-"""Exports a module with its loss by torch.export; refuses custom backwards and hooks, which it drops."""
+"""Exports a module with its loss by torch.export, the first step of a capture (capture.py).
+
+torch.export drops custom autograd functions and hooks on gradients without a word, so they are refused
+here.
+"""
 
 from __future__ import annotations
 

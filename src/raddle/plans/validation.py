@@ -1,4 +1,8 @@
-"""Checks that a plan fits a graph: tiles cover every operator once, and settings go together."""
+"""Checks that a plan fits a graph: tiles cover every operator once, and settings go together.
+
+Plans are checked when a file is read and before they are lowered to a program. program/checks/ checks the
+program.
+"""
 
 from __future__ import annotations
 

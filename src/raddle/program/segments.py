@@ -144,38 +144,39 @@ def _cuts_of_all_devices(
     program: Program, instructions: Sequence[tuple[int, Instruction]], device_ops: list[Op]
 ) -> set[int]:
     """Returns the cuts that communication of all devices makes: after each sender, before each receiver."""
-    number = {op.name: at for at, op in enumerate(program.graph.ops)}
+    op_number = {op.name: number for number, op in enumerate(program.graph.ops)}
     # By operator of the device, its number in the graph.
-    positions = [number[op.name] for op in device_ops]
-    moves = {n for n, i in instructions if not isinstance(i, Run)}  # and merges, reduces, updates
+    device_op_numbers = [op_number[op.name] for op in device_ops]
+    # The instructions that are no computation: moves, merges, reduces and updates.
+    communication = {n for n, i in instructions if not isinstance(i, Run)}
     # A border at k lies before operator k of the graph. Backward, operators run in reverse order, so
     # the border before the backward of operator k is at k + 1, and the border after it is at k.
     borders: set[int] = set()
     for _, i in instructions:
         if isinstance(i, Run):
-            if not moves.isdisjoint(i.deps):
-                borders.add(number[i.op] + (i.phase != "F"))
+            if not communication.isdisjoint(i.deps):
+                borders.add(op_number[i.op] + (i.phase != "F"))
             continue
         for dep in (program.instructions[d] for d in i.deps):
             if isinstance(dep, Run) and dep.key == i.key:
-                borders.add(number[dep.op] + (dep.phase == "F"))
-    return {sum(p < border for p in positions) for border in borders}
+                borders.add(op_number[dep.op] + (dep.phase == "F"))
+    return {sum(number < border for number in device_op_numbers) for border in borders}
 
 
 def _cuts_of_native_dropout(
     program: Program, variant: Variant, device_ops: list[Op], cuts: set[int]
 ) -> set[int]:
-    """The cuts after which each segment has at most one attention with native dropout.
+    """Returns the cuts after which each segment has at most one attention with native dropout.
 
-    cuts: the other cuts. A segment that draws random numbers is cut as late as possible.
+    cuts: the cuts that other rules make. A segment that draws random numbers is cut as late as possible.
     """
     further: set[int] = set()
     draws = False  # whether the present segment draws random numbers
-    for at, op in enumerate(device_ops):
-        draws = draws and at not in cuts
+    for position, op in enumerate(device_ops):
+        draws = draws and position not in cuts
         if has_native_dropout(program.plan, op, variant.tiles[op.name]):
             if draws:
-                further.add(at)
+                further.add(position)
             draws = True
     return further
 
@@ -186,11 +187,11 @@ def _cuts_of_plan(program: Program, device_ops: list[Op]) -> set[int]:
     # By operator, the number of its recomputed block.
     block = {name: k for k, names in enumerate(plan.recompute) for name in names}
     stage = stage_of(plan)  # by operator, the number of its stage
-    for at, (before, after) in enumerate(pairwise(device_ops), 1):
+    for position, (before, after) in enumerate(pairwise(device_ops), 1):
         if any(number.get(before.name) != number.get(after.name) for number in (block, stage)):
-            cuts.add(at)
+            cuts.add(position)
         if plan.split_backward and any(
             trained_parameters(program.graph, op, program.active) for op in (before, after)
         ):
-            cuts.add(at)
+            cuts.add(position)
     return cuts

@@ -1,4 +1,7 @@
-"""A thread that starts the sends of large messages, so that the caller need not wait for their copies."""
+"""A thread that starts the sends of large messages, so that the caller need not wait for their copies.
+
+Starting a send copies the message, into shared memory for example, and this takes long if it is large.
+"""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ def check_waits(program: Program) -> None:
 
 
 def _runs_by_action(program: Program, schedule: Schedule) -> Iterator[dict[Action, list[int]]]:
-    """Yields, for each step, the numbers of runs and merges by action; once for all if steps overlap.
+    """Yields, for each step, the numbers of runs and merges by action.
 
-    Then the micro-batches are numbered through all steps.
+    If steps overlap, it yields once for all steps, and micro-batches are numbered through all steps.
     """
     stages, overlap = stage_of(program.plan), is_asynchronous(program.plan)
     runs_by_step: dict[int, dict[Action, list[int]]] = {}
