@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -44,6 +45,11 @@ VGG19 = [
         ("sharded", Sharded()),
         ("sharded:after", Sharded(after_backward=True)),
         ("sharded:parameters", Zero3()),
+        ("sharded,group=4", Sharded(group_size=4)),
+        ("sharded:group=4", Sharded(group_size=4)),
+        ("sharded:after,group=4", Sharded(after_backward=True, group_size=4)),
+        ("sharded:parameters,group=16", Zero3(group_size=16)),
+        ("sharded:group=16,parameters", Zero3(group_size=16)),
         ("ps", Servers()),
         ("ps:one,async", Servers(server=0, staleness=None)),
         ("ps:2,ssp=3", Servers(server=2, staleness=3)),
@@ -66,8 +72,8 @@ def test_reads(text: str, sync: Sync) -> None:
 def test_a_kind_reads_its_name_alone_and_its_examples(kind: SyncKind) -> None:
     for text in (kind.name, *kind.examples):
         assert isinstance(read_sync(text), Sync)
-        assert text.partition(":")[0] == kind.name
-    assert all(example in EXAMPLES.split(", ") for example in kind.examples)
+        assert re.split("[:,]", text)[0] == kind.name
+    assert set(kind.examples) <= set(EXAMPLES.split(", "))
 
 
 OTHERS = ("sharded:parameters", "p3:collective")
@@ -105,10 +111,18 @@ def test_traits() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "ring", "allreduce:int8", "p3:async", "ps:slice=0", "ps:ssp=-1", "server:a", "sharded:2",
-     "p3:after", "p3:collective,after", "sharded:parameters,after"],
+     "p3:after", "p3:collective,after", "sharded:parameters,after", "sharded,group=2,group=2",
+     "sharded,group=", "sharded,group=-2", "sharded:parameters,parameters", "allreduce,group=2",
+     "p3,group=2"],
 )  # fmt: skip
 def test_refuses(text: str) -> None:
     with pytest.raises(InputError, match="choose as in allreduce"):
+        read_sync(text)
+
+
+@pytest.mark.parametrize("text", ["sharded,group=0", "sharded:parameters,group=1"])
+def test_refuses_groups_that_shard_nothing(text: str) -> None:
+    with pytest.raises(InputError, match=r"has group=[01], but .*: use group=2 or a larger number"):
         read_sync(text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,8 +26,8 @@ from raddle.program.lower import lower
 
 # Sync kinds that compute the same as the plain module, one of each.
 SYNCS = [
-    "allreduce", "server", "sharded", "sharded:parameters", "ps:one", "ps:sliced", "p3:slice=5",
-    "p3:collective",
+    "allreduce", "server", "sharded", "sharded:parameters", "sharded,group=2",
+    "sharded:parameters,group=2", "ps:one", "ps:sliced", "p3:slice=5", "p3:collective",
 ]  # fmt: skip
 
 
@@ -92,13 +93,26 @@ def _random_boxes(op: Op, rng: random.Random) -> list[Box]:
     return boxes
 
 
+def repeated(tiling: Tiling, size: int) -> Tiling:
+    """The tiling with `size` consecutive devices in place of each device; they have copies of its tiles."""
+
+    def group(device: int) -> range:
+        return range(size * device, size * (device + 1))
+
+    if isinstance(tiling, Irregular):
+        return Irregular(tuple(Tile(t.box, d) for t in tiling.tiles for d in group(t.device)))
+    devices = tuple(d for device in tiling.devices for d in group(device))
+    return Grid(tiling.cuts, devices, tiling.copies * size)
+
+
 def random_sync(devices: int, rng: random.Random) -> str:
     """A random sync kind that computes the same as the plain module; all-reduce more often."""
     device = rng.randrange(devices)
     return rng.choice(
         ["allreduce", "allreduce", "server", f"server:{device}", "sharded", "sharded:parameters",
          "p3:slice=20", f"ps:{device},sliced", "ps:greedy,slice=50", "p3:collective,slice=20",
-         "allreduce:after", "ps:slice=50,after"]
+         "allreduce:after", "ps:slice=50,after", "sharded,group=2", "sharded:after,group=2",
+         "sharded:parameters,group=2"]
     )  # fmt: skip
 
 
@@ -109,7 +123,11 @@ def every_sync() -> list[str]:
         for kind, sync_kind in KINDS.items()
         for word in sync_kind.option_patterns
     ]
-    return [*KINDS, *(f"{kind}:{word}".replace("slice=1", "slice=99") for kind, word in words)]
+    texts = [f"{kind}:{word}" for kind, word in words]
+    return [
+        *KINDS,
+        *(t.replace("slice=1", "slice=99").replace("group=1", "group=2") for t in texts),
+    ]
 
 
 def sync_texts(devices: int) -> st.SearchStrategy[str]:
@@ -123,7 +141,12 @@ def sync_texts(devices: int) -> st.SearchStrategy[str]:
 
 def _options(kind: str, devices: int) -> st.SearchStrategy[str]:
     def text_of(word: str) -> st.SearchStrategy[str]:
-        least, most = {NUMBER: (0, devices - 1), f"ssp={NUMBER}": (0, 3)}.get(word, (50, 999))
+        limits = {
+            NUMBER: (0, devices - 1),
+            f"ssp={NUMBER}": (0, 3),
+            f"group={NUMBER}": (2, devices),
+        }
+        least, most = limits.get(word, (50, 999))
         return st.integers(least, most).map(lambda number: word.replace(NUMBER, str(number)))
 
     return st.sampled_from(KINDS[kind].option_patterns).flatmap(text_of)
@@ -138,18 +161,40 @@ def _is_sync(text: str) -> bool:
 
 
 def random_plan(graph: Graph, devices: int, seed: int, **settings: Any) -> Plan:
+    """A random plan. If its sync has groups of N devices, N consecutive devices have the same tiles."""
     rng = random.Random(seed)
-    tiles = {op.name: random_tiling(op, devices, rng) for op in graph.ops}
+    size = read_sync(settings.get("sync", "allreduce")).group_size
+    if size:
+        tiles = {
+            op.name: repeated(random_tiling(op, devices // size, rng), size)
+            if devices >= size
+            else Grid(tuple((0, d.size) for d in op.space.dims), (0,))
+            for op in graph.ops
+        }
+    else:
+        tiles = {op.name: random_tiling(op, devices, rng) for op in graph.ops}
     if settings.get("microbatches", 1) > 1:
         settings.setdefault("bn", "microbatch")
     settings.setdefault("bucket", rng.choice([0, 1000, 10**6]))
     split = rng.random() < 0.3
-    settings.setdefault("split_backward", split and settings.get("sync") != "sharded:parameters")
+    zero3 = read_sync(settings.get("sync", "allreduce")).zero3
+    settings.setdefault("split_backward", split and not zero3)
     if rng.random() < 0.4:
         settings.setdefault("recompute", random_blocks(graph, rng))
     if rng.random() < 0.5:
         settings.setdefault("sums", random_sums(graph, tiles, devices, rng))
     return with_random_order(graph, Plan(tiles, devices, **settings), rng)
+
+
+def with_legal_group(graph: Graph, plan: Plan) -> Plan:
+    """The plan, without groups of holders if its tiles do not allow those that its sync asks for."""
+    try:
+        lower(graph, replace(plan, steps=1))
+    except InputError as error:
+        if "do not divide" not in str(error):
+            raise
+        return replace(plan, sync=re.sub("[:,]group=[0-9]+", "", plan.sync))
+    return plan
 
 
 def with_random_order(graph: Graph, plan: Plan, rng: random.Random) -> Plan:

@@ -12,14 +12,19 @@ from hypothesis import strategies as st
 from raddle.program import step_script
 from raddle.program.step_script import (
     ACTION_ENDS,
+    ALL_REDUCE,
     BUCKETS,
+    COLLECTIVE,
     COLUMNS,
     COMPLETE,
+    REDUCE_SCATTER,
     ROWS,
     SERVER,
+    SHARDS,
     SLICE_SUMS,
     SLICES,
     STEP_ENDS,
+    SUM,
     TURN,
     ScriptState,
     SyncFacts,
@@ -31,8 +36,8 @@ Event = tuple[int, int, int]  # event, subject, run
 def facts(rule: int, count: int, **more: Any) -> SyncFacts:
     """`count` parameters of 10 bytes in one group, each a bundle that needs synchronisation."""
     plain = SyncFacts(
-        rule, 25, False, True, False, False, [0] * count, [10] * count, list(range(count + 1)),
-        list(range(count)), [1] * count, list(range(count)),
+        rule, 25, False, True, False, False, [0] * count, [10] * count, [0] * count,
+        list(range(count + 1)), list(range(count)), [1] * count, list(range(count)),
     )  # fmt: skip
     return plain._replace(**more)
 
@@ -40,24 +45,36 @@ def facts(rule: int, count: int, **more: Any) -> SyncFacts:
 def picture(sync_facts: SyncFacts, events: Sequence[Event]) -> str:
     """Draws the rows of each event: S sum (with its parameters), > push, U update, < pull.
 
+    R is a sum over the replicas of shards, which waits for a reduce-scatter.
+
     * marks a row that waits for a gradient; | separates events.
     """
     count, rows = len(sync_facts.group_of), [0] * 1000
     left = [sum(sync_facts.group_of[p] == g for p in range(count)) for g in range(count)]
     missing = [list(sync_facts.bundles).count(s) for s in range(len(sync_facts.needs_sync))]
     state = ScriptState(
-        [0] * 8, left, *([0] * count, [-1] * count, *([0] * count for _ in range(7))), missing, rows
+        [0] * step_script.COUNTERS,
+        left,
+        *([0] * count, [-1] * count, *([0] * count for _ in range(7))),
+        missing,
+        rows,
     )
     at = [0] * (len(events) + 1)
     step_script.write_rows(*([e[k] for e in events] for k in range(3)), sync_facts, state, at)
     assert at[-1] == state.counters[ROWS]
     words = []
     for n in range(at[-1]):
-        what, subject, _, group, p, after, first, members = rows[n * COLUMNS : (n + 1) * COLUMNS]
+        what, subject, collective, group, p, after, first, members = rows[
+            n * COLUMNS : (n + 1) * COLUMNS
+        ]
         of = "+".join(str(state.sum_members[first + k]) for k in range(members)) or str(subject)
         assert after < n
         assert (group >= 0) == (members > 0)
-        words.append("S>U<"[what] + of + ("*" if p >= 0 else ""))
+        if what == SUM and after >= 0:
+            assert (collective, rows[after * COLUMNS + COLLECTIVE]) == (ALL_REDUCE, REDUCE_SCATTER)
+        words.append(
+            ("R" if what == SUM and after >= 0 else "S>U<"[what]) + of + ("*" if p >= 0 else "")
+        )
     return " | ".join(" ".join(words[a:b]) for a, b in pairwise(at))
 
 
@@ -112,6 +129,21 @@ def test_after_the_backward_everything_is_sent_when_the_step_ends() -> None:
         drawn = picture(at_once._replace(after_backward=True), events).split("|")
         assert not "".join(drawn[:-1]).strip()
         assert drawn[-1].split() == picture(at_once, events).replace("|", " ").split()
+
+
+def test_a_block_is_reduce_scattered_when_complete_and_gathered_after_the_updates() -> None:
+    drawn = picture(facts(SHARDS, 3, group_of=[1, 0, 0]), [*complete(2, 1, 0), *ENDS])
+    assert drawn == " | S2+1 | S0 |  | U1* U2* U0* <0 <2+1"
+
+
+def test_replicas_are_summed_before_the_next_but_one_reduce_scatter() -> None:
+    """Shards of parameter 2 have no replicas."""
+    shards = facts(SHARDS, 5, group_of=list(range(5)), replicated=[1, 1, 0, 1, 1])
+    drawn = picture(shards, [*complete(0, 1, 2, 3, 4), *ENDS])
+    assert drawn.startswith("S0 | S1 | R0 S2 | S3 | R1 S4 |  | R3 R4 U0* U1* U2*")
+    assert drawn.endswith("U4* <4 <3 <2 <1 <0")
+    after = picture(shards._replace(after_backward=True), [*complete(0, 1, 2, 3, 4), *ENDS])
+    assert after == " |  |  |  |  |  | " + drawn.replace(" | ", " ").replace("  ", " ")
 
 
 def test_slices_are_served_one_by_one() -> None:

@@ -221,7 +221,7 @@ def test_any_plan_goes_on_from_any_plans_state(first: str, then: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sync", ["sharded:parameters", "ps:sliced", "p3:slice=7", "p3:collective,slice=7"]
+    "sync", ["sharded", "sharded:parameters", "ps:sliced", "p3:slice=7", "p3:collective,slice=7"]
 )
 def test_a_smaller_batch_and_an_evaluation_in_between(sync: str) -> None:
     """Both happen while updated parameters may still be in transit."""

@@ -17,7 +17,13 @@ from hypothesis import Phase, event, given, note, reject, settings
 from hypothesis import strategies as st
 from pipeline_plans import PipelineTask, updates_of
 from random_modules import random_case
-from random_plans import random_blocks, random_sums, random_sync, random_tiling
+from random_plans import (
+    random_blocks,
+    random_sums,
+    random_sync,
+    random_tiling,
+    with_legal_group,
+)
 from test_random_graphs import scattered_blocks, written
 
 from raddle.errors import InputError
@@ -139,7 +145,7 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
         makers = (random_blocks, scattered_blocks, lambda *_: tuple(rng.sample(stages, 1)))
         recompute = rng.choice(makers)(graph, rng)
     lacking = rng.randrange(microbatches) if graph.batch > 1 and rng.random() < 0.5 else 0
-    return Plan(
+    plan = Plan(
         tiles,
         devices,
         bn="microbatch" if microbatches > 1 else "global",
@@ -155,6 +161,7 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
         steps=STEPS,
         batch=graph.batch * microbatches - lacking if lacking else 0,
     )
+    return with_legal_group(graph, plan)
 
 
 def depends_on_the_order(graph: Graph, plan: Plan) -> bool:

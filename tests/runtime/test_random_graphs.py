@@ -16,7 +16,13 @@ from equality import Mismatch, Task
 from hypothesis import Phase, given, note, reject, settings
 from hypothesis import strategies as st
 from random_modules import random_case
-from random_plans import random_plan, random_sync, random_tiling, with_random_order
+from random_plans import (
+    random_plan,
+    random_sync,
+    random_tiling,
+    with_legal_group,
+    with_random_order,
+)
 
 from raddle.clusters import cluster
 from raddle.errors import InputError
@@ -53,7 +59,7 @@ def some_plan(graph: Graph, rng: random.Random) -> Plan:
             tiles[op.name] = random_tiling(op, devices, rng)
         if rng.random() < share:
             tiles[op.name] = with_copies(tiles[op.name], devices, rng)
-    return with_random_order(graph, replace(plan, tiles=tiles), rng)
+    return with_random_order(graph, with_legal_group(graph, replace(plan, tiles=tiles)), rng)
 
 
 def scattered_blocks(graph: Graph, rng: random.Random) -> tuple[tuple[str, ...], ...]:

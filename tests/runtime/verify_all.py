@@ -223,7 +223,11 @@ def _record_gradients(trainer: Trainer) -> dict[str, list[tuple[Box, Tensor]]]:
 
     def watch() -> None:
         gradients.clear()
-        for source, parameter in trainer.executor.parameters():
+        executor = trainer.executor
+        updated = (
+            executor.updated_parameters() if trainer.program.sharded else executor.parameters()
+        )
+        for source, parameter in updated:
             if parameter.grad is not None and trainer.state.owns(source):
                 pieces = gradients.setdefault(source.name, [])
                 pieces.append((source.box, parameter.grad.clone()))

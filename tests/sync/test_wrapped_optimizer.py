@@ -137,6 +137,8 @@ def test_parameters_are_divided_by_plans_alone() -> None:
         InputError, match="a module needs its parameters whole: use sharded, or a plan"
     ):
         check_sync(read_sync("sharded:parameters"), 2)
+    with pytest.raises(InputError, match=r"'group=2', and .* use sharded, or a plan"):
+        check_sync(read_sync("sharded,group=2"), 4)
 
 
 def test_the_package_is_imported_without_torch() -> None:

@@ -46,8 +46,9 @@ Sync = Annotated[
     str,
     typer.Option(
         metavar="auto|allreduce|sharded|ps|p3",
-        help="How copies of a parameter are synchronised; some take options, such as ps:sliced,greedy or "
-        "allreduce:after, which does not overlap with the backward (docs/syncing.md).",
+        help="How copies of a parameter are synchronised; some take options, such as ps:sliced,greedy, "
+        "sharded,group=8 (HSDP) or allreduce:after, which does not overlap with the backward "
+        "(docs/syncing.md).",
     ),
 ]
 ProfileOption = Annotated[

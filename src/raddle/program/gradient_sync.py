@@ -29,7 +29,15 @@ from raddle.program.bundle import Bundle
 from raddle.program.instruction_writer import InstructionWriter
 from raddle.program.parameter_layout import ParameterLayout, holders
 from raddle.program.program import Key
-from raddle.program.step_script import COLUMNS, ROWS, SUMMED, ScriptState, SyncFacts
+from raddle.program.step_script import (
+    AFTER_ROW,
+    COLUMNS,
+    COUNTERS,
+    ROWS,
+    SUMMED,
+    ScriptState,
+    SyncFacts,
+)
 from raddle.program.sync_instructions import (
     BundleWriter,
     RowWriter,
@@ -69,8 +77,9 @@ class GradientSync:
 
     def _begin_step(self) -> None:
         """Starts an empty step script."""
-        # A parameter or bundle has at most 3 rows in a step: SUM or PUSH, UPDATE, PULL.
-        self.rows = [0] * (3 * (len(self.parameter_number) + len(self.facts.needs_sync)) * COLUMNS)
+        # A parameter or bundle has at most 4 rows in a step: SUM or PUSH, the SUM over replicas of shards,
+        # UPDATE, PULL.
+        self.rows = [0] * (4 * (len(self.parameter_number) + len(self.facts.needs_sync)) * COLUMNS)
         self.state = _new_state(self.facts, self.rows)
         self.row_instructions: list[int] = []  # by row, the number of its instruction
         # A program that only runs forward has no gradients, and so no bundles to order.
@@ -152,28 +161,25 @@ class GradientSync:
     def _write_row(self, n: int, key: Key) -> int:
         """Writes the instruction of row n, and returns its number."""
         # The columns of a row are explained in step_script.py.
-        operation, subject, _, _, p, after_row, first_member, member_count = self.rows[
+        operation, subject, collective, _, p, after_row, first_member, member_count = self.rows[
             n * COLUMNS : (n + 1) * COLUMNS
         ]
         member_positions = range(first_member, first_member + member_count)
         members = [self.state.sum_members[k] for k in member_positions]
-        row = ScriptRow(operation, subject, p, after_row, members)
-        # The names of the parameters for whose gradients the row waits.
-        summed = members if operation == step_script.SUM else []
+        row = ScriptRow(operation, subject, collective, p, after_row, members)
+        sends_gradients = operation in (step_script.SUM, step_script.PUSH) and after_row < 0
+        # The names of the parameters for whose gradients the row waits. A sum over replicas waits for
+        # another row alone.
+        summed = members if sends_gradients else []
         awaited = [self.parameters.trainable[member] for member in summed]
         if p >= 0:
             awaited += self.row_writer.parameter_names(row)
         gradient = [i for name in awaited for i in self.contributions[name, key.step]]
-        if self.facts.after_backward and operation in (step_script.SUM, step_script.PUSH):
+        if self.facts.after_backward and sends_gradients:
             # A device sends after its last computation so far. The row waits for the last computations of
             # all devices; for each sender, only its own has an effect.
             gradient = [*gradient, *chain.from_iterable(self.writer.latest.values())]
-        number = self.row_writer.write(
-            row,
-            key,
-            gradient,
-            self.row_instructions[after_row : after_row + 1] if after_row >= 0 else [],
-        )
+        number = self.row_writer.write(row, key, gradient, self._instructions_before(row))
         if operation == step_script.PULL and members:  # the all-gather of a block
             self.new_writers.update((self.parameters.trainable[p], [number]) for p in members)
         elif operation in (step_script.UPDATE, step_script.PULL):
@@ -186,6 +192,18 @@ class GradientSync:
                 else:
                     self.new_writers[name] = [number]
         return number
+
+    def _instructions_before(self, row: ScriptRow) -> list[int]:
+        """The instructions of the rows that a row waits for.
+
+        An update after a sum over replicas also waits for the reduce-scatter, because a device may have
+        shards of the block without replicas.
+        """
+        rows_before, n = list[int](), row.after_row
+        while n >= 0 and (not rows_before or row.operation == step_script.UPDATE):
+            rows_before.append(n)
+            n = self.rows[n * COLUMNS + AFTER_ROW]
+        return [self.row_instructions[n] for n in rows_before]
 
     def _add_step_barrier(self) -> None:
         """Makes the next step wait until all parameters are updated, unless the sync kind has no barrier.
@@ -216,7 +234,7 @@ def rule_of(sync: Sync) -> int:
 
 def _row_of_bundle(s: int) -> ScriptRow:
     """Returns some row about bundle s, for `RowWriter.parameter_names`, which takes a row."""
-    return ScriptRow(step_script.SUM, s, -1, -1, ())
+    return ScriptRow(step_script.SUM, s, step_script.NO_COLLECTIVE, -1, -1, ())
 
 
 def _sync_facts(parameters: ParameterLayout, bundles: list[Bundle], *, overlap: bool) -> SyncFacts:
@@ -251,6 +269,10 @@ def _sync_facts(parameters: ParameterLayout, bundles: list[Bundle], *, overlap: 
             * sum(region.box.volume for region in parameters.synced_regions(name))
             for name in parameters.trainable
         ],
+        replicated=[
+            int(any(region.group_size for region in parameters.regions[name]))
+            for name in parameters.trainable
+        ],
         first_bundle=list(accumulate(map(len, bundles_of.values()), initial=0)),
         bundles=[s for bundle_numbers in bundles_of.values() for s in bundle_numbers],
         needs_sync=[int(bundle.needs_sync) for bundle in bundles],
@@ -267,7 +289,7 @@ def _new_state(facts: SyncFacts, rows: list[int]) -> ScriptState:
     for k in range(len(facts.bundles)):
         missing[facts.bundles[k]] += 1
     return ScriptState(
-        counters=[0] * 8,
+        counters=[0] * COUNTERS,
         incomplete=[groups_of_parameters.count(g) for g in range(group_count)],
         bucket_fill=[0] * group_count,
         bucket_first=[-1] * group_count,

@@ -18,7 +18,7 @@ from raddle.plans.regions import add_read_boxes
 from raddle.program.lower_variant import LoweredVariant
 from raddle.program.parameter_blocks import block_of_parameters
 from raddle.program.parameter_region import ParameterRegion
-from raddle.program.parameter_regions import parameter_regions
+from raddle.program.parameter_regions import parameter_regions, sharded_in_groups
 from raddle.program.parameter_slices import ParameterSlices, check_order, cut_slices
 
 # d: device, n: name of a parameter
@@ -52,9 +52,12 @@ class ParameterLayout:
                     if self.graph.values[name].role == "parameter":
                         tiling = lowered.plan.tiles[op.name]
                         add_read_boxes(boxes_read.setdefault(name, {}), op, operand, tiling)
-        return {
+        regions = {
             name: parameter_regions(self.graph.values[name].shape, by_device, self.plan)
             for name, by_device in boxes_read.items()
+        }
+        return regions | {
+            name: sharded_in_groups(regions[name], self.plan) for name in self.trainable
         }
 
     @cached_property

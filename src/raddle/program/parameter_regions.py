@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from raddle.errors import InputError, quote
 from raddle.graph.box import Box, cells, merge_boxes
 from raddle.plans.plan import Plan
 from raddle.plans.regions import add_unread_boxes
@@ -42,3 +43,27 @@ def parameter_regions(
         server = plan.parsed_sync.region_server(holders)
         regions += [ParameterRegion(box, holders, server) for box in merge_boxes(boxes)]
     return tuple(sorted(regions))
+
+
+def sharded_in_groups(
+    regions: Sequence[ParameterRegion], plan: Plan
+) -> tuple[ParameterRegion, ...]:
+    """The regions of a trained parameter, with the groups of holders that the sync kind asks for.
+
+    A group of all holders is the same as no groups, and a region with one holder has none. Raises
+    InputError if holders cannot be divided into such groups.
+    """
+    size = plan.parsed_sync.group_size
+    if not size:
+        return tuple(regions)
+    for region in regions:
+        count = len(region.devices)
+        if region.needs_sync and count % size:
+            raise InputError(
+                f"sync is {quote(plan.sync)}, but {count} devices hold the same part of a parameter, which "
+                f"groups of {size} do not divide: choose a group that divides {count}."
+            )
+    return tuple(
+        region._replace(group_size=size) if len(region.devices) > size else region
+        for region in regions
+    )

@@ -120,7 +120,8 @@ class Reduce:
     """Sums the gradients of a bucket of parameters, each region over its holders.
 
     An all-reduce gives every holder the sum; a reduce-scatter only the rows of its shard
-    (parameter_region.py).
+    (parameter_region.py). If shards have replicas in other groups (HSDP), an all-reduce of the shards over
+    their replicas follows each reduce-scatter.
     """
 
     parameters: tuple[str, ...]
@@ -236,6 +237,10 @@ class Program:
         """Elements of a region that each of its updaters updates; a padded shard counts as a whole one."""
         return region.elements_per_shard if self.sharded else region.box.volume
 
+    def sums_replicas(self, collective: Reduce | Gather) -> bool:
+        """Whether it all-reduces shards over their replicas in all groups (HSDP)."""
+        return self.sharded and collective.collective is Collective.ALL_REDUCE
+
     @cached_property
     def updated_pieces(self) -> dict[str, tuple[ParameterRegion, ...]]:
         """For each parameter that is cut, the pieces that are updated one by one: slices or shards."""
@@ -243,10 +248,10 @@ class Program:
             return self.slices
         return {
             name: tuple(
-                ParameterRegion(shard, (d,))
+                ParameterRegion(shard, replicas)
                 for region in regions
-                for d in region.devices
-                if (shard := region.shard(d)) is not None
+                for replicas in region.replicas
+                if (shard := region.shard(replicas[0])) is not None
             )
             for name, regions in self.regions.items()
             if name in self.active
@@ -304,16 +309,21 @@ def buffer_bytes(program: Program, collective: Reduce | Gather) -> dict[tuple[in
     """Returns, for each group of devices that take part together, the bytes of the full buffer on a device.
 
     The full buffer of an all-reduce is the bucket. The full buffer of a reduce-scatter is its input, that
-    of an all-gather its output; in these, all shards are padded to the same size.
+    of an all-gather its output; in these, all shards are padded to the same size. That of an
+    all-reduce over replicas has the padded shards of one device.
     """
     nbytes_by_group: dict[tuple[int, ...], int] = {}
     for name, regions in zip(collective.parameters, collective.regions, strict=True):
         for region in regions:
-            if collective.collective is Collective.ALL_REDUCE:
-                nbytes = region.box.volume * program.reduced_element_bytes(name)
-            else:
-                nbytes = region.padded_elements * program.element_bytes(name)
-            nbytes_by_group[region.devices] = nbytes_by_group.get(region.devices, 0) + nbytes
+            # Only all-reduced gradients may be compressed, and those of shards are not.
+            element_bytes = (
+                program.reduced_element_bytes(name)
+                if collective.collective is Collective.ALL_REDUCE
+                else program.element_bytes(name)
+            )
+            nbytes = region.ring_elements(collective.collective) * element_bytes
+            for ring in region.rings(collective.collective):
+                nbytes_by_group[ring] = nbytes_by_group.get(ring, 0) + nbytes
     return nbytes_by_group
 
 

@@ -10,6 +10,7 @@ The runtime executes a segment as one piece, forward and backward. The operators
   an attention do not depend on what else runs in its segment;
 - if the backward is split, around every operator with parameters (its W, run later inside a longer segment,
   would compute gradients of activations again);
+- if they are compiled, at the borders of repeated blocks (repeated_blocks.py), which are compiled once;
 - in a `threaded` plan (several steps at once), wherever any device communicates, so that no update happens
   inside a segment.
 
@@ -37,19 +38,24 @@ from raddle.program.program import (
     Run,
     Variant,
 )
+from raddle.program.repeated_blocks import block_borders
 
 # The operators of a device are numbered in the order of the graph; a cut at i lies before operator i.
 
 
-def segments(program: Program, device: int, variant: int = 0) -> list[tuple[Op, ...]]:
+def segments(
+    program: Program, device: int, variant: int = 0, *, cut_blocks: bool = False
+) -> list[tuple[Op, ...]]:
     """Returns the segments of a device: the operators that it computes, in order.
 
     variant: index into `program.variants`. A variant is a graph of one micro-batch size, with its tiles on
-    certain devices; most programs have one.
+    certain devices; most programs have one. cut_blocks: whether to cut at the borders of repeated blocks.
     """
     chosen = program.variants[variant]
     device_ops = [op for op in chosen.graph.ops if device in chosen.tiles[op.name].devices]
     cuts = {0, len(device_ops)} | _cuts_of_plan(program, device_ops)
+    if cut_blocks:
+        cuts |= block_borders(chosen, device, device_ops)
     threaded = is_threaded(program.plan)
     for instructions in _representative_micro_batches(program, variant):
         cuts |= _cuts_of_device(program, instructions, device, device_ops)

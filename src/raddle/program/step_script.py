@@ -8,7 +8,9 @@ one rule:
     BUCKETS      gradients that the same devices sum are all-reduced together, when they fill a bucket or
                  when no more are to come; at the end of a step every holder updates its copy
     SHARDS       the gradients of a block are reduce-scattered together when all are complete; at the end
-                 of a step every holder updates its shard; then the blocks are all-gathered
+                 of a step every holder updates its shard; then the blocks are all-gathered. If shards have
+                 replicas (HSDP), the sums of a block are all-reduced over them, before the next but one
+                 reduce-scatter: then those of the block have probably arrived
     SERVER       a gradient is pushed to its server; at the end of a step it is updated there, and pulled
     SLICES       each bundle of slices is pushed, updated on its server and pulled as soon as the gradients
                  of all its parameters are complete
@@ -58,9 +60,14 @@ OPERATION, SUBJECT, COLLECTIVE, GROUP, PARAMETER, AFTER_ROW, FIRST_MEMBER, MEMBE
 COLUMNS = 8
 # Indices into ScriptState.counters. CLOCK counts the Run instructions that complete gradients, the sums of
 # buckets and the pushes of parameters: it says which gradient was ready first. RUN is the instruction that
-# completed the last gradient, at RUN_CLOCK. The others are lengths: of `rows`, `sum_members`, `complete`
-# and `opened_groups`.
-CLOCK, RUN, RUN_CLOCK, ROWS, SUMMED, COMPLETED, OPENED = range(7)
+# completed the last gradient, at RUN_CLOCK. REPLICATED is the row up to which the reduce-scatters of shards
+# with replicas were followed by an all-reduce, IN_FLIGHT the number of those after it. The others are
+# lengths: of `rows`, `sum_members`, `complete` and `opened_groups`.
+CLOCK, RUN, RUN_CLOCK, ROWS, SUMMED, COMPLETED, OPENED, REPLICATED, IN_FLIGHT = range(9)
+COUNTERS = 9
+# How many reduce-scatters may be in flight on a rank. Each keeps the gradients of a block in memory. If
+# communication is so slow that more would wait, it is never idle anyway.
+MOST_SCATTERS = 2
 
 
 class Numbers(Protocol):
@@ -84,6 +91,9 @@ class SyncFacts(NamedTuple):
     after_backward: bool  # gradients are sent or summed after the whole backward, not during it
     group_of: Numbers  # by parameter, its group (SERVER: not used); -1: nothing to send or sum
     nbytes: Numbers  # by parameter, bytes of its gradient that are sent or summed
+    replicated: (
+        Numbers  # by parameter, 1 if its shards have replicas, one in each group of holders (HSDP)
+    )
     # The bundles that have slices of parameter p: bundles[first_bundle[p]:first_bundle[p + 1]].
     first_bundle: Numbers
     bundles: Numbers
@@ -100,7 +110,7 @@ class ScriptState(NamedTuple):
     The bucket of a group is a linked list of parameters: bucket_first, bucket_next ... bucket_last.
     """
 
-    counters: Numbers  # CLOCK to OPENED
+    counters: Numbers  # CLOCK to IN_FLIGHT
     incomplete: Numbers  # by group, how many gradients are not complete
     bucket_fill: Numbers  # by group, bytes in its bucket
     bucket_first: Numbers  # by group, the first parameter in its bucket; -1: empty
@@ -153,6 +163,8 @@ def write_rows(
                 for k in range(counters[COMPLETED]):
                     _synchronise(complete[k], facts, state)
                 _sum_finished_buckets(state)
+            while counters[IN_FLIGHT] > 0:
+                _sum_replicas(facts, state)
             _update(facts, state)
             if facts.rule == SHARDS and facts.pull_at_once:
                 _gather_blocks(state)
@@ -186,7 +198,10 @@ def _add_to_bucket(p: int, g: int, facts: SyncFacts, state: ScriptState) -> None
     state.bucket_fill[g] += facts.nbytes[p]
     if facts.rule == SHARDS:
         if state.incomplete[g] == 0:
+            if state.counters[IN_FLIGHT] >= MOST_SCATTERS:
+                _sum_replicas(facts, state)
             _sum_bucket(g, REDUCE_SCATTER, state)
+            state.counters[IN_FLIGHT] += facts.replicated[p]
     elif is_full(state.bucket_fill[g], facts.bucket_bytes):
         _sum_bucket(g, ALL_REDUCE, state)
 
@@ -240,11 +255,31 @@ def _sum_bucket(g: int, collective: int, state: ScriptState) -> None:
     state.bucket_first[g], state.bucket_fill[g] = -1, 0
 
 
+def _sum_replicas(facts: SyncFacts, state: ScriptState) -> None:
+    """Writes the SUM over the replicas of shards that follows the earliest reduce-scatter without one."""
+    counters, sum_members, rows = state.counters, state.sum_members, state.rows
+    n = counters[REPLICATED]  # searches the row of this reduce-scatter
+    while (
+        rows[n * COLUMNS + COLLECTIVE] != REDUCE_SCATTER
+        or facts.replicated[sum_members[rows[n * COLUMNS + FIRST_MEMBER]]] == 0
+    ):
+        n += 1
+    counters[REPLICATED] = n + 1
+    counters[IN_FLIGHT] -= 1
+    replica_sum = _write_row(SUM, rows[n * COLUMNS + GROUP], -1, n, counters, rows)
+    rows[replica_sum * COLUMNS + COLLECTIVE] = ALL_REDUCE
+    for column in (GROUP, FIRST_MEMBER, MEMBER_COUNT):
+        rows[replica_sum * COLUMNS + column] = rows[n * COLUMNS + column]
+    first = rows[n * COLUMNS + FIRST_MEMBER]
+    for k in range(first, first + rows[n * COLUMNS + MEMBER_COUNT]):
+        state.wait_row[sum_members[k]] = replica_sum
+
+
 def _gather_blocks(state: ScriptState) -> None:
     """Writes a PULL for every block that was summed, in the order in which the next forward needs them."""
     counters, rows = state.counters, state.rows
     for n in range(counters[ROWS] - 1, -1, -1):  # the reverse order of the backward
-        if rows[n * COLUMNS + OPERATION] == SUM:
+        if rows[n * COLUMNS + COLLECTIVE] == REDUCE_SCATTER:
             pull = _write_row(PULL, rows[n * COLUMNS + GROUP], -1, -1, counters, rows)
             rows[pull * COLUMNS + COLLECTIVE] = ALL_GATHER
             for column in (GROUP, FIRST_MEMBER, MEMBER_COUNT):

@@ -23,7 +23,7 @@ from raddle.program.message_kind import MessageKind, Subject, check_all_kinds_se
 from raddle.program.parameter_layout import ParameterLayout, holders
 from raddle.program.parameter_region import ParameterRegion
 from raddle.program.program import Gather, Key, Message, Reduce, Update
-from raddle.program.step_script import PULL, PUSH, SUM
+from raddle.program.step_script import ALL_REDUCE, PULL, PUSH, SUM
 
 # Importing fails if there is a kind of message about parameters that this file does not send.
 check_all_kinds_sent((MessageKind.PUSH, MessageKind.PULL), Subject.PARAMETER)
@@ -34,6 +34,7 @@ class ScriptRow(NamedTuple):
 
     operation: int  # SUM, PUSH, UPDATE or PULL
     subject: int  # a parameter, a bundle or, if the row is about a bucket or block, a group
+    collective: int  # of a SUM: ALL_REDUCE or REDUCE_SCATTER
     # The row waits for the gradient of this parameter; if it is about a bundle, for those of all parameters
     # of the bundle.
     parameter: int
@@ -71,7 +72,7 @@ class WholeParameterWriter:
         self.parameters, self.writer = parameters, writer
         sync = parameters.plan.parsed_sync
         self.on_server = sync.in_order_server
-        self.collective = Collective.REDUCE_SCATTER if sync.shards else Collective.ALL_REDUCE
+        self.shards = sync.shards
         self.updates: dict[str, int] = {}  # by parameter, its last update
 
     def parameter_names(self, row: ScriptRow) -> Sequence[str]:
@@ -86,9 +87,11 @@ class WholeParameterWriter:
         """Writes a Reduce, Move or Update or, to pull a block, a Gather (`RowWriter.write`)."""
         deps = [*gradient, *before]
         if row.operation == SUM:
-            names, synced, devices = self._members(row)
+            all_reduces = row.collective == ALL_REDUCE
+            names, synced, devices = self._members(row, replicated=all_reduces and self.shards)
+            collective = Collective.ALL_REDUCE if all_reduces else Collective.REDUCE_SCATTER
             return self.writer.emit(
-                Reduce(names, key, synced, devices, sorted_deps(deps), self.collective)
+                Reduce(names, key, synced, devices, sorted_deps(deps), collective)
             )
         if row.operation == PULL and row.members:
             names, synced, devices = self._members(row)
@@ -117,11 +120,16 @@ class WholeParameterWriter:
         return self.updates[name]
 
     def _members(
-        self, row: ScriptRow
+        self, row: ScriptRow, *, replicated: bool = False
     ) -> tuple[tuple[str, ...], tuple[tuple[ParameterRegion, ...], ...], tuple[int, ...]]:
-        """Returns the parameters of a bucket or block, the synchronised regions of each, all holders."""
+        """Returns the parameters of a bucket or block, the synchronised regions of each, all holders.
+
+        replicated: only the regions whose shards have replicas.
+        """
         names = tuple(self.parameters.trainable[p] for p in row.members)
         synced = tuple(self.parameters.synced_regions(n) for n in names)
+        if replicated:
+            synced = tuple(tuple(s for s in regions if s.group_size) for regions in synced)
         return names, synced, holders(region for regions in synced for region in regions)
 
 

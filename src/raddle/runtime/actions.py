@@ -48,6 +48,8 @@ class Call:
     stage: int = 0  # pipeline stage
     # What the random numbers of the call depend on, besides the seed of the micro-batch; "": it draws none.
     random_stream: str = ""
+    # The last arguments, which are the same in every step: the numbers of the code
+    numbers: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass
@@ -177,6 +179,9 @@ class ShardedBlock(NamedTuple):
     regions: tuple[ShardedRegion, ...]
     dtype: torch.dtype
     shard_elements: int  # of a part of the buffer
+    replicas: tuple[
+        int, ...
+    ]  # this rank and those with the same shards in other groups (HSDP); (): none
 
 
 class ShardView(NamedTuple):
@@ -200,6 +205,19 @@ class StartAllReduce:
 @dataclass
 class StartReduceScatter:
     """Starts to sum the gradients of a block; each member receives the sum for its shards."""
+
+    block: int  # index into RankActions.blocks
+    tag: int
+    label: str
+    key: Key
+
+
+@dataclass
+class StartReplicaSum:
+    """Starts to all-reduce this rank's sums of a block over the replicas of its shards (HSDP).
+
+    It waits for the reduce-scatter of the block.
+    """
 
     block: int  # index into RankActions.blocks
     tag: int
@@ -285,6 +303,7 @@ Action = (
     | AwaitMessage
     | StartAllReduce
     | StartReduceScatter
+    | StartReplicaSum
     | StartGather
     | SubmitGradients
     | StartSliceAllReduce

@@ -38,6 +38,7 @@ from raddle.runtime.actions import (
     Send,
     StartAllReduce,
     StartReduceScatter,
+    StartReplicaSum,
     StartSliceAllReduce,
     SubmitGradients,
     UpdateBuffers,
@@ -63,7 +64,8 @@ from raddle.transport.base import Transport
 
 # A step without an update (gradient accumulation) skips these actions.
 UPDATE_ACTIONS = (
-    StartAllReduce, StartReduceScatter, SubmitGradients, StartSliceAllReduce, UpdateParameters,
+    StartAllReduce, StartReduceScatter, StartReplicaSum, SubmitGradients, StartSliceAllReduce,
+    UpdateParameters,
 )  # fmt: skip
 
 
@@ -87,7 +89,10 @@ class Executor:
         self.program, self.transport = program, transport
         functions = functions or CompiledFunctions()
         self.rank_actions = rank_actions = build_actions(
-            program, transport.rank, torch.device(place), compiled=functions.mode is not None
+            program,
+            transport.rank,
+            torch.device(place),
+            share=None if functions.mode is None else functions.share,
         )
         self.store = Store(rank_actions.shapes, torch.device(place), rank_actions.gathered)
         self.losses = Losses(program, transport, self.store)

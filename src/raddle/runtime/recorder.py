@@ -23,6 +23,7 @@ from raddle.runtime.actions import (
     StartAllReduce,
     StartGather,
     StartReduceScatter,
+    StartReplicaSum,
     StartSliceAllReduce,
     UpdateParameters,
 )
@@ -101,6 +102,10 @@ class Recorder:
         elif isinstance(action, StartAllReduce):
             bucket = self.trainer.executor.rank_actions.buckets[action.bucket]
             traffic = (bucket.elements * bucket.dtype.itemsize, bucket.devices, action.tag)
+            self._add("sum", action.label, "reduce", -1, start, end, *traffic)
+        elif isinstance(action, StartReplicaSum):
+            block = self.trainer.executor.rank_actions.blocks[action.block]
+            traffic = (block.shard_elements * block.dtype.itemsize, block.replicas, action.tag)
             self._add("sum", action.label, "reduce", -1, start, end, *traffic)
         elif isinstance(action, StartReduceScatter | StartGather):
             block = self.trainer.executor.rank_actions.blocks[action.block]

@@ -80,6 +80,14 @@ class SharedState:
         self.pairs = [
             (s, slots[s.name, s.box]) for s in borrower.rank_actions.sources if _is_persistent(s)
         ]  # fmt: skip
+        # The same for ZeRO-2's shards, which are views of parameters: the optimizer has the owner's.
+        views = {
+            (v.source.name, v.source.box): v.source.slot for v in owner.rank_actions.shard_views
+        }
+        self.pairs += [
+            (v.source, views[v.source.name, v.source.box])
+            for v in borrower.rank_actions.shard_views
+        ]
         borrower.optimizer_step = lambda: owner.optimizer_step()
         # Both executors have the parameters in the same slots, so they can share the synchronisation.
         borrower.load(
@@ -88,11 +96,13 @@ class SharedState:
 
     def lend_tensors(self) -> None:
         """Gives the borrower the owner's tensors: the same Parameter objects that the optimizer has."""
+        self.owner.parameter_updater.synchronize()  # until all gathered parameters have arrived
         for source, slot in self.pairs:
             self.borrower.slots[source.slot] = self.owner.slots[slot]
 
     def return_buffers(self) -> None:
-        """Gives the owner the buffers that the borrower has updated."""
+        """Gives the owner the buffers that the borrower has updated; waits for parameters in transit."""
+        self.borrower.parameter_updater.synchronize()
         for source, slot in self.pairs:
             if source.role == "buffer":
                 self.owner.slots[slot] = self.borrower.slots[source.slot]

@@ -4,7 +4,8 @@ The devices (members) that take part in a collective together are listed as a ri
 which holds the links from this member to the next. All tasks of a ring become ready together, when its last
 member is ready, and have the same duration: that of the fastest algorithm, which may be another than a ring
 (costs/collectives.py). For an all-reduce, a member is ready when its gradients are complete; for a
-reduce-scatter or all-gather, when it has done everything before it in the program.
+reduce-scatter or all-gather, when it has done everything before it in the program. For an all-reduce over
+replicas of shards (HSDP), it has also received the sums of the reduce-scatter.
 """
 
 # a, b: neighbours in a ring; d: a device
@@ -73,7 +74,12 @@ class CollectiveTasks:
         """
         table, devices, ids = self.table, [], []
         urgency, kind = self.urgency.get(instruction.parameters[0], 0), instruction.collective
-        in_order = self.has_host_overhead or self.in_order or kind is not Collective.ALL_REDUCE
+        in_order = (
+            self.has_host_overhead
+            or self.in_order
+            or kind is not Collective.ALL_REDUCE
+            or self.program.sums_replicas(instruction)
+        )
         for members, nbytes in buffer_bytes(self.program, instruction).items():
             ring = np.array(members)
             gate = table.add_empty_tasks(number, ring[:1])  # the ring's tasks wait for it

@@ -60,6 +60,11 @@ def check_sync(sync: Sync, size: int) -> Sync:
             "sync is 'sharded:parameters', and a module needs its parameters whole: use sharded, or a "
             "plan (raddle plan --sync sharded:parameters)."
         )
+    if sync.group_size:
+        raise InputError(
+            f"sync has the option 'group={sync.group_size}', and a wrapped optimizer shards among all "
+            f"ranks: use sharded, or a plan (raddle plan --sync sharded,group={sync.group_size})."
+        )
     if sync.after_backward:
         raise InputError(
             "sync has the option 'after', and a wrapped optimizer sends gradients during the backward: "

@@ -58,7 +58,9 @@ def test_slots_add_loads_and_are_restored() -> None:
     plan_rows = PlanRows(index, devices=2, links=1)
     computed = store.computes.add(np.array([[0, 5], [1, 7]]))
     sent = store.messages.add(np.array([[0, 1, 11, 2, -1, 0, 0, 4]]))
-    synced = store.sync_units.add(np.array([[*sent, *computed, *sent, -1, -1, 0, 1, 1, *NOTHING]]))
+    synced = store.sync_units.add(
+        np.array([[*sent, *computed, *sent, -1, -1, -1, 0, 1, 1, *NOTHING]])
+    )
     undo = Undo()
     undo.save(plan_rows.load)
     plan_rows.set_slot(undo, store, plan_rows.slots.forward, 0, computed, store.computes)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,12 @@ from raddle import zoo
 from raddle.clusters import cluster
 from raddle.costs.saved_for_backward import saved_for_backward
 from raddle.graph.capture import capture
-from raddle.graph.graph import Op
+from raddle.graph.graph import Graph, Op
+from raddle.plans.native_dropout import with_planned_dropout
+from raddle.plans.plan import DROPOUT_KINDS
+from raddle.program.collective_kind import Collective
 from raddle.program.lower import lower
+from raddle.program.parameter_region import ParameterRegion
 from raddle.program.program import (
     Gather,
     Merge,
@@ -111,7 +116,7 @@ def test_parameters_by_hand(optimizer: str, state: int, sync: str) -> None:
     first = {"server": 232, "ps:one": 232, "ps:sliced": 232, "ps:sliced,unbundled": 192}
     first.update(dict.fromkeys(everywhere, 232))
     if sync.startswith("sharded"):  # gathered parameters and gradients are not persistent
-        whole = 116 if sync == "sharded:parameters" else 232
+        whole = 116 if sync.startswith("sharded:parameters") else 232
         assert last == [whole + 116 * state] * 2
         return
     updated_bytes = first.get(sync, 120)  # of parameters that device 0 updates
@@ -196,7 +201,7 @@ class Replay:
         self.alive: list[tuple[int, int, int, int]] = []  # device, bytes, from, until
         self.runs: dict[Any, tuple[int, int]] = {}  # key, operator, phase, device
         self.flights: dict[Any, list[tuple[int, int, int, int, int, Any]]] = {}  # key, value, kind
-        self.is_zero3 = self.plan.sync == "sharded:parameters"
+        self.is_zero3 = self.plan.sync.startswith("sharded:parameters")
         self.is_sharded = self.plan.sync.startswith("sharded") and bool(self.program.active)
         self._times()
         for key in {i.key for i in self.program.instructions if isinstance(i, Run)}:
@@ -396,7 +401,8 @@ class Replay:
             self.alive.append((device, size, start, self.last_use(key, value, device)))
             if again is not None and op.name not in self.program.variants[0].merges:
                 self.alive.append((device, size, again[0], self.last_use(key, value, device, 2)))
-        extra = saved_for_backward(self.program.graph, self.program.active, op).extra
+        planned = with_planned_dropout(self.plan, op, self.plan.tiles[op.name])
+        extra = saved_for_backward(self.program.graph, self.program.active, planned).extra
         if extra:
             count = self.output_bytes(op, op.outputs[0], device) // self.program.element_bytes(
                 op.outputs[0]
@@ -446,7 +452,7 @@ class Replay:
         synced = [s for s in held if len(s.devices) > 1]
         shard = full = 0  # bytes in buffers
         for s in synced:
-            rows, holders = (s.box.shape or (1,))[0], len(s.devices)
+            rows, holders = (s.box.shape or (1,))[0], self._holders_in_a_group(s)
             part = math.ceil(rows / holders) * math.prod(s.box.shape[1:]) * element_bytes
             shard, full = shard + part, full + holders * part
         updates = {
@@ -458,6 +464,8 @@ class Replay:
             if not isinstance(i, Reduce | Gather) or name not in i.parameters or not synced:
                 continue
             start, end = self._span(number, device)
+            if isinstance(i, Reduce) and i.collective is Collective.ALL_REDUCE:
+                continue  # over replicas, in the buffer of the reduce-scatter's sums
             if isinstance(i, Reduce):
                 packed[i.key.step] = start
                 self.alive.append((device, full, start, end))
@@ -487,6 +495,11 @@ class Replay:
             if begins and held:
                 nbytes = sum(s.box.volume for s in held) * element_bytes
                 self.alive.append((device, nbytes, min(begins), packed.get(step, updated)))
+
+    def _holders_in_a_group(self, region: ParameterRegion) -> int:
+        """How many devices shard a region among them: those of a group, if its sync has groups."""
+        text = self.plan.sync.partition("group=")[2]
+        return min(int(text or len(region.devices)), len(region.devices))
 
     def _span(self, number: int, device: int) -> tuple[int, int]:
         """When a device executes an instruction; of a collective, its transfers there."""
@@ -518,8 +531,8 @@ class Replay:
                 for s in self.program.slices.get(name, i.regions):
                     if self.is_sharded:
                         if device in s.devices:
-                            rows, place = (s.box.shape or (1,))[0], s.devices.index(device)
-                            size = math.ceil(rows / len(s.devices))
+                            rows, count = (s.box.shape or (1,))[0], self._holders_in_a_group(s)
+                            place, size = s.devices.index(device) % count, math.ceil(rows / count)
                             shard_rows = max(0, min(size, rows - place * size))
                             shard_bytes = shard_rows * math.prod(s.box.shape[1:]) * element_bytes
                             whole = shard_bytes if self.is_zero3 else s.box.volume * element_bytes
@@ -564,6 +577,8 @@ def check_against_replay(program: Program, machine: str) -> None:
             "server",
             "sharded",
             "sharded:parameters",
+            "sharded,group=2",
+            "sharded:parameters,group=2",
             "ps:one",
             "ps:greedy,slice=9",
             "p3:slice=7",
@@ -576,6 +591,48 @@ def check_against_replay(program: Program, machine: str) -> None:
 def test_equals_a_replay(model: str, devices: int, seed: int, **more: Any) -> None:
     graph = small(model)[1]
     check_against_replay(lower(graph, random_plan(graph, devices, seed, **more)), "p100:1x4")
+
+
+@settings(max_examples=10)
+@given(
+    devices=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
+    dropout=st.sampled_from(DROPOUT_KINDS),
+    microbatches=st.integers(1, 2),
+)
+def test_attention_with_dropout_equals_a_replay(devices: int, seed: int, **more: Any) -> None:
+    graph = gpt_with_dropout()
+    check_against_replay(lower(graph, random_plan(graph, devices, seed, **more)), "p100:1x4")
+
+
+@cache
+def gpt_with_dropout() -> Graph:
+    work = zoo.load("gpt-tiny", device="cpu", dtype=torch.float64)
+    return capture(work.model.train(), work.inputs, targets=work.targets, loss=work.loss)
+
+
+def test_native_dropout_of_attention_saves_no_weights() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * self.scale
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+
+    x = torch.rand(2, 3, 64, 8)  # samples, heads, queries and keys, features
+    graph = capture(Attention(), [x], loss=lambda y: y.sum())
+    extra: dict[str, float] = {}
+    for dropout in DROPOUT_KINDS:
+        plan = make_plan(graph, {}, 1, dropout=dropout)
+        program = lower(graph, plan)
+        op = with_planned_dropout(plan, graph.op("attention"), plan.tiles["attention"])
+        saved = saved_for_backward(graph, program.active, op)
+        assert (op.inputs[0] in saved.inputs, saved.output) == (True, True)
+        extra[dropout] = float(saved.extra * x.numel())
+    # a logarithm for each query; or two float32 weights and a boolean for each pair of query and key
+    assert extra == {"native": 2 * 3 * 64 * 4, "exact": 2 * 3 * 64 * 64 * (4 + 4 + 1)}
 
 
 # -- against what PyTorch saves -------------------------------------------------------------------

@@ -6,6 +6,8 @@ a parameter or a slice of it: holders push gradients to it, and pull the result.
     allreduce           gradients are all-reduced in buckets, and all holders update; allreduce:bf16, :fp16
     sharded             ZeRO-2: the rows of a parameter are sharded; every holder is the server of its shard
     sharded:parameters  ZeRO-3: the same, and a holder keeps only its shard: others pull it before each use
+    sharded,group=N     HSDP: rows are sharded within groups of N holders, and replicated across groups;
+                        also sharded:parameters,group=N
     ps                  parameter servers, by default on all holders: ps:distributed,sliced,greedy,ssp=2
     p3                  ps with slices, the most urgent first, and no barrier: p3:slice=50000
     p3:collective       the same slices without servers: each is all-reduced, and updated on all holders
@@ -55,8 +57,12 @@ for _file in iter_modules(__path__):
 
 @lru_cache(maxsize=1024)
 def read_sync(text: str) -> Sync:
-    """Parses `plan.sync`, such as "ps:sliced,greedy". Raises InputError if it is not a sync kind."""
-    name, _, option_text = text.partition(":")
+    """Parses `plan.sync`, such as "ps:sliced,greedy". Raises InputError if it is not a sync kind.
+
+    The name ends at the first colon or comma, so that "sharded,group=8" is read as "sharded:group=8" is.
+    """
+    name = re.split("[:,]", text, maxsplit=1)[0]
+    option_text = text[len(name) + 1 :]
     options = [w for w in option_text.split(",") if w]
     try:
         if name not in KINDS:

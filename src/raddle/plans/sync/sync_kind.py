@@ -27,6 +27,9 @@ class Sync(ABC):
     wire_dtype: str = ""  # type of gradients while they are sent, such as float16; "": their own
     # A device sends no gradient before its whole backward has ended. False: each as soon as it is complete.
     after_backward: bool = False
+    # With shards: how many devices, one after the other, shard a parameter among them. Every such group has
+    # the whole parameter (HSDP). 0: all holders of a parameter are one group.
+    group_size: int = 0
 
     bucketed: ClassVar[bool] = False  # gradients are all-reduced in buckets, and all holders update
     # Whole parameters are updated on a server, with pushes and pulls in the order of the program.

@@ -18,6 +18,8 @@ def check_after_backward(program: Program) -> None:
         if isinstance(i, Run | Merge):
             last.update(((i.key.step, d), number) for d in i.devices)
     for number, i in enumerate(program.instructions):
+        if isinstance(i, Reduce) and program.sums_replicas(i):
+            continue  # it waits for a reduce-scatter
         for d in _senders_of_gradients(i):
             end = last.get((i.key.step, d))
             if end is not None and end not in i.deps:

@@ -4,9 +4,9 @@ The program is replayed without tensors: each instruction changes which boxes ea
 Activations, partial results and their gradients are replayed by micro-batch (replay.py), parameters over
 all steps (parameters.py), and buffers here. An instruction may use the content of a message only if it
 waits for the message. Where the schedule has one action `after` another, the program has to enforce it
-(schedule_waits.py). A program that passes cannot deadlock. The simulator starts an instruction when its
-dependencies (`deps`) have ended, a run executes the list in order: in both, instructions use the same
-values.
+(schedule_waits.py), and all devices have to enter collectives in the same order (collective_order.py). A
+program that passes cannot deadlock. The simulator starts an instruction when its dependencies (`deps`) have
+ended, a run executes the list in order: in both, instructions use the same values.
 
 A docstring of a check says what must hold; the check raises InputError if it does not.
 A variant is a graph of one micro-batch size, with its tiles on certain devices; all micro-batches of this
@@ -24,6 +24,7 @@ from itertools import chain
 from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
 from raddle.program.checks.after_backward import check_after_backward
+from raddle.program.checks.collective_order import check_collective_order
 from raddle.program.checks.parameters import check_parameters
 from raddle.program.checks.replay import check_micro_batches
 from raddle.program.checks.schedule_waits import check_waits
@@ -47,6 +48,7 @@ def check(program: Program) -> None:
     check_micro_batches(program, all_facts)
     _check_buffers(program, all_facts)
     check_waits(program)
+    check_collective_order(program)
 
 
 def _check_order(program: Program) -> None:

@@ -162,7 +162,11 @@ class _ParameterReplay:
     def _check_sum(
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int, update: Update
     ) -> None:
-        """Checks that the update waits for one sum (or push) of all runs' gradients over all holders."""
+        """Checks that the update waits for one sum (or push) of all runs' gradients over all holders.
+
+        If shards have replicas (HSDP), the reduce-scatter within groups is followed by an all-reduce across
+        groups, and the update waits for both.
+        """
         # The phase that gives gradients of parameters.
         gradient_phase = "W" if self.program.plan.split_backward else "B"
         backward = {n for n, i in events if isinstance(i, Run) and i.phase == gradient_phase}
@@ -175,19 +179,21 @@ class _ParameterReplay:
             for n, i in events
             if isinstance(i, Reduce) or (isinstance(i, Move) and i.kind.is_push)
         ]
-        if len(sums) != 1 or sums[0][0] > number or sums[0][0] not in update.deps:
+        replicated = tuple(s for s in synced if s.group_size)
+        wanted_sums = 2 if replicated else 1
+        if len(sums) != wanted_sums or any(n > number or n not in update.deps for n, _ in sums):
             self._refuse(number, "it comes before its gradients are summed over all holders.")
+        if replicated:
+            n, replica_sum = sums[1]
+            check_waits_for(self.program, n, [sums[0][0]])
+            if not self._reduces(replica_sum, replicated, Collective.ALL_REDUCE):
+                self._refuse_disagreement(step)
         n, sum_instruction = sums[0]
         check_waits_for(self.program, n, backward)
         if isinstance(sum_instruction, Reduce):
-            reduced = dict(zip(sum_instruction.parameters, sum_instruction.regions, strict=True))[
-                self.name
-            ]
             wanted = Collective.REDUCE_SCATTER if self.program.sharded else Collective.ALL_REDUCE
-            complete = (
-                reduced == synced
-                and sum_instruction.collective is wanted
-                and all(s.server < 0 for s in synced)
+            complete = self._reduces(sum_instruction, synced, wanted) and all(
+                s.server < 0 for s in synced
             )
         else:
             complete = isinstance(sum_instruction, Move) and _messages_bring(
@@ -195,6 +201,14 @@ class _ParameterReplay:
             )
         if not complete:
             self._refuse_disagreement(step)
+
+    def _reduces(
+        self, i: Instruction, regions: tuple[ParameterRegion, ...], collective: Collective
+    ) -> bool:
+        """Whether an instruction sums these regions of the parameter by this collective, and no others."""
+        if not isinstance(i, Reduce) or i.collective is not collective:
+            return False
+        return dict(zip(i.parameters, i.regions, strict=True))[self.name] == regions
 
     def _check_pull(
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int

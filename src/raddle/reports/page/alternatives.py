@@ -1,4 +1,4 @@
-"""Describes for the page the costs of other splits of the layers, within a time limit.
+"""Describes for the HTML page of a report the costs of other splits of the layers, within a time limit.
 
 An alternative is another split of a group: operators that are split together. The anchor is the operator of
 a group that decides the split (searches/groups.py).

@@ -1,4 +1,4 @@
-"""Stores columns (long lists of integers) for the page compactly: all columns in one block of bytes.
+"""Stores columns (long lists of integers) compactly for the HTML page: all columns in one block of bytes.
 
 The smallest value of a column is subtracted from all its numbers. They are then stored in as few bytes per
 number as the column needs: first the lowest byte of each number, then the next bytes; this compresses well.

@@ -1,4 +1,6 @@
-"""Collects the data of the page, plan by plan: JSON data, and columns of numbers that the JSON refers to.
+"""Collects the data of the HTML page of `raddle report`, plan by plan.
+
+The data are JSON data, and columns of numbers that the JSON refers to (columns.py).
 
 The page opens with one plan: the first plan of the user, or else the fastest that fits into memory.
 """

@@ -1,4 +1,4 @@
-"""Assembles the page: scripts and styles of `web/` and the data, in one self-contained HTML file.
+"""Assembles the page of a report in one self-contained HTML file: scripts and styles of `web/`, and data.
 
 The data are compressed and in base64, and the scripts insert names as text nodes, so no name can become
 markup. The content security policy allows only the page's own script and style, by their hashes: no other

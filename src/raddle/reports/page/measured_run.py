@@ -1,4 +1,4 @@
-"""Reads a measured run for the page: the JSON of `raddle run --json`, and the trace file that it names.
+"""Reads a measured run for the HTML page: the JSON of `raddle run --json`, and the trace that it names.
 
 A trace is in the Chrome trace format: an event with ph "X" is a slice (an interval) in a lane (pid, tid),
 an event with ph "M" names a process or a lane. A process is a device (pid: its number) or has the name

@@ -1,4 +1,4 @@
-"""Describes the model for the page: operators, values between them, and how operators are split.
+"""Describes the model for the HTML page: operators, values between them, and how operators are split.
 
 The result is JSON data; docs/page.md lists its keys.
 """

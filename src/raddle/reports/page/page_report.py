@@ -1,4 +1,4 @@
-"""Builds the page of a report: simulates given plans, plans with methods, and describes all of them.
+"""Builds the HTML page of a report: simulates given plans, plans with methods, and describes all of them.
 
 `report` is the public raddle.report; `build_page_data` serves the sub-command `raddle report`.
 """

@@ -1,4 +1,4 @@
-"""Describes a simulated timeline for the page: which device or link is busy when, in one step.
+"""Describes a simulated timeline for the HTML page: which device or link is busy when, in one step.
 
 A slice is one task's interval, as in Perfetto; a lane is the row of a device or link. The window shown is
 the last step's period: it begins when the last update of the step before ends. A slice that began earlier

@@ -1,4 +1,4 @@
-"""Summarises the data of a page for `raddle report --json` and for the terminal."""
+"""Summarises the data of an HTML page for `raddle report --json` and for the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the child processes that do the server's work, and ends them when the server ends."""
+"""Starts child processes for the server of `raddle serve`, and ends them when the server ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explains an operator on request of the page, with `raddle explain` in a child process."""
+"""Explains an operator for the page of `raddle serve`, with `raddle explain` in a child process."""
 
 from __future__ import annotations
 

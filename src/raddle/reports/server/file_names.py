@@ -1,4 +1,7 @@
-"""Makes file names with safe characters and a limited length from any text of a user."""
+"""Makes names of report files with safe characters and a limited length from any text of a user.
+
+The server (`raddle serve`) stores reports under these names.
+"""
 
 from __future__ import annotations
 

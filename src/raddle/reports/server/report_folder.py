@@ -1,4 +1,4 @@
-"""Stores the server's reports in a folder; the server reads, writes and deletes no other files.
+"""Stores the reports of `raddle serve` in a folder; the server reads, writes and deletes no other files.
 
 NAME.html           the page, which also opens without the server
 NAME.json           its summary, as `raddle report --json` prints it; written last

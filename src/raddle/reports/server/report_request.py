@@ -1,4 +1,4 @@
-"""Checks a request for a report from the page, and turns it into arguments of `raddle report`.
+"""Checks a request of the page of `raddle serve`, and turns it into arguments of `raddle report`.
 
 The arguments are a list and pass through no shell.
 """

@@ -1,4 +1,7 @@
-"""Maps the paths of GET and POST requests to the functions of the server that answer them."""
+"""Maps the paths of GET and POST requests to the functions of the server that answer them.
+
+The server is that of `raddle serve`, a page on localhost on which a user starts reports.
+"""
 
 from __future__ import annotations
 

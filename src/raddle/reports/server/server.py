@@ -1,4 +1,4 @@
-"""Serves HTTP on 127.0.0.1: checks who sends a request, and calls the routes.
+"""Serves `raddle serve` by HTTP on 127.0.0.1: checks who sends a request, and calls the routes.
 
 Other pages in the same browser can send requests to this server (CSRF), and a name on the web can be made
 to point to it (DNS rebinding). So the Host header must be this server's, requests from other sites are

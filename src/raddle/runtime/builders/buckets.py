@@ -11,7 +11,13 @@ from collections.abc import Sequence
 import torch
 
 from raddle.program.program import Gather, Program, Reduce
-from raddle.runtime.actions import Bucket, StartAllReduce, StartGather, StartReduceScatter
+from raddle.runtime.actions import (
+    Bucket,
+    StartAllReduce,
+    StartGather,
+    StartReduceScatter,
+    StartReplicaSum,
+)
 from raddle.runtime.builders.shards import ShardBuilder
 from raddle.runtime.builders.slot_table import SlotTable
 
@@ -26,13 +32,15 @@ class BucketBuilder:
 
     def build(
         self, i: Reduce | Gather, tag: int
-    ) -> Sequence[StartAllReduce | StartReduceScatter | StartGather]:
+    ) -> Sequence[StartAllReduce | StartReduceScatter | StartReplicaSum | StartGather]:
         """The actions of a collective that this device takes part in.
 
         tag: the number of this transfer, the same on all ranks (build_actions.py).
         """
         if isinstance(i, Gather):
             return self.shards.gather(i, tag)
+        if self.program.sums_replicas(i):
+            return self.shards.sum_replicas(i, tag)
         return (
             self.shards.reduce_scatter(i, tag) if self.program.sharded else self._all_reduce(i, tag)
         )

@@ -1,17 +1,34 @@
 """Builds the actions that reduce-scatter gradients and all-gather parameters, block by block (ZeRO).
 
 A Reduce or Gather names the parameters of a block, with their regions: boxes with the devices that hold
-them. Regions on the same devices share one flat buffer (program/program.py).
+them. Regions on the same devices share one flat buffer (program/program.py). With groups of holders
+(HSDP), a device sends within its group, and sums its shards with their replicas in other groups.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
 from raddle.program.parameter_region import ParameterRegion
 from raddle.program.program import Gather, Program, Reduce
-from raddle.runtime.actions import ShardedBlock, ShardedRegion, StartGather, StartReduceScatter
+from raddle.runtime.actions import (
+    ShardedBlock,
+    ShardedRegion,
+    StartGather,
+    StartReduceScatter,
+    StartReplicaSum,
+)
 from raddle.runtime.builders.slot_table import SlotTable
+
+
+class _BlockKey(NamedTuple):
+    """What the regions of a block have in common."""
+
+    devices: tuple[int, ...]  # the group of this device
+    replicas: tuple[int, ...]  # the devices with the same shards, or none
+    dtype: torch.dtype
 
 
 class ShardBuilder:
@@ -27,6 +44,11 @@ class ShardBuilder:
         label = f"reduce {reduce.parameters[0]}"
         return [StartReduceScatter(n, tag, label, reduce.key) for n in self._block_numbers(reduce)]
 
+    def sum_replicas(self, reduce: Reduce, tag: int) -> list[StartReplicaSum]:
+        """The actions of an instruction: one for each of its reduce-scatters, which came before."""
+        label = f"reduce {reduce.parameters[0]}"
+        return [StartReplicaSum(n, tag, label, reduce.key) for n in self._block_numbers(reduce)]
+
     def gather(self, gather: Gather, tag: int) -> list[StartGather]:
         """The actions of an instruction; slot_lifetimes.py says which slots this rank uses."""
         label = f"gather {gather.parameters[0]}"
@@ -37,27 +59,29 @@ class ShardBuilder:
 
     def _block_numbers(self, collective: Reduce | Gather) -> list[int]:
         """The blocks of an instruction that this device takes part in."""
-        by_group: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[str, ParameterRegion]]] = {}
+        by_group: dict[_BlockKey, list[tuple[str, ParameterRegion]]] = {}
         for name, regions in zip(collective.parameters, collective.regions, strict=True):
             for region in regions:
                 if self.device in region.devices:
                     dtype = self.program.graph.values[name].dtype
-                    by_group.setdefault((region.devices, dtype), []).append((name, region))
+                    key = _BlockKey(
+                        next(group for group in region.groups if self.device in group),
+                        next(r for r in region.replicas if self.device in r)
+                        if region.group_size
+                        else (),
+                        dtype,
+                    )
+                    by_group.setdefault(key, []).append((name, region))
         numbers = []
-        for (devices, dtype), members in by_group.items():
-            block = self._block(devices, dtype, members)
+        for key, members in by_group.items():
+            block = self._block(key, members)
             if block not in self._numbers:
                 self._numbers[block] = len(self.blocks)
                 self.blocks.append(block)
             numbers.append(self._numbers[block])
         return numbers
 
-    def _block(
-        self,
-        devices: tuple[int, ...],
-        dtype: torch.dtype,
-        members: list[tuple[str, ParameterRegion]],
-    ) -> ShardedBlock:
+    def _block(self, key: _BlockKey, members: list[tuple[str, ParameterRegion]]) -> ShardedBlock:
         regions, offset = [], 0
         for name, region in members:
             slots = dict(self.slot_table.persistent[name])
@@ -69,4 +93,4 @@ class ShardBuilder:
                 ShardedRegion(slots[region.box], shard_slot, region.box.shape, elements, offset)
             )
             offset += elements
-        return ShardedBlock(devices, tuple(regions), dtype, offset)
+        return ShardedBlock(key.devices, tuple(regions), key.dtype, offset, key.replicas)

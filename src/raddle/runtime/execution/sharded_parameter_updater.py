@@ -2,7 +2,8 @@
 
 The gradients of a block are packed into one flat buffer and reduce-scattered; the optimizer updates the
 shards at the end of the step; the parameters of a block are gathered in one flat buffer. With ZeRO-2 this
-happens after the update, and the next forward waits for it; with ZeRO-3 before each use.
+happens after the update, and the next forward waits for it; with ZeRO-3 before each use. If shards have
+replicas on other ranks (HSDP), the sums of a block are all-reduced over them after its reduce-scatter.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raddle.program.step_script import MOST_SCATTERS
 from raddle.runtime.actions import (
     Call,
     Forward,
@@ -22,15 +24,12 @@ from raddle.runtime.actions import (
     ShardView,
     StartGather,
     StartReduceScatter,
+    StartReplicaSum,
     UpdateParameters,
 )
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
 from raddle.runtime.execution.store import Store
 from raddle.transport.base import Pending, Transport
-
-# How many reduce-scatters may be in flight. Each keeps the gradients of a block in memory. If communication
-# is so slow that more would wait, it is never idle anyway.
-MOST_SCATTERS = 2
 
 
 class ShardedParameterUpdater(ParameterUpdater):
@@ -47,11 +46,11 @@ class ShardedParameterUpdater(ParameterUpdater):
         super().__init__(store, transport, updated_slots)
         self.blocks, self.views, self.zero3 = blocks, views, zero3
         self._updating = True
-        # Reduce-scatters of this step: block, and the buffer that receives the sums of the shards.
-        self._sums: list[tuple[ShardedBlock, Tensor]] = []
-        self._pending_scatters: deque[Pending] = (
-            deque()
-        )  # those in flight, which keep full buffers alive
+        # By block that was reduce-scattered in this step, the buffer that receives the sums of the shards.
+        self._sums: dict[int, Tensor] = {}
+        # Reduce-scatters in flight, which keep full buffers alive, with their blocks.
+        self._pending_scatters: deque[tuple[int, Pending]] = deque()
+        self._pending_replica_sums: list[Pending] = []
         self._gathers: dict[int, _PendingGather] = {}  # by slot, the last gather of it
 
     def load(self) -> None:
@@ -87,6 +86,7 @@ class ShardedParameterUpdater(ParameterUpdater):
     def handlers(self) -> dict[type, Callable[[Any], None]]:
         return {
             StartReduceScatter: self.start_reduce_scatter,
+            StartReplicaSum: self.start_replica_sum,
             StartGather: self.start_gather,
             UpdateParameters: self.update_parameters,
         }
@@ -106,13 +106,25 @@ class ShardedParameterUpdater(ParameterUpdater):
             store.clear_gradient(region.slot)
         shard = self._new_buffer(block, 1)
         while len(self._pending_scatters) >= MOST_SCATTERS:
-            self._pending_scatters.popleft().wait()
-        self._pending_scatters.append(
-            self.transport.shards.reduce_scatter(
-                block.devices, action.tag, full, shard, action.label
-            )
+            self._await_oldest_scatter()
+        pending = self.transport.shards.reduce_scatter(
+            block.devices, action.tag, full, shard, action.label
         )
-        self._sums.append((block, shard))
+        self._pending_scatters.append((action.block, pending))
+        self._sums[action.block] = shard
+
+    def start_replica_sum(self, action: StartReplicaSum) -> None:
+        """Waits for the reduce-scatter of a block, and starts to sum its shards with their replicas."""
+        while any(block == action.block for block, _ in self._pending_scatters):
+            self._await_oldest_scatter()
+        replicas, shard = self.blocks[action.block].replicas, self._sums[action.block]
+        self._pending_replica_sums.append(
+            self.transport.all_reduce(replicas, action.tag, shard, action.label)
+        )
+
+    def _await_oldest_scatter(self) -> None:
+        _, pending = self._pending_scatters.popleft()
+        pending.wait()
 
     def start_gather(self, action: StartGather) -> None:
         """Packs the shards of a block, and starts to gather them."""
@@ -136,9 +148,12 @@ class ShardedParameterUpdater(ParameterUpdater):
         """Waits for the sums, then lets the optimizer update the shards."""
         store = self.store
         while self._pending_scatters:
-            self._pending_scatters.popleft().wait()
-        for block, sums in self._sums:
-            for region in block.regions:
+            self._await_oldest_scatter()
+        for pending in self._pending_replica_sums:
+            pending.wait()
+        self._pending_replica_sums.clear()
+        for number, sums in self._sums.items():
+            for region in self.blocks[number].regions:
                 if region.shard_slot >= 0:
                     shard = store.slots[region.shard_slot]
                     shard.grad = sums[region.offset : region.offset + shard.numel()].view_as(shard)

@@ -86,7 +86,7 @@ def _place_batch_independent(
     An operator that computes the next value of a buffer counts as read by the readers of the buffer: the
     new value stays on the devices of the operator's stage, and the next micro-batch reads it there.
     """
-    # By name of the new value of a buffer, the name of the buffer.
+    # For each name of the new value of a buffer, the name of the buffer.
     buffers = {value: buffer for buffer, value in graph.updates.items()}
     waiting = [op for op in reversed(graph.ops) if op.name in independent_ops]
     changed = True

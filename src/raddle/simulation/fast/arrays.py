@@ -59,13 +59,16 @@ AFTER_ALL = -1  # Tape.send_after: messages wait for all that their source has d
     PULL_COUNT,
     RING_SET,  # number of the set of rings that sums it (Rings below), or -1
     GATHER_SET,  # with shards: the set of rings that gathers it, or -1
-    AMOUNT_FIRST,  # its first row of Arena.amounts, which has its bytes for each ring
+    REPLICA_SET,  # if shards have replicas (HSDP): the set of rings that all-reduces them, or -1
+    # Its first row of Arena.amounts, which has its bytes for each ring of RING_SET or of GATHER_SET, then
+    # for each of REPLICA_SET.
+    AMOUNT_FIRST,
     NEEDS_SYNC,  # 1 if it has to be sent at all: more than one device is involved
     UPDATER_IS_HOLDER,  # 1 if a device that updates it also has a gradient of its own
     BUNDLED_FIRST,  # rows of Arena.members: by slice of a bundle, the number of its parameter
     BUNDLED_COUNT,
-) = range(13)
-SYNC_COLUMNS = 13
+) = range(14)
+SYNC_COLUMNS = 14
 
 
 class Tape(NamedTuple):

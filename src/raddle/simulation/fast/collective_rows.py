@@ -1,5 +1,8 @@
 """Writes the collectives of the step script and of the tape with the nodes they wait for, JIT-compiled.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 collective_nodes.py writes the nodes of a collective. A sync unit is a parameter, or slices of some, that
 are synchronised at once; its row has the sets of rings that sum and gather it, and its bytes (arrays.py).
 """
@@ -12,10 +15,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from raddle.program.step_script import FIRST_MEMBER, GROUP, MEMBER_COUNT, SUBJECT
+from raddle.program.step_script import AFTER_ROW, FIRST_MEMBER, GROUP, MEMBER_COUNT, SUBJECT
 from raddle.simulation.fast.arrays import (
     AMOUNT_FIRST,
     GATHER_SET,
+    REPLICA_SET,
     RING_SET,
     Arena,
     Array,
@@ -45,7 +49,7 @@ def write_sum(
         amounts = arena.amounts[unit[AMOUNT_FIRST] : unit[AMOUNT_FIRST] + 1, 0].copy()
         add_collective(
             dag, used, rings, overhead, unit[RING_SET], progress.stretch, progress.offset, amounts,
-            progress, dag.sync_arrival[n],
+            progress, dag.sync_arrival[n], -1,
         )  # fmt: skip
         return
     g, devices = rows[n, GROUP], len(progress.stretch)
@@ -65,7 +69,7 @@ def write_sum(
     if settings.after_backward:  # after all that the devices have computed
         predecessor, delay = progress.stretch, progress.offset
     add_collective(
-        dag, used, rings, overhead, g, predecessor, delay, total, progress, dag.sync_arrival[n]
+        dag, used, rings, overhead, g, predecessor, delay, total, progress, dag.sync_arrival[n], -1
     )
 
 
@@ -78,7 +82,17 @@ def write_gather(
     g, first = arena.sync_units[unit, GATHER_SET], arena.sync_units[unit, AMOUNT_FIRST]
     amounts = arena.amounts[first : first + rings.set_at[g + 1] - rings.set_at[g], 0].copy()
     add_collective(
-        dag, used, rings, overhead, g, progress.stretch, progress.offset, amounts, progress, arrival
+        dag,
+        used,
+        rings,
+        overhead,
+        g,
+        progress.stretch,
+        progress.offset,
+        amounts,
+        progress,
+        arrival,
+        -1,
     )
 
 
@@ -97,5 +111,36 @@ def write_block_gather(
             amounts[k] += arena.amounts[first + k, 0]
     add_collective(
         dag, used, rings, overhead, g, progress.stretch, progress.offset, amounts, progress,
-        dag.sync_arrival[n],
+        dag.sync_arrival[n], -1,
     )  # fmt: skip
+
+
+@njit(cache=True)
+def write_replica_sum(
+    n: int, slots: Slots, arena: Arena, rings: Rings, overhead: HostOverhead, dag: StepDag,
+    used: Array, progress: DeviceProgress, rows: Array, members: Array,
+) -> None:  # fmt: skip
+    """Writes row n of the step script, the all-reduce of a block's shards over their replicas (HSDP).
+
+    It waits for the reduce-scatter of the block. Where a device has no shard with replicas, its result is
+    that of the reduce-scatter.
+    """
+    first_unit = slots.sync_units[members[rows[n, FIRST_MEMBER]], 0]
+    g, scatter_set = (
+        arena.sync_units[first_unit, REPLICA_SET],
+        arena.sync_units[first_unit, RING_SET],
+    )
+    amounts = np.zeros(rings.set_at[g + 1] - rings.set_at[g], np.int64)
+    scatters = rings.set_at[scatter_set + 1] - rings.set_at[scatter_set]  # their rows come first
+    for j in range(rows[n, FIRST_MEMBER], rows[n, FIRST_MEMBER] + rows[n, MEMBER_COUNT]):
+        first = arena.sync_units[slots.sync_units[members[j], 0], AMOUNT_FIRST] + scatters
+        for k in range(len(amounts)):
+            amounts[k] += arena.amounts[first + k, 0]
+    after, arrival = rows[n, AFTER_ROW], dag.sync_arrival[n]
+    add_collective(
+        dag, used, rings, overhead, g, progress.stretch, progress.offset, amounts, progress, arrival,
+        after,
+    )  # fmt: skip
+    for d in range(len(arrival)):
+        if arrival[d] < 0:
+            arrival[d] = dag.sync_arrival[after, d]

@@ -1,5 +1,8 @@
 """Computes the time of one training step of a plan from arrays (arrays.py), JIT-compiled.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 1. `_script_rows` runs the step script (program/step_script.py): when gradients are sent, summed, updated.
    It gives a table; a row is one SUM (all-reduce), PUSH (gradient to a server), UPDATE or PULL (updated
    values from a server) of a parameter, a bucket or a slice.
@@ -29,6 +32,7 @@ from raddle.program.step_script import (
     BUCKETS,
     COLLECTIVE,
     COLUMNS,
+    COUNTERS,
     OPERATION,
     PARAMETER,
     PULL,
@@ -53,6 +57,7 @@ from raddle.simulation.fast.arrays import (
     PULL_FIRST,
     PUSH_COUNT,
     PUSH_FIRST,
+    REPLICA_SET,
     RING_SET,
     UPDATE_COUNT,
     UPDATE_FIRST,
@@ -68,7 +73,12 @@ from raddle.simulation.fast.arrays import (
     Tape,
 )
 from raddle.simulation.fast.bundles import bundles_of_parameters, gradients_ready
-from raddle.simulation.fast.collective_rows import write_block_gather, write_gather, write_sum
+from raddle.simulation.fast.collective_rows import (
+    write_block_gather,
+    write_gather,
+    write_replica_sum,
+    write_sum,
+)
 from raddle.simulation.fast.jit_script import write_rows
 from raddle.simulation.fast.loop import OVER_LIMIT as OVER_LIMIT
 from raddle.simulation.fast.loop import run_dag
@@ -138,7 +148,9 @@ def _script_rows(
     parameters, set_count = len(slots.sync_units), len(rings.set_at) - 1
     # group: by parameter, the set of rings that sums it; with servers: 0; -1: nothing is sent. nbytes: by
     # parameter, the bytes in memory by which its gradient fills a bucket.
+    # replicated: by parameter, 1 if its shards have replicas.
     group, nbytes = np.full(parameters, -1, np.int64), np.zeros(parameters, np.int64)
+    replicated = np.zeros(parameters, np.int64)
     incomplete = np.zeros(set_count, np.int64)  # by set of rings: how many gradients it will sum
     total = 0  # number of sync units
     for p in range(parameters):
@@ -153,6 +165,7 @@ def _script_rows(
                 for k in range(rings.set_at[g + 1] - rings.set_at[g]):
                     nbytes[p] += arena.amounts[arena.sync_units[row, AMOUNT_FIRST] + k, 1]
             group[p] = g
+            replicated[p] = arena.sync_units[row, REPLICA_SET] >= 0
         elif arena.sync_units[row, NEEDS_SYNC]:
             group[p] = 0
     needs_sync = arena.sync_units[:, NEEDS_SYNC]
@@ -162,13 +175,16 @@ def _script_rows(
     # order in which the backward reaches them.
     facts = SyncFacts(
         settings.rule, settings.bucket_bytes, False, settings.returns_updates, False,
-        settings.after_backward, group, nbytes, first_bundle, bundles, needs_sync, np.arange(parameters),
+        settings.after_backward, group, nbytes, replicated, first_bundle, bundles, needs_sync,
+        np.arange(parameters),
     )  # fmt: skip
     members = np.empty(parameters, np.int64)
-    # At most a PUSH (or SUM), an UPDATE and a PULL of each sync unit, and a SUM for each parameter.
+    # At most a PUSH (or SUM), an UPDATE and a PULL of each sync unit, and a SUM for each parameter: of a
+    # bucket, or over replicas of shards.
     rows = np.empty((3 * total + parameters) * COLUMNS, np.int64)
     state = ScriptState(  # all empty; the fields are explained in step_script.py
-        np.zeros(8, np.int64), incomplete, np.zeros(set_count, np.int64), np.full(set_count, -1, np.int64),
+        np.zeros(COUNTERS, np.int64), incomplete,
+        np.zeros(set_count, np.int64), np.full(set_count, -1, np.int64),
         np.empty(set_count, np.int64), np.empty(parameters, np.int64), np.empty(set_count, np.int64),
         np.empty(parameters, np.int64), np.empty(parameters, np.int64),
         np.empty(parameters, np.int64), members, missing, rows,
@@ -291,6 +307,9 @@ def _write_event(
         operation, p, after = rows[n, OPERATION], rows[n, PARAMETER], rows[n, AFTER_ROW]
         if used[0] < 0:
             return
+        if operation == SUM and settings.rule == SHARDS and after >= 0:
+            write_replica_sum(n, slots, arena, rings, overhead, dag, used, progress, rows, members)
+            continue
         if operation == SUM:
             write_sum(
                 n, settings, slots, arena, rings, overhead, dag, used, progress, rows, members

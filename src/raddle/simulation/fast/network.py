@@ -1,5 +1,8 @@
 """Turns the network of a cluster into arrays: routes between devices, rings of devices, host overhead.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 A ring is the devices that all-reduce together, in order. A set of rings has one ring for each group of
 devices that hold the same part of a parameter (arrays.Rings). Host overhead is device time that
 communication takes.
@@ -9,6 +12,7 @@ communication takes.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,15 +78,16 @@ def message_host_nanoseconds(
 
 
 _Ring = tuple[Collective, tuple[int, ...]]  # kind of collective, devices
-_RingSet = tuple[Collective, tuple[tuple[int, ...], ...], int]  # kind, devices of each ring, block
+# Kind, devices of each ring, and what tells apart sets with equal rings: see RingNumbers.
+_RingSet = tuple[Collective, tuple[tuple[int, ...], ...], Hashable]
 
 
 @dataclass
 class RingNumbers:
     """Numbers rings of devices, and sets of rings, in the order of their first use.
 
-    A set of rings is given by the kind of collective, the devices of each ring, and a number that tells
-    otherwise equal sets apart: that of a block of sharded parameters.
+    A set of rings is given by the kind of collective, the devices of each ring, and a key that tells
+    otherwise equal sets apart: the block of sharded parameters, and who holds them.
     """
 
     cluster: Cluster
@@ -93,13 +98,13 @@ class RingNumbers:
 
     def set_number(
         self, rings: tuple[tuple[int, ...], ...], kind: Collective = Collective.ALL_REDUCE,
-        block: int = 0,
+        key: Hashable = None,
     ) -> int:  # fmt: skip
         """Returns the number of a set of rings, of which each is a tuple of devices.
 
         A new set gets the next number.
         """
-        ring_set = kind, rings, block
+        ring_set = kind, rings, key
         if ring_set not in self.sets:
             self.sets[ring_set] = len(self.sets)
             for ring in ((kind, devices) for devices in rings):

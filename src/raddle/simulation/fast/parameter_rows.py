@@ -1,5 +1,8 @@
 """Builds the rows of a parameter: the memory that it takes on each device, and how it is synchronised.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 A sync unit is a parameter, or slices of some, that are synchronised at once. Its row has the slots of its
 messages and updates (arrays.py: columns of Arena.sync_units). A region is a box of a parameter with the
 devices that hold it (program.ParameterRegion); a slice is a region too. Its updaters are its server or, if
@@ -23,7 +26,7 @@ from raddle.plans.plan import Plan
 from raddle.program.bundle import Bundle
 from raddle.program.collective_kind import Collective
 from raddle.program.parameter_region import ParameterRegion
-from raddle.program.parameter_regions import parameter_regions
+from raddle.program.parameter_regions import parameter_regions, sharded_in_groups
 from raddle.program.program import Message, reduced_element_bytes
 from raddle.program.sync_instructions import bundles_by_holder
 from raddle.simulation.fast.arrays import BUNDLED_FIRST, SYNC_COLUMNS
@@ -48,22 +51,25 @@ class ParameterRows:
         self.optimizer = optimizer_info(plan.optimizer)
 
     def placement(
-        self, store: RowStore, value: Value, users: Sequence[Reader], block: int
+        self, store: RowStore, value: Value, users: Sequence[Reader], block: int, *, trained: bool
     ) -> ParameterPlacement:
         """Returns where a parameter is held if `users` read it.
 
-        value: the parameter; block: the number of its block, or 0.
+        value: the parameter; block: the number of its block, or 0; trained: whether it has a gradient.
         """
         used = [(r.tiling.number, r.operand) for r in users]
         # The steps of a recurrent network read a weight in the same way; one of them is enough.
         distinct = dict(zip(used, users, strict=True))
-        key = ("held", value.shape, value.dtype.itemsize, block, *used)
+        key = ("held", value.shape, value.dtype.itemsize, block, trained, *used)
         return store.cached(
-            key, lambda: self._build_placement(store, value, list(distinct.values()), block)
+            key,
+            lambda: self._build_placement(
+                store, value, list(distinct.values()), block, trained=trained
+            ),
         )
 
     def _build_placement(
-        self, store: RowStore, value: Value, users: Sequence[Reader], block: int
+        self, store: RowStore, value: Value, users: Sequence[Reader], block: int, *, trained: bool
     ) -> ParameterPlacement:
         """Computes which devices hold which regions, and adds the rows."""
         by_device: dict[int, dict[Box, None]] = {}  # by device: the boxes that it reads, in order
@@ -75,6 +81,8 @@ class ParameterRows:
         regions = parameter_regions(
             value.shape, {d: list(b) for d, b in by_device.items()}, self.plan
         )
+        if trained:
+            regions = sharded_in_groups(regions, self.plan)
         sizes = np.zeros(self.cluster.count, np.int64)
         for s in regions:
             sizes[list(s.devices)] += self._held_elements(s) * value.dtype.itemsize
@@ -133,7 +141,7 @@ class ParameterRows:
         to_sync = [s for s in regions if s.needs_sync]
         updater_holds = any(s.server < 0 or s.server in s.devices for s in regions)
         # rings: the numbers of the sets of rings (-1: none), and the first row of amounts
-        rings, push, pull = (-1, -1, 0), NOTHING, NOTHING
+        rings, push, pull = (-1, -1, -1, 0), NOTHING, NOTHING
         if self.sync.shards:
             if to_sync:
                 rings = self._shard_rings(store, [(s, element_bytes) for s in to_sync], block)
@@ -152,7 +160,7 @@ class ParameterRows:
             # Gradients may be compressed to 16 bits while they are all-reduced.
             summed = volumes * reduced_element_bytes(self.sync, element_bytes)
             row, _ = store.amounts.add(np.stack([summed, volumes * element_bytes], axis=1))
-            rings = (cluster.rings.set_number(tuple(elements)), -1, row)
+            rings = (cluster.rings.set_number(tuple(elements)), -1, -1, row)
         return [*push, *update, *pull, *rings, int(bool(to_sync)), int(updater_holds), *NOTHING]
 
     def _message_rows(
@@ -178,18 +186,31 @@ class ParameterRows:
 
     def _shard_rings(
         self, store: RowStore, regions: Sequence[tuple[ParameterRegion, int]], block: int
-    ) -> tuple[int, int, int]:
-        """Returns numbers the rings of regions with shards; regions: (region, bytes of an element).
+    ) -> tuple[int, int, int, int]:
+        """Numbers the rings of regions with shards in a block; regions: (region, bytes of an element).
 
-        Returns the set of rings that reduce-scatters, the set that gathers, and the first row of amounts.
+        Returns the set of rings that reduce-scatters, the set that gathers, the set that all-reduces shards
+        over their replicas (-1: none), and the first row of amounts.
         """
-        amounts: dict[tuple[int, ...], int] = {}  # by ring (a tuple of devices), bytes
+        # Bytes of the full buffers, by ring (a tuple of devices).
+        amounts: dict[tuple[int, ...], int] = {}
+        replica_amounts: dict[tuple[int, ...], int] = {}
         for s, element_bytes in regions:
-            amounts[s.devices] = amounts.get(s.devices, 0) + s.padded_elements * element_bytes
-        row, _ = store.amounts.add(np.array([[n, n] for n in amounts.values()]))
+            for ring in s.groups:
+                amounts[ring] = amounts.get(ring, 0) + s.padded_elements * element_bytes
+            for ring in s.replicas if s.group_size else ():
+                nbytes = s.elements_per_shard * element_bytes
+                replica_amounts[ring] = replica_amounts.get(ring, 0) + nbytes
+        both = [*amounts.values(), *replica_amounts.values()]
+        row, _ = store.amounts.add(np.array([[n, n] for n in both]))
         numbers, rings = self.cluster.rings, tuple(amounts)
-        scatter = numbers.set_number(rings, Collective.REDUCE_SCATTER, block)
-        return scatter, numbers.set_number(rings, Collective.ALL_GATHER, block), row
+        # The gradients of a block that the same sets of devices sum are summed together.
+        key = block, tuple(dict.fromkeys(s.devices for s, _ in regions))
+        replicas = -1
+        if replica_amounts:
+            replicas = numbers.set_number(tuple(replica_amounts), Collective.ALL_REDUCE, key)
+        scatter = numbers.set_number(rings, Collective.REDUCE_SCATTER, key)
+        return scatter, numbers.set_number(rings, Collective.ALL_GATHER, key), replicas, row
 
     def gather_row(
         self, store: RowStore, number: int, regions: Sequence[tuple[ParameterRegion, int]]

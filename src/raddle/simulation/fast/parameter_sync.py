@@ -1,5 +1,8 @@
 """Updates the holders, slices and slots of parameters when tiles change.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 A slot is the range of rows that a parameter has in the store, the tables of all compute, message and sync
 rows (store.py). A sync unit is a parameter, or slices of some (a bundle), that are synchronised at once
 (arrays.py). A gather brings the parameters of a block before its operators run (ZeRO-3,
@@ -80,7 +83,9 @@ class ParameterSync:
         # Reader: the operator, the number of its operand, whether a gradient comes back, its tiling
         users = [Reader(op, k, True, tiles[index.op_number[op.name]]) for op, k in index.users[p]]
         block = index.block_of.get(self.names[p], 0)
-        placement = self.parameter_rows.placement(store, self._value(p), users, block)
+        placement = self.parameter_rows.placement(
+            store, self._value(p), users, block, trained=bool(index.tape.has_gradient[p])
+        )
         plan_rows.set_slot(
             undo,
             store,

@@ -1,7 +1,8 @@
 """Adds up ZeRO's memory: gathered parameters, gradients, and the flat buffers of collectives.
 
 persistent.py counts the memory that stays: the shards with their optimizer state and, with ZeRO-2, the
-parameters. A run is an instruction that computes an operator; a reduce-scatter is a Reduce instruction.
+parameters. A run is an instruction that computes an operator; a reduce-scatter is a Reduce instruction. An
+all-reduce of shards over their replicas (HSDP) needs no memory: it sums in the buffer of the shards.
 
     gradient              from the first backward that adds to it until it is packed for the reduce-scatter
     buffer of gradients   during the reduce-scatter
@@ -66,7 +67,7 @@ def _record_gradients(ledger: Ledger) -> None:
         elif isinstance(i, Update):
             updates[i.parameter, i.key.step] = number
     for number, i in enumerate(program.instructions):
-        if isinstance(i, Reduce):
+        if isinstance(i, Reduce) and not program.sums_replicas(i):  # these need no other buffer
             span = ledger.collective_span(number)
             _record_sum(ledger, number, i, span, updates)
             for name in i.parameters:
@@ -105,7 +106,7 @@ def _buffer_bytes(ledger: Ledger, i: Reduce | Gather, *, full: bool, shard: bool
     program, nbytes = ledger.program, np.zeros(len(ledger.devices), np.int64)
     for name, regions in zip(i.parameters, i.regions, strict=True):
         for region in regions:
-            shards = full * len(region.devices) + shard
+            shards = full * region.shard_count + shard
             nbytes[list(region.devices)] += _shard_bytes(program, name, region) * shards
     return nbytes
 
