@@ -156,10 +156,11 @@ def make_kernel(op: Op, box: Box, device: torch.device | str = "cpu") -> Kernel:
         return lambda *tensors: _as_tuple(run(*tensors))
 
     def run_with_absent_operands(*tensors: Tensor | None) -> Any:
+        operands, numbers = tensors[: len(argument_slots)], tensors[len(argument_slots) :]
         arguments: list[Tensor | None] = [None] * (max(argument_slots, default=-1) + 1)
-        for slot, tensor in zip(argument_slots, tensors, strict=True):
+        for slot, tensor in zip(argument_slots, operands, strict=True):
             arguments[slot] = tensor
-        return _as_tuple(run(*arguments))
+        return _as_tuple(run(*arguments, *numbers))
 
     return run_with_absent_operands
 

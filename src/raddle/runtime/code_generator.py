@@ -131,9 +131,9 @@ class CodeGenerator:
                 ]
             else:
                 into = list(zip(op.outputs, outs, strict=True))
-            attribute, op_to_run = tensor_attr(op), self._as_planned(op)
-            if attribute is not None:
-                arguments.append(writer.number_variable(attribute))
+            number_to_pass, op_to_run = tensor_attr(op), self._as_planned(op)
+            if number_to_pass is not None:
+                arguments.append(writer.number_variable(number_to_pass))
             run = make_kernel(op_to_run, tile.box, self.place)
             key = kernel_key(op_to_run), tile.box
             writer.add_call(run, ", ".join(arguments), into, key=key)

@@ -83,7 +83,7 @@ def _attention_kernel(tile: OperatorTile) -> Kernel:
     if tile.attrs.get("exact"):
         return exact_dropout_attention(tile)
     scale, p = tile.attrs["scale"], tile.attrs.get("p", 0.0)
-    # Native dropout uses neither the seed nor the stream, the last arguments of the kernels.
+    # The last arguments of the kernels are the seed and the stream, which native dropout does not use.
     if not tile.attrs["causal"]:
         return lambda q, k, v, mask=None, seed=None, stream=None: F.scaled_dot_product_attention(
             q, k, v, mask, dropout_p=p, scale=scale

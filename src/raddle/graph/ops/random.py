@@ -56,13 +56,9 @@ def random_bits(box: Box, shape: Sequence[int], key: Tensor) -> Tensor:
 
 
 def drop(
-    x: Tensor,
-    seed: Tensor,
-    box: Box,
-    shape: Sequence[int],
-    probability: float,
+    x: Tensor, seed: Tensor, box: Box, shape: Sequence[int], probability: float,
     stream: Tensor | int,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Dropout of a box of a tensor of this shape; the elements that remain are scaled by 1 / (1 - p).
 
     stream: a number that differs between the dropouts of a model (see `next_stream`). Along a dimension
