@@ -20,15 +20,17 @@ from raddle.reports.experiments.markdown import section_lines
 from raddle.reports.experiments.result import Result, result_from_dict
 
 HERE = pathlib.Path(__file__).parent
-Blocks = dict[str, str]  # text by title
+Blocks = dict[str, str]  # title of a part -> its text
 
 
 def main(paths: list[str]) -> None:
+    """Write the results in these files, which `raddle reproduce -o FILE.json` has written."""
     for path in paths:
         put(result_from_dict(json.loads(pathlib.Path(path).read_text())))
 
 
 def put(result: Result) -> None:
+    """Write one result into the folder of its experiment."""
     folder = HERE / result.name.replace("-", "_")
     titles = [part.title for part in load(result.name).parts]
     _results(folder / "results.md", result, titles)
@@ -36,6 +38,7 @@ def put(result: Result) -> None:
 
 
 def _results(path: pathlib.Path, result: Result, titles: list[str]) -> None:
+    """Replace the result's parts in results.md; titles: of all parts, in the order of the file."""
     blocks = _blocks(path.read_text(), r"^## (.+)$") if path.exists() else {}
     blocks |= {
         section.title: "\n".join(
@@ -49,6 +52,7 @@ def _results(path: pathlib.Path, result: Result, titles: list[str]) -> None:
 
 
 def _readme(path: pathlib.Path, result: Result, titles: list[str]) -> None:
+    """Replace the result's parts in the section "Found" of README.md; each begins as "**Title.**"."""
     before, section_text, after = _around(path.read_text())
     first = re.search(r"^\*\*", section_text, re.MULTILINE)
     head = section_text[: first.start()] if first else section_text
@@ -61,14 +65,14 @@ def _readme(path: pathlib.Path, result: Result, titles: list[str]) -> None:
 
 
 def _around(text: str) -> tuple[str, str, str]:
-    """The text before, in and after the section "Found"."""
+    """Return the text before, in and after the section "Found"."""
     begin = text.index("## Found\n")
     end = text.find("\n## ", begin)
     return text[:begin], text[begin:end], text[end:]
 
 
 def _blocks(text: str, start: str) -> Blocks:
-    """Splits a text before every line that matches; keys are the pattern's first group."""
+    """Split a text before every match of the pattern `start`, whose first group is the block's title."""
     matches = list(re.finditer(start, text, re.MULTILINE))
     assert matches, f"nothing begins as {start}"
     ends = [match.start() for match in matches[1:]] + [len(text)]
@@ -76,11 +80,13 @@ def _blocks(text: str, start: str) -> Blocks:
 
 
 def _in_order(blocks: Blocks, titles: list[str]) -> list[str]:
+    """Return the texts of the blocks in the order of the titles."""
     assert set(blocks) <= set(titles), f"no part is called {set(blocks) - set(titles)}"
     return [blocks[title].rstrip() + "\n" for title in titles if title in blocks]
 
 
 def _made(result: Result) -> str:
+    """Return a sentence that says how a result was made: its size, duration and machine."""
     size = "Quick" if result.quick else "Full"
     return f"{size} size, {result.seconds:.0f} s, {result.machine}."
 

@@ -39,7 +39,7 @@ def sample_counters(lab: Lab, host: int, file: Path) -> Iterator[None]:
 
 
 def read_samples(file: Path) -> list[Sample]:
-    """The samples in a file. The last line may be incomplete and is left out."""
+    """Returns the samples in a file. The last line may be incomplete and is left out."""
     lines = file.read_text().split("\n")[:-1]
     rows = [line.split() for line in lines]
     return [(float(t), int(sent), int(received)) for t, sent, received in rows]
@@ -48,16 +48,16 @@ def read_samples(file: Path) -> list[Sample]:
 def rates_by_slot(
     samples: Sequence[Sample], begin: float, end: float, slot: float
 ) -> list[tuple[float, float, float]]:
-    """Average rates in slots of `slot` seconds between `begin` and `end`.
+    """Returns the average rates in slots of `slot` seconds between `begin` and `end`.
 
-    Returns (seconds from `begin` to the middle of the slot, bytes/s sent, bytes/s received) for each slot.
+    An entry is (seconds from `begin` to the middle of the slot, bytes/s sent, bytes/s received).
     """
     import numpy as np
 
     count = int((end - begin) / slot + 1e-9)
     borders = begin + slot * np.arange(count + 1)
     times = [t for t, _, _ in samples]
-    # by slot, in bytes/s
+    # for each slot, in bytes/s
     sent, received = (
         np.diff(np.interp(borders, times, [s[i] for s in samples])) / slot for i in (1, 2)
     )

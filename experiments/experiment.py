@@ -1,5 +1,6 @@
-"""Defines, loads and runs experiments: an experiment is a list of parts, and each part
-makes a Section (text, tables and charts) of the result.
+"""Defines, loads and runs experiments: each part of an experiment makes a Section of the result.
+
+A Section has text, tables and charts.
 
 An experiment is a module of this package with TITLE, CLAIMS (what the paper says), DIFFERS (how the
 experiment differs from the paper's) and PARTS.
@@ -23,7 +24,7 @@ ProgressCallback = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a part gets when it runs: whether to be quick, and where it reports progress."""
+    """The options of a part that runs: whether to be quick, and where it reports progress."""
 
     quick: bool = False  # fewer sizes, so that it takes minutes on two cores
     on_progress: ProgressCallback = field(default=lambda state: None)
@@ -36,6 +37,8 @@ class RunOptions:
 
 
 class Part(NamedTuple):
+    """A section of an experiment that can be run by itself."""
+
     name: str  # one word, for --part
     title: str
     make: Callable[[RunOptions], Section]  # runs the part; `reproduce` sets the section's title
@@ -64,7 +67,7 @@ EXPERIMENTS = {
 
 
 def load(name: str) -> Experiment:
-    """The experiment of this name; InputError if there is none."""
+    """Returns the experiment of this name; InputError if there is none."""
     if name not in EXPERIMENTS:
         raise InputError(f"there is no experiment '{name}': choose from {', '.join(EXPERIMENTS)}.")
     module = importlib.import_module(f"experiments.{name.replace('-', '_')}")
@@ -72,7 +75,7 @@ def load(name: str) -> Experiment:
 
 
 def choose(experiment: Experiment, names: Sequence[str]) -> Experiment:
-    """The experiment with only the named parts; with all parts if `names` is empty."""
+    """Returns the experiment with only the named parts; with all parts if `names` is empty."""
     part_names = [part.name for part in experiment.parts]
     for name in names:
         if name not in part_names:
@@ -93,7 +96,7 @@ def reproduce(experiment: Experiment, *, quick: bool, on_progress: ProgressCallb
         try:
             sections.append(replace(part.make(options), title=part.title))
         except InputError as error:
-            # keep the results of the other parts, which may have taken long
+            # The other parts' results are kept: they may have taken long.
             sections.append(Section(part.title, skipped=str(error)))
     return Result(
         experiment.name, experiment.title, experiment.claims, experiment.differs, sections,
@@ -111,6 +114,7 @@ def machine() -> str:
 
 
 def _processor() -> str:
+    """Returns the name of the processor, such as "Intel(R) Xeon(R) CPU @ 2.20GHz"."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:

@@ -1,4 +1,4 @@
-"""The network links of a lab: measures them between ranks, and describes the lab as a Cluster to simulate.
+"""Measures the network links of a lab between ranks, and describes the lab as a Cluster to simulate.
 
 A lab is a set of network namespaces on this machine (hosts), each behind a link of limited rate.
 
@@ -58,7 +58,7 @@ def lab_cluster(
     latency: float = 2e-4,
     host_overhead: Mapping[str, float] | None = None,
 ) -> Cluster:
-    """The lab as a cluster of `count` hosts with one core each.
+    """Returns the lab as a cluster of `count` hosts with one core each.
 
     bandwidth: bytes/s; latency: seconds; host_overhead: seconds that a core loses per "message", "byte",
     "sum" (all-reduce) and "slice". duplex: a link sends and receives at the same time; per_device false:
@@ -77,7 +77,7 @@ def lab_cluster(
 
 
 def measure_link(rank: int, size: int) -> dict[str, float]:
-    """Bandwidth (bytes/s) and latency (seconds) to the next rank while all ranks send.
+    """Returns the bandwidth (bytes/s) and latency (seconds) to the next rank while all ranks send.
 
     All ranks must call it.
     """
@@ -85,13 +85,13 @@ def measure_link(rank: int, size: int) -> dict[str, float]:
     all_received = threading.Event()
     outstanding = [0]  # messages still to come; a list, so that `arrive` can change it
 
-    # called for each message that this rank receives
     def arrive(source: int, frame: Frame, payload: Tensor) -> None:
+        """Counts a message; the wire calls it for each message that this rank receives."""
         outstanding[0] -= 1
         if not outstanding[0]:
             all_received.set()
 
-    wire.expect({0: MEGABYTE.nbytes})  # item -> bytes of its largest payload
+    wire.expect({0: MEGABYTE.nbytes})  # by item: bytes of its largest payload
     wire.start(arrive, lambda reason: None)  # the second function is called if a peer is lost
     seconds_by_count: dict[int, list[float]] = {1: [], FRAMES: []}
     # one short message (4 KiB) measures the latency, FRAMES long ones the bandwidth
@@ -116,9 +116,9 @@ def measure_link(rank: int, size: int) -> dict[str, float]:
 
 
 def measure_all_reduce(size: int) -> float:
-    """Seconds of each of the 2 (size - 1) messages of a ring all-reduce of 1 KiB: mostly latency.
+    """Returns the seconds of a message of a ring all-reduce of 1 KiB, which are mostly latency.
 
-    All ranks must call it.
+    Such an all-reduce has 2 (size - 1) messages one after the other. All ranks must call the function.
     """
     small = torch.zeros(256)
     dist.barrier()
@@ -139,6 +139,7 @@ def background_traffic(rank: int, size: int, rate: float) -> Iterator[None]:
     wire.start(lambda source, frame, payload: None, lambda reason: None)
 
     def send_evenly() -> None:
+        """Sends a megabyte whenever the average rate so far is below `rate`."""
         sent, begun = 0, time.perf_counter()
         while not finished.is_set():
             due = sent * MEGABYTE.nbytes < rate * (time.perf_counter() - begun)
@@ -161,10 +162,11 @@ def background_traffic(rank: int, size: int, rate: float) -> Iterator[None]:
 
 
 def _address_exchange(size: int) -> Callable[[Any], list[Any]]:
-    # returns a function that every rank calls with its address; it returns the addresses of all ranks
+    """Returns a function that every rank calls with its address and that returns all ranks' addresses."""
+
     def share(address: Any) -> list[Any]:
-        every: list[Any] = [None] * size
-        dist.all_gather_object(every, address)
-        return every
+        by_rank: list[Any] = [None] * size
+        dist.all_gather_object(by_rank, address)
+        return by_rank
 
     return share

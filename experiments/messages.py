@@ -25,7 +25,7 @@ def measure_messages(repeats: int) -> dict[str, Any]:
     (time that communication takes from the rank itself, see Device.host_overhead).
     """
     transport = ProcessTransport(torch.device("cpu"), "gloo", TIMEOUT)
-    transport.prepare([])  # no groups for all-reduce, but all links
+    transport.prepare([])  # [], because no groups of ranks all-reduce; links are made for all ranks
     link = fit_link_with_burst(
         [(nbytes, _exchange_seconds(transport, nbytes, repeats)) for nbytes in SIZES]
     )
@@ -53,7 +53,7 @@ def fit_link_with_burst(samples: Sequence[tuple[int, float]]) -> Link:
 
 
 def _exchange_seconds(transport: Transport, nbytes: int, repeats: int) -> float:
-    """Median seconds of a message to the next rank, while all ranks send and receive."""
+    """Returns the median seconds of a message to the next rank, while all ranks send and receive."""
     rank, size = transport.rank, transport.size
     buffer, durations = torch.zeros(nbytes, dtype=torch.uint8), []
     for _ in range(repeats + 1):

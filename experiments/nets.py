@@ -1,4 +1,4 @@
-"""Networks shaped like those of the P3 and Horovod papers, small enough for one core of the lab.
+"""Defines networks shaped like those of the P3 and Horovod papers, small enough for one core of the lab.
 
 The zoo loads each function by its file and name: zoo.load(spec("vgg19"), batch=20).
 """
@@ -33,42 +33,43 @@ SIDE = 96  # of an image, in pixels
 
 
 def spec(name: str) -> str:
-    """The name by which the zoo loads a function of this file."""
+    """Returns the name by which the zoo loads a function of this file."""
     return f"{__file__}:{name}"
 
 
 def vgg19(batch: int = 20) -> Task:
-    """A quarter of the width. One tensor has 73 % of the parameters; in the original it has 71.5 %."""
+    """Returns VGG-19 with a quarter of the width.
+
+    One tensor has 73 % of the parameters; in the original it has 71.5 %.
+    """
     model = VGG(VGG19, widths=(16, 32, 64, 128, 128), hidden=1024, classes=CLASSES, dropout=0.0)
     return model, *images(3, SIDE, CLASSES)(batch), class_loss
 
 
 def resnet50(batch: int = 16) -> Task:
-    """Three eighths as wide: 161 tensors, all of them small."""
+    """Returns ResNet-50, three eighths as wide: 161 parameter tensors, all of them small."""
     model = ResNet(RESNET50, width=24, classes=CLASSES)
     return model, *images(3, SIDE, CLASSES)(batch), class_loss
 
 
 def inception(batch: int = 8) -> Task:
-    """A quarter as wide: 292 tensors, with those of the auxiliary head.
-
-    auxiliary: window and stride of that head's pooling, and its kernel size.
-    """
+    """Returns Inception-v3, a quarter as wide: 292 parameter tensors, with those of the auxiliary head."""
+    # auxiliary: window and stride of the head's pooling, and its kernel size
     model = Inception3(shrink=4, auxiliary=(3, 2, 3), classes=CLASSES, dropout=0.0)
     return model, *images(3, 139, CLASSES)(batch), class_loss_with_auxiliary
 
 
 def lstm(batch: int = 16) -> Task:
-    """Two LSTM layers between an embedding (used first in a forward) and an equally large projection.
+    """Returns two LSTM layers between an embedding and an equally large projection.
 
-    4000 words, sentences of 12.
+    The embedding is used first in a forward. There are 4000 words, and sentences of 12 words.
     """
     model = LanguageModel(vocabulary=4000, hidden=384, layers=2, dropout=0.0)
     return model, *text(4000, 12)(batch), token_loss
 
 
 def small(batch: int = 8) -> Task:
-    """VGG-19 for images of 32 x 32: small enough for eight ranks on two cores."""
+    """Returns VGG-19 for images of 32 x 32: small enough for eight ranks on two cores."""
     model = VGG(
         VGG19, widths=(16, 32, 64, 128, 128), hidden=512, classes=CLASSES, dropout=0.0, pool=3
     )
@@ -76,7 +77,7 @@ def small(batch: int = 8) -> Task:
 
 
 def alexnet(batch: int = 32) -> Task:
-    """Five convolutions, a half as wide, and three linear layers, which have 95 % of the parameters."""
+    """Returns AlexNet, a half as wide: its three linear layers have 95 % of the parameters."""
     model = nn.Sequential(
         nn.Conv2d(3, 32, 11, stride=4, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
         nn.Conv2d(32, 96, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
@@ -90,12 +91,12 @@ def alexnet(batch: int = 32) -> Task:
 
 
 def parameter_sizes(model: nn.Module) -> list[int]:
-    """Number of elements of each parameter."""
+    """Returns the number of elements of each parameter."""
     return [p.numel() for p in model.parameters()]
 
 
 def build_on_meta(name: str) -> nn.Module:
     """Builds a network of this file on the meta device: shapes only, no memory."""
     with torch.device("meta"):
-        made: Task = globals()[name](batch=2)
-    return made[0]
+        task: Task = globals()[name](batch=2)
+    return task[0]

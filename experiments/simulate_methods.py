@@ -5,6 +5,8 @@ A PlanSpace (raddle/searches/plan_space.py) has the groups of operators that a s
 number of a group. Tiles are the tilings of all operators, by name.
 """
 
+# on: the cluster that plans are made for
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,10 +38,12 @@ class WeakScalingCase(NamedTuple):
 
     @property
     def graph(self) -> Graph:
+        """The graph of the model at the batch of all devices together."""
         return capture_graph(self.model, self.samples * self.gpus)
 
     @property
     def cluster(self) -> Cluster:
+        """The cluster of these devices: the preset's, or the first devices of `fitted`."""
         if self.fitted is not None:
             return self.fitted.first_devices(self.gpus)
         # kind:nodes x GPUs of a node; the number of nodes is rounded up
@@ -61,6 +65,7 @@ class SimulatedStep(NamedTuple):
 
 @lru_cache(maxsize=3)
 def capture_graph(model: str, batch: int) -> Graph:
+    """Returns the graph of a model; the last few are cached, because several methods need the same one."""
     return capture_model(model, batch)
 
 
@@ -68,7 +73,7 @@ def capture_graph(model: str, batch: int) -> Graph:
 def simulate_method(
     case: WeakScalingCase, method: str, sync: str, budget: float
 ) -> SimulatedStep | None:
-    """Plans and simulates. None if the method does not apply or its plan does not fit the memory.
+    """Plans and simulates. Returns None if the method does not apply or its plan does not fit the memory.
 
     Results are cached, because several parts ask for the same ones. budget: seconds of search.
     """
@@ -99,13 +104,14 @@ def simulate_method(
 
 
 def _optcnn_paper(graph: Graph, on: Cluster) -> Tiles:
-    """The tiles of OptCNN with the paper's costs: parameter servers, not all-reduce."""
+    """Returns the tiles of OptCNN with the paper's costs: parameter servers, not all-reduce."""
     return optcnn_paper(graph, on)[0]  # without the Solution (cost, proof)
 
 
 def recurrent_expert(graph: Graph, on: Cluster) -> Tiles:
-    """FlexFlow's expert plan for recurrent networks: data parallel nodes, whose GPUs share the layers.
+    """Returns the tiles of FlexFlow's expert plan for recurrent networks.
 
+    Nodes are data parallel, and the GPUs of a node share the layers.
     The layers of the network are cut into as many consecutive ranges (stages, with about equal work) as a
     node has GPUs; each GPU of a node computes one of them.
     """
@@ -134,7 +140,7 @@ StepsByMethod = Mapping[tuple[str, int], SimulatedStep | None]  # by method and 
 def fastest(
     steps: StepsByMethod, methods: Sequence[str], count: int
 ) -> tuple[str, SimulatedStep] | None:
-    """The fastest of some methods on `count` devices, with its step; None if no plan fits."""
+    """Returns the fastest of some methods on `count` devices, with its step; None if no plan fits."""
     applicable = [(m, s) for m in methods if (s := steps.get((m, count))) is not None]
     return min(applicable, key=lambda item: item[1].seconds) if applicable else None
 
@@ -142,7 +148,10 @@ def fastest(
 def gain_over_best(
     steps: StepsByMethod, method: str, others: Sequence[str], count: int
 ) -> float | None:
-    """Throughput of a method divided by that of the fastest of the others; None if either is missing."""
+    """Returns a method's throughput divided by that of the fastest of the others.
+
+    None if either is missing.
+    """
     step, best_other = steps.get((method, count)), fastest(steps, others, count)
     return step.samples_per_s / best_other[1].samples_per_s if step and best_other else None
 
@@ -150,7 +159,7 @@ def gain_over_best(
 def throughput_chart(
     title: str, steps: StepsByMethod, names: Mapping[str, str], note: str = ""
 ) -> Chart:
-    """Samples per second over the number of devices, with one line for each method.
+    """Returns a chart of samples per second over the number of devices, with one line for each method.
 
     names: method -> name of its line.
     """

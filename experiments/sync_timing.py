@@ -10,6 +10,8 @@ timing.py only times plans; here the same run also measures the link and the ope
 predicted. Operators are measured while the link carries as much traffic as in a training step.
 """
 
+# on: the cluster that plans are made for
+
 from __future__ import annotations
 
 import pathlib
@@ -40,7 +42,7 @@ RANK = "experiments.sync_timing_rank"  # the module that every rank runs
 
 @dataclass(frozen=True)
 class SyncVariant:
-    """One way to train that is measured: who runs the step, and how parameters are synchronised."""
+    """A way to train that is measured: who runs the step, and how parameters are synchronised."""
 
     # plan, ddp (torch's), wrapped (raddle.sync.Optimizer) or alone (no synchronisation)
     runner: str
@@ -54,7 +56,7 @@ NO_SYNC = SyncVariant("alone")
 
 @dataclass(frozen=True)
 class TimingJob:
-    """One network of nets.py, its global batch, and the variants to measure, by label."""
+    """A network of nets.py, its global batch, and the variants to measure, by label."""
 
     net: str
     batch: int
@@ -73,7 +75,7 @@ class JobTimes:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """By label: seconds of a step, the median over blocks."""
+        """The seconds of a step by label: the median over blocks."""
         return {
             label: statistics.median(seconds_of_blocks)
             for label, seconds_of_blocks in self.blocks.items()
@@ -82,7 +84,7 @@ class JobTimes:
 
 @dataclass(frozen=True)
 class LabMeasurement:
-    """What `measure_in_lab` measured: the link, and for each job its times (`results`)."""
+    """The measurements of `measure_in_lab`: the link, and for each job its times (`results`)."""
 
     ranks: int
     rate: str  # of each host's link, such as "1gbit"
@@ -129,7 +131,7 @@ def measure_in_lab(
 
 
 def predict(measurement: LabMeasurement) -> list[dict[str, float]]:
-    """Predicted seconds of a step by job and label, from the measured operators and link.
+    """Returns the predicted seconds of a step by job and label, from the measured operators and link.
 
     All-reduces have gloo's latency; other messages have that of raddle's own connections. Operators were
     measured while a step's traffic was sent. So their times already include what each byte costs the core
@@ -150,7 +152,7 @@ def predict(measurement: LabMeasurement) -> list[dict[str, float]]:
 
 
 def data_parallel_plan(graph: Graph, ranks: int, variant: SyncVariant) -> Plan:
-    """The data-parallel plan of a variant; for DistributedDataParallel the plan that does the same.
+    """Returns the data-parallel plan of a variant; for torch's DDP the plan that does the same.
 
     Its tiles do not depend on the bandwidth (here 1e8 bytes/s). Batch norm is local, as with DDP.
     """
@@ -171,6 +173,6 @@ def _graph(net: str, batch: int) -> Graph:
 
 
 def job_from_dict(data: Mapping[str, Any]) -> TimingJob:
-    """The TimingJob that `measure_in_lab` wrote into the request file."""
+    """Returns the TimingJob that `measure_in_lab` wrote into the request file."""
     variants = {label: SyncVariant(**variant) for label, variant in data["variants"].items()}
     return TimingJob(data["net"], data["batch"], variants)

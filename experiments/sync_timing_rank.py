@@ -1,4 +1,4 @@
-"""One rank that measures the jobs of sync_timing.py in the lab, under torchrun:
+"""Runs one rank that measures the jobs of sync_timing.py in the lab, which starts it with torchrun:
 
     python -m experiments.sync_timing_rank request.json
 
@@ -53,7 +53,10 @@ Call = Callable[[], None]
 
 
 def main(request: dict[str, Any]) -> None:
-    """request: jobs, rounds (blocks of each variant), steps (of a block) and out (file of the result)."""
+    """Measures the link and all jobs; rank 0 writes the results to a file.
+
+    request: jobs, rounds (blocks of each variant), steps (of a block) and out (file of the result).
+    """
     end_with_parent()  # this process ends when its parent does
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -92,7 +95,7 @@ class JobRunner:
         self.windows: list[tuple[str, float, float]] = []  # label, begin, end of each block
 
     def run(self) -> dict[str, Any]:
-        """The fields of JobTimes (sync_timing.py)."""
+        """Returns the fields of JobTimes (sync_timing.py)."""
         profile = self._profile()
         self.windows.clear()  # removes the block that _profile measured
         steps = {label: self._step(label, variant) for label, variant in self.job.variants.items()}
@@ -109,7 +112,7 @@ class JobRunner:
         return {"blocks": blocks, "windows": self.windows, "profile": profile}
 
     def _block(self, label: str, step: Call, count: int) -> float:
-        """Seconds per step of the slowest rank.
+        """Returns the seconds per step of the slowest rank.
 
         Communication still in flight at the end is not timed: it would overlap with the next step.
         """
@@ -128,7 +131,7 @@ class JobRunner:
         return float(spent)
 
     def _step(self, label: str, variant: SyncVariant) -> Call:
-        """A function that trains one step by the variant, on a copy of the model."""
+        """Returns a function that trains one step by the variant, on a copy of the model."""
         model = copy.deepcopy(self.workload.model)
         if variant.runner == "ddp":
             # None keeps torch's smaller first bucket; naming even the default size would disable it.
@@ -155,7 +158,7 @@ class JobRunner:
         return lambda: _discard(trainer.step(*part))
 
     def _torch_step(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
-        """A usual step of torch on this rank's samples."""
+        """Returns a function that trains one usual step of torch on this rank's samples."""
         inputs, targets = (
             [t.tensor_split(self.size)[self.rank] for t in tensors]
             for tensors in (self.workload.inputs, self.workload.targets)
@@ -171,13 +174,16 @@ class JobRunner:
         return step
 
     def _profile(self) -> dict[str, float]:
-        """Seconds of a rank's operators, measured on all ranks at once, while a step's traffic is sent."""
+        """Returns the seconds of a rank's operators, by the operator's key in a Profile.
+
+        All ranks measure at once, while as much traffic is sent as in a step.
+        """
         alone = self._step("", NO_SYNC)
         alone()
         compute = self._block("", alone, 2)
         plan = data_parallel_plan(self.graph, self.size, DDP)
         active = active_values(self.graph)  # values that have gradients
-        # by operator: the operands whose gradients are computed, and so measured too
+        # for each operator: the operands whose gradients are computed, and so measured too
         grad_operands = {
             op.name: [i for i, name in enumerate(op.inputs) if name in active]
             for op in self.graph.ops

@@ -7,6 +7,8 @@ compared. All other groups (`changed_groups`, `g`) are operators that a search s
 that differ when some groups get other configurations.
 """
 
+# on: the cluster that plans are made for
+
 from __future__ import annotations
 
 import random
@@ -54,7 +56,7 @@ class PlanTimes(NamedTuple):
 def make_ten_plans(
     group: PlanGroup, graph: Graph, methods: Sequence[str], changed_groups: int | None
 ) -> dict[str, Plan]:
-    """Ten different plans: those of the methods, then random ones.
+    """Returns ten different plans: those of the methods, then random ones.
 
     changed_groups: a random plan differs from data parallelism in so many groups; None: in all of them.
     """
@@ -74,7 +76,7 @@ def make_ten_plans(
 def _candidates(
     graph: Graph, on: Cluster, methods: Sequence[str], changed_groups: int | None
 ) -> Iterator[tuple[str, Plan]]:
-    """Plans of the methods, then random ones; some may be equal."""
+    """Yields the plans of the methods with their names, then random ones; some may be equal."""
     settings = Settings(sync="allreduce", optimizer="momentum", budget=2.0)
     for method in methods:
         try:
@@ -125,7 +127,10 @@ def measure_plans(
 
 
 def section(title: str, group: PlanGroup, results: Sequence[PlanTimes], printed: str) -> Section:
-    """results: sorted by measured time; printed: a sentence about the paper's accuracy."""
+    """Returns the section with the two rankings.
+
+    results: sorted by measured time; printed: a sentence about the paper's accuracy.
+    """
     measured, simulated = [r.measured.seconds for r in results], [r.simulated for r in results]
     errors = [abs(r.error) for r in results]
     chosen = min(results, key=lambda r: r.simulated)

@@ -106,6 +106,6 @@ def run_ranks(ranks: int, rate: str | None, argv: Sequence[str]) -> None:
 
 
 def _traceback(output: str) -> str:
-    """The rank's own traceback, without torchrun's report after it."""
+    """Returns the rank's own traceback, without torchrun's report after it."""
     start = output.find("Traceback")
     return output[start : start + 4000] if start >= 0 else output[-2000:]

@@ -1,4 +1,4 @@
-"""One rank that times plans for timing.py, under torchrun:
+"""Runs one rank that times plans for timing.py, which starts it with torchrun:
 
     python -m experiments.timing_rank request.json
 
@@ -32,15 +32,18 @@ Step = Callable[[], float]  # trains one step and returns its loss
 
 
 def main(request: dict[str, Any]) -> None:
-    """request: as `time_plans` (timing.py) wrote it; `kinds` has, by label, what `make_step` calls kind."""
+    """Times all plans of the request and writes the results to its file `out`.
+
+    request: as `time_plans` (timing.py) wrote it; its `kinds` has, by label, the `kind` for `make_step`.
+    """
     end_with_parent()  # this process ends when its parent does
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    work = load_workload(request["spec"], batch=request["batch"], device="cpu")
+    workload = load_workload(request["spec"], batch=request["batch"], device="cpu")
     trainers: dict[str, Trainer] = {}
-    graphs = GraphsBySize(work)
+    graphs = GraphsBySize(workload)
     steps = {
-        label: make_step(work, kind, label, trainers, graphs)
+        label: make_step(workload, kind, label, trainers, graphs)
         for label, kind in request["kinds"].items()
     }
     losses = {label: [step() for _ in range(WARM_UP)] for label, step in steps.items()}
@@ -65,20 +68,25 @@ def main(request: dict[str, Any]) -> None:
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Returns the optimizer that all plans and DDP use."""
     return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
 
 
 class GraphsBySize:
     """The graphs of a workload by micro-batch size, each captured once."""
 
-    def __init__(self, work: Workload) -> None:
+    def __init__(self, workload: Workload) -> None:
         self.full_batch = capture(
-            work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name
+            workload.model,
+            workload.inputs,
+            targets=workload.targets,
+            loss=workload.loss,
+            name=workload.name,
         )
         self.by_size: dict[int, Graph] = {}
 
     def for_plan(self, path: str) -> Graph:
-        """The graph of a micro-batch of the plan in this file."""
+        """Returns the graph of a micro-batch of the plan in this file."""
         plan = read_plan(path)
         # samples of a micro-batch; 0: the whole batch
         size = -(-plan["batch"] // plan["microbatches"]) if plan["microbatches"] > 1 else 0
@@ -88,37 +96,38 @@ class GraphsBySize:
 
 
 def make_step(
-    work: Workload, kind: float | str | None, label: str, trainers: dict[str, Trainer],
+    workload: Workload, kind: float | str | None, label: str, trainers: dict[str, Trainer],
     graphs: GraphsBySize,
 ) -> Step:  # fmt: skip
-    """The step of a plan or of DDP. kind: file of the plan, or megabytes of a DDP bucket (None: torch's).
+    """Returns a function that trains one step by a plan or by DDP.
 
-    The trainer of a plan is added to `trainers`.
+    kind: file of the plan, or megabytes of a DDP bucket (None: torch's default). The trainer of a plan is
+    added to `trainers`.
     """
-    model = copy.deepcopy(work.model)
+    model = copy.deepcopy(workload.model)
     if isinstance(kind, str):
         trainer = raddle.parallelize(
-            model, kind, sgd, loss=work.loss, graph=graphs.for_plan(kind), device="cpu"
+            model, kind, sgd, loss=workload.loss, graph=graphs.for_plan(kind), device="cpu"
         )
         trainers[label] = trainer
         # this rank's part of the batch
-        part = trainer.part(*work.inputs, *work.targets)
+        part = trainer.part(*workload.inputs, *workload.targets)
         return lambda: float(trainer.step(*part))
-    return ddp_step(work, DistributedDataParallel(model, bucket_cap_mb=kind))
+    return ddp_step(workload, DistributedDataParallel(model, bucket_cap_mb=kind))
 
 
-def ddp_step(work: Workload, module: DistributedDataParallel) -> Step:
-    """The step of DDP on this rank's samples."""
+def ddp_step(workload: Workload, module: DistributedDataParallel) -> Step:
+    """Returns a function that trains one step by DDP on this rank's samples."""
     optimizer = sgd(module.parameters())
     size, rank = dist.get_world_size(), dist.get_rank()
     inputs, targets = (
         [tensor.tensor_split(size)[rank] for tensor in tensors]
-        for tensors in (work.inputs, work.targets)
+        for tensors in (workload.inputs, workload.targets)
     )
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = work.loss(module(*inputs), *targets)
+        loss = workload.loss(module(*inputs), *targets)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return float(loss.detach())
@@ -127,7 +136,7 @@ def ddp_step(work: Workload, module: DistributedDataParallel) -> Step:
 
 
 def _block(step: Step, trainer: Trainer | None, count: int) -> float:
-    """Seconds per step of the slowest rank. Steps of a block may overlap, as they do in training.
+    """Returns the seconds per step of the slowest rank. Steps of a block may overlap, as in training.
 
     The first step is not timed: unlike later ones, it is not delayed by an earlier step's communication.
     """
@@ -144,11 +153,11 @@ def _block(step: Step, trainer: Trainer | None, count: int) -> float:
 
 
 def _peak_bytes(step: Step, trainer: Trainer | None) -> list[int]:
-    """Peak bytes by rank: persistent tensors, and what torch allocates during a step."""
+    """Returns the peak bytes by rank: persistent tensors, and what torch allocates during a step."""
     dist.barrier()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    level = peak = 0  # level: bytes allocated now
+    level = peak = 0  # level: bytes allocated now; peak: the most so far
     for event in profiler.profiler.kineto_results.events():  # every allocation and every release
         if event.name() == "[memory]":
             level += event.nbytes()
@@ -159,7 +168,7 @@ def _peak_bytes(step: Step, trainer: Trainer | None) -> list[int]:
 
 
 def _persistent_bytes(trainer: Trainer) -> int:
-    """Bytes of parameters, buffers, gradient buckets and optimizer state."""
+    """Returns the bytes of parameters, buffers, gradient buckets and optimizer state."""
     executor = trainer.executor  # its slots hold parameters and buffers between steps
     tensors = [t for t in executor.slots if isinstance(t, Tensor)] + list(
         executor.parameter_updater.bucket_buffers

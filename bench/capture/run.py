@@ -12,7 +12,8 @@ import time
 MODELS = ["vgg16", "resnet50", "inception_v3", "gpt", "nmt", "resnet1001"]
 
 
-def one(name: str) -> None:
+def measure(name: str) -> None:
+    """Capture one model and print a row as JSON."""
     import torch
 
     from raddle import zoo
@@ -35,6 +36,7 @@ def one(name: str) -> None:
 
 
 def main() -> None:
+    """Measure each model in a process of its own and print the table."""
     print(
         "| model | operators | opaque | capture, s | graph, MB | process, MB |\n|---|---|---|---|---|---|"
     )
@@ -51,6 +53,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        one(sys.argv[1])
+        measure(sys.argv[1])
     else:
         main()

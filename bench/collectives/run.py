@@ -3,8 +3,8 @@
     python bench/collectives/run.py            # every published figure, and the table of all sizes
     python bench/collectives/run.py --json
 
-Bus bandwidth, as nccl-tests define it: size / time, times 2(P-1)/P for an all-reduce and (P-1)/P for the
-others.
+The bus bandwidth of P devices, as nccl-tests define it, is size / time, multiplied by 2(P-1)/P for an
+all-reduce and by (P-1)/P for the other collectives.
 """
 
 from __future__ import annotations
@@ -40,32 +40,33 @@ class Comparison(NamedTuple):
     mib: int
     published: float
     predicted: float
-    use: str  # "fitted" or "held out"
-    source: str
+    use: str  # "fitted": raddle's cost model was fitted to this figure; or "held out"
+    source: str  # where the figure was published
 
     @property
     def error(self) -> float:
+        """The relative error of the prediction."""
         return self.predicted / self.published - 1
 
 
 def bus_bandwidth(spec: str, kind: Collective, nbytes: int) -> float:
-    """GB/s of a collective among all devices of a cluster."""
-    on = cluster(spec)
-    count = len(on.devices)
+    """Return the bus bandwidth of a collective among all devices of a cluster, in GB/s."""
+    machine = cluster(spec)
+    count = len(machine.devices)
     passes = 2 if kind is Collective.ALL_REDUCE else 1
-    seconds = collective_seconds(on, kind, range(count), nbytes)
+    seconds = collective_seconds(machine, kind, range(count), nbytes)
     return passes * (count - 1) / count * nbytes / seconds / 1e9
 
 
 def fastest(spec: str, kind: Collective, nbytes: int) -> str:
-    """The name of the algorithm that is fastest."""
-    on = cluster(spec)
-    lines = algorithms(on, kind, range(len(on.devices)))
+    """Return the name of the fastest algorithm; an algorithm's time is a line over the bytes."""
+    machine = cluster(spec)
+    lines = algorithms(machine, kind, range(len(machine.devices)))
     return min(lines, key=lambda name: lines[name].fixed + lines[name].per_byte * nbytes)
 
 
 def comparisons() -> list[Comparison]:
-    """All rows of published.csv with predictions."""
+    """Return all rows of published.csv with predictions."""
     rows = []
     with (FOLDER / "published.csv").open() as file:
         for row in csv.DictReader(file):
@@ -81,6 +82,7 @@ def comparisons() -> list[Comparison]:
 
 
 def print_comparisons(rows: list[Comparison]) -> None:
+    """Print a table of the comparisons, and the median errors."""
     print("| preset | devices | collective | MiB | published | predicted | error | use | source |")
     print("|---|---|---|---|---|---|---|---|---|")
     for r in rows:
@@ -97,7 +99,7 @@ def print_comparisons(rows: list[Comparison]) -> None:
 
 
 def print_table() -> None:
-    """The predictions for all sizes and counts, with the algorithm that is taken."""
+    """Print the predictions for all SIZES and COUNTS, with the fastest algorithm."""
     print("\n| preset | devices | collective | " + " | ".join(f"{m} MiB" for m in SIZES) + " |")
     print("|---|---|---|" + "---|" * len(SIZES))
     for preset in ("h100", "a100"):

@@ -1,4 +1,4 @@
-"""Four patterns of communication as training steps that compute next to nothing, on three labs.
+"""Defines four patterns of communication as training steps that compute next to nothing, on three labs.
 
 A pattern is a small model with a plan. `Topology` describes the lab on which it runs: hosts with several
 ranks each, which share the host's one shaped interface.
@@ -28,24 +28,26 @@ from raddle.graph.graph import Graph
 from raddle.plans.notation import read_tiles
 from raddle.plans.plan import Plan, describe_inputs, parameter_shapes
 
-MICROBATCHES = 4
+MICROBATCHES = 4  # of the pipeline
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Hosts with a few ranks each, behind one interface."""
+    """Hosts with a few ranks each, behind one interface per host."""
 
     name: str
     hosts: int
     per_host: int  # ranks of a host
-    rate: str
-    slow: Mapping[int, str]  # by host: its rate, where it is another one
+    rate: str  # of an interface, as "200mbit"
+    slow: Mapping[int, str]  # by host with another rate: this rate
 
     @property
     def ranks(self) -> int:
+        """The number of ranks of all hosts."""
         return self.hosts * self.per_host
 
     def host_rate(self, host: int) -> str:
+        """Return the rate of a host's interface."""
         return self.slow.get(host, self.rate)
 
 
@@ -78,6 +80,7 @@ class Scale(nn.Module):
 
 
 def all_gather(topology: Topology) -> Exchange:
+    """Return the pattern all-gather; see the top of the file."""
     P, n, k = topology.ranks, 1536, 2048
     model = nn.Sequential(Scale(1), nn.Linear(k, 2 * P, bias=False))
     tiles = {"0": f"n/{P}", "1": f"c/{P}", "mse_loss": f"c/{P}", "mean": f"c/{P}"}
@@ -86,6 +89,7 @@ def all_gather(topology: Topology) -> Exchange:
 
 
 def all_to_all(topology: Topology) -> Exchange:
+    """Return the pattern all-to-all; see the top of the file."""
     P, n, k = topology.ranks, 1536, 6144
     model = nn.Sequential(Scale(1), Scale(k))
     tiles = {"0": f"n/{P}", "1": f"c/{P}", "mse_loss": f"c/{P}", "mean": f"c/{P}"}
@@ -93,12 +97,13 @@ def all_to_all(topology: Topology) -> Exchange:
 
 
 def halo(topology: Topology) -> Exchange:
-    """Tiles of one row of the grid are on one host, so every edge between rows crosses interfaces."""
+    """Return the pattern halo: an image in a grid of tiles.
+
+    The tiles of one row of the grid are on one host, so every edge between rows crosses interfaces.
+    """
     P, rows, columns = topology.ranks, topology.hosts, topology.per_host
-    overlap, width = (
-        (128, 8),
-        16384,
-    )  # pixels that a tile needs of its neighbours; width of the image
+    overlap = 128, 8  # pixels that a tile needs of its neighbours, down and across
+    width = 16384  # pixels of the image
     kernel = 3 * overlap[0], 3 * overlap[1]
     model = nn.Sequential(Scale(1), nn.AvgPool2d(kernel, overlap, overlap))
     grid = f"h/{rows} w/{columns}"
@@ -108,7 +113,10 @@ def halo(topology: Topology) -> Exchange:
 
 
 def pipeline(topology: Topology) -> Exchange:
-    """Stage 1 of a replica is on the next host after stage 0, on another rank of it."""
+    """Return the pattern pipeline: stage 1 of a replica is on the next host after stage 0's.
+
+    Stages 0 are on the first rank of each host, stages 1 on the second.
+    """
     P, replicas, k = topology.ranks, topology.hosts, 2**19
     model = nn.Sequential(Scale(k), Scale(k))
     first = ",".join(str(2 * host) for host in range(replicas))
@@ -133,6 +141,7 @@ PATTERNS: Mapping[str, Callable[[Topology], Exchange]] = {
 
 
 def _on_all(tiles: Mapping[str, str], ranks: int) -> dict[str, str]:
+    """Return the tiles with their devices: all ranks."""
     return {name: f"{text} @0-{ranks - 1}" for name, text in tiles.items()}
 
 
@@ -140,7 +149,7 @@ def _exchange(
     model: nn.Module, x: Tensor, target: Tensor, tiles: Mapping[str, str], ranks: int,
     stages: tuple[tuple[str, ...], ...] = (),
 ) -> Exchange:  # fmt: skip
-    """The model, captured, with a plan of these tiles; x, target: a micro-batch, if there are stages."""
+    """Return the model with a plan of these tiles; x, target: a micro-batch if there are stages."""
     graph = capture(model, (x,), targets=(target,), loss=F.mse_loss, name="exchange")
     lines = "".join(f"{name}: {text}\n" for name, text in tiles.items())
     count = MICROBATCHES if stages else 1

@@ -1,12 +1,14 @@
 """A reference simulation in which messages share links as TCP connections do: max-min fair.
 
 It takes the tasks of raddle's simulation. A task that computes holds its device, as there. A message is a
-*flow*: after its latency it sends its bytes at a rate. A flow's rate can only be raised by lowering that of
-a flow which is not faster (progressive filling); rates change whenever a flow starts or ends. An all-reduce
-is one flow over the links of all hops of its ring, because its members advance together.
+*flow*: after its latency it sends its bytes at a rate. Rates are max-min fair: a flow's rate could only be
+raised by lowering that of a flow which is not faster. They change whenever a flow starts or ends. An
+all-reduce is one flow over the links of all hops of its ring, because its members advance together.
 
-It is simple and slow: it computes all rates again at each event.
+The simulation is simple and slow: it computes all rates again at each event.
 """
+
+# t: the tasks, as arrays; i: a task; f: a flow; a, b: devices
 
 from __future__ import annotations
 
@@ -28,22 +30,26 @@ DONE = 1e-3  # bytes that a flow may have left when it ends, because of rounding
 
 @dataclass(eq=False)
 class Flow:
-    """Bytes over links. uses: by link, how often the flow crosses it; tasks: those that end with it."""
+    """A message, or an all-reduce, that sends its bytes over links."""
 
-    uses: Counter[int]
-    left: float  # bytes
+    uses: Counter[int]  # by link: how often the flow crosses it
+    left: float  # bytes that are not sent yet
     latency: float  # seconds before the first byte
-    tasks: tuple[int, ...]
+    tasks: tuple[int, ...]  # the tasks that end with the flow
     rate: float = 0.0  # bytes/s
 
 
 def fair_seconds(program: Program, cluster: Cluster) -> float:
-    """Seconds until the last task of a program ends."""
+    """Return the seconds until the last task of a program ends."""
     return _Simulation(program, cluster).run()
 
 
 def share_links(flows: Sequence[Flow], capacity: Mapping[int, float]) -> None:
-    """Sets the rates of all flows; capacity: by link, bytes/s."""
+    """Sets the rates of all flows; capacity: by link, bytes/s.
+
+    The algorithm is progressive filling: the link that is full first, if all rates grow equally, fixes the
+    rates of its flows; this is repeated with the other flows.
+    """
     free, waiting = dict(capacity), list(flows)
     while waiting:
         load: Counter[int] = Counter()
@@ -59,22 +65,28 @@ def share_links(flows: Sequence[Flow], capacity: Mapping[int, float]) -> None:
 
 
 class _Simulation:
+    """The state of the simulation: times, tasks that wait, flows that send."""
+
     def __init__(self, program: Program, cluster: Cluster) -> None:
         self.tasks: Tasks = build_tasks(program, cluster)
         self.devices, self.capacity = program.plan.devices, _capacity(cluster)
         self.flow_of = {f.tasks[0]: f for f in self._message_flows(cluster)}
         self.flow_of |= {i: f for f in self._ring_flows(program, cluster) for i in f.tasks}
         self.waits_left = self.tasks.wait_count.copy()
-        self.now, self.serial = 0.0, 0
-        self.flows: list[Flow] = []  # those that send
-        self.events: list[tuple[float, int, Flow | int]] = []  # a flow starts, or a task ends
+        self.now, self.serial = (
+            0.0,
+            0,
+        )  # seconds; the number of events so far, which orders equal times
+        self.flows: list[Flow] = []  # the flows that send now
+        # A heap of (seconds, serial number, the flow that starts or the task that ends).
+        self.events: list[tuple[float, int, Flow | int]] = []
         self.members_ready: Counter[int] = Counter()  # by the first task of a flow
         self.busy: set[int] = set()  # devices
-        self.queues: dict[int, list[tuple[int, int]]] = defaultdict(
-            list
-        )  # by device: urgency, task
+        # By device: a heap of (urgency, task).
+        self.queues: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def _message_flows(self, cluster: Cluster) -> list[Flow]:
+        """Return a flow for each point-to-point message."""
         t, flows = self.tasks, []
         for i in np.flatnonzero((t.source != t.device) & (t.nbytes > 0)):
             route = cluster.route(int(t.source[i]), int(t.device[i]))
@@ -84,7 +96,10 @@ class _Simulation:
         return flows
 
     def _ring_flows(self, program: Program, cluster: Cluster) -> list[Flow]:
-        """A flow for each ring of an all-reduce; its tasks are added ring by ring (all_reduce_tasks.py)."""
+        """Return a flow for each ring of an all-reduce.
+
+        The tasks of an all-reduce are numbered ring by ring (simulation/collective_tasks.py).
+        """
         t, flows = self.tasks, []
         is_member = (t.source == t.device) & (t.nbytes > 0)
         for number, instruction in enumerate(program.instructions):
@@ -100,6 +115,7 @@ class _Simulation:
         return flows
 
     def run(self) -> float:
+        """Simulate all tasks; return the seconds at which the last one ends."""
         for i in np.flatnonzero(self.waits_left == 0):
             self._ready(int(i))
         while self.events or self.flows:
@@ -108,11 +124,11 @@ class _Simulation:
             event = self.events[0][0] if self.events else math.inf
             self._advance(min(end, event))
             if event <= end:
-                _, _, what = heapq.heappop(self.events)
-                if isinstance(what, Flow):
-                    self.flows.append(what)
+                _, _, flow_or_task = heapq.heappop(self.events)
+                if isinstance(flow_or_task, Flow):
+                    self.flows.append(flow_or_task)
                 else:
-                    self._end(what)
+                    self._end(flow_or_task)
             for flow in [f for f in self.flows if f.left <= DONE]:
                 self.flows.remove(flow)
                 for task in flow.tasks:
@@ -121,6 +137,7 @@ class _Simulation:
         return self.now
 
     def _advance(self, time: float) -> None:
+        """Let all flows send until a time."""
         for flow in self.flows:
             flow.left -= flow.rate * (time - self.now)
         self.now = time
@@ -138,17 +155,20 @@ class _Simulation:
         else:
             self._push(float(self.tasks.duration[task]) / 1e9, task)
 
-    def _push(self, seconds: float, what: Flow | int) -> None:
+    def _push(self, seconds: float, flow_or_task: Flow | int) -> None:
+        """Add an event that happens after some seconds: a flow starts, or a task ends."""
         self.serial += 1
-        heapq.heappush(self.events, (self.now + seconds, self.serial, what))
+        heapq.heappush(self.events, (self.now + seconds, self.serial, flow_or_task))
 
     def _start_next(self, device: int) -> None:
+        """Start the most urgent task that waits for a device, if the device is free."""
         if device not in self.busy and self.queues[device]:
             _, task = heapq.heappop(self.queues[device])
             self.busy.add(device)
             self._push(float(self.tasks.duration[task]) / 1e9, task)
 
     def _end(self, task: int) -> None:
+        """End a task: free its device, and start tasks that waited for it or for the device."""
         t, device = self.tasks, int(self.tasks.first_resource[task])
         self.busy.discard(device)  # a link has a greater number than all devices
         for later in t.successor[t.pointer[task] : t.pointer[task + 1]].tolist():
@@ -159,7 +179,7 @@ class _Simulation:
 
 
 def _capacity(cluster: Cluster) -> dict[int, float]:
-    """Bytes/s of each link, by number: those of the fastest route over it."""
+    """Return the bytes/s of each link, by number: the bandwidth of the fastest route over it."""
     capacity: dict[int, float] = {}
     for a in range(len(cluster.devices)):
         for b in range(len(cluster.devices)):

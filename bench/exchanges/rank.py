@@ -1,4 +1,7 @@
-"""One rank in the lab: measures the links by round trips, then the steps of every exchange in turn."""
+"""Measures on one rank in the lab: the links by round trips, then the steps of every exchange in turn.
+
+run.py starts several ranks on each emulated host; the exchanges are in exchanges.py.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,12 @@ from torch.nn import functional as F
 import raddle
 from raddle.transport.process_transport import ProcessTransport
 
-WARM_UP = 2
+WARM_UP = 2  # steps that are not timed
 SMALL, LARGE = 2**10, (2**22, 2**24)  # bytes of a message: for the latency, for the bandwidth
 
 
 def main(name: str, rounds: int, out: str) -> None:
+    """Measure on the topology of this name; rank 0 writes the measurements as JSON to the file `out`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     topology = next(t for t in TOPOLOGIES if t.name == name)
@@ -36,7 +40,7 @@ def main(name: str, rounds: int, out: str) -> None:
 
 
 def links(topology: Topology) -> dict[str, Any]:
-    """The links between two ranks of host 0, and between host 0 and each other host."""
+    """Return the link between two ranks of host 0 ("inside"), and those to each other host ("between")."""
     transport = ProcessTransport(torch.device("cpu"), "gloo", 300.0)
     transport.prepare([])
     peers = [topology.per_host * host for host in range(1, topology.hosts)]
@@ -50,7 +54,10 @@ def links(topology: Topology) -> dict[str, Any]:
 
 
 def link(transport: ProcessTransport, peer: int, large: tuple[int, int]) -> dict[str, float]:
-    """Latency in seconds and bandwidth in bytes/s of the link between rank 0 and another rank."""
+    """Return latency (seconds) and bandwidth (bytes/s) of the link between rank 0 and another rank.
+
+    large: bytes of two messages, whose difference in time gives the bandwidth.
+    """
     transport.barrier()
     if transport.rank not in (0, peer):
         return {}
@@ -60,7 +67,7 @@ def link(transport: ProcessTransport, peer: int, large: tuple[int, int]) -> dict
 
 
 def round_trip(transport: ProcessTransport, peer: int, nbytes: int, repeats: int) -> float:
-    """Median seconds of a message to the peer and back."""
+    """Return the median seconds of a message to the peer and back."""
     buffer = torch.zeros(nbytes, dtype=torch.uint8)
     other = peer if transport.rank == 0 else 0
     seconds = []
@@ -77,10 +84,10 @@ def round_trip(transport: ProcessTransport, peer: int, nbytes: int, repeats: int
 
 
 def steps(topology: Topology, pattern: str, rounds: int) -> dict[str, Any]:
-    """Seconds of each step, from a barrier to the end of the last rank; how busy the cores were.
+    """Return the seconds of each step, from a barrier to the end of the last rank, and two shares.
 
-    busy: by anything on this machine; by_ranks: by the ranks, whose time includes most of the kernel's work
-    for them.
+    busy: the share of the cores' time in which anything on this machine used them; by_ranks: the share that
+    the ranks used, which includes most of the kernel's work for them.
     """
     exchange = PATTERNS[pattern](topology)
     trainer = raddle.parallelize(

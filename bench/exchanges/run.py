@@ -1,6 +1,7 @@
-"""Exchanges between hosts, measured in the lab and predicted by raddle's simulation; see README.md.
+"""Measures exchanges between hosts in the lab and predicts them by raddle's simulation; see README.md.
 
-The hosts are network namespaces of this machine (`raddle lab`); root and iproute2 are needed.
+An exchange is a training step that only communicates (exchanges.py). The hosts are network namespaces of
+this machine (`raddle lab`); root and iproute2 are needed.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ RESULTS = HERE / "results.json"
 
 
 def main() -> None:
+    """Measure one run on each topology, store it with the earlier runs, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topologies", default=",".join(t.name for t in TOPOLOGIES))
     parser.add_argument("--rounds", type=int, default=3, help="steps of each exchange in a run")
     parser.add_argument("--fresh", action="store_true", help="forget earlier runs")
     parser.add_argument("--print", action="store_true", help="predict what was measured before")
     chosen = parser.parse_args()
-    kept = RESULTS.exists() and (chosen.print or not chosen.fresh)
-    results = json.loads(RESULTS.read_text()) if kept else {"machine": _machine(), "topologies": {}}
+    if RESULTS.exists() and (chosen.print or not chosen.fresh):
+        results = json.loads(RESULTS.read_text())
+    else:
+        results = {"machine": _machine(), "topologies": {}}
     if not chosen.print:
         for topology in TOPOLOGIES:
             if topology.name in chosen.topologies.split(","):
@@ -47,11 +51,12 @@ def main() -> None:
 
 
 def _machine() -> str:
+    """Return a description of this machine."""
     return f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}"
 
 
 def measure(topology: Topology, rounds: int) -> dict[str, Any]:
-    """One run: the probe of this machine for as many ranks, and what the ranks measure in a lab."""
+    """Return one run: the probe of this machine for as many ranks, and the ranks' measurements in a lab."""
     probed = describe(probe(topology.ranks))
     rates = {host: topology.host_rate(host) for host in topology.slow}
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +67,7 @@ def measure(topology: Topology, rounds: int) -> dict[str, Any]:
             ) as lab:
                 argv = [str(HERE / "rank.py"), topology.name, str(rounds), str(out)]
                 commands = torchrun_commands(lab, argv, per_host=topology.per_host)
-                launch(lab, commands.__getitem__, 330)
+                launch(lab, commands.__getitem__, 330)  # seconds
         except InputError as error:
             print(f"skipped: {error}")
             sys.exit(0)
@@ -71,6 +76,7 @@ def measure(topology: Topology, rounds: int) -> dict[str, Any]:
 
 
 def show(topologies: dict[str, Any]) -> None:
+    """Print measured and predicted times; topologies: name -> runs."""
     errors: dict[str, list[float]] = {"first-fit": [], "fair": []}
     print(
         "| hosts × ranks | pattern | measured, ms (range) | cores busy, by ranks "

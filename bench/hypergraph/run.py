@@ -1,4 +1,7 @@
-"""Compares partitions of the thesis (PaToH), of raddle and of Mt-KaHyPar; see README.md.
+"""Compares hypergraph partitions of the thesis (PaToH), of raddle and of Mt-KaHyPar; see README.md.
+
+The thesis is that of B. Eserol (docs/papers.md). A partition distributes the filters of a network over
+parts (devices); its volume is what crosses parts in a forward, in Mi elements.
 
 python bench/hypergraph/run.py          (about ten minutes, one core)
 """
@@ -32,6 +35,10 @@ PATOH_IMBALANCE = {n: round(row.imbalance - 1, 3) for n, row in COARSE.rows.item
 
 
 def kahypar(partitioner: Partitioner, parts: int, epsilon: float) -> dict[str, Any]:
+    """Returns volume, imbalance and seconds of Mt-KaHyPar's partition.
+
+    epsilon: a part may have (1 + epsilon) x the average work.
+    """
     begun = perf_counter()
     x = partition_blocks(partitioner.model, parts, epsilon, BLOCKS, 0)
     return {
@@ -44,6 +51,7 @@ def kahypar(partitioner: Partitioner, parts: int, epsilon: float) -> dict[str, A
 def ours(
     partitioner: Partitioner, method: str, parts: int, epsilon: float = 0.1, budget: float = 10.0
 ) -> dict[str, Any]:
+    """Returns volume, bytes, imbalance, lower bound and seconds of one of raddle's methods."""
     result = partitioner.partition(method, PartitionRequest(parts, epsilon=epsilon, budget=budget))
     return {
         "volume": result.volume / MI,
@@ -55,6 +63,7 @@ def ours(
 
 
 def vgg16() -> list[dict[str, Any]]:
+    """Compares all methods on VGG-16; returns a row for each number of parts."""
     partitioner = Partitioner(capture_model("vgg16", 32))
     rows = []
     for parts in PARTS:
@@ -73,7 +82,11 @@ def vgg16() -> list[dict[str, Any]]:
 
 
 def reconstructed() -> list[dict[str, Any]]:
-    """On the reconstructed weights: linear layers are one vertex, and the imbalance is PaToH's."""
+    """Compares partitions under the reconstructed weights; returns a row for each number of parts.
+
+    A weight is the work of a layer (experiments/thesis/printed.py). Linear layers are one vertex, and the
+    imbalance is PaToH's.
+    """
     partitioner = Partitioner(
         capture_model("vgg16", 32), np.array(RECONSTRUCTED, float), connected_as_one=True
     )
@@ -92,7 +105,10 @@ def reconstructed() -> list[dict[str, Any]]:
 
 
 def epoch() -> list[dict[str, Any]]:
-    """Table 5.14: GiB of an epoch of 64,000 images, all forward and backward, in the same bytes."""
+    """Repeats Table 5.14: GiB sent in an epoch of 64,000 images, forward and backward; returns rows.
+
+    All columns are in bytes; the thesis has elements in one of them.
+    """
     rows = []
     for batch in (16, 32, 64):
         partitioner = Partitioner(capture_model("vgg16", batch))
@@ -108,6 +124,7 @@ def epoch() -> list[dict[str, Any]]:
 
 
 def others() -> list[dict[str, Any]]:
+    """Compares Mt-KaHyPar and raddle's coarse partitions on further networks; returns the rows."""
     rows = []
     for model in ("resnet50", "inception_v3", "unet"):
         partitioner = Partitioner(capture_model(model, 32))
@@ -122,11 +139,13 @@ def others() -> list[dict[str, Any]]:
 
 
 def print_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Prints a row as JSON and returns it."""
     print(json.dumps(row), flush=True)
     return row
 
 
 def main(*names: str) -> None:
+    """Makes the named tables, or all, and writes them to results.json."""
     path = pathlib.Path(__file__).parent / "results.json"
     results = json.loads(path.read_text()) if path.exists() else {}
     for table in (vgg16, reconstructed, epoch, others):

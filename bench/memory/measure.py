@@ -22,6 +22,7 @@ OPTIMIZERS = {
 
 
 def peak(name: str, batch: int, optimizer: str) -> int:
+    """Return the peak bytes of PyTorch's allocator over three training steps."""
     torch.cuda.empty_cache()
     work = zoo.load(name, batch=batch, device="cuda")
     opt = OPTIMIZERS[optimizer](work.model.parameters())
@@ -35,6 +36,7 @@ def peak(name: str, batch: int, optimizer: str) -> int:
 
 
 def main() -> None:
+    """Measure all cases and print them as JSON."""
     torch.backends.cudnn.benchmark = False
     rows = []
     for name, optimizer, batches in [

@@ -1,4 +1,4 @@
-"""One rank of a plan on a GPU shared by all ranks: writes the peak bytes of PyTorch's allocator."""
+"""Runs one rank of a plan on a GPU that all ranks share; writes the peak bytes of PyTorch's allocator."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ STEPS = 2
 
 
 def main(path: str) -> None:
+    """Train by the plan in the file `path`; write the peak to the file PATH.rankN next to it."""
     place = torch.device("cuda", 0)
     torch.cuda.set_device(place)
     transport = ProcessTransport(place, "gloo", 120.0)

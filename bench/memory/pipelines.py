@@ -14,14 +14,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+# By (model, batch, micro-batches): schedules; "recomputed": all stages are recomputed.
 SCHEDULES = {
     ("vgg16", 64, 8): ("1f1b", "gpipe", "1f1b, recomputed", "gems", "sequential"),
     ("resnet50", 64, 8): ("1f1b", "gpipe", "1f1b, recomputed", "gems"),
     ("unet", 16, 4): ("1f1b", "gpipe", "gems"),
-}  # by model, batch and micro-batches
+}
 
 
 def plans(folder: Path) -> None:
+    """Write the plans, and predicted.json with the predicted peak bytes of each rank."""
     from raddle import clusters, zoo
     from raddle.graph.capture import capture
     from raddle.plans import plan_file
@@ -36,7 +38,7 @@ def plans(folder: Path) -> None:
         work = zoo.load(model, batch=batch, device="meta")
         graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=model)
         for words in schedules:
-            schedule, _, again = words.partition(", ")
+            schedule, _, recomputed = words.partition(", ")
             settings = Settings(
                 schedule=schedule, stages=4, microbatches=count, bn="local", optimizer="momentum"
             )
@@ -45,7 +47,7 @@ def plans(folder: Path) -> None:
             plan = build_plan(
                 graph, cluster, "pipeline", result, settings, model=model, batch=batch
             )
-            if again:
+            if recomputed:
                 plan = replace(plan, recompute=plan.stages)
             name = f"{model}_{words.replace(', ', '-')}"
             plan_file.save(plan, result.pipeline.graph, folder / f"{name}.json")
@@ -56,16 +58,17 @@ def plans(folder: Path) -> None:
 
 
 def table(folder: Path) -> None:
+    """Print measured and predicted peaks in MiB, by plan and rank."""
     predicted = json.loads((folder / "predicted.json").read_text())
-    within = of = 0
+    within = total = 0  # numbers of ranks: predicted within 10 %, and all
     for name, peaks in predicted.items():
         cells = []
         for rank, peak in enumerate(peaks):
             measured = int((folder / f"{name}.rank{rank}").read_text())
-            within, of = within + (abs(peak / measured - 1) <= 0.1), of + 1
+            within, total = within + (abs(peak / measured - 1) <= 0.1), total + 1
             cells.append(f"{measured / 2**20:.0f} / {peak / 2**20:.0f}")
         print(f"| {name} | {' | '.join(cells)} |")
-    print(f"{within} of {of} are within 10 %")
+    print(f"{within} of {total} are within 10 %")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Predicted against measured memory of one device; see README.md."""
+"""Compares predicted with measured memory of one device; see README.md.
+
+measure.py has written the measurements on a GPU to measured.json.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ MEASURED = pathlib.Path(__file__).with_name("measured.json")
 
 
 def predicted(name: str, batch: int, optimizer: str) -> int:
+    """Return the predicted peak bytes of a training step on one H200."""
     work = zoo.load(name, batch=batch)
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
     tiles = {op.name: whole_tiling([d.size for d in op.space.dims], [0]) for op in graph.ops}
@@ -26,20 +30,21 @@ def predicted(name: str, batch: int, optimizer: str) -> int:
 
 
 def main() -> None:
-    data = json.loads(MEASURED.read_text())
-    print(f"measured on {data['device']}, torch {data['torch']}\n")
+    """Print the table."""
+    measured = json.loads(MEASURED.read_text())
+    print(f"measured on {measured['device']}, torch {measured['torch']}\n")
     print("| model | batch | optimizer | measured, MiB | predicted, MiB | difference |")
     print("|---|---|---|---|---|---|")
-    for row in data["rows"]:
-        ours = predicted(row["model"], row["batch"], row["optimizer"])
-        share = ours / row["bytes"] - 1
+    for row in measured["rows"]:
+        predicted_bytes = predicted(row["model"], row["batch"], row["optimizer"])
+        difference = predicted_bytes / row["bytes"] - 1
         cells = (
             row["model"],
             row["batch"],
             row["optimizer"],
             row["bytes"] >> 20,
-            ours >> 20,
-            f"{share:+.1%}",
+            predicted_bytes >> 20,
+            f"{difference:+.1%}",
         )
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 

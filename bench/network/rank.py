@@ -1,4 +1,8 @@
-"""One rank in the lab: times AlexNet with OWT and with DistributedDataParallel, steps in turn."""
+"""Times AlexNet on one rank in the lab, with OWT and with DistributedDataParallel, steps in turn.
+
+OWT is "one weird trick": convolutions are split by samples, linear layers by features. run.py starts a rank
+on each emulated host of the lab.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import raddle
 from raddle import zoo
 
-WARM_UP = 2
+WARM_UP = 2  # steps that are not timed
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -25,6 +29,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def main(folder: str, batches: list[int], rounds: int) -> None:
+    """Measure the link and each batch; rank 0 writes rows.json. folder: has the plans, owt.BATCH.json."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     link = _link()
@@ -35,7 +40,7 @@ def main(folder: str, batches: list[int], rounds: int) -> None:
 
 
 def _link() -> dict[str, float]:
-    """Bandwidth (bytes/s) and latency (s) to the next rank while all ranks send."""
+    """Return the bandwidth (bytes/s) and latency (s) to the next rank while all ranks send."""
     rank, size = dist.get_rank(), dist.get_world_size()
     times = {}
     for nbytes in (4096, 16 * 2**20):
@@ -49,12 +54,13 @@ def _link() -> dict[str, float]:
                 w.wait()
             seconds.append(time.perf_counter() - start)
         times[nbytes] = statistics.median(seconds)
-    (small, fast), (large, slow) = times.items()
-    bandwidth = (large - small) / (slow - fast)
-    return {"bandwidth": bandwidth, "latency": max(1e-5, fast - small / bandwidth)}
+    (small, short), (large, long) = times.items()  # (bytes, seconds)
+    bandwidth = (large - small) / (long - short)
+    return {"bandwidth": bandwidth, "latency": max(1e-5, short - small / bandwidth)}
 
 
 def measure(folder: pathlib.Path, batch: int, rounds: int) -> dict[str, Any]:
+    """Return the median times of a step with OWT and with DDP, and the bytes that OWT sends in a step."""
     work = zoo.load("alexnet", batch=batch, device="cpu")
     for module in work.model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -77,7 +83,7 @@ def measure(folder: pathlib.Path, batch: int, rounds: int) -> dict[str, Any]:
 
     steps = {"owt": lambda: float(trainer.step(*part)), "ddp": ddp}
     times: dict[str, list[float]] = {name: [] for name in steps}
-    sent0 = sum(trainer.transport.sent.values())
+    sent_before = sum(trainer.transport.sent.values())
     for number in range(WARM_UP + rounds):
         for name, step in steps.items():
             dist.barrier()
@@ -85,7 +91,7 @@ def measure(folder: pathlib.Path, batch: int, rounds: int) -> dict[str, Any]:
             step()
             if number >= WARM_UP:
                 times[name].append(time.perf_counter() - start)
-    sent = (sum(trainer.transport.sent.values()) - sent0) / (WARM_UP + rounds)
+    sent = (sum(trainer.transport.sent.values()) - sent_before) / (WARM_UP + rounds)
     trainer.close()
     medians = {f"{name}_ms": 1e3 * statistics.median(t) for name, t in times.items()}
     return {

@@ -1,4 +1,4 @@
-"""AlexNet on four hosts at 1 Gbit/s: OWT ("one weird trick") against DDP, predicted and measured.
+"""Compares OWT ("one weird trick") with DDP for AlexNet on four hosts at 1 Gbit/s, predicted and measured.
 
 The hosts are network namespaces of this machine (`raddle lab`); root and iproute2 are needed.
 """
@@ -34,6 +34,7 @@ HOSTS = 4
 
 
 def main() -> None:
+    """Measure in the lab, predict, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", default="16,32,64")
     parser.add_argument("--rounds", type=int, default=6)
@@ -75,6 +76,7 @@ def main() -> None:
 
 
 def captured(batch: int) -> Graph:
+    """Return the graph of AlexNet without dropout."""
     work = zoo.load("alexnet", batch=batch)
     for module in work.model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -83,21 +85,21 @@ def captured(batch: int) -> Graph:
 
 
 def predicted(graph: Graph, measured: Any, link: dict[str, float]) -> dict[str, float]:
-    """Simulated steps on a cluster with the probed devices and the measured link."""
-    here = describe(measured)
-    kind = next(iter(here["devices"]))
-    on = Cluster.from_dict(
+    """Return simulated times of a step on a cluster with the probed devices and the measured link."""
+    description = describe(measured)
+    kind = next(iter(description["devices"]))
+    machine = Cluster.from_dict(
         {
             "name": "lab",
-            "devices": here["devices"],
+            "devices": description["devices"],
             "nodes": [{"count": HOSTS, "devices": [kind]}],
             "network": {**link, "duplex": True, "per_device": False},
         }
     )
     result = {}
     for method in ("data", "owt"):
-        plan = replace(plan_for(graph, on, method), steps=3)
-        result[f"predicted_{method}_ms"] = 1e3 * simulate(lower(graph, plan), on).step_seconds
+        plan = replace(plan_for(graph, machine, method), steps=3)
+        result[f"predicted_{method}_ms"] = 1e3 * simulate(lower(graph, plan), machine).step_seconds
     result["predicted_faster"] = result["predicted_data_ms"] / result["predicted_owt_ms"]
     return result
 

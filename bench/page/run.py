@@ -18,33 +18,36 @@ sys.path[:0] = [str(ROOT / "tests" / "reports" / "page"), str(ROOT / "tests")]
 from chromium import CHROMIUM, browser, open_page, raddle_json
 from timeline_frames import frames
 
-CASES = (("inception_v3", "p100:4x4"), ("inception_v3", "p100:8x4"))
+CASES = (("inception_v3", "p100:4x4"), ("inception_v3", "p100:8x4"))  # (model, cluster)
 
 
 def main() -> None:
+    """Write a report for each case, open it in Chromium, and write the measurements to results.json."""
     if CHROMIUM is None:
         print("skipped: there is no chromium on this machine")
         return
     rows = []
     with tempfile.TemporaryDirectory() as folder, browser() as started:
-        for model, on in CASES:
+        for model, cluster in CASES:
             path = pathlib.Path(folder) / "page.html"
             report = raddle_json(
-                "report", model, "--cluster", on, "--batch", "512", "--budget", "5", "-o", str(path)
-            )
+                "report", model, "--cluster", cluster, "--batch", "512", "--budget", "5",
+                "-o", str(path),
+            )  # fmt: skip
             row = {
                 "model": model,
-                "cluster": on,
+                "cluster": cluster,
                 "methods": len(report["methods"]),
                 "bytes": report["bytes"],
             }
-            begun = perf_counter()
+            start = perf_counter()
             with open_page(started, path) as page:
-                row["open_s"] = perf_counter() - begun
+                row["open_s"] = perf_counter() - start
+                # The timeline of the method "model" is measured.
                 page.locator(".bar", has_text="model").first.click()
                 row["slices"] = page.evaluate("raddle.method.timeline.count")
-                for what, times in frames(page, moves=120).items():
-                    row[what] = {
+                for movement, times in frames(page, moves=120).items():
+                    row[movement] = {
                         "median": median(times), "p95": quantiles(times, n=20)[-1], "max": max(times),
                     }  # fmt: skip
             rows.append(row)

@@ -1,5 +1,7 @@
 """Compares the stages that raddle and PipeDream's optimizer find for PipeDream's profiles; see README.md.
 
+A profile has the times and sizes of a model's layers; both programs assign the layers to pipeline stages.
+
 python bench/partition/run.py                          (ours: ten seconds; theirs as recorded)
 python bench/partition/run.py --pipedream CHECKOUT     (theirs too: five minutes)
 python bench/partition/run.py --table                  (prints what results.json holds)
@@ -29,11 +31,12 @@ PROFILES = HERE.parents[2] / "shared" / "data" / "pipedream"
 NAMES = ("alexnet", "vgg16", "resnet50", "gnmt", "densenet121", "inception_v3")
 DEVICES = (4, 16)
 BANDWIDTH = 1e9  # bytes a second
-PATIENCE = 60  # seconds
+PATIENCE = 60  # seconds that PipeDream's optimizer may take
 T = TypeVar("T")
 
 
 def best_of(count: int, work: Callable[[], T]) -> tuple[T, float]:
+    """Calls `work` several times; returns its result and the seconds of the fastest call."""
     times = []
     for _ in range(count):
         begun = perf_counter()
@@ -43,6 +46,7 @@ def best_of(count: int, work: Callable[[], T]) -> tuple[T, float]:
 
 
 def ours(layers: Layers, devices: int) -> dict[str, Any]:
+    """Returns what raddle finds for a pipeline without a flush: speedup, stages, and the search's time."""
     partition, seconds = best_of(
         5, lambda: partition_for_period(layers, devices, bandwidth=BANDWIDTH)
     )
@@ -60,7 +64,10 @@ def ours(layers: Layers, devices: int) -> dict[str, Any]:
 
 
 def theirs(checkout: Path, path: Path, devices: int) -> dict[str, Any]:
-    """Run PipeDream's optimizer as a program, with a stand-in for the graphviz that it imports."""
+    """Runs PipeDream's optimizer as a program; returns its speedup and replicas, and its seconds.
+
+    An empty module stands in for graphviz, which it imports. seconds: None if it did not finish in time.
+    """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "graphviz.py").write_text("")
         command = [sys.executable, "optimizer_graph_hierarchical.py", "-n", str(devices)]
@@ -88,10 +95,14 @@ def theirs(checkout: Path, path: Path, devices: int) -> dict[str, Any]:
 
 
 def flushed(layers: Layers, devices: int) -> dict[str, Any]:
-    """A step of 32 micro-batches, each 1/32 of the profiled batch; outputs are saved for backward."""
+    """Returns what raddle finds for a pipeline with a flush, with 32 micro-batches in a step.
+
+    A micro-batch is 1/32 of the profiled batch; the outputs of layers are saved for the backward.
+    """
     m = 32
 
     def share(column: tuple[float, ...]) -> tuple[float, ...]:
+        """Returns the values of a micro-batch from those of the batch."""
         return tuple(x / m for x in column)
 
     work = LayerCosts(
@@ -115,7 +126,7 @@ def flushed(layers: Layers, devices: int) -> dict[str, Any]:
 
 
 def first_use() -> dict[str, float]:
-    """Seconds of a process's first calls, without and then with numba's cache."""
+    """Returns the seconds of a process's first calls, without and then with numba's cache."""
     script = """
 import sys, time; begun = time.perf_counter()
 from raddle.searches.pipeline.layers import DeviceChain, LayerCosts, Layers
@@ -146,6 +157,7 @@ print(one - begun, two - one, time.perf_counter() - two)"""
 
 
 def tables(results: dict[str, Any]) -> str:
+    """Returns the results as Markdown tables."""
     head = "profile|devices|ours, × one device|cuts of one order only|PipeDream's|ours, s|PipeDream's, s"
     rows = [[*head.split("|"), "ideals", "our replicas, by stage", "PipeDream's "]]
     steps = [["profile", "devices", "× one device", "s", "ideals", "exact", "replicas, by stage"]]
@@ -167,15 +179,18 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def plus(replicas: list[int]) -> str:
+    """Returns the replicas of each stage, such as "2 + 1 + 1"."""
     return " + ".join(str(r) for r in replicas)
 
 
 def markdown(rows: list[list[str]]) -> str:
+    """Returns a Markdown table; the first row is its head."""
     rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main() -> None:
+    """Compares all profiles on all numbers of devices, and writes results.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profiles", type=Path, default=PROFILES)
     parser.add_argument("--pipedream", type=Path, help="a checkout of msr-fiddle/pipedream")

@@ -1,4 +1,4 @@
-"""Two pipeline stages that sleep instead of computing, to measure the overhead of a runtime.
+"""Makes two pipeline stages that sleep instead of computing, to measure the overhead of a runtime.
 
 A stage (stage.cpp) takes a given time and sleeps for nearly all of it, so the core is free for transfers.
 """
@@ -30,27 +30,27 @@ def build() -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """One case: a schedule, the size of the activation and the times of a stage."""
+    """A case: a schedule, the size of the activation and the times of a stage."""
 
-    schedule: str  # gpipe | 1f1b
-    megabytes: float
+    schedule: str  # "gpipe" or "1f1b"
+    megabytes: float  # of a micro-batch's activation between the stages, in MiB
     microbatches: int = 8
     forward: float = 0.010  # seconds
     backward: float = 0.020
 
     @property
     def elements(self) -> int:
-        """Of one sample's activation: a multiple of the narrow width."""
+        """The elements of one sample's activation: a multiple of the narrow width."""
         return int(self.megabytes * 2**20 / 4 / SAMPLES) // NARROW * NARROW
 
     @property
     def ideal(self) -> float:
-        """Seconds of a step if transfers took no time: both schedules have this bubble."""
+        """The seconds of a step if transfers took no time: both schedules have the same bubble."""
         return (self.microbatches + STAGES - 1) * (self.forward + self.backward)
 
 
 class Stage(nn.Module):
-    """One stage: an operator that raddle does not know, with a parameter."""
+    """A stage of one parameter and one operator (stage.cpp), which raddle treats as opaque."""
 
     def __init__(self, width: int, row: Row) -> None:
         super().__init__()
@@ -63,11 +63,12 @@ class Stage(nn.Module):
 
 
 def model(row: Row) -> nn.Sequential:
-    """x[n k] -> activation[n e] -> y[n k]."""
+    """Returns two stages: x[n k] -> activation[n e] -> y[n k]."""
     return nn.Sequential(Stage(row.elements, row), Stage(NARROW, row))
 
 
 def loss(y: Tensor, target: Tensor) -> Tensor:
+    """Returns the mean squared error."""
     return F.mse_loss(y, target)
 
 
@@ -82,27 +83,28 @@ def calibrate(row: Row, repeats: int = 25) -> tuple[float, float]:
     """Shortens the sleeps so that a call takes exactly the given time; returns the seconds removed."""
     stage, (x, _) = model(row)[0], batch(row)
     x = x[:SAMPLES].requires_grad_()
-    torch.ops.raddle_bench.set_leads(0.0, 0.0)
-    beyond = []
+    torch.ops.raddle_bench.set_leads(0.0, 0.0)  # seconds by which the two sleeps are shortened
+    # Seconds by which forward and backward took longer than they should
+    overruns = []
     for _ in range(repeats):
         start = time.perf_counter()
         y = stage(x)
         middle = time.perf_counter()
-        seed = y.detach()  # of the right size, and there
+        seed = y.detach()  # a gradient of the right size, without the time to make one
         again = time.perf_counter()
         torch.autograd.grad(y, [x, stage.weight], seed)
         end = time.perf_counter()
-        beyond.append((middle - start - row.forward, end - again - row.backward))
-    forward, backward = (statistics.median(seconds) for seconds in zip(*beyond, strict=True))
+        overruns.append((middle - start - row.forward, end - again - row.backward))
+    forward, backward = (statistics.median(seconds) for seconds in zip(*overruns, strict=True))
     torch.ops.raddle_bench.set_leads(forward, backward)
     return forward, backward
 
 
 def set_whole(value: bool) -> None:
-    """Whether stages really write and read activations (to check them) instead of sleeping."""
+    """Sets whether stages really write and read activations (to check them) instead of sleeping."""
     torch.ops.raddle_bench.set_whole(value)
 
 
 def calls() -> list[int]:
-    """How often stages of this process ran forward and backward."""
+    """Returns how often stages of this process ran forward and backward."""
     return list(torch.ops.raddle_bench.calls())

@@ -1,4 +1,7 @@
-"""One rank of the second table: times a net with several schedules in turn, then measures its memory."""
+"""Runs one rank that times nets with several schedules in turn, then measures their memory.
+
+run.py (part `gems`) starts the ranks with torchrun and shows the second table of README.md.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ WARM_UP = 2
 
 
 def main(settings: dict[str, Any]) -> None:
+    """Measures all nets; settings: folder (plans, results), rounds (timed steps), nets (names)."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     folder = pathlib.Path(settings["folder"])
@@ -33,23 +37,24 @@ def main(settings: dict[str, Any]) -> None:
 
 
 def measure(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
-    """Milliseconds of a step and each rank's peak in bytes, by schedule."""
-    work = nets.load(name, nets.NETS[name].micro * nets.MICROBATCHES)
+    """Returns the milliseconds of a step and each rank's peak in bytes, by schedule."""
+    workload = nets.load(name, nets.NETS[name].micro * nets.MICROBATCHES)
     trainers = {
         schedule: raddle.parallelize(
-            copy.deepcopy(work.model), folder / f"{name}.{dist.get_world_size()}.{schedule}.json", sgd,
-            loss=work.loss, device="cpu",
+            copy.deepcopy(workload.model), folder / f"{name}.{dist.get_world_size()}.{schedule}.json", sgd,
+            loss=workload.loss, device="cpu",
         )
         for schedule in nets.SCHEDULES
     }  # fmt: skip
-    batch = [*work.inputs, *work.targets]
+    batch = [*workload.inputs, *workload.targets]
     losses = {
         schedule: [float(trainer.step(*batch)) for _ in range(WARM_UP)]
         for schedule, trainer in trainers.items()
     }
     for schedule_losses in losses.values():
-        same = torch.tensor(schedule_losses), torch.tensor(losses["sequential"])
-        torch.testing.assert_close(*same, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            torch.tensor(schedule_losses), torch.tensor(losses["sequential"]), rtol=1e-4, atol=1e-5
+        )
     times: dict[str, list[float]] = {schedule: [] for schedule in trainers}
     for number in range(rounds):
         order = list(trainers)
@@ -70,6 +75,7 @@ def measure(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
 
 
 def _timed(trainer: Any, batch: list[Tensor]) -> float:
+    """Returns the seconds that a step takes on the slowest rank."""
     dist.barrier()
     start = time.perf_counter()
     trainer.step(*batch)
@@ -79,22 +85,22 @@ def _timed(trainer: Any, batch: list[Tensor]) -> float:
 
 
 def _peaks(trainer: Any, batch: list[Tensor]) -> list[int]:
-    """Peak bytes by rank: persistent tensors, and what PyTorch allocates during a step."""
+    """Returns the peak bytes by rank: persistent tensors, and what PyTorch allocates during a step."""
     dist.barrier()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         trainer.step(*batch)
-    level = peak = 0
-    for event in seen.profiler.kineto_results.events():  # every allocation, every return
+    level = peak = 0  # level: bytes allocated now; peak: the most so far
+    for event in seen.profiler.kineto_results.events():  # every allocation and every release
         if event.name() == "[memory]":
             level += event.nbytes()
             peak = max(peak, level)
     ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, peak + _lasting(trainer))
+    dist.all_gather_object(ranks, peak + _persistent_bytes(trainer))
     return ranks
 
 
-def _lasting(trainer: Any) -> int:
-    """Bytes of parameters, buffers, gradient buckets and optimizer state."""
+def _persistent_bytes(trainer: Any) -> int:
+    """Returns the bytes of parameters, buffers, gradient buckets and optimizer state."""
     executor = trainer.executor
     tensors = [t for t in executor.slots if isinstance(t, Tensor)] + list(
         executor.parameter_updater.bucket_buffers

@@ -1,4 +1,4 @@
-"""The nets of the second table: models, their stages, plans and predictions."""
+"""Makes the nets of README.md's second table: models, their stages, plans and predictions."""
 
 # P: stages, m: micro-batches
 
@@ -35,9 +35,11 @@ MICROBATCHES = 4  # two pairs for GEMS
 
 @dataclass(frozen=True)
 class Net:
+    """A net that is measured."""
+
     name: str
     build: partial[nn.Module]
-    examples: object
+    examples: object  # a function: number of samples -> inputs and targets
     micro: int  # images of a micro-batch
 
 
@@ -54,6 +56,7 @@ NETS = {
 
 
 def load(name: str, samples: int) -> Workload:
+    """Returns a net with example inputs and targets; its weights are the same on every rank."""
     net = NETS[name]
     torch.manual_seed(0)
     model = net.build()
@@ -62,23 +65,28 @@ def load(name: str, samples: int) -> Workload:
 
 
 def captured(name: str) -> Graph:
-    """The graph of one micro-batch."""
-    work = load(name, NETS[name].micro)
-    return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=name)
+    """Returns the graph of one micro-batch."""
+    workload = load(name, NETS[name].micro)
+    return capture(
+        workload.model, workload.inputs, targets=workload.targets, loss=workload.loss, name=name
+    )
 
 
 def profiled(graph: Graph, kind: str) -> Profile:
-    """Seconds of every operator as a whole, on this machine, with one thread."""
+    """Returns the seconds of every operator as a whole, on this machine, with one thread."""
     compute = ComputeCosts(graph, active_values(graph))
-    wanted = {op.name: compute.grad_operands[op.name, "B"] for op in graph.ops}
+    # For each operator: the operands whose gradients are computed, and so measured too
+    grad_operands = {op.name: compute.grad_operands[op.name, "B"] for op in graph.ops}
     boxes = [(op, op.space.full) for op in graph.ops]
-    return measure(graph, boxes, wanted, kind, "cpu")
+    return measure(graph, boxes, grad_operands, kind, "cpu")
 
 
 def planned(graph: Graph, stages: Sequence[Sequence[str]], schedule: str) -> Plan:
-    of = {name: s for s, stage in enumerate(stages) for name in stage}
+    """Returns the plan of stages (names of their operators), each on one device."""
+    stage_of = {name: s for s, stage in enumerate(stages) for name in stage}
     tiles = {
-        op.name: whole_tiling([d.size for d in op.space.dims], [of[op.name]]) for op in graph.ops
+        op.name: whole_tiling([d.size for d in op.space.dims], [stage_of[op.name]])
+        for op in graph.ops
     }
     return Plan(
         tiles, len(stages), bn="microbatch", microbatches=MICROBATCHES, schedule=schedule,
@@ -90,27 +98,32 @@ def planned(graph: Graph, stages: Sequence[Sequence[str]], schedule: str) -> Pla
 def predicted(
     graph: Graph, plan: Plan, cluster: Cluster, profile: Profile
 ) -> tuple[float, list[int]]:
-    """Seconds of a step, and the peak of each rank in bytes."""
+    """Returns the seconds of a step, and the peak of each rank in bytes."""
     timeline = simulate(lower(graph, replace(plan, steps=2)), cluster, profile)
     return timeline.step_seconds, peak_bytes(timeline)
 
 
 def cut(graph: Graph, count: int, cluster: Cluster, profile: Profile) -> list[list[str]]:
-    """Cuts before convolutions so that the slowest stage, with its transfer, is as fast as possible."""
+    """Returns the operators of each of `count` stages.
+
+    The graph is cut before convolutions and matrix products, so that the slowest stage, with its transfer,
+    is as fast as possible.
+    """
     names, device = [op.name for op in graph.ops], cluster.devices[0]
     compute = ComputeCosts(graph, active_values(graph), profile)
     seconds = [
         sum(compute.seconds(op, op.space.full, phase, device) for phase in "FB") for op in graph.ops
     ]
-    before = [0.0, *itertools.accumulate(seconds)]
+    before = [0.0, *itertools.accumulate(seconds)]  # seconds of all operators before each
     points = [0, *(i for i in range(1, len(names)) if graph.ops[i].space.is_product), len(names)]
     link = cluster.route(0, 1).bandwidth
+    # For each cut: seconds to send the activations over it, and their gradients back
     sent = {p: 2 * _crossing(graph, p) / link for p in points}
 
-    # best[p]: the slowest of the stages up to p, and where they end
+    # best[p]: seconds of the slowest stage before cut p, and where the stages end
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
-    for left in range(count - 1, -1, -1):
-        ends = [points[-1]] if left == 0 else points[1:-1]
+    for stages_left in range(count - 1, -1, -1):
+        ends = [points[-1]] if stages_left == 0 else points[1:-1]
         extended: dict[int, tuple[float, list[int]]] = {}
         for q in ends:
             options = [
@@ -126,7 +139,7 @@ def cut(graph: Graph, count: int, cluster: Cluster, profile: Profile) -> list[li
 
 
 def _crossing(graph: Graph, at: int) -> int:
-    """Bytes that operators before a point make and operators after it read."""
+    """Returns the bytes that operators before a point make and operators after it read."""
     made = {o for op in graph.ops[:at] for o in op.outputs}
     read = {i for op in graph.ops[at:] for i in op.inputs}
     return sum(graph.values[name].nbytes for name in made & read)

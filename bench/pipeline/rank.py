@@ -1,4 +1,7 @@
-"""One rank of the overhead benchmark: times raddle and torch.distributed.pipelining, steps in turn."""
+"""Runs one rank of the overhead benchmark: raddle and torch.distributed.pipelining take turns.
+
+run.py starts two ranks with torchrun.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 def main(settings: dict[str, Any]) -> None:
+    """Measures all rows; settings: rows (arguments of harness.Row), rounds (timed steps), out (file)."""
     torch.set_num_threads(1)
     harness.build()
     dist.init_process_group("gloo")
@@ -39,10 +43,15 @@ def main(settings: dict[str, Any]) -> None:
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Returns the optimizer of both sides."""
     return torch.optim.SGD(parameters, lr=0.05)
 
 
 def measure(row: Row, rounds: int) -> dict[str, Any]:
+    """Returns the milliseconds and overheads of both sides for one row, after checking their losses.
+
+    An overhead is the share by which a step takes longer than row.ideal.
+    """
     trainer, ours = of_raddle(row)
     steps: dict[str, Callable[[], float | None]] = {"raddle": ours, "torch": of_torch(row)}
     harness.set_whole(True)
@@ -72,7 +81,7 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
 
 
 def of_raddle(row: Row) -> tuple[Any, Callable[[], float]]:
-    """A step by raddle's own runtime."""
+    """Returns raddle's trainer, and a function that trains one step and returns the loss."""
     torch.manual_seed(0)
     model, (x, target) = harness.model(row), harness.batch(row)
     graph = capture(model, [x[:SAMPLES]], targets=[target[:SAMPLES]], loss=harness.loss)
@@ -83,13 +92,14 @@ def of_raddle(row: Row) -> tuple[Any, Callable[[], float]]:
 
 
 def planned(graph: Graph, row: Row) -> Plan:
-    """The first sleeping operator is a stage, the second and the loss another."""
+    """Returns the plan: the first sleeping operator is a stage, the second and the loss another."""
     names = [op.name for op in graph.ops]
     cut = 1 + names.index(graph.opaque_ops[0].name)
     stages = tuple(names[:cut]), tuple(names[cut:])
-    of = {name: s for s, stage_ops in enumerate(stages) for name in stage_ops}
+    stage_of = {name: s for s, stage_ops in enumerate(stages) for name in stage_ops}
     tiles = {
-        op.name: whole_tiling([d.size for d in op.space.dims], [of[op.name]]) for op in graph.ops
+        op.name: whole_tiling([d.size for d in op.space.dims], [stage_of[op.name]])
+        for op in graph.ops
     }
     return Plan(
         tiles, 2, microbatches=row.microbatches, stages=stages, schedule=row.schedule,
@@ -98,7 +108,10 @@ def planned(graph: Graph, row: Row) -> Plan:
 
 
 def of_torch(row: Row) -> Callable[[], float | None]:
-    """The same by torch.distributed.pipelining; the last rank knows the loss."""
+    """Returns a function that trains one step by torch.distributed.pipelining and returns the loss.
+
+    Only the last rank knows the loss; the others return None.
+    """
     rank, (x, target) = dist.get_rank(), harness.batch(row)
     torch.manual_seed(0)
     module = copy.deepcopy(harness.model(row)[rank])
@@ -120,7 +133,7 @@ def of_torch(row: Row) -> Callable[[], float | None]:
 
 
 def _counted(row: Row, step: Callable[[], float | None]) -> float | None:
-    """A step's loss; every micro-batch must have run forward and backward here."""
+    """Returns a step's loss, and checks that every micro-batch ran forward and backward here."""
     before = harness.calls()
     loss = step()
     ran = [now - then for now, then in zip(harness.calls(), before, strict=True)]
@@ -131,6 +144,7 @@ def _counted(row: Row, step: Callable[[], float | None]) -> float | None:
 
 
 def _check(losses: dict[str, list[float | None]]) -> None:
+    """Checks that both sides have the same losses, on the rank that knows torch's."""
     if losses["torch"][0] is not None:
         for a, b in zip(losses["raddle"], losses["torch"], strict=True):
             assert a is not None
@@ -139,7 +153,7 @@ def _check(losses: dict[str, list[float | None]]) -> None:
 
 
 def _timed(step: Callable[[], Any]) -> float:
-    """Seconds of the slowest rank."""
+    """Returns the seconds that a step takes on the slowest rank."""
     dist.barrier()
     start = time.perf_counter()
     step()
@@ -149,7 +163,7 @@ def _timed(step: Callable[[], Any]) -> float:
 
 
 def _profile(trainer: Any, step: Callable[[], Any], repeats: int = 5) -> list[dict[str, float]]:
-    """For each rank, milliseconds of the median step by kind of action."""
+    """Returns, for each rank, the milliseconds of the median step by kind of action."""
     profiles = []
     for _ in range(repeats):
         spent: dict[str, float] = {}

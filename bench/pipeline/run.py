@@ -1,4 +1,4 @@
-"""Pipelines: overhead of raddle's runtime and torch.distributed.pipelining; time and memory of schedules.
+"""Measures the overhead of raddle's pipelines and of torch's, and time and memory of several schedules.
 
 --part overhead: stages that sleep, on two processes. --part gems: real nets by several schedules, measured
 and predicted. Results are saved in results.json.
@@ -30,6 +30,7 @@ MEGABYTES = (0.1, 4, 32)
 
 
 def main() -> None:
+    """Measures a part, saves its results, and prints them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=("overhead", "gems"), default="overhead")
     parser.add_argument("--rounds", type=int, default=15)
@@ -47,7 +48,8 @@ def main() -> None:
 
 
 def overhead(rounds: int) -> list[dict[str, Any]]:
-    harness.build()  # once, before two processes want it
+    """Measures the overhead of both sides; returns the rows of rank.py."""
+    harness.build()  # once, so that the two processes need not build it at the same time
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "rows.json"
         rows = [(schedule, size) for size in MEGABYTES for schedule in ("gpipe", "1f1b")]
@@ -57,6 +59,7 @@ def overhead(rounds: int) -> list[dict[str, Any]]:
 
 
 def show_overhead(rows: list[dict[str, Any]]) -> None:
+    """Prints the rows as Markdown tables."""
     print(
         "| schedule | activation, MB | ideal, ms | raddle, ms | torch, ms | raddle | torch | ratio |"
     )
@@ -86,12 +89,13 @@ def show_overhead(rows: list[dict[str, Any]]) -> None:
 
 
 def gems(chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measures and predicts the nets; returns a row for each net and number of ranks."""
     torch.set_num_threads(1)
     rows = []
     names = chosen.nets.split(",")
-    here = Cluster.from_dict(describe(probe(2, quick=False)))
+    probed = Cluster.from_dict(describe(probe(2, quick=False)))
     for ranks in map(int, chosen.ranks.split(",")):
-        cluster = _widened(here, ranks)
+        cluster = _widened(probed, ranks)
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             predictions = {net: _plan(net, ranks, cluster, folder) for net in names}
@@ -102,12 +106,12 @@ def gems(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def _widened(here: Cluster, ranks: int) -> Cluster:
-    """As many devices as ranks, each as fast as one of two: the figures of a rank that has a core."""
-    data = here.to_dict()
-    kind = next(iter(data["devices"]))
-    (node,) = data["nodes"]
-    return Cluster.from_dict({**data, "nodes": [{**node, "devices": [kind] * ranks}]})
+def _widened(probed: Cluster, ranks: int) -> Cluster:
+    """Returns a cluster with a device for each rank, each as fast as one of the two that were probed."""
+    fields = probed.to_dict()
+    kind = next(iter(fields["devices"]))
+    (node,) = fields["nodes"]
+    return Cluster.from_dict({**fields, "nodes": [{**node, "devices": [kind] * ranks}]})
 
 
 def _plan(net: str, ranks: int, cluster: Cluster, folder: pathlib.Path) -> dict[str, Any]:
@@ -125,6 +129,7 @@ def _plan(net: str, ranks: int, cluster: Cluster, folder: pathlib.Path) -> dict[
 
 
 def show_gems(rows: list[dict[str, Any]]) -> None:
+    """Prints the rows as a Markdown table."""
     print(
         "| net | ranks | schedule | step, ms | images/s | predicted, ms | peak by rank, MiB "
         "| predicted, MiB |"
@@ -141,10 +146,12 @@ def show_gems(rows: list[dict[str, Any]]) -> None:
 
 
 def _mebibytes(row: dict[str, Any]) -> str:
+    """Returns the peak of each rank in MiB, such as "12 / 34"."""
     return " / ".join(f"{b / 2**20:.0f}" for b in row["peak_bytes"])
 
 
 def _launch(script: str, ranks: int, settings: dict[str, Any]) -> None:
+    """Runs a script of this folder on `ranks` ranks until it ends."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", str(HERE / script), json.dumps(settings)]
     quiet = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "5"}
@@ -152,6 +159,7 @@ def _launch(script: str, ranks: int, settings: dict[str, Any]) -> None:
 
 
 def _machine() -> str:
+    """Returns this machine in words."""
     return f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}"
 
 

@@ -1,4 +1,10 @@
-"""The cases of this benchmark: modules, batches, plans, and the same with DDP or DTensor (the peer)."""
+"""Defines the cases of this benchmark: a module, a batch, a plan, and its peer (DDP or DTensor).
+
+The keys of a split are the beginnings of operators' names, its values are tilings: "c/2 @0,1" halves the
+output features, "k/2 @0,1" the input features, "x2 @0,1" copies the operator to both devices.
+"""
+
+# b: samples, t: tokens, c: channels
 
 from __future__ import annotations
 
@@ -25,14 +31,14 @@ class Case:
 
     name: str
     model: Callable[[], nn.Module]
-    batch: Callable[[], tuple[list[Tensor], list[Tensor]]]
+    batch: Callable[[], tuple[list[Tensor], list[Tensor]]]  # makes (inputs, targets)
     loss: Callable[..., Tensor]
     plan: Callable[[Graph], Plan]
     peer: str  # ddp | dtensor
 
 
 class Mlp(nn.Module):
-    """x[b 1024] -> 4096 -> 1024, twice."""
+    """Four linear layers: x[b 1024] -> 4096 -> 1024, twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,6 +71,8 @@ class Block(nn.Module):
 
 
 def data_parallel(bn: str) -> Callable[[Graph], Plan]:
+    """Return a function that plans data parallelism; bn: over what batch norm takes its statistics."""
+
     def make(graph: Graph) -> Plan:
         from raddle.clusters import cluster  # here: a rank that is given plans needs neither
         from raddle.searches.planning import plan_for
@@ -75,7 +83,10 @@ def data_parallel(bn: str) -> Callable[[Graph], Plan]:
 
 
 def tensor_parallel(split: dict[str, str]) -> Callable[[Graph], Plan]:
-    """Splits operators whose name starts with a key of `split`; copies all others to both ranks."""
+    """Return a function that plans tensor parallelism.
+
+    It splits operators whose name starts with a key of `split`, and copies all others to both ranks.
+    """
 
     def make(graph: Graph) -> Plan:
         tiles = {}
@@ -88,10 +99,12 @@ def tensor_parallel(split: dict[str, str]) -> Callable[[Graph], Plan]:
 
 
 def _images(count: int, pixels: int) -> Callable[[], tuple[list[Tensor], list[Tensor]]]:
+    """Return a function that makes a batch of square images with a label each."""
     return lambda: ([torch.randn(count, 3, pixels, pixels)], [torch.randint(10, (count,))])
 
 
 def _tokens(count: int, length: int, words: int) -> Callable[[], tuple[list[Tensor], list[Tensor]]]:
+    """Return a function that makes a batch of sentences; words: the size of the vocabulary."""
     return lambda: (
         [torch.randint(words, (count, length))],
         [torch.randint(words, (count, length))],
@@ -99,25 +112,29 @@ def _tokens(count: int, length: int, words: int) -> Callable[[], tuple[list[Tens
 
 
 def _vectors(*shape: int) -> Callable[[], tuple[list[Tensor], list[Tensor]]]:
+    """Return a function that makes a batch of random numbers of this shape, without targets."""
     return lambda: ([torch.randn(*shape)], [])
 
 
 def _token_loss(y: Tensor, target: Tensor) -> Tensor:
+    """Return the cross entropy with one target per token."""
     return F.cross_entropy(y.flatten(0, 1), target.flatten())
 
 
 def _square(y: Tensor) -> Tensor:
+    """Return the mean square of an output, as a loss without targets."""
     return y.square().mean()
 
 
 def _vgg() -> nn.Module:
+    """Return a small VGG without dropout, whose losses are equal on both sides."""
     return VGG((1, 1, 2, 2, 2), widths=(32, 64, 128, 256, 256), hidden=512, classes=10, dropout=0.0)
 
 
 MLP_SPLIT = {
     "up1": "c/2 @0,1", "relu": "c/2 @0,1", "down1": "k/2 @0,1", "up2": "c/2 @0,1", "down2": "k/2 @0,1",
 }  # fmt: skip
-# By heads (c of what is permuted), then by the feed-forward's channels.
+# Attention is split by heads (letter c of the permuted tensors), the feed-forward network by its channels.
 BLOCK_SPLIT = {
     **dict.fromkeys(("q", "k", "v", "reshape", "permute", "attention", "up", "gelu"), "c/2 @0,1"),
     **dict.fromkeys(("proj", "down"), "k/2 @0,1"),
@@ -147,11 +164,12 @@ CASES = [
 
 
 def captured(case: Case, model: nn.Module, inputs: list[Tensor], targets: list[Tensor]) -> Graph:
+    """Return the graph of a case's model with its loss."""
     return capture(model, inputs, targets=targets, loss=case.loss, name=case.name)
 
 
 def dtensor(case: Case, model: nn.Module) -> nn.Module:
-    """The same split by torch.distributed.tensor.parallel."""
+    """Return the model with the same split, made by torch.distributed.tensor.parallel."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,

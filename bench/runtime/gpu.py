@@ -1,10 +1,11 @@
-"""One rank on a GPU: a step of raddle beside PyTorch's, eager and compiled, and beside DDP and FSDP2.
+"""Times one rank on a GPU: a step of raddle beside PyTorch's, eager and compiled, beside DDP and FSDP2.
 
     python bench/runtime/gpu.py [-o results.json] [--cases resnet50/bfloat16/sgd,...] [--sides eager,raddle]
 
-Each case (model, precision, optimizer) has a process. It makes all sides and runs them until they are
-compiled; then the processes measure one after the other, so that nothing else runs. In a process the sides
-take turns, step by step; a round is a step of every side.
+A side is one way to train, such as "raddle" or "ddp compiled" (SIDES). Each case (model, precision,
+optimizer) has a process, which makes all sides and runs them until they are compiled. Then the processes
+measure one after the other, so that nothing else runs. In a process the sides take turns, step by step; a
+round is a step of every side.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from raddle.plans.notation import read_tiles
 from raddle.plans.plan import Plan
 
 SIDES = ("eager", "compiled", "raddle", "raddle compiled", "ddp compiled", "fsdp2 compiled")
-WARMUP, ROUNDS = 4, 30
+WARMUP, ROUNDS = 4, 30  # steps of each side: untimed at first, then timed
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 Step = Callable[[], object]
 
 
 def make_optimizer(name: str) -> Callable[[Any], torch.optim.Optimizer]:
+    """Return a function that makes the optimizer "adamw" or "sgd" for given parameters."""
     if name == "adamw":
         return lambda p: torch.optim.AdamW(p, lr=1e-4, weight_decay=0.01)
     return lambda p: torch.optim.SGD(p, lr=1e-4)
@@ -47,7 +49,7 @@ def plain_step(
     optimizer: torch.optim.Optimizer,
     precision: Any,
 ) -> Step:
-    """A step as people write it: forward and loss under autocast, backward, update."""
+    """Return a step as people write it: forward and loss under autocast, backward, update."""
 
     def step() -> None:
         optimizer.zero_grad()
@@ -60,7 +62,7 @@ def plain_step(
 
 
 def make_side(side: str, work: gpu_models.Work, precision: Any, optimizer: str) -> Step:
-    """Makes one side with a copy of the model.
+    """Return the step of one side, with a copy of the model.
 
     raddle copies parameters and leaves the module's own as they are, so its module stays on the CPU.
     """
@@ -90,7 +92,7 @@ def make_side(side: str, work: gpu_models.Work, precision: Any, optimizer: str) 
 
 
 def _shard(model: nn.Module) -> None:
-    """FSDP2, block by block as its documentation does: every member of a ModuleList, then the model."""
+    """Apply FSDP2 as its documentation does: to every member of a ModuleList, then to the model."""
     from torch.distributed.fsdp import fully_shard
 
     for module in list(model.modules()):
@@ -101,7 +103,10 @@ def _shard(model: nn.Module) -> None:
 
 
 def measure(name: str, precision: str, optimizer: str, sides: Sequence[str]) -> dict[str, Any]:
-    """Times the sides of one case in turns. Waits for a line on stdin after everything is compiled."""
+    """Time the sides of one case in turns; return a row of the results.
+
+    After everything is compiled, wait for a line on stdin, so that other processes do not disturb.
+    """
     work = gpu_models.load(name)
     steps: dict[str, Step] = {}
     state_bytes, failed = {}, {}
@@ -124,7 +129,7 @@ def measure(name: str, precision: str, optimizer: str, sides: Sequence[str]) -> 
     sys.stdin.readline()
     times: dict[str, list[float]] = {side: [] for side in steps}
     peaks: dict[str, float] = {}
-    for number in range(-3, ROUNDS):
+    for number in range(-3, ROUNDS):  # rounds -3 to -1 are not recorded
         for side in list(steps) if number % 2 else list(steps)[::-1]:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
@@ -133,7 +138,7 @@ def measure(name: str, precision: str, optimizer: str, sides: Sequence[str]) -> 
             torch.cuda.synchronize()
             if number >= 0:
                 times[side].append(1e3 * (time.perf_counter() - start))
-                # Of this side alone: its parameters and states, and what a step adds to them.
+                # The memory of this side alone: its parameters and states, and the bytes that a step adds.
                 peak = torch.cuda.max_memory_allocated() - before + state_bytes[side]
                 peaks[side] = max(peaks.get(side, 0.0), peak / 2**20)
     return {
@@ -153,7 +158,7 @@ def measure(name: str, precision: str, optimizer: str, sides: Sequence[str]) -> 
 
 
 def host_waits(step: Step) -> str:
-    """Where a step waits for the GPU; "": nowhere."""
+    """Return the file and line where a step waits for the GPU; "" if it never waits."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         step()
@@ -168,6 +173,7 @@ def host_waits(step: Step) -> str:
 
 
 def run_worker(case: str, sides: Sequence[str]) -> None:
+    """Measure one case in this process, and print the row as a line of JSON."""
     name, precision, optimizer = case.split("/")
     torch.cuda.set_device(0)
     if any(side.startswith(("ddp", "fsdp2")) for side in sides):
@@ -180,7 +186,7 @@ def run_worker(case: str, sides: Sequence[str]) -> None:
 
 
 def main(cases: Sequence[str], sides: Sequence[str], output: str) -> None:
-    """Starts a process a case; when all have compiled, lets them measure one after the other."""
+    """Start a process for each case; when all have compiled, let them measure one after the other."""
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "4"}
     workers = [
         (case, subprocess.Popen(

@@ -21,6 +21,7 @@ from raddle import zoo
 
 
 def main(folder: str, backend: str = "gloo") -> int:
+    """Train two steps by each plan and by the plain module; return the number of plans that deviate."""
     os.environ["NCCL_HOSTID"] = f"rank{os.environ['RANK']}"
     torch.cuda.set_device(0)
     dist.init_process_group(backend)
@@ -36,22 +37,22 @@ def main(folder: str, backend: str = "gloo") -> int:
         trainer = raddle.parallelize(
             copy.deepcopy(work.model), path, sgd, loss=work.loss, device="cuda:0", backend=backend
         )
-        given = [*work.inputs, *work.targets]
+        batch = [*work.inputs, *work.targets]
         optimizer = sgd(work.model.parameters())
         worst = 0.0
         for _ in range(2):
-            mine = float(trainer.step(*given))
+            raddle_loss = float(trainer.step(*batch))
             optimizer.zero_grad()
             loss = work.loss(work.model(*work.inputs), *work.targets)
             loss.backward()
             optimizer.step()
-            worst = max(worst, abs(mine - loss.item()) / abs(loss.item()))
+            worst = max(worst, abs(raddle_loss - loss.item()) / abs(loss.item()))
         state = trainer.state_dict()
         for key, tensor in work.model.state_dict().items():
-            off = (state[key].double() - tensor.cpu().double()).norm()
-            worst = max(worst, float(off / (1 + tensor.double().norm().cpu())))
+            deviation = (state[key].double() - tensor.cpu().double()).norm()
+            worst = max(worst, float(deviation / (1 + tensor.double().norm().cpu())))
         trainer.close()
-        wrong += not worst < 1e-9
+        wrong += not worst < 1e-9  # the computation is in float64; NaN is wrong too
         if dist.get_rank() == 0:
             print(
                 f"{path.name:44} worst deviation {worst:.1e}",

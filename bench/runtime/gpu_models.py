@@ -21,11 +21,12 @@ class Work(NamedTuple):
 
 
 def load(name: str) -> Work:
-    """Loads a model by its name in MODELS."""
+    """Return a model by its name in MODELS, with a batch."""
     return MODELS[name]()
 
 
 def _from_zoo(name: str, batch: int, *, dropout: bool = True) -> Work:
+    """Return a model of the zoo; dropout False: with all probabilities of dropout set to 0."""
     work = zoo.load(name, batch=batch, device="cuda")
     for module in work.model.modules():
         if not dropout and isinstance(module, nn.Dropout):
@@ -37,7 +38,7 @@ def _from_zoo(name: str, batch: int, *, dropout: bool = True) -> Work:
 
 
 class _Logits(nn.Module):
-    """A model of transformers that returns its logits alone."""
+    """Makes a model of Hugging Face's transformers return its logits alone."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class _Logits(nn.Module):
 
 
 def _llama(batch: int, tokens: int) -> Work:
-    """Llama 3.2 with 1.2 billion parameters."""
+    """Return Llama 3.2 with 1.2 billion parameters, with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -65,7 +66,7 @@ def _llama(batch: int, tokens: int) -> Work:
 
 
 def _vit(batch: int) -> Work:
-    """ViT-B/16."""
+    """Return ViT-B/16 with random weights."""
     from transformers import ViTConfig, ViTForImageClassification
 
     torch.manual_seed(0)
@@ -77,6 +78,7 @@ def _vit(batch: int) -> Work:
 
 
 def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross entropy with one label per token."""
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 

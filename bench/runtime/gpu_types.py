@@ -22,6 +22,7 @@ from raddle.plans.tiling import Grid
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 STEPS = 4
 
+# Functions of a real tensor v that compute with complex numbers in between.
 FUNCTIONS = {
     "fft": lambda v: torch.fft.fft(v).real,
     "rfft": lambda v: torch.fft.irfft(torch.fft.rfft(v) * 2),
@@ -31,7 +32,7 @@ FUNCTIONS = {
 
 
 class Through(nn.Module):
-    """A linear layer, and a function of complex numbers."""
+    """A linear layer, and then a function that computes with complex numbers (FUNCTIONS)."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -43,6 +44,8 @@ class Through(nn.Module):
 
 
 class Dropping(nn.Module):
+    """Two linear layers with dropout between them."""
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(8, 64), nn.Linear(64, 8)
@@ -52,7 +55,7 @@ class Dropping(nn.Module):
 
 
 def train(model: nn.Module, x: Tensor) -> Any:
-    """A trainer whose operators take turns between the ranks, so that every kind of value crosses."""
+    """Return a trainer of a copy of the model; operator i is on rank i % RANKS, so all values are sent."""
     graph = capture(model, [x])
     tiles = {
         op.name: Grid(tuple((0, d.size) for d in op.space.dims), (number % RANKS,))
@@ -69,7 +72,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def deviation(model: nn.Module, x: Tensor) -> float:
-    """How far parameters are from the plain module's after some steps, relative to their norm."""
+    """Return the largest relative deviation of a parameter from the plain module's after STEPS steps."""
     trainer = train(model, x)
     optimizer = sgd(model.parameters())
     for _ in range(STEPS):
@@ -86,25 +89,26 @@ def deviation(model: nn.Module, x: Tensor) -> float:
 
 
 def resumes_alike(x: Tensor) -> bool:
-    """Whether a run that is saved and loaded again half-way is the undisturbed one, to the last bit."""
+    """Return whether a run that is saved and loaded half-way equals an uninterrupted one, bit by bit."""
     model = Dropping().to(x)
-    whole, first = train(model, x), train(model, x)
+    uninterrupted, first = train(model, x), train(model, x)
     for _ in range(2):
-        whole.step(x)
+        uninterrupted.step(x)
         first.step(x)
     saved = first.state_dict(), first.optimizer_state_dict()
     first.close()
     second = train(model, x)
     second.load_state_dict(saved[0])
     second.load_optimizer_state_dict(saved[1])
-    same = all(float(whole.step(x)) == float(second.step(x)) for _ in range(STEPS))
-    states = whole.state_dict(), second.state_dict()
-    whole.close()
+    same = all(float(uninterrupted.step(x)) == float(second.step(x)) for _ in range(STEPS))
+    states = uninterrupted.state_dict(), second.state_dict()
+    uninterrupted.close()
     second.close()
     return same and all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 def main() -> None:
+    """Run all checks; rank 0 prints a line for each."""
     if RANKS > 1:
         dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -114,10 +118,10 @@ def main() -> None:
     }
     alike = resumes_alike(x)
     if os.environ.get("RANK", "0") == "0":
-        for name, off in deviations.items():
+        for name, worst in deviations.items():
             print(
-                f"{RANKS} rank(s) {name:8} worst deviation {off:.1e}",
-                "ok" if off < 1e-9 else "WRONG",
+                f"{RANKS} rank(s) {name:8} worst deviation {worst:.1e}",
+                "ok" if worst < 1e-9 else "WRONG",  # the computation is in float64
             )
         print(f"{RANKS} rank(s) resumed with dropout:", "the same bits" if alike else "DIFFERS")
 

@@ -1,7 +1,8 @@
 """Measures raddle's Python overhead: a rank's step without torch's computations and without waiting.
 
-Segments return constant results, gradients are zeros, messages arrive at once. What is left is the Python
-between torch's calls, and calls that only make views.
+Segments (operators of a device between two communications, run as one function) return constant results,
+gradients are zeros, and messages arrive at once. The measured time is that of the Python code between
+torch's calls, and of calls that only make views.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ from raddle.searches.planning import plan_for
 STEPS = 200
 
 
-class Done:
+class FinishedSend:
+    """The handle of a message or collective that is complete at once."""
+
     def wait(self) -> None: ...
 
 
-class Here:
+class ReceivedMessage:
+    """The handle of a receive whose message is there at once."""
+
     def __init__(self, message: Tensor) -> None:
         self.message = message
 
@@ -38,8 +43,8 @@ class Here:
         return self.message
 
 
-class Nobody:
-    """A transport whose messages arrive at once."""
+class InstantTransport:
+    """A transport whose messages arrive at once: it sends nothing, and receives zeros."""
 
     early_receives = True
 
@@ -50,27 +55,29 @@ class Nobody:
     def prepare(self, groups: Any, directions: Any = ()) -> None: ...
     def flush(self) -> None: ...
 
-    def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Done:
-        return Done()
+    def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> FinishedSend:
+        return FinishedSend()
 
-    def expect(self, source: int, tag: int, like: Tensor, elements: int, what: str = "") -> Here:
-        return Here(like.new_zeros(elements))
+    def expect(
+        self, source: int, tag: int, like: Tensor, elements: int, what: str = ""
+    ) -> ReceivedMessage:
+        return ReceivedMessage(like.new_zeros(elements))
 
-    def all_reduce(self, ranks: Any, tag: int, buffer: Tensor, what: str = "") -> Done:
-        return Done()
+    def all_reduce(self, ranks: Any, tag: int, buffer: Tensor, what: str = "") -> FinishedSend:
+        return FinishedSend()
 
     def check(self) -> None: ...
 
-    def broadcast(self, source: int, buffer: Tensor) -> Done:
-        return Done()
+    def broadcast(self, source: int, buffer: Tensor) -> FinishedSend:
+        return FinishedSend()
 
 
 def python_seconds(name: str, method: str, bn: str) -> tuple[float, int, int]:
-    """Seconds of a step of rank 1 of 2, and its numbers of instructions and of actions."""
+    """Return the seconds of a step of rank 1 of 2, and its numbers of instructions and of actions."""
     work = zoo.load(name, device="cpu")
     graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss)
     program = lower(graph, plan_for(graph, cluster("local:2"), method, bn=bn))
-    rank = Executor(program, Nobody(1, 2))  # type: ignore[arg-type]
+    rank = Executor(program, InstantTransport(1, 2))  # type: ignore[arg-type]
     state = {**dict(work.model.named_parameters()), **dict(work.model.named_buffers())}
 
     def part(source: Any, tensors: Any) -> Tensor:
@@ -93,6 +100,7 @@ def python_seconds(name: str, method: str, bn: str) -> tuple[float, int, int]:
 
 
 def _take_out_torch(rank: Executor) -> None:
+    """Replace the rank's computations by functions that return constants; see the top of the file."""
     for action in rank.rank_actions.actions:
         if isinstance(action, Forward):
             call = action.call
@@ -124,9 +132,9 @@ if __name__ == "__main__":
         ("gpt-tiny", "data", "local"),
         ("gpt-tiny", "model", "local"),
     ]:
-        kept = running.torch.autograd.grad, running.get_gradient_edge
+        originals = running.torch.autograd.grad, running.get_gradient_edge
         seconds, count, actions = python_seconds(model, method, bn)
-        running.torch.autograd.grad, running.get_gradient_edge = kept
+        running.torch.autograd.grad, running.get_gradient_edge = originals
         microseconds = 1e6 * seconds
         print(
             f"{model:16} {method:8} {bn:7} {microseconds:14.0f} {count:12} {microseconds / count:8.1f} "

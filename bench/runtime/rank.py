@@ -1,4 +1,4 @@
-"""One rank of the benchmark: times raddle and its peer (DDP or DTensor), steps in turn."""
+"""Times raddle and its peer (DDP or DTensor) on one rank, steps in turn; run.py starts it on two ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import raddle
 
-WARM_UP = 5
+WARM_UP = 5  # steps that are not timed
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -28,6 +28,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def main(only: str, rounds: int, out: str) -> None:
+    """Time the cases whose name contains `only`; rank 0 writes the rows as JSON to the file `out`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rows = [measure(case, rounds) for case in CASES if only in case.name]
@@ -37,6 +38,7 @@ def main(only: str, rounds: int, out: str) -> None:
 
 
 def measure(case: Case, rounds: int) -> dict[str, Any]:
+    """Return the median times of a case, and the losses of both, which must be equal."""
     torch.manual_seed(0)
     model = case.model()
     inputs, targets = case.batch()
@@ -70,26 +72,27 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
 
 
 def _plan(case: Case, graph: Any) -> Any:
-    """The plan of a case; from the folder RADDLE_PLANS, if the machine has no planner."""
+    """Return the plan of a case, or its file in the folder RADDLE_PLANS, if the machine cannot plan."""
     folder = os.environ.get("RADDLE_PLANS")
     return case.plan(graph) if folder is None else f"{folder}/{case.name}.json"
 
 
 def _peer(case: Case, model: Any, inputs: list[Tensor], targets: list[Tensor]) -> Callable[[], Any]:
+    """Return the peer's training step on this rank; inputs, targets: the global batch."""
     rank = dist.get_rank()
     if case.peer == "ddp":
         module: Any = DistributedDataParallel(model)
         half = len(inputs[0]) // 2
         parts = [t[rank * half : (rank + 1) * half] for t in [*inputs, *targets]]
-        mine, wanted = parts[: len(inputs)], parts[len(inputs) :]
+        rank_inputs, rank_targets = parts[: len(inputs)], parts[len(inputs) :]
     else:
         module = dtensor(case, model)
-        mine, wanted = inputs, targets
+        rank_inputs, rank_targets = inputs, targets
     optimizer = sgd(module.parameters())
 
     def step() -> Tensor:
         optimizer.zero_grad()
-        loss = case.loss(module(*mine), *wanted)
+        loss = case.loss(module(*rank_inputs), *rank_targets)
         loss.backward()
         optimizer.step()
         return loss.detach()

@@ -1,4 +1,7 @@
-"""Compares raddle with DistributedDataParallel and DTensor: two processes, steps in turn, medians."""
+"""Compares raddle with DistributedDataParallel and DTensor: two processes, steps in turn, medians.
+
+The cases (modules with a plan and a peer) are in cases.py; each process runs rank.py.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def main() -> None:
+    """Run the cases on two processes and print a table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--rounds", type=int, default=40)

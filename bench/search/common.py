@@ -1,4 +1,4 @@
-"""What the parts of this benchmark share: captured models, clusters, and a file of results."""
+"""Shares captured models, clusters and a file of results between the parts of this benchmark."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ network: {{bandwidth: {rate}, latency: 30 us}}
 
 @cache
 def graph_of(model: str, batch: int) -> Graph:
+    """Return the captured graph of a model of the zoo."""
     work = zoo.load(model, batch=batch)
     return capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=model)
 
 
 @cache
 def machine(spec: str) -> Cluster:
-    """A preset, or p100-10g and p100-1g: 4 nodes of 4 on 10 and 1 Gbit/s."""
+    """Return the cluster of a preset; or p100-10g or p100-1g: 4 nodes of 4 P100 on 10 or 1 Gbit/s."""
     rates = {"p100-10g": "10 Gbit/s", "p100-1g": "1 Gbit/s"}
     if spec not in rates:
         return cluster(spec)
@@ -45,12 +46,13 @@ def machine(spec: str) -> Cluster:
 
 
 def results() -> dict[str, Any]:
+    """Return the stored results: part -> key -> row."""
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
 def keep(part: str, key: str, row: Any) -> None:
-    """Adds a result; a run may be split over several calls."""
-    data = results()
-    data.setdefault(part, {})[key] = row
-    RESULTS.write_text(json.dumps(data, indent=1) + "\n")
+    """Stores and prints the row of a result at once, so that a run may be split over several calls."""
+    stored = results()
+    stored.setdefault(part, {})[key] = row
+    RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
     print(part, key, json.dumps(row), flush=True)

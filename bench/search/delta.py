@@ -1,7 +1,8 @@
 """Estimates whether FlexFlow's delta simulation would pay: how much of a timeline does a move change?
 
-A delta simulation has to visit at least once every task whose time changes. The ideal one here knows these
-tasks, and each costs what a task costs in the full simulation.
+A move gives a group of operators another split. A delta simulation computes only the times that a move
+changes, so it has to visit every task whose time changes at least once. The ideal delta simulation of this
+estimate knows these tasks in advance, and spends on each the time of a task in the full simulation.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ MOVES = 40
 
 
 def run() -> None:
+    """Measures two models on 16 devices: the share of tasks that random moves change, and times."""
     for model, count in (("inception_v3", 16), ("nmt", 16)):
         graph, on = graph_of(model, 32 * count), machine(f"p100:{count // 4}x4")
         space, rng = PlanSpace(graph, on, Settings()), random.Random(0)
@@ -48,7 +50,7 @@ def run() -> None:
         short = [shortened_seconds(evaluator, move, int(1.01 * base)) for move in moves]
         tasks = len(before.start)
         engine = min(engine_seconds(before.tasks) for _ in range(10))
-        oracle = float(np.mean(changed)) * engine
+        ideal = float(np.mean(changed)) * engine
         keep(
             "delta", f"{model} {count}",
             {
@@ -57,8 +59,8 @@ def run() -> None:
                 "changed_percent_median": round(100 * float(np.median(changed)), 1),
                 "changed_percent_mean": round(100 * float(np.mean(changed)), 1),
                 "full_ms": round(1e3 * engine, 3),
-                "ideal_delta_ms": round(1e3 * oracle, 3),
+                "ideal_delta_ms": round(1e3 * ideal, 3),
                 "shortened_ms": round(1e3 * float(np.mean(short)), 3),
-                "shortened_over_ideal_delta": round(oracle / float(np.mean(short)), 2),
+                "shortened_over_ideal_delta": round(ideal / float(np.mean(short)), 2),
             },
         )  # fmt: skip

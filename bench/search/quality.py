@@ -23,13 +23,15 @@ from raddle.searches.optcnn.method import choose_configurations
 from raddle.searches.optcnn.tables import build_tables
 from raddle.searches.settings import Settings
 
-# A global batch of 32 a device as in the papers where they say so; 64 in all for FlexFlow's recurrent ones.
+# Samples of a step: 512 are 32 for each of 16 devices, as in the papers; FlexFlow's recurrent models have
+# 64 in all.
 BATCH = {
     "lenet": 1024, "mlp": 512, "alexnet": 512, "vgg16": 512, "resnet50": 512, "resnet101": 512,
     "resnet110": 1024, "inception_v3": 512, "unet": 64, "rnntc": 64, "rnnlm": 64, "nmt": 64, "gpt": 32,
 }  # fmt: skip
 TWELVE = [name for name in BATCH if name != "resnet101"]
 CLUSTERS = ["p100:4x4", "p100-10g", "k80:2x4", "h100:1x8"]
+# The paper's speedup of OptCNN over the best other method.
 OPTCNN_CLAIMS = {"alexnet": 2.2, "vgg16": 1.5, "inception_v3": 1.4}
 FLEXFLOW = ["alexnet", "inception_v3", "resnet101", "rnntc", "rnnlm", "nmt"]
 
@@ -38,7 +40,10 @@ FLEXFLOW = ["alexnet", "inception_v3", "resnet101", "rnntc", "rnnlm", "nmt"]
 
 
 def optcnn_claims() -> None:
-    """OptCNN's own cost (additive, a server a layer) of its optimum and of what it is compared with."""
+    """Compares OptCNN's optimum with other methods by the paper's cost model.
+
+    In this model, the costs of layers and of messages add up, and each layer has a parameter server.
+    """
     for model, claim in OPTCNN_CLAIMS.items():
         graph, on = graph_of(model, 512), machine("p100:4x4")
         tables = build_tables(graph, on, paper=True)
@@ -69,7 +74,7 @@ def optcnn_claims() -> None:
 
 
 def vgg_plan() -> None:
-    """VGG-16 on 4 GPUs in one node, as the paper counts."""
+    """Stores the splits that OptCNN chooses for VGG-16 on 4 GPUs in one node, by the paper's cost model."""
     graph, on = graph_of("vgg16", 128), machine("p100:1x4")
     tables = build_tables(graph, on, paper=True)
     chosen, _ = choose_configurations(tables)
@@ -83,7 +88,7 @@ def vgg_plan() -> None:
 
 
 def flexflow_claims(budget: float, models: list[str]) -> None:
-    """FlexFlow's six models, with all-reduce and with servers as the paper has them."""
+    """Compares FlexFlow with others on its six models, with all-reduce and with the paper's servers."""
     for model in models:
         graph, on = graph_of(model, BATCH[model]), machine("p100:4x4")
         row: dict[str, Any] = {"batch": BATCH[model]}
@@ -103,6 +108,7 @@ def flexflow_claims(budget: float, models: list[str]) -> None:
 
 
 def wide_fc() -> Graph:
+    """Returns four linear layers of 16,384 features, with a small batch of 128."""
     layers = [nn.Linear(16384, 16384, bias=False, device="meta") for _ in range(4)]
     model = nn.Sequential(*(m for layer in layers for m in (layer, nn.ReLU())))
     return capture(
@@ -114,6 +120,7 @@ def wide_fc() -> Graph:
 
 
 def wide_rnn() -> Graph:
+    """Returns a recurrent language model of 8,192 features, with a small batch of 64."""
     from raddle.zoo.recurrent import LanguageModel
 
     with torch.device("meta"):
@@ -123,6 +130,7 @@ def wide_rnn() -> Graph:
 
 
 def reduction(budget: float) -> None:
+    """Measures the gain from splits of summed dimensions; budget: seconds of a search."""
     for graph in (wide_fc(), wide_rnn()):
         for spec in ("p100:1x4", "p100:4x4"):
             on = machine(spec)
@@ -147,7 +155,7 @@ def reduction(budget: float) -> None:
 
 
 def auto(budget: float, models: list[str], clusters: list[str]) -> None:
-    """Every method beside `auto`, whose gain is over the best baseline that fits."""
+    """Compares every method with `auto`; its gain is over the best baseline that fits into memory."""
     for spec in clusters:
         for model in models:
             key = f"{model} {spec}"
@@ -161,13 +169,13 @@ def auto(budget: float, models: list[str], clusters: list[str]) -> None:
                 [*BASELINES, "optcnn", "flexflow", "auto"],
                 settings=Settings(budget=budget),
             )
-            by = {row["method"]: row for row in rows}
-            fits = {
-                m: r["step_ms"] for m, r in by.items() if r["step_ms"] is not None and r["fits"]
+            row_of = {row["method"]: row for row in rows}
+            fits = {  # the step times of the methods whose plans fit into memory
+                m: r["step_ms"] for m, r in row_of.items() if r["step_ms"] is not None and r["fits"]
             }
             baselines = {m: t for m, t in fits.items() if m in BASELINES}
             best = min(baselines, key=lambda m: baselines[m]) if baselines else None
-            auto_row = by["auto"]
+            auto_row = row_of["auto"]
             keep(
                 "auto", key,
                 {
@@ -178,7 +186,7 @@ def auto(budget: float, models: list[str], clusters: list[str]) -> None:
                     "never_slower": all(auto_row["step_ms"] <= t * (1 + 1e-9) for t in fits.values()),
                     "lower_bound_ms": round(auto_row["lower_bound_ms"], 4),
                     "gap_percent": round(100 * (auto_row["step_ms"] / auto_row["lower_bound_ms"] - 1), 1),
-                    "data_fits": by["data"].get("fits"),
+                    "data_fits": row_of["data"].get("fits"),
                     "start": auto_row.get("start"),
                     "seconds": round(time.perf_counter() - begun, 1),
                 },
@@ -186,7 +194,7 @@ def auto(budget: float, models: list[str], clusters: list[str]) -> None:
 
 
 def memory(budget: float) -> None:
-    """Cards on which data parallelism does not fit."""
+    """Plans VGG-16 for cards with less and less memory, until data parallelism does not fit."""
     graph = graph_of("vgg16", 256)
     base = machine("p100:1x8")
     for gigabytes in (16, 4.5, 3.5, 2.5, 1.5):
@@ -210,7 +218,7 @@ def memory(budget: float) -> None:
 
 
 def heterogeneous(budget: float) -> None:
-    """Two fast and two slow devices, three to one, against the best equal split."""
+    """Plans for two fast and two slow devices, three to one, and compares with the best equal split."""
     fast = Device("fast", 0, {"float32": 10.6e12}, 16 * 10**9, 732e9)
     slow = Device("slow", 0, {"float32": 10.6e12 / 3}, 16 * 10**9, 732e9 / 3, overhead=15e-6)
     on = Cluster("3:1", (fast, fast, slow, slow), (Link(40e9, 5e-6),), (None,))
@@ -241,7 +249,7 @@ def heterogeneous(budget: float) -> None:
 
 
 def scale(budget: float) -> None:
-    """Up to 1,024 devices."""
+    """Plans ResNet-50 for 256 and for 1,024 devices."""
     for model, count in (("resnet50", 256), ("resnet50", 1024)):
         graph, on = graph_of(model, 32 * count), machine(f"p100:{count // 4}x4")
         row: dict[str, Any] = {}
@@ -257,4 +265,5 @@ def scale(budget: float) -> None:
 
 
 def mean(values: list[float]) -> float:
+    """Returns the geometric mean."""
     return float(np.exp(np.mean(np.log(values))))

@@ -1,4 +1,7 @@
-"""Speed and quality of the searches; see README.md. `run.py PART ...` runs some parts, `--table` prints."""
+"""Measures the speed and the quality of the searches; see README.md.
+
+`run.py PART ...` runs some parts, `run.py --table` prints the tables of the stored results.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import quality
 import speed
 import tables
 
-PARTS = {
+PARTS = {  # name -> a function of the options that runs the part
     "compilation": lambda a: speed.compilation(),
     "simulation": lambda a: speed.simulation(),
     "proposals": lambda a: speed.proposals(),
@@ -28,16 +31,13 @@ PARTS = {
     "scale": lambda a: quality.scale(a.budget),
     "auto": lambda a: quality.auto(a.budget, a.models or quality.TWELVE, a.clusters),
 }
-QUICK = (
-    "simulation",
-    "proposals",
-    "optcnn",
-    "delta",
-    "vgg-plan",
-)  # minutes; the rest takes an hour
+# These take minutes together; the others take an hour.
+QUICK = ("simulation", "proposals", "optcnn", "delta", "vgg-plan")
 
 
 def main() -> None:
+    """Runs the chosen parts, or prints the tables."""
+
     def names(text: str) -> list[str]:
         return text.split(",")
 

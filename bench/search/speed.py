@@ -24,22 +24,24 @@ from raddle.searches.settings import Settings
 from raddle.simulation.fast.evaluator import Evaluator
 from raddle.simulation.tasks import build_tasks
 
+# (devices, whether degrees are powers of two only, target in seconds)
 OPTCNN = [(4, True, 0.05), (16, True, 0.2), (64, True, 2.0), (256, True, 20.0), (16, False, 2.0)]
-PROPOSALS = [
+PROPOSALS = [  # (model, devices, number of proposals)
     ("inception_v3", 16, 400),
     ("inception_v3", 64, 300),
     ("nmt", 16, 300),
     ("nmt", 64, 150),
 ]
-PER_DEVICE = {"inception_v3": 32, "nmt": 32}
+PER_DEVICE = {"inception_v3": 32, "nmt": 32}  # samples
 
 
 def spec(count: int) -> str:
+    """Return the preset with `count` P100 in nodes of 4."""
     return f"p100:{count // 4}x4"
 
 
 def optcnn() -> None:
-    """Groups, tables and elimination for inception_v3; the graph is given."""
+    """Times the search of OptCNN for inception_v3 without the capture: groups, tables, elimination."""
     for count, powers, target in OPTCNN:
         graph, on = graph_of("inception_v3", 32 * count), machine(spec(count))
         seconds = []
@@ -61,7 +63,7 @@ def optcnn() -> None:
 
 
 def simulation() -> None:
-    """The event loop on all tasks of one data-parallel step."""
+    """Times the simulation of one data-parallel step: in full on all tasks, and fast with folded tasks."""
     for model, count in (("inception_v3", 16), ("nmt", 16), ("inception_v3", 64)):
         graph, on = graph_of(model, PER_DEVICE[model] * count), machine(spec(count))
         tasks = build_tasks(lower(graph, plan_for(graph, on, "data")), on)
@@ -86,13 +88,19 @@ def simulation() -> None:
 
 
 def _timed(run: Any) -> float:
+    """Returns the seconds of a call."""
     begun = time.perf_counter()
     run()
     return time.perf_counter() - begun
 
 
 def proposals() -> None:
-    """Uniform moves near data parallelism; the same draws also simulated in full, in turn."""
+    """Times proposals of the search `flexflow` near data parallelism: short and in full, in turn.
+
+    A proposal gives a random group of operators another split. "Short" joins consecutive tasks of a device
+    and stops the simulation of a proposal that is too slow; "in full" simulates all tasks to the end. Both
+    use the same random numbers, so they must take the same decisions.
+    """
     for model, count, number in PROPOSALS:
         graph, on = graph_of(model, PER_DEVICE[model] * count), machine(spec(count))
         temperature = 0.003
@@ -123,6 +131,7 @@ def proposals() -> None:
 
 
 def begun_chain(graph: Any, on: Any, temperature: float, plain: bool) -> Chain:
+    """Returns a Markov chain that starts at data parallelism; plain: proposals are simulated in full."""
     tiles = BASELINES["data"](graph, on)
     evaluator = Evaluator(graph, on, Plan(tiles, len(on.devices), bn="local"))
     if plain:
@@ -132,7 +141,7 @@ def begun_chain(graph: Any, on: Any, temperature: float, plain: bool) -> Chain:
 
 
 def compilation() -> None:
-    """The first use on a machine: every compiled function, from nothing, in a process of its own."""
+    """Times the JIT compilation of all functions in a new process, without and with a cache."""
     code = (
         "import time; from raddle.searches.jit_warmup import EVALUATOR; import torch; "
         "t = time.perf_counter(); EVALUATOR.warm_up(); print(time.perf_counter() - t)"
@@ -150,6 +159,7 @@ def compilation() -> None:
 
 
 def run() -> None:
+    """Runs all parts of this file."""
     compilation()
     simulation()
     proposals()

@@ -1,4 +1,4 @@
-"""The tables of the README, from results.json."""
+"""Writes the tables of the README in Markdown, from results.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Column = Callable[[Row], Any] | str
 
 
 def table(part: str, key: str, columns: Mapping[str, Column]) -> str:
-    """A Markdown table of one part; a column is a key of its rows or a function of them."""
+    """Returns the Markdown table of one part; a column is a key of its rows or a function of a row.
+
+    key: the title of the first column, which has the keys of the rows.
+    """
     lines = [f"| {' | '.join([key, *columns])} |", "|---" * (len(columns) + 1) + "|"]
     for name, row in results().get(part, {}).items():
         cells = [row.get(c, "") if isinstance(c, str) else c(row) for c in columns.values()]
@@ -21,6 +24,8 @@ def table(part: str, key: str, columns: Mapping[str, Column]) -> str:
 
 
 def inside(*path: str) -> Column:
+    """Returns a column of values in nested dicts: inside("step_ms", "auto") is row["step_ms"]["auto"]."""
+
     def find(row: Row) -> Any:
         value: Any = row
         for step in path:
@@ -31,6 +36,8 @@ def inside(*path: str) -> Column:
 
 
 def _either(method: str) -> Column:
+    """Returns a column with the metrics of a method's plan, or with its error."""
+
     def text(row: Row) -> Any:
         result = row[method]
         if "error" in result:
@@ -42,6 +49,7 @@ def _either(method: str) -> Column:
     return text
 
 
+# Each table: the part, the title of its first column, and title -> column.
 TABLES: list[tuple[str, str, dict[str, Column]]] = [
     ("optcnn-seconds", "devices", {
         "degrees": "degrees", "configurations": "configurations", "seconds": "seconds", "target": "target",
@@ -95,4 +103,5 @@ TABLES: list[tuple[str, str, dict[str, Column]]] = [
 
 
 def all_tables() -> str:
+    """Returns all tables, separated by empty lines."""
     return "\n\n".join(table(part, key, columns) for part, key, columns in TABLES)

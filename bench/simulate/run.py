@@ -1,4 +1,4 @@
-"""Time and memory of simulating data-parallel resnet50 on 16 to 1,024 devices; see README.md."""
+"""Measures time and memory of simulating data-parallel resnet50 on 16 to 1,024 devices; see README.md."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ import time
 from dataclasses import replace
 
 HERE = pathlib.Path(__file__).parent
-COUNTS = (16, 64, 256, 1024)
+COUNTS = (16, 64, 256, 1024)  # devices
 
 
-def one(count: int, profile: bool) -> None:
-    """Lowers and simulates three steps; a small run first compiles the event loop."""
+def measure(count: int, profile: bool) -> None:
+    """Lower and simulate three steps on `count` devices, and print a row as JSON.
+
+    A small run first compiles the event loop. profile: print where the Python code spends its time instead.
+    """
     from raddle import zoo
     from raddle.clusters import cluster
     from raddle.graph.capture import capture
@@ -34,17 +37,17 @@ def one(count: int, profile: bool) -> None:
     simulate(lower(small, plan_for(small, pair, "data", model="lenet-tiny", batch=8)), pair)
     graph, machine = graph_of("resnet50", 32 * count), cluster(f"p100:{count // 4}x4")
     plan = replace(plan_for(graph, machine, "data", model="resnet50", batch=32 * count), steps=3)
-    watch = cProfile.Profile() if profile else None
-    if watch:
-        watch.enable()
+    profiler = cProfile.Profile() if profile else None
+    if profiler:
+        profiler.enable()
     start = time.perf_counter()
     program = lower(graph, plan)
     middle = time.perf_counter()
     timeline = simulate(program, machine)
     end = time.perf_counter()
-    if watch:
-        watch.disable()
-        pstats.Stats(watch).sort_stats("tottime").print_stats(12)
+    if profiler:
+        profiler.disable()
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(12)
         return
     row = {
         "devices": count,
@@ -58,16 +61,19 @@ def one(count: int, profile: bool) -> None:
 
 
 def plot(rows: list[dict[str, float]]) -> str:
-    """Seconds over devices, both logarithmic, as a small SVG."""
+    """Return a small SVG of the seconds over the number of devices, both logarithmic."""
 
-    def x(n: float) -> float:
-        return 60 + 63 * math.log2(n / 16)
+    def x(devices: float) -> float:
+        """Return the pixel across."""
+        return 60 + 63 * math.log2(devices / 16)
 
-    def y(s: float) -> float:
-        return 150 - 45 * math.log10(max(s, 0.01) / 0.1)
+    def y(seconds: float) -> float:
+        """Return the pixel down."""
+        return 150 - 45 * math.log10(max(seconds, 0.01) / 0.1)
 
-    def text(at: float, down: float, content: object, more: str = "") -> str:
-        return f'<text x="{at:.0f}" y="{down:.0f}" {more}>{content}</text>'
+    def text(across: float, down: float, content: object, attributes: str = "") -> str:
+        """Return a text at a position in pixels."""
+        return f'<text x="{across:.0f}" y="{down:.0f}" {attributes}>{content}</text>'
 
     style = 'font-family="sans-serif" font-size="11"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="540" height="230" {style}>']
@@ -88,6 +94,7 @@ def plot(rows: list[dict[str, float]]) -> str:
 
 
 def main() -> None:
+    """Measure each number of devices in a process of its own; print the table and write scaling.svg."""
     print(
         "| devices | tasks | lower, s | simulate, s | process, MB | step, ms |\n|---|---|---|---|---|---|"
     )
@@ -102,6 +109,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        one(int(sys.argv[1]), "--profile" in sys.argv)
+        measure(int(sys.argv[1]), "--profile" in sys.argv)
     else:
         main()

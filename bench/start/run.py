@@ -1,4 +1,4 @@
-"""Start-up seconds: `import raddle`, `raddle --help`, a cluster of 1,024 devices; see README.md."""
+"""Measures seconds to start: import, `raddle --help` and a cluster of 1,024 devices; see README.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 from statistics import median
 from time import perf_counter
 
-TIMES = 7
+TIMES = 7  # runs of each; the median counts
+# Scripts that measure themselves in a fresh interpreter and print the seconds.
 CLUSTER = """
 from time import perf_counter
 from raddle.clusters import cluster
@@ -26,7 +27,7 @@ print(perf_counter() - begun)
 
 
 def inside(script: str) -> float:
-    """The seconds that a script in a fresh interpreter has measured."""
+    """Return the seconds that a script in a fresh interpreter has measured."""
     done = subprocess.run(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -34,13 +35,14 @@ def inside(script: str) -> float:
 
 
 def outside(*words: str) -> float:
-    """The seconds of a whole process."""
+    """Return the seconds of a whole process; words: the arguments of Python."""
     begun = perf_counter()
     subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
     return perf_counter() - begun
 
 
 def main() -> None:
+    """Print the median and the range of each, and whether the median is within its limit in seconds."""
     for what, limit, seconds in (
         ("import raddle", 0.3, lambda: inside(IMPORT)),
         ("raddle --help", 1.0, lambda: outside("-m", "raddle", "--help")),

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 bench/sync/gpu.py [KIND ...]
 
-NCCL does not take two ranks on one card, so sums go over gloo; with one rank a card (on a machine that
-has them) RADDLE_BACKEND=nccl sums over NCCL.
+A KIND is a sync kind, as "p3:collective". NCCL does not accept two ranks on one card, so sums go over gloo.
+On a machine with a card for each rank, RADDLE_BACKEND=nccl sums over NCCL.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ OPTIMIZERS = {
 
 
 def model(place: torch.device) -> nn.Module:
+    """Return the network, with the same weights in each call."""
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 3, 4),
@@ -40,6 +41,7 @@ def model(place: torch.device) -> nn.Module:
 
 
 def train(net: nn.Module, optimizer: torch.optim.Optimizer, place: torch.device) -> None:
+    """Train STEPS steps on batches that depend only on the step and the rank."""
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
         x = torch.randn(16, 3, 24, 24, generator=generator).to(place)
@@ -50,6 +52,7 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, place: torch.device)
 
 
 def main(kinds: list[str]) -> int:
+    """Compare all kinds with all optimizers; return the number of comparisons that fail."""
     torch.use_deterministic_algorithms(True)
     backend = os.environ.get("RADDLE_BACKEND", "gloo")
     sync.init(backend=backend)
@@ -67,12 +70,13 @@ def main(kinds: list[str]) -> int:
             train(net, optimizer, place)
             optimizer.synchronize()
             pairs = zip(net.parameters(), expected.parameters(), strict=True)
-            off = max(float((a - b).detach().abs().max()) for a, b in pairs)
+            deviation = max(float((a - b).detach().abs().max()) for a, b in pairs)
             optimizer.close()
-            fine = off == 0 if "16" not in kind else 0 < off < 0.05
+            # Gradients that are compressed to 16 bits must differ, but not by much.
+            fine = deviation == 0 if "16" not in kind else 0 < deviation < 0.05
             wrong += not fine
             if dist.get_rank() == 0:
-                verdict = "the same bits" if not off else f"{off:.1e} away"
+                verdict = "the same bits" if not deviation else f"{deviation:.1e} away"
                 print(f"{name:5} {kind:18} {verdict}{'' if fine else '  WRONG'}", flush=True)
     sync.close()
     return wrong

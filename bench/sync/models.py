@@ -1,4 +1,4 @@
-"""The tasks of this benchmark: networks of experiments/nets.py, the same on every rank."""
+"""Provides the tasks of this benchmark: networks of experiments/nets.py, the same on every rank."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from experiments import nets
 
 
 class Task(NamedTuple):
+    """A model to train, with one global batch."""
+
     model: nn.Module
     inputs: list[Tensor]
     targets: list[Tensor]
@@ -21,7 +23,7 @@ class Task(NamedTuple):
 
 
 def task(name: str, batch: int) -> Task:
-    """The same on every rank: `batch` is the global one."""
+    """Return the network of this name, the same on every rank; batch: samples of all ranks together."""
     torch.manual_seed(0)
     model, inputs, targets, _ = getattr(nets, name)(batch)
     return Task(model, list(inputs), list(targets))

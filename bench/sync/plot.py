@@ -1,4 +1,4 @@
-"""Draws what run.py --json has measured: samples a second against the rate of the links, predicted dashed.
+"""Draws the results of run.py --out: samples a second against the rate of the links, predicted dashed.
 
 python bench/sync/plot.py rows.json rates.svg
 """
@@ -16,7 +16,10 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 760, 420, 60, 50, 30, 170
 
 
 def draw(rows: list[dict[str, Any]], batch: int) -> str:
-    """Rates on a logarithmic axis; the last one is as good as none."""
+    """Return an SVG with a line for each sync kind; the axis of the rates is logarithmic.
+
+    rows: as run.py writes them; batch: samples of a step.
+    """
     kinds = [k for k in rows[0]["seconds"] if k in rows[0]["predicted"]]
     rates = [row["link"]["bandwidth"] * 8 / 1e6 for row in rows]  # Mbit/s, as measured
     speeds = [

@@ -1,7 +1,8 @@
-"""One rank in the lab: times kinds of synchronisation and DistributedDataParallel, blocks in turn.
+"""Times sync kinds and DistributedDataParallel on one rank in the lab, blocks in turn.
 
-A block runs without a barrier inside, so that steps may overlap as they do in training. It also
-measures compute alone, compute with traffic on the link, and communication alone.
+A block is some steps of one kind, without a barrier inside, so that steps may overlap as they do in
+training. Three more times are measured: compute alone, compute with traffic on the link, and communication
+alone. run.py starts a rank on each emulated host, with a request as JSON: its keys are in `run.at_rate`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from raddle.searches.predict import simulate_steps
 
 
 def main(request: dict[str, Any]) -> None:
+    """Measure what the request asks for; rank 0 writes the result as JSON to the file request["out"]."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     result = Bench(request).run()
@@ -48,6 +50,8 @@ def main(request: dict[str, Any]) -> None:
 
 
 class Bench:
+    """The measurements of this rank."""
+
     def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -61,9 +65,11 @@ class Bench:
             name=request["model"],
         )
         self.trainers: dict[str, Trainer] = {}
-        self.chosen: tuple[str, int] | None = None  # what `auto` takes: sync and bytes of a bucket
+        # The choice of `auto`: sync kind and bytes of a bucket.
+        self.chosen: tuple[str, int] | None = None
 
     def run(self) -> dict[str, Any]:
+        """Measure everything; return medians and ranges in seconds, the link and the profile."""
         link = measure_link(self.rank, self.size)
         plain = self._plain(copy.deepcopy(self.task.model))
         plain()
@@ -112,6 +118,7 @@ class Bench:
             times[name].append(float(slowest))
 
     def _block(self, step: Callable[[], None], trainer: Trainer | None) -> float:
+        """Return the average seconds of a step in a block; trainer: None if raddle does not run it."""
         count = self.request["steps"]
         if trainer is not None:
             trainer.synchronize()
@@ -121,13 +128,14 @@ class Bench:
         for _ in range(count):
             step()
         if trainer is not None and trainer.plan.sync.startswith("p3"):
-            # What is still under way belongs to the last step; it would have overlapped with the next.
+            # The communication of the last step would overlap with a next step, so it is not timed.
             ended = time.perf_counter()
             trainer.synchronize()
             return (ended - start) / count
         return (time.perf_counter() - start) / count
 
     def _step(self, kind: str) -> Callable[[], None]:
+        """Return the training step of a sync kind, or of "ddp"."""
         model = copy.deepcopy(self.task.model)
         if kind == "ddp":
             return self._plain(DistributedDataParallel(model))
@@ -140,6 +148,7 @@ class Bench:
         return lambda: void(trainer.step(*part))
 
     def _plan(self, sync: str) -> Plan:
+        """Return the plan for a sync kind; for "auto", rank 0 chooses the fastest kind by simulation."""
         on = lab_cluster(self.size, self.request["bytes_per_s"])
         if sync == "auto":
             plan = self._plan("allreduce")
@@ -153,10 +162,12 @@ class Bench:
         return plan_for(self.graph, on, self.request["method"], bn="local", sync=sync)
 
     def _seconds(self, plan: Plan) -> float:
+        """Return the predicted seconds of a step, with the measured profile and link."""
         timeline = simulate_steps(self.graph, plan, self.on, Profile(self.profile))
         return timeline.step_seconds + host_seconds(timeline)
 
     def _plain(self, module: nn.Module) -> Callable[[], None]:
+        """Return a plain PyTorch training step on this rank's part of the batch."""
         optimizer = sgd(module.parameters())
         inputs, targets = (
             t.chunk(self.size)[self.rank] for t in (*self.task.inputs, *self.task.targets)
@@ -172,54 +183,56 @@ class Bench:
         return step
 
     def _talk(self, trainer: Trainer) -> float:
-        """Seconds to send all gradients and receive all parameters, without computing."""
-        agreeing = trainer.executor.parameter_sync
-        assert agreeing is not None
-        held = trainer.executor.parameters()
-        zeros = [(s.slot, torch.zeros_like(p)) for s, p in held]
+        """Return the seconds to send all gradients and receive all parameters, without computing."""
+        parameter_sync = trainer.executor.parameter_sync
+        assert parameter_sync is not None
+        parameters = trainer.executor.parameters()  # pairs (source with its slot, tensor)
+        zeros = [(source.slot, torch.zeros_like(tensor)) for source, tensor in parameters]
         dist.barrier()
         start = time.perf_counter()
-        agreeing.begin_step()
+        parameter_sync.begin_step()
         for slot, gradient in zeros:
-            agreeing.submit(slot, gradient)
-        agreeing.synchronize()
+            parameter_sync.submit(slot, gradient)
+        parameter_sync.synchronize()
         return time.perf_counter() - start
 
     def _overtaken(self) -> int:
+        """Return how many messages more urgent ones have overtaken with P3."""
         if "p3" not in self.trainers:
             return 0
         return int(self.trainers["p3"].transport.wire().counters.overtaken)
 
     def _rate(self, compute: list[float], link: dict[str, float]) -> float:
-        """Average bytes/s that data parallelism sends during a step."""
+        """Return the average bytes/s that data parallelism sends during a step; compute: its seconds."""
         weights = sum(p.nbytes for p in self.task.model.parameters())
         sent = 2 * (self.size - 1) / self.size * weights
         return sent / max(statistics.median(compute), sent / link["bandwidth"])
 
     def _profile(self, rate: float) -> dict[str, float]:
-        """Seconds of a rank's operators, on all ranks at once, next to a step's traffic."""
+        """Return the seconds of a rank's operators, on all ranks at once, next to a step's traffic."""
         plan = self._plan("allreduce")
         active = active_values(self.graph)
-        wanted = {
+        # By operator: the numbers of the inputs that need gradients.
+        gradient_inputs = {
             op.name: [i for i, name in enumerate(op.inputs) if name in active]
             for op in self.graph.ops
         }
         boxes = [(op, tile.box) for op in self.graph.ops for tile in plan.tiles[op.name].tiles]
         with background_traffic(self.rank, self.size, rate):
-            return measure(self.graph, boxes, wanted, "core", repeats=9).seconds
+            return measure(self.graph, boxes, gradient_inputs, "core", repeats=9).seconds
 
 
 def loads_of(trainer: Trainer) -> float:
-    """Elements of the busiest server divided by the average."""
+    """Return the elements of the busiest server divided by the average over the servers."""
     elements = [0] * trainer.plan.devices
     for slices in trainer.program.slices.values():
-        for share in slices:
-            elements[share.server] += share.box.volume
+        for parameter_slice in slices:
+            elements[parameter_slice.server] += parameter_slice.box.volume
     return max(elements) * len(elements) / sum(elements) if any(elements) else 1.0
 
 
 def void(_: object) -> None:
-    pass
+    """Drop a value, so that a lambda returns None."""
 
 
 if __name__ == "__main__":

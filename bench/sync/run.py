@@ -1,4 +1,4 @@
-"""Synchronisation in the lab: P3, servers and all-reduce beside DistributedDataParallel.
+"""Measures synchronisation in the lab: P3, servers and all-reduce beside DistributedDataParallel.
 
 The hosts are network namespaces of this machine (`raddle lab`); root and iproute2 are needed.
 """
@@ -35,6 +35,7 @@ KINDS = "ddp;allreduce;ps:sliced,greedy;ps;p3"
 
 
 def main() -> None:
+    """Measure each rate of the links; print a table for each, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="vgg19", choices=("vgg19", "resnet50", "alexnet"))
     parser.add_argument("--hosts", type=int, default=2)
@@ -61,8 +62,9 @@ def main() -> None:
 
 
 def at_rate(chosen: argparse.Namespace, rate: str, kinds: list[str]) -> dict[str, Any]:
+    """Return measured and predicted times of all sync kinds at one rate of the links."""
     with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "found.json"
+        out = pathlib.Path(folder) / "measured.json"
         request = {
             "model": chosen.model, "batch": chosen.batch, "kinds": kinds, "rounds": chosen.rounds,
             "steps": chosen.steps, "method": chosen.method, "out": str(out),
@@ -71,7 +73,7 @@ def at_rate(chosen: argparse.Namespace, rate: str, kinds: list[str]) -> dict[str
         try:
             with Lab.up(hosts=chosen.hosts, rate=rate, name="bench-sync") as lab:
                 argv = [str(HERE / "rank.py"), json.dumps(request)]
-                launch(lab, torchrun_commands(lab, argv).__getitem__, 1500)
+                launch(lab, torchrun_commands(lab, argv).__getitem__, 1500)  # seconds
         except InputError as error:
             print(f"skipped: {error}")
             sys.exit(0)
@@ -87,7 +89,7 @@ def at_rate(chosen: argparse.Namespace, rate: str, kinds: list[str]) -> dict[str
 def predicted(
     chosen: argparse.Namespace, kinds: list[str], measured: dict[str, Any]
 ) -> dict[str, float]:
-    """Simulated seconds of a step by kind, with the measured operators and link."""
+    """Return the simulated seconds of a step by sync kind, with the measured operators and link."""
     given = task(chosen.model, chosen.batch)
     graph = capture(given.model, given.inputs, targets=given.targets, loss=given.loss)
     on = lab_cluster(chosen.hosts, **measured["link"])
@@ -106,6 +108,7 @@ def predicted(
 
 
 def show(row: dict[str, Any], kinds: list[str]) -> None:
+    """Print the result at one rate."""
     seconds, predicted_seconds = row["seconds"], row["predicted"]
     busy, wire = seconds["compute beside traffic"], seconds.get("communication", 0.0)
     link = row["link"]

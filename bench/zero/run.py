@@ -1,6 +1,6 @@
-"""Time, memory and tasks of ZeRO-3 for a 7B transformer on 8 to 1,024 devices; see README.md.
+"""Measures lowering and simulating ZeRO-3 for a 7B transformer on 8 to 1,024 devices; see README.md.
 
-python bench/zero/run.py [DEVICES ...]     each in a process of its own, three times
+python bench/zero/run.py [DEVICES ...]     each number in a process of its own, three times
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import subprocess
 import sys
 import time
 
-COUNTS = (8, 32, 128, 512, 1024)
-RUNS = 3
+COUNTS = (8, 32, 128, 512, 1024)  # devices
+RUNS = 3  # of each number of devices; the table has medians and ranges
 
 
-def one(count: int) -> None:
-    """Lowers, simulates and checks one step; a small run first compiles the event loop."""
+def measure(count: int) -> None:
+    """Lower, simulate and check one step on `count` devices, and print a row as JSON.
+
+    A small run first compiles the event loop.
+    """
     import torch
     import torch.nn.functional as F
 
@@ -69,6 +72,7 @@ def one(count: int) -> None:
 
 
 def main(counts: list[int]) -> None:
+    """Measure each number of devices and print the table."""
     print("| devices | tasks | lower, s | simulate, s | memory over time, s | check, s | process, MiB |"
           " step, ms | peak, GB |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
     for count in counts:
@@ -94,6 +98,6 @@ def main(counts: list[int]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        one(int(sys.argv[2]))
+        measure(int(sys.argv[2]))
     else:
         main([int(word) for word in sys.argv[1:]] or list(COUNTS))

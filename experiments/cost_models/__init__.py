@@ -49,6 +49,7 @@ def lab(options: RunOptions) -> Section:
 
 
 def _measure_all(options: RunOptions, rate: str | None) -> list[MeasuredPlan]:
+    """Measures the plans of all groups; rate: of each host's link in the lab; None: without a lab."""
     groups = QUICK if options.quick else FULL
     measured_plans: list[MeasuredPlan] = []
     for done, group in enumerate(groups):

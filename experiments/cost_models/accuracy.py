@@ -16,6 +16,8 @@ from experiments.rank_correlation import kendall, spearman
 
 
 class Accuracy(NamedTuple):
+    """The accuracy of one cost model over some plans."""
+
     spearman: float  # rank correlation of predicted and measured step times
     kendall: float
     median_error: float  # relative error after the fit
@@ -26,6 +28,7 @@ class Accuracy(NamedTuple):
 
 
 def measure_accuracy(predicted: Sequence[float], measured: Sequence[float]) -> Accuracy:
+    """Returns the accuracy of predictions; both lists are step times by plan, in the same order."""
     factor = fit_factor(predicted, measured)
     errors = [abs(e) for e in relative_errors([factor * p for p in predicted], measured)]
     predicted_best = predicted.index(min(predicted))
@@ -36,11 +39,11 @@ def measure_accuracy(predicted: Sequence[float], measured: Sequence[float]) -> A
 
 
 def fit_factor(predicted: Sequence[float], measured: Sequence[float]) -> float:
-    """Median of measured / predicted; predictions of 0 do not count."""
+    """Returns the median of measured / predicted; predictions of 0 do not count."""
     ratios = [m / p for p, m in zip(predicted, measured, strict=True) if p > 0]
     return statistics.median(ratios) if ratios else math.nan
 
 
 def relative_errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
-    """Relative errors; negative if the prediction is too small."""
+    """Returns the relative errors; negative if the prediction is too small."""
     return [p / m - 1 for p, m in zip(predicted, measured, strict=True)]

@@ -52,7 +52,10 @@ IN_SECONDS = ("optcnn", "additive", "simulator")
 
 
 def costs(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Costs:
-    """The cost of a plan under every model. graph: of a micro-batch, if the plan has micro-batches."""
+    """Returns the cost of a plan under every model.
+
+    graph: of a micro-batch, if the plan has micro-batches.
+    """
     timeline = simulate_steps(graph, plan, cluster, profile)
     sums = additive_costs(timeline)
     return Costs(
@@ -68,7 +71,7 @@ def costs(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile | None = 
 
 
 def busiest_flops(program: Program) -> float:
-    """Flops of a step on the device that has most; recomputed operators count again.
+    """Returns the flops of a step on the device that has most; recomputed operators count again.
 
     A Run computes the tiles of one operator in one phase (forward, backward, ...).
     """
@@ -102,7 +105,7 @@ class AdditiveCosts(NamedTuple):
 
 
 def additive_costs(timeline: Timeline) -> AdditiveCosts:
-    """The additive cost: the durations of the last step's instructions, each by itself.
+    """Returns the additive cost: the durations of the last step's instructions, each by itself.
 
     Instructions: Run computes an operator, Merge adds partial sums, Move sends values or parameters, Reduce
     all-reduces gradients, Update updates a parameter.
@@ -122,7 +125,7 @@ def additive_costs(timeline: Timeline) -> AdditiveCosts:
             for d, t in zip(tasks.device[its_tasks], tasks.duration[its_tasks], strict=True):
                 operators[key][int(d)] += float(t)
         elif isinstance(instruction, Merge):
-            # its time on the busiest device, stored as that of device 0
+            # Only the time on the busiest device is known; it is stored as that of device 0.
             operators["merge", number][0] = longest[number]
         elif isinstance(instruction, Move) and not instruction.kind.is_of_parameter:
             transfer += longest[number]
@@ -134,7 +137,7 @@ def additive_costs(timeline: Timeline) -> AdditiveCosts:
 
 
 def _longest_by_instruction(timeline: Timeline) -> Array:
-    """Nanoseconds of each instruction on its busiest resource.
+    """Returns the nanoseconds of each instruction on its busiest resource.
 
     The messages of an instruction over one link share one latency: the largest of theirs.
     """
@@ -154,13 +157,16 @@ def _longest_by_instruction(timeline: Timeline) -> Array:
 
 
 def server_sync_seconds(program: Program, cluster: Cluster) -> float:
-    """t_S of the paper: every holder sends its gradient to a server and receives the parameter,
-    all through one link."""
-    # regions: parameter -> its regions, each with the devices that hold it (here `share`)
+    """Returns t_S of the paper, the seconds of synchronisation.
+
+    Every holder of a parameter sends its gradient to a server and receives the parameter, all through one
+    link.
+    """
+    # For each parameter: its regions (boxes), each with the devices that hold it
     nbytes = sum(
-        server_bytes(len(share.devices), share.box.volume * program.element_bytes(name))
-        for name, shares in program.regions.items()
-        for share in shares
+        server_bytes(len(region.devices), region.box.volume * program.element_bytes(name))
+        for name, regions in program.regions.items()
+        for region in regions
     )
     link = cluster.node_networks[0] if cluster.nodes > 1 else cluster.node_links[0]
     return nbytes / link.bandwidth if link is not None else 0.0

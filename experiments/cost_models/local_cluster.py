@@ -31,8 +31,9 @@ def probe_devices(ranks: int, *, quick: bool) -> tuple[Device, ...]:
 
 
 def measure_cluster(devices: Sequence[Device], rate: str | None, *, quick: bool) -> Cluster:
-    """A cluster of the devices with the links measured between their ranks, in a lab if `rate` is given.
+    """Returns a cluster of the devices with the links measured between their ranks.
 
+    rate: of each host's link in the lab, such as "1gbit"; None: ranks of this machine, without a lab.
     The probe measures its link while ranks compute. Here ranks only wait for messages, as in a plan.
     """
     ranks = len(devices)
@@ -54,7 +55,7 @@ def measure_cluster(devices: Sequence[Device], rate: str | None, *, quick: bool)
 def measure_profile(
     group: PlanGroup, graph: Graph, plans: Mapping[str, Plan], kind: str, *, quick: bool
 ) -> Profile:
-    """Measured seconds of every distinct tile of the plans.
+    """Returns the measured seconds of every distinct tile of the plans.
 
     kind: of device (such as a CPU core), a part of the profile's keys.
     """

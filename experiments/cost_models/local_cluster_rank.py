@@ -1,6 +1,6 @@
-"""One rank that measures links or operators for local_cluster.py.
+"""Runs one rank that measures links or operators for local_cluster.py.
 
-It runs under torchrun: python -m experiments.cost_models.local_cluster_rank request.json
+local_cluster.py starts it under torchrun: python -m experiments.cost_models.local_cluster_rank request.json
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from raddle.files import read_scratch, write_scratch
 
 
 def main(request: dict[str, Any]) -> None:
-    """request: what ("messages" or "profile"), repeats, out (file of the result).
+    """Measures what the request asks for; rank 0 writes the result to a file.
 
-    For "profile" also spec and batch (of the model), plans (files), and kind (of device).
+    request: what ("messages" or "profile"), repeats (measurements of each message or tile), out (file of
+    the result). For "profile" also spec and batch (of the model), plans (files), and kind (of device).
     """
     end_with_parent()  # this process ends when its parent does
     torch.set_num_threads(1)
@@ -42,8 +43,9 @@ def main(request: dict[str, Any]) -> None:
 
 
 def measure_tiles(request: dict[str, Any]) -> dict[str, float]:
-    """Profile key -> seconds, for the tiles of all plans: the median of ranks that measure at once.
+    """Returns the seconds of the tiles of all plans, by the tile's key in a Profile.
 
+    They are the median of the ranks, which all measure at the same time.
     Phases: B is the backward; if a plan splits it, B is that of activations and W that of parameters.
     """
     graph = capture_model(request["spec"], request["batch"])
@@ -66,7 +68,7 @@ def _measure_plan(
     compute = ComputeCosts(
         graph, frozenset(active_values(graph)), split_backward=plan.split_backward
     )
-    # by operator: the operands whose gradients this phase computes
+    # for each operator: the operands whose gradients this phase computes
     grad_operands = {op.name: compute.grad_operands[op.name, phase] for op in graph.ops}
     boxes = [(op, box) for op in graph.ops for box in plan.tiles[op.name].boxes]
     kind, repeats = request["kind"], request["repeats"]

@@ -3,6 +3,8 @@
 A PlanGroup, here *group*, is one model on some ranks, whose plans are compared (plans.py).
 """
 
+# on: the cluster that plans are made for
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -23,7 +25,7 @@ QUICK_ROUNDS = 5
 
 
 class PreparedGroup(NamedTuple):
-    """What the measurements with and without a lab share."""
+    """The plans and measurements of a group that are the same with and without a lab."""
 
     graph: Graph
     plans: Mapping[str, Plan]
@@ -32,7 +34,7 @@ class PreparedGroup(NamedTuple):
 
 
 class MeasuredPlan(NamedTuple):
-    """One plan with its measured step times and its predicted costs."""
+    """A plan with its measured step times and its predicted costs."""
 
     group: str  # name of its PlanGroup
     name: str  # of the plan
@@ -69,7 +71,7 @@ def measure_group(group: PlanGroup, rate: str | None, *, quick: bool) -> list[Me
 
 
 def plan_kind(name: str, plan: Plan) -> str:
-    """The kind of a plan, as the table of errors groups them.
+    """Returns the kind of a plan, as the table of errors groups them.
 
     has_servers is also true of sharded parameters: each holder is the server of its shard.
     """

@@ -1,4 +1,4 @@
-"""The networks whose plans are measured: small versions of the zoo's, with steps of a tenth of a second.
+"""Defines the networks whose plans are measured: small versions of the zoo's, with steps of 0.1 s.
 
 Each is loaded as `models.py:function`. Like the large originals, they differ in image size, in layer widths
 and in how much of a step's data is weights.
@@ -13,7 +13,7 @@ from raddle.api.networks import VGG, AlexNet, ResNet, UNet, class_loss, images, 
 
 
 def alexnet(batch: int = 16) -> Workload:
-    """Two thirds of its weights in two fully connected layers."""
+    """Returns a network with two thirds of its weights in two fully connected layers."""
     model = AlexNet(
         maps=(32, 64, 96, 64, 64), hidden=512, classes=100, pool=3, dropout=0.0
     )  # fmt: skip
@@ -21,7 +21,7 @@ def alexnet(batch: int = 16) -> Workload:
 
 
 def vgg(batch: int = 8) -> Workload:
-    """Large feature maps at the beginning, many weights at the end."""
+    """Returns a network with large feature maps at the beginning and many weights at the end."""
     model = VGG(
         (1, 1, 2, 2, 2), widths=(16, 32, 64, 96, 96), hidden=384, classes=100, pool=2, dropout=0.0
     )  # fmt: skip
@@ -29,12 +29,12 @@ def vgg(batch: int = 8) -> Workload:
 
 
 def resnet(batch: int = 16) -> Workload:
-    """Few weights, many small operators, batch statistics."""
+    """Returns a network with few weights, many small operators, and batch statistics."""
     model = ResNet((1, 1, 1, 1), width=16, classes=100)
     return Workload("resnet-like", model, *images(3, 96, classes=100)(batch), class_loss)
 
 
 def unet(batch: int = 4) -> Workload:
-    """Skip connections keep large feature maps alive until the decoder."""
+    """Returns a network whose skip connections keep large feature maps alive until the decoder."""
     model = UNet(widths=(8, 16, 32, 64))
     return Workload("unet-like", model, *masked_images(3, 96, classes=2)(batch), class_loss)

@@ -5,6 +5,8 @@ are the same with and without the lab. The random ones draw a configuration for 
 as FlexFlow's search does (arXiv 1807.05358, section 6).
 """
 
+# on: the cluster that plans are made for
+
 from __future__ import annotations
 
 import pathlib
@@ -33,7 +35,7 @@ QUICK_METHODS = ("data", "owt", "layerwise", "spatial", "filter-horizontal", "op
 
 
 class PlanGroup(NamedTuple):
-    """One model on some ranks; its plans are compared with each other. (Not a group of operators.)"""
+    """A model on some ranks, whose plans are compared with each other. (It is no group of operators.)"""
 
     function: str  # of models.py
     batch: int
@@ -42,6 +44,7 @@ class PlanGroup(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The name in tables, such as "vgg-like, 4 ranks"."""
         return f"{self.function}-like, {self.ranks} ranks"
 
     @property
@@ -50,6 +53,7 @@ class PlanGroup(NamedTuple):
         return f"{pathlib.Path(__file__).with_name('models.py')}:{self.function}"
 
     def graph(self) -> Graph:
+        """Returns the graph of the model at the group's batch."""
         return capture_model(self.spec, self.batch)
 
 
@@ -65,7 +69,7 @@ FULL = (
 
 
 def assumed_cluster(ranks: int) -> Cluster:
-    """A cluster like the lab, with one device of assumed speed on each host."""
+    """Returns a cluster like the lab, with one device of assumed speed on each host."""
     device = cluster(f"local:{ranks}").devices[0]
     network = Network(parse_rate(RATE) / 8, LATENCY)
     # a node: its devices, the link between them, the network to other nodes
@@ -74,12 +78,12 @@ def assumed_cluster(ranks: int) -> Cluster:
 
 
 def micro_batch_graph(graph: Graph, plan: Plan) -> Graph:
-    """The graph of one micro-batch, which the plan's tiles refer to."""
+    """Returns the graph of one micro-batch, which the plan's tiles refer to."""
     return graph.for_batch(-(-graph.batch // plan.microbatches))
 
 
 def distinct_plans(group: PlanGroup, graph: Graph, *, quick: bool = False) -> dict[str, Plan]:
-    """All applicable plans by name, without duplicates."""
+    """Returns all applicable plans by name, without duplicates."""
     on = assumed_cluster(group.ranks)
     distinct: dict[str, Plan] = {}
     seen: set[tuple[object, ...]] = set()
@@ -95,7 +99,7 @@ def distinct_plans(group: PlanGroup, graph: Graph, *, quick: bool = False) -> di
 def _candidates(
     group: PlanGroup, graph: Graph, on: Cluster, *, quick: bool
 ) -> Iterator[tuple[str, Plan]]:
-    """Names and plans; some plans may be equal."""
+    """Yields names and plans; some plans may be equal."""
     # bn="local": each device takes the batch-norm statistics of its own samples, as in DDP
     settings = Settings(budget=BUDGET, bn="local", sync="allreduce")
     for method in QUICK_METHODS if quick else METHODS:
@@ -119,7 +123,7 @@ def _candidates(
 
 
 def _plan_of_method(graph: Graph, on: Cluster, method: str, settings: Settings) -> Plan | None:
-    """None if the method does not apply."""
+    """Returns the plan of a method; None if the method does not apply."""
     try:
         search_result = run_method(graph, on, method, settings)
         return build_plan(graph, on, method, search_result, settings)
@@ -130,8 +134,9 @@ def _plan_of_method(graph: Graph, on: Cluster, method: str, settings: Settings) 
 def random_plans(
     group: PlanGroup, graph: Graph, on: Cluster, settings: Settings
 ) -> Iterator[tuple[str, Plan]]:
-    """Random plans: each group of operators is split by random degrees (parts of each letter).
+    """Yields random plans, with names: each group of operators is split by random degrees.
 
+    Degrees are the numbers of parts of each letter (dimension).
     A PlanSpace (raddle/searches/plan_space.py) numbers the groups; `degrees(g)`: all that group g may have.
     """
     space = PlanSpace(graph, on, settings)

@@ -36,7 +36,10 @@ PRINTED = {
 
 
 def section(title: str, measured_plans: Sequence[MeasuredPlan]) -> Section:
-    """measured_plans: those of a group one after the other."""
+    """Returns the section with all tables, charts and sentences.
+
+    measured_plans: sorted by group, because groups are formed from neighbours.
+    """
     groups = {
         name: list(members)
         for name, members in groupby(measured_plans, key=lambda plan: plan.group)
@@ -55,12 +58,12 @@ def section(title: str, measured_plans: Sequence[MeasuredPlan]) -> Section:
 
 
 def predicted(measured_plans: Sequence[MeasuredPlan], model: str) -> list[float]:
-    """The cost of each plan under a cost model (a key of MODELS)."""
+    """Returns the cost of each plan under a cost model (a key of MODELS)."""
     return [float(getattr(plan.costs, model)) for plan in measured_plans]
 
 
 def seconds(measured_plans: Sequence[MeasuredPlan]) -> list[float]:
-    """Measured seconds of a step of each plan."""
+    """Returns the measured seconds of a step of each plan."""
     return [plan.times.seconds for plan in measured_plans]
 
 
@@ -68,18 +71,18 @@ def seconds(measured_plans: Sequence[MeasuredPlan]) -> list[float]:
 
 
 def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
-    """One row for each cost model, over all groups."""
-    every = [plan for members in groups.values() for plan in members]
+    """Returns a table with one row for each cost model, over all groups."""
+    plans = [plan for members in groups.values() for plan in members]
     rows: list[list[Cell]] = []
     for model, title in MODELS.items():
         by_group = [accuracies[name, model] for name in groups]
-        together = measure_accuracy(predicted(every, model), seconds(every))
+        together = measure_accuracy(predicted(plans, model), seconds(plans))
         fitted = [
             abs(e)
             for name, members in groups.items()
             for e in _fitted_errors(members, model, accuracies[name, model].factor)
         ]
-        plain = [abs(e) for e in relative_errors(predicted(every, model), seconds(every))]
+        plain = [abs(e) for e in relative_errors(predicted(plans, model), seconds(plans))]
         rows.append([
             title,
             mean([v.spearman for v in by_group]), mean([v.kendall for v in by_group]),
@@ -99,7 +102,7 @@ def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
     # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = [Column("cost model"), *(Column(name, "measured", digits) for name, digits in heads)]
     note = (
-        f"{len(every)} plans in {len(groups)} groups; a group is one model on so many ranks. {ADDITIVE} "
+        f"{len(plans)} plans in {len(groups)} groups; a group is one model on so many ranks. {ADDITIVE} "
         "Errors are relative to the measured time. Before, the predictions of each group are multiplied by "
         "one factor, the median of measured over predicted in that group (the fit); errors without fit are "
         "given for models that predict seconds. Regret: how much slower the plan that is predicted to be "
@@ -110,7 +113,7 @@ def summary_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
 
 
 def group_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
-    """One row for each group and cost model."""
+    """Returns a table with one row for each group and cost model."""
     rows: list[list[Cell]] = []
     for name, members in groups.items():
         best = min(members, key=lambda plan: plan.times.seconds)
@@ -137,7 +140,7 @@ def group_table(groups: PlansByGroup, accuracies: Accuracies) -> Table:
 
 
 def kind_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
-    """One row for each kind of plan (pipelines, servers and shards, ...)."""
+    """Returns a table with one row for each kind of plan (pipelines, servers and shards, ...)."""
     kinds: dict[str, list[MeasuredPlan]] = {}
     for plan in measured_plans:
         kinds.setdefault(plan.kind, []).append(plan)
@@ -167,7 +170,7 @@ def kind_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
 
 
 def printed_error_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
-    """The range of errors here, next to the range that the papers print."""
+    """Returns a table of the range of errors here, next to the range that the papers print."""
     rows: list[list[Cell]] = []
     for model, (paper, low, high) in PRINTED.items():
         errors = relative_errors(predicted(measured_plans, model), seconds(measured_plans))
@@ -186,6 +189,7 @@ def printed_error_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
 
 
 def plan_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
+    """Returns a table with one row for each plan: measured times, and costs under all models."""
     rows: list[list[Cell]] = []
     for plan in measured_plans:
         c, t = plan.costs, plan.times
@@ -209,6 +213,7 @@ def plan_table(measured_plans: Sequence[MeasuredPlan]) -> Table:
 
 
 def scatter_chart(groups: PlansByGroup, accuracies: Accuracies) -> Chart:
+    """Returns a chart of predicted over measured step times, a point for each plan and cost model."""
     lines = []
     for model, title in MODELS.items():
         points = [
@@ -231,11 +236,12 @@ def scatter_chart(groups: PlansByGroup, accuracies: Accuracies) -> Chart:
 
 
 def text(groups: PlansByGroup, accuracies: Accuracies) -> str:
+    """Returns the paragraphs above the tables."""
     return "\n\n".join([_winners(groups, accuracies), _losses(groups, accuracies), _noise(groups)])
 
 
 def _winners(groups: PlansByGroup, accuracies: Accuracies) -> str:
-    """Sentences: which cost model ranks best, and with which the chosen plan is best."""
+    """Returns sentences that say which cost model ranks best, and with which the chosen plan is best."""
     correlation = {m: mean([accuracies[name, m].spearman for name in groups]) for m in MODELS}
     regret = {m: mean([accuracies[name, m].regret for name in groups]) for m in MODELS}
     # nan is not equal to itself, and comes last
@@ -253,7 +259,7 @@ def _winners(groups: PlansByGroup, accuracies: Accuracies) -> str:
 
 
 def _losses(groups: PlansByGroup, accuracies: Accuracies) -> str:
-    """A sentence: in which groups another model ranks or chooses better than the simulator."""
+    """Returns a sentence about the groups in which another model is better than the simulator."""
     lost = []
     for name in groups:
         simulator = accuracies[name, "simulator"]
@@ -275,9 +281,9 @@ def _losses(groups: PlansByGroup, accuracies: Accuracies) -> str:
 
 
 def _noise(groups: PlansByGroup) -> str:
-    """A sentence: how much the time of the same plan varies between blocks of steps."""
-    every = [plan.times for members in groups.values() for plan in members]
-    spread = statistics.median((t.longest - t.shortest) / t.seconds for t in every)
+    """Returns a sentence that says how much the time of the same plan varies between blocks of steps."""
+    all_times = [plan.times for members in groups.values() for plan in members]
+    spread = statistics.median((t.longest - t.shortest) / t.seconds for t in all_times)
     return (
         f"Half of the plans differ by more than {spread:.0%} of their time between their fastest and their "
         "slowest block of steps: what is closer together than that cannot be ranked by anyone."
@@ -287,16 +293,21 @@ def _noise(groups: PlansByGroup) -> str:
 def _fitted_errors(
     measured_plans: Sequence[MeasuredPlan], model: str, factor: float
 ) -> list[float]:
+    """Returns the relative error of each plan after its prediction was multiplied by the factor."""
     return relative_errors(
         [factor * p for p in predicted(measured_plans, model)], seconds(measured_plans)
     )
 
 
 def mean(values: Sequence[float]) -> float:
-    """Mean without nan. A correlation is nan if a model predicts the same for all plans of a group."""
+    """Returns the mean of the values that are not nan; nan if there are none.
+
+    A correlation is nan if a model predicts the same for all plans of a group.
+    """
     real = [v for v in values if not math.isnan(v)]
     return statistics.fmean(real) if real else math.nan
 
 
 def percent(share: float) -> float:
+    """Returns a share (0 to 1) in percent."""
     return 100 * share

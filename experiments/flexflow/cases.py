@@ -1,4 +1,7 @@
-"""FlexFlow's six networks, the clusters they are planned for, and how long a search may take."""
+"""Defines FlexFlow's six networks, the clusters they are planned for, and how long a search may take.
+
+The paper is FlexFlow (Jia et al., arXiv 1807.05358); `raddle reproduce flexflow` repeats its experiments.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ SAMPLES = {"alexnet": 256}  # per GPU; all other models have 64
 
 
 class ExperimentSize(NamedTuple):
-    """How much the experiment covers, in full or with --quick."""
+    """The extent of the experiment, in full or with --quick."""
 
     models: tuple[str, ...]
     gpu_counts: tuple[int, ...]
@@ -26,17 +29,19 @@ FULL = ExperimentSize(MODELS, (4, 16, 64), (4, 16), 10.0)
 
 
 def experiment_size(options: RunOptions) -> ExperimentSize:
+    """Returns the extent that the options ask for."""
     return QUICK if options.quick else FULL
 
 
 def case(model: str, count: int) -> WeakScalingCase:
-    """The model on `count` K80, with the same number of samples for each GPU."""
+    """Returns the model on `count` K80, with the same number of samples for each GPU."""
     return WeakScalingCase(model, "k80", count, SAMPLES.get(model, 64))
 
 
 def expert(model: str) -> str:
-    """The expert's method. CNNs: OWT ("one weird trick": data parallel convolutions, split linear layers).
+    """Returns the method by which an expert would split the model.
 
-    RNNs: inside a node, each GPU has a consecutive range of layers; nodes are data parallel.
+    CNNs: "one weird trick" (OWT), with data parallel convolutions and split linear layers. RNNs: inside a
+    node, each GPU has a consecutive range of layers; nodes are data parallel.
     """
     return "expert" if model in RECURRENT else "owt"

@@ -1,5 +1,8 @@
 """Compares FlexFlow's plans with data parallelism and experts' plans if synchronisation does not overlap.
 
+This is the part `no-overlap` of `raddle reproduce flexflow`. The paper is FlexFlow (Jia et al., arXiv
+1807.05358).
+
 In FlexFlow's tables communication occupies the GPU. Here gradients are sent after the whole backward of a
 device (`after`), so that plans that synchronise less gain what the others cannot hide.
 """
@@ -39,6 +42,7 @@ def no_overlap(options: RunOptions) -> Section:
 
 
 def _gain(model: str, count: int, sync: str, budget: float) -> float | None:
+    """Returns FlexFlow's throughput divided by the better baseline's; None if a plan does not fit."""
     methods = ("data", expert(model), "flexflow")
     steps: StepsByMethod = {
         (method, count): simulate_method(case(model, count), method, sync, budget)
@@ -48,6 +52,7 @@ def _gain(model: str, count: int, sync: str, budget: float) -> float | None:
 
 
 def gains_table(gains: Sequence[Gain]) -> Table:
+    """Returns a table of the gains with and without overlap."""
     columns = (
         Column("network"), Column("GPUs"), Column("overlapping", "simulated"),
         Column("after the backward", "simulated"), Column("in the paper, up to", "printed"),
@@ -61,6 +66,7 @@ def gains_table(gains: Sequence[Gain]) -> Table:
 
 
 def gains_text(gains: Sequence[Gain]) -> str:
+    """Returns sentences about the largest gains with and without overlap."""
     both = [(g.overlapping, g.after) for g in gains]
     complete = [(a, b) for a, b in both if a is not None and b is not None]
     if not complete:

@@ -1,4 +1,8 @@
-"""Shows FlexFlow's plan of NMT (a translation network) on 4 GPUs: which layers are on which GPU."""
+"""Shows FlexFlow's plan of NMT (a translation network) on 4 GPUs: which layers are on which GPU.
+
+This is the part `plans` of `raddle reproduce flexflow`. The paper is FlexFlow (Jia et al., arXiv
+1807.05358).
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,8 @@ from raddle.api.results import Cell, Column, Drawing, Section, Table
 
 TITLE = "NMT on 4 GPUs"
 GPUS = 4
-HEAVY = (
-    "linear",
-    "embedding",
-    "matmul",
-)  # operator kinds whose tiles show where a layer is computed
+# Operator kinds whose tiles show where a layer is computed
+HEAVY = ("linear", "embedding", "matmul")
 # names of the operators of the attention
 ATTENTION = ("score", "matmul", "matmul_1", "combine")
 WIDTH = 10  # characters of a bar
@@ -45,7 +46,10 @@ def plans(options: RunOptions) -> Section:
 
 
 def layer_of(op: Op) -> str:
-    """The layer of an operator. All time steps of a recurrent layer are one layer; so is the attention."""
+    """Returns the layer of an operator.
+
+    All time steps of a recurrent layer are one layer; so is the attention.
+    """
     match = _STEP.match(op.name)
     if match:
         return match["layer"]
@@ -53,12 +57,15 @@ def layer_of(op: Op) -> str:
 
 
 def _heavy_ops(graph: Graph) -> Iterator[tuple[str, Op]]:
-    """The operators of the kinds HEAVY, each with its layer."""
+    """Returns the operators of the kinds HEAVY, each with its layer."""
     return ((layer_of(op), op) for op in graph.ops if op.kind in HEAVY)
 
 
 def work_shares(graph: Graph, plan: Plan) -> WorkShares:
-    """For each layer, the share of its multiplications (embedding: of its elements) on each device."""
+    """Returns, for each layer, the share of its multiplications on each device.
+
+    For an embedding, which multiplies nothing, it is the share of its elements.
+    """
     volumes: dict[str, list[float]] = defaultdict(lambda: [0.0] * plan.devices)
     for layer, op in _heavy_ops(graph):
         for tile in plan.tiles[op.name].tiles:
@@ -67,7 +74,7 @@ def work_shares(graph: Graph, plan: Plan) -> WorkShares:
 
 
 def draw(placed: WorkShares) -> list[str]:
-    """One line of text for each layer, with one bar for each device."""
+    """Returns one line of text for each layer, with one bar for each device."""
     width = max(len(layer) for layer in placed)
     count = len(next(iter(placed.values())))
     lines = [(" " * width + "".join(f"  GPU {d:<{WIDTH}}" for d in range(count))).rstrip()]
@@ -78,12 +85,13 @@ def draw(placed: WorkShares) -> list[str]:
 
 
 def _bar(share: float) -> str:
-    """A bar as long as the share; a share above 0 has at least one mark."""
+    """Returns a bar as long as the share; a share above 0 has at least one mark."""
     filled = max(round(WIDTH * share), int(share > 0))
     return "#" * filled + "." * (WIDTH - filled)
 
 
 def _text(placed: WorkShares) -> str:
+    """Returns a sentence that says which layers are on one GPU, and which are on all."""
     alone = [layer for layer, layer_shares in placed.items() if max(layer_shares) > 0.999]
     everywhere = [layer for layer, layer_shares in placed.items() if min(layer_shares) > 0]
     return (
@@ -93,7 +101,7 @@ def _text(placed: WorkShares) -> str:
 
 
 def _split_table(graph: Graph, plan: Plan) -> Table:
-    """A table of the splits in each layer, with the number of operators that have them."""
+    """Returns a table of the splits in each layer, with the number of operators that have them."""
     splits: dict[str, Counter[str]] = defaultdict(Counter)
     for layer, op in _heavy_ops(graph):
         # the tiling as text, such as n/2 @0-1

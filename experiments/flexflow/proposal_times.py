@@ -13,6 +13,8 @@ the nanoseconds of a step, or None if they exceed the limit. In a PlanSpace
 the possible numbers of parts of each letter of group g; `changes` returns the tiles that a move changes.
 """
 
+# on: the cluster that plans are made for
+
 from __future__ import annotations
 
 import random
@@ -32,6 +34,8 @@ MOVES = 6  # random moves whose timelines are compared
 
 
 class ProposalTimes(NamedTuple):
+    """The speed of the simulations of one case."""
+
     tasks: int  # of one simulation
     shortened_rate: float  # proposals a second
     full_rate: float  # the same, if every proposal is simulated in full
@@ -55,7 +59,7 @@ def time_proposals(case: WeakScalingCase, proposals: int) -> ProposalTimes:
 
 
 def _chain(case: WeakScalingCase, *, full: bool) -> Chain:
-    """A chain of uniformly random moves (none is guided) that starts from data parallelism."""
+    """Returns a chain of uniformly random moves (none is guided) that starts from data parallelism."""
     graph, on = case.graph, case.cluster
     tiles = BASELINES["data"](graph, on)  # of data parallelism
     evaluator = Evaluator(graph, on, Plan(tiles, case.gpus, bn="local"))
@@ -74,6 +78,7 @@ def disable_shortening(evaluator: Evaluator) -> None:
     original_time = evaluator.time
 
     def in_full(limit: int | None = None) -> int | None:
+        """Returns the nanoseconds of a step, or None if they exceed the limit, as Evaluator.time does."""
         nanoseconds = original_time(fold=False)
         return (
             nanoseconds
@@ -87,7 +92,7 @@ def disable_shortening(evaluator: Evaluator) -> None:
 def _measure_delta(
     case: WeakScalingCase, shortened_rate: float, full_rate: float
 ) -> tuple[Any, ...]:
-    """The fields of ProposalTimes, in order; the two rates are passed through."""
+    """Returns the fields of ProposalTimes, in order; the two rates are passed through."""
     graph, on = case.graph, case.cluster
     space, rng = PlanSpace(graph, on, Settings()), random.Random(0)
     tiles = BASELINES["data"](graph, on)
@@ -117,7 +122,10 @@ def _measure_delta(
 
 
 def shortened_seconds(evaluator: Evaluator, move: Tiles, limit: int) -> float:
-    """Seconds to evaluate a move: the best of three. limit: nanoseconds above which it is rejected."""
+    """Returns the seconds to evaluate a move, the best of three.
+
+    limit: nanoseconds above which the move is rejected.
+    """
     undo = evaluator.move(move)
     seconds = []
     for _ in range(3):
@@ -129,7 +137,7 @@ def shortened_seconds(evaluator: Evaluator, move: Tiles, limit: int) -> float:
 
 
 def engine_seconds(tasks: Tasks) -> float:
-    """Seconds of the simulator's event loop on all tasks.
+    """Returns the seconds of the simulator's event loop on all tasks.
 
     Its arguments are arrays over the tasks: what each occupies and for how long, its latency, how many it
     waits for, which wait for it (pointer, successor), and whether it may overtake (urgency); `resources` is
@@ -145,7 +153,10 @@ def engine_seconds(tasks: Tasks) -> float:
 
 
 def task_times(timeline: Timeline) -> dict[Any, tuple[int, int]]:
-    """Start and end (ns) of each task, keyed by what it does (plans number tasks differently)."""
+    """Returns the start and end (ns) of each task.
+
+    The key says what the task does, because every plan numbers its tasks differently.
+    """
     times: dict[Any, tuple[int, int]] = {}
     names = [_name(instruction) for instruction in timeline.program.instructions]
     tasks = timeline.tasks
@@ -163,7 +174,7 @@ def task_times(timeline: Timeline) -> dict[Any, tuple[int, int]]:
 
 
 def _name(instruction: Any) -> tuple[str, ...]:
-    """What an instruction does, without its number."""
+    """Returns a description of an instruction that does not depend on its number in the program."""
     if isinstance(instruction, Run | Merge):
         return (type(instruction).__name__, instruction.op, instruction.phase)
     if isinstance(instruction, Move):

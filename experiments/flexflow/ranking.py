@@ -1,4 +1,8 @@
-"""Ranks ten plans of an LSTM on two ranks by simulated and by measured step time; most plans are random."""
+"""Ranks ten plans of an LSTM on two ranks by simulated and by measured step time; most plans are random.
+
+This is the part `ranking` of `raddle reproduce flexflow`. The paper is FlexFlow (Jia et al., arXiv
+1807.05358).
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ class SmallNetGroup(PlanGroup):
 
     @property
     def spec(self) -> str:
+        """The name by which the model is loaded: file.py:function."""
         return nets.spec(self.function)
 
 

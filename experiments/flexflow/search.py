@@ -1,5 +1,8 @@
 """Times the search next to the paper's times, and estimates what delta simulation could save.
 
+This is the part `search` of `raddle reproduce flexflow`. The paper is FlexFlow (Jia et al., arXiv
+1807.05358).
+
 Delta simulation is FlexFlow's: after a move (a group of operators gets another split or other
 devices), it simulates only the tasks that the move affects.
 """
@@ -66,7 +69,10 @@ def _search_table(options: RunOptions) -> Table:
 
 
 def seconds_text(seconds: Table) -> str:
-    """A sentence: how many searches are faster than the paper's. seconds: the table of searches."""
+    """Returns a sentence that says how many searches are faster than the paper's.
+
+    seconds: the table of searches.
+    """
     both = [(row[2], row[5]) for row in seconds.rows]  # seconds here, and in the paper
     pairs = [(a, b) for a, b in both if isinstance(a, float) and isinstance(b, float)]
     longer = sum(a > b for a, b in pairs)
@@ -74,6 +80,7 @@ def seconds_text(seconds: Table) -> str:
 
 
 def _chain_table(measured_chains: list[tuple[str, int, ProposalTimes]]) -> Table:
+    """Returns a table of proposal times; measured_chains: (model, number of GPUs, times) of each case."""
     columns = (
         Column("network"), Column("GPUs"), Column("tasks", "counted"),
         Column("proposals a second", "measured"), Column("simulated in full", "measured"),
@@ -98,6 +105,7 @@ def _chain_table(measured_chains: list[tuple[str, int, ProposalTimes]]) -> Table
 
 
 def _chains_text(proposal_times: list[ProposalTimes]) -> str:
+    """Returns sentences that compare the shortened simulation with full and with delta simulation."""
     times = [case_times.shortened_rate / case_times.full_rate for case_times in proposal_times]
     slower = sum(case_times.ideal_delta_s > case_times.shortened_s for case_times in proposal_times)
     return (

@@ -1,5 +1,8 @@
 """Compares the simulated throughput of FlexFlow's plans with data parallelism and experts' plans.
 
+This is the part `throughput` of `raddle reproduce flexflow`. The paper is FlexFlow (Jia et al., arXiv
+1807.05358).
+
 A SimulatedStep (simulate_methods.py) is a plan and its predicted step; StepsByMethod has them by method and
 number of GPUs. `auto` is raddle's search.
 """
@@ -48,16 +51,17 @@ class ModelThroughput(NamedTuple):
 def throughput(options: RunOptions) -> Section:
     """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     size = experiment_size(options)
-    every = []
+    throughputs = []
     for number, model in enumerate(size.models):
         for at, sync in enumerate(SYNCS):
             options.report(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(size.models))
-            every.append(_simulate_model(model, sync, size))
-    charts = [_chart(result) for result in every if len(result.counts) > 1]
-    return Section(TITLE, gains_text(every), [gains_table(every), *charts])
+            throughputs.append(_simulate_model(model, sync, size))
+    charts = [_chart(result) for result in throughputs if len(result.counts) > 1]
+    return Section(TITLE, gains_text(throughputs), [gains_table(throughputs), *charts])
 
 
 def _simulate_model(model: str, sync: str, size: ExperimentSize) -> ModelThroughput:
+    """Simulates all methods for one network with one kind of synchronisation."""
     steps: dict[tuple[str, int], SimulatedStep | None] = {}
     for count in size.gpu_counts if sync == "allreduce" else size.server_counts:
         for method in ("data", expert(model), "flexflow"):
@@ -67,7 +71,8 @@ def _simulate_model(model: str, sync: str, size: ExperimentSize) -> ModelThrough
     return ModelThroughput(model, sync, steps)
 
 
-def gains_table(every: Sequence[ModelThroughput]) -> Table:
+def gains_table(throughputs: Sequence[ModelThroughput]) -> Table:
+    """Returns a table of the throughput of all methods, and of FlexFlow's gains."""
     # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = (
         Column("network"), Column("GPUs"), Column("synchronised by"),
@@ -76,7 +81,7 @@ def gains_table(every: Sequence[ModelThroughput]) -> Table:
         Column("over the better of both", "simulated"), Column("in the paper, up to", "printed"),
         Column("data, GB", "counted"), Column("flexflow, GB", "counted"),
     )  # fmt: skip
-    rows = [_row(result, count) for result in every for count in result.counts]
+    rows = [_row(result, count) for result in throughputs for count in result.counts]
     note = (
         "Samples a second on K80 in nodes of 4, and bytes between GPUs in a step. Expert: 'one weird "
         "trick' for convolutional networks; a GPU for each depth on every node for recurrent ones. A dash: "
@@ -86,6 +91,7 @@ def gains_table(every: Sequence[ModelThroughput]) -> Table:
 
 
 def _row(result: ModelThroughput, count: int) -> list[Cell]:
+    """Returns the table's row of one network on `count` GPUs."""
     methods = (*result.baselines, "flexflow", "auto")
     speeds = [s.samples_per_s if (s := result.steps.get((m, count))) else None for m in methods]
     sent = [s.comm_bytes / 1e9 if (s := result.steps.get((m, count))) else None
@@ -103,12 +109,13 @@ def _chart(result: ModelThroughput) -> Chart:
     return throughput_chart(title, result.steps, names)
 
 
-def gains_text(every: Sequence[ModelThroughput]) -> str:
+def gains_text(throughputs: Sequence[ModelThroughput]) -> str:
+    """Returns sentences about the smallest and largest gains, for each kind of synchronisation."""
     sentences = []
     for sync, name in SYNCS.items():
         gains = [
             (gain, f"{result.model} on {count}")
-            for result in every
+            for result in throughputs
             if result.sync == sync
             for count in result.counts
             if (gain := gain_over_best(result.steps, "flexflow", result.baselines, count))

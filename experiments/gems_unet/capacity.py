@@ -1,8 +1,12 @@
 """Finds the largest image and batch that fit the memory with each method; trains a small case for real.
 
+This is the part `capacity` of `raddle reproduce gems-unet`. The paper is GEMS (Jain et al., SC20).
+
 *Capacity*: bytes of memory of a device. *Side*: height and width of an image, in pixels. METHODS
 (methods.py) are the compared methods: pipelines, GEMS, spatial tiles; `auto` is raddle's search.
 """
+
+# on: the cluster that plans are made for
 
 from __future__ import annotations
 
@@ -62,9 +66,8 @@ def make(options: RunOptions) -> Section:
     ]
     sizes: list[LargestSizes] = []
     for net, method in chosen:
-        options.report(
-            f"{net}, {method.name}", len(sizes) / (len(chosen) + 3)
-        )  # 3: the share of `auto` and of the training below
+        # 3: the share of `auto` and of the training below, in the progress that is shown
+        options.report(f"{net}, {method.name}", len(sizes) / (len(chosen) + 3))
         sizes.append(largest_sizes(net, method, on, capacity))
     tables = [_table(sizes, capacity)]
     net_names = list(dict.fromkeys(net for net, _ in chosen))
@@ -86,13 +89,14 @@ def make(options: RunOptions) -> Section:
 
 @lru_cache(maxsize=8)
 def _graph(net: str, side: int) -> Graph:
+    """Returns the graph of a network for a batch of one image."""
     return capture_model(nets.spec(net, side), 1)
 
 
 def peak_bytes(net: str, method: Method, on: Cluster, side: int, batch: int) -> int:
-    """Predicted peak memory of the device that needs most."""
-    made = make_plans([method], _graph(net, side), on, batch=batch)
-    return max(predict(made[method.name], on).peaks)
+    """Returns the predicted peak memory of the device that needs most."""
+    plans = make_plans([method], _graph(net, side), on, batch=batch)
+    return max(predict(plans[method.name], on).peaks)
 
 
 def largest_sizes(net: str, method: Method, on: Cluster, capacity: int) -> LargestSizes:
@@ -118,7 +122,7 @@ def largest_sizes(net: str, method: Method, on: Cluster, capacity: int) -> Large
 
 
 def _auto_largest(net: str, on: Cluster, sizes: Sequence[LargestSizes]) -> LargestSizes:
-    """The largest side for `auto`, in coarse steps because each step is a search."""
+    """Returns the largest side for `auto`, in coarse steps because each step is a search."""
     base = max(largest.side for largest in sizes if largest.net == net)
     side = peak = 0
     for quarters in range(4, 9):  # 1 to 2 times the largest side of the other methods
@@ -133,7 +137,7 @@ def _auto_largest(net: str, on: Cluster, sizes: Sequence[LargestSizes]) -> Large
 
 
 def _sentence(net: str, sizes: Sequence[LargestSizes]) -> str:
-    """The summary of one network: the method with the largest image, and GEMS MASTER next to others."""
+    """Returns the summary of one network: the method with the largest image, and GEMS next to others."""
     sides = {largest.method: largest.side for largest in sizes}
     name = max(sides, key=sides.__getitem__)
     words = [
@@ -146,6 +150,7 @@ def _sentence(net: str, sizes: Sequence[LargestSizes]) -> str:
 
 
 def _table(sizes: Sequence[LargestSizes], capacity: int) -> Table:
+    """Returns a table of the largest sides and batches; capacity: bytes of a device."""
     # Column: name, source of its numbers, digits after the point
     columns = [
         Column("net"), Column("method"), Column("largest side, pixels", "simulated"),
@@ -175,7 +180,7 @@ def _table(sizes: Sequence[LargestSizes], capacity: int) -> Table:
 
 
 def fits_for_real(quick: bool) -> tuple[str, Table]:
-    """Which methods fit a small capacity, predicted and measured.
+    """Returns text and a table that say which methods fit a small capacity, predicted and measured.
 
     All run on this machine, which has more memory: the measured peak is compared with the capacity.
     """
@@ -184,10 +189,10 @@ def fits_for_real(quick: bool) -> tuple[str, Table]:
     on = cluster(f"local:{DEVICES}")
     graph = capture_model(spec, BATCH)
     chosen = [m for m in METHODS if not quick or m.name in (*QUICK_METHODS, "GPipe")]
-    made = make_plans(chosen, graph, on, batch=BATCH, model=spec)
-    predicted = {name: predict(planned, on) for name, planned in made.items()}
+    plans = make_plans(chosen, graph, on, batch=BATCH, model=spec)
+    predicted = {name: predict(planned, on) for name, planned in plans.items()}
     timed = time_plans(
-        spec, graph, {name: planned.plan for name, planned in made.items()}, ranks=DEVICES, rounds=1,
+        spec, graph, {name: planned.plan for name, planned in plans.items()}, ranks=DEVICES, rounds=1,
         steps=1, peaks=True,
     )  # fmt: skip
     measured_peaks = {name: max(times.peaks) for name, times in timed.items()}
@@ -221,6 +226,7 @@ _REAL_NOTE = (
 def _real_sentence(
     predicted: Mapping[str, PredictedStep], measured_peaks: Mapping[str, int], capacity: int
 ) -> str:
+    """Returns a sentence that says which methods fit, and how often prediction and measurement agree."""
     agree = [
         n
         for n in measured_peaks
@@ -235,4 +241,5 @@ def _real_sentence(
 
 
 def yes_or_no(peak: int, capacity: int) -> str:
+    """Returns "yes" if the peak fits the capacity, else "no"."""
     return "yes" if peak <= capacity else "no"

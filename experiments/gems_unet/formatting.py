@@ -8,23 +8,23 @@ GIB, MIB = 2**30, 2**20
 
 
 def sizes_text(peaks: Sequence[int], unit: int) -> str:
-    """Peak bytes of each device in `unit`, as "12 / 3.4": no decimals from 10 on."""
+    """Returns the peak bytes of each device in `unit`, as "12 / 3.4": no decimals from 10 on."""
     return " / ".join(format_size(peak, unit) for peak in peaks)
 
 
 def format_size(nbytes: float, unit: int) -> str:
-    """Bytes in `unit` (GIB or MIB), without the unit's name: one decimal below 10, else none."""
+    """Returns bytes in `unit` (GIB or MIB), without the unit's name: one decimal below 10, else none."""
     value = nbytes / unit
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def ratio_text(value: float, base: float) -> str:
-    """A ratio for a sentence: "1.23 x"."""
+    """Returns a ratio for a sentence: "1.23 x"."""
     return f"{value / base:.2f} x"
 
 
 def largest_name(figures: Mapping[str, float]) -> str:
-    """The name with the largest value."""
+    """Returns the name with the largest value."""
     return max(figures, key=figures.__getitem__)
 
 
@@ -33,7 +33,7 @@ GEMS = "GEMS MASTER"  # the variant of GEMS with several pairs of micro-batches 
 
 
 def gems_sentence(where: str, cases: Sequence[tuple[ByMethod, ByMethod]]) -> str:
-    """A sentence: throughput and memory of GEMS MASTER relative to other methods, over several sizes.
+    """Returns sentences about throughput and memory of GEMS MASTER relative to other methods.
 
     where: network and sizes, with which the sentence begins. cases: for each size, images per second and
     peak bytes by method.
@@ -52,6 +52,6 @@ def gems_sentence(where: str, cases: Sequence[tuple[ByMethod, ByMethod]]) -> str
 
 
 def range_text(values: Sequence[float]) -> str:
-    """1.234, 2 -> "1.23 to 2.00"."""
+    """Returns the range of some values as text: 1.234, 2 -> "1.23 to 2.00"."""
     least, most = f"{min(values):.2f}", f"{max(values):.2f}"
     return least if least == most else f"{least} to {most}"

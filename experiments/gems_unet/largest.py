@@ -12,7 +12,7 @@ from collections.abc import Callable
 def largest_fitting(
     peak: Callable[[int], int], capacity: int, *, unit: int, power: int, max_size: int
 ) -> tuple[int, int]:
-    """The largest multiple of `unit` up to `max_size` whose peak is at most `capacity`, and its peak.
+    """Returns the largest multiple of `unit` up to `max_size` whose peak fits `capacity`, and its peak.
 
     peak(size): peak bytes, for a size in pixels or images (not in units).
     Peaks must grow with the size. Growth close to size^power makes the guesses good; the result is exact
@@ -22,6 +22,7 @@ def largest_fitting(
     peaks: dict[int, int] = {0: 0}  # size in units -> peak bytes; below, all sizes are in units
 
     def fits(n: int) -> bool:
+        """Whether a size of n units fits; each size is evaluated once."""
         if n not in peaks:
             peaks[n] = peak(n * unit)
         return peaks[n] <= capacity
@@ -40,7 +41,10 @@ def largest_fitting(
 
 
 def _guess(peaks: dict[int, int], capacity: int, power: int, low: int, high: int) -> int:
-    """The size at which a line (in size^power) through the two peaks nearest to the capacity reaches it."""
+    """Returns the size at which the peak is expected to reach the capacity.
+
+    The expectation is a line (in size^power) through the two peaks nearest to the capacity.
+    """
     # (distance from the capacity, size) of the two nearest
     near = sorted((abs(p - capacity), n) for n, p in peaks.items() if n)[:2]
     if len(near) < 2:

@@ -1,5 +1,7 @@
 """Measures the time to a target loss: several methods train a narrow U-Net to segment digits.
 
+This is the part `loss` of `raddle reproduce gems-unet`. The paper is GEMS (Jain et al., SC20).
+
 Methods are those of methods.py. Steps are measured in blocks; a loss is the mean over a block.
 """
 
@@ -33,14 +35,17 @@ def make(options: RunOptions) -> Section:
     options.report("planning")
     graph = capture_model(spec, BATCH)
     chosen = [m for m in METHODS if m.name in NAMES or (m.name == SLOW and not options.quick)]
-    made = make_plans(chosen, graph, cluster(f"local:{DEVICES}"), batch=BATCH, model=spec)
+    plans = make_plans(chosen, graph, cluster(f"local:{DEVICES}"), batch=BATCH, model=spec)
     options.report("training", 0.1)
-    curves = train(spec, made, ranks=DEVICES, side=side, blocks=blocks, steps=steps)
+    curves = train(spec, plans, ranks=DEVICES, side=side, blocks=blocks, steps=steps)
     return section(curves, side, blocks, steps)
 
 
 def section(curves: Mapping[str, LossCurve], side: int, blocks: int, steps: int) -> Section:
-    """curves: by method; side: pixels of an image; steps: of a block."""
+    """Returns the section with the curves.
+
+    curves: by method; side: pixels of an image; blocks, steps: blocks of a curve, and steps of a block.
+    """
     lines = [
         Line(name, list(zip(curve.seconds, curve.losses, strict=True)), "measured")
         for name, curve in curves.items()
@@ -70,11 +75,12 @@ def section(curves: Mapping[str, LossCurve], side: int, blocks: int, steps: int)
 
 
 def largest_loss_difference(curve: LossCurve, other: LossCurve) -> float:
-    """The largest difference between the losses of two curves in the same block."""
+    """Returns the largest difference between the losses of two curves in the same block."""
     return max(abs(a - b) for a, b in zip(curve.losses, other.losses, strict=True))
 
 
 def _sentence(curves: Mapping[str, LossCurve]) -> str:
+    """Returns sentences: the seconds of each method to the target, and the methods that missed it."""
     reached = {n: s for n, c in curves.items() if (s := c.reaches(TARGET)) is not None}
     missed = [name for name in curves if name not in reached]
     words = []

@@ -21,17 +21,18 @@ PROBED = 2  # ranks that are probed; all others are assumed to be as fast
 
 
 def probe_machine(ranks: int, *, quick: bool) -> Cluster:
-    """A cluster with `ranks` devices, each as fast as one of the few ranks that were probed together.
+    """Returns a cluster with `ranks` devices, each as fast as one of the PROBED ranks.
 
-    fresh: measured again, even if an earlier result is cached.
+    quick: a shorter, rougher measurement.
     """
-    data = Cluster.from_dict(
+    # fresh: measured again, even if an earlier result is cached
+    probed = Cluster.from_dict(
         describe(probe(min(PROBED, cores()), quick=quick, fresh=True))
     ).to_dict()
-    kind = next(iter(data["devices"]))
+    kind = next(iter(probed["devices"]))
     # a probed cluster has one node with one kind of device
-    (node,) = data["nodes"]
-    return Cluster.from_dict({**data, "nodes": [{**node, "devices": [kind] * ranks}]})
+    (node,) = probed["nodes"]
+    return Cluster.from_dict({**probed, "nodes": [{**node, "devices": [kind] * ranks}]})
 
 
 def measure_operators(
@@ -46,7 +47,7 @@ def measure_operators(
     try:
         for graph, plan in plans:
             compute = ComputeCosts(graph, frozenset(active_values(graph)))
-            # by operator: the operands whose gradients are computed, and so measured too
+            # for each operator: the operands whose gradients are computed, and so measured too
             grad_operands = {op.name: compute.grad_operands[op.name, "B"] for op in graph.ops}
             boxes = [(op, box) for op in graph.ops for box in plan.tiles[op.name].boxes]
             profile = measure(
@@ -58,5 +59,5 @@ def measure_operators(
 
 
 def seconds_with_shared_cores(predicted: PredictedStep) -> float:
-    """Seconds of a step when all ranks share the cores of this machine."""
+    """Returns the seconds of a step when all ranks share the cores of this machine."""
     return max(predicted.seconds, predicted.compute_seconds / cores())

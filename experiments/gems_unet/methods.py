@@ -71,11 +71,15 @@ DEVICES = 4
 
 
 class PlannedMethod(NamedTuple):
+    """The plan of a method, with the graph that its tiles refer to."""
+
     graph: Graph  # of a micro-batch
     plan: Plan
 
 
 class PredictedStep(NamedTuple):
+    """The simulated time and memory of a training step."""
+
     seconds: float  # of a step
     compute_seconds: float  # seconds that all devices compute in a step, together
     peaks: tuple[int, ...]  # bytes by device
@@ -90,7 +94,7 @@ def make_plans(
     model: str = "",
     profile: Profile | None = None,
 ) -> dict[str, PlannedMethod]:
-    """The plan of each method, by its name.
+    """Returns the plan of each method, by its name.
 
     graph: of any batch; batch: samples of a step; model: name of the model, stored in the plans. Methods
     with equal numbers of stages and equal micro-batches have the same stages.
@@ -117,6 +121,7 @@ def make_plans(
 def predict(
     planned: PlannedMethod, cluster: Cluster, profile: Profile | None = None
 ) -> PredictedStep:
+    """Simulates a step; profile: measured operators; without it, their seconds are estimated."""
     timeline = simulate_steps(planned.graph, planned.plan, cluster, profile)
     busy = float(timeline.compute_seconds.sum())
     return PredictedStep(timeline.step_seconds, busy, tuple(peak_bytes(timeline)))
@@ -145,9 +150,10 @@ def partition_stages(
 
 
 def parallel_pipelines(schedule: str, stages: int, microbatches: int, pipelines: int) -> str:
-    """The schedule of D data-parallel pipelines: their rows one below the other, micro-batches divided.
+    """Returns the schedule of D data-parallel pipelines: the rows of one pipeline below those of another.
 
-    F2.0 is the forward of micro-batch 2 on stage 0, B its backward; a row is a worker:
+    The micro-batches are divided among the pipelines. F2.0 is the forward of micro-batch 2 on stage 0, B
+    its backward; a row is a worker:
 
     F0.0 B0.0 F1.0 B1.0        two pipelines of one stage, two micro-batches each
     F2.0 B2.0 F3.0 B3.0
@@ -167,13 +173,13 @@ def parallel_pipelines(schedule: str, stages: int, microbatches: int, pipelines:
     return schedule_to_text(Schedule(tuple(rows), tuple(waits)))
 
 
-def _shift_micro_batch(action: Action, micros: int) -> Action:
-    """The same action of the micro-batch that is `micros` later."""
-    return action._replace(micro_batch=action.micro_batch + micros)
+def _shift_micro_batch(action: Action, offset: int) -> Action:
+    """Returns the same action of the micro-batch whose number is larger by `offset`."""
+    return action._replace(micro_batch=action.micro_batch + offset)
 
 
 def _plan(method: Method, graph: Graph, cluster: Cluster, stages: Stages) -> Plan:
-    """graph: of a micro-batch; stages: empty if there is no pipeline."""
+    """Returns the plan of a method; graph: of a micro-batch; stages: empty if there is no pipeline."""
     count = len(cluster.devices)
     stage_of = {name: s for s, names in enumerate(stages) for name in names}
     # each operator whole on the device of its stage; bn: batch norm takes its statistics over a

@@ -1,5 +1,7 @@
 """Measures images per second and peak memory on ranks of this machine, next to the predictions.
 
+This is the part `real` of `raddle reproduce gems-unet`. The paper is GEMS (Jain et al., SC20).
+
 METHODS (methods.py) are the compared methods; `auto` is the plan of raddle's search, which may take
 `budget` seconds.
 """
@@ -41,6 +43,8 @@ AUTO = "auto"
 
 
 class RealCase(NamedTuple):
+    """A network and an image size that is measured."""
+
     net: str
     width_divisor: int  # divisor of the widths
     side: int  # height and width of an image, in pixels
@@ -48,6 +52,7 @@ class RealCase(NamedTuple):
 
     @property
     def title(self) -> str:
+        """The name that is shown with the progress, such as "unet/8, 64²"."""
         return f"{self.net}/{self.width_divisor}, {self.side}²"
 
 
@@ -60,13 +65,15 @@ FULL = (
 
 
 class CaseResult(NamedTuple):
+    """The measured and predicted steps of all methods for one case."""
+
     case: RealCase
     timed: Mapping[str, StepTimes]  # by method
     predicted: Mapping[str, PredictedStep]  # by method
     chosen: str  # the plan that `auto` chose, in words
 
     def rates(self) -> dict[str, float]:
-        """Measured images per second by method."""
+        """Returns the measured images per second by method."""
         return {name: BATCH / times.seconds for name, times in self.timed.items()}
 
 
@@ -83,6 +90,7 @@ def make(options: RunOptions) -> Section:
 
 
 def section(results: Sequence[CaseResult]) -> Section:
+    """Returns the section with sentences, charts and a table of all cases."""
     text = [f"{DEVICES} ranks, a batch of {BATCH}, one thread each."]
     for net in dict.fromkeys(result.case.net for result in results):
         text.append(_sentence([result for result in results if result.case.net == net]))
@@ -100,20 +108,21 @@ def _measure_case(case: RealCase, cluster: Cluster, budget: float) -> CaseResult
     kind, repeats = cluster.devices[0].kind, 2 if case.side >= 256 else 3
     profile = measure_operators(first.values(), kind, Profile(), repeats)
     # partition again, now with measured operators
-    made = make_plans(methods, graph, cluster, batch=BATCH, model=spec, profile=profile)
-    made[AUTO] = _auto(graph, cluster, spec, profile, budget)
-    profile = measure_operators(made.values(), kind, profile, repeats)
-    predicted = {name: predict(planned, cluster, profile) for name, planned in made.items()}
+    plans = make_plans(methods, graph, cluster, batch=BATCH, model=spec, profile=profile)
+    plans[AUTO] = _auto(graph, cluster, spec, profile, budget)
+    profile = measure_operators(plans.values(), kind, profile, repeats)
+    predicted = {name: predict(planned, cluster, profile) for name, planned in plans.items()}
     timed = time_plans(
-        spec, graph, {name: planned.plan for name, planned in made.items()}, ranks=DEVICES,
+        spec, graph, {name: planned.plan for name, planned in plans.items()}, ranks=DEVICES,
         rounds=case.rounds, steps=1, peaks=True,
     )  # fmt: skip
-    return CaseResult(case, timed, predicted, describe(made[AUTO]))
+    return CaseResult(case, timed, predicted, describe(plans[AUTO]))
 
 
 def _auto(
     graph: Graph, cluster: Cluster, spec: str, profile: Profile, budget: float
 ) -> PlannedMethod:
+    """Returns the plan that raddle's search chooses; budget: its seconds."""
     plan = plan_for(
         graph, cluster, AUTO, model=spec, optimizer=OPTIMIZER, profile=profile, budget=budget
     )
@@ -121,7 +130,7 @@ def _auto(
 
 
 def describe(planned: PlannedMethod) -> str:
-    """The plan of `auto` in words: stages, micro-batches and the most frequent splits."""
+    """Returns the plan of `auto` in words: stages, micro-batches and the most frequent splits."""
     graph, plan = planned
     words = [f"{len(plan.stages)} stages by {plan.schedule}"] if plan.stages else []
     words += [f"{plan.microbatches} micro-batches"] if plan.microbatches > 1 else []
@@ -139,7 +148,7 @@ def describe(planned: PlannedMethod) -> str:
 
 
 def _sentence(results: Sequence[CaseResult]) -> str:
-    """The summary of one network at several image sizes."""
+    """Returns the summary of one network at several image sizes."""
     sides = " to ".join(
         dict.fromkeys(f"{result.case.side}²" for result in (results[0], results[-1]))
     )
@@ -163,7 +172,7 @@ def _sentence(results: Sequence[CaseResult]) -> str:
 
 
 def _rank_correlation(result: CaseResult) -> float:
-    """Of measured and predicted seconds, over the methods."""
+    """Returns the rank correlation of measured and predicted seconds, over the methods."""
     names = list(result.timed)
     return spearman(
         [result.timed[n].seconds for n in names],
@@ -172,20 +181,21 @@ def _rank_correlation(result: CaseResult) -> float:
 
 
 def _largest_loss_difference(result: CaseResult) -> float:
-    """The largest difference between a first loss and that of one device.
+    """Returns the largest difference between a first loss and that of one device.
 
     Left out: methods whose micro-batches (may) have several images, because their batch statistics
     differ.
     """
-    one = result.timed["one device"].losses[0]
+    reference = result.timed["one device"].losses[0]
     return max(
-        abs(times.losses[0] - one)
+        abs(times.losses[0] - reference)
         for name, times in result.timed.items()
         if name not in ("GEMS MAST", "spatial", AUTO)
     )
 
 
 def _charts(results: Sequence[CaseResult]) -> list[Chart]:
+    """Returns a chart for each network: images per second over the side, with a line for each method."""
     charts = []
     for net in dict.fromkeys(result.case.net for result in results):
         of_net = [each for each in results if each.case.net == net]
@@ -205,6 +215,7 @@ def _charts(results: Sequence[CaseResult]) -> list[Chart]:
 
 
 def _table(results: Sequence[CaseResult]) -> Table:
+    """Returns a table with a row for each case and method: measured and predicted steps and peaks."""
     # Column: name, source of its numbers, digits after the point
     columns = [
         Column("net"), Column("side"), Column("method"), Column("images/s", "measured"),
@@ -240,5 +251,5 @@ def _table(results: Sequence[CaseResult]) -> Table:
 
 
 def _relative_duration(case: RealCase) -> float:
-    """A rough relative duration of a case, for the progress bar."""
+    """Returns a rough relative duration of a case, for the progress bar."""
     return case.rounds + 3 + case.side**2 / 128**2

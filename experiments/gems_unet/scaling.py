@@ -1,7 +1,11 @@
 """Simulates GEMS with data parallelism on more and more GPUs, next to the paper's scaling efficiency.
 
+This is the part `scaling` of `raddle reproduce gems-unet`. The paper is GEMS (Jain et al., SC20).
+
 GEMS: two replicas of the stages run on the same devices in opposite order.
 """
+
+# on: the cluster that plans are made for
 
 from __future__ import annotations
 
@@ -20,6 +24,8 @@ PRINTED = 97.32  # per cent, abstract: ResNet-1k on 1,024 V100
 
 
 class ScalingPoint(NamedTuple):
+    """The throughput with one number of devices."""
+
     devices: int
     rate: float  # images a second
 
@@ -39,11 +45,12 @@ def make(options: RunOptions) -> Section:
 
 
 def efficiency(point: ScalingPoint, first: ScalingPoint) -> float:
-    """Scaling efficiency in per cent: images/s per device, relative to the first point."""
+    """Returns the scaling efficiency in per cent: images/s per device, relative to the first point."""
     return 100 * point.rate / first.rate * first.devices / point.devices
 
 
 def section(points: list[ScalingPoint]) -> Section:
+    """Returns the section with a sentence, a chart and a table; points: by rising number of devices."""
     first, last = points[0], points[-1]
     rows: list[list[Cell]] = [
         [point.devices, point.rate, efficiency(point, first), None] for point in points

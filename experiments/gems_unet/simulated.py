@@ -1,9 +1,13 @@
 """Simulates images per second and peak memory on GPUs, for images of up to 8192 x 8192.
 
+This is the part `simulated` of `raddle reproduce gems-unet`. The paper is GEMS (Jain et al., SC20).
+
 *Side*: height and width of an image, in pixels. METHODS (methods.py) are the compared methods; `auto` is
 the plan of raddle's search, which may take `budget` seconds. A method *fits* if its peak memory is at
 most a device's.
 """
+
+# on: the cluster that plans are made for
 
 from __future__ import annotations
 
@@ -44,6 +48,8 @@ FULL = (
 
 
 class SimulatedCase(NamedTuple):
+    """The predicted steps of all methods for one network and image size on one cluster."""
+
     net: str
     side: int
     on: str  # the cluster
@@ -52,16 +58,16 @@ class SimulatedCase(NamedTuple):
     errors: Mapping[str, str]  # methods that have no plan, and why
 
     def rates(self) -> dict[str, float]:
-        """Images per second by method."""
+        """Returns the images per second by method."""
         return {name: BATCH / prediction.seconds for name, prediction in self.predicted.items()}
 
     def fitting(self) -> dict[str, float]:
-        """Images per second of the methods that fit."""
+        """Returns the images per second of the methods that fit."""
         peaks = self.peaks()
         return {name: rate for name, rate in self.rates().items() if peaks[name] <= self.capacity}
 
     def peaks(self) -> dict[str, float]:
-        """Bytes of the device that needs most, by method."""
+        """Returns the peak bytes of the device that needs most, by method."""
         return {name: float(max(prediction.peaks)) for name, prediction in self.predicted.items()}
 
 
@@ -77,6 +83,7 @@ def make(options: RunOptions) -> Section:
 
 
 def section(results: Sequence[SimulatedCase]) -> Section:
+    """Returns the section with sentences, charts and a table of all cases."""
     text = [f"Simulated in float32, a batch of {BATCH}."]
     for net, on in dict.fromkeys((result.net, result.on) for result in results):
         text.append(
@@ -88,10 +95,11 @@ def section(results: Sequence[SimulatedCase]) -> Section:
 
 
 def simulate_case(net: str, side: int, on: Cluster, budget: float) -> SimulatedCase:
+    """Plans and simulates all methods and `auto` for one case; budget: seconds of auto's search."""
     spec = nets.spec(net, side)
     graph = capture_model(spec, BATCH)
-    made = make_plans(METHODS, graph, on, batch=BATCH, model=spec)
-    predicted = {name: predict(planned, on) for name, planned in made.items()}
+    plans = make_plans(METHODS, graph, on, batch=BATCH, model=spec)
+    predicted = {name: predict(planned, on) for name, planned in plans.items()}
     errors = {}
     try:
         predicted[AUTO] = predict(plan_auto(graph, on, spec, budget), on)
@@ -101,13 +109,13 @@ def simulate_case(net: str, side: int, on: Cluster, budget: float) -> SimulatedC
 
 
 def plan_auto(graph: Graph, on: Cluster, spec: str, budget: float) -> PlannedMethod:
-    """The plan of `auto`, with the graph of its micro-batch (whose size is rounded up)."""
+    """Returns the plan of `auto`, with the graph of its micro-batch (whose size is rounded up)."""
     plan = plan_for(graph, on, AUTO, model=spec, optimizer=OPTIMIZER, budget=budget)
     return PlannedMethod(graph.for_batch(-(-plan.batch // plan.microbatches)), plan)
 
 
 def _sentence(results: Sequence[SimulatedCase]) -> str:
-    """The summary of one network on one cluster."""
+    """Returns the summary of one network on one cluster."""
     first, last = results[0], results[-1]
     sides = " to ".join(dict.fromkeys(f"{result.side}²" for result in (first, last)))
     where = f"{first.net}, {sides} on {first.on} ({format_size(first.capacity, GIB)} GiB each)"
@@ -125,7 +133,7 @@ def _sentence(results: Sequence[SimulatedCase]) -> str:
 
 
 def _fitting_sentence(result: SimulatedCase) -> str:
-    """A sentence: which methods fit, if not all do."""
+    """Returns a sentence that says which methods fit, if not all do."""
     fitting = result.fitting()
     if not fitting:
         return f"At {result.side}² nothing fits."
@@ -137,6 +145,7 @@ def _fitting_sentence(result: SimulatedCase) -> str:
 
 
 def _chart(net: str, results: Sequence[SimulatedCase]) -> Chart:
+    """Returns a chart of images per second over the side, with one line for each method."""
     on_cluster = [result for result in results if result.net == net and result.on == CLUSTER]
     names = list(dict.fromkeys(name for each in on_cluster for name in each.predicted))
     lines = [
@@ -156,6 +165,7 @@ def _chart(net: str, results: Sequence[SimulatedCase]) -> Chart:
 
 
 def _table(results: Sequence[SimulatedCase]) -> Table:
+    """Returns a table with a row for each case and method."""
     # Column: name, source of its numbers, digits after the point
     columns = [
         Column("net"), Column("side"), Column("cluster"), Column("method"), Column("images/s", "simulated"),

@@ -18,13 +18,13 @@ from raddle.files import read_scratch, write_scratch
 
 
 class LossCurve(NamedTuple):
-    """For each block of steps: seconds of training until its end, and its mean loss."""
+    """The seconds of training until the end of each block of steps, and the mean loss of each block."""
 
     seconds: Sequence[float]
     losses: Sequence[float]
 
     def reaches(self, target: float) -> float | None:
-        """Seconds until a block's mean loss is at the target or below; None if none is."""
+        """Returns the seconds until a block's mean loss is at the target or below; None if none is."""
         pairs = zip(self.seconds, self.losses, strict=True)
         return next((seconds for seconds, loss in pairs if loss <= target), None)
 

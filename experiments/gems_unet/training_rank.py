@@ -1,4 +1,9 @@
-"""One rank of training.py: python -m experiments.gems_unet.training_rank request.json, under torchrun."""
+"""Runs one rank of training.py, which starts it with torchrun:
+
+    python -m experiments.gems_unet.training_rank request.json
+
+Every rank trains by all plans, which take turns block by block (a block is some steps).
+"""
 
 from __future__ import annotations
 
@@ -22,14 +27,17 @@ WARM_UP_SEED = 10**6  # of the warm-up batch; the seed of any other batch is the
 
 
 def main(request: dict[str, Any]) -> None:
-    """request: as `train` (training.py) wrote it; plans: label -> file. Plans take turns block by block."""
+    """Trains by all plans; rank 0 writes the loss curves to a file.
+
+    request: as `train` (training.py) wrote it; its `plans` has the file of each plan, by label.
+    """
     end_with_parent()  # this process ends when its parent does
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    work = load_workload(request["spec"], batch=request["batch"], device="cpu")
+    workload = load_workload(request["spec"], batch=request["batch"], device="cpu")
     trainers = {
         label: raddle.parallelize(
-            copy.deepcopy(work.model), path, _adam, loss=work.loss, device="cpu"
+            copy.deepcopy(workload.model), path, _adam, loss=workload.loss, device="cpu"
         )
         for label, path in request["plans"].items()
     }
@@ -54,6 +62,7 @@ def main(request: dict[str, Any]) -> None:
 
 
 def _adam(parameters: Any) -> torch.optim.Optimizer:
+    """Returns the optimizer that all plans use."""
     return torch.optim.Adam(parameters, lr=RATE)
 
 

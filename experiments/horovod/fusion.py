@@ -1,5 +1,8 @@
 """Measures steps with and without tensor fusion, for networks of many small tensors (paper, section 7).
 
+This is the part `fusion` of `raddle reproduce horovod`. The paper is "Horovod" (Sergeev and Del Balso,
+arXiv 1802.05799).
+
 *Fused*: gradients are all-reduced together, in buckets. *Apart*: each tensor is all-reduced by itself.
 """
 
@@ -36,7 +39,7 @@ class FusionTimes(NamedTuple):
 
     net: str
     hosts: int
-    rate: str
+    rate: str  # of each host's link, such as "1gbit"
     runner: str  # key of PAIRS
     fused: float  # measured
     unfused: float  # measured
@@ -45,7 +48,8 @@ class FusionTimes(NamedTuple):
 
     @property
     def gain(self) -> float:
-        return self.unfused / self.fused  # above 1: fusion is faster
+        """The factor by which fusion shortens the measured step; above 1: fusion is faster."""
+        return self.unfused / self.fused
 
 
 def make(options: RunOptions) -> Section:
@@ -86,6 +90,7 @@ def measure_fusion(hosts: int, rate: str, *, quick: bool) -> list[FusionTimes]:
 
 
 def table(times: Sequence[FusionTimes]) -> Table:
+    """Returns a table of the step times with and without fusion."""
     # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = (
         Column("network"), Column("tensors", "counted"), Column("hosts"), Column("rate"),
@@ -114,6 +119,7 @@ def table(times: Sequence[FusionTimes]) -> Table:
 
 
 def summary(times: Sequence[FusionTimes]) -> str:
+    """Returns sentences about the largest and the smallest gain of fusion."""
     most = max(times, key=lambda pair: pair.gain)
     least = min(times, key=lambda pair: pair.gain)
     hurt = sum(pair.gain < 1 for pair in times)

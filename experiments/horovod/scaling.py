@@ -1,5 +1,8 @@
 """Predicts the scaling of data parallelism to 512 devices with ring all-reduce, and with servers on fewer.
 
+This is the part `scaling` of `raddle reproduce horovod`. The paper is "Horovod" (Sergeev and Del Balso,
+arXiv 1802.05799).
+
 "Data sheet": devices with the speeds of NVIDIA's data sheet. "Fitted": devices made faster by one factor,
 printed / predicted throughput of one case (CALIBRATION). The fitted prediction of this case is a little
 below the printed number, because communication is not made faster.
@@ -56,7 +59,7 @@ class ThroughputCurve(NamedTuple):
     rates: Mapping[int, float]
 
     def efficiency(self, devices: int) -> float:
-        """Scaling efficiency: throughput divided by `devices` times that of one device."""
+        """Returns the scaling efficiency: throughput divided by `devices` times that of one device."""
         return self.rates[devices] / (devices * self.rates[1])
 
 
@@ -64,10 +67,9 @@ def make(options: RunOptions) -> Section:
     """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     sizes = QUICK if options.quick else FULL
     factor = calibration()
-    sheet, fitted = (
-        [],
-        [],
-    )  # a curve for each network, at the data sheet's speed and at the fitted one
+    # A curve for each network, at the data sheet's speed and at the fitted one
+    sheet: list[ThroughputCurve] = []
+    fitted: list[ThroughputCurve] = []
     for done, model in enumerate(MODELS):
         rates: list[dict[int, float]] = [{}, {}]  # the same two: devices -> images/s
         for at, devices in enumerate(sizes):
@@ -109,30 +111,35 @@ def pascal(devices: int, factor: float = 1.0) -> Cluster:
 
 @cache
 def graph_of(model: str, devices: int) -> Graph:
+    """Returns the graph of a network at the batch of all devices together."""
     return capture_model(model, PER_DEVICE * devices)
 
 
-# bn="local": each device takes the batch-norm statistics of its own samples, as in DDP. STEPS steps are
-# simulated one after the other; the last one is timed.
 def program_of(model: str, devices: int, sync: str = "allreduce") -> Program:
+    """Returns the lowered program of data parallelism."""
+    # bn="local": each device takes the batch-norm statistics of its own samples, as in DDP. STEPS steps are
+    # simulated one after the other; the last one is timed.
     graph = graph_of(model, devices)
     plan = plan_for(graph, pascal(devices), "data", bn="local", sync=sync)
     return lower(graph, replace(plan, bucket=BUCKET, steps=STEPS))
 
 
 def images_per_s(program: Program, devices: int, factor: float) -> float:
-    """Predicted throughput of all devices together. factor: see `pascal`."""
+    """Returns the predicted throughput of all devices together. factor: see `pascal`."""
     return PER_DEVICE * devices / simulate(program, pascal(devices, factor)).step_seconds
 
 
 def calibration() -> float:
-    """How many times faster the paper's devices are than the data sheet's, from one printed throughput."""
+    """Returns how many times faster the paper's devices are than the data sheet's.
+
+    The factor follows from one printed throughput (CALIBRATION).
+    """
     model, devices, printed = CALIBRATION
     return printed / images_per_s(program_of(model, devices), devices, 1.0)
 
 
 def server_throughput(sizes: Sequence[int], factor: float) -> dict[str, dict[int, float]]:
-    """Images/s of SERVER_MODEL by sync kind and number of devices."""
+    """Returns the images/s of SERVER_MODEL by sync kind and number of devices."""
     throughput: dict[str, dict[int, float]] = {sync: {} for sync in SYNCS}
     for sync, by_devices in throughput.items():
         for devices in sizes:
@@ -143,6 +150,7 @@ def server_throughput(sizes: Sequence[int], factor: float) -> dict[str, dict[int
 
 
 def efficiencies(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCurve]) -> Table:
+    """Returns a table of scaling efficiencies, simulated and printed."""
     # Column: name, source of its numbers, digits after the point
     columns = (
         Column("network"), Column("devices"), Column("data sheet, %", "simulated", 0),
@@ -167,6 +175,7 @@ def efficiencies(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCu
 
 
 def chart(fitted: Sequence[ThroughputCurve]) -> Chart:
+    """Returns a chart of fitted and printed scaling efficiencies over the number of devices."""
     lines = []
     for curve in fitted:
         points = [(float(n), 100 * curve.efficiency(n)) for n in curve.rates]
@@ -177,6 +186,7 @@ def chart(fitted: Sequence[ThroughputCurve]) -> Chart:
 
 
 def throughput(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCurve]) -> Table:
+    """Returns a table of the images per second of all networks."""
     columns = [Column("devices")]
     for kind in ("data sheet", "fitted"):
         columns += [Column(f"{name}, {kind}", "simulated") for name in MODELS.values()]
@@ -190,6 +200,7 @@ def throughput(sheet: Sequence[ThroughputCurve], fitted: Sequence[ThroughputCurv
 
 
 def server_table(rates_by_sync: Mapping[str, Mapping[int, float]]) -> Table:
+    """Returns a table of images per second by sync kind and number of devices."""
     sizes = list(rates_by_sync[RING])
     columns = [Column("synchronised by"), *(Column(f"{n} devices", "simulated") for n in sizes)]
     rows: list[list[Cell]] = [
@@ -207,6 +218,7 @@ def summary(
     rates_by_sync: Mapping[str, Mapping[int, float]],
     factor: float,
 ) -> str:
+    """Returns the sentences above the tables; factor: see `calibration`."""
     sentences = []
     for curve in fitted:
         last = max(curve.rates)
@@ -228,4 +240,5 @@ def summary(
 
 
 def _percent(share: float | None) -> float | None:
+    """Returns a share (0 to 1) in percent; None stays None."""
     return None if share is None else 100 * share

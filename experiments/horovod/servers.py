@@ -1,5 +1,8 @@
 """Compares ring all-reduce with one server and with servers on all hosts, on 1 to 8 ranks.
 
+This is the part `servers` of `raddle reproduce horovod`. The paper is "Horovod" (Sergeev and Del Balso,
+arXiv 1802.05799).
+
 The comparison is that of the paper's section 3. A *variant* (sync_timing.py) is one way to train: who runs
 the step, and how parameters are synchronised.
 """
@@ -71,6 +74,7 @@ def measure_ranks(ranks: int, *, quick: bool) -> StepMilliseconds:
 
 
 def table(rows: Sequence[StepMilliseconds]) -> Table:
+    """Returns a table of step times, measured and predicted, by variant and number of ranks."""
     # Column: name, source of its numbers, digits after the point
     columns = [Column("kind")]
     for row in rows:
@@ -90,6 +94,7 @@ def table(rows: Sequence[StepMilliseconds]) -> Table:
 
 
 def throughput_table(rows: Sequence[StepMilliseconds]) -> Table:
+    """Returns a table of measured samples per second, by variant and number of ranks."""
     columns = [Column("kind"), *(Column(f"{row.ranks} ranks", "measured") for row in rows)]
     cells: list[list[Cell]] = [
         [label, *(_rate(row, label) for row in rows)] for label in (COMPUTE_ONLY, *VARIANTS)
@@ -98,6 +103,7 @@ def throughput_table(rows: Sequence[StepMilliseconds]) -> Table:
 
 
 def chart(rows: Sequence[StepMilliseconds]) -> Chart:
+    """Returns a chart of measured step times over the number of ranks."""
     lines = []
     for label in VARIANTS:
         points = [(float(row.ranks), row.measured[label]) for row in rows if label in row.measured]
@@ -106,7 +112,7 @@ def chart(rows: Sequence[StepMilliseconds]) -> Chart:
 
 
 def summary(rows: Sequence[StepMilliseconds]) -> str:
-    """A summary: the ratios at the largest number of ranks, and the errors of all predictions."""
+    """Returns a summary: the ratios at the largest number of ranks, and the errors of all predictions."""
     last = rows[-1]
     milliseconds = last.measured
     ratios = {label: milliseconds[label] / milliseconds[RING] for label in (ONE, WHOLE, SLICED)}
@@ -126,7 +132,7 @@ def summary(rows: Sequence[StepMilliseconds]) -> str:
 
 
 def _rate(row: StepMilliseconds, label: str) -> Cell:
-    """Samples per second of all ranks together; None if the variant was not measured."""
+    """Returns the samples per second of all ranks together; None if the variant was not measured."""
     if label not in row.measured:
         return None
     return 1e3 * PER_RANK * row.ranks / row.measured[label]

@@ -16,8 +16,8 @@ from raddle.api.searching import Configuration, Group, Tables
 
 
 def additive_cost(tables: Tables, chosen: Sequence[Configuration]) -> float:
-    """Seconds of a step. chosen: one configuration for each group; only their degrees count."""
-    # by group: the number of its chosen configuration in the tables
+    """Returns the seconds of a step. chosen: one configuration for each group; only their degrees count."""
+    # for each group: the number of its chosen configuration in the tables
     chosen_index = [
         [c.degrees for c in options].index(wanted.degrees)
         for options, wanted in zip(tables.configurations, chosen, strict=True)
@@ -41,7 +41,7 @@ def split_by_letter(tables: Tables, letter_of: Callable[[Group], str]) -> list[C
 
 
 def baselines(tables: Tables) -> dict[str, list[Configuration]]:
-    """The configurations of data and model parallelism, and of 'one weird trick' (owt).
+    """Returns the configurations of data and model parallelism, and of 'one weird trick' (owt).
 
     owt splits fully connected layers by channel, all others by sample.
 
@@ -57,7 +57,7 @@ def baselines(tables: Tables) -> dict[str, list[Configuration]]:
 
 
 def split_letters(group: Group, configuration: Configuration) -> dict[str, int]:
-    """The letters that are split, with their number of parts: {"n": 2, "c": 2}."""
+    """Returns the letters that are split, with their number of parts: {"n": 2, "c": 2}."""
     given = zip(group.letters, configuration.degrees, strict=True)
     return {letter: count for letter, count in given if count > 1}
 
@@ -65,7 +65,10 @@ def split_letters(group: Group, configuration: Configuration) -> dict[str, int]:
 def configurations_with(
     tables: Tables, wanted: Callable[[Group], Mapping[str, int]]
 ) -> list[Configuration] | None:
-    """For each group the configuration with exactly this split; None if a table lacks one."""
+    """Returns, for each group, the configuration with exactly the wanted split; None if a table lacks one.
+
+    wanted: a function that returns, for a group, the number of parts of each letter that is split.
+    """
     chosen = []
     for group, options in zip(tables.groups, tables.configurations, strict=True):
         split = dict(wanted(group))

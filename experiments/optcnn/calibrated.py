@@ -1,5 +1,8 @@
 """Simulates OptCNN's P100 with a peak that is fitted to one GPU, and compares with what the paper measured.
 
+This is the part `calibrated` of `raddle reproduce optcnn`. The paper is OptCNN (Jia et al., arXiv
+1802.04924).
+
 One efficiency of convolutions cannot hold two networks: AlexNet's run at 3 TFLOP/s, VGG's of 3 x 3 by
 Winograd's algorithm above the card's peak. So every network has a peak of its own, fitted to its step on
 one GPU (raddle calibrate). All else is equal for both: links inside a node at LINK, adapters at their
@@ -8,6 +11,8 @@ nominal rate, slices of parameters on servers. What was measured on several GPUs
 measured.csv says where each throughput comes from. The paper's whole table is not in this repository: more
 of its cells can be added there, and are then compared too.
 """
+
+# on: the cluster that plans are made for
 
 from __future__ import annotations
 
@@ -49,13 +54,13 @@ def calibrated(options: RunOptions) -> Section:
     """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     counts = (1, 4, 16) if options.quick else (1, 2, 4, 8, 16)
     measurements = read_measurements(str(MEASURED))
-    every = []
+    results = []
     for number, model in enumerate(PRINTED):
         options.report(f"{model}, calibrated", number / len(PRINTED))
-        every.append(_simulate(model, measurements, counts))
-    compared = [row for result in every for row in compare(result, measurements)]
+        results.append(_simulate(model, measurements, counts))
+    compared = [row for result in results for row in compare(result, measurements)]
     return Section(
-        "", _text(every, compared), [_compared_table(compared), *map(_throughput_table, every)]
+        "", _text(results, compared), [_compared_table(compared), *map(_throughput_table, results)]
     )
 
 
@@ -87,11 +92,12 @@ class ComparedCell(NamedTuple):
 
     @property
     def off(self) -> float:
+        """The relative error of the simulation; 0.1: 10 % too much throughput."""
         return self.simulated / self.measured - 1
 
 
 def compare(result: Calibrated, measurements: Sequence[Measurement]) -> list[ComparedCell]:
-    """The cells of a network that measured.csv has, and that were simulated."""
+    """Returns the cells of a network that measured.csv has, and that were simulated."""
     cells = []
     for m in measurements:
         method = OPTCNN if m.method == "optcnn" else m.method
@@ -105,6 +111,7 @@ def compare(result: Calibrated, measurements: Sequence[Measurement]) -> list[Com
 
 
 def _compared_table(cells: Sequence[ComparedCell]) -> Table:
+    """Returns a table of the paper's throughputs next to the simulated ones."""
     # Column: name, source of its numbers, digits after the point
     columns = (
         Column("network"), Column("GPUs"), Column("plan"), Column("images/s", "simulated"),
@@ -124,6 +131,7 @@ def _compared_table(cells: Sequence[ComparedCell]) -> Table:
 
 
 def _throughput_table(result: Calibrated) -> Table:
+    """Returns a table of the images per second of one network, by method and number of GPUs."""
     columns = (Column("GPUs"), *(Column(NAMES[m], "simulated") for m in METHODS))
     counts = sorted({count for _, count in result.steps})
     rows: list[list[Cell]] = [
@@ -138,10 +146,12 @@ def _throughput_table(result: Calibrated) -> Table:
 
 
 def _rate(step: SimulatedStep | None) -> float | None:
+    """Returns the samples per second of a step; None if there is no step."""
     return step.samples_per_s if step else None
 
 
-def _text(every: Sequence[Calibrated], cells: Sequence[ComparedCell]) -> str:
+def _text(results: Sequence[Calibrated], cells: Sequence[ComparedCell]) -> str:
+    """Returns sentences about the errors of held-out throughputs and about OptCNN's gains."""
     held_out = [c for c in cells if c.held_out]
     met = sum(abs(c.off) <= GOAL for c in held_out)
     sentences = [
@@ -150,7 +160,7 @@ def _text(every: Sequence[Calibrated], cells: Sequence[ComparedCell]) -> str:
         if held_out
         else "No throughput of the paper was held out."
     ]
-    for result in every:
+    for result in results:
         most = max(count for _, count in result.steps)
         ratios = _ratios(result.steps, most)
         printed = PRINTED[result.model]
@@ -167,11 +177,11 @@ def _text(every: Sequence[Calibrated], cells: Sequence[ComparedCell]) -> str:
 
 
 def _ratios(steps: StepsByMethod, most: int) -> Mapping[str, str]:
-    """OptCNN's throughput on the most GPUs over others, as text; a dash if a plan is missing."""
-    one, all_of = steps.get((OPTCNN, 1)), steps.get((OPTCNN, most))
+    """Returns OptCNN's throughput on the most GPUs over others, as text; a dash if a plan is missing."""
+    on_one, on_most = steps.get((OPTCNN, 1)), steps.get((OPTCNN, most))
     numbers = {
         "data": gain_over_best(steps, OPTCNN, ["data"], most),
         "best": gain_over_best(steps, OPTCNN, BASELINES, most),
-        "scaling": all_of.samples_per_s / one.samples_per_s if one and all_of else None,
+        "scaling": on_most.samples_per_s / on_one.samples_per_s if on_one and on_most else None,
     }
     return {name: "–" if n is None else f"{n:.2f}" for name, n in numbers.items()}

@@ -1,9 +1,13 @@
 """Shows OptCNN's plan of VGG-16 on 4 GPUs, layer by layer, next to the plan that the paper prints.
 
+This is the part `plans` of `raddle reproduce optcnn`. The paper is OptCNN (Jia et al., arXiv 1802.04924).
+
 A group has operators that are split together, about one layer. Tables (raddle/searches/optcnn) have the
 cost of each configuration of each group; `paper=True`: with the paper's costs, where parameters are
 synchronised by servers. The optimum is the plan of least cost.
 """
+
+# on: the cluster that plans are made for
 
 from __future__ import annotations
 
@@ -24,9 +28,10 @@ LETTER_NAMES = {"n": "samples", "h": "rows", "w": "columns", "c": "channels"}
 
 
 def printed_split(group: Group) -> dict[str, int]:
-    """The paper: n=4 for four groups of convolutions, h=2 w=2 for the fifth, c=4, 4, 2 at the end.
+    """Returns the split of a group in the printed plan: the number of parts by letter.
 
-    group: operators that are split together, about one layer; a "group of convolutions" has several.
+    It is n=4 for four groups of convolutions, h=2 w=2 for the fifth, and c=4, 4, 2 at the end. A "group of
+    convolutions" is the paper's; `group` is a set of operators that are split together, about one layer.
     """
     for name, count in FULLY_CONNECTED.items():
         if group.name.startswith(name):
@@ -64,7 +69,7 @@ def plans(options: RunOptions) -> Section:
 
 
 def _cost_text(tables: Tables, chosen: Sequence[Configuration]) -> str:
-    """A sentence: the cost of the optimum (`chosen`) and of the printed plan."""
+    """Returns a sentence: the cost of the optimum (`chosen`) and of the printed plan."""
     optimum, theirs = additive_cost(tables, chosen), configurations_with(tables, printed_split)
     if theirs is None:
         return "The printed plan is not in the tables."
@@ -77,14 +82,15 @@ def _cost_text(tables: Tables, chosen: Sequence[Configuration]) -> str:
 
 
 def _cost_table(tables: Tables, chosen: Sequence[Configuration]) -> Table:
-    every = {
+    """Returns a table of the additive costs of baselines, the printed plan and the optimum (`chosen`)."""
+    configurations_by_plan = {
         **baselines(tables),
         "printed": configurations_with(tables, printed_split),
         "optimum": list(chosen),
     }
     rows: list[list[Cell]] = [
         [name, 1e3 * additive_cost(tables, configurations)]
-        for name, configurations in every.items()
+        for name, configurations in configurations_by_plan.items()
         if configurations is not None
     ]
     # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
@@ -97,7 +103,7 @@ def _cost_table(tables: Tables, chosen: Sequence[Configuration]) -> Table:
 
 
 def draw(groups: Sequence[Group], columns: Sequence[Sequence[Configuration] | None]) -> list[str]:
-    """One line of text for each group: the layer, its output, and its split in each plan.
+    """Returns a line of text for each group: the layer, its output, and its split in each plan.
 
     columns: for each plan the configurations of all groups; None: the plan is not in the tables.
     """
@@ -114,7 +120,7 @@ def draw(groups: Sequence[Group], columns: Sequence[Sequence[Configuration] | No
 
 
 def split(given: Mapping[str, int]) -> str:
-    """{"n": 2, "c": 2} -> "n=2 c=2  samples x channels"."""
+    """Returns a split in words: {"n": 2, "c": 2} -> "n=2 c=2  samples x channels"."""
     if not given:
         return "one GPU"
     letters = " ".join(f"{letter}={count}" for letter, count in given.items())
@@ -122,11 +128,12 @@ def split(given: Mapping[str, int]) -> str:
 
 
 def _shape(op: Op) -> str:
-    """The shape of the output for one sample: "64 x 224 x 224"."""
+    """Returns the shape of the output for one sample: "64 x 224 x 224"."""
     # outputs[0]: the numbers of the iteration space's dimensions that the first output has
     dims = [op.space.dims[d] for d in op.space.outputs[0]]
     return " x ".join(str(dim.size) for dim in dims if dim.name != "n")
 
 
 def _padded(row: Iterable[str], widths: Sequence[int]) -> str:
+    """Returns the cells as one line, each padded to the width of its column."""
     return "   ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()

@@ -1,4 +1,7 @@
-"""Ranks plans of an AlexNet-like network on two ranks by simulated and by measured step time."""
+"""Ranks plans of an AlexNet-like network on two ranks by simulated and by measured step time.
+
+This is the part `ranking` of `raddle reproduce optcnn`. The paper is OptCNN (Jia et al., arXiv 1802.04924).
+"""
 
 from __future__ import annotations
 

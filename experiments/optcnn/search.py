@@ -1,5 +1,7 @@
 """Times OptCNN's search (groups, tables and elimination), without the capture of the graph.
 
+This is the part `search` of `raddle reproduce optcnn`. The paper is OptCNN (Jia et al., arXiv 1802.04924).
+
 Tables have the cost of each configuration of each group of operators; elimination finds the cheapest plan.
 """
 
@@ -20,6 +22,8 @@ SAMPLES = 32  # per GPU
 
 
 class SearchTime(NamedTuple):
+    """The result and the duration of a search."""
+
     seconds: float  # of the fastest of several searches
     tables: Tables
     certified: bool  # the search proved that no plan in the tables is cheaper
@@ -37,7 +41,7 @@ def time_search(case: WeakScalingCase, repeats: int) -> SearchTime:
 
 
 def log10_plan_count(tables: Tables) -> float:
-    """log10 of the number of plans in the search space."""
+    """Returns log10 of the number of plans in the search space."""
     return math.fsum(math.log10(len(configurations)) for configurations in tables.configurations)
 
 

@@ -1,5 +1,8 @@
 """Compares simulated throughput and bytes of OptCNN's plans with data, model and OWT parallelism.
 
+This is the part `throughput` of `raddle reproduce optcnn`. The paper is OptCNN (Jia et al., arXiv
+1802.04924).
+
 OWT: "one weird trick", data parallel convolutions and model parallel linear layers. StepsByMethod
 (simulate_methods.py) has a SimulatedStep (a plan and its predicted step) by method and number of GPUs.
 "optcnn-paper" plans with the paper's costs (parameter servers), "optcnn" with those of an all-reduce.
@@ -35,6 +38,8 @@ SAMPLES = 32  # per GPU
 
 
 class PrintedGains(NamedTuple):
+    """The gains that the paper prints for one network."""
+
     over_best: float  # times the throughput of the best of data, model and OWT, at most
     scaling: float  # throughput on 16 GPUs divided by that on one
 
@@ -63,18 +68,22 @@ class ModelThroughput(NamedTuple):
 def throughput(options: RunOptions) -> Section:
     """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     counts = (1, 4, 16) if options.quick else (1, 2, 4, 8, 16)
-    every = []
+    throughputs = []
     for number, model in enumerate(PRINTED):
         for at, sync in enumerate(SYNCS):
             options.report(f"{model}, {SYNCS[sync]}", (number + at / 2) / len(PRINTED))
-            every.append(
+            throughputs.append(
                 _simulate_model(model, sync, counts, budget=2.0 if options.quick else 10.0)
             )
     added = {model: _additive_gain(model, counts[-1]) for model in PRINTED}
     return Section(
         TITLE,
-        _text(every),
-        [_gains_table(every, added), _byte_table(every), *(_chart(result) for result in every)],
+        _text(throughputs),
+        [
+            _gains_table(throughputs, added),
+            _byte_table(throughputs),
+            *(_chart(result) for result in throughputs),
+        ],
     )
 
 
@@ -92,7 +101,7 @@ def _simulate_model(model: str, sync: str, counts: Sequence[int], budget: float)
 
 
 def _additive_gain(model: str, count: int) -> float:
-    """OptCNN's gain over the best baseline under the paper's additive cost, where nothing overlaps."""
+    """Returns OptCNN's gain over the best baseline under the paper's additive cost, without overlap."""
     case = WeakScalingCase(model, "p100", count, SAMPLES)
     tables = build_tables(case.graph, case.cluster, paper=True)
     # [1]: the Solution, with the cost of the cheapest plan
@@ -106,9 +115,12 @@ def _additive_gain(model: str, count: int) -> float:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def _gains_table(every: Sequence[ModelThroughput], added: dict[str, float]) -> Table:
-    """added: by network, OptCNN's gain over the best baseline under its additive cost (_additive_gain)."""
-    most = every[0].max_gpus
+def _gains_table(throughputs: Sequence[ModelThroughput], added: dict[str, float]) -> Table:
+    """Returns a table of OptCNN's throughput and gains on the most GPUs.
+
+    added: by network, OptCNN's gain over the best baseline under its additive cost (_additive_gain).
+    """
+    most = throughputs[0].max_gpus
     # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = (
         Column("network"), Column("synchronised by"), Column("best other"),
@@ -117,7 +129,7 @@ def _gains_table(every: Sequence[ModelThroughput], added: dict[str, float]) -> T
         Column("in the paper, up to", "printed"),
         Column(f"1 to {most} GPUs, times", "simulated"), Column("in the paper", "printed"),
     )  # fmt: skip
-    rows = [list(_gains_row(result, added[result.model])) for result in every]
+    rows = [list(_gains_row(result, added[result.model])) for result in throughputs]
     note = (
         f"{SAMPLES} images a GPU, {most} P100 in nodes of 4. By OptCNN's cost: the sum of its tables with "
         "a server a layer and nothing overlapped, of the best other plan over that of the optimum."
@@ -126,6 +138,7 @@ def _gains_table(every: Sequence[ModelThroughput], added: dict[str, float]) -> T
 
 
 def _gains_row(result: ModelThroughput, added: float) -> Iterator[Cell]:
+    """Yields the cells of one network; added: its entry in `added` of _gains_table."""
     printed, other = PRINTED[result.model], fastest(result.steps, BASELINES, result.max_gpus)
     optcnn = result.steps[result.method, result.max_gpus]
     yield from (result.model, SYNCS[result.sync])
@@ -137,13 +150,14 @@ def _gains_row(result: ModelThroughput, added: float) -> Iterator[Cell]:
 
 
 def scaling_factor(result: ModelThroughput) -> float | None:
-    """Throughput on the most GPUs divided by that on one."""
-    one, all_of = result.steps[result.method, 1], result.steps[result.method, result.max_gpus]
-    return all_of.samples_per_s / one.samples_per_s if one and all_of else None
+    """Returns the throughput on the most GPUs divided by that on one."""
+    on_one, on_most = result.steps[result.method, 1], result.steps[result.method, result.max_gpus]
+    return on_most.samples_per_s / on_one.samples_per_s if on_one and on_most else None
 
 
-def _byte_table(every: Sequence[ModelThroughput]) -> Table:
-    most = every[0].max_gpus
+def _byte_table(throughputs: Sequence[ModelThroughput]) -> Table:
+    """Returns a table of the bytes that a step sends between devices, by method."""
+    most = throughputs[0].max_gpus
     columns = (
         Column("network"), Column("synchronised by"),
         *(Column(f"{NAMES[m]}, GB", "counted") for m in BASELINES),
@@ -151,7 +165,7 @@ def _byte_table(every: Sequence[ModelThroughput]) -> Table:
         Column("most, times"), Column("in the paper, times", "printed"),
     )  # fmt: skip
     rows: list[list[Cell]] = []
-    for result in every:
+    for result in throughputs:
         steps = [result.steps[m, most] for m in (*BASELINES, result.method)]
         gigabytes = [s.comm_bytes / 1e9 if s else None for s in steps]
         less = byte_ratios(result)  # how many times less OptCNN sends, ascending
@@ -167,7 +181,7 @@ def _byte_table(every: Sequence[ModelThroughput]) -> Table:
 
 
 def byte_ratios(result: ModelThroughput) -> list[float]:
-    """Bytes of each baseline divided by OptCNN's, sorted."""
+    """Returns the bytes of each baseline divided by OptCNN's, sorted."""
     optcnn = result.steps[result.method, result.max_gpus]
     baseline_steps = (result.steps[m, result.max_gpus] for m in BASELINES)
     return sorted(
@@ -186,9 +200,10 @@ def _chart(result: ModelThroughput) -> Chart:
 # -- words -----------------------------------------------------------------------------------------
 
 
-def _text(every: Sequence[ModelThroughput]) -> str:
+def _text(throughputs: Sequence[ModelThroughput]) -> str:
+    """Returns sentences that compare the simulated gains with the printed ones."""
     sentences = []
-    for result in every:
+    for result in throughputs:
         gain, scaling = (
             gain_over_best(result.steps, result.method, BASELINES, result.max_gpus),
             scaling_factor(result),
@@ -203,7 +218,7 @@ def _text(every: Sequence[ModelThroughput]) -> str:
         )
     behind = [
         f"{result.model} with {SYNCS[result.sync]}"
-        for result in every
+        for result in throughputs
         if (gain_over_best(result.steps, result.method, BASELINES, result.max_gpus) or 0)
         < PRINTED[result.model].over_best
     ]
@@ -211,7 +226,7 @@ def _text(every: Sequence[ModelThroughput]) -> str:
         sentences.append(f"Less than the paper's gain over the best other: {'; '.join(behind)}.")
     autos = [
         (result.model, g)
-        for result in every
+        for result in throughputs
         if (g := gain_over_best(result.steps, "auto", BASELINES, result.max_gpus))
     ]
     if autos:

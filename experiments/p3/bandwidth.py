@@ -1,5 +1,8 @@
 """Measures throughput at several bandwidths: whole parameters, slices, slices with priority (P3).
 
+This is the part `bandwidth` of `raddle reproduce p3`. The paper is "Priority-based Parameter Propagation"
+(Jayarajan et al., arXiv 1905.03960).
+
 A *variant* (sync_timing.py) is one way to train; its runner is torch's DDP or a data-parallel plan.
 Printed: a number that the paper prints.
 """
@@ -54,6 +57,8 @@ class PrintedGain(NamedTuple):
 
 @dataclass(frozen=True)
 class NetCase:
+    """A network that is measured, and what the paper prints for it."""
+
     name: str  # of nets.py
     title: str
     batch: int  # global
@@ -70,14 +75,14 @@ NETS = (
 
 
 class Point(NamedTuple):
-    """One network at one link rate: samples per second by label of a variant."""
+    """The samples per second of a network at one link rate, by label of a variant."""
 
     bits: float  # bit/s of the link
     measured: Mapping[str, float]
     simulated: Mapping[str, float]
 
     def gain(self, label: str, over: str) -> float:
-        """Measured throughput of one variant divided by that of another."""
+        """Returns the measured throughput of one variant divided by that of another."""
         return self.measured[label] / self.measured[over]
 
 
@@ -104,7 +109,7 @@ def make(options: RunOptions) -> Section:
 
 
 def points(measurement: LabMeasurement) -> list[Point]:
-    """Measured and predicted samples per second, one point for each network."""
+    """Returns the measured and predicted samples per second, one point for each network."""
     bits = parse_rate(measurement.rate)
     return [
         Point(
@@ -119,11 +124,12 @@ def points(measurement: LabMeasurement) -> list[Point]:
 
 
 def largest_gain(curve: Sequence[Point], label: str, over: str) -> tuple[float, float]:
-    """The largest gain of variant `label` over variant `over`, and the link rate (bit/s) of it."""
+    """Returns the largest gain of variant `label` over variant `over`, and the link rate (bit/s) of it."""
     return max((point.gain(label, over), point.bits) for point in curve)
 
 
 def gains(curves: Mapping[str, Sequence[Point]]) -> Table:
+    """Returns a table of each network's largest gains; curves: its points, by name of the network."""
     # Column: name, source of its numbers, digits after the point
     columns = (
         Column("network"), Column("p3 / ps", "measured", 2), Column("at Mbit/s"),
@@ -148,6 +154,7 @@ def gains(curves: Mapping[str, Sequence[Point]]) -> Table:
 
 
 def throughput(net: NetCase, curve: Sequence[Point]) -> Table:
+    """Returns a table of the samples per second of one network, by link rate and variant."""
     columns = [Column("Mbit/s")]
     columns += [Column(label, "measured") for label in VARIANTS]
     columns += [Column(f"{label}, predicted", "simulated") for label in VARIANTS]
@@ -172,6 +179,7 @@ def throughput(net: NetCase, curve: Sequence[Point]) -> Table:
 
 
 def chart(net: NetCase, curve: Sequence[Point]) -> Chart:
+    """Returns a chart of the samples per second of one network over the link's rate."""
     lines = []
     for label in VARIANTS:
         lines.append(Line(label, [(p.bits / 1e6, p.measured[label]) for p in curve], "measured"))
@@ -182,7 +190,7 @@ def chart(net: NetCase, curve: Sequence[Point]) -> Chart:
 
 
 def summary(curves: Mapping[str, Sequence[Point]]) -> str:
-    """A summary in sentences, computed from the points."""
+    """Returns a summary in sentences, computed from the points."""
     sentences = []
     for net in NETS:
         curve = curves[net.name]
@@ -196,16 +204,16 @@ def summary(curves: Mapping[str, Sequence[Point]]) -> str:
             f"{net.title}: P3 is at most {gain:.2f} x servers of whole parameters, at {_mbit(bits)}"
             f"{paper_text}, and at most {gain_over_ddp:.2f} x DDP, at {_mbit(ddp_bits)}."
         )
-    every = [point for curve in curves.values() for point in curve]
-    lost = sum(point.gain(P3, DDP_LABEL) < 1 for point in every)
+    all_points = [point for curve in curves.values() for point in curve]
+    lost = sum(point.gain(P3, DDP_LABEL) < 1 for point in all_points)
     errors = sorted(
         abs(point.simulated[label] / point.measured[label] - 1)
-        for point in every
+        for point in all_points
         for label in VARIANTS
     )
     near = sum(error <= 0.15 for error in errors)
     sentences.append(
-        f"P3 is slower than DDP at {lost} of {len(every)} points. Of {len(errors)} predictions {near} "
+        f"P3 is slower than DDP at {lost} of {len(all_points)} points. Of {len(errors)} predictions {near} "
         f"are within 15 %; half are within {errors[len(errors) // 2]:.0%}, the worst is off by "
         f"{errors[-1]:.0%}."
     )
@@ -213,4 +221,5 @@ def summary(curves: Mapping[str, Sequence[Point]]) -> str:
 
 
 def _mbit(bits: float) -> str:
+    """Returns a rate in bit/s as text, such as "500 Mbit/s"."""
     return f"{bits / 1e6:.0f} Mbit/s"

@@ -1,5 +1,8 @@
 """Shows how busy a link is over time, from the byte counters of a host's interface.
 
+This is the part `utilisation` of `raddle reproduce p3`. The paper is "Priority-based Parameter Propagation"
+(Jayarajan et al., arXiv 1905.03960).
+
 Variants (bandwidth.py) are DDP, and parameter servers of whole parameters (WHOLE), of slices (SLICED), and
 of slices with priority (P3). A block is some steps of one variant, one after the other.
 Time is divided into *slots* of 25 ms.
@@ -37,22 +40,22 @@ class LinkUse(NamedTuple):
 
     @property
     def sent(self) -> float:
-        """Mean share of the link's rate at which the host sends."""
+        """The mean rate at which the host sends, as a share of the link's rate."""
         return sum(out for _, out, _ in self.slots) / len(self.slots)
 
     @property
     def received(self) -> float:
-        """The same for receiving."""
+        """The mean rate at which the host receives, as a share of the link's rate."""
         return sum(back for _, _, back in self.slots) / len(self.slots)
 
     @property
     def idle(self) -> float:
-        """Share of the time in which both directions are idle."""
+        """The share of the time in which both directions are idle."""
         return sum(max(out, back) < IDLE for _, out, back in self.slots) / len(self.slots)
 
     @property
     def both_busy(self) -> float:
-        """Share of the time in which both directions are at least half full."""
+        """The share of the time in which both directions are at least half full."""
         return sum(min(out, back) >= 0.5 for _, out, back in self.slots) / len(self.slots)
 
 
@@ -72,7 +75,7 @@ def make(options: RunOptions) -> Section:
 
 
 def link_uses(measurement: LabMeasurement, bytes_per_s: float) -> list[LinkUse]:
-    """The use of host 0's link in each variant's last block. bytes_per_s: the link's rate."""
+    """Returns the use of host 0's link in each variant's last block. bytes_per_s: the link's rate."""
     windows = {label: (begin, end) for label, begin, end in measurement.results[0].windows}
     result = []
     for label in measurement.jobs[0].variants:
@@ -84,6 +87,7 @@ def link_uses(measurement: LabMeasurement, bytes_per_s: float) -> list[LinkUse]:
 
 
 def table(link_uses: Sequence[LinkUse]) -> Table:
+    """Returns a table of how busy the link is with each variant."""
     # Column: name, source of its numbers, digits after the point
     columns = (
         Column("kind"), Column("sent, % of the rate", "measured", 0),
@@ -103,7 +107,10 @@ def table(link_uses: Sequence[LinkUse]) -> Table:
 
 
 def charts(link_uses: Sequence[LinkUse]) -> list[Chart]:
-    """One chart for each direction. Time 0 is the start of a step, so all lines begin with a forward."""
+    """Returns a chart for each direction.
+
+    Time 0 is the start of a step, so all lines begin with a forward.
+    """
     gbit = parse_rate(RATE) / 1e9
     result = []
     for direction, name in enumerate(("sent", "received")):
@@ -117,6 +124,7 @@ def charts(link_uses: Sequence[LinkUse]) -> list[Chart]:
 
 
 def summary(link_uses: Sequence[LinkUse]) -> str:
+    """Returns sentences that compare how busy the link is."""
     by_label = {use.label: use for use in link_uses}
     whole, urgent = by_label[WHOLE], by_label[P3]
     return (

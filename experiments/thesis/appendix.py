@@ -1,4 +1,6 @@
-"""The thesis's Tables A.1 to A.12: coarse and fine partitions under other bounds of imbalance.
+"""Repeats the thesis's Tables A.1 to A.12: coarse and fine partitions under other bounds of imbalance.
+
+The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `raddle reproduce thesis`.
 
 *Coarse*: whole filters are distributed over parts; *fine*: input channels of filters. *Imbalance* is the
 work of the largest part divided by the average; epsilon is its bound minus 1. `theirs` is a printed row,
@@ -33,7 +35,7 @@ NOTE = (
 def tables(
     partitioner: Partitioner, counts: Sequence[int], budget: float, options: RunOptions
 ) -> list[Table]:
-    """Two tables, coarse and fine, with a row for each bound of imbalance and number of parts."""
+    """Returns two tables, coarse and fine, with a row for each bound of imbalance and number of parts."""
     result = []
     for method, bounded in (("coarse", COARSE_BOUNDED), ("fine", FINE_BOUNDED)):
         rows = []
@@ -49,11 +51,12 @@ def tables(
 def row(
     partitioner: Partitioner, method: str, bounded_table: BoundedTable, parts: int, budget: float
 ) -> list[Cell]:
-    """One row, in the order of COLUMNS. lower_bound: no partition of filters that is as even sends less."""
+    """Returns one row, in the order of COLUMNS."""
     theirs = bounded_table.rows[parts]
     ours = partitioner.partition(
         method, PartitionRequest(parts, epsilon=allowed_imbalance(theirs), budget=budget)
     )
+    # No partition of whole filters that is as even sends less than the lower bound.
     least = None if ours.lower_bound is None else ours.lower_bound / MI
     return [
         bounded_table.tables, bounded_table.epsilon, parts, theirs.imbalance, ours.imbalance,

@@ -1,7 +1,8 @@
 """Simulates steps of ranks that share CPU cores: operators take longer while too many ranks compute.
 
-The simulator gives every device a core of its own. In the lab four ranks may have two, and then a plan
-whose ranks all compute at once takes twice as long, but one whose ranks wait for each other does not.
+The simulator gives every device a core of its own. In the lab (hosts emulated on this machine) four ranks
+may share two cores. Then a plan whose ranks all compute at once takes twice as long, but a plan whose ranks
+wait for each other does not.
 *Crowding* is the factor by which operators are slower because more ranks compute than there are cores.
 """
 
@@ -21,7 +22,7 @@ Array = np.ndarray
 
 
 def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, cores: int) -> float:
-    """Seconds of a step. Simulates with a core for each rank, then again with slower operators.
+    """Returns the seconds of a step. Simulates with a core for each rank, then again with slower operators.
 
     The crowding of the first simulation is the factor of the second. cores: of this machine.
     """
@@ -34,7 +35,7 @@ def step_seconds(graph: Graph, plan: Plan, cluster: Cluster, profile: Profile, c
 
 
 def _timeline_crowding(timeline: Timeline, cores: int) -> float:
-    """The crowding of a simulated step, from the tasks that occupy a device."""
+    """Returns the crowding of a simulated step, from the tasks that occupy a device."""
     first = timeline.tasks.first_resource  # by task; -1: none
     # resources are numbered: the devices first, then the links
     computes = (first >= 0) & (first < timeline.program.plan.devices)
@@ -42,7 +43,7 @@ def _timeline_crowding(timeline: Timeline, cores: int) -> float:
 
 
 def crowding(start: Array, end: Array, cores: int) -> float:
-    """The mean slowdown max(1, k / cores), weighted by the compute time spent at each k.
+    """Returns the mean slowdown max(1, k / cores), weighted by the compute time spent at each k.
 
     start, end: times of the tasks that compute, on all devices.
     """

@@ -1,5 +1,7 @@
 """Recomputes Table 5.14 of the thesis on hypergraph partitions: bytes sent in an epoch of 64,000 images.
 
+The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `raddle reproduce thesis`.
+
 Differs from the thesis: its hypergraph column is in elements; here it is multiplied by 4 (float32).
 The partition is *coarse*: each filter is in one part, and a part is what one device gets.
 `further` are methods that the thesis does not have.
@@ -26,6 +28,8 @@ ELEMENT = 4  # bytes
 
 
 class EpochBytes(NamedTuple):
+    """The table of an epoch, and the average shares of bytes that partitions save."""
+
     table: Table
     saved_printed: float  # average share that the thesis's partitions save, all counted in bytes
     saved: Mapping[str, str]  # method of ours -> in words: average share saved, over how many rows
@@ -34,7 +38,7 @@ class EpochBytes(NamedTuple):
 def count_epoch(
     parameters: int, coarse: Mapping[int, int], further: Mapping[str, Mapping[tuple[int, int], int]]
 ) -> EpochBytes:
-    """The table of an epoch, from bytes per step.
+    """Returns the table of an epoch, from bytes per step.
 
     parameters: their number; coarse: parts -> bytes of the coarse partition at batch 32;
     further: method -> (parts, batch) -> bytes.
@@ -73,11 +77,12 @@ def count_epoch(
 
 
 def _share(nbytes: float, data: float) -> float:
-    """Percent of data parallelism's bytes that are saved."""
+    """Returns how many percent of data parallelism's bytes are saved."""
     return 100 * (1 - nbytes / data)
 
 
 def _table(rows: list[list[Cell]], further: list[str]) -> Table:
+    """Returns the table with its columns; further: names of the methods in the last columns."""
     # Column: name, source of its numbers ("counted": from a plan alone), digits after the point
     columns = [
         Column("N"), Column("batch"),

@@ -1,12 +1,16 @@
-"""Part `gpus`: is the gap between partitions and data parallelism larger on GPUs, as section 6.1 expects?
+"""Simulates whether the gap between partitions and data parallelism is larger on GPUs (part `gpus`).
 
-A *row* is a kind of parallelism in Table 5.15 (lab_table.py): coarse partition (each filter on one device),
-servers, all-reduce.
-The gap is the time of data parallelism divided by that of the coarse partition with several steps in
-flight. Both have the same batch, counted as in Table 5.15: per worker (data parallelism), of a whole step
-(partition). Differs from the thesis: simulated, not trained; VGG-16 in float32 and, on H100, in
-bfloat16 too.
+This is the part `gpus` of `raddle reproduce thesis`. The thesis is that of B. Eserol (docs/papers.md).
+
+Section 6.1 of the thesis expects that it is. A *row* is a kind of parallelism
+in Table 5.15 (lab_table.py): coarse partition (each filter on one device), servers, all-reduce. The gap is
+the time of data parallelism divided by that of the coarse partition with several steps in flight. Both have
+the same batch, counted as in Table 5.15: per worker (data parallelism), of a whole step (partition).
+
+Differs from the thesis: simulated, not trained; VGG-16 in float32 and, on H100, in bfloat16 too.
 """
+
+# on: the cluster that plans are made for
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ TITLE = "The thesis's prediction: a larger gap on GPUs (section 6.1)"
 
 
 class ClusterCase(NamedTuple):
-    """A kind of cluster for any number of devices (`place` below)."""
+    """A kind of cluster for any number of devices (`case` below)."""
 
     name: str
     spec: str  # name of a cluster; {n} becomes the number of devices
@@ -56,39 +60,43 @@ class Gap(NamedTuple):
 
     @property
     def of_servers(self) -> float | None:
+        """The time of the fastest servers divided by that of the coarse partition."""
         return self.servers / self.coarse if self.servers and self.coarse else None
 
     @property
     def of_allreduce(self) -> float | None:
+        """The time of all-reduce divided by that of the coarse partition."""
         return self.allreduce / self.coarse if self.allreduce and self.coarse else None
 
 
 def make(options: RunOptions) -> Section:
     """Runs the part; options.report shows progress: what is done now, and the fraction finished."""
     counts, batches = ((4,), (32,)) if options.quick else ((2, 4, 8), (32, 128))
-    wanted = [(n, batch, place) for n in counts for batch in batches for place in CLUSTER_CASES]
+    wanted = [(n, batch, case) for n in counts for batch in batches for case in CLUSTER_CASES]
     gaps = []
-    for i, (n, batch, place) in enumerate(wanted):
-        options.report(f"{place.name}, N = {n}, batch {batch}", i / len(wanted))
-        gaps.append(gap(place, n, batch))
+    for i, (n, batch, case) in enumerate(wanted):
+        options.report(f"{case.name}, N = {n}, batch {batch}", i / len(wanted))
+        gaps.append(gap(case, n, batch))
     parts: list[Table | Chart] = [table(gaps)]
     if len(counts) > 1:
         parts += [chart(gaps, batch) for batch in batches]
     return Section(TITLE, text(gaps), parts)
 
 
-def gap(place: ClusterCase, n: int, batch: int) -> Gap:
+def gap(case: ClusterCase, n: int, batch: int) -> Gap:
     """Simulates the rows of both kinds of parallelism on one cluster."""
-    on = place.spec.format(n=n)  # name of the cluster
+    on = case.spec.format(n=n)  # name of the cluster
 
     def time(row: str) -> float | None:
-        return simulate_row(on, row, batch, dtype=place.dtype).seconds
+        """Returns the seconds of a row."""
+        return simulate_row(on, row, batch, dtype=case.dtype).seconds
 
     servers = [seconds for seconds in map(time, SERVERS) if seconds is not None]
-    return Gap(place, n, batch, time(COARSE), min(servers, default=None), time(DDP))
+    return Gap(case, n, batch, time(COARSE), min(servers, default=None), time(DDP))
 
 
 def table(gaps: Sequence[Gap]) -> Table:
+    """Returns a table with a row for each cluster, number of devices and batch."""
     # Column: name, source of its numbers, digits after the point
     columns = [
         Column("N"), Column("batch"), Column("cluster"),
@@ -112,7 +120,7 @@ def table(gaps: Sequence[Gap]) -> Table:
 
 
 def _printed(case_gap: Gap) -> float | None:
-    """The gap to servers in Table 5.15 (CPU nodes, N = 2 and 4)."""
+    """Returns the gap to servers in Table 5.15 (CPU nodes, N = 2 and 4)."""
     if case_gap.cluster_case.gpu or case_gap.n not in (2, 4):
         return None
     best = fastest([printed(case_gap.n, row) for row in SERVERS])
@@ -120,17 +128,18 @@ def _printed(case_gap: Gap) -> float | None:
 
 
 def chart(gaps: Sequence[Gap], batch: int) -> Chart:
+    """Returns a chart of the gap to the fastest servers over the number of devices."""
     lines = [
         Line(
-            place.name,
+            case.name,
             [
                 (each.n, each.of_servers)
                 for each in gaps
-                if (each.cluster_case, each.batch) == (place, batch) and each.of_servers is not None
+                if (each.cluster_case, each.batch) == (case, batch) and each.of_servers is not None
             ],
             "simulated",
         )
-        for place in CLUSTER_CASES
+        for case in CLUSTER_CASES
     ]
     return Chart(
         f"Fastest servers over the coarse partition, batch {batch}", "N", "ratio of times", lines
@@ -138,7 +147,7 @@ def chart(gaps: Sequence[Gap], batch: int) -> Chart:
 
 
 def text(gaps: Sequence[Gap]) -> str:
-    """Sentences: on how many GPU clusters the gap is larger than on the thesis's CPU nodes."""
+    """Returns sentences: on how many GPU clusters the gap is larger than on the thesis's CPU nodes."""
     texts = [
         _compare_text(gaps, "servers", [(each, each.of_servers) for each in gaps]),
         _compare_text(gaps, "all-reduce", [(each, each.of_allreduce) for each in gaps]),
@@ -149,7 +158,7 @@ def text(gaps: Sequence[Gap]) -> str:
 def _compare_text(
     all_gaps: Sequence[Gap], what: str, gaps: Sequence[tuple[Gap, float | None]]
 ) -> str:
-    """A sentence that compares the gaps on GPUs with those on CPU nodes.
+    """Returns a sentence that compares the gaps on GPUs with those on CPU nodes.
 
     what: servers or all-reduce; gaps: each with its ratio to `what`.
     """
@@ -159,7 +168,7 @@ def _compare_text(
         if value is not None
     }
     texts = []
-    for base in (place for place in CLUSTER_CASES if not place.gpu):
+    for base in (case for case in CLUSTER_CASES if not case.gpu):
         ratios = [
             value / gap_by_case[base.name, each.n, each.batch]
             for each, value in gaps

@@ -1,4 +1,6 @@
-"""Part `grid`: Table 5.15 simulated at full size on the thesis's nodes, with either network of the nodes.
+"""Simulates the thesis's Table 5.15 at full size on its nodes, with either network (part `grid`).
+
+This is the part `grid` of `raddle reproduce thesis`. The thesis is that of B. Eserol (docs/papers.md).
 
 A row is a kind of parallelism of Table 5.15; a cell is a row at one batch; N is the number of
 nodes. Rows are named in lab_table.py and lab_plans.py; simulated.py puts them into MODEL (model parallel),
@@ -7,6 +9,8 @@ Differs from the thesis: see simulated.py; the thesis does not say which network
 connects nodes here (10 Gbit/s Ethernet or Omni-Path); it is not a model.
 `hypergraph-mixed` and `auto` are synchronous.
 """
+
+# on: the cluster that plans are made for
 
 from __future__ import annotations
 
@@ -72,6 +76,7 @@ def _cells(
 
 
 def table(network: str, cells: CellsByRow, batches: Sequence[int]) -> Table:
+    """Returns the table of all rows on one network, printed and simulated."""
     # Column: name, source of its numbers, digits after the point
     columns = [Column("N"), Column("row")]
     for batch in batches:
@@ -88,6 +93,7 @@ def table(network: str, cells: CellsByRow, batches: Sequence[int]) -> Table:
 
 
 def _row(cells: CellsByRow, n: int, row: str, batches: Sequence[int]) -> list[Cell]:
+    """Returns the cells of one row of the table: printed and simulated seconds by batch."""
     values: list[Cell] = [n, row]
     for batch in batches:
         cell = cells.get((n, row, batch))
@@ -97,12 +103,12 @@ def _row(cells: CellsByRow, n: int, row: str, batches: Sequence[int]) -> list[Ce
 
 
 def printed(n: int, row: str) -> dict[int, float]:
-    """Printed seconds by batch; empty if the thesis has no such row."""
+    """Returns the printed seconds by batch; empty if the thesis has no such row."""
     return dict(zip(BATCHES, map(float, SECONDS[n].get(row, ())), strict=False))
 
 
 def seconds(cells: CellsByRow, n: int, row: str) -> dict[int, float]:
-    """Simulated seconds of a row, by batch; without batches that do not fit the memory."""
+    """Returns the simulated seconds of a row, by batch; without batches that do not fit the memory."""
     return {
         batch: cell.seconds
         for (count, name, batch), cell in cells.items()
@@ -111,18 +117,18 @@ def seconds(cells: CellsByRow, n: int, row: str) -> dict[int, float]:
 
 
 def fastest(rows: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """For each batch the shortest time of several rows."""
-    every = {batch for row in rows for batch in row}
-    return {b: min(row[b] for row in rows if b in row) for b in sorted(every)}
+    """Returns, for each batch, the shortest time of several rows."""
+    batches = {batch for row in rows for batch in row}
+    return {b: min(row[b] for row in rows if b in row) for b in sorted(batches)}
 
 
 def as_updates(row: Mapping[int, float], n: int) -> dict[int, float]:
-    """The row by images per update: each of n workers has a batch of its own."""
+    """Returns the row by images per update: each of n workers has a batch of its own."""
     return {n * batch: seconds_of_batch for batch, seconds_of_batch in row.items()}
 
 
 def chart(network: str, cells: CellsByRow, batches: Sequence[int], n: int) -> Chart:
-    """Seconds of ten epochs over the batch, printed and simulated."""
+    """Returns a chart of the seconds of ten epochs over the batch, printed and simulated."""
     model, servers = printed(n, COARSE), fastest([printed(n, row) for row in SERVERS])
     lines = [
         Line("coarse, printed", [(b, model[b]) for b in batches], "printed"),
@@ -139,6 +145,8 @@ def chart(network: str, cells: CellsByRow, batches: Sequence[int], n: int) -> Ch
 
 
 def _printed_text() -> str:
+    """Returns sentences about the printed table: why its batch is a worker's, and the crossovers."""
+    # Seconds of 2 workers divided by those of 4
     halves = [
         printed(2, name)[batch] / printed(4, name)[batch] for name in SERVERS for batch in BATCHES
     ]
@@ -152,7 +160,7 @@ def _printed_text() -> str:
 
 
 def network_text(network: str, cells: CellsByRow) -> str:
-    """Sentences: the crossovers, and the additional rows relative to the best of the table."""
+    """Returns sentences: the crossovers, and the additional rows relative to the best of the table."""
     texts = [f"Simulated on {network}:"]
     for n in (2, 4):
         rows = {name: seconds(cells, n, name) for name in (COARSE, *SERVERS)}
@@ -161,7 +169,7 @@ def network_text(network: str, cells: CellsByRow) -> str:
 
 
 def crossover_text(n: int, rows: Mapping[str, Mapping[int, float]]) -> str:
-    """A sentence: from which batch, or images per update, on data parallelism is faster."""
+    """Returns a sentence: from which batch, or images per update, on data parallelism is faster."""
     model = rows[COARSE]
     by_batch = fastest([rows[name] for name in SERVERS])
     synchronous = [rows[name] for name in SERVERS if name.endswith(" synchronous")]
@@ -174,7 +182,10 @@ def crossover_text(n: int, rows: Mapping[str, Mapping[int, float]]) -> str:
 
 
 def _since_batch(model: Mapping[int, float], data: Mapping[int, float]) -> str:
-    """In words: from which batch on data parallelism is faster. model, data: seconds by batch."""
+    """Returns a phrase that says from which batch on data parallelism is faster.
+
+    model, data: seconds by batch.
+    """
     common = sorted(set(model) & set(data))
     batch = crossover(model, data)
     if batch is not None:
@@ -203,6 +214,7 @@ def _further(n: int, cells: CellsByRow) -> list[str]:
 
 
 def _span(ratios: Sequence[float]) -> str:
+    """Returns the range of some numbers as text, such as "0.80 to 1.20"."""
     low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
     return low if low == high else f"{low} to {high}"
 

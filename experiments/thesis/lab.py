@@ -1,5 +1,7 @@
 """Measures Table 5.15 with a small VGG-16 on hosts of the lab, next to the simulated images per second.
 
+This is the part `lab` of `raddle reproduce thesis`. The thesis is that of B. Eserol (docs/papers.md).
+
 Differs from the thesis: images of 32² and an eighth of the filters; a host is a process with one thread,
 and hosts may share cores; also with asynchronous servers, ranks wait in every step for the sum of their
 losses. A *row* (or kind) is one of Table 5.15: a kind of parallelism. A grid (lab_grid.py)
@@ -23,9 +25,9 @@ from raddle.errors import InputError
 
 TITLE = "Every kind of parallelism in the lab (Table 5.15)"
 RANKS = (1, 2, 4)
-# Of each host's link. In the thesis, to send VGG-16's parameters at 10 Gbit/s takes as long as to compute 5
-# to 9 images on one node; here, to send the small network's at this rate takes as long as to compute 11 to
-# 15 images on a core with 60 GFLOP/s.
+# The rate of each host's link. In the thesis, to send VGG-16's parameters at 10 Gbit/s takes as long as to
+# compute 5 to 9 images on one node; here, to send the small network's at this rate takes as long as to
+# compute 11 to 15 images on a core with 60 GFLOP/s.
 RATE = "2gbit"
 QUICK_BATCHES = (16, 128)
 QUICK, FULL = GridSize(images=128, rounds=2, budget=2.0), GridSize(images=256, rounds=3, budget=5.0)
@@ -40,28 +42,30 @@ def make(options: RunOptions) -> Section:
         check_system()
         for done, ranks in enumerate(RANKS):
 
-            def say(step: str, done: int = done) -> None:
+            def report_step(step: str, done: int = done) -> None:
+                """Reports what is done now, with the fraction of grids that are finished."""
                 options.report(step, done / len(RANKS))
 
-            grids.append(run_grid(ranks, batches, RATE, size, say))
+            grids.append(run_grid(ranks, batches, RATE, size, report_step))
     except InputError as error:
         return Section(TITLE, skipped=str(error))
     return section(grids, batches)
 
 
 def section(grids: Sequence[Grid], batches: Sequence[int]) -> Section:
+    """Returns the section with sentences, tables and a chart; the first grid is that of a single rank."""
     text = "\n\n".join([_setting(grids), _accuracy(grids), _crossover(grids, batches)])
     tables = [_rates(grid, batches) for grid in grids]
     return Section(TITLE, text, [*tables, _speedups(grids, batches), _chart(grids, batches)])
 
 
 def rows_of(grid: Grid) -> list[str]:
-    """The labels of the grid's rows."""
+    """Returns the labels of the grid's rows."""
     return list(dict.fromkeys(label for label, _ in grid.cells))
 
 
 def _rates(grid: Grid, batches: Sequence[int]) -> Table:
-    """Images per second of each row, measured and simulated, by batch."""
+    """Returns a table of the images per second of each row, measured and simulated, by batch."""
     # Column: name, source of its numbers, digits after the point
     columns = [Column("kind")]
     for batch in batches:
@@ -86,19 +90,20 @@ def _rates(grid: Grid, batches: Sequence[int]) -> Table:
 
 
 def speedup(grids: Sequence[Grid], ranks: int, label: str, batch: int) -> float | None:
-    """Measured images/s divided by those of a single rank at the same batch."""
+    """Returns the measured images/s divided by those of a single rank at the same batch."""
     by_ranks = {grid.ranks: grid.cells for grid in grids}
     cell, single = by_ranks[ranks].get((label, batch)), by_ranks[1].get((SINGLE, batch))
     return cell.measured / single.measured if cell and single else None
 
 
 def printed_speedup(ranks: int, label: str, batch: int) -> float | None:
-    """The same from the thesis's table; None if it has no such row."""
+    """Returns the same from the thesis's table; None if it has no such row."""
     rate, single = images_per_second(ranks, label, batch), images_per_second(1, SINGLE, batch)
     return rate / single if rate and single else None
 
 
 def _speedups(grids: Sequence[Grid], batches: Sequence[int]) -> Table:
+    """Returns a table of speedups over a single rank, measured and printed."""
     columns = [Column("N"), Column("kind")]
     for batch in batches:
         columns += [Column(f"{batch}", "measured", 2), Column(f"{batch}", "printed", 2)]
@@ -118,7 +123,7 @@ def _speedups(grids: Sequence[Grid], batches: Sequence[int]) -> Table:
 
 
 def _chart(grids: Sequence[Grid], batches: Sequence[int]) -> Chart:
-    """Throughput of model parallelism over data parallelism; above 1 model parallelism is faster."""
+    """Returns a chart of the throughput of model parallelism divided by that of data parallelism."""
     lines = []
     for grid in grids[1:]:
         model, data = (
@@ -143,7 +148,7 @@ def _chart(grids: Sequence[Grid], batches: Sequence[int]) -> Chart:
 
 
 def printed_ratio(ranks: int, batch: int) -> float | None:
-    """The thesis's throughput of the coarse partition over that of synchronous servers on all nodes."""
+    """Returns the thesis's throughput of the coarse partition divided by that of SYNC_ALL."""
     model, data = (images_per_second(ranks, label, batch) for label in (COARSE, SYNC_ALL))
     return model / data if model and data else None
 
@@ -152,6 +157,7 @@ def printed_ratio(ranks: int, batch: int) -> float | None:
 
 
 def _setting(grids: Sequence[Grid]) -> str:
+    """Returns sentences that describe the network, the hosts and their measured links."""
     links = [
         f"{1e-6 * grid.link['bandwidth']:.0f} MB/s and {1e3 * grid.link['latency']:.2f} ms "
         f"at N = {grid.ranks}"
@@ -167,6 +173,7 @@ def _setting(grids: Sequence[Grid]) -> str:
 
 
 def _accuracy(grids: Sequence[Grid]) -> str:
+    """Returns sentences about the errors of the simulation, for each number of ranks."""
     sentences = []
     for grid in grids:
         cells = list(grid.cells.values())
@@ -183,16 +190,18 @@ def _accuracy(grids: Sequence[Grid]) -> str:
 
 
 def _crossover(grids: Sequence[Grid], batches: Sequence[int]) -> str:
+    """Returns sentences: at which batches COARSE is faster than SYNC_ALL, and which row is the fastest."""
     sentences = []
     for grid in grids[1:]:
-        here = {
+        measured_ratios = {
             b: grid.cells[COARSE, b].measured / grid.cells[SYNC_ALL, b].measured for b in batches
         }
-        there = {b: ratio for b in batches if (ratio := printed_ratio(grid.ranks, b))}
+        printed_ratios = {b: ratio for b in batches if (ratio := printed_ratio(grid.ranks, b))}
         best = max(grid.cells, key=lambda cell: grid.cells[cell].measured)
         sentences.append(
             f"N = {grid.ranks}: the coarse hypergraph is faster than distributed synchronous servers "
-            f"{batches_won(here)} (thesis: {batches_won(there)}); the fastest of all is {best[0]} "
+            f"{batches_won(measured_ratios)} "
+            f"(thesis: {batches_won(printed_ratios)}); the fastest of all is {best[0]} "
             f"at batch {best[1]}, "
             f"{grid.cells[best].measured:.0f} images/s."
         )
@@ -200,7 +209,7 @@ def _crossover(grids: Sequence[Grid], batches: Sequence[int]) -> str:
 
 
 def batches_won(ratios: dict[int, float]) -> str:
-    """The batches whose ratio is above 1, in words."""
+    """Returns the batches whose ratio is above 1, in words."""
     won = [str(batch) for batch, ratio in ratios.items() if ratio > 1]
     if not won:
         return "at no batch"

@@ -1,7 +1,10 @@
-"""Measures and simulates the rows of Table 5.15 for one number of ranks.
+"""Measures and simulates the rows of the thesis's Table 5.15 for one number of ranks.
 
-A row is a kind of parallelism (lab_plans.py); its label is its name in the table.
+A row is a kind of parallelism (lab_plans.py); its label is its name in the table. The thesis is that of
+B. Eserol (docs/papers.md).
 """
+
+# on: the cluster that plans are made for
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ class Grid(NamedTuple):
 
 
 class GridSize(NamedTuple):
-    """How much is measured. A block has about `images` images: at least two, at most eight steps."""
+    """The extent of the measurement.
+
+    A block is some steps of one row, at least two and at most eight, with about `images` images in all.
+    """
 
     images: int
     rounds: int  # blocks of each row
@@ -85,20 +91,23 @@ def run_grid(
 
 
 def micro_batch_graph(graph: Graph, plan: Plan) -> Graph:
-    """The graph that the plan's tiles refer to: of a micro-batch, if `auto` chose a pipeline."""
+    """Returns the graph that the plan's tiles refer to: of a micro-batch, if `auto` chose a pipeline."""
     return graph if plan.microbatches == 1 else graph.for_batch(-(-plan.batch // plan.microbatches))
 
 
 def _lab_cluster(ranks: int, devices: Mapping[str, Any], link: Mapping[str, Any]) -> Cluster:
-    """The lab as a cluster: a probed device on each host, and links as given."""
+    """Returns the lab as a cluster: a probed device on each host, and links as given."""
     kind = next(iter(devices))
-    figures: dict[str, Any] = {**devices[kind], "host_overhead": link.get("host_overhead", {})}
+    device_numbers: dict[str, Any] = {
+        **devices[kind],
+        "host_overhead": link.get("host_overhead", {}),
+    }
     network: dict[str, Any] = {"duplex": True, "per_device": False}
     network |= {key: link[key] for key in ("bandwidth", "latency")}
     return Cluster.from_dict(
         {
             "name": "lab",
-            "devices": {kind: figures},
+            "devices": {kind: device_numbers},
             "nodes": [{"count": ranks, "devices": [kind]}],
             "network": network,
         }
@@ -109,9 +118,10 @@ def _measure(
     ranks: int, rate: str | None, device: str, graphs: Mapping[int, Graph],
     chosen: Mapping[int, Mapping[str, Plan]], size: GridSize,
 ) -> dict[str, Any]:  # fmt: skip
-    """What lab_rank.py measures: link, and by batch images_per_s (by label) and profile.
+    """Measures all plans on the ranks; returns the result of lab_rank.py.
 
-    graphs: by batch; chosen: by batch and label of a row; device: its kind.
+    The result has `link`, and by batch `images_per_s` (by label) and `profile`. graphs: by batch; chosen:
+    the plans by batch and label of a row; device: the kind of device.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

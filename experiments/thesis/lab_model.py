@@ -1,4 +1,4 @@
-"""A VGG-16 for small images, an eighth as wide. Every rank of the lab loads it as `lab_model.py:vgg`.
+"""Defines a VGG-16 for small images, an eighth as wide; lab ranks load it as `lab_model.py:vgg`.
 
 Its linear layers have 84 % of the parameters, as the original's have 89 %.
 """
@@ -14,7 +14,8 @@ NAME = "vgg16 / 8"
 
 
 def vgg(batch: int = 16) -> Workload:
-    """widths: channels of the five stages; pool: height and width of what the linear layers get."""
+    """Returns the network with random images and labels."""
+    # widths: channels of the five stages; pool: height and width of what the linear layers get
     widths = (8, 16, 32, 64, 64)
     model = VGG(VGG16, widths=widths, hidden=1024, classes=CLASSES, pool=1, dropout=0.0)
     inputs, targets = images(3, SIDE, classes=CLASSES)(batch)

@@ -34,7 +34,7 @@ THREADED = "threaded:4:greedy"  # four steps in flight; each device runs what is
 
 
 class RowSettings(NamedTuple):
-    """How the plan of a row is made."""
+    """The settings from which the plan of a row is plan_of_method."""
 
     method: str
     sync: str = "allreduce"  # sync kind; AUTO: the search chooses it
@@ -58,27 +58,30 @@ ROWS: Mapping[str, RowSettings] = {
 
 
 def plans_by_row(graph: Graph, cluster: Cluster, *, budget: float) -> dict[str, Plan]:
-    """The plan of each row. Rows with the same method share tiles; sync kind and schedule differ."""
+    """Returns the plan of each row, by label.
+
+    Rows with the same method share tiles; sync kind and schedule differ.
+    """
     if len(cluster.devices) == 1:
         return {SINGLE: plan_for(graph, cluster, "data", sync="allreduce")}
-    made: dict[str, Plan] = {}  # by method
+    plan_of_method: dict[str, Plan] = {}
     plans: dict[str, Plan] = {}  # by label of a row
     for label, settings in ROWS.items():
-        if settings.method not in made:
-            made[settings.method] = plan_for(
+        if settings.method not in plan_of_method:
+            plan_of_method[settings.method] = plan_for(
                 graph, cluster, settings.method, sync=_search_sync(settings), budget=budget
             )
-        plans[label] = made[settings.method]
+        plans[label] = plan_of_method[settings.method]
         if settings.sync != AUTO:
             plans[label] = replace(plans[label], sync=settings.sync, schedule=settings.schedule)
     return plans
 
 
 def _search_sync(settings: RowSettings) -> str:
-    """The sync kind for the search; that of the row replaces it afterwards."""
+    """Returns the sync kind for the search; that of the row replaces it afterwards."""
     return AUTO if settings.sync == AUTO else "allreduce"
 
 
 def plan_or_ddp(label: str, plan: Plan) -> Plan | DdpBaseline:
-    """What is run for a row: torch's DDP for the DDP row (predicted by its plan), else the plan."""
+    """Returns torch's DDP for the DDP row (which is predicted by its plan), else the plan."""
     return DdpBaseline() if label == DDP else plan

@@ -1,8 +1,9 @@
-"""One rank in the lab: measures the link, the plans' operators, then all rows of Table 5.15 in turn.
+"""Runs one rank in the lab: it measures the link, the plans' operators, then all rows of Table 5.15.
 
-A row is a kind of parallelism: a plan, or torch's DDP (lab_plans.py).
+The table is the thesis's (B. Eserol, docs/papers.md). A row is a kind of parallelism: a plan, or torch's
+DDP (lab_plans.py). lab_grid.py writes the request and starts the ranks with torchrun:
 
-    python -m experiments.thesis.lab_rank request.json, under torchrun
+    python -m experiments.thesis.lab_rank request.json
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ SIZES = (4 * 2**10, 2**20, 8 * 2**20)  # bytes of messages
 
 
 def main(request: dict[str, Any]) -> None:
-    """request: as `_measure` (lab_grid.py) wrote it; batches: batch -> `kinds` (see `_batch`)."""
+    """Measures all batches of the request and writes the results to its file `out`.
+
+    request: as `_measure` (lab_grid.py) wrote it; its `batches` has for each batch the `kinds` of `_batch`.
+    """
     end_with_parent()  # this process ends when its parent does
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -52,13 +56,15 @@ def _batch(request: dict[str, Any], batch: int, kinds: dict[str, float | str]) -
 
     kinds: label of a row -> file of its plan; for DDP: megabytes of a bucket.
     """
-    work = load_workload(request["spec"], batch=batch, device="cpu")
+    workload = load_workload(request["spec"], batch=batch, device="cpu")
     trainers: dict[str, Trainer] = {}
-    graphs = GraphsBySize(work)
-    steps = {label: make_step(work, kind, label, trainers, graphs) for label, kind in kinds.items()}
-    # One rank: times plain torch; the plan only says which operators to measure.
+    graphs = GraphsBySize(workload)
+    steps = {
+        label: make_step(workload, kind, label, trainers, graphs) for label, kind in kinds.items()
+    }
+    # One rank is timed with plain torch; its plan only says which operators to measure.
     if dist.get_world_size() == 1:
-        steps = {label: ddp_step(work, work.model) for label in steps}  # type: ignore[arg-type]
+        steps = {label: ddp_step(workload, workload.model) for label in steps}  # type: ignore[arg-type]
     profile = _profile(list(trainers.values()), request["device"])
     times: dict[str, list[float]] = {label: [] for label in steps}
     count = max(2, min(8, request["images"] // batch))  # steps of a block
@@ -67,7 +73,7 @@ def _batch(request: dict[str, Any], batch: int, kinds: dict[str, float | str]) -
             trainer = trainers.get(label)
             if trainer is not None and is_asynchronous(trainer.plan):
                 if not times[label]:  # measured in the first round only: one run of many steps
-                    times[label].append(_overlapped(work, trainer))
+                    times[label].append(_overlapped(workload, trainer))
             else:
                 times[label].append(_block(step, trainer, count))
     dist.barrier()
@@ -78,12 +84,16 @@ def _batch(request: dict[str, Any], batch: int, kinds: dict[str, float | str]) -
 
 
 def _block(step: Step, trainer: Trainer | None, count: int) -> float:
-    """Seconds per step. The first step is not timed, because no earlier step's messages delay it."""
+    """Returns the seconds per step.
+
+    The first step is not timed, because no earlier step's messages delay it.
+    """
     if trainer is not None:
         trainer.synchronize()
     step()
 
     def steps() -> None:
+        """Trains `count` steps."""
         for _ in range(count):
             step()
 
@@ -93,26 +103,27 @@ def _block(step: Step, trainer: Trainer | None, count: int) -> float:
     return seconds
 
 
-def _overlapped(work: Workload, trainer: Trainer) -> float:
-    """Seconds per step of asynchronous training, over OVERLAPPED_STEPS steps without a pause."""
-    part = trainer.part(*work.inputs, *work.targets)
+def _overlapped(workload: Workload, trainer: Trainer) -> float:
+    """Returns the seconds per step of asynchronous training, over OVERLAPPED_STEPS steps in a row."""
+    part = trainer.part(*workload.inputs, *workload.targets)
     return _slowest(partial(trainer.train, [part] * OVERLAPPED_STEPS)) / OVERLAPPED_STEPS
 
 
-def _slowest(work: Callable[[], Any]) -> float:
-    """Calls `work` on all ranks; returns the seconds of the slowest."""
+def _slowest(call: Callable[[], Any]) -> float:
+    """Calls `call` on all ranks; returns the seconds of the slowest."""
     dist.barrier()
     start = time.perf_counter()
-    work()
+    call()
     spent = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
     dist.all_reduce(spent, dist.ReduceOp.MAX)
     return float(spent)
 
 
 def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
-    """Profile key -> seconds of every distinct tile. kind: of device, a part of the keys.
+    """Returns the seconds of every distinct tile, by its key in a Profile.
 
-    As many ranks measure as there are cores, at the same time; they divide the tiles.
+    kind: of device, a part of the keys. As many ranks measure as there are cores, at the same time; they
+    divide the tiles among them.
     """
     rank, measuring_ranks = dist.get_rank(), min(cores(), dist.get_world_size())
     seen: set[str] = set()
@@ -123,7 +134,7 @@ def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
         tiles_by_key = distinct_tiles(graph, trainer.plan.tiles, kind)
         new_tiles = [tile for name, tile in tiles_by_key.items() if name not in seen]
         seen |= tiles_by_key.keys()
-        # by operator: the operands whose gradients are computed, and so measured too
+        # for each operator: the operands whose gradients are computed, and so measured too
         grad_operands = {
             op.name: [i for i, n in enumerate(op.inputs) if n in active] for op in graph.ops
         }
@@ -131,9 +142,9 @@ def _profile(trainers: Iterable[Trainer], kind: str) -> dict[str, float]:
             measured_here |= measure(
                 graph, new_tiles[rank::measuring_ranks], grad_operands, kind, repeats=REPEATS
             ).seconds
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, measured_here)
-    return {name: seconds for of_rank in every for name, seconds in of_rank.items()}
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, measured_here)
+    return {name: seconds for of_rank in by_rank for name, seconds in of_rank.items()}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The thesis's Table 5.15: seconds for 10 epochs of 10,240 images, VGG-16 at 224² on Skylake nodes.
+"""Copies the thesis's Table 5.15: seconds for 10 epochs of 10,240 images, VGG-16 at 224² on Skylake nodes.
+
+The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `raddle reproduce thesis`.
 
 The caption of the table says that the seconds are per epoch; the text before it says of ten epochs, which
 is assumed here. Servers are one, or distributed over all nodes; parameters are assigned to distributed ones
@@ -43,7 +45,7 @@ SECONDS: dict[int, dict[str, tuple[int, ...]]] = {
 
 
 def images_per_second(ranks: int, row: str, batch: int) -> float | None:
-    """Throughput from the printed seconds; None where the table has no such row or batch."""
+    """Returns the throughput from the printed seconds; None where the table has no such row or batch."""
     seconds = SECONDS.get(ranks, {}).get(row)
     if seconds is None or batch not in BATCHES:
         return None

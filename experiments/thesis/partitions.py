@@ -1,4 +1,6 @@
-"""VGG-16 partitioned as in the thesis's Tables 5.1 to 5.12, method by method, and beyond them.
+"""Partitions VGG-16 as in the thesis's Tables 5.1 to 5.12, method by method, and by further methods.
+
+The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `raddle reproduce thesis`.
 
 Where the thesis has a table, work is in its unit (weights reconstructed from its Tables 5.1 and 5.5,
 printed.py), and a fully connected layer is one vertex of the hypergraph. `operations` are FLOP of a
@@ -13,6 +15,8 @@ filters; *mixed*: each layer along its best axis (samples, filters, input channe
 Differs from the thesis: coarse and fine partitions may be as uneven as the printed ones are. The printed
 ones are in some cases more even than their bound demands, and in others they break it.
 """
+
+# on: the cluster that plans are made for
 
 from __future__ import annotations
 
@@ -43,10 +47,12 @@ class WeightedPartitioners(NamedTuple):
 
     @property
     def graph(self) -> Graph:
+        """The graph of the network."""
         return self.by_flops.graph
 
     @property
     def parameters(self) -> int:
+        """The number of parameters of the network."""
         return sum(layer.parameters for layer in self.by_flops.network.layers)
 
 
@@ -59,7 +65,10 @@ class StepVolume(NamedTuple):
 
 
 def make_partitioners(graph: Graph, profiled: np.ndarray) -> WeightedPartitioners:
-    """profiled: the work of each layer, from measured seconds and operations (weights.py)."""
+    """Returns the partitioners of a graph under the three kinds of weights.
+
+    profiled: the work of each layer, from measured seconds and operations (weights.py).
+    """
     return WeightedPartitioners(
         Partitioner(graph, np.array(RECONSTRUCTED, float), connected_as_one=True),
         Partitioner(graph),
@@ -68,14 +77,14 @@ def make_partitioners(graph: Graph, profiled: np.ndarray) -> WeightedPartitioner
 
 
 def allowed_imbalance(printed: PrintedRow) -> float:
-    """epsilon for our partition: the printed one's imbalance minus 1."""
+    """Returns epsilon for our partition: the imbalance of the printed partition, minus 1."""
     return printed.imbalance - 1
 
 
 def partition_as_printed(
     partitioners: WeightedPartitioners, parts: int, budget: float
 ) -> dict[str, PartitionResult]:
-    """Our partitions by the name of the thesis's method, if its table has a row for `parts`."""
+    """Returns our partitions by the name of the thesis's method, if its table has a row for `parts`."""
     results = {}
     for theirs in ALL:
         if parts in theirs.rows:
@@ -89,7 +98,9 @@ def partition_as_printed(
 def measure_other_methods(
     partitioners: WeightedPartitioners, parts: int, budget: float, most_plans: int
 ) -> dict[str, StepVolume]:
-    """Methods that the thesis's tables do not have; searched plans only up to `most_plans` parts.
+    """Returns bytes and balance of methods that the thesis's tables do not have, by name.
+
+    Plans are searched only for up to `most_plans` parts.
 
     epsilon: the largest part may have (1 + epsilon) times the average work; budget: seconds of each search.
     """
@@ -116,23 +127,24 @@ def measure_other_methods(
 
 
 def data_bytes(parameters: int, parts: int) -> int:
-    """Bytes of a data-parallel step by the thesis's formula: 2 (N - 1) x parameters x 4 bytes."""
+    """Returns the bytes of a data-parallel step by the thesis's formula, 2 (N - 1) x 4 x parameters."""
     return 2 * (parts - 1) * 4 * parameters
 
 
 def volume_of_plan(graph: Graph, method: str, parts: int, budget: float) -> StepVolume:
-    """Bytes and balance of a plan that is searched for the shortest step, not the fewest bytes."""
+    """Returns bytes and balance of a plan that is searched for the shortest step, not the fewest bytes."""
     on = cluster(f"{CLUSTER}:{parts}x1")
     prediction = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
     return StepVolume(prediction.timeline.comm_bytes, prediction.timeline.imbalance)
 
 
 def _volume_of_result(result: PartitionResult) -> StepVolume:
+    """Returns bytes and balance of a partition."""
     return StepVolume(result.volume_bytes, result.imbalance, result)
 
 
 def heaviest_volume(result: PartitionResult) -> float:
-    """Mi elements sent of the feature map that is sent most."""
+    """Returns the Mi elements sent of the feature map that is sent most."""
     return max(result.sent_elements.values(), default=0) / MI
 
 
@@ -159,6 +171,10 @@ NOTE = (
 def table(
     parts: int, ours: Mapping[str, PartitionResult], further: Mapping[str, StepVolume]
 ) -> Table:
+    """Returns the table of all methods for one number of parts.
+
+    ours: our partitions by the thesis's methods; further: methods that the thesis does not have.
+    """
     rows = [
         printed_row(theirs.name, theirs.tables, theirs.rows[parts], ours[theirs.name])
         for theirs in ALL
@@ -171,7 +187,7 @@ def table(
 
 
 def printed_row(name: str, tables: str, theirs: PrintedRow, ours: PartitionResult) -> list[Cell]:
-    """A row in the order of COLUMNS; tables: the numbers of the thesis's tables."""
+    """Returns a row in the order of COLUMNS; tables: the numbers of the thesis's tables."""
     return [
         name, tables,
         theirs.most, float(ours.work.max()), theirs.least, float(ours.work.min()),
@@ -181,7 +197,7 @@ def printed_row(name: str, tables: str, theirs: PrintedRow, ours: PartitionResul
 
 
 def _further_row(name: str, counted: StepVolume) -> list[Cell]:
-    """The row of a method without a printed table, in the order of COLUMNS."""
+    """Returns the row of a method without a printed table, in the order of COLUMNS."""
     partition = counted.result
     volume: Sequence[Cell] = [None, None, None, None]
     if partition is not None:
@@ -190,4 +206,5 @@ def _further_row(name: str, counted: StepVolume) -> list[Cell]:
 
 
 def vgg16(batch: int = 32) -> Graph:
+    """Returns the graph of VGG-16."""
     return capture_model("vgg16", batch)

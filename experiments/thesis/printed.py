@@ -1,4 +1,6 @@
-"""The tables of partitions in the thesis: Tables 5.1 to 5.12 and A.1 to A.12, of VGG-16 at batch 32.
+"""Copies the tables of partitions that the thesis prints: 5.1 to 5.12 and A.1 to A.12, of VGG-16.
+
+The batch is 32.
 
 B. Eserol, "Fast and Efficient Model Parallelism for Deep Convolutional Neural Networks", Bilkent
 University, 2019.
@@ -24,7 +26,10 @@ RECONSTRUCTED = (
 
 
 class PrintedRow(NamedTuple):
-    """Work is in the thesis's unit. Volumes are in 2^20 elements, of a forward (printed as MB)."""
+    """A partition in a printed table.
+
+    Work is in the thesis's unit. Volumes are in 2^20 elements, of a forward (printed as MB).
+    """
 
     most: float  # work of the largest part
     least: float  # work of the smallest part

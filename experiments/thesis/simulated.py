@@ -1,5 +1,7 @@
 """Simulates the rows of Table 5.15 on any cluster. A row is a kind of parallelism (lab_plans.py).
 
+The thesis is that of B. Eserol (docs/papers.md), and this file belongs to `raddle reproduce thesis`.
+
 Model parallelism overlaps steps, as in the thesis: its plans have the schedule "threaded:K". It has no
 pipeline stages; K steps run at the same time, each on a batch of its own, and a device computes for one
 step while another waits for a message (program/threaded_order.py). Of several K, the fastest that fits
@@ -10,6 +12,8 @@ workers to 4 at every batch.)
 Differs from the thesis: the one server is on a worker's node (not said there); the efficiency of
 devices does not depend on the batch.
 """
+
+# on: the cluster that plans are made for
 
 from __future__ import annotations
 
@@ -48,9 +52,9 @@ BUDGET = 5.0  # seconds of a coarse partition; with 2 and 4 parts the optimum is
 
 
 class SimulatedRow(NamedTuple):
-    """seconds: of ten epochs; None if no plan fits the devices' memory."""
+    """The simulated time of a row at one batch."""
 
-    seconds: float | None
+    seconds: float | None  # of ten epochs; None if no plan fits the devices' memory
     steps_in_flight: int = 1  # steps that run at the same time: K of the schedule threaded:K
 
 
@@ -93,7 +97,7 @@ def simulate_threaded(graph: Graph, on: Cluster, row: str, factors: Sequence[int
 
 
 def _model_plan(graph: Graph, on: Cluster, row: str) -> Plan:
-    """The plan of a model parallel row; schedule and number of steps in flight are set later."""
+    """Returns the plan of a model parallel row; schedule and number of steps in flight are set later."""
     if row != COARSE:
         return plan_for(graph, on, ROWS[row].method, sync="allreduce")
     result = Partitioner(graph).result_from_counts("coarse", _counts(len(on.devices)))
@@ -104,7 +108,7 @@ def _model_plan(graph: Graph, on: Cluster, row: str) -> Plan:
 
 @cache
 def _counts(parts: int) -> np.ndarray:
-    """x[layer, part]: how many filters of a layer a part has, in the coarse partition (whole filters).
+    """Returns the coarse partition (whole filters) as x[layer, part]: filters of the layer in the part.
 
     The batch does not matter: work and volume grow with it alike.
     """
@@ -112,7 +116,7 @@ def _counts(parts: int) -> np.ndarray:
 
 
 def _simulate_searched(graph: Graph, on: Cluster, method: str, budget: float) -> SimulatedRow:
-    """A row of FURTHER, whose plan a search finds."""
+    """Simulates a row of FURTHER, whose plan a search finds."""
     prediction = plan_and_predict(graph, on, method, settings=Settings(budget=budget))
     # prediction.row: numbers predicted for the plan, by name (not a row of Table 5.15)
     if not prediction.row["fits"]:
@@ -121,7 +125,7 @@ def _simulate_searched(graph: Graph, on: Cluster, method: str, budget: float) ->
 
 
 def _ten_epochs(timeline: Timeline, graph: Graph) -> float | None:
-    """Seconds of ten epochs, from a simulated step; None if it does not fit the memory."""
+    """Returns the seconds of ten epochs, from a simulated step; None if it does not fit the memory."""
     devices = timeline.cluster.devices
     if any(peak > devices[d].memory for d, peak in enumerate(peak_bytes(timeline))):
         return None
@@ -130,11 +134,12 @@ def _ten_epochs(timeline: Timeline, graph: Graph) -> float | None:
 
 @cache
 def vgg16(batch: int, dtype: str = "float32") -> Graph:
+    """Returns the graph of VGG-16; results are cached, because many rows need the same graph."""
     return capture_model("vgg16", batch, dtype)
 
 
 def crossover(model: Mapping[int, float], data: Mapping[int, float]) -> int | None:
-    """The batch from which on data parallelism is never slower; None if there is none.
+    """Returns the batch from which on data parallelism is never slower; None if there is none.
 
     model, data: seconds by batch.
     """

@@ -1,4 +1,6 @@
-"""Part `tables`: hypergraphs and partitions of VGG-16, next to the printed tables.
+"""Compares hypergraphs and partitions of VGG-16 with the tables that the thesis prints (part `tables`).
+
+This is the part `tables` of `raddle reproduce thesis`. The thesis is that of B. Eserol (docs/papers.md).
 
 *Weights* are here the work of layers, which partitions balance. The thesis does not print its weights:
 *reconstructed* ones are derived from its Tables 5.1 and 5.5 (printed.py). A *part* is what one device
@@ -65,7 +67,7 @@ def make(options: RunOptions) -> Section:
 
 
 def _epoch(partitioners: WeightedPartitioners, further: Further, budget: float) -> epoch.EpochBytes:
-    """The bytes of an epoch. Batches other than 32 are searched only if budget > 0."""
+    """Returns the bytes of an epoch. Batches other than 32 are searched only if budget > 0."""
     coarse = {n: further[n]["coarse-grain, operations"].nbytes for n in EPOCH_HYPERGRAPH}
     nbytes: dict[str, dict[tuple[int, int], int]] = {MIXED: {}, AUTO: {}}
     for batch in EPOCH_BATCHES if budget else (32,):
@@ -80,7 +82,7 @@ def _epoch(partitioners: WeightedPartitioners, further: Further, budget: float) 
 
 
 def chart(partitioners: WeightedPartitioners, ours: Ours, further: Further) -> Chart:
-    """A chart of MiB per step over the number of parts."""
+    """Returns a chart of MiB per step over the number of parts."""
     lines = []
     for theirs in (COARSE, FINE):
         # x 8: 4 bytes per element, forward and backward
@@ -100,7 +102,7 @@ def chart(partitioners: WeightedPartitioners, ours: Ours, further: Further) -> C
 
 
 def text(ours: Ours, further: Further, epoch_bytes: epoch.EpochBytes) -> str:
-    """A summary in sentences, computed from the results."""
+    """Returns a summary in sentences, computed from the results."""
     first = (
         "Our volumes divided by the printed ones, with weights of layers that are reconstructed from the "
         "thesis's Tables 5.1 and 5.5: "
@@ -117,7 +119,7 @@ def text(ours: Ours, further: Further, epoch_bytes: epoch.EpochBytes) -> str:
 
 
 def _ratios(ours: Ours, theirs: PrintedTable) -> str:
-    """Our volume divided by the printed one, for each number of parts, as text."""
+    """Returns our volume divided by the printed one, for each number of parts, as text."""
     return ", ".join(
         f"{results[theirs.name].volume / MI / theirs.rows[n].volume:.3g} (N = {n})"
         for n, results in ours.items()
@@ -126,7 +128,7 @@ def _ratios(ours: Ours, theirs: PrintedTable) -> str:
 
 
 def _mixed_text(further: Further) -> str:
-    """A sentence: bytes if every layer chooses its own axis, relative to other partitions."""
+    """Returns a sentence: bytes if every layer chooses its own axis, relative to other partitions."""
     parts: Sequence[str] = [
         f"{volumes['mixed, least bytes'].nbytes / volumes['coarse-grain, operations'].nbytes:.2f} "
         f"of the coarse "

@@ -1,4 +1,6 @@
-"""Measures accuracy and loss over time until 90 % training accuracy: the thesis's Figure 5.2.
+"""Measures accuracy and loss over time until 90 % training accuracy, as the thesis's Figure 5.2 does.
+
+This is the part `accuracy` of `raddle reproduce thesis`. The thesis is that of B. Eserol (docs/papers.md).
 
 A *kind* is a way to train: one rank (SINGLE), a coarse partition (each filter on one device) with or
 without overlapping steps (COARSE, SERIAL), parameter servers (SYNC, ASYNC), or DDP (TORCH).
@@ -47,6 +49,8 @@ TIMES_COARSE = {(2, ASYNC): 1.2, (2, SYNC): 2.25, (4, ASYNC): 1.5, (4, SYNC): 3.
 
 
 class TrainingSize(NamedTuple):
+    """The size of the network, and how long and how often it is trained."""
+
     width: int  # filters of the first layer
     blocks: int  # at most so many blocks of 32 steps are trained
     seeds: int  # how often each kind is trained, each time with another seed
@@ -92,7 +96,7 @@ def make(options: RunOptions) -> Section:
 
 
 def _run(graph: Graph, ranks: int, size: TrainingSize) -> dict[str, Any]:
-    """Trains by all kinds on `ranks` ranks. By kind: for each seed, the fields of TrainingCurve."""
+    """Trains by all kinds on `ranks` ranks; returns by kind, for each seed, the fields of TrainingCurve."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         request = {
@@ -107,7 +111,7 @@ def _run(graph: Graph, ranks: int, size: TrainingSize) -> dict[str, Any]:
 
 
 def _kinds(graph: Graph, ranks: int, folder: pathlib.Path) -> dict[str, str]:
-    """Name of a kind -> what start_run (training_runs.py) starts: a keyword, or the file of a plan.
+    """Returns, by name of a kind, the argument of start_run (training_runs.py): a keyword or a plan file.
 
     Plans are saved into the folder.
     """
@@ -133,7 +137,7 @@ def _kinds(graph: Graph, ranks: int, folder: pathlib.Path) -> dict[str, str]:
 def seconds_to_target(
     curve: Sequence[tuple[float, float, float]], target: float = TARGET
 ) -> float | None:
-    """Seconds at which a curve first reaches the target accuracy, interpolated linearly."""
+    """Returns the seconds at which a curve first reaches the target accuracy, interpolated linearly."""
     before = curve[0]
     for point in curve:
         if point[1] >= target:
@@ -145,7 +149,7 @@ def seconds_to_target(
 
 
 def median_seconds(runs: Sequence[TrainingCurve]) -> float | None:
-    """The median over seeds; None if a run did not reach the target."""
+    """Returns the median over seeds; None if a run did not reach the target."""
     seconds = [run.seconds for run in runs]
     reached = [s for s in seconds if s is not None]
     return statistics.median(reached) if len(reached) == len(seconds) else None
@@ -155,6 +159,7 @@ RunsByKind = Mapping[tuple[int, str], Sequence[TrainingCurve]]  # by N and kind:
 
 
 def section(runs_by_kind: RunsByKind, size: TrainingSize, images: int) -> Section:
+    """Returns the section with a table and charts; images: the number of training images."""
     seeds = f"the median of {size.seeds} seeds" if size.seeds > 1 else "one seed"
     text = (
         f"{images} digits of scikit-learn, 16 x 16, a network like VGG with {size.width} to "
@@ -169,6 +174,7 @@ def section(runs_by_kind: RunsByKind, size: TrainingSize, images: int) -> Sectio
 
 
 def _table(runs_by_kind: RunsByKind) -> Table:
+    """Returns a table with a row for each number of ranks and kind."""
     single = median_seconds(runs_by_kind[1, SINGLE])
     rows: list[list[Cell]] = []
     for (ranks, label), runs in runs_by_kind.items():
@@ -204,12 +210,12 @@ def _table(runs_by_kind: RunsByKind) -> Table:
 
 
 def _over(a: float | None, b: float | None) -> float | None:
-    """a / b; None if either is missing."""
+    """Returns a / b; None if either is missing."""
     return a / b if a is not None and b else None
 
 
 def _chart(runs_by_kind: RunsByKind, at: int, title: str, y: str) -> Chart:
-    """A chart of the first seed. at: index of y in a point of the curve (1: accuracy, 2: loss)."""
+    """Returns a chart of the first seed. at: index of y in a point of the curve (1: accuracy, 2: loss)."""
     lines = [
         Line(
             f"{label}, N = {ranks}", [(point[0], point[at]) for point in runs[0].curve], "measured"
@@ -220,7 +226,7 @@ def _chart(runs_by_kind: RunsByKind, at: int, title: str, y: str) -> Chart:
 
 
 def _verdict(runs_by_kind: RunsByKind) -> str:
-    """Sentences: which kind was fastest, and ratios next to the thesis's."""
+    """Returns sentences that say which kind was fastest, and ratios next to the thesis's."""
     sentences = []
     for ranks in sorted({ranks for ranks, _ in runs_by_kind if ranks > 1}):
         seconds = {

@@ -1,8 +1,9 @@
-"""One rank that trains by every kind in turn, each until 90 % training accuracy.
+"""Runs one rank that trains by every kind in turn, each until 90 % training accuracy.
 
-A kind is a way to train (training_runs.py): plain torch, DDP, servers, or a plan.
+A kind is a way to train (training_runs.py): plain torch, DDP, servers, or a plan. training.py writes the
+request and starts the ranks with torchrun:
 
-    python -m experiments.thesis.training_rank request.json, under torchrun
+    python -m experiments.thesis.training_rank request.json
 
 The time of evaluations does not count.
 """
@@ -29,7 +30,11 @@ BLOCK = 32  # steps between two evaluations; asynchronous steps overlap inside a
 
 
 def main(request: dict[str, Any]) -> None:
-    """request: kinds (label -> what `start_run` starts), width, blocks, seeds, out (see training.py)."""
+    """Trains by all kinds and writes the curves to a file.
+
+    request: kinds (label -> argument `kind` of `start_run`), width (filters of the first layer), blocks (at
+    most so many are trained), seeds (how many), out (file of the result).
+    """
     end_with_parent()  # this process ends when its parent does
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -51,7 +56,10 @@ def main(request: dict[str, Any]) -> None:
 def train(
     run: TrainingRun, data: tuple[Tensor, Tensor], seed: int, blocks: int
 ) -> list[tuple[float, float, float]]:
-    """Seconds, accuracy and loss after each block of steps, up to the target or to `blocks` blocks."""
+    """Trains up to the target accuracy or to `blocks` blocks of steps.
+
+    Returns (seconds, accuracy, loss) before the first block and after each.
+    """
     images, labels = data
     # order: endless batches of image numbers; spent: seconds of training
     order, spent = batches(len(images), seed), 0.0
@@ -66,7 +74,7 @@ def train(
 
 
 def _seconds(run: TrainingRun, chosen: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Seconds of the slowest rank until its parameters are up to date."""
+    """Returns the seconds of the slowest rank until its parameters are up to date."""
     dist.barrier()
     start = time.perf_counter()
     run.train(chosen)
@@ -76,10 +84,10 @@ def _seconds(run: TrainingRun, chosen: Sequence[tuple[Tensor, Tensor]]) -> float
 
 
 def _staleness(run: TrainingRun) -> list[int]:
-    """Smallest and largest staleness over all ranks; empty for synchronous training."""
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, run.staleness())
-    numbers = [number for of_rank in every for number in of_rank]
+    """Returns the smallest and largest staleness over all ranks; empty for synchronous training."""
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, run.staleness())
+    numbers = [number for of_rank in by_rank for number in of_rank]
     return [min(numbers), max(numbers)] if numbers else []
 
 

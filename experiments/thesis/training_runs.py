@@ -1,4 +1,4 @@
-"""Ways to train with one interface (TrainingRun): by a plan, plain torch, DDP, or raddle.sync servers."""
+"""Trains by a plan, plain torch, DDP or raddle.sync servers, all with one interface (TrainingRun)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ PLAIN, DDP, SERVERS = "plain", "ddp", "servers:"  # other kinds are files of pla
 
 
 class TrainingRun(Protocol):
-    """One training from the start, by any of the ways."""
+    """A training from the start, by any of the ways."""
 
-    def train(self, batches: Batches) -> None: ...
+    def train(self, batches: Batches) -> None:
+        """Trains one step on each batch; at the end all parameters are up to date."""
 
     def evaluate(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
-        """The loss, and the accuracy (0 to 1)."""
+        """Returns the loss, and the accuracy (0 to 1)."""
 
     def staleness(self) -> Sequence[int]:
-        """For each use of weights, the number of updates that they lacked; empty if synchronous."""
+        """Returns, for each use of weights, how many updates they lacked; empty if synchronous."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the run and its connections."""
 
 
 def start_run(kind: str, width: int, seed: int) -> TrainingRun:
@@ -59,15 +61,17 @@ class PlanRun:
             self.trainer.step_runner.weight_uses = []  # a list makes the trainer log into it
 
     def train(self, batches: Batches) -> None:
+        """Trains one step on each batch; at the end all parameters are up to date."""
         self.trainer.train(batches)
         self.trainer.synchronize()
 
     def evaluate(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
+        """Returns the loss, and the accuracy (0 to 1)."""
         loss, (scores,) = self.trainer.evaluate(images, labels, outputs=True)
         return float(loss), _share_right(scores, labels)
 
     def staleness(self) -> Sequence[int]:
-        """For each forward (phase "F") that uses a weight: its step minus the weight's version.
+        """Returns, for each forward (phase "F") that uses a weight, its step minus the weight's version.
 
         The version is the number of updates that the weight has had.
         """
@@ -78,6 +82,7 @@ class PlanRun:
         ]
 
     def close(self) -> None:
+        """Ends the trainer."""
         self.trainer.close()
 
 
@@ -92,6 +97,7 @@ class ReplicatedRun:
         self.model, self.forward_module, self.optimizer = model, forward_module, optimizer
 
     def train(self, batches: Batches) -> None:
+        """Trains one step on this rank's part of each batch."""
         rank, size = dist.get_rank(), dist.get_world_size()
         for images, labels in batches:
             parts = (tensor.tensor_split(size)[rank] for tensor in (images, labels))
@@ -102,7 +108,10 @@ class ReplicatedRun:
         self._synchronize()
 
     def evaluate(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
-        """Evaluates rank 0's copy; with asynchronous servers other ranks may differ a little."""
+        """Returns the loss and the accuracy (0 to 1) of rank 0's copy, on all ranks.
+
+        With asynchronous servers the copies of other ranks may differ a little.
+        """
         result = torch.zeros(2, dtype=torch.float64)
         if dist.get_rank() == 0:
             with torch.no_grad():
@@ -112,6 +121,7 @@ class ReplicatedRun:
         return float(result[0]), float(result[1])
 
     def staleness(self) -> Sequence[int]:
+        """Returns the staleness of each update at a server; empty without servers."""
         return (
             updates_between(self.optimizer.log)
             if isinstance(self.optimizer, sync.Optimizer)
@@ -119,23 +129,24 @@ class ReplicatedRun:
         )
 
     def close(self) -> None:
+        """Ends the connections to servers, if there are any."""
         if isinstance(self.optimizer, sync.Optimizer):
             self.optimizer.close()
 
     def _synchronize(self) -> None:
+        """Waits until this rank has all updates from servers, if there are any."""
         if isinstance(self.optimizer, sync.Optimizer):
             self.optimizer.synchronize()
 
 
 def updates_between(log: Sequence[UpdateEvent]) -> list[int]:
-    """For each update at a server: updates by other workers since the same worker's last one.
+    """Returns, for each update at a server, how many other workers' updates came since this worker's last.
 
     Counted for each item (a slice of a parameter, sync/item.py). event.version: how many updates the item
     has had, including this one.
     """
-    last: dict[
-        tuple[int, int], int
-    ] = {}  # (item, worker) -> version after the worker's last update
+    # For each item and worker: the version after the worker's last update
+    last: dict[tuple[int, int], int] = {}
     result = []
     for event in log:
         if event.worker >= 0:  # -1: an update with the sum over all workers, so nothing is stale
@@ -146,4 +157,5 @@ def updates_between(log: Sequence[UpdateEvent]) -> list[int]:
 
 
 def _share_right(scores: Tensor, labels: Tensor) -> float:
+    """Returns the share of images (0 to 1) whose class is predicted right."""
     return float((scores.argmax(1) == labels).double().mean())

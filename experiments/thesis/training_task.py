@@ -1,4 +1,4 @@
-"""The training task: a small VGG-like network on scikit-learn's digits, until 90 % accuracy."""
+"""Makes the training task of training.py: a small VGG-like network learns scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RATE = 0.0005  # small, so that several evaluations come before the target
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """images[n 1 16 16] and labels[n], cut to whole batches."""
+    """Returns images[n 1 16 16] and labels[n], cut to whole batches."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
@@ -32,7 +32,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def build_network(width: int, seed: int) -> nn.Module:
-    """Three pairs of 3x3 convolutions, each followed by a pooling, then two linear layers.
+    """Returns three pairs of 3x3 convolutions, each followed by a pooling, then two linear layers.
 
     width: filters of the first pair.
     """
@@ -56,11 +56,12 @@ def build_network(width: int, seed: int) -> nn.Module:
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Returns the optimizer that every kind of training uses."""
     return torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
 
 
 def batches(count: int, seed: int) -> Iterator[Tensor]:
-    """Endless batches of image indices, shuffled anew in every epoch, the same on every rank."""
+    """Yields endless batches of image indices, shuffled anew in every epoch, the same on every rank."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield from torch.randperm(count, generator=generator).split(BATCH)  # type: ignore[no-untyped-call]

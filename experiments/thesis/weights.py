@@ -1,8 +1,9 @@
-"""The weights of VGG-16's layers (their work, which partitions balance), from three sources; PaToH's files.
+"""Shows the weights of VGG-16's layers from three sources, and the sizes of its hypergraphs.
 
-Thesis, chapter 5: a profiler's seconds of forward and backward, and the operations, give a layer's weight.
-Differs from it: it does not say how it combines both (here: the mean of the shares of seconds and of
-operations), and it does not print its weights.
+A weight of a layer is its work, which partitions balance. In chapter 5 of the thesis (B. Eserol,
+docs/papers.md) a profiler's seconds of forward and backward, and the operations, give a layer's weight.
+Differs from the thesis: it does not say how it combines both (here: the mean of the shares of seconds and
+of operations), and it does not print its weights.
 A PaToH file describes a hypergraph: vertices, nets (sets of vertices) and pins (members of nets).
 *Coarse* and *fine* are the grains of a hypergraph: a vertex is a filter, or an input channel of a filter.
 """
@@ -29,7 +30,7 @@ THIS_MACHINE = "local:1"
 
 
 def profiled_weights(batch: int, repeats: int) -> Array:
-    """The weight of each layer: the mean of its shares of operations and of measured seconds."""
+    """Returns the weight of each layer: the mean of its shares of operations and of measured seconds."""
     graph = capture_model("vgg16", batch)
     network, device = Partitioner(graph).network, cluster(THIS_MACHINE).devices[0]
     layers = {name for layer in network.layers for name in layer.ops}
@@ -41,13 +42,13 @@ def profiled_weights(batch: int, repeats: int) -> Array:
 
 
 def _grad_operands(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """Operator -> operands whose gradients are computed."""
+    """Returns, by operator, the operands whose gradients are computed."""
     compute = ComputeCosts(graph, frozenset(active_values(graph)))
     return {op.name: tuple(compute.grad_operands[op.name, "B"]) for op in graph.ops}
 
 
 def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:
-    """A table of each layer's share of all work, in percent, by source.
+    """Returns a table of each layer's share of all work, in percent, by source.
 
     measured: the weights of `profiled_weights`; l: number of a layer; units: its filters or neurons.
     """
@@ -73,7 +74,7 @@ def weight_table(plain: Partitioner, measured: Array, batch: int) -> Table:
 
 
 def hypergraph_table(partitioner: Partitioner) -> Table:
-    """A table of the sizes of both hypergraphs and of their PaToH files."""
+    """Returns a table of the sizes of both hypergraphs and of their PaToH files."""
     rows: list[list[Cell]] = []
     with tempfile.TemporaryDirectory() as folder:
         for grain in GRAINS:

@@ -260,7 +260,8 @@ def attention(draw: Any) -> Call:
     if not causal:
         mask = choose(draw, None, T((t, s)), T((n, 1, t, s)), T((n, h, t, s)), T((1, h, 1, s)))
     scale = choose(draw, None, 0.3)
-    args = (T((n, h, t, k)), T((n, h, s, k)), T((n, h, s, c)), mask, 0.0, causal)
+    dropout = choose(draw, 0.0, 0.4)
+    args = (T((n, h, t, k)), T((n, h, s, k)), T((n, h, s, c)), mask, dropout, causal)
     return Call(A.scaled_dot_product_attention.default, args, {"scale": scale})
 
 

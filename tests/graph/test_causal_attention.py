@@ -31,10 +31,11 @@ def example(first: int, last: int, keys: int) -> tuple[list[Tensor], Tensor]:
 @pytest.mark.parametrize(("first", "last", "keys"), RANGES)
 def test_equals_attention_with_the_mask(first: int, last: int, keys: int, compiled: bool) -> None:
     tensors, mask = example(first, last, keys)
-    attend = causal_attention(first, last, tensors[1].shape[-2])
+    attend = causal_attention(first, last, tensors[1].shape[-2], 0.3, 0.0)
     if compiled:
+        torch.compiler.reset()
         attend = torch.compile(attend, backend="aot_eager", fullgraph=True, dynamic=False)
-    result = attend(*tensors, 0.3)
+    result = attend(*tensors)
     expected = F.scaled_dot_product_attention(*tensors, mask, scale=0.3)
     torch.testing.assert_close(result, expected)
     weights = torch.randn_like(expected)
@@ -50,11 +51,12 @@ def test_autocast_decides_the_dtype(first: int, last: int, keys: int, compiled: 
     """In mixed precision, queries may be float32 and values bfloat16: all ranges give bfloat16."""
     tensors, mask = example(first, last, keys)
     q, k, v = (t.detach().float() for t in tensors)
-    attend = causal_attention(first, last, k.shape[-2])
+    attend = causal_attention(first, last, k.shape[-2], 0.3, 0.0)
     if compiled:
+        torch.compiler.reset()
         attend = torch.compile(attend, backend="aot_eager", fullgraph=True, dynamic=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        result = attend(q, k, v.bfloat16(), 0.3)
+        result = attend(q, k, v.bfloat16())
     expected = F.scaled_dot_product_attention(q, k, v, mask, scale=0.3)
     assert result.dtype == torch.bfloat16
     torch.testing.assert_close(result.float(), expected, rtol=0.02, atol=0.02)

@@ -11,10 +11,12 @@ import multiprocessing
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -33,10 +35,12 @@ from raddle.graph.graph import Graph
 from raddle.plans import plan_file
 from raddle.program.program import Move, message_bytes
 from raddle.runtime import clocks, session
+from raddle.runtime.execution.compiled_functions import NotCompiled
 from raddle.runtime.job import load_job
 from raddle.runtime.measured_trace import trace_events
 from raddle.runtime.options import Options, parse
 from raddle.runtime.recorder import RecordedInterval
+from raddle.runtime.step_times import StepTimes, measured_steps
 from raddle.searches.comparison import plan_and_predict
 
 
@@ -113,7 +117,8 @@ def plan(tmp_path: pathlib.Path) -> Callable[..., str]:
 KEYS = {
     "plan", "model", "method", "batch", "devices", "device", "threads", "dtype", "optimizer", "steps",
     "warmup", "step_ms", "fastest_ms", "slowest_ms", "predicted_ms", "cluster", "samples_per_s",
-    "loss_first", "loss_last", "sent", "reduced", "trace", "sync", "groups", "slices", "overtaken",
+    "compile_s", "measured", "loss_first", "loss_last", "sent", "reduced", "trace", "sync", "groups",
+    "slices", "overtaken",
 }  # fmt: skip
 
 
@@ -139,10 +144,34 @@ def test_ranks_train_and_rank_0_reports(
     )
     assert summary["fastest_ms"] <= summary["step_ms"] <= summary["slowest_ms"]
     assert {(r["source"], r["target"]): r["bytes"] for r in summary["sent"]} == bytes_by_pair(path)
-    assert (summary["steps"], summary["warmup"]) == (6, 3)
+    assert [summary[key] for key in ("steps", "warmup", "measured", "compile_s")] == [6, 3, 3, 0]
     assert [line.split()[:2] for line in first.error.splitlines()] == [
         ["step", f"{k}/6"] for k in range(1, 7)
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+def test_compiling_is_reported_and_is_no_part_of_a_step(launch: Any, plan: Any) -> None:
+    path = plan("mlp-tiny", "data", 1)
+    ended = [
+        launch(1, [path, "--steps", 4, "--warmup", 0, "--json", *words])[0]
+        for words in ([], ["--compile", "on"])
+    ]
+    assert [e.code for e in ended] == [0, 0], ended[1].error
+    eager, compiled = (json.loads(e.out) for e in ended)
+    assert eager["compile_s"] == 0 < compiled["compile_s"]
+    assert (eager["measured"], compiled["measured"]) == (4, 3)  # without the step that compiled
+    assert compiled["loss_last"] == pytest.approx(eager["loss_last"], rel=1e-5)
+
+
+def test_steps_in_which_any_rank_compiled_are_not_measured() -> None:
+    assert measured_steps([4, 3, 2, 1], [[0, 0, 0, 0], [9, 0, 9, 0]], 0) == [3, 1]
+    assert measured_steps([4, 3, 2, 1], [[9, 0, 0, 0]], 2) == [2, 1]
+    assert measured_steps([4, 3], [[9, 9]], 1) == [3]  # there are no others
+    times = StepTimes([], [], [])
+    times.add(2, [0.5, 0.4], 10, 6)
+    assert times == ([0.5, 0.4], [2, 2], [3, 3])
 
 
 def bytes_by_pair(path: str) -> dict[tuple[int, int], int]:
@@ -290,7 +319,8 @@ def test_a_loss_that_is_no_number_is_one_sentence(launch: Any, plan: Any) -> Non
         Options("p.json"),
         Options("p.json", steps=3, warmup=0, seed=5, lr=0.5, clip_norm=1.5, check_finite=True),
         Options("p.json", model="m.py:f", device="cpu", backend="gloo", dtype="float64", threads=2),
-        Options("p.json", timeout=7.5, trace="t.json", json=True),
+        Options("p.json", compile="max-autotune"),
+        Options("p.json", timeout=7.5, trace="t.json", json=True, dropout="exact"),
     ],
 )
 def test_options_travel_as_words(options: Options) -> None:
@@ -308,6 +338,13 @@ def test_threads_of_a_rank(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     monkeypatch.setenv("OMP_NUM_THREADS", given or "")
     assert session.default_threads() == threads
+
+
+def test_what_is_not_compiled_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with session._short_warnings(3):
+        for _ in range(2):
+            warnings.warn("'fc' runs without torch.compile: no", NotCompiled, stacklevel=1)
+    assert capfd.readouterr().err == "raddle: rank 3: 'fc' runs without torch.compile: no\n"
 
 
 def test_clocks_of_other_machines_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,11 +424,11 @@ def test_the_torchrun_line_of_several_machines() -> None:
         "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 1234 --nproc-per-node 3 "
         "-m raddle.runtime p.json --steps 4"
     )
-    with pytest.raises(InputError, match="2 machines cannot have equal shares of the plan's 5"):
+    with pytest.raises(InputError, match="2 machines cannot have equally many of the plan's 5"):
         machines.devices_per_node(5)
     with pytest.raises(InputError, match="--node-rank is for several machines"):
         Machines(node_rank=1)
-    with pytest.raises(InputError, match="say where with --master-addr"):
+    with pytest.raises(InputError, match="needs the address of machine 0"):
         Machines(2, 0)
 
 
@@ -415,12 +452,12 @@ def test_raddle_run_becomes_torchrun(plan: Any) -> None:
     ("words", "sentence"),
     [
         (["nowhere.json", "--local"], "there is no plan file 'nowhere.json'"),
-        (["PLAN", "--device", "cpu"], "the plan needs 2 ranks, and on the CPU of one machine they"),
+        (["PLAN", "--device", "cpu"], "the plan needs 2 ranks, which would share the CPU of this machine"),
         (["PLAN", "--local", "--warmup", "20"], "--warmup 20 leaves none of 20 steps"),
         (["PLAN", "--local", "--backend", "mpi"], "argument --backend: invalid choice"),
         (["PLAN", "--local", "--trace", "no/such/t.gz"], "there is no folder for"),
         (["PLAN", "--local", "--model", "gpt-tiny"], "the plan was made for 'mlp-tiny'"),
-        (["PLAN", "--nnodes", "2"], "say where with --master-addr"),
+        (["PLAN", "--nnodes", "2"], "needs the address of machine 0"),
     ],
 )
 def test_raddle_run_refuses_before_anything_starts(

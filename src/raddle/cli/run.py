@@ -1,4 +1,4 @@
-"""The verb `run`: trains with a plan, by replacing itself with torchrun."""
+"""The verb `run`: trains with a plan. The process is replaced by torchrun, which starts the ranks."""
 
 import os
 import shlex
@@ -48,6 +48,20 @@ def run(
         str | None,
         typer.Option(metavar="float32|float64", help="Precision, instead of the plan's."),
     ] = None,
+    compile: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|on|off|max-autotune",
+            help="Run segments through torch.compile; auto: on GPUs.",
+        ),
+    ] = "auto",
+    dropout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="native|exact",
+            help="Dropout of attention, instead of the plan's: the kernel's, or plan-independent.",
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -90,7 +104,8 @@ def run(
     options = Options(
         plan, steps=steps, warmup=warmup, seed=seed, lr=lr, clip_norm=clip_norm,
         check_finite=check_finite, model=model, device=device, backend=backend, dtype=dtype,
-        threads=threads or _threads_from_environment(), timeout=timeout, trace=trace, json=as_json,
+        compile=compile, dropout=dropout, threads=threads or _threads_from_environment(),
+        timeout=timeout, trace=trace, json=as_json,
     )  # fmt: skip
     parse(options.command_line())  # raises the errors of wrong options here, before the ranks start
     machines = Machines(nnodes, node_rank, master_addr, master_port)
@@ -108,6 +123,9 @@ def run(
 
 
 def _threads_from_environment() -> int | None:
-    """Return the user's OMP_NUM_THREADS, to pass as an option: torchrun may set the variable itself."""
+    """Return the user's OMP_NUM_THREADS, or None.
+
+    It is passed to the ranks as an option, because torchrun may set the variable itself.
+    """
     text = os.environ.get("OMP_NUM_THREADS", "")
     return int(text) if text.isdigit() and int(text) > 0 else None

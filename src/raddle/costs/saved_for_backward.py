@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fractions import Fraction
 from typing import NamedTuple
 
 from raddle.graph.dtypes import carries_gradient
@@ -30,7 +31,9 @@ class SavedForBackward(NamedTuple):
 
     inputs: frozenset[str] = frozenset()  # names of the input values that are saved
     output: bool = False  # whether its output is saved
-    extra: int = 0  # further bytes per element of the output, as for masks and indices of maxima
+    extra: Fraction = (
+        Fraction()
+    )  # further bytes per element of the output, as for masks and indices of maxima
 
 
 def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedForBackward:
@@ -61,8 +64,9 @@ def saved_for_backward(graph: Graph, active: frozenset[str], op: Op) -> SavedFor
         )  # fmt: skip
     # an adaptive maximum pool ("largest") saves the index of each maximum, 8 bytes
     extra = 8 if op.attrs.get("largest") else op.traits.extra_saved_bytes
+    extra_bytes = extra(op) if callable(extra) else Fraction(extra)
     return SavedForBackward(
-        frozenset(chosen), rule in (SavedTensors.OUTPUT, SavedTensors.BOTH), extra
+        frozenset(chosen), rule in (SavedTensors.OUTPUT, SavedTensors.BOTH), extra_bytes
     )
 
 

@@ -195,7 +195,7 @@ class Builder:
             "args": template[0],
             "kwargs": template[1],
             "outputs": tuple(tensor_outputs),
-            "single": single,  # it returns one tensor, not a list
+            "single": single,  # whether the call returns one tensor, not a list
         }
         outputs = [(meta[i].shape, meta[i].dtype) for i in tensor_outputs]
         values = self.emit("opaque", operands, outputs, attrs, suffix=_base_name(target))

@@ -1,4 +1,7 @@
-"""Runs a graph in one process, box by box: the reference that tests compare every other execution with."""
+"""Runs a graph in one process, box by box: the reference that tests compare every other execution with.
+
+All dropout is exact: its masks do not depend on the boxes.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from torch import Tensor
 from raddle.graph.box import Box, cells
 from raddle.graph.graph import FusedCall, Graph, Op
 from raddle.graph.ops import make_kernel, merge_partials
+from raddle.graph.ops.attention import with_exact_dropout
 from raddle.graph.ops.fused import FUSED_KERNELS
 
 Pieces = list[tuple[Box, Tensor]]  # disjoint boxes that cover a value, each with its elements
@@ -80,7 +84,7 @@ def _run_op(op: Op, boxes: Sequence[Box], pieces: dict[str, Pieces], device: tor
             None if region is None else assemble(pieces[name], region)
             for name, region in zip(op.inputs, regions, strict=True)
         ]
-        results.append(make_kernel(op, box, device)(*arguments))
+        results.append(make_kernel(with_exact_dropout(op), box, device)(*arguments))
     # for each box of the iteration space, the box of each output that it computes
     produced = [op.space.output_boxes(box) for box in boxes]
     for name in op.outputs:

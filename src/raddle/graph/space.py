@@ -45,7 +45,7 @@ class Dim(NamedTuple):
 
 
 class Access(NamedTuple):
-    """How an operand is indexed, and how it enters the result."""
+    """An operand with its indices: how it is read, and how it enters the result."""
 
     indices: tuple[Index, ...]
     is_factor: bool  # a factor of a product

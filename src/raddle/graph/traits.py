@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
+from typing import Any
 
 
 class SavedTensors(Enum):
-    """Which tensors of an operator PyTorch saves for its backward."""
+    """A rule for which tensors of an operator PyTorch saves for its backward."""
 
     NOTHING = "nothing"
     INPUTS = "inputs"
@@ -22,7 +25,8 @@ class Traits:
     """The properties of one operator kind."""
 
     saved_tensors: SavedTensors
-    extra_saved_bytes: int = 0  # saved for each element of the output: masks, indices of maxima
+    # Saved for each element of the output: masks, indices of maxima; or a function of the operator.
+    extra_saved_bytes: int | Callable[[Any], Fraction] = 0
     is_view: bool = False  # the output is a view of the input: no data is moved
     is_cheap: bool = False  # searches may place it together with an operator that reads its result
     # The key of Device.efficiency (fractions of a device's peak rates) that applies: "conv" or "attention".

@@ -8,8 +8,8 @@ device has the parameters that it reads. A new operator is placed where its inpu
 sent.
 """
 
-# d: a dimension of an operator's iteration space (or a device), r: such a dimension of an operator that
-# reads its output, k: the number of an operator's output
+# d: a dimension of an operator's iteration space (or a device), r: such a dimension of another operator,
+# which reads the first one's output, k: the number of an operator's output
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from raddle.plans.validation import validate, validate_tiling
 
 
 def adapt(plan: Plan, graph: Graph, evaluation: Graph) -> Plan:
-    """The plan of `graph` for `evaluation`: the same module in evaluation mode, perhaps with another batch.
+    """Adapts the plan of `graph` to `evaluation`: the same module in evaluation mode, for any batch.
 
-    No device reads more of a parameter than it holds in training. Raises InputError if this is impossible:
-    an operator that training does not have reads more of a parameter than any device holds.
+    No device reads more of a parameter than it holds in training. Raises InputError if this is impossible
+    because an operator that training does not have reads more of a parameter than any device holds.
     """
     validate(plan, graph)
     adapted = replace(
@@ -62,7 +62,10 @@ def adapt(plan: Plan, graph: Graph, evaluation: Graph) -> Plan:
 
 
 def resize(plan: Plan, graph: Graph, smaller: Graph) -> tuple[Graph, Plan]:
-    """`smaller`, which is `graph` with fewer samples, and its plan. Tiles keep their proportions."""
+    """Adapts the plan of `graph` to `smaller`, the same graph with fewer samples.
+
+    Tiles keep their proportions. Returns `smaller` and its plan.
+    """
     if [op.name for op in graph.ops] != [op.name for op in smaller.ops]:
         raise InputError(
             f"'{graph.name}' has other operators for {smaller.batch} samples than for {graph.batch}: "
@@ -81,7 +84,7 @@ def resize(plan: Plan, graph: Graph, smaller: Graph) -> tuple[Graph, Plan]:
 def _resized_tiling(
     op: Op, original: Op, tiling: Tiling, plan: Plan, graph: Graph, smaller: Graph
 ) -> Tiling:
-    """The tiling of `original`, an operator of `graph`, for `op`, the same operator of `smaller`."""
+    """Resizes the tiling of `original`, an operator of `graph`, for `op`, the same one in `smaller`."""
     if op.space == original.space:
         return tiling
     for candidate in (
@@ -111,7 +114,7 @@ class _Adapter:
         self.consumers = _readers(evaluation)
 
     def tiles(self) -> dict[str, Tiling]:
-        """Places operators that training has too, then the neighbours of placed operators, step by step."""
+        """Places the operators that training has too, then neighbours of placed ones; returns tilings."""
         matches = match_ops(self.graph, self.evaluation)
         for op in self.evaluation.ops:
             if op.name in matches and self._can_keep_tiles(op, matches[op.name]):
@@ -135,7 +138,7 @@ class _Adapter:
         return {op.name: self.tilings[op.name] for op in self.evaluation.ops}
 
     def _can_keep_tiles(self, op: Op, trained: Op) -> bool:
-        """Whether an operator can use the tiles of its training operator: same space, same parameters."""
+        """Returns whether an operator can use the tiles of `trained`: it has equal space and parameters."""
         weights = self._parameter_operands(op)
         return op.space == trained.space and all(op.inputs[i] == trained.inputs[i] for i in weights)
 
@@ -156,14 +159,14 @@ class _Adapter:
         return True
 
     def _has_parameters(self, op: Op, tiling: Tiling) -> bool:
-        """Whether every device holds the parameters that its tiles read."""
+        """Returns whether every device holds the parameters that its tiles read."""
         weights = self._parameter_operands(op)
         return all(
             self.parameter_boxes.holds(device, op, box, weights) for box, device in tiling.tiles
         )
 
     def _parameter_operands(self, op: Op) -> list[int]:
-        """The numbers of the operands that are parameters."""
+        """Returns the numbers of the operands that are parameters."""
         return [
             i for i, name in enumerate(op.inputs) if self.evaluation.values[name].role in WEIGHTS
         ]
@@ -171,7 +174,7 @@ class _Adapter:
     # -- candidates: tilings, tried in the order in which they are yielded --------------------------
 
     def _as_in_training(self, op: Op, trained: Op) -> Iterator[Tiling]:
-        """The tiles of the training operator, scaled if its sizes differ."""
+        """Yields the tiles of the training operator, scaled if its sizes differ."""
         tiling = self.plan.tiles[trained.name]
         if [dim.size for dim in op.space.dims] == [dim.size for dim in trained.space.dims]:
             yield tiling
@@ -181,14 +184,14 @@ class _Adapter:
             yield projected_tiling(op, tiling, {d: d for d in range(len(op.space.dims))})
 
     def _as_producers(self, op: Op) -> Iterator[Tiling]:
-        """The tiles of the operators that compute its inputs, projected onto its dimensions."""
+        """Yields the tiles of the operators that compute its inputs, projected onto its dimensions."""
         for operand, (source, k) in self._sources(op):
             if source.name in self.tilings:
                 pairs = paired_dims(op, operand, source.space.outputs[k])
                 yield projected_tiling(op, self.tilings[source.name], pairs)
 
     def _as_consumers(self, op: Op) -> Iterator[Tiling]:
-        """The tiles of the operators that read its outputs; a box that several of them read has copies."""
+        """Yields the tiles of the operators that read its outputs; a box that several read has copies."""
         for k, name in enumerate(op.outputs):
             for reader, operand in self.consumers.get(name, []):
                 if reader.name in self.tilings:
@@ -198,11 +201,11 @@ class _Adapter:
                     yield projected_tiling(op, self.tilings[reader.name], pairs, spread=True)
 
     def _where_parameters_are(self, op: Op) -> Iterator[Tiling]:
-        """Not split, on a device near its inputs if possible; or cut where its parameters are cut."""
-        near = [
+        """Yields tilings that are not split, on each device; then one cut where the parameters are cut."""
+        input_devices = [
             d for _, (source, _) in self._sources(op) for d in self.tilings[source.name].devices
         ]
-        devices = list(dict.fromkeys([*near, *range(self.plan.devices)]))
+        devices = list(dict.fromkeys([*input_devices, *range(self.plan.devices)]))
         for device in devices:
             yield whole_tiling([dim.size for dim in op.space.dims], [device])
         weights = self._parameter_operands(op)
@@ -219,7 +222,7 @@ class _Adapter:
             yield tiling_from_boxes({box: tuple(holder) for box, holder in holders.items()})
 
     def _sources(self, op: Op) -> Iterator[tuple[int, tuple[Op, int]]]:
-        """The operands that operators compute: (operand, (operator, its output))."""
+        """Yields the operands that operators compute: (operand number, (operator, output number))."""
         for operand, name in enumerate(op.inputs):
             if name in self.producer:
                 yield operand, self.producer[name]
@@ -230,45 +233,49 @@ class _TrainingBoxes:
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan, self.graph, self.readers = plan, graph, _readers(graph)
-        self.boxes: dict[str, dict[int, list[Box]]] = {}  # by parameter and device, on demand
+        self.boxes: dict[str, dict[int, list[Box]]] = {}  # by parameter and device; made on demand
 
     def boxes_by_device(self, name: str) -> dict[int, list[Box]]:
-        """By device, its boxes of a parameter. Empty if training never reads it: then any device may."""
+        """Returns the boxes of a parameter that each device holds.
+
+        The result is empty if training never reads the parameter: then any device may read it.
+        """
         if name not in self.boxes:
-            held = self.boxes.setdefault(name, {})
+            by_device = self.boxes.setdefault(name, {})
             for op, operand in self.readers.get(name, []):
-                add_read_boxes(held, op, operand, self.plan.tiles[op.name])
-            if held:
-                add_unread_boxes(held, self.graph.values[name].shape)
+                add_read_boxes(by_device, op, operand, self.plan.tiles[op.name])
+            if by_device:
+                add_unread_boxes(by_device, self.graph.values[name].shape)
         return self.boxes[name]
 
     def holds(self, device: int, op: Op, box: Box, operands: Sequence[int]) -> bool:
-        """Whether a device holds what a tile with this box reads of these operands."""
+        """Returns whether a device holds what a tile with this box reads of these operands."""
         regions = op.space.regions(box) if operands else ()
         for i in operands:
-            region, held = regions[i], self.boxes_by_device(op.inputs[i])
-            if region is not None and held:
-                boxes = held.get(device, ())
+            region, by_device = regions[i], self.boxes_by_device(op.inputs[i])
+            if region is not None and by_device:
+                boxes = by_device.get(device, ())
                 if region not in boxes and subtract(region, boxes):
                     return False
         return True
 
     def cut_points(self, op: Op, d: int, operands: Sequence[int]) -> tuple[int, ...]:
-        """Cut points of dimension d: the borders of the boxes that devices hold of these operands."""
+        """Returns the cut points of dimension d: borders of the devices' boxes of these operands."""
         dim = op.space.dims[d]
         points = {0, dim.size}
         for i in operands if not dim.unsplittable else ():
-            boxes = [box for held in self.boxes_by_device(op.inputs[i]).values() for box in held]
-            # at: a dimension of the operand, index: the expression that indexes it (graph/index.py)
-            for at, index in enumerate(op.space.operands[i].indices):
+            by_device = self.boxes_by_device(op.inputs[i])
+            boxes = [box for device_boxes in by_device.values() for box in device_boxes]
+            # o: a dimension of the operand, index: the expression that indexes it (graph/index.py)
+            for o, index in enumerate(op.space.operands[i].indices):
                 # Only if the index is d plus an offset: neither strided nor divided nor from a table.
                 if index.terms == (Term(d),) and index.den == 1 and not index.table:
-                    points |= {e[at] - index.offset for box in boxes for e in (box.lo, box.hi)}
+                    points |= {end[o] - index.offset for box in boxes for end in (box.lo, box.hi)}
         return tuple(point for point in sorted(points) if 0 <= point <= dim.size)
 
 
 def _readers(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
-    """By value, the operators that read it, each with the number of the operand."""
+    """Returns, by value, the operators that read it, each with the number of the operand."""
     readers: dict[str, list[tuple[Op, int]]] = {}
     for op in graph.ops:
         for operand, name in enumerate(op.inputs):

@@ -4,8 +4,8 @@
 that shares some dimensions with it.
 """
 
-# d: a dimension of an operator's iteration space, or a device. Cut points along a dimension: 0, the borders
-# between boxes, and the size.
+# d: a dimension of an operator's iteration space, or a device; s: a dimension of the other operator. Cut
+# points along a dimension: 0, the borders between boxes, and the size.
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _devices_by_box(tiling: Tiling) -> _DevicesByBox:
 
 
 def tiling_from_boxes(devices_by_box: _DevicesByBox) -> Tiling:
-    """The tiling of the boxes that are not empty: a Grid if they form one, else Irregular."""
+    """Returns the tiling of the boxes that are not empty: a Grid if they form one, else Irregular."""
     devices_by_box = {box: devices for box, devices in devices_by_box.items() if not box.empty}
     cuts = tuple(_cut_points(devices_by_box, d) for d in range(len(next(iter(devices_by_box)).lo)))
     count = math.prod(len(c) - 1 for c in cuts)
@@ -42,12 +42,12 @@ def tiling_from_boxes(devices_by_box: _DevicesByBox) -> Tiling:
 
 
 def _cut_points(boxes: _DevicesByBox, d: int) -> tuple[int, ...]:
-    """The cut points along dimension d."""
+    """Returns the cut points along dimension d."""
     return tuple(sorted({point for box in boxes for point in (box.lo[d], box.hi[d])}))
 
 
 def scaled_tiling(op: Op, original: Op, tiling: Tiling, batch: int, new_batch: int) -> Tiling:
-    """The tiling of `original`, scaled to the sizes of `op`. Tiles that would be empty disappear.
+    """Returns the tiling of `original`, scaled to the sizes of `op`. Tiles that would be empty disappear.
 
     batch, new_batch: the samples of both graphs.
     """
@@ -55,41 +55,44 @@ def scaled_tiling(op: Op, original: Op, tiling: Tiling, batch: int, new_batch: i
     new_point: list[dict[int, int]] = []  # by dimension, old cut point -> new cut point
     for d, (old, new) in enumerate(zip(original.space.dims, op.space.dims, strict=True)):
         points = _cut_points(devices_by_box, d)
-        unit = old.size // batch  # if a dimension joins samples and tokens: the tokens of a sample
+        # If a dimension joins samples and tokens, the unit is the tokens of a sample: cut points that are
+        # multiples of it stay so.
+        unit = old.size // batch
         if (old.size, new.size) != (unit * batch, unit * new_batch) or any(
             p % unit for p in points
         ):
             unit = 1
         new_points = _scaled_points([p // unit for p in points], new.size // unit)
         new_point.append({p: unit * s for p, s in zip(points, new_points, strict=True)})
-    return tiling_from_boxes(  # at: the devices of box b
+    return tiling_from_boxes(
         {
-            Box(_scaled_corner(new_point, b.lo), _scaled_corner(new_point, b.hi)): at
-            for b, at in devices_by_box.items()
+            Box(_scaled_corner(new_point, b.lo), _scaled_corner(new_point, b.hi)): devices
+            for b, devices in devices_by_box.items()
         }
     )
 
 
 def _scaled_corner(new_point: Sequence[Mapping[int, int]], point: Sequence[int]) -> tuple[int, ...]:
-    """A corner of a box, with the new cut point along each dimension in place of the old one."""
+    """Returns a corner of a box, with the new cut point along each dimension in place of the old one."""
     return tuple(along[p] for along, p in zip(new_point, point, strict=True))
 
 
 def _scaled_points(points: Sequence[int], size: int) -> Sequence[int]:
-    """Cut points for another size. Equal parts stay equal; other parts keep their proportions."""
-    old, parts = points[-1], len(points) - 1
-    if size == old:
+    """Returns cut points for another size. Equal parts stay equal; other parts keep their proportions."""
+    old_size, parts = points[-1], len(points) - 1
+    if size == old_size:
         return points
-    if tuple(points) == even_cuts(old, parts):
+    if tuple(points) == even_cuts(old_size, parts):
         return even_cuts(size, parts)
-    return [(2 * point * size + old) // (2 * old) for point in points]  # rounded
+    # point * size / old_size, rounded to the nearest integer
+    return [(2 * point * size + old_size) // (2 * old_size) for point in points]
 
 
 def paired_dims(op: Op, operand: int, dims: Sequence[int]) -> dict[int, int]:
-    """Dimension of an operator -> dimension of the operand's producer, where the indices are the same.
+    """Returns which dimensions of `op` are dimensions of the operator that computes an operand (producer).
 
-    They are, if the operator indexes the operand by that dimension alone, without a stride or an offset.
-    dims: by dimension of the operand, the dimension of the producer's iteration space.
+    The result maps a dimension of `op` to one of the producer, if it indexes the operand alone, without a
+    stride or an offset. dims: by dimension of the operand, the dimension of the producer's iteration space.
     """
     indices = op.space.operands[operand].indices
     pairs = zip(indices, dims, strict=True)
@@ -99,11 +102,11 @@ def paired_dims(op: Op, operand: int, dims: Sequence[int]) -> dict[int, int]:
 def projected_tiling(
     op: Op, other: Tiling, pairs: Mapping[int, int], *, spread: bool = False
 ) -> Tiling:
-    """The tiles of another operator, projected onto the dimensions of `op`.
+    """Returns the tiles of another operator, projected onto the dimensions of `op`.
 
-    pairs: dimension of `op` -> dimension of the other. Other dimensions of `op` are not split. Several
-    tiles may become the same box: it is placed on the devices of the first or, with `spread`, on those of
-    all.
+    pairs: dimension of `op` -> dimension of the other operator. Dimensions of `op` that are not there are
+    not split. Several tiles may become the same box: it is placed on the devices of the first tile or, with
+    `spread`, on those of all these tiles.
     """
     sizes = [dim.size for dim in op.space.dims]
     # By dimension s of the other operator, its size.
@@ -116,13 +119,12 @@ def projected_tiling(
                 lo[d] = min(box.lo[s], sizes[d])
                 # The sizes may differ: the last tile ends where the dimension of `op` ends.
                 hi[d] = sizes[d] if box.hi[s] == ends[s] else min(box.hi[s], sizes[d])
-        box_here = Box(tuple(lo), tuple(hi))
-        before = devices_by_box.get(box_here, ())
-        devices_by_box[box_here] = (
-            tuple(dict.fromkeys([*before, *devices])) if spread else before or devices
+        projected = Box(tuple(lo), tuple(hi))
+        earlier = devices_by_box.get(projected, ())
+        devices_by_box[projected] = (
+            tuple(dict.fromkeys([*earlier, *devices])) if spread else earlier or devices
         )
-    # An opaque operator may be random: copies of its result could differ, so there is one.
-    # at: the devices of a box.
+    # An opaque operator may be random: copies of its result could differ, so each box has one device.
     return tiling_from_boxes(
-        {box: at[:1] if op.opaque else at for box, at in devices_by_box.items()}
+        {box: devices[:1] if op.opaque else devices for box, devices in devices_by_box.items()}
     )

@@ -1,4 +1,8 @@
-"""The declaration of a named schedule: how its rows (one per worker) are made, and what it needs."""
+"""The declaration of a named pipeline schedule, such as 1f1b: how its rows are made, and what it needs.
+
+A schedule has a row of actions for each worker (schedule.py). A *flush* is the end of a step at which all
+micro-batches have ended; asynchronous schedules have none.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +18,19 @@ class NamedSchedule:
     """A named schedule, as a file in schedules/ declares it."""
 
     name: str
-    make: Callable[[int, int], Schedule]  # (stages, micro-batches), with one stage on each worker
+    # (stages, micro-batches) -> the schedule with one stage on each worker
+    make: Callable[[int, int], Schedule]
     summary: str  # one sentence, for lists
-    # (stages, workers, micro-batches), if a worker may have several stages (chunks).
+    # (stages, workers, micro-batches) -> the schedule, if a worker may have several stages (chunks)
     make_chunked: Callable[[int, int, int], Schedule] | None = None
-    # Without a flush: which weights a micro-batch uses, "latest" or "2bw" (asynchronous.py); "": there is
+    # Without a flush: which weights a micro-batch uses, "latest" or "2bw" (asynchronous.py). "": there is
     # a flush.
     version_rule: str = ""
-    # Without a flush: stages -> micro-batches of a step; None: any number.
+    # Without a flush: number of stages -> number of micro-batches of a step; None: any number.
     per_step: Callable[[int], int] | None = None
-    allows_replicas: bool = False  # a stage may be replicated on several devices
-    even_stages: bool = False  # it needs an even number of stages
-    serial: bool = False  # a micro-batch begins when the one before has ended
+    allows_replicas: bool = False  # whether a stage may be replicated on several devices
+    even_stages: bool = False  # whether the number of stages must be even
+    serial: bool = False  # whether a micro-batch begins only when the one before has ended
 
     @property
     def chunks(self) -> int:

@@ -1,4 +1,6 @@
-"""Writes and reads tilings as text, in plan files and for people. A line is an operator and its tiles:
+"""Writes and reads tilings as text, in plan files and for people.
+
+A line has the name of an operator and its tiles:
 
 conv1: n/2 c/2 @0-3          a grid: n and c in two parts each, row by row on devices 0 to 3
 fc: c/(5,3) @1,0             c in parts of 5 and 3, on devices 1 and 0
@@ -26,7 +28,7 @@ MAX_DEVICES = 65_536
 
 
 def write_tiling(op: Op, tiling: Tiling) -> str:
-    """A tiling as text, without the name of its operator."""
+    """Writes a tiling as text, without the name of its operator."""
     if isinstance(tiling, Irregular):
         return " ".join(f"{tile.box}@{tile.device}" for tile in tiling.tiles)
     words = []
@@ -118,12 +120,15 @@ def read_devices(text: str) -> tuple[int, ...]:
 
 
 def write_tiles(graph: Graph, tiles: Mapping[str, Tiling]) -> str:
-    """A line for each operator, in the order of the graph."""
+    """Writes a line for each operator, in the order of the graph."""
     return "".join(f"{op.name}: {write_tiling(op, tiles[op.name])}\n" for op in graph.ops)
 
 
 def read_tiles(graph: Graph, text: str) -> dict[str, Tiling]:
-    """By operator, its tiling: reads what `write_tiles` wrote. A line that begins with # is a comment."""
+    """Reads what `write_tiles` wrote: a tiling for each operator.
+
+    A line that begins with # is a comment.
+    """
     ops = {op.name: op for op in graph.ops}
     tiles: dict[str, Tiling] = {}
     for line in text.splitlines():

@@ -12,7 +12,7 @@ import torch
 
 
 class OptimizerInfo(NamedTuple):
-    """How an optimizer is made, and its costs for each element of a parameter."""
+    """Says how an optimizer is made, and what it costs for each element of a parameter."""
 
     make: Callable[..., torch.optim.Optimizer]  # (parameters, lr=...)
     default_lr: float
@@ -21,7 +21,7 @@ class OptimizerInfo(NamedTuple):
 
     @property
     def memory_elements(self) -> int:
-        """Elements in memory for each element of a parameter: itself, its gradient and the state."""
+        """Elements in memory for each element of a parameter: the element, its gradient and the state."""
         return 2 + self.state_elements
 
 
@@ -37,5 +37,5 @@ OPTIMIZERS = {
 
 
 def optimizer_info(name: str) -> OptimizerInfo:
-    """The entry of an optimizer. An unknown one counts as Adam, which has the most state."""
+    """Returns the entry of an optimizer. An unknown optimizer counts as Adam, which has the most state."""
     return OPTIMIZERS.get(name, OPTIMIZERS["adam"])

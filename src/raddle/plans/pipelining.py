@@ -1,4 +1,4 @@
-"""Pipeline plans: which devices run which stage of which micro-batch, and checks of stages and workers.
+"""Tells which devices of a pipeline plan run which stage of which micro-batch; checks stages and workers.
 
 A *worker* is a row of the schedule, with its devices. The tiles of a plan place each stage on the devices
 of one worker. If the schedule runs the stage on another worker too, that worker has a replica of the stage:
@@ -8,7 +8,7 @@ describes mirrored pairs (GEMS, Chimera), replicated stages, and several pipelin
 A `threaded` plan has no stages: several steps run at once (program/threaded_order.py).
 """
 
-# s: stage, m: micro-batch, w: worker
+# s: stage, m: micro-batch, w: worker, d: device
 
 from __future__ import annotations
 
@@ -27,11 +27,16 @@ from raddle.plans.tiling import Grid, Irregular, Tile, Tiling
 
 THREADED = "threaded"
 SEQUENTIAL = "sequential"  # the schedule, if a plan has stages but names none
-OVERLAPPED_STEPS = 32  # if steps overlap: length, in steps, of the program for a run
+OVERLAPPED_STEPS = (
+    32  # if steps overlap: how many steps the program of a run has (`plan_for_running`)
+)
 
 
 def micro_batch_sizes(plan: Plan, graph: Graph) -> list[int]:
-    """Samples of each micro-batch; the last ones may have one less. graph: of the largest micro-batch."""
+    """Returns the samples of each micro-batch; the last ones may have one less.
+
+    graph: the graph of the largest micro-batch.
+    """
     missing_samples = graph.batch * plan.microbatches - plan.batch
     short = missing_samples if 0 < missing_samples < plan.microbatches else 0
     full = plan.microbatches - short
@@ -39,9 +44,9 @@ def micro_batch_sizes(plan: Plan, graph: Graph) -> list[int]:
 
 
 def micro_batch_graph(graph: Graph, plan: Plan | Mapping[str, Any]) -> Graph:
-    """The graph of a plan's largest micro-batch.
+    """Returns the graph of a plan's largest micro-batch.
 
-    graph: this graph already, or that of the whole batch. plan: a plan, or the data of a plan file.
+    graph: either this graph or that of the whole batch. plan: a plan, or the data of a plan file.
     """
     fields = plan if isinstance(plan, Mapping) else vars(plan)
     batch, count = fields["batch"], fields["microbatches"]
@@ -52,18 +57,18 @@ def micro_batch_graph(graph: Graph, plan: Plan | Mapping[str, Any]) -> Graph:
 
 
 def is_asynchronous(plan: Plan) -> bool:
-    """Whether steps overlap: a step begins before the last one has updated all parameters."""
+    """Returns whether steps overlap: a step begins before the one before it has updated all parameters."""
     return plan.schedule in ASYNCHRONOUS or is_threaded(plan)
 
 
 def without_pipeline(plan: Plan) -> Plan:
-    """The same plan without stages; batch norm over a micro-batch becomes one over the whole batch."""
+    """Returns the same plan without stages; batch norm over a micro-batch becomes that over the batch."""
     bn = "global" if plan.bn == "microbatch" else plan.bn
     return replace(plan, stages=(), schedule="", workers=(), bn=bn)
 
 
 def is_schedule(text: str) -> bool:
-    """Whether a text is the name of a schedule, or rows of actions that can be read."""
+    """Returns whether a text is the name of a schedule, or rows of actions that can be read."""
     if text in NAMES:
         return True
     try:
@@ -73,14 +78,14 @@ def is_schedule(text: str) -> bool:
 
 
 def schedule_splits_backward(schedule: str) -> bool:
-    """Whether a schedule, a name or rows of text, has W actions for the gradients of parameters."""
+    """Returns whether a schedule, a name or rows of text, has W actions for the gradients of parameters."""
     if schedule in NAMES:
         return SCHEDULES[schedule].splits_backward
     return bool(schedule) and schedule_from_text(schedule).split
 
 
 def plan_for_running(plan: Plan) -> Plan:
-    """The plan, with `steps` for a run: its program has one step or, if steps overlap, many.
+    """Returns the plan with the number of steps that a run's program has: one or, if steps overlap, many.
 
     A training that needs more steps runs this program again and again.
     """
@@ -88,17 +93,18 @@ def plan_for_running(plan: Plan) -> Plan:
 
 
 def is_threaded(plan: Plan) -> bool:
+    """Returns whether a plan without stages runs several steps at once (program/threaded_order.py)."""
     return plan.schedule.split(":")[0] == THREADED
 
 
 def steps_in_flight(plan: Plan) -> int:
-    """How many steps a threaded plan runs at once."""
+    """Returns how many steps a threaded plan runs at once."""
     words = plan.schedule.split(":")
     return int(words[1]) if len(words) > 1 and words[1].isdigit() else 2
 
 
 def workers_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """The devices of each worker. If the plan names none, the devices of each stage are a worker.
+    """Returns the devices of each worker. If the plan names none, the devices of each stage are a worker.
 
     Stages on the same devices have one worker; workers are in the order of their first stages.
     """
@@ -109,11 +115,12 @@ def workers_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 
 def stage_devices(plan: Plan, s: int) -> tuple[int, ...]:
+    """Returns the devices of the tiles of stage s, in ascending order."""
     return tuple(sorted({d for name in plan.stages[s] for d in plan.tiles[name].devices}))
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    """The schedule of one step or, if steps overlap, of all steps of the plan."""
+    """Returns the schedule of one step or, if steps overlap, of all steps of the plan."""
     count = plan.microbatches
     stages, rows = len(plan.stages), len(workers_of(plan))
     if plan.schedule in ASYNCHRONOUS:
@@ -131,7 +138,7 @@ def schedule_of(plan: Plan) -> Schedule:
 
 
 def stage_of(plan: Plan) -> dict[str, int]:
-    """By operator, its stage; empty without stages."""
+    """Returns the stage of each operator, by name; empty without stages."""
     return {name: s for s, names in enumerate(plan.stages) for name in names}
 
 
@@ -157,7 +164,7 @@ def validate_stages(plan: Plan, graph: Graph) -> None:
         if name not in names:
             raise InputError(f"a stage has {quote(name)}, which '{graph.name}' does not have.")
     if sum(map(len, plan.stages)) > len(stages):
-        raise InputError("an operator is in two stages: leave it in one.")
+        raise InputError("an operator is in two stages: keep it in one of them.")
     producers = {o: op.name for op in graph.ops for o in op.outputs}
     for op in graph.ops:
         if op.name not in stages:
@@ -225,7 +232,7 @@ def _validate_threaded(plan: Plan) -> None:
 
 
 def is_greedy(plan: Plan) -> bool:
-    """Whether a device of a threaded plan chooses at run time which ready instruction is next."""
+    """Returns whether a device of a threaded plan chooses at run time which ready instruction is next."""
     return is_threaded(plan) and plan.schedule.endswith(":greedy")
 
 
@@ -240,31 +247,31 @@ def steps_to_simulate(plan: Plan, default: int) -> int:
 def _validate_workers(plan: Plan) -> None:
     """Raises InputError if a device belongs to two workers, or a worker does not fit its stages."""
     workers = workers_of(plan)
-    seen: dict[int, int] = {}
+    worker_of: dict[int, int] = {}  # by device, the first worker that has it
     for w, devices in enumerate(workers):
         for d in devices:
             if not 0 <= d < plan.devices:
                 raise InputError(
                     f"worker {w} has device {d}, but the plan has devices 0 to {plan.devices - 1}."
                 )
-            if seen.setdefault(d, w) != w:
+            if worker_of.setdefault(d, w) != w:
                 raise InputError(
-                    f"device {d} belongs to workers {seen[d]} and {w}, but may belong to one: take it out "
-                    "of one of them, or list one worker with the devices of both."
+                    f"device {d} belongs to workers {worker_of[d]} and {w}, but may belong to one: take it "
+                    "out of one of them, or list one worker with the devices of both."
                 )
     for s in range(len(plan.stages)):
-        planned_worker(plan, s)
+        planned_worker(plan, s)  # raises InputError if there is none
     schedule = schedule_of(plan)
     if schedule.split and not plan.split_backward:
         raise InputError(
             f"the schedule '{_first_line(plan.schedule)}' splits the backward: set split_backward."
         )
     for m in range(min(schedule.microbatches, plan.microbatches)):
-        workers_of_micro_batch(plan, schedule, m)
+        workers_of_micro_batch(plan, schedule, m)  # raises InputError if a worker does not fit
 
 
 def planned_worker(plan: Plan, s: int) -> int:
-    """The worker on whose devices the plan's tiles place stage s."""
+    """Returns the worker on whose devices the plan's tiles place stage s."""
     devices = set(stage_devices(plan, s))
     for w, worker_devices in enumerate(workers_of(plan)):
         if devices <= set(worker_devices):
@@ -273,7 +280,7 @@ def planned_worker(plan: Plan, s: int) -> int:
 
 
 def workers_of_micro_batch(plan: Plan, schedule: Schedule, m: int) -> tuple[int, ...]:
-    """By stage, the worker that runs micro-batch m.
+    """Returns, for each stage, the worker that runs micro-batch m.
 
     Raises InputError if such a worker has more or fewer devices than the stage.
     """
@@ -314,7 +321,7 @@ def _move_tiling(tiling: Tiling, new_device: Mapping[int, int]) -> Tiling:
 
 
 def cut_stages(graph: Graph, ends: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Cuts the operators of a graph into stages, after each operator in `ends`."""
+    """Cuts a graph into stages, after each operator in `ends`; returns the operators' names by stage."""
     names = [op.name for op in graph.ops]
     unknown = [name for name in ends if name not in names]
     if unknown:
@@ -324,4 +331,5 @@ def cut_stages(graph: Graph, ends: Sequence[str]) -> tuple[tuple[str, ...], ...]
 
 
 def _first_line(text: str) -> str:
+    """Returns the first line of a schedule, shortened for an error message."""
     return shorten(text.splitlines()[0]) if text.strip() else text

@@ -11,6 +11,7 @@ from raddle.plans.sync import Sync, read_sync
 from raddle.plans.tiling import Tiling
 
 DEFAULT_BUCKET = 16 * 2**20  # bytes
+DROPOUT_KINDS = ("native", "exact")  # how attention draws the masks of its dropout
 BN_SCOPES = ("global", "local", "microbatch")  # over which samples batch norm takes its statistics
 
 
@@ -18,8 +19,11 @@ BN_SCOPES = ("global", "local", "microbatch")  # over which samples batch norm t
 class Plan:
     """A plan: tiles on devices, and all that is needed to simulate, run or verify them.
 
-    bn: batch norm takes its statistics over the whole batch (`global`, exact), over a micro-batch
-    (`microbatch`), or over a tile (`local`, as DistributedDataParallel does).
+    bn: the samples over which batch norm takes its statistics: the whole batch (`global`, exact), a
+    micro-batch (`microbatch`), or a tile (`local`, as DistributedDataParallel does).
+
+    dropout: attention with dropout is computed by PyTorch's fused kernel, whose masks depend on the plan
+    (`native`), or step by step with masks that do not (`exact`). All other dropout is exact.
 
     order: with sync `p3:collective`, which all-reduces slices (ranges of rows) of parameters, the numbers
     of all slices (program/parameter_slices.py numbers them), in the order in which their all-reduces start
@@ -36,6 +40,7 @@ class Plan:
     tiles: Mapping[str, Tiling]  # by operator
     devices: int  # how many; they are numbered from 0
     bn: str = "global"
+    dropout: str = "native"
     sync: str = "allreduce"  # how copies of a parameter are synchronised (plans/sync/)
     bucket: int = DEFAULT_BUCKET  # bytes: the least size of a bucket of gradients
     order: tuple[int, ...] = ()
@@ -71,7 +76,7 @@ class Plan:
 
 
 def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:
-    """Names, shapes and types of a graph's inputs, so that every rank can capture the module again.
+    """Returns names, shapes and types of a graph's inputs, so that every rank can capture the module again.
 
     letters: one for each dimension, such as n for samples. target: whether it is a target of the loss.
     keyword: whether the module takes it as a keyword argument.
@@ -92,4 +97,5 @@ def describe_inputs(graph: Graph) -> tuple[Mapping[str, Any], ...]:
 
 
 def parameter_shapes(graph: Graph) -> dict[str, list[int]]:
+    """Returns the shapes of a graph's parameters, by name."""
     return {p.name: list(p.shape) for p in graph.parameters}

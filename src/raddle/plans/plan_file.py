@@ -1,6 +1,6 @@
 """Plan files: a plan as JSON, with all that is needed to simulate, run or verify it.
 
-To read a plan takes two steps: `read` gives the checked data of the file, which names the model; when the
+A plan is read in two steps: `read` returns the checked data of the file, which names the model; when the
 model is captured, `from_dict` makes the plan for its graph.
 """
 
@@ -31,9 +31,9 @@ _PLAIN_KEYS = (
     "parameters", "predicted",
 )  # fmt: skip
 # Keys that older files lack, with their defaults.
-_OPTIONAL_KEYS = {"stages": (), "schedule": "", "workers": (), "order": ()}
+_OPTIONAL_KEYS = {"stages": (), "schedule": "", "workers": (), "order": (), "dropout": "native"}
 
-# The largest counts that can be lowered in a reasonable time.
+# The largest counts that can be lowered to a program in a reasonable time.
 _COUNT_LIMITS = {"devices": 65_536, "microbatches": 4096, "steps": 4096, "batch": 2**31}
 MAX_ELEMENTS = 2**48  # of an input
 _TEXT_KEYS = ("bn", "sync", "model", "fingerprint", "dtype", "optimizer", "method")
@@ -41,14 +41,16 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 def save(plan: Plan, graph: Graph, path: str | pathlib.Path) -> None:
+    """Writes a plan file."""
     write_json(path, to_dict(plan, graph))
 
 
 def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
-    """A plan as the data of a plan file; tilings become text (notation.py)."""
+    """Converts a plan to the data of a plan file; tilings become text (notation.py)."""
     return {
         "raddle": VERSION,
         **{name: getattr(plan, name) for name in _PLAIN_KEYS},
+        "dropout": plan.dropout,
         "recompute": [list(block) for block in plan.recompute],
         "inputs": list(plan.inputs),
         "stages": [list(stage) for stage in plan.stages],
@@ -65,7 +67,7 @@ def to_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
 
 
 def read(path: str | pathlib.Path) -> dict[str, Any]:
-    """The data of a plan file. Raises InputError if a key is missing or has a wrong type."""
+    """Returns the data of a plan file. Raises InputError if a key is missing or has a wrong type."""
     data = read_json(path, "plan file")
     if not isinstance(data, dict) or "raddle" not in data:
         raise InputError(f"{quote(path)} is no plan file of raddle: it has no key 'raddle'.")
@@ -98,8 +100,9 @@ def _defects(data: dict[str, Any]) -> Iterator[str]:
         yield f"workers is {short(data['workers'])}, not a list of lists of devices"
     if not _is_list_of_lists([data.get("order", [])], int):
         yield f"order is {short(data['order'])}, not a list of numbers of slices"
-    if not isinstance(data.get("schedule", ""), str):
-        yield f"schedule is {short(data['schedule'])}, not a text"
+    for name in ("schedule", "dropout"):
+        if not isinstance(data.get(name, ""), str):
+            yield f"{name} is {short(data[name])}, not a text"
     for name in _TEXT_KEYS:
         if not isinstance(data[name], str):
             yield f"{name} is {short(data[name])}, not a text"
@@ -148,7 +151,7 @@ def _is_list_of_lists(data: Any, kind: type) -> bool:
 
 
 def _is_input(data: Any) -> bool:
-    """Whether an entry of `inputs` is as `describe_inputs` (plan.py) writes it."""
+    """Returns whether an entry of `inputs` is as `describe_inputs` (plan.py) writes it."""
     if not isinstance(data, dict):
         return False
     shape = data.get("shape")
@@ -174,7 +177,7 @@ def _read_tilings(texts: dict[str, str], ops: dict[str, Op], model: str) -> dict
 
 
 def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
-    """The plan in the data of a file, validated for a captured graph."""
+    """Returns the plan in the data of a file, validated for a captured graph."""
     ops = {op.name: op for op in graph.ops}
     fields = {name: data[name] for name in _PLAIN_KEYS}
     fields["recompute"] = tuple(tuple(block) for block in data["recompute"])
@@ -183,6 +186,7 @@ def from_dict(data: dict[str, Any], graph: Graph) -> Plan:
     for name in ("stages", "workers"):
         fields[name] = tuple(tuple(row) for row in optional[name])
     fields["schedule"], fields["order"] = optional["schedule"], tuple(optional["order"])
+    fields["dropout"] = optional["dropout"]
     plan = Plan(tiles={}, **fields)
     if plan.fingerprint and plan.fingerprint != graph.fingerprint():
         validate(plan, graph)  # raises: a clearer error than tiles that do not fit another graph

@@ -16,13 +16,13 @@ from raddle.plans.tiling import Grid, Tiling
 
 
 def operand_regions(op: Op, operand: int, tiling: Tiling) -> Iterable[tuple[int, Box | None]]:
-    """Pairs of a device and the region of an operand that its tile reads; None: it reads nothing.
+    """Returns pairs of a device and the region of an operand that its tile reads (None: it reads nothing).
 
-    There is a pair for each tile. If the tiles do not split the dimensions of the operand, all read the
-    same: then there is one pair for each device.
+    There is a pair for each tile. If the tiles do not split the dimensions of the operand, all of them read
+    the same elements: then there is one pair for each device.
     """
     access = op.space.operands[operand]  # how the operator indexes the operand (graph/space.py)
-    # The dimensions of the operator that decide what a tile reads: those in the operand's indices.
+    # The dimensions of the operator that decide which elements a tile reads: those in the operand's index.
     touched = {term.dim for index in access.indices for term in index.terms}
     # Reduced dimensions may decide too whether a tile reads the operand. A bias is added by one tile alone
     # (`added_once`). A factor is not read where another factor of the product is all padding.

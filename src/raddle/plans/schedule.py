@@ -35,7 +35,7 @@ TOKEN = re.compile(r"([FBW])([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 
 class Action(NamedTuple):
-    """One stage of one micro-batch in one phase; as text F0.1: phase F, micro-batch 0, stage 1."""
+    """One phase of one micro-batch on one stage; as text F0.1: phase F, micro-batch 0, stage 1."""
 
     phase: str  # F: forward, B: backward, W: gradients of parameters, if the backward is split
     stage: int
@@ -71,7 +71,7 @@ class Schedule:
         return "W" if self.split else "B"
 
     def worker(self, stage: int, micro_batch: int) -> int:
-        """The worker that runs a stage of a micro-batch, in all phases."""
+        """Returns the worker that runs a stage of a micro-batch, in all phases."""
         return self._workers[stage, micro_batch]
 
     @cached_property
@@ -85,7 +85,10 @@ class Schedule:
 
 
 def all_actions_in_order(schedule: Schedule) -> list[Action]:
-    """All actions in an order that rows and dependencies allow: by start (durations 1), then by worker."""
+    """Returns all actions in an order that rows and dependencies allow.
+
+    They are sorted by their start, if all durations are 1, and then by worker.
+    """
     times = enumerate(time_slots(schedule))
     starts = [(start, w, action) for w, line in times for start, _, action in line]
     return [action for _, _, action in sorted(starts)]
@@ -94,9 +97,10 @@ def all_actions_in_order(schedule: Schedule) -> list[Action]:
 def time_slots(
     schedule: Schedule, forward: Time = 1, backward: Time = 1, weights: Time = 1
 ) -> list[list[tuple[Time, Time, Action]]]:
-    """The time slots of each worker: (start, end, action), as early as row and dependencies allow.
+    """Returns the time slots of each worker: (start, end, action), as early as rows and dependencies allow.
 
-    forward, backward, weights: the durations of F, B and W. Raises InputError if the schedule deadlocks.
+    forward, backward, weights: the durations of F, B and W, in any unit. Raises InputError if the schedule
+    deadlocks.
     """
     check_schedule(schedule)
     duration = {"F": forward, "B": backward, "W": weights}
@@ -143,7 +147,7 @@ def draw_schedule(schedule: Schedule) -> list[str]:
 def bubble(
     schedule: Schedule, forward: Time = 1, backward: Time = 1, weights: Time = 1
 ) -> Fraction:
-    """The bubble: the fraction of time that workers are idle, from the first start to the last end."""
+    """Returns the fraction of the time, from the first start to the last end, in which workers are idle."""
     times = time_slots(schedule, forward, backward, weights)
     makespan = max(line[-1][1] for line in times if line)
     busy = sum(end - start for line in times for start, end, _ in line)
@@ -151,16 +155,16 @@ def bubble(
 
 
 def peak_alive(schedule: Schedule) -> list[int]:
-    """By worker, the most micro-batches alive at a time, counted on each of its stages.
+    """Returns the most micro-batches alive at a time on each worker, counted on each of its stages.
 
     Alive: F has run, and the last phase (W if the backward is split, else B) has not.
     """
     peaks = []
     for row in schedule.rows:
-        now = peak = 0
+        alive = peak = 0
         for action in row:
-            now += (action.phase == "F") - (action.phase == schedule.last_phase)
-            peak = max(peak, now)
+            alive += (action.phase == "F") - (action.phase == schedule.last_phase)
+            peak = max(peak, alive)
         peaks.append(peak)
     return peaks
 
@@ -172,7 +176,7 @@ def schedule_to_text(schedule: Schedule) -> str:
 
 
 def wait_lines(schedule: Schedule) -> list[str]:
-    """The waits of a schedule as text, such as F1.0 after B0.0."""
+    """Returns the waits of a schedule as text, such as F1.0 after B0.0."""
     return [f"{first} after {second}" for first, second in schedule.waits]
 
 
@@ -201,7 +205,10 @@ def schedule_from_text(text: str) -> Schedule:
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Raises InputError unless every action is there once, and all phases of a stage are in one row."""
+    """Raises InputError unless every action is there once, and all phases of a stage are in one row.
+
+    In different micro-batches, a stage may be in different rows.
+    """
     counts = Counter(action for row in schedule.rows for action in row)
     if not counts:
         raise InputError(
@@ -249,7 +256,7 @@ def _all_actions(schedule: Schedule) -> Iterator[Action]:
 
 
 def dependencies(schedule: Schedule) -> dict[Action, list[Action]]:
-    """By action, the actions that it depends on or waits for, without those before it in its row."""
+    """Returns, for each action, those that it depends on or waits for, without the order of its row."""
     needs: dict[Action, list[Action]] = {action: [] for row in schedule.rows for action in row}
     for (phase, s, m), need in needs.items():
         if phase == "F" and s > 0:
@@ -266,7 +273,7 @@ def dependencies(schedule: Schedule) -> dict[Action, list[Action]]:
 
 
 def predecessors(schedule: Schedule) -> dict[Action, list[Action]]:
-    """By action, its dependencies, what it waits for, and the action before it in its row."""
+    """Returns, for each action, those that it depends on or waits for, and the one before it in its row."""
     predecessors = dependencies(schedule)
     for row in schedule.rows:
         for action, following in pairwise(row):
@@ -277,31 +284,38 @@ def predecessors(schedule: Schedule) -> dict[Action, list[Action]]:
 def _deadlock_message(
     schedule: Schedule, stuck: dict[int, Action], ends: dict[Action, Time]
 ) -> str:
-    """Describes a cycle of workers that wait for each other. stuck: by worker, what it waits for."""
-    chain: list[int] = []
+    """Describes a cycle of workers that wait for each other.
+
+    stuck: by worker, the action of another one that it waits for. ends: the end of each action that could
+    run.
+    """
+    path: list[int] = []  # each worker waits for the next one
     worker = min(stuck)
-    while worker not in chain:
-        chain.append(worker)
+    while worker not in path:
+        path.append(worker)
         worker = schedule.worker(stuck[worker].stage, stuck[worker].micro_batch)
     sentences: list[str] = []
-    for w in chain[chain.index(worker) :]:
-        # head: the action that worker w cannot start; other: the worker that it waits for
-        head = next(action for action in schedule.rows[w] if action not in ends)
+    for w in path[path.index(worker) :]:
+        blocked = next(action for action in schedule.rows[w] if action not in ends)
         need = _token(schedule, stuck[w])
-        other = schedule.worker(stuck[w].stage, stuck[w].micro_batch)
-        what = f"{need} of worker {other}" if other != w else f"its own {need}, which comes later"
+        needed_worker = schedule.worker(stuck[w].stage, stuck[w].micro_batch)
+        what = (
+            f"{need} of worker {needed_worker}"
+            if needed_worker != w
+            else f"its own {need}, which comes later"
+        )
         who = "which" if sentences else f"worker {w}"
-        sentences.append(f"{who} waits with {_token(schedule, head)} for {what}")
+        sentences.append(f"{who} waits with {_token(schedule, blocked)} for {what}")
     return ", ".join(sentences) + ": change the order of a row."
 
 
 def _token(schedule: Schedule, action: Action) -> str:
-    """The text of an action: F0.1, or F0 if each worker has one stage."""
+    """Returns the text of an action: F0.1, or F0 if each worker has one stage."""
     return f"{action.phase}{action.micro_batch}" if schedule._one_stage_per_worker else str(action)
 
 
 def _read_action(word: str, w: int | None, number: int) -> Action:
-    """Reads F0.1, or F0 in the row of worker w. number: the line, for errors."""
+    """Reads F0.1, or F0 in the row of worker w (None: in a wait). number: of the line, for errors."""
     match = TOKEN.fullmatch(word)
     if match is None or (w is None and match[3] is None):
         hint = "F0.1" if w is None else "F0, B0 or W0, or F0.1"

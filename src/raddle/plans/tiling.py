@@ -26,6 +26,8 @@ class Tile(NamedTuple):
 class Grid:
     """A tiling into the boxes between cut points, in row-major order. Copies of a box follow each other.
 
+    Here, rows 0 to 2 are on device 0 and rows 3 to 4 on device 1:
+
     >>> Grid(((0, 3, 5), (0, 4)), (0, 1)).tiles[1]
     Tile(box=[3:5 0:4], device=1)
     """
@@ -55,7 +57,7 @@ class Grid:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """By dimension, into how many parts it is split."""
+        """The number of parts along each dimension."""
         return tuple(len(c) - 1 for c in self.cuts)
 
 
@@ -72,7 +74,7 @@ class Irregular:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """By tile, its device."""
+        """The device of each tile."""
         return tuple(tile.device for tile in self.tiles)
 
 
@@ -80,12 +82,12 @@ Tiling = Grid | Irregular
 
 
 def even_cuts(size: int, parts: int) -> tuple[int, ...]:
-    """Cut points of equal parts. If `parts` does not divide `size`, larger parts come first."""
+    """Returns the cut points of equal parts; if `parts` does not divide `size`, larger parts come first."""
     return tuple(-(-size * i // parts) for i in range(parts + 1))
 
 
 def uneven_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Cut points of parts of the given sizes."""
+    """Returns the cut points of parts of the given sizes."""
     points = [0]
     for size in sizes:
         points.append(points[-1] + size)
@@ -93,5 +95,5 @@ def uneven_cuts(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def whole_tiling(shape: Sequence[int], devices: Sequence[int]) -> Grid:
-    """A tiling that is not split. With several devices, each has a copy."""
+    """Returns a tiling that is not split. With several devices, each has a copy."""
     return Grid(tuple((0, s) for s in shape), tuple(devices), len(devices))

@@ -10,7 +10,7 @@ from raddle.errors import InputError, quote, shorten
 from raddle.graph.box import covers, disjoint
 from raddle.graph.graph import Graph, Op
 from raddle.plans.pipelining import stage_of, validate_stages
-from raddle.plans.plan import BN_SCOPES, Plan, parameter_shapes
+from raddle.plans.plan import BN_SCOPES, DROPOUT_KINDS, Plan, parameter_shapes
 from raddle.plans.sync import check_wire_dtype
 from raddle.plans.tiling import Grid, Tiling
 
@@ -56,6 +56,10 @@ def validate_settings(plan: Plan) -> None:
     """Raises InputError if settings other than tiles and stages are wrong."""
     if plan.bn not in BN_SCOPES:
         raise InputError(f"bn is {quote(plan.bn)}: choose one of {', '.join(BN_SCOPES)}.")
+    if plan.dropout not in DROPOUT_KINDS:
+        raise InputError(
+            f"dropout is {quote(plan.dropout)}: choose one of {', '.join(DROPOUT_KINDS)}."
+        )
     server = plan.server
     if server is not None and server >= plan.devices:
         raise InputError(
@@ -70,7 +74,7 @@ def validate_settings(plan: Plan) -> None:
 
 
 def _difference(plan: Plan, graph: Graph) -> str:
-    """A phrase about the first parameter that differs from the model that was planned; "" if unknown."""
+    """Returns a phrase about the first parameter that differs from the planned model; "" if unknown."""
     if not plan.parameters:
         return ""
     shapes = parameter_shapes(graph)

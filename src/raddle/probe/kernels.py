@@ -132,8 +132,10 @@ def _operator_chain(device: str) -> Kernel:
 
 
 def _random(*shape: int, device: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a random tensor."""
     return torch.randn(*shape, device=device).to(dtype)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
+    """Return a type's name without "torch."."""
     return str(dtype).removeprefix("torch.")

@@ -155,7 +155,7 @@ def _both_ways(transport: Transport, peer: int, buffer: torch.Tensor) -> float:
 
 @contextmanager
 def _background_load() -> Iterator[None]:
-    """Compute in a second thread while the `with` block runs."""
+    """Compute in a second thread while the `with` block runs, as a training step does meanwhile."""
     stop = Event()
     x = torch.randn(512, 512)
 

@@ -60,14 +60,13 @@ def groups_of(collective: Reduce | Gather) -> tuple[tuple[int, ...], ...]:
 
     Every member starts its groups in this order.
     """
-    return tuple(
-        dict.fromkeys(
-            ring
-            for regions in collective.regions
-            for region in regions
-            for ring in region.rings(collective.collective)
-        )
+    rings = (
+        ring
+        for regions in collective.regions
+        for region in regions
+        for ring in region.rings(collective.collective)
     )
+    return tuple(dict.fromkeys(rings))
 
 
 def direction_of(message: Message) -> int:

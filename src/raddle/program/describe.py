@@ -21,7 +21,7 @@ PHASES = {"F": "forward", "R": "forward again", "B": "backward", "W": "backward 
 
 
 def describe(number: int, instruction: Instruction) -> str:
-    """Such as: instruction 7 ('fc1' backward, step 0, micro-batch 1)."""
+    """Returns a description such as: instruction 7 ('fc1' backward, step 0, micro-batch 1)."""
     where = f"step {instruction.key.step}, micro-batch {instruction.key.micro_batch}"
     if isinstance(instruction, Run):
         what = f"'{instruction.op}' {PHASES[instruction.phase]}"

@@ -1,8 +1,9 @@
-"""Replicated loss: every device computes the end of the forward, so that no gradient of it has to be sent.
+"""Finds the operators of a replicated loss: every device computes the end of the forward.
 
-A loss is a sum over samples, followed by a few small operators. Suppose that each device with a part of the
-sum receives all parts and merges them, and computes a copy of all that follows. Then each has the gradient
-of the sum, and starts the backward of its own part without a message.
+A loss is a sum over samples, followed by a few small operators. With a replicated loss, each device with a
+part of the sum receives all parts and merges them, and computes a copy of all operators that follow. So
+each device has the gradient of the sum, and starts the backward of its own part without waiting for a
+message.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from raddle.plans.tiling import Grid
 
 # Bytes: a partial result up to this size is merged on every device that reads it.
 SMALL_RESULT = 64 * 1024
-MOST_REPLICAS = 8  # devices: every part goes to every device, so messages grow with the square
+# The most devices of a replicated loss. Each sends its part to all others: messages grow with the square.
+MOST_REPLICAS = 8
 
 
 def replicated_loss_ops(
     graph: Graph, plan: Plan, active: frozenset[str], is_partial: Callable[[Op], bool]
 ) -> frozenset[str]:
-    """The operators whose partial results are merged on every device; empty if the loss is not replicated.
+    """Returns the operators whose partial results are merged on every device, if the loss is replicated.
 
     active: the values that need a gradient. is_partial: whether an operator's tiles give partial results.
     """
@@ -57,7 +59,8 @@ def replicated_loss_ops(
 
 
 def _is_replicated(op: Op, plan: Plan, devices: set[int]) -> bool:
-    """Whether an operator is not split (two cut points: 0 and the size) and has a copy on each device."""
+    """Returns whether an operator is not split, and each of these devices has a copy of it."""
     tiling = plan.tiles[op.name]
-    whole = isinstance(tiling, Grid) and all(len(cuts) == 2 for cuts in tiling.cuts)
-    return whole and set(tiling.devices) == devices
+    # Two cut points, 0 and the size: a dimension is not split.
+    is_whole = isinstance(tiling, Grid) and all(len(cuts) == 2 for cuts in tiling.cuts)
+    return is_whole and set(tiling.devices) == devices

@@ -5,8 +5,12 @@ The runtime executes a segment as one piece, forward and backward. The operators
 - where the device sends, merges or reduces (so that data is sent early) and where it waits for a message,
   in either direction;
 - at the borders of stages and of recomputed blocks;
+- before attention with native dropout, if another such attention is before it in the segment: the random
+  generator is set at the start of a segment (runtime/execution/random_generator.py), so that the masks of
+  an attention do not depend on what else runs in its segment;
 - if the backward is split, around every operator with parameters (its W, run later inside a longer segment,
   would compute gradients of activations again);
+- if they are compiled, at the borders of repeated blocks (repeated_blocks.py), which are compiled once;
 - in a `threaded` plan (several steps at once), wherever any device communicates, so that no update happens
   inside a segment.
 
@@ -21,35 +25,53 @@ from itertools import pairwise
 
 from raddle.graph.gradients import trained_parameters
 from raddle.graph.graph import Op
+from raddle.plans.native_dropout import has_native_dropout
 from raddle.plans.pipelining import is_threaded, stage_of
-from raddle.program.program import Gather, Instruction, Key, Merge, Move, Program, Reduce, Run
+from raddle.program.program import (
+    Gather,
+    Instruction,
+    Key,
+    Merge,
+    Move,
+    Program,
+    Reduce,
+    Run,
+    Variant,
+)
+from raddle.program.repeated_blocks import block_borders
 
 # The operators of a device are numbered in the order of the graph; a cut at i lies before operator i.
 
 
-def segments(program: Program, device: int, variant: int = 0) -> list[tuple[Op, ...]]:
-    """The segments of a device: the operators that it computes, in order.
+def segments(
+    program: Program, device: int, variant: int = 0, *, cut_blocks: bool = False
+) -> list[tuple[Op, ...]]:
+    """Returns the segments of a device: the operators that it computes, in order.
 
     variant: index into `program.variants`. A variant is a graph of one micro-batch size, with its tiles on
-    certain devices; most programs have one.
+    certain devices; most programs have one. cut_blocks: whether to cut at the borders of repeated blocks.
     """
     chosen = program.variants[variant]
     device_ops = [op for op in chosen.graph.ops if device in chosen.tiles[op.name].devices]
     cuts = {0, len(device_ops)} | _cuts_of_plan(program, device_ops)
+    if cut_blocks:
+        cuts |= block_borders(chosen, device, device_ops)
     threaded = is_threaded(program.plan)
     for instructions in _representative_micro_batches(program, variant):
         cuts |= _cuts_of_device(program, instructions, device, device_ops)
         if threaded:
             cuts |= _cuts_of_all_devices(program, instructions, device_ops)
+    cuts |= _cuts_of_native_dropout(program, chosen, device_ops, cuts)
     return [tuple(device_ops[a:b]) for a, b in pairwise(sorted(cuts))]
 
 
 def _representative_micro_batches(
     program: Program, variant: int
 ) -> list[list[tuple[int, Instruction]]]:
-    """The instructions, with their numbers, of the micro-batches that together have all possible cuts.
+    """Returns the numbered instructions of the micro-batches that together have all possible cuts.
 
-    These are the last micro-batch of the first step, and those in which gradients are synchronised.
+    These are the last micro-batch of the first step, and those in which gradients are synchronised. An
+    element of the result has the (number, instruction) pairs of one micro-batch.
     """
     instructions_by_key: dict[Key, list[tuple[int, Instruction]]] = {}
     for number, i in enumerate(program.instructions):
@@ -72,7 +94,7 @@ def _cuts_of_device(
     device: int,
     device_ops: list[Op],
 ) -> set[int]:
-    """The cuts that a device's own communication makes in a micro-batch."""
+    """Returns the cuts that a device's communication makes in a micro-batch: positions in `device_ops`."""
     position = {op.name: at for at, op in enumerate(device_ops)}
     # By operator, the number of its composite: a fused call computes the operators of a composite at once.
     composite = {name: n for n, fused in enumerate(program.graph.fused_calls) for name in fused.ops}
@@ -119,14 +141,14 @@ def _cuts_of_device(
 
 
 def _pushes_slice(program: Program, i: Instruction) -> bool:
-    """Whether an instruction sends the gradient of a slice to its server."""
+    """Returns whether an instruction sends the gradient of a slice to its server."""
     return bool(program.slices) and isinstance(i, Move) and i.kind.is_push
 
 
 def _cuts_of_all_devices(
     program: Program, instructions: Sequence[tuple[int, Instruction]], device_ops: list[Op]
 ) -> set[int]:
-    """The cuts that the communication of all devices makes: after its sender, before its receiver."""
+    """Returns the cuts that communication of all devices makes: after each sender, before each receiver."""
     number = {op.name: at for at, op in enumerate(program.graph.ops)}
     # By operator of the device, its number in the graph.
     positions = [number[op.name] for op in device_ops]
@@ -145,8 +167,26 @@ def _cuts_of_all_devices(
     return {sum(p < border for p in positions) for border in borders}
 
 
+def _cuts_of_native_dropout(
+    program: Program, variant: Variant, device_ops: list[Op], cuts: set[int]
+) -> set[int]:
+    """The cuts after which each segment has at most one attention with native dropout.
+
+    cuts: the other cuts. A segment that draws random numbers is cut as late as possible.
+    """
+    further: set[int] = set()
+    draws = False  # whether the present segment draws random numbers
+    for at, op in enumerate(device_ops):
+        draws = draws and at not in cuts
+        if has_native_dropout(program.plan, op, variant.tiles[op.name]):
+            if draws:
+                further.add(at)
+            draws = True
+    return further
+
+
 def _cuts_of_plan(program: Program, device_ops: list[Op]) -> set[int]:
-    """The cuts at borders of stages and recomputed blocks, and those of a split backward."""
+    """Returns the cuts at borders of stages and recomputed blocks, and those of a split backward."""
     plan, cuts = program.plan, set[int]()
     # By operator, the number of its recomputed block.
     block = {name: k for k, names in enumerate(plan.recompute) for name in names}

@@ -47,4 +47,5 @@ def show_removed(lab: str, removed: Collection[str], ended: Collection[int]) -> 
 
 
 def _bytes(count: int | None) -> str:
+    """Return a number of bytes as text; "none" if it is missing."""
     return "none" if count is None else bytes_text(count)

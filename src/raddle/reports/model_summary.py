@@ -2,7 +2,8 @@
 
 A layer is consecutive operators with the same `op.layer`: the name of their composite (an LSTM, a batch
 norm) or, outside of composites, the operator's own name. `op.space.full` is the operator's whole iteration
-space; `work` counts the FLOPs of a box of it.
+space; `work` counts the FLOPs of a box of it. A row has, for example, the keys "name", "output" (the shape)
+and "flops".
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ def _backward_flops(op: Op, differentiable: set[str]) -> int:
 
 
 def _is_contraction(op: Op) -> bool:
+    """Return whether an operator is a matrix product, a convolution or an attention."""
     # is_product: its line of notation multiplies two or more operands, as that of a convolution does.
     # family: which efficiency of a device applies, "attention", "conv" or "" (graph/traits.py).
     return op.space.is_product or op.traits.family == "attention"

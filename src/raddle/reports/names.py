@@ -1,4 +1,4 @@
-"""Shortens lists of names for tables and pages."""
+"""Shortens lists of parameters' names for tables and pages."""
 
 from __future__ import annotations
 

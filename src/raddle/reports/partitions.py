@@ -1,7 +1,7 @@
 """Prints the results of `raddle partition` (a table) and of `raddle export` (one line).
 
 A partition assigns the filters of a model, or single channels of filters, to parts; each part is the work
-of one device. Its volume is what the parts send to each other.
+of one device. The volume of a partition is the number of elements that its parts send to each other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from raddle.reports.terminal import new_table, stdout
 from raddle.reports.units import bytes_text, count_text, seconds_text
 
-MI = 2**20
+MI = 2**20  # the unit of volumes in the table
 
 
 def show_partitions(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -47,6 +47,7 @@ def show_partitions(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _texts(row: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a partition's row, without its method."""
     bound, ratio = row["lower_bound_elements"], row["heaviest_over_average"]
     return [
         str(row["parts"]),

@@ -1,8 +1,8 @@
 """Shows progress on stderr: a spinner or a bar for people, lines of JSON for another program.
 
 `progress_bar` and `progress_lines` are context managers that yield a function to report progress with. The
-function takes a mapping such as {"step": "owt", "done": 2, "of": 5}: what is being done, and how much of
-how much is finished.
+function takes a mapping such as {"step": "owt", "done": 2, "of": 5}: now the step "owt" runs, and 2 of 5
+units of work are finished.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROGRESS_SECONDS = 0.1  # shortest time between two lines of JSON
 
 @contextmanager
 def spinner(message: str) -> Iterator[None]:
-    """Show a spinner on stderr while the body runs; nothing if stderr is not a terminal."""
+    """Show a spinner on stderr while the `with` block runs; show nothing if stderr is not a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -33,9 +33,9 @@ def spinner(message: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(message: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Show a bar on stderr, and yield the function that moves it. No bar if stderr is not a terminal.
+    """Show a bar on stderr, if it is a terminal, and yield the function that moves the bar.
 
-    message: stands before the bar. "done" and "of" may be left out where the amount of work is unknown.
+    message: stands before the bar. "done" and "of" may be left out if the amount of work is unknown.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

@@ -1,4 +1,8 @@
-"""Describes pipeline schedules for `raddle schedule`: data for `--json`, pictures for a terminal."""
+"""Describes pipeline schedules for `raddle schedule`: data for `--json`, pictures for a terminal.
+
+A picture has a line of actions for each worker, as "F0 F1 B0 B1": F is a forward, B a backward, with the
+number of its micro-batch. A flush is the end of a step at which all micro-batches have ended.
+"""
 
 from __future__ import annotations
 

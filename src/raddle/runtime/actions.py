@@ -46,6 +46,10 @@ class Call:
     recompute: bool = False  # whether its forward runs again before its backward (checkpointing)
     split_backward: bool = False  # whether phase "W" computes the gradients of weights later
     stage: int = 0  # pipeline stage
+    # What the random numbers of the call depend on, besides the seed of the micro-batch; "": it draws none.
+    random_stream: str = ""
+    # The last arguments, which are the same in every step: the numbers of the code
+    numbers: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass

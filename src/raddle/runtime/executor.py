@@ -87,8 +87,12 @@ class Executor:
         functions: CompiledFunctions | None = None,
     ) -> None:
         self.program, self.transport = program, transport
+        functions = functions or CompiledFunctions()
         self.rank_actions = rank_actions = build_actions(
-            program, transport.rank, torch.device(place)
+            program,
+            transport.rank,
+            torch.device(place),
+            share=None if functions.mode is None else functions.share,
         )
         self.store = Store(rank_actions.shapes, torch.device(place), rank_actions.gathered)
         self.losses = Losses(program, transport, self.store)
@@ -96,7 +100,8 @@ class Executor:
         self.segments = Segments(
             self.store,
             self.parameter_updater,
-            functions or CompiledFunctions(),
+            functions,
+            seed_of=lambda key: self.input_feeder.seed_of(key),
             autocast=autocast,
             single_microbatch=program.plan.microbatches == 1,
         )

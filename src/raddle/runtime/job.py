@@ -51,17 +51,19 @@ def load_job(
     model: str = "",
     dtype: str = "",
     bn: str = "",
+    dropout: str = "",
     seed: int = 0,
     device: str = "cpu",
 ) -> Job:
     """Reads a plan file, loads and captures its model, lowers and checks the program.
 
-    model: for plans that name none; dtype, bn: replace the plan's precision and kind of batch norm
-    statistics. Weights and batch depend only on the seed, so every rank that loads a job has the same
-    ones. On the torch device "meta" nothing is allocated; this is enough to check whether a plan can run.
+    model: for plans that name none; dtype, bn, dropout: replace the plan's precision, batch norm statistics
+    and dropout of attention. Weights and batch depend only on the seed, so every rank that loads a job has
+    the same ones. On the torch device "meta" nothing is allocated; this is enough to check whether a plan
+    can run.
     """
     workload, graph, plan = load_workload(path, model=model, dtype=dtype, seed=seed, device=device)
-    plan = replace(plan, bn=bn or plan.bn)
+    plan = replace(plan, bn=bn or plan.bn, dropout=dropout or plan.dropout)
     # plan_for_running sets plan.steps, the steps of the program: 1 or, where steps overlap, many.
     program = lower(graph, plan_for_running(plan))
     check(program)

@@ -9,7 +9,12 @@ from dataclasses import dataclass, fields
 from typing import NoReturn
 
 from raddle.errors import InputError
+from raddle.plans.plan import DROPOUT_KINDS
 
+# --compile: the value of `compile` in raddle.parallelize
+COMPILE: dict[str, bool | str] = {
+    "auto": "auto", "on": True, "off": False, "max-autotune": "max-autotune"
+}  # fmt: skip
 DEFAULT_WARMUP = 3  # steps that are not measured
 
 
@@ -31,6 +36,8 @@ class Options:
     device: str | None = None
     backend: str | None = None
     dtype: str | None = None
+    compile: str = "auto"
+    dropout: str | None = None
     threads: int | None = None
     timeout: float = 300.0
     trace: str | None = None
@@ -93,6 +100,8 @@ def _parser() -> _Parser:
     add("--device", choices=("cpu", "cuda"), help="device that ranks compute on")
     add("--backend", choices=("gloo", "nccl"), help="backend of torch.distributed")
     add("--dtype", choices=("float32", "float64"), help="precision, instead of the plan's")
+    add("--compile", choices=tuple(COMPILE), help="torch.compile of segments (auto: on GPUs)")
+    add("--dropout", choices=DROPOUT_KINDS, help="dropout of attention, instead of the plan's")
     add("--threads", type=int, metavar="N", help="threads of each rank (its share of the cores)")
     add("--timeout", type=float, metavar="S", help="seconds that a rank waits for another (300)")
     add("--trace", metavar="FILE", help="write a trace for Perfetto, for example t.json.gz")

@@ -11,9 +11,10 @@ import pathlib
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -21,11 +22,17 @@ from raddle.errors import InputError
 from raddle.plans.pipelining import is_asynchronous
 from raddle.program.chrome_trace import write_events
 from raddle.runtime.clocks import clock_offset
+from raddle.runtime.execution.compiled_functions import (
+    CompiledFunctions,
+    NotCompiled,
+    compile_mode,
+)
 from raddle.runtime.job import Job, load_job, optimizer_for
 from raddle.runtime.measured_trace import trace_events
-from raddle.runtime.options import Options, parse
+from raddle.runtime.options import COMPILE, Options, parse
 from raddle.runtime.progress import Progress
 from raddle.runtime.recorder import Recorder
+from raddle.runtime.step_times import StepTimes
 from raddle.runtime.summary import RankReport, show, summarise
 from raddle.runtime.trainer import Trainer
 from raddle.transport.base import Transport
@@ -72,7 +79,8 @@ def _run_rank(options: Options, place: torch.device, out: TextIO) -> int:
         job = _load_on_all_ranks(options, transport, place)
         if job is None:
             return 2
-        _train(job, options, transport, place, out)
+        with _short_warnings(transport.rank):
+            _train(job, options, transport, place, out)
     except BaseException as error:
         transport.fail(f"{type(error).__name__}: {error}")
         _print_failure(error, transport)
@@ -140,8 +148,9 @@ def _load_on_all_ranks(options: Options, transport: Transport, place: torch.devi
 def _load(options: Options, transport: Transport) -> Job:
     """Loads the job; raises InputError if this rank cannot run it."""
     job = load_job(
-        options.plan, model=options.model or "", dtype=options.dtype or "", seed=options.seed
-    )
+        options.plan, model=options.model or "", dtype=options.dtype or "",
+        dropout=options.dropout or "", seed=options.seed,
+    )  # fmt: skip
     if job.plan.devices != transport.size:
         raise InputError(
             f"the plan needs {job.plan.devices} ranks, this job has {transport.size}: "
@@ -172,28 +181,26 @@ def _train(
         seed=options.seed,
         clip_norm=options.clip_norm,
         check_finite=options.check_finite,
+        functions=CompiledFunctions(compile_mode(COMPILE[options.compile], place)),
     )
     recorder = Recorder(trainer)
-    losses, seconds = _timed_steps(trainer, job, options, recorder)
+    times = _timed_steps(trainer, job, options, recorder)
     trainer.synchronize()
-    reports = _gather_reports(trainer)
+    reports = _gather_reports(trainer, times)
     if options.trace is not None:
         _write_trace(trainer, recorder, [rank.kind for rank in reports], options.trace)
     if trainer.rank == 0:
-        result = summarise(job, options, losses, seconds, reports)
+        result = summarise(job, options, times, reports)
         show(result, out, as_json=options.json)
 
 
-def _timed_steps(
-    trainer: Trainer, job: Job, options: Options, recorder: Recorder
-) -> tuple[list[float], list[float]]:
-    """Trains; returns the loss of each step, and the seconds between the ends of consecutive steps."""
+def _timed_steps(trainer: Trainer, job: Job, options: Options, recorder: Recorder) -> StepTimes:
+    """Trains; a step's time is that between the ends of consecutive steps."""
     # part: what this rank reads of the batch; every step trains on the same batch
     batch = [tensor.to(trainer.place) for tensor in trainer.part(*job.batch)]
     samples = sum(job.program.micro_batch_sizes)
     progress = Progress(options.steps, samples, shown=trainer.rank == 0)
-    losses: list[float] = []
-    seconds: list[float] = []
+    times, functions = StepTimes([], [], []), trainer.setup.functions
     first_traced = options.steps - min(TRACED_STEPS, options.steps - options.warmup_steps)
     trainer.transport.barrier()
     if is_asynchronous(job.plan):
@@ -202,32 +209,33 @@ def _timed_steps(
     for number in range(options.steps):
         if options.trace is not None and number == first_traced:
             recorder.start()
-        losses.append(float(trainer.step(*batch)))
-        now = time.perf_counter()
-        seconds.append(now - previous_end)
+        compiled_before = functions.seconds
+        loss, now = float(trainer.step(*batch)), time.perf_counter()
+        times.add(1, [loss], now - previous_end, functions.seconds - compiled_before)
         previous_end = now
-        progress.step(number + 1, seconds, losses[-1])
-    return losses, seconds
+        progress.step(number + 1, times.seconds, loss)
+    return times
 
 
 def _timed_overlapping_steps(
     trainer: Trainer, batch: Sequence[torch.Tensor], options: Options, recorder: Recorder
-) -> tuple[list[float], list[float]]:
+) -> StepTimes:
     """As _timed_steps for overlapping steps: they have no separate times, so each gets the mean."""
-    losses, seconds = list[float](), list[float]()
+    times, functions = StepTimes([], [], []), trainer.setup.functions
     for count in (options.warmup_steps, options.steps - options.warmup_steps):
-        if options.trace is not None and losses:
+        if options.trace is not None and times.losses:
             recorder.start()
-        begun = time.perf_counter()
-        losses += [float(loss) for loss in trainer.train([batch] * count)]
-        seconds += [(time.perf_counter() - begun) / max(1, count)] * count
-    return losses, seconds
+        begun, compiled_before = time.perf_counter(), functions.seconds
+        losses = [float(loss) for loss in trainer.train([batch] * count)]
+        elapsed = time.perf_counter() - begun
+        times.add(count, losses, elapsed, functions.seconds - compiled_before)
+    return times
 
 
 # -- the end -----------------------------------------------------------------------------------------
 
 
-def _gather_reports(trainer: Trainer) -> list[RankReport]:
+def _gather_reports(trainer: Trainer, times: StepTimes) -> list[RankReport]:
     """The reports of all ranks."""
     transport, place = trainer.transport, trainer.place
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
@@ -237,9 +245,10 @@ def _gather_reports(trainer: Trainer) -> list[RankReport]:
         counters = transport.wire().counters
         slices = counters.messages, counters.overtaken
     groups = transport.prepare([], [])  # makes none, and returns those made so far
-    return trainer.setup.exchange(
-        RankReport(kind, torch.get_num_threads(), *counts, slices, groups)
+    report = RankReport(
+        kind, torch.get_num_threads(), *counts, slices, groups, times.compile_seconds
     )
+    return trainer.setup.exchange(report)
 
 
 def _write_trace(trainer: Trainer, recorder: Recorder, kinds: Sequence[str], path: str) -> None:
@@ -269,6 +278,26 @@ def _print_failure(error: BaseException, transport: Transport) -> None:
 
 def _print_error(sentence: object) -> None:
     print(f"raddle: {sentence}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _short_warnings(rank: int) -> Iterator[None]:
+    """Within it, what torch.compile cannot compile is said in one sentence, once."""
+    shown: set[str] = set()
+
+    def show_warning(
+        message: Warning | str, category: type[Warning], *place: Any, **more: Any
+    ) -> None:
+        if not issubclass(category, NotCompiled):
+            show_others(message, category, *place, **more)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            _print_error(message if rank == 0 else f"rank {rank}: {message}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", NotCompiled)
+        show_others, warnings.showwarning = warnings.showwarning, show_warning
+        yield
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TextIO
 
 from raddle.runtime.job import Job
 from raddle.runtime.options import Options
+from raddle.runtime.step_times import StepTimes, measured_steps
 from raddle.transport.base import GroupsMade
 
 # By kind of collective, its word in a printed row.
@@ -27,22 +28,23 @@ class RankReport(NamedTuple):
     # Messages with slices of parameters, and how many of them overtook another one (priority).
     slice_messages: tuple[int, int] = (0, 0)
     groups: GroupsMade = GroupsMade()  # its process groups
+    compile_seconds: Sequence[float] = ()  # of each step, spent by torch.compile
 
 
 def summarise(
     job: Job,
     options: Options,
-    losses: Sequence[float],
-    seconds: Sequence[float],
+    times: StepTimes,
     reports: Sequence[RankReport],
 ) -> dict[str, Any]:
     """The summary, as in --json. Bytes are per step; for an all-reduce, the bytes of one device's buffer.
 
-    job: model, batch, plan and program (job.py); options: of the command line; losses, seconds: of each
-    step; reports: of each rank.
+    job: model, batch, plan and program (job.py); options: of the command line; times: of rank 0; reports:
+    of each rank.
     """
-    plan, steps = job.plan, len(losses)
-    measured = seconds[options.warmup_steps :]
+    plan, losses, steps = job.plan, times.losses, len(times.losses)
+    compile_seconds = [rank.compile_seconds for rank in reports]
+    measured = measured_steps(times.seconds, compile_seconds, options.warmup_steps)
     step = median(measured)  # seconds
     batch = plan.batch or sum(job.program.micro_batch_sizes)
     return {
@@ -63,6 +65,9 @@ def summarise(
         "predicted_ms": plan.predicted.get("step_ms"),
         "cluster": plan.cluster["name"] if plan.cluster else None,
         "samples_per_s": batch / step,
+        # the longest time that a rank spent on compiling; no part of the times of steps
+        "compile_s": max(sum(seconds) for seconds in compile_seconds),
+        "measured": len(measured),  # the number of steps that the times above are of
         "loss_first": losses[0],
         "loss_last": losses[-1],
         "sent": [
@@ -113,11 +118,13 @@ def _lines(r: Mapping[str, Any]) -> Iterator[str]:
     yield f"{r['model']}, batch {r['batch']}{method} on {ranks} ({r['device']}, {r['dtype']})"
     yield (
         f"measured   {r['step_ms']:.3f} ms a step ({r['fastest_ms']:.3f} to {r['slowest_ms']:.3f}), "
-        f"{r['samples_per_s']:.4g} samples/s, median of {r['steps'] - r['warmup']} steps"
+        f"{r['samples_per_s']:.4g} samples/s, median of {r['measured']} steps"
     )
     if r["predicted_ms"] is not None:
         ratio = r["step_ms"] / r["predicted_ms"]
         yield f"predicted  {r['predicted_ms']:.3f} ms on {r['cluster']}: measured is {ratio:.2f}x of it"
+    if r["compile_s"]:
+        yield f"compiled   in {r['compile_s']:.1f} s, before the steps that were measured"
     yield f"loss       {r['loss_first']:.6g} -> {r['loss_last']:.6g}"
     if r["groups"]["count"]:
         groups = r["groups"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from raddle.graph.graph import Graph
 from raddle.plans import plan_file
 from raddle.plans.pipelining import is_asynchronous, micro_batch_graph, plan_for_running
 from raddle.plans.plan import Plan
+from raddle.plans.validation import validate_settings
 from raddle.program.checks.check import check
 from raddle.program.lower import lower
 from raddle.program.program import Program
@@ -52,6 +54,7 @@ def parallelize(
     clip_norm: float | None = None,
     autocast: torch.dtype | None = None,
     compile: bool | str = "auto",
+    dropout: str | None = None,
     check_finite: bool = False,
     timeout: float = 300.0,
     transport: Transport | None = None,
@@ -70,6 +73,8 @@ def parallelize(
     clip_norm: limit of the global norm of the gradients.
     autocast: dtype for mixed precision, for example torch.bfloat16. Forwards run under torch.autocast.
     compile: True, False, "max-autotune" (a mode of torch.compile) or "auto": compile on GPUs.
+    dropout: of attention, instead of the plan's. "native": that of PyTorch's fused kernel; its masks depend
+        on the plan. "exact": masks that do not depend on it, which are slower and need more memory.
     check_finite: raise before an update if the loss is not finite.
     timeout: limit of every wait, in seconds.
     seed: of the initial parameters, if the model is on the meta device, and of dropout masks.
@@ -90,9 +95,9 @@ def parallelize(
     transport = transport or join(place, backend, timeout)
     try:
         return _trainer(
-            model, plan, optimizer, transport, place, loss=loss, graph=graph, seed=seed,
+            model, plan, optimizer, transport, place, loss=loss, graph=graph, dropout=dropout, seed=seed,
             accumulate=accumulate, clip_norm=clip_norm, autocast=autocast, check_finite=check_finite,
-            mode=compile_mode(compile, place),
+            functions=CompiledFunctions(compile_mode(compile, place)),
         )  # fmt: skip
     except BaseException as error:
         transport.fail(str(error))
@@ -101,7 +106,7 @@ def parallelize(
 
 def _trainer(
     model: nn.Module, plan: Any, optimizer: MakeOptimizer, transport: Transport, place: torch.device,
-    *, loss: Any, graph: Graph | None, **settings: Any,
+    *, loss: Any, graph: Graph | None, dropout: str | None, **settings: Any,
 ) -> Trainer:  # fmt: skip
     """Checks the plan against ranks and module, lowers it, and makes the trainer."""
     # data: the plan, or the content of its file
@@ -119,6 +124,9 @@ def _trainer(
         raise InputError("the module gives no loss: pass loss=..., as torch's cross_entropy.")
     graph = micro_batch_graph(graph, data)  # the graph of the plan's largest micro-batch
     parsed_plan = data if isinstance(data, Plan) else plan_file.from_dict(dict(data), graph)
+    if dropout is not None:
+        parsed_plan = replace(parsed_plan, dropout=dropout)
+        validate_settings(parsed_plan)
     # plan_for_running changes only plan.steps, the number of steps in the program: 1 or, where steps
     # overlap, many. Longer trainings run the program again and again.
     program = lower(graph, plan_for_running(parsed_plan))
@@ -159,7 +167,7 @@ class Trainer:
         accumulate: int = 1,
         clip_norm: float | None = None,
         autocast: torch.dtype | None = None,
-        mode: str | None = None,
+        functions: CompiledFunctions | None = None,
         check_finite: bool = False,
     ) -> None:
         if is_asynchronous(program.plan) and (accumulate > 1 or clip_norm is not None):
@@ -168,7 +176,7 @@ class Trainer:
                 "be clipped by their norm, nor accumulated over steps; use a schedule with a flush."
             )
         self.setup = setup = Setup(
-            model, program, transport, place, loss, autocast, CompiledFunctions(mode)
+            model, program, transport, place, loss, autocast, functions or CompiledFunctions()
         )  # fmt: skip
         self.model, self.program, self.transport, self.rank = model, program, transport, setup.rank
         self.steps = 0  # number of steps so far

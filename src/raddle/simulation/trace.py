@@ -41,6 +41,7 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
 
 
 def _microseconds(nanoseconds: Any) -> float:
+    """Returns nanoseconds in microseconds, the unit of the trace format."""
     return int(nanoseconds) / 1000
 
 

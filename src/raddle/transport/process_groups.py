@@ -39,7 +39,8 @@ class ProcessGroups:
 
     def __init__(self, device: torch.device, backend: str, timeout: float) -> None:
         limit = timedelta(seconds=timeout)
-        self._owner = not dist.is_initialized()  # raddle makes, and destroys, the default group
+        # whether raddle makes (and later destroys) torch's default group, not the user
+        self._owner = not dist.is_initialized()
         if self._owner:
             _join(backend, limit)
         self.device = device
@@ -146,7 +147,7 @@ def _join(backend: str, limit: timedelta) -> None:
 
 
 def _close_connections(group: dist.ProcessGroup) -> None:
-    """Closes a gloo group's connections. gloo cannot abort, but a receive that times out closes them."""
+    """Closes a gloo group's connections by a receive that times out: gloo has no call to abort."""
     if group.size() == 1:
         return
     peer = 1 if group.rank() == 0 else 0

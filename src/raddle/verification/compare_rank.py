@@ -31,7 +31,8 @@ class Findings:
     """The results of one rank, over all steps."""
 
     losses: list[float] = field(default_factory=list)  # by step
-    # By what is compared ("loss", "gradients", ...): the largest deviation and where it is.
+    # "loss", "gradients", "parameters" or "buffers" -> (largest deviation, where it is). Deviations are
+    # relative, and "where" is a text, such as "conv1.weight, step 2".
     worst: dict[str, tuple[float, str]] = field(default_factory=dict)
     sent: list[tuple[int, int]] = field(default_factory=list)  # (target rank, bytes)
     # (kind of collective, ranks, bytes of the full buffers)
@@ -39,11 +40,11 @@ class Findings:
     # Only where steps overlap: parameter -> the least and the most updates of earlier steps that a step did
     # not see (serial_replay.py).
     staleness: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # (step, action of the schedule, start, end): see runtime/schedule_spans.py
+    # (step, action of the schedule, start, end), times in seconds: see runtime/schedule_spans.py
     spans: list[tuple[int, str, float, float]] = field(default_factory=list)
 
     def note(self, what: str, deviation: float, where: str) -> None:
-        """Record a deviation if it is the largest so far; NaN counts as infinite."""
+        """Record a deviation of `what` if it is the largest so far; NaN counts as infinite."""
         deviation = math.inf if math.isnan(deviation) else deviation
         if what not in self.worst or deviation > self.worst[what][0]:
             self.worst[what] = deviation, where
@@ -59,7 +60,8 @@ def compare(
 ) -> Findings:
     """Train this rank for some steps and return its deviations from the reference and the bytes sent.
 
-    plain: the reference; empty if steps overlap. on_progress: called with the number of each step.
+    plain: the reference; empty if steps overlap, because the ranks then compute it by a serial replay.
+    on_progress: called with the number of each step.
     """
     device = torch.device("cpu")
     optimizer = optimizer_for(job.plan.optimizer)
@@ -75,8 +77,8 @@ def compare(
         )
         findings = Findings()
         # Records when the actions of a pipeline schedule start and end.
-        spans = SpanRecorder(job.program, lambda: trainer.steps)
-        trainer.executor.record = spans.record
+        recorder = SpanRecorder(job.program, lambda: trainer.steps)
+        trainer.executor.record = recorder.record
         if is_asynchronous(job.plan):
             _compare_overlapped(job, trainer, findings, steps, seed)
         else:
@@ -96,10 +98,14 @@ def compare(
     except BaseException as error:
         transport.fail(f"{type(error).__name__}: {error}")
         raise
-    findings.spans = [*spans.spans]
-    findings.sent = sorted((t, n) for t, n in transport.total_sent().items() if n)
+    findings.spans = [*recorder.spans]
+    findings.sent = sorted(
+        (target, nbytes) for target, nbytes in transport.total_sent().items() if nbytes
+    )
     findings.collective_bytes = sorted(
-        (str(kind), list(g), n) for (kind, g), n in transport.collective_bytes.items() if n
+        (str(kind), list(ranks), nbytes)
+        for (kind, ranks), nbytes in transport.collective_bytes.items()
+        if nbytes
     )
     return findings
 
@@ -107,11 +113,12 @@ def compare(
 def _compare_overlapped(
     job: Job, trainer: Trainer, findings: Findings, steps: int, seed: int
 ) -> None:
-    """Train with overlapping steps, and compare with a serial replay with the same versions of weights."""
+    """Train with overlapping steps, and compare with a serial replay that uses the same weight versions."""
     trainer.step_runner.weight_uses = []  # a list makes the trainer log the versions
     losses = trainer.train([batch_of_step(job, step) for step in range(steps)])
+    # Number of the slot that holds a piece -> the piece.
     pieces = {s.slot: (s.name, s.box) for s, _ in trainer.executor.parameters()}
-    # A VersionRecord is a WeightUse (weight_stash.py) with the piece in place of its slot on this rank.
+    # A VersionRecord is a WeightUse (runtime/weight_stash.py) with the piece in place of its slot number.
     log = [VersionRecord(pieces[u.slot], *u[1:]) for u in trainer.step_runner.weight_uses]
     # The logs of all ranks in one list.
     records = [record for rank in trainer.setup.exchange(log) for record in rank]
@@ -133,7 +140,8 @@ def _compare_overlapped(
 def _compare_gradients(trainer: Trainer, plain: PlainRun, findings: Findings) -> None:
     """Make the trainer compare all gradients with the reference before each update.
 
-    It replaces the executor's optimizer step, and sets the hook for parameters that are updated in slices.
+    This replaces the executor's optimizer step, and sets the hook for parameters that are updated in
+    slices.
     """
     update = trainer.executor.optimizer_step
 

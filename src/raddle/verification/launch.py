@@ -29,11 +29,12 @@ from raddle.transport.thread_transport import Hub
 from raddle.verification.compare_rank import Findings, compare
 from raddle.verification.plain_training import PlainRun
 
-POLL_SECONDS = 0.1  # between two looks at torchrun
-GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
-START_SECONDS = 180.0  # for ranks to load and capture the model, on a busy machine
+POLL_SECONDS = 0.1  # time between two checks whether torchrun has ended
+GRACE_SECONDS = 10.0  # time between SIGTERM and SIGKILL
+# The ranks may take this long to load and capture the model, on a busy machine.
+START_SECONDS = 180.0
 
-OnProgress = Callable[[int], None]  # gets the number of the step that the ranks are at
+OnProgress = Callable[[int], None]  # is called with the number of the step that the ranks train now
 
 
 class RankFailure(Exception):
@@ -100,14 +101,14 @@ def run_on_processes(
 def _torchrun(
     folder: pathlib.Path, devices: int, threads: int
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run torchrun; it and all its ranks are ended when the `with` block ends."""
-    # A torchrun that ends when this process has ended.
+    """Run torchrun; the end of the `with` block ends torchrun and all ranks."""
+    # raddle.transport.torchrun also ends when this process has ended.
     torchrun = [sys.executable, "-m", "raddle.transport.torchrun", "--standalone"]
     ranks = ["--nproc-per-node", str(devices), "-m", "raddle.verification.rank", str(folder)]
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
             [*torchrun, *ranks],
-            # starter_env: by this the ranks notice that this process has ended.
+            # starter_env: environment variables by which the ranks notice that this process has ended.
             env={**os.environ, "OMP_NUM_THREADS": str(threads), **starter_env()},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -123,7 +124,7 @@ def _torchrun(
         process.kill()
         process.wait()
         for file in folder.glob("rank*.pid"):
-            with suppress(OSError, ValueError):  # it has ended, or its file is not complete
+            with suppress(OSError, ValueError):  # the rank has ended, or its file is not complete
                 os.kill(int(file.read_text()), signal.SIGKILL)
 
 
@@ -144,9 +145,9 @@ def _wait(
 
 
 def _read_results(folder: pathlib.Path, devices: int, code: int) -> list[Findings]:
-    """Read the findings of all ranks; raises RankFailure if a rank reported an error of its own.
+    """Return the findings of all ranks, read from the folder.
 
-    code: the exit code of torchrun.
+    Raises RankFailure if a rank reported an error of its own. code: the exit code of torchrun.
     """
     results: dict[int, dict[str, Any]] = {}
     for rank in range(devices):
@@ -158,8 +159,8 @@ def _read_results(folder: pathlib.Path, devices: int, code: int) -> list[Finding
         raise RankFailure(_first_cause(errors))
     if len(results) < devices or errors:
         raise InputError(
-            f"the ranks ended early, torchrun with code {code} ({_last_line(folder / 'output')}): "
-            "is there too little memory?"
+            f"the ranks ended early and torchrun with exit code {code} ({_last_line(folder / 'output')}): "
+            "check that there is enough memory."
         )
     return [Findings(**results[rank]) for rank in range(devices)]
 
@@ -175,5 +176,6 @@ def _first_cause(errors: Mapping[int, str]) -> str:
 
 
 def _last_line(file: pathlib.Path) -> str:
+    """Return the last line of torchrun's output that is not only a ruler of = or -."""
     lines = [line.strip() for line in file.read_text(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line.strip("=-")), "it said nothing")
+    return next((line for line in reversed(lines) if line.strip("=-")), "it wrote nothing")

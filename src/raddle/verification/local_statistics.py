@@ -1,4 +1,4 @@
-"""Batch norm with local statistics (`bn: local`) for the plain module.
+"""Computes batch norm with local statistics (`bn: local`) for the plain module, the reference of a plan.
 
 With `bn: local`, a device computes mean and variance only over its own tile of the input, as
 DistributedDataParallel does. To get the same numbers, the serial reference normalises the input tile by
@@ -25,15 +25,15 @@ from raddle.plans.plan import Plan
 
 
 class _Tile(NamedTuple):
-    """A part of the input that a device normalises; boxes are parts of the input."""
+    """A part of the input that a device normalises. Both boxes are parts of the input."""
 
     device: int
-    normalised: Box  # what is normalised
-    counted: Box  # what the statistics are computed over
+    normalised: Box  # the elements that are normalised
+    counted: Box  # the elements over which mean and variance are computed
 
 
 def has_serial_reference(graph: Graph, plan: Plan) -> bool:
-    """Whether serial training can repeat the batch norms of the plan.
+    """Return whether serial training can repeat the batch norms of the plan.
 
     It cannot if several devices normalise the same elements with different statistics.
     """
@@ -51,11 +51,12 @@ class LocalStatistics:
     def __init__(
         self, graph: Graph, plan: Plan, model: nn.Module, running: dict[int, dict[str, Tensor]]
     ) -> None:
-        # By batch norm: its tiles, and (device, part of the input) of the statistics. m: `moments`.
+        # For each batch norm: its tiles, and the list of (device, part of the input) whose mean and
+        # variance the device computes. m: the operator `moments`.
         self.norms = [(_tiles(plan, m, norm), _regions(plan, m)) for m, norm in _norms(graph)]
         self.names = {id(t): name for name, t in model.named_buffers()}  # by id of a buffer
         self.running = running  # running statistics, by device and buffer name
-        self.count = 0  # batch norms of this forward so far
+        self.count = 0  # number of batch norms that this forward has called so far
 
     def begin(self) -> None:
         """Start a new forward."""
@@ -72,7 +73,9 @@ class LocalStatistics:
             # The first False: not training; the last one: without cuDNN.
             return torch.batch_norm(input, weight, bias, *buffers, False, momentum, eps, False)
         if self.count == len(self.norms):
-            raise InputError("the module has a batch norm that the graph has not: plan it again.")
+            raise InputError(
+                "the module runs a batch norm that is not in the graph of the plan: plan it again."
+            )
         # counted: (device, part of the input) for each tile of the statistics
         tiles, counted = self.norms[self.count]
         self.count += 1
@@ -124,13 +127,13 @@ def _norms(graph: Graph) -> Iterator[tuple[Op, Op]]:
 
 def _regions(plan: Plan, op: Op) -> list[tuple[int, Box]]:
     """For each tile of an operator, return its device and the part of the input that it reads."""
-    # op.space.regions: of each operand, the box that a tile reads (None: nothing); operand 0: the input
+    # op.space.regions gives for each operand the box that a tile reads, or None; operand 0 is the input.
     regions = ((t.device, op.space.regions(t.box)[0]) for t in plan.tiles[op.name].tiles)
     return [(device, box) for device, box in regions if box is not None]
 
 
 def _tiles(plan: Plan, moments: Op, norm: Op) -> list[_Tile]:
-    """Return what each device normalises, cut by channels to match the tiles of its statistics."""
+    """Return the parts that each device normalises, cut by channels like the tiles of its statistics."""
     tiles = []
     for device, box in _regions(plan, norm):
         for moments_device, counted in _regions(plan, moments):
@@ -145,8 +148,10 @@ def _tiles(plan: Plan, moments: Op, norm: Op) -> list[_Tile]:
 
 
 def _restrict_channels(box: Box, lo: int, hi: int) -> Box:
+    """Return the part of a box with the channels from lo to hi."""
     return Box((box.lo[0], lo, *box.lo[2:]), (box.hi[0], hi, *box.hi[2:]))
 
 
 def _channels(box: Box) -> slice:
+    """Return the channels of a box."""
     return slice(box.lo[1], box.hi[1])

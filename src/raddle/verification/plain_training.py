@@ -1,8 +1,8 @@
 """Trains the unmodified module serially with plain PyTorch: the reference for a plan.
 
-It uses the micro-batches, the dropout masks and the batch-norm statistics of the plan, so that both
-compute the same numbers. A *job* (runtime/job.py) is all that a rank needs to train: model, loss, batch,
-plan and program.
+The plain training uses the micro-batches, the dropout masks and the batch-norm statistics of the plan, so
+that it computes the same numbers as the plan. A *job* (runtime/job.py) is all that a rank needs to train:
+model, loss, batch, plan and program.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PlainRun:
     state: dict[str, Tensor] = field(default_factory=dict)  # final parameters and buffers, by name
     # With `bn: local` every device has its own running statistics: by device and buffer name.
     running_statistics: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    seconds: float = 0.0  # time of the slowest step
+    seconds: float = 0.0  # seconds of the slowest step
 
     def buffer(self, device: int, name: str) -> Tensor:
         """Return the expected value of a buffer on a device."""
@@ -71,7 +71,8 @@ def train_plain(
         result.norms.append(_norm(iter(result.gradients[-1].values())))
         optimizer.step()
         result.seconds = max(result.seconds, time.perf_counter() - start)
-    one_step.replica_buffers.load(0)  # those of variant 0, which runs the first micro-batch
+    # The final buffers are those of variant 0, which runs the first micro-batch.
+    one_step.replica_buffers.load(0)
     result.state = {n: p.detach() for n, p in [*model.named_parameters(), *model.named_buffers()]}
     result.running_statistics = one_step.running_statistics
     return result
@@ -130,9 +131,9 @@ def micro_batch_loss(
     job: Job, model: nn.Module, batch: Sequence[Tensor], seed: int, step: int, micro_batch: int,
     local: LocalStatistics | None = None,
 ) -> Tensor:  # fmt: skip
-    """Run the forward of a micro-batch; return its loss times its share of the samples.
+    """Run the forward of a micro-batch; return its loss times its fraction of the step's samples.
 
-    batch: inputs and targets of the micro-batch; local: replaces batch norms if `bn` is local.
+    batch: inputs and targets of the micro-batch. local: replaces batch norms if `bn` is local.
     """
     # inputs: how many tensors of the batch the model takes; the others are targets of the loss.
     inputs, sizes = len(job.workload.inputs), job.program.micro_batch_sizes
@@ -149,7 +150,8 @@ def micro_batch_loss(
 def backward(loss: Tensor) -> None:
     """Run the backward.
 
-    The mode is needed for the forwards that activation checkpointing repeats: they compute in float64 too.
+    DoublePrecisionMode is for the forwards that activation checkpointing repeats: they also compute in
+    float64.
     """
     with DoublePrecisionMode():
         torch.autograd.backward(loss)
@@ -157,21 +159,24 @@ def backward(loss: Tensor) -> None:
 
 def _seed(seed: int, step: int, micro_batch: int) -> int:
     """Return the seed of the dropout masks of a micro-batch, the same as in the runtime's executor."""
+    # 1_000_003 is a prime: steps with fewer micro-batches than that have different seeds.
     return seed + 1_000_003 * step + micro_batch
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all gradients, by parameter name."""
     gradients = ((name, p.grad) for name, p in model.named_parameters())
     return {name: grad.clone() for name, grad in gradients if grad is not None}
 
 
 def _norm(tensors: Iterator[Tensor]) -> float:
+    """Return the norm of all tensors together."""
     return math.hypot(*(float(torch.linalg.vector_norm(in_double(t))) for t in tensors))
 
 
 @contextmanager
 def _explain_out_of_memory() -> Iterator[None]:
-    """Turn errors of too little memory into an InputError."""
+    """Turn out-of-memory errors of the `with` block into an InputError."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:

@@ -1,6 +1,7 @@
 """Makes a module compute in double precision, even if its code casts to other types.
 
-A module that calls `.float()` or passes `dtype=torch.bfloat16` inside its forward rounds there, even after
+`raddle verify` compares two trainings in float64, so that rounding does not hide errors. A module that
+calls `.float()` or passes `dtype=torch.bfloat16` inside its forward rounds there, even after
 `module.double()`. While `DoublePrecisionMode` is active, such casts give float64 (or complex128) instead.
 """
 
@@ -33,7 +34,7 @@ def double_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def to_double(value: Any) -> Any:
-    """Convert all types and tensors in a value to double precision, also inside lists, tuples and dicts."""
+    """Return a value with all its types and tensors in double precision, also those in containers."""
     if isinstance(value, torch.dtype):
         return double_dtype(value)
     if isinstance(value, Tensor):
@@ -48,7 +49,7 @@ def to_double(value: Any) -> Any:
 
 
 class DoublePrecisionMode(TorchFunctionMode):
-    """While it is active, all torch functions are called with double-precision tensors and types."""
+    """A mode in which all torch functions are called with double-precision tensors and types."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -60,12 +61,18 @@ class DoublePrecisionMode(TorchFunctionMode):
 
 
 def _double_tensor_name(name: Any) -> Any:
-    """Map torch.FloatTensor (the class or its name) and the like to the name of torch.DoubleTensor."""
+    """Return the name of torch.DoubleTensor for torch.FloatTensor, HalfTensor or BFloat16Tensor.
+
+    name: the class or its name; anything else is returned unchanged.
+    """
     text = f"{name.__module__}.{name.__name__}" if isinstance(name, type) else name
     return _LEGACY_NAMES.sub("DoubleTensor", text) if isinstance(text, str) else name
 
 
 def module_to_double(module: nn.Module) -> None:
-    """Convert parameters and buffers to double precision; `Module.to` would drop imaginary parts."""
+    """Convert parameters and buffers to double precision, in place.
+
+    `Module.to(torch.float64)` would drop the imaginary parts of complex tensors.
+    """
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = to_double(tensor.data)

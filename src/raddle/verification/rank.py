@@ -1,8 +1,8 @@
-"""The process of one rank of a verification: `python -m raddle.verification.rank FOLDER`.
+"""Runs one rank of a verification as a process: `python -m raddle.verification.rank FOLDER`.
 
-launch.py starts it by torchrun. The folder holds settings.json and the reference plain.pt. The rank writes
-its process id to rank<N>.pid, and its findings or error to rank<N>.json; rank 0 also writes the number of
-the current step to `progress`. The *twin* of a job is the same job in float64 (twin.py).
+launch.py starts the process by torchrun. The folder holds settings.json and the reference plain.pt. The
+rank writes its process id to rank<N>.pid, and its findings or error to rank<N>.json; rank 0 also writes the
+number of the current step to `progress`. The *twin* of a job is the same job in float64 (twin.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(folder: pathlib.Path) -> int:
 
 
 def _verify(folder: pathlib.Path, rank: int, settings: dict[str, Any]) -> Findings:
-    """Load the job and the reference, train this rank and compare."""
+    """Load the job and the reference, train this rank, compare, and return the findings."""
     transport = ProcessTransport(torch.device("cpu"), "gloo", settings["timeout"])
 
     def report_step(step: int) -> None:

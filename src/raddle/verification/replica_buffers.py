@@ -1,8 +1,8 @@
 """Gives the plain module separate buffers, such as running statistics, for copies of a pipeline stage.
 
 In some schedules (GEMS, Chimera) copies of a stage on different workers run different micro-batches, and
-each copy updates its own buffers. The plain module has only one set of buffers, so they are swapped before
-and after each micro-batch. The buffers of the first micro-batch's workers are the final ones, as
+each copy updates its own buffers. The plain module has only one set of buffers, so its content is swapped
+before and after each micro-batch. The buffers of the first micro-batch's workers are the final ones, as
 DistributedDataParallel saves those of rank 0. A *variant* of the program is how some of the micro-batches
 run: the graph for their size, and the tiles on the devices that run them. `graph.updates`: buffer -> the
 value that is its new content after a forward.
@@ -18,11 +18,11 @@ from raddle.program.program import Program
 
 
 class ReplicaBuffers:
-    """Swaps the buffers that the forward updates; `values` holds the copies that are not in the module."""
+    """Swaps the buffers that the forward updates. `values`: (buffer, devices) -> these devices' copy."""
 
     def __init__(self, program: Program, model: nn.Module) -> None:
         producer = {o: op.name for op in program.graph.ops for o in op.outputs}
-        # By variant and buffer: the devices that update it. Variants on the same devices share a copy.
+        # [variant][buffer]: the devices that update the buffer. Variants on the same devices share a copy.
         self.devices_by_variant = [
             {b: tuple(sorted(set(v.tiles[producer[o]].devices))) for b, o in program.graph.updates.items()}
             for v in program.variants

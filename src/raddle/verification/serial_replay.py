@@ -1,4 +1,4 @@
-"""Repeats a training run with overlapping steps serially, with the plain module: the reference for it.
+"""Repeats a training run with overlapping steps serially, with the plain module, as its reference.
 
 In an asynchronous pipeline, a step may use weights that lack the updates of earlier steps. The ranks log
 which version of each piece of a parameter a step used, and which version each update made. The replay runs
@@ -32,9 +32,9 @@ class VersionRecord(NamedTuple):
     """An entry of the log: a step used a version of a piece, or made it by an update."""
 
     piece: Piece
-    phase: str  # "F": used in a forward; "U": made by an update
+    phase: str  # "F": the version was used in a forward; "U": an update made the version
     step: int
-    micro_batch: int  # of an update: 0
+    micro_batch: int  # 0 for an update
     version: int  # number of updates that the piece has had
 
 
@@ -47,49 +47,53 @@ class ReplayResult(NamedTuple):
 
 
 def replay(job: Job, log: Iterable[VersionRecord], steps: int, seed: int) -> ReplayResult:
-    """Train a copy of the module step by step, each with the logged versions of the weights."""
+    """Train a copy of the module step by step, each step with the logged versions of the weights.
+
+    Returns its losses, final pieces of parameters, and staleness. seed: the seed of the dropout masks.
+    """
     return _Replayer(job, list(log), steps, seed).run()
 
 
 class _Replayer:
-    """The state of a replay."""
+    """The state of a replay: versions, gradients and losses so far."""
 
     def __init__(self, job: Job, log: list[VersionRecord], steps: int, seed: int) -> None:
         self.job, self.steps, self.seed = job, steps, seed
         self.model = copy.deepcopy(job.workload.model)
         self.parameters = dict(self.model.named_parameters())
-        # By step, then by (micro-batch, piece): the version that was used.
+        # [step][micro-batch, piece]: the version that was used.
         self.used: dict[int, dict[tuple[int, Piece], int]] = {s: {} for s in range(steps)}
-        step_by_version: dict[Piece, dict[int, int]] = {}  # by version, the step that made it
+        step_by_version: dict[Piece, dict[int, int]] = {}  # [piece][version]: the step that made it
         for record in log:
             if record.phase == "F":
                 self.used[record.step][record.micro_batch, record.piece] = record.version
                 step_by_version.setdefault(record.piece, {})
             else:
                 step_by_version.setdefault(record.piece, {})[record.version] = record.step
-        # By piece: the steps in the order of their updates.
+        # For each piece, the steps in the order of their updates.
         self.update_order = {
             piece: [steps_of_piece[v] for v in sorted(steps_of_piece)]
             for piece, steps_of_piece in step_by_version.items()
         }
-        # By piece: its value in all versions so far; the index is the version.
+        # [piece][version]: the value of the piece, for all versions so far.
         self.history = {p: [self._initial_value(p)] for p in self.update_order}
-        make = optimizer_for(job.plan.optimizer)  # makes an optimizer for a list of parameters
-        # By piece: its newest version, and an optimizer that updates only this piece.
+        make_optimizer = optimizer_for(job.plan.optimizer)
+        # For each piece, its newest version, and an optimizer that updates only this piece.
         self.weights = {
             p: nn.Parameter(versions[0].clone()) for p, versions in self.history.items()
         }
-        self.optimizers = {p: make([w]) for p, w in self.weights.items()}
-        self.gradients: dict[int, dict[str, Tensor]] = {}  # by step and parameter
+        self.optimizers = {p: make_optimizer([w]) for p, w in self.weights.items()}
+        self.gradients: dict[int, dict[str, Tensor]] = {}  # [step][parameter name]
         self.losses: dict[int, float] = {}  # by step
 
     def _initial_value(self, piece: Piece) -> Tensor:
+        """Return the value of a piece before the first update."""
         name, box = piece
         whole = self.parameters[name].detach()
         return whole[box.slices_within(Box.full(whole.shape))].clone()
 
     def run(self) -> ReplayResult:
-        """Run all steps, each as soon as its versions exist."""
+        """Run all steps, each as soon as the versions that it used exist, and return the results."""
         remaining = list(range(self.steps))
         while remaining:
             ready = next((s for s in remaining if self._is_ready(s)), None)
@@ -103,7 +107,7 @@ class _Replayer:
         )
 
     def _is_ready(self, step: int) -> bool:
-        """Whether all versions that a step used exist already."""
+        """Return whether all versions that a step used exist already."""
         return all(v < len(self.history[p]) for (_, p), v in self.used[step].items())
 
     def _step(self, step: int) -> None:
@@ -139,7 +143,7 @@ class _Replayer:
                 versions.append(weight.detach().clone())
 
     def _staleness(self) -> dict[str, tuple[int, int]]:
-        """For each parameter, return the least and the most earlier updates that a step did not use."""
+        """Return for each parameter the least and the most earlier updates that a step did not use."""
         missed: dict[str, list[int]] = {}
         for step, used in self.used.items():
             for (_, (name, _)), v in used.items():

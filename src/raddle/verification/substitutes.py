@@ -1,9 +1,10 @@
 """Replaces torch functions while the plain module runs, so that it computes the same numbers as the plan.
 
-A TorchFunctionMode intercepts the calls; the module itself is not changed. Functions with dropout use
-raddle's masks, which depend only on the seed of the step and the position of the element. With `bn: local`,
-batch norms compute their statistics tile by tile (local_statistics.py). An operator's kernel, from
-make_kernel, is the function by which the runtime computes a box of it.
+The plain module is the reference with which `raddle verify` compares a plan. A TorchFunctionMode intercepts
+the calls; the module itself is not changed. Functions with dropout use raddle's masks, which depend only on
+the seed of the step and the position of the element. With `bn: local`, batch norms compute their statistics
+tile by tile (local_statistics.py). An operator's kernel, from make_kernel, is the function by which the
+runtime computes a box of it.
 """
 
 from __future__ import annotations
@@ -19,27 +20,31 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from raddle.errors import InputError
+from raddle.graph.box import Box
 from raddle.graph.builder import resolve_overload
-from raddle.graph.graph import Graph
+from raddle.graph.graph import Graph, Op
 from raddle.graph.ops import make_kernel
+from raddle.graph.ops.exact_dropout_attention import attention_weights, weights_shape
+from raddle.graph.ops.random import drop
 
 RECURRENT: tuple[Any, ...] = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 # The end of error messages about a dropout that cannot get raddle's mask.
 ADVICE = "there is no plain module to compare with; verify a model without that dropout."
 
-Normalise = Callable[..., Tensor]  # replaces F.batch_norm, with the same arguments
+Normalise = Callable[..., Tensor]  # a replacement for F.batch_norm, with the same arguments
 
 
 class Substitutes(TorchFunctionMode):
     """Replaces functions during one forward of the plain module.
 
-    The n-th dropout of the forward uses the mask of the n-th dropout operator of the graph.
+    The n-th dropout of the forward uses the mask of the n-th operator with dropout of the graph. normalise:
+    the replacement for F.batch_norm; None: it is not replaced.
     """
 
     def __init__(self, graph: Graph, seed: int, normalise: Normalise | None = None) -> None:
         super().__init__()
-        # The dropout operators of the graph that no call has used yet.
-        self.dropout_ops = iter([op for op in graph.ops if op.kind == "dropout"])
+        # The operators with dropout, attention included, that no call has used yet.
+        self.dropout_ops = iter([op for op in graph.ops if "stream" in op.attrs])
         self.seed = torch.tensor(seed)
         self.replacements: dict[Any, Callable[..., Any]] = {
             F.scaled_dot_product_attention: self._attention,
@@ -60,18 +65,23 @@ class Substitutes(TorchFunctionMode):
         """Raise InputError if the graph has a dropout that no intercepted call used."""
         if (unused := next(self.dropout_ops, None)) is not None:
             raise InputError(
-                f"the dropout '{unused.name}' is hidden inside a call of torch: {ADVICE}"
+                f"the dropout '{unused.name}' runs inside of a native call of torch: {ADVICE}"
             )
 
-    def _drop(self, x: Tensor, p: float) -> Tensor:
-        """Apply the next dropout operator of the graph, with the mask that the runtime computes."""
+    def _drop(self, x: Tensor, p: float, kind: str = "dropout") -> Tensor:
+        """Apply the next dropout of the graph, with the mask that the runtime computes.
+
+        kind: of the operator that it belongs to.
+        """
         op = next(self.dropout_ops, None)
-        if op is None or op.attrs["p"] != p or [d.size for d in op.space.dims] != list(x.shape):
+        if op is None or (op.kind, op.attrs["p"], _masked_shape(op)) != (kind, p, tuple(x.shape)):
             raise InputError(
-                f"a dropout of {p} on {list(x.shape)} has no place in the graph: {ADVICE}"
+                f"a dropout with p={p} of a tensor {list(x.shape)} is not in the graph: {ADVICE}"
             )
-        dropped: Tensor = make_kernel(op, op.space.full)(x, self.seed)[0]
-        return dropped
+        if kind == "dropout":
+            dropped: Tensor = make_kernel(op, op.space.full)(x, self.seed)[0]
+            return dropped
+        return drop(x, self.seed, Box.full(x.shape), x.shape, p, op.attrs["stream"])
 
     def _dropout(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -83,32 +93,37 @@ class Substitutes(TorchFunctionMode):
         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Attention as torch documents it, with raddle's dropout; without dropout, torch's own function."""
+        """Return attention, computed as torch documents it, with raddle's dropout.
+
+        Without dropout, torch's own function computes it.
+        """
         options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         if dropout_p == 0:
             return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
         if enable_gqa:
             times = query.shape[-3] // key.shape[-3]
             key, value = (x.repeat_interleave(times, -3) for x in (key, value))
-        scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -math.inf)
-        elif attn_mask is not None:
-            scores = scores + attn_mask
-        return self._drop(scores.softmax(-1), dropout_p) @ value
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        weights = attention_weights(query, key, attn_mask, 0 if is_causal else None, scale)
+        return self._drop(weights, dropout_p, "attention") @ value
 
     def _attention_layer(self, *args: Any, **kwargs: Any) -> Any:
-        """Run nn.MultiheadAttention's function; its inner calls are patched: no mode sees them.
+        """Run the function of nn.MultiheadAttention, with its inner calls patched.
 
-        A TorchFunctionMode is off while it handles a call.
+        A TorchFunctionMode is off while it handles a call, so that it does not see the inner calls.
         """
         with (
             mock.patch.object(F, "dropout", self._dropout),
             mock.patch.object(F, "scaled_dot_product_attention", self._attention),
         ):
             return F.multi_head_attention_forward(*args, **kwargs)
+
+
+def _masked_shape(op: Op) -> tuple[int, ...]:
+    """The shape of the tensor that an operator with dropout drops elements of."""
+    if op.kind == "attention":
+        return weights_shape(op)
+    return tuple(d.size for d in op.space.dims)
 
 
 def _recurrent(function: Any, drop: Callable[[Tensor, float], Tensor]) -> Callable[..., Any]:

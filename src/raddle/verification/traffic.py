@@ -27,37 +27,41 @@ Group = tuple[Collective, tuple[int, ...]]  # a kind of collective, and the devi
 
 
 def simulate_job(job: Job, steps: int) -> Timeline:
-    """Simulate some steps on the plan's cluster or, without one, on `local`: bytes do not depend on it."""
+    """Return a simulation of some steps on the plan's cluster or, if it has none, on `local`.
+
+    The bytes do not depend on the cluster.
+    """
     return simulate(lower(job.graph, replace(job.plan, steps=steps)), _cluster(job.plan))
 
 
 def _cluster(plan: Plan) -> Cluster:
+    """Return the cluster of a plan, or `local` if the plan has none with enough devices."""
     if plan.cluster is not None and len(plan.cluster["devices"]) >= plan.devices:
         return Cluster.from_dict(dict(plan.cluster), "the plan's cluster")
     return cluster(f"local:{plan.devices}")
 
 
 def program_bytes(program: Program, steps: int) -> dict[Pair, int]:
-    """For each pair, return the bytes of messages in `steps` steps, by the program."""
+    """Return for each pair the bytes of messages in `steps` steps, by the program."""
     total: dict[Pair, int] = {}
-    # How often the program runs: it has one step or, if steps overlap, all of them.
-    steps //= program.plan.steps
+    # The program has one step or, if steps overlap, all steps. runs: how often it runs.
+    runs = steps // program.plan.steps
     for move in (i for i in program.instructions if isinstance(i, Move)):
         for m in move.messages:
             pair = (m.source, m.target)
-            total[pair] = total.get(pair, 0) + steps * message_bytes(program, move, m)
+            total[pair] = total.get(pair, 0) + runs * message_bytes(program, move, m)
     return total
 
 
 def collective_bytes_by_group(program: Program, steps: int) -> dict[Group, int]:
-    """For each group, return the bytes of the full buffers of its collectives in `steps` steps."""
+    """Return for each group the bytes of the full buffers of its collectives in `steps` steps."""
     total: dict[Group, int] = {}
-    steps //= program.plan.steps  # as in `program_bytes`
+    runs = steps // program.plan.steps  # as in `program_bytes`
     for i in program.instructions:
         if isinstance(i, Reduce | Gather):
             for devices, nbytes in buffer_bytes(program, i).items():
                 group = i.collective, devices
-                total[group] = total.get(group, 0) + steps * nbytes
+                total[group] = total.get(group, 0) + runs * nbytes
     return total
 
 
@@ -83,7 +87,7 @@ def pair_rows(
 def group_rows(
     program: Program, timeline: Timeline, findings: Sequence[Findings]
 ) -> list[dict[str, Any]]:
-    """Return a row for each group with a collective: bytes by the transport and by the program.
+    """Return a row for each group with a collective: bytes by the ranks' transport and by the program.
 
     All ranks of a group should count the same; the row has the count that differs most from the program.
     """
@@ -108,12 +112,12 @@ def group_rows(
 
 
 def simulated_total(timeline: Timeline) -> int:
-    """Return all bytes that the simulator moves."""
+    """Return the number of all bytes that the simulated steps send."""
     return int(timeline.tasks.nbytes.sum())
 
 
 def program_total(program: Program, steps: int) -> int:
-    """Return all bytes by the program: messages, and what collectives send in a ring."""
+    """Return the number of all bytes by the program: of messages, and of collectives run as rings."""
     rings = sum(
         collective_bytes(kind, len(devices), n)
         for (kind, devices), n in collective_bytes_by_group(program, steps).items()

@@ -1,9 +1,10 @@
-"""Makes the float64 *twin* of a job: the same plan and operators, but all computed in float64.
+"""Makes the float64 *twin* of a training job: the same plan and operators, but all computed in float64.
 
-The module is captured twice: in its own precision, which gives the operators that the plan is for, and in
-float64 with all casts neutralised (precision.py). The second capture gives the numbers that the code uses
-in float64: epsilons, limits and constants may depend on the type. Apart from casts, both captures must have
-the same operators in the same order. If not, an InputError names the first difference.
+`raddle verify` compares twins, so that rounding does not hide errors. The module is captured twice: in its
+own precision, which gives the operators that the plan is for, and in float64 with all casts neutralised
+(precision.py). The second capture gives the numbers that the code uses in float64: epsilons, limits and
+constants may depend on the type. Apart from casts, both captures must have the same operators in the same
+order. If not, an InputError names the first difference.
 
 A *job* (runtime/job.py) is all that a rank needs to train: the workload (model, loss and batch), the plan
 and the program.
@@ -43,11 +44,14 @@ class Twin:
     """A job in float64."""
 
     job: Job
-    casts: Mapping[str, int]  # casts of the model that were neutralised: how many to each type
+    casts: Mapping[str, int]  # dtype -> number of the model's casts to it, which were neutralised
 
 
 def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twin:
-    """Read a plan file and make the float64 twin of its job; arguments as of runtime.job.load_job."""
+    """Read a plan file and return the float64 twin of its job.
+
+    model, bn, seed: see runtime.job.load_job; an empty `model` or `bn` is that of the plan.
+    """
     workload, graph, plan = load_workload(path, model=model, seed=seed)
     double_workload = _double_workload(workload)
     with default_dtype(torch.float64), DoublePrecisionMode():
@@ -56,6 +60,7 @@ def load_twin(path: str, *, model: str = "", bn: str = "", seed: int = 0) -> Twi
     plan = replace(
         plan,
         bn=bn or plan.bn,
+        dropout="exact",  # the plain module can have only masks that do not depend on the plan
         dtype="float64",
         fingerprint=twin.fingerprint(),
         inputs=describe_inputs(twin),
@@ -73,7 +78,7 @@ def _double_workload(workload: Workload) -> Workload:
     """
     model, loss = copy.deepcopy((workload.model, workload.loss))
     module_to_double(model)
-    if isinstance(loss, nn.Module):  # it may hold tensors, such as class weights
+    if isinstance(loss, nn.Module):  # the loss may hold tensors, such as class weights
         module_to_double(loss)
     inputs, targets = to_double(workload.inputs), to_double(workload.targets)
     return replace(workload, model=model, inputs=inputs, targets=targets, loss=loss)
@@ -111,9 +116,9 @@ def _double_op(op: Op, double: Op | None) -> Op:
 
 
 def _double_fused(graph: Graph, double: Graph) -> tuple[FusedCall, ...]:
-    """Return the fused calls (composites, such as batch norm) in float64.
+    """Return the fused calls (native calls of composites, such as batch norm) in float64.
 
-    Returns none of them if the two captures have different ones.
+    Returns () if the two captures have different ones.
     """
     if [f.kind for f in graph.fused_calls] != [f.kind for f in double.fused_calls]:
         return ()
@@ -127,9 +132,9 @@ def _double_fused(graph: Graph, double: Graph) -> tuple[FusedCall, ...]:
 def _match_operators(graph: Graph, double: Graph) -> tuple[dict[str, Op], dict[str, str]]:
     """Match the operators of both captures; raises InputError if they differ.
 
-    Returns, by name of an operator of `graph` that is no cast, the matching operator of `double`; and, by
-    name of a value of `graph`, the name of the matching value of `double`. Here and below, `left` is an
-    operator of `graph`, and `right` one of `double`.
+    Returns two dictionaries: name of an operator of `graph` that is no cast -> the matching operator of
+    `double`; name of a value of `graph` -> name of the matching value of `double`. Here and below, `left`
+    is an operator of `graph`, and `right` an operator of `double`.
     """
     original, converted = (_without_casts(g) for g in (graph, double))
     matching_values = {
@@ -160,6 +165,7 @@ class _CastFree:
 
 def _without_casts(graph: Graph) -> _CastFree:
     """Return the graph without its casts."""
+    # result of a cast -> its operand
     before = {op.outputs[0]: op.inputs[0] for op in graph.ops if _is_cast(graph, op)}
 
     def source(name: str) -> str:
@@ -171,16 +177,16 @@ def _without_casts(graph: Graph) -> _CastFree:
 
 
 def _is_cast(graph: Graph, op: Op) -> bool:
-    """Whether an operator only copies or casts, from one floating-point (or complex) type to another."""
+    """Return whether an operator only copies, or casts between floating-point or complex types."""
     if op.kind != "pointwise" or op.label not in ("_to_copy", "clone") or len(op.inputs) != 1:
         return False
     return double_dtype(graph.values[op.inputs[0]].dtype) == double_dtype(op.dtypes[0])
 
 
 def _same_operator(graph: Graph, double: Graph, left: Op, right: Op) -> bool:
-    """Whether two operators compute the same, where `right` is in float64.
+    """Return whether two operators compute the same, where `right` is in float64.
 
-    They may differ in kind if the left one is opaque, that is, a call that raddle cannot split.
+    They may differ in kind if `left` is opaque, that is, a call that raddle cannot split.
     """
     return (
         left.label == right.label
@@ -191,7 +197,7 @@ def _same_operator(graph: Graph, double: Graph, left: Op, right: Op) -> bool:
 
 
 def _same_attributes(left: Any, right: Any) -> bool:
-    """Whether attributes are equal; floats may differ, as they may be limits or epsilons of the type."""
+    """Return whether attributes are equal; floats may differ: some are limits or epsilons of the dtype."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         return left.keys() == right.keys() and all(
             _same_attributes(left[k], right[k]) for k in left
@@ -203,25 +209,30 @@ def _same_attributes(left: Any, right: Any) -> bool:
 
 
 def _shape_and_dtype(value: Value) -> tuple[tuple[int, ...], torch.dtype]:
+    """Return the shape of a value, and its dtype in double precision."""
     return value.shape, double_dtype(value.dtype)
 
 
 def _reads_same(
     original: _CastFree, converted: _CastFree, left: Op, right: Op, matching_values: dict[str, str]
 ) -> bool:
-    """Whether two operators read matching values."""
+    """Return whether two operators read matching values."""
     if len(left.inputs) != len(right.inputs):
         return False
     for a, b in zip(
         map(original.source, left.inputs), map(converted.source, right.inputs), strict=True
     ):
-        if matching_values.setdefault(a, b) != b:  # the first read of a constant matches it with b
+        # Constants have no match yet: the first operator that reads one makes the match.
+        if matching_values.setdefault(a, b) != b:
             return False
     return True
 
 
 def _mismatch(graph: Graph, left: Op | None, right: Op | None) -> InputError:
-    """Return the error for the first operators that differ; None: one capture has no more operators."""
+    """Return the error for the first operators that differ.
+
+    left, right: None if that capture has no more operators.
+    """
     computed, double_computed = (
         f"'{op.name}' ({op.label})" if op else "nothing more" for op in (left, right)
     )
@@ -244,7 +255,7 @@ def _count_casts(graph: Graph) -> dict[str, int]:
 
 
 def explain_casts(casts: Mapping[str, int], tolerance: float) -> str:
-    """Return a sentence that says in which precision was compared."""
+    """Return a sentence that says in which precision the trainings were compared."""
     counted = ", ".join(f"{n} to {name}" for name, n in sorted(casts.items()))
     inside = (
         f"casts inside the model are neutralised ({counted})" if casts else "the graph has no casts"

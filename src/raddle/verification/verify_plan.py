@@ -33,15 +33,18 @@ from raddle.verification.twin import Twin, explain_casts, load_twin
 from raddle.zoo.loading import default_dtype
 
 TOLERANCE = 1e-9  # largest relative deviation that counts as equal
-MIN_TIMEOUT = 60.0  # seconds that a rank waits for another, at least
+# Names of checks in the result.
 TOTAL_BYTES = "bytes in all: program = simulator"
 TOO_EARLY = "schedule: seconds too early"
-# A rank waits at least 20 times as long as the slowest step of the plain module.
+# A rank waits for another one for 60 seconds, or 20 times as long as the slowest step of the plain module
+# if that is longer.
+MIN_TIMEOUT = 60.0
 TIMEOUT_FACTOR = 20
 
-# Gets {"step": what is done now, "done": number of finished parts, "of": number of all parts}.
+# Is called with {"step": the present part, "done": number of finished parts, "of": number of all parts}.
 OnProgress = Callable[[Mapping[str, Any]], None]
-Report = Callable[[str, int], None]  # gets what is done now, and how many parts are done
+# Is called with the present part and the number of finished parts.
+Report = Callable[[str, int], None]
 
 
 def verify(
@@ -54,10 +57,10 @@ def verify(
     seed: int = 0,
     on_progress: OnProgress = lambda step: None,
 ) -> dict[str, Any]:
-    """Train with the plan and with plain PyTorch from the same weights, and compare.
+    """Train with the plan and with plain PyTorch from the same weights, and return the comparison.
 
-    path: a plan file. threads: run the ranks as threads of this process instead of as processes. model: for
-    plans that name none. seed: of the weights, the batch and the dropout masks.
+    path: a plan file. threads: run the ranks as threads of this process instead of as processes. model: the
+    model, for plans that name none. seed: the seed of the weights, the batch and the dropout masks.
     Both trainings compute in float64: casts inside the model to other floating-point types give float64.
     So the tolerance is valid for models of any precision. `casts` of the result counts these casts by type.
     Deviations are relative: for the loss to itself, for gradients to the norm of all gradients, for
@@ -70,8 +73,8 @@ def verify(
     job = twin.job
     if not job.plan.parsed_sync.synchronous:
         raise InputError(
-            f"sync is '{job.plan.sync}': servers apply gradients as they come, and no serial run is the "
-            "same: verify the plan with sync ps."
+            f"sync is '{job.plan.sync}', in which servers apply gradients as they come; no serial training "
+            "computes the same: verify the plan with sync ps."
         )
     timeline = traffic.simulate_job(job, steps)
     _refuse_too_large(timeline)
@@ -99,9 +102,9 @@ def verify(
 
 
 def _train_plain(job: Job, *, steps: int, seed: int, report: Report) -> PlainRun:
-    """Train with plain PyTorch; returns an empty run if steps overlap.
+    """Train with plain PyTorch and return the results.
 
-    Then each rank computes the reference itself (serial_replay.py).
+    If steps overlap, the result is empty: each rank computes the reference itself (serial_replay.py).
     """
     if is_asynchronous(job.plan):
         return PlainRun()
@@ -121,7 +124,7 @@ def _train(
 ) -> tuple[list[Findings], str | None]:
     """Train all ranks; return their findings or, if a rank fails, [] and the reason.
 
-    rank_settings: what processes need to load the job; None: run the ranks as threads.
+    rank_settings: the settings by which processes load the job; None: run the ranks as threads.
     """
     timeout = max(MIN_TIMEOUT, TIMEOUT_FACTOR * plain.seconds)
 
@@ -138,10 +141,11 @@ def _train(
 
 
 def _load_comparable_twin(path: str, model: str, seed: int) -> tuple[Twin, list[str]]:
-    """Load the job in float64; if serial training cannot repeat its `bn: local`, with another `bn`.
+    """Return the job in float64 and notes for the user.
 
-    `bn` says over which samples batch norms compute their statistics: those of the tile of a device
-    ("local"), of the micro-batch or of the whole batch ("global"). Returns the job and notes for the user.
+    `bn` says over which samples batch norms compute their statistics: those of a device's tile
+    ("local"), of the micro-batch ("microbatch") or of the whole batch ("global"). If serial training
+    cannot repeat a plan with `bn: local`, the job gets another `bn`, and a note says so.
     """
     twin = load_twin(path, model=model, seed=seed)
     plan = twin.job.plan
@@ -149,8 +153,8 @@ def _load_comparable_twin(path: str, model: str, seed: int) -> tuple[Twin, list[
         return twin, []
     bn = "global" if plan.microbatches == 1 else "microbatch"
     note = (
-        "bn: local has no serial reference for this plan, whose copies of a sample are normalised "
-        f"differently: verified with bn: {bn}."
+        "bn: local has no serial reference for this plan, because devices normalise copies of the same "
+        f"sample differently: verified with bn: {bn}."
     )
     return load_twin(path, model=model, bn=bn, seed=seed), [note]
 
@@ -207,7 +211,10 @@ def _result(
 
 
 def _deviation_checks(findings: Sequence[Findings], tolerance: float) -> list[dict[str, Any]]:
-    """Check the largest deviation of all ranks for each thing compared; None stands for NaN or infinity."""
+    """Return a check of the largest deviation of all ranks, for losses, gradients, parameters and buffers.
+
+    A deviation that is NaN or infinite is None.
+    """
     checks = []
     for what in ("loss", "gradients", "parameters", "buffers"):
         # (deviation, where, rank)
@@ -223,10 +230,10 @@ def _deviation_checks(findings: Sequence[Findings], tolerance: float) -> list[di
 
 
 def _schedule_check(program: Program, findings: Sequence[Findings]) -> list[dict[str, Any]]:
-    """Check that actions waited for the actions that the schedule tells them to wait for.
+    """Return a check that actions waited for the actions that the schedule tells them to wait for.
 
-    Some schedules let an action wait for one of another worker without using its data (`waits`). All ranks
-    run on this machine, so their clocks are the same. [] if the schedule has no such waits.
+    In some schedules, an action waits for an action of another worker without using its data (`waits`). All
+    ranks run on this machine, so their clocks are the same. [] if the schedule has no such waits.
     """
     schedule = schedule_of(program.plan) if program.plan.stages else None
     if schedule is None or not schedule.waits:
@@ -242,7 +249,7 @@ def _byte_checks(
     program: Program, timeline: Timeline, pairs: Sequence[Mapping[str, Any]],
     groups: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Check that the bytes counted by the transport, the program and the simulator are equal.
+    """Return checks that the bytes counted by the transport, the program and the simulator are equal.
 
     pairs, groups: the rows of traffic.pair_rows and traffic.group_rows.
     """
@@ -259,7 +266,7 @@ def _byte_checks(
 def _bytes_check(
     what: str, rows: Sequence[Mapping[str, Any]], left: str, right: str
 ) -> dict[str, Any]:
-    """Check that columns `left` and `right` of all rows are equal."""
+    """Return a check that columns `left` and `right` of all rows are equal."""
     differences = {_row_name(row): abs(row[left] - row[right]) for row in rows}
     where = max(differences, key=lambda name: differences[name], default="")
     largest = differences.get(where, 0)

@@ -245,4 +245,5 @@ class AuxiliaryHead(nn.Module):
 
 
 def _average(x: Tensor) -> Tensor:
+    """Returns 3 x 3 averages with the size of the input."""
     return F.avg_pool2d(x, kernel_size=3, stride=1, padding=1)

@@ -4,7 +4,10 @@
 
 Samples, heads, queries and the features of the values can be split. With a causal mask a box needs no keys
 after its last query, which the notation says by a table: k[a.. keys(t) K]; causal_attention.py computes it.
-Attention with dropout is decomposed into plain operators. t are queries, S are keys.
+With dropout, the seed of the step is a further operand, and attrs has the probability `p` and the number of
+a random stream (random.py). *Native* dropout is that of the fused kernel, which draws from torch's
+generator, so its masks depend on the tiles. *Exact* dropout (attrs["exact"], exact_dropout_attention.py)
+does not depend on them. t are queries, S are keys.
 
 As in every file of ops/: `_x_notation` writes the index notation of an operator (graph/space.py) from its
 signature; `_x_kernel(tile)` returns the function that computes one tile, which is a box of the operator on
@@ -16,6 +19,8 @@ a device; `_translate_x` turns an ATen call into operators of the builder `b`. `
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -24,18 +29,17 @@ import torch.nn.functional as F
 from raddle.graph.box import Box
 from raddle.graph.builder import Builder, NotSplittable, aten
 from raddle.graph.constants import constant_value
-from raddle.graph.graph import Value
+from raddle.graph.graph import Op, Value
 from raddle.graph.letters import unique
 from raddle.graph.operator_kind import Kernel, OperatorTile, Signature, declare
 from raddle.graph.ops.causal_attention import causal_attention
-from raddle.graph.ops.norm import softmax
+from raddle.graph.ops.exact_dropout_attention import exact_dropout_attention
 from raddle.graph.ops.pointwise import (
     broadcast_access,
     broadcast_letters,
     broadcast_shape,
-    pointwise,
 )
-from raddle.graph.ops.random import dropout
+from raddle.graph.ops.random import next_stream
 from raddle.graph.space import Space
 from raddle.graph.traits import SavedTensors, Traits
 
@@ -57,20 +61,37 @@ def _attention_notation(sig: Signature) -> str:
         f"y[{' '.join([*lead, t, c])}] = "
         f"q[{a[0]} {t} {k}], k[{a[1]} {keys} {k}], v[{a[2]} {keys} {c}]"
     )
-    if len(sig.shapes) > 3:
+    if len(sig.shapes) > (4 if "p" in sig.attrs else 3):
         scores = [*batch, out[rank - 2], sig.shapes[1][-2]]
         notation += f", m[{broadcast_access(sig.shapes[3], [*lead, t, s], scores)}]"
+    if "p" in sig.attrs:
+        notation += ", seed[]"
     return notation.replace("%", s)
 
 
+def with_exact_dropout(op: Op) -> Op:
+    """The operator whose dropout masks do not depend on the plan; without dropout, `op` itself."""
+    return replace(op, attrs={**op.attrs, "exact": True}) if has_attention_dropout(op) else op
+
+
+def has_attention_dropout(op: Op) -> bool:
+    """Whether an operator is attention with dropout, which a fused kernel computes in one call."""
+    return op.kind == "attention" and "p" in op.attrs
+
+
 def _attention_kernel(tile: OperatorTile) -> Kernel:
-    scale = tile.attrs["scale"]
+    if tile.attrs.get("exact"):
+        return exact_dropout_attention(tile)
+    scale, p = tile.attrs["scale"], tile.attrs.get("p", 0.0)
+    # The last arguments of the kernels are the seed and the stream, which native dropout does not use.
     if not tile.attrs["causal"]:
-        return lambda q, k, v, mask=None: F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
+        return lambda q, k, v, mask=None, seed=None, stream=None: F.scaled_dot_product_attention(
+            q, k, v, mask, dropout_p=p, scale=scale
+        )
     queries, keys = len(tile.shape) - 2, tile.region(1)
     assert keys is not None
-    attend = causal_attention(tile.box.lo[queries], tile.box.hi[queries], keys.shape[-2])
-    return lambda q, k, v: attend(q, k, v, scale)
+    attend = causal_attention(tile.box.lo[queries], tile.box.hi[queries], keys.shape[-2], scale, p)
+    return lambda q, k, v, mask=None, seed=None, stream=None: attend(q, k, v)
 
 
 def _attention_flops(space: Space, box: Box, operand: int | None) -> int:
@@ -90,12 +111,28 @@ def _attention_flops(space: Space, box: Box, operand: int | None) -> int:
     return {None: by_k + by_c, 0: 2 * by_k + by_c, 1: by_k, 2: by_c}.get(operand, 0)
 
 
+def _extra_saved_bytes(op: Op) -> Fraction:
+    """Bytes saved for backward besides inputs and output, for each element of the output.
+
+    They belong to a query, and so to a row of the output; a row has as many elements as values have
+    features.
+    """
+    keys, features = (index.extent for index in op.space.operands[2].indices[-2:])
+    itemsize = op.dtypes[0].itemsize
+    if op.attrs.get(
+        "exact"
+    ):  # by key: the weight, whether it is dropped, and the weight after that
+        return Fraction(keys * (2 * itemsize + 1), features)
+    return Fraction(max(4, itemsize), features)  # the logarithm of the sum of exponentials
+
+
 declare(
     "attention",
     _attention_notation,
     _attention_kernel,
-    Traits(SavedTensors.INPUTS, family="attention"),
+    Traits(SavedTensors.BOTH, extra_saved_bytes=_extra_saved_bytes, family="attention"),
     flops=_attention_flops,
+    tensor_attr="stream",
 )
 
 
@@ -112,14 +149,16 @@ def _translate_attention(
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if mask is not None and mask.dtype == torch.bool and not is_causal:
         mask, is_causal = _without_constant_mask(b, mask)
-    if dropout_p > 0:
-        return _decompose(b, q, k, v, mask, dropout_p, is_causal, scale)
     batch = broadcast_shape(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     shape = (*batch, q.shape[-2], v.shape[-1])
     queries, keys = q.shape[-2], k.shape[-2]
     attrs = {"causal": is_causal, "scale": scale}
+    operands = [q, k, v, mask]
+    if dropout_p > 0:
+        attrs |= {"p": dropout_p, "stream": next_stream(b)}
+        operands.append(b.seed())
     tables = {"keys": [(0, min(t + 1, keys)) for t in range(queries)]} if is_causal else None
-    return b.emit("attention", [q, k, v, mask], [(shape, q.dtype)], attrs, tables=tables)
+    return b.emit("attention", operands, [(shape, q.dtype)], attrs, tables=tables)
 
 
 def _without_constant_mask(b: Builder, mask: Value) -> tuple[Value | None, bool]:
@@ -135,29 +174,3 @@ def _without_constant_mask(b: Builder, mask: Value) -> tuple[Value | None, bool]
         b.constant_masks[mask.name] = needed, causal
     needed, causal = b.constant_masks[mask.name]
     return (mask if needed else None), causal
-
-
-def _decompose(
-    b: Builder,
-    q: Value,
-    k: Value,
-    v: Value,
-    mask: Value | None,
-    p: float,
-    causal: bool,
-    scale: float,
-) -> Any:
-    """Attention as matmul, softmax, dropout and matmul."""
-    with b.composite("attention", [], has_fused_call=False):
-        transposed_k = b.call(A.transpose.int, k, -2, -1)
-        scores = b.call(A.matmul.default, pointwise(b, A.mul.Tensor, q, scale), transposed_k)
-        if causal:
-            visible = b.call(A.ones.default, [q.shape[-2], k.shape[-2]], dtype=torch.bool)
-            mask = b.call(A.tril.default, visible)
-        if mask is not None and mask.dtype == torch.bool:
-            hidden = pointwise(b, A.logical_not.default, mask)
-            scores = pointwise(b, A.masked_fill.Scalar, scores, hidden, -math.inf)
-        elif mask is not None:
-            scores = pointwise(b, A.add.Tensor, scores, mask)
-        weights = dropout(b, softmax(b, scores, -1), p, suffix="dropout")
-        return b.call(A.matmul.default, weights, v)

@@ -13,52 +13,46 @@ PyTorch's name for this mask is `causal_lower_right`: fused kernels know it, but
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-# (queries, keys, values, scale of the scores) -> the result
-Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # of queries, keys and values
 
 
-def causal_attention(first: int, last: int, keys: int) -> Attention:
+def causal_attention(first: int, last: int, keys: int, scale: float, dropout: float) -> Attention:
     """The function that computes causal attention of the queries first:last with the keys 0:keys.
 
-    keys: `last`, or all keys, if there are fewer of them than queries.
+    keys: `last`, or all keys, if there are fewer of them than queries. scale: of the scores. dropout: the
+    probability with which the kernel drops a weight.
     """
+    attend = partial(F.scaled_dot_product_attention, dropout_p=dropout, scale=scale)
     if first == 0:
-        return _from_the_first_query
+        return partial(attend, is_causal=True)
     if first >= keys - 1:
-        return _attention
+        return attend
     if last <= keys:
-        return _lower_right(last - first, keys)
+        return _lower_right(last - first, keys, attend)
     # Queries from the last key on see all keys.
-    before, count = _lower_right(keys - first, keys), keys - first
+    before, count = _lower_right(keys - first, keys, attend), keys - first
 
-    def run(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        parts = before(q[..., :count, :], k, v, scale), _attention(q[..., count:, :], k, v, scale)
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = before(q[..., :count, :], k, v), attend(q[..., count:, :], k, v)
         return torch.cat(parts, -2)
 
     return run
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, scale=scale)
-
-
-def _from_the_first_query(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-
-
-def _lower_right(queries: int, keys: int) -> Attention:
+def _lower_right(queries: int, keys: int, attend: Callable[..., Tensor]) -> Attention:
     # The bias is made here: torch.compile cannot make it inside of a compiled function.
     bias = causal_lower_right(queries, keys)
 
-    def run(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = _in_autocast_dtype(q, k, v)
-        return F.scaled_dot_product_attention(q, k, v, bias, scale=scale)
+        return attend(q, k, v, bias)
 
     return run
 

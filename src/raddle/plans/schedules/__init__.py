@@ -20,7 +20,7 @@ __all__ = [
 
 
 def _collect_schedules() -> dict[str, NamedSchedule]:
-    """The schedules of all files in this folder, by name: first those with one stage on each worker."""
+    """Returns the schedules of all files in this folder, by name: first those with one stage per worker."""
     # Lists show the schedules in this order.
     first = [
         "unidirectional",
@@ -55,7 +55,7 @@ ASYNCHRONOUS = {
 def named_schedule(
     name: str, stages: int, workers: int, microbatches: int, *, per_step: int | None = None
 ) -> Schedule:
-    """The schedule of one step or, if it has no flush, of several steps.
+    """Returns the schedule of one step or, if it has no flush, of several steps.
 
     per_step: micro-batches of one step; `microbatches` counts those of all steps. If per_step
     is given, InputError is raised unless both numbers fit the schedule.

@@ -43,7 +43,7 @@ def two_bw(stages: int, microbatches: int) -> Schedule:
 
 
 def update_positions(schedule: Schedule, per_step: int) -> list[list[int]]:
-    """By worker and step: how many of the worker's actions come before its update of that step."""
+    """Returns, by worker and step, how many of the worker's actions come before its update of that step."""
     steps = _steps(schedule, per_step)
     points = []
     for row in schedule.rows:
@@ -58,7 +58,7 @@ def update_positions(schedule: Schedule, per_step: int) -> list[list[int]]:
 def versions_used(
     schedule: Schedule, per_step: int, version_rule: str
 ) -> dict[tuple[int, int], int]:
-    """By (stage, micro-batch): the version that its forward and its backward use.
+    """Returns, by (stage, micro-batch), the version that its forward and its backward use.
 
     version_rule: `latest`: with all updates that the worker has made before the forward; `2bw`: version
     k - 1 in step k.
@@ -83,7 +83,7 @@ def versions_used(
 
 
 def peak_versions(schedule: Schedule, per_step: int, version_rule: str) -> list[int]:
-    """By worker, the most versions in memory at a time: the newest, and those of pending backwards."""
+    """Returns the most versions that each worker has at a time: the newest, and those for backwards."""
     used = versions_used(schedule, per_step, version_rule)
     peaks = []
     for row, points in zip(schedule.rows, update_positions(schedule, per_step), strict=True):
@@ -106,6 +106,7 @@ def peak_versions(schedule: Schedule, per_step: int, version_rule: str) -> list[
 
 
 def _steps(schedule: Schedule, per_step: int) -> int:
+    """Returns the number of steps. Raises InputError if the last one would have too few micro-batches."""
     if per_step < 1 or schedule.microbatches % per_step:
         raise InputError(
             f"{schedule.microbatches} micro-batches are not whole steps of {per_step}: "

@@ -86,14 +86,14 @@ def interleaved(stages: int, workers: int, microbatches: int) -> Schedule:
 
 
 def _visit(k: int, chunks: int, workers: int) -> tuple[int, int]:
-    """(chunk, micro-batch) of a worker's k-th forward: P micro-batches of one chunk, then of the next."""
+    """Returns (chunk, micro-batch) of a worker's k-th forward: P micro-batches of each chunk in turn."""
     group, index_in_group = divmod(k, workers * chunks)
     chunk, i = divmod(index_in_group, workers)
     return chunk, group * workers + i
 
 
 def _alternate(forwards: list[Action], backwards: list[Action], ahead: int) -> tuple[Action, ...]:
-    """A row of `ahead` forwards, then backwards and forwards in turn, then the remaining backwards."""
+    """Returns a row of `ahead` forwards, then backwards and forwards in turn, then all other backwards."""
     row = forwards[:ahead]
     for i, backward in enumerate(backwards):
         row.append(backward)

@@ -47,7 +47,7 @@ def zb_h2(stages: int, microbatches: int) -> Schedule:
 
 
 def _row(s: int, microbatches: int, *, ahead: int, lag: int) -> tuple[Action, ...]:
-    """A row that starts with `ahead` forwards; W lags `lag` micro-batches behind B."""
+    """Returns a row that starts with `ahead` forwards; W lags `lag` micro-batches behind B."""
     row = [Action("F", s, m) for m in range(min(ahead, microbatches))]
     for m in range(microbatches):
         row.append(Action("B", s, m))

@@ -37,7 +37,7 @@ class CollectiveSlices(Sync):
     """The same slices without servers: each is all-reduced, and updated on all holders."""
 
     slice: int = DEFAULT_SLICE  # elements
-    bundled: bool = True
+    bundled: bool = True  # small slices are joined (program/parameter_slices.py)
     collective: ClassVar[bool] = True
     by_priority: ClassVar[bool] = True
 

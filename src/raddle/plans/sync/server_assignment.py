@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def round_robin(sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
-    """The holders take turns, separately for each set of holders."""
+    """Assigns the slices of each set of holders to these holders in turn."""
     servers = []
     turns: dict[tuple[int, ...], int] = {}
     for group in map(tuple, holders):
@@ -20,9 +20,9 @@ def round_robin(sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[
 
 
 def greedy(sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
-    """From the largest slice to the smallest: each goes to its holder with the least load so far."""
+    """Assigns each slice, the largest first, to its holder with the least load so far."""
     servers = [-1] * len(sizes)
-    load: dict[int, int] = {}
+    load: dict[int, int] = {}  # by device, the elements of its slices
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         servers[i] = min(holders[i], key=lambda d: (load.get(d, 0), d))
         load[servers[i]] = load.get(servers[i], 0) + sizes[i]

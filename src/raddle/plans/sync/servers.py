@@ -19,7 +19,7 @@ from typing import Any
 from raddle.plans.sync.server_assignment import greedy, round_robin
 from raddle.plans.sync.sync_kind import AFTER, NUMBER, Sync, SyncKind, UnreadableOption, split_after
 
-DEFAULT_SLICE = 250_000  # elements: two slices on their way keep a link of 1 Gbit/s busy
+DEFAULT_SLICE = 250_000  # elements: two such slices in flight keep a link of 1 Gbit/s busy
 PLACEMENT_OPTIONS = (NUMBER, "one", "distributed", "round-robin", "greedy", "unbundled")
 # By option, the fields of Servers that it sets.
 _OPTION_FIELDS: dict[str, dict[str, Any]] = {
@@ -37,11 +37,11 @@ _OPTION_FIELDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Servers(Sync):
-    """Parameters or slices are updated on `server` or, if it is None, on those that `spread` assigns."""
+    """Parameters or slices are updated on `server` or, if it is None, on servers that `spread` assigns."""
 
     slice: int = 0  # elements; 0: whole parameters
     bundled: bool = True  # small slices are joined (program/parameter_slices.py)
-    # Slice sizes and, by slice, its holders -> by slice, its server.
+    # (sizes of the slices, holders of each slice) -> the server of each slice (server_assignment.py)
     spread: Callable[[Sequence[int], Sequence[Sequence[int]]], list[int]] = round_robin
 
     def slice_count(self, elements: int, holders: int) -> int:
@@ -58,12 +58,12 @@ class Servers(Sync):
 
 
 def bundle_limit(slice_elements: int) -> int:
-    """A quarter more than a slice, so that a bias can join the last slice of its weight."""
+    """Returns the most elements of a bundle: a quarter more than a slice, to have room for a bias."""
     return slice_elements + slice_elements // 4
 
 
 def parse_options(options: Sequence[str]) -> dict[str, Any]:
-    """The fields of Servers that options set. Of two options for one field, the last counts."""
+    """Returns the fields of Servers that options set; of two options for one field, the last counts."""
     fields: dict[str, Any] = {}
     for option in options:
         name, _, number = option.partition("=")

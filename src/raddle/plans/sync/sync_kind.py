@@ -20,7 +20,7 @@ AFTER = "after"  # the option of kinds whose gradients may be sent after the who
 
 @dataclass(frozen=True)
 class Sync(ABC):
-    """How copies of a parameter are synchronised. A kind overrides what differs from these defaults."""
+    """A way to synchronise copies of a parameter. A kind overrides the defaults from which it differs."""
 
     server: int | None = None  # the one device that updates all parameters, if the plan names it
     staleness: int | None = 0  # steps that a holder may be ahead of the slowest; None: no bound
@@ -59,13 +59,12 @@ class Sync(ABC):
 
     @property
     def allows_overlap(self) -> bool:
-        """Whether asynchronous schedules may use it: a step begins before the updates of the step before
-        it have ended."""
+        """Whether asynchronous schedules may use this kind: there, steps begin before the last updates."""
         return False
 
     @property
     def bundle_limit(self) -> int:
-        """Elements up to which neighbouring slices are joined in one bundle; 0: each is sent alone."""
+        """The most elements of a bundle of neighbouring slices, which are sent together; 0: no bundles."""
         return 0
 
     def row_ranges(self, shape: Sequence[int], holders: int) -> list[tuple[int, int]]:
@@ -84,20 +83,20 @@ class Sync(ABC):
 
     @abstractmethod
     def slice_count(self, elements: int, holders: int) -> int:
-        """Into how many slices a tensor is cut, if it has enough rows.
+        """Returns into how many slices a tensor is cut, if it has enough rows.
 
         elements: of the tensor. holders: how many devices hold it.
         """
 
     @abstractmethod
     def assign_servers(self, sizes: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
-        """By slice, its server; -1 if all holders update it.
+        """Returns the server of each slice; -1 if all holders update it.
 
         sizes, holders: by slice, its elements and the devices that hold it.
         """
 
     def region_server(self, holders: Sequence[int]) -> int:
-        """The server of a whole region with these holders; -1 if it has none."""
+        """Returns the server of a whole region with these holders; -1 if it has none."""
         return -1 if self.server is None else self.server
 
 
@@ -121,7 +120,7 @@ class UnreadableOption(Exception):
 
 
 def split_after(options: Sequence[str]) -> tuple[list[str], bool]:
-    """The options without `after`, and whether it was among them: `Sync.after_backward`."""
+    """Returns the options without `after`, and whether `after` was among them (`Sync.after_backward`)."""
     return [option for option in options if option != AFTER], AFTER in options
 
 

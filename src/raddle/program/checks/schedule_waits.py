@@ -61,7 +61,7 @@ def _runs_by_action(program: Program, schedule: Schedule) -> Iterator[dict[Actio
 
 
 def phase_in(schedule: Schedule, phase: str) -> str:
-    """The phase of the action that a run belongs to: R belongs to B; W too, unless the schedule has W."""
+    """Returns the phase of the action of a run: R belongs to B; so does W, unless the schedule has W."""
     return phase if phase == "F" or (phase == "W" and schedule.split) else "B"
 
 
@@ -107,7 +107,7 @@ def _check_wait(
 
 
 def _ends_sent(move: Move, computed: Mapping[int, EndedOn]) -> EndedOn:
-    """By receiver of a move, what its senders knew after the instructions that the move waits for."""
+    """Returns, for each receiver of a move, the ends that its senders knew when the move could start."""
     ends_by_target: dict[int, frozenset[int]] = {}
     for m in move.messages:
         source_ends = (

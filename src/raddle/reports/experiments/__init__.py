@@ -1,1 +1,1 @@
-"""Results of experiments (`raddle reproduce`), and their forms: terminal tables, Markdown for READMEs."""
+"""Holds results of experiments (`raddle reproduce`) and writes them as terminal tables and as Markdown."""

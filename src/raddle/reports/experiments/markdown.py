@@ -24,6 +24,7 @@ def markdown(result: Result) -> str:
 
 
 def section_lines(section: Section) -> list[str]:
+    """Return the lines of Markdown for a section."""
     lines = [f"## {section.title}", ""]
     if section.skipped:
         lines += [f"Skipped: {section.skipped}", ""]
@@ -44,6 +45,7 @@ def section_lines(section: Section) -> list[str]:
 
 
 def _table(table: Table) -> list[str]:
+    """Return the lines of Markdown for a table."""
     heads = [_escape(f"{c.name} ({c.source})" if c.source else c.name) for c in table.columns]
     lines = [_row(heads), "|---" * len(heads) + "|"]
     for row in table.rows:
@@ -68,12 +70,15 @@ def chart_to_table(chart: Chart) -> Table:
 
 
 def _drawing(drawing: Drawing) -> list[str]:
+    """Return the lines of Markdown for a drawing, in a monospaced font."""
     return ["```", *drawing.lines, "```"]
 
 
 def _row(cells: list[str]) -> str:
+    """Return the line of a table's row."""
     return "| " + " | ".join(cells) + " |"
 
 
 def _escape(text: str) -> str:
+    """Return text for a cell of a table, in which | would end the cell."""
     return text.replace("|", "\\|")

@@ -1,8 +1,8 @@
-"""The result of an experiment: sections of tables, charts and drawings.
+"""Defines the result of an experiment (`raddle reproduce`): sections of tables, charts and drawings.
 
 A column of a table and a line of a chart name the source of their numbers:
 
-measured    by running it on this machine
+measured    by a run on this machine
 simulated   by raddle, on the named cluster
 counted     from a plan alone: bytes, flops, weights
 printed     in the paper
@@ -35,6 +35,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
+    """A table; each row has a cell for each column."""
+
     title: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
@@ -47,13 +49,17 @@ class Table:
 
 @dataclass(frozen=True)
 class Line:
+    """A line of a chart."""
+
     name: str
     points: Sequence[tuple[float, float]]  # (x, y)
-    source: str = ""
+    source: str = ""  # one of SOURCES
 
 
 @dataclass(frozen=True)
 class Chart:
+    """A chart of lines over one x axis."""
+
     title: str
     x: str  # title of the x axis, with its unit
     y: str  # title of the y axis, with its unit
@@ -87,7 +93,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Result:
-    name: str
+    """The result of an experiment."""
+
+    name: str  # of the experiment, as in `raddle reproduce NAME`
     title: str
     claims: Sequence[str]  # of the paper, one sentence each
     differs: Sequence[str]  # how the experiment differs from the paper's
@@ -117,6 +125,7 @@ def result_from_dict(data: dict[str, Any]) -> Result:
 
 
 def _part(data: dict[str, Any]) -> Table | Chart | Drawing:
+    """Return the table, chart or drawing that `result_to_dict` made this data of."""
     fields = {key: value for key, value in data.items() if key != "is"}
     if data["is"] == "table":
         return Table(**{**fields, "columns": [Column(**column) for column in fields["columns"]]})

@@ -23,6 +23,7 @@ def show_experiments(experiments: Mapping[str, str]) -> None:
 
 
 def show_result(result: Result) -> None:
+    """Print a result: its title, its sections, and the machine and duration."""
     console = stdout()
     console.print(result.title, style="bold")
     for section in result.sections:
@@ -31,6 +32,7 @@ def show_result(result: Result) -> None:
 
 
 def _show_section(console: Console, section: Section) -> None:
+    """Print a section: its text, tables and drawings; a chart is printed as a table."""
     console.print(f"\n{section.title}", style="bold")
     if section.text:
         console.print(section.text)
@@ -48,6 +50,7 @@ def _show_section(console: Console, section: Section) -> None:
 
 
 def _show_table(console: Console, table: Table) -> None:
+    """Print a table; the source of a column stands below its name."""
     console.print(f"\n{table.title}")
     drawn = new_table(console)  # of the rich library, which prints it
     for i, column in enumerate(table.columns):

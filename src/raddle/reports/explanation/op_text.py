@@ -30,7 +30,8 @@ from raddle.reports.units import (
     plural,
 )
 
-DERIVATIONS = {  # what decides the tiles of a member of a group; {}: the name of another member
+# By key, in words, how the tiles of a group's member are decided; {}: the name of another member.
+DERIVATIONS = {
     "anchor": "the layer that is split",
     "own": "its own letters",
     "after": "what it reads: {}",
@@ -65,6 +66,7 @@ def show_op(result: Mapping[str, Any]) -> None:
 
 
 def _show_group(console: Console, group: Mapping[str, Any]) -> None:
+    """Print the letters that the group can be split by, and how its members follow the anchor."""
     members = group["members"]
     if len(members) > 1:
         console.print(
@@ -92,6 +94,7 @@ def _show_group(console: Console, group: Mapping[str, Any]) -> None:
 
 
 def _letter_table(console: Console, group: Mapping[str, Any]) -> Table:
+    """Return a table with the size and the parts of each letter, and whether it can be split."""
     table = new_table(console)
     table.add_column("letter", no_wrap=True)
     for title in ("size", "parts"):
@@ -133,6 +136,7 @@ def _show_alternatives(console: Console, result: Mapping[str, Any]) -> None:
 def _alternative_table(
     console: Console, rows: Sequence[Mapping[str, Any]], step_title: str, *, simulated: bool
 ) -> Table:
+    """Return a table of alternatives; simulated: the full simulation computed their times and memory."""
     table = new_table(console)
     table.add_column("next best", overflow="fold")
     for title in (step_title, "difference", "", "memory" if simulated else "memory, about"):

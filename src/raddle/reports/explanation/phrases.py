@@ -39,7 +39,7 @@ def heading(result: Mapping[str, Any]) -> str:
 
 
 def has_comparison(result: Mapping[str, Any]) -> bool:
-    """Whether there is a data-parallel plan, other than this one, to compare with."""
+    """Return whether there is a data-parallel plan, other than this one, to compare with."""
     return result["data"] is not None and not result["data"]["same"]
 
 
@@ -63,25 +63,28 @@ def sent_changes(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[str
 
 
 def ms_text(ms: float) -> str:
+    """Return milliseconds as text: 12.34 -> "12.3 ms"."""
     return seconds_text(ms / 1e3)
 
 
 def signed_ms(ms: float) -> str:
+    """Return a difference in milliseconds as text: 12.34 -> "+12.3 ms"."""
     return f"{'-' if ms < 0 else '+'}{ms_text(abs(ms))}"
 
 
 def percent(share: float) -> str:
-    """0.034 -> "3 %", 0.004 -> "0.4 %"."""
+    """Return a share as text: 0.034 -> "3 %", 0.004 -> "0.4 %"."""
     percent = 100 * share
     return f"{percent:.1f} %" if 0.05 <= percent < 0.95 else f"{percent:.0f} %"
 
 
 def more_or_less(change: float) -> str:
+    """Return the word for the sign of a change."""
     return "more" if change > 0 else "less"
 
 
 def join_words(words: Sequence[str]) -> str:
-    """["a", "b", "c"] -> "a, b and c"."""
+    """Return words as a list in a sentence: ["a", "b", "c"] -> "a, b and c"."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 

@@ -62,6 +62,7 @@ def _pipeline_sentences(result: Mapping[str, Any]) -> list[str]:
 
 
 def _speedup_sentence(result: Mapping[str, Any]) -> str:
+    """Return a sentence that compares the step time with data parallelism, and says why it differs."""
     plan, data, speedup = result["plan"], result["data"], result["speedup"]
     step = f"{ms_text(plan['step_ms'])} a step"
     if data is None:
@@ -80,6 +81,7 @@ def _speedup_sentence(result: Mapping[str, Any]) -> str:
 
 
 def _shares_sentence(result: Mapping[str, Any]) -> str:
+    """Return a sentence about the shares of a step in which devices compute, wait and are idle."""
     shares = _percents(result["plan"])
     text = (
         f"{shares[0]} of a step is computing, {shares[1]} waiting for data and {shares[2]} idle, "
@@ -100,6 +102,7 @@ def _percents(side: Mapping[str, Any]) -> list[str]:
 
 
 def _bound_sentence(result: Mapping[str, Any]) -> str:
+    """Return a sentence that compares the step time with the lower bound."""
     bound = result["bound"]
     if bound is None:
         return f"{result['bound_error'].capitalize()}."
@@ -112,6 +115,7 @@ def _bound_sentence(result: Mapping[str, Any]) -> str:
 
 
 def _memory_sentence(result: Mapping[str, Any]) -> str:
+    """Return a sentence about the device that uses the largest share of its memory."""
     fullest, data = result["plan"]["fullest"], result["data"]
     needs = f"needs {bytes_text(fullest['peak_bytes'])} of {bytes_text(fullest['memory_bytes'])}"
     head = f"The fullest device, {fullest['device']}, {needs}"
@@ -124,6 +128,7 @@ def _memory_sentence(result: Mapping[str, Any]) -> str:
 
 
 def _path_sentence(result: Mapping[str, Any]) -> str:
+    """Return a sentence about the activities on the critical path, and the longest of them."""
     total, first = result["path_ms"], result["path"][0]
     of = " of" if first["what"].startswith("sending") else ""
     # path_doing: milliseconds of the critical path, by activity ("updating", ...)

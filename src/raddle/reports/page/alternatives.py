@@ -1,4 +1,4 @@
-"""Describes for the page what other splits of the layers would cost, within a time limit.
+"""Describes for the HTML page of a report the costs of other splits of the layers, within a time limit.
 
 An alternative is another split of a group: operators that are split together. The anchor is the operator of
 a group that decides the split (searches/groups.py).
@@ -20,7 +20,7 @@ from raddle.searches.operator_times import whole_operator_seconds
 from raddle.searches.ranking import MAX_EVALUATED_DEVICES
 from raddle.simulation.timeline import Timeline
 
-# Takes {"step": what is being done, "done": 2, "of": 5}: how much of how much is finished.
+# Takes {"step": the present activity, "done": 2, "of": 5}: 2 of 5 units of work are finished.
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
@@ -46,7 +46,8 @@ def describe_alternatives(
     # A function (operator, device) -> seconds of the unsplit operator, forward and backward.
     operator_seconds = whole_operator_seconds(graph)
 
-    def group_seconds(g: int) -> float:  # g: number of a group
+    def group_seconds(g: int) -> float:
+        """Return the seconds of a group's operators on one device; g: the number of the group."""
         return sum(
             operator_seconds(member.op, cluster.devices[0]) for member in space.groups[g].members
         )

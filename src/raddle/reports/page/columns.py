@@ -1,9 +1,11 @@
-"""Stores columns (long lists of integers) for the page compactly: all columns in one block of bytes.
+"""Stores columns (long lists of integers) compactly for the HTML page: all columns in one block of bytes.
 
 The smallest value of a column is subtracted from all its numbers. They are then stored in as few bytes per
 number as the column needs: first the lowest byte of each number, then the next bytes; this compresses well.
 With `delta`, each number is first replaced by its difference from the number before, which is smaller where
 numbers rise slowly. Equal columns are stored once.
+
+For example, [500, 501, 503] is stored as the bytes 0, 1, 3 with the smallest value 500.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class Columns:
         return self._offsets[block]
 
     def tobytes(self) -> bytes:
+        """Return the block: the bytes of all columns."""
         return b"".join(self._blocks)
 
 

@@ -1,4 +1,4 @@
-"""Describes memory over time for the page: curves with few points that still show every peak."""
+"""Describes memory over time for the HTML page: curves with few points that still show every peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Collects the data of the page, plan by plan: JSON data, and columns of numbers that the JSON refers to.
+"""Collects the data of the HTML page of `raddle report`, plan by plan.
+
+The data are JSON data, and columns of numbers that the JSON refers to (columns.py).
 
 The page opens with one plan: the first plan of the user, or else the fastest that fits into memory.
 """
@@ -32,7 +34,7 @@ from raddle.version import __version__
 
 FORMAT = 1  # version of the layout of the data
 
-# Takes {"step": what is being done, "done": 2, "of": 5}: how much of how much is finished.
+# Takes {"step": the present activity, "done": 2, "of": 5}: 2 of 5 units of work are finished.
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
@@ -117,6 +119,7 @@ def describe_entries(
 
 
 def _is_faster(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether a method's plan trains more samples per second than another's."""
     return bool(one["samples_per_s"] > other["samples_per_s"])
 
 
@@ -127,7 +130,7 @@ def _fastest_or_first(methods: list[dict[str, Any]]) -> int:
 
 
 def _entry_row(entry: Entry) -> dict[str, Any]:
-    """Return what the page has of every entry, also of one without a plan."""
+    """Return the data that the page has of every entry, also of one without a plan."""
     # bn: the samples over which batch norm takes its statistics, such as "local" (each device's own).
     row = entry.row
     return {
@@ -149,7 +152,10 @@ def _describe_plan(
     profile: Profile | None,
     data_timeline: Timeline | None,
 ) -> dict[str, Any]:
-    """Return what the page has only of an entry with a plan; data_timeline: of data parallelism, if any."""
+    """Return the data that the page has only of entries with a plan.
+
+    data_timeline: the simulation of data parallelism, if there is one.
+    """
     micro_batch = timeline.program.graph  # the graph of one micro-batch
     explained = explain_timeline(plan, timeline, profile, data_timeline)
     # history: the step time of the best plan in the course of the search
@@ -186,6 +192,7 @@ def _describe_plan(
 
 
 def _describe_cluster(cluster: Cluster) -> dict[str, Any]:
+    """Return the cluster for the page; a device is [kind, node, bytes of memory]."""
     return {
         "name": cluster.name,
         "nodes": cluster.nodes,

@@ -1,4 +1,4 @@
-"""Assembles the page: scripts and styles of `web/` and the data, in one self-contained HTML file.
+"""Assembles the page of a report in one self-contained HTML file: scripts and styles of `web/`, and data.
 
 The data are compressed and in base64, and the scripts insert names as text nodes, so no name can become
 markup. The content security policy allows only the page's own script and style, by their hashes: no other
@@ -92,8 +92,10 @@ def assemble_page(
 
 
 def read_web_file(name: str) -> str:
+    """Return the text of a file of `web/`."""
     return files("raddle.reports.page").joinpath("web", name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
+    """Return the hash by which a content security policy allows a script or style."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,4 +1,4 @@
-"""Reads a measured run for the page: the JSON of `raddle run --json`, and the trace file that it names.
+"""Reads a measured run for the HTML page: the JSON of `raddle run --json`, and the trace that it names.
 
 A trace is in the Chrome trace format: an event with ph "X" is a slice (an interval) in a lane (pid, tid),
 an event with ph "M" names a process or a lane. A process is a device (pid: its number) or has the name
@@ -99,7 +99,7 @@ def read_trace(path: str | pathlib.Path) -> list[Event]:
             fields.object("args").text("name")
             if fields.text("name") == "thread_name":
                 if lane in lanes:
-                    # The text is what is expected of "tid".
+                    # The last argument completes the error's sentence about "tid".
                     raise fields.error("tid", "a lane that has one name alone")
                 lanes.add(lane)
     for number, event in enumerate(trace_events):

@@ -1,4 +1,7 @@
-"""Describes the model for the page: operators, the values between them, and how operators are split."""
+"""Describes the model for the HTML page: operators, values between them, and how operators are split.
+
+The result is JSON data; docs/page.md lists its keys.
+"""
 
 # v: a value, by its name or its number
 
@@ -56,6 +59,7 @@ def describe_network(graph: Graph) -> dict[str, Any]:
 
 
 def _elements(graph: Graph, value: str) -> int:
+    """Return the number of elements of a value."""
     return graph.values[value].nbytes // graph.values[value].dtype.itemsize
 
 

@@ -1,4 +1,4 @@
-"""Builds the page of a report: simulates given plans, plans with methods, and describes all of them.
+"""Builds the HTML page of a report: simulates given plans, plans with methods, and describes all of them.
 
 `report` is the public raddle.report; `build_page_data` serves the sub-command `raddle report`.
 """
@@ -23,9 +23,11 @@ from raddle.searches.explanation.explain_plan import devices_of_plan
 from raddle.searches.predict import predicted_metrics, simulate_steps
 from raddle.searches.settings import Settings
 
-ALTERNATIVES_SECONDS = 10.0  # seconds for other splits of the layers of the opened plan
+ALTERNATIVES_SECONDS = (
+    10.0  # to time other splits of the layers of the plan that the page opens with
+)
 
-# Takes {"step": what is being done, "done": 2, "of": 5}: how much of how much is finished.
+# Takes {"step": the present activity, "done": 2, "of": 5}: 2 of 5 units of work are finished.
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
@@ -85,8 +87,8 @@ def build_page_data(
 ) -> PageData:
     """Plan with each of `methods`, simulate these and the given plans, and return the page's data.
 
-    model: its name on the page. settings: of the searches. alternatives: seconds for other splits of the
-    layers of the plan that the page opens with.
+    model: its name on the page. settings: of the searches. alternatives: seconds to spend on other splits
+    of the layers of the plan that the page opens with.
     """
     settings = settings or Settings()
     entries = _entries(graph, cluster, given, methods, model, settings, on_progress)

@@ -48,6 +48,7 @@ def paper_data(result: Result) -> dict[str, Any]:
 
 
 def _section(section: Section) -> dict[str, Any]:
+    """Return a section for the page; an empty line separates paragraphs of its text."""
     return {
         "title": section.title,
         "text": [text for text in re.split(r"\n\s*\n", section.text.strip()) if text],
@@ -57,6 +58,7 @@ def _section(section: Section) -> dict[str, Any]:
 
 
 def _part(part: Table | Chart | Drawing) -> dict[str, Any]:
+    """Return a table, chart or drawing for the page; "is" has its type."""
     common = {"title": part.title, "note": part.note}
     if isinstance(part, Table):
         return {"is": "table", **common, "table": _table(part)}

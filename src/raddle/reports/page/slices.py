@@ -1,4 +1,4 @@
-"""Describes a simulated timeline for the page: which device or link is busy when, in one step.
+"""Describes a simulated timeline for the HTML page: which device or link is busy when, in one step.
 
 A slice is one task's interval, as in Perfetto; a lane is the row of a device or link. The window shown is
 the last step's period: it begins when the last update of the step before ends. A slice that began earlier
@@ -30,8 +30,8 @@ def describe_timeline(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     """
     tasks, devices = timeline.tasks, timeline.program.plan.devices
     begin, end = ([0, *timeline.step_ends])[-2:]  # ns: the ends of the last two steps
-    # Tasks that occupy a device or link (a resource) in the window.
-    # A message in flight occupies no link: its slice ends when it releases its links.
+    # chosen: by task, whether it occupies a device or link (a resource) in the window. A message in flight
+    # occupies no link: its slice ends when it releases its links.
     released = timeline.start + tasks.duration
     chosen = (tasks.first_resource >= 0) & (released > begin) & (timeline.start < end)
     drawn = _drawable_devices(tasks.device[chosen], devices)  # number of devices to show
@@ -85,7 +85,8 @@ def _lane(timeline: Timeline, resource: int) -> dict[str, Any]:
 def _titles(timeline: Timeline, instructions: np.ndarray) -> tuple[np.ndarray, list[list[Any]]]:
     """Return the title number of each slice, and the titles; instructions: their numbers, by slice."""
     titles: dict[Title, int] = {}
-    number = np.zeros(len(timeline.program.instructions), np.int64)  # by instruction: of its title
+    # By instruction: the number of its title.
+    number = np.zeros(len(timeline.program.instructions), np.int64)
     ops = operator_numbers(timeline.program.graph)
     for i in np.unique(instructions):
         title = _title(timeline.program.instructions[i], ops)

@@ -1,4 +1,4 @@
-"""Summarises the data of a page for `raddle report --json` and for the terminal."""
+"""Summarises the data of an HTML page for `raddle report --json` and for the terminal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from raddle.reports.page.data import PageData
 from raddle.searches.predict import METRICS
 
-# Of a method or plan in the page's data. bn: the samples over which batch norm takes its statistics, such
-# as "local" (each device's own).
+# Keys of a method or plan in the page's data that the summary has too. bn: the samples over which batch
+# norm takes its statistics, such as "local" (each device's own).
 KEYS = (
     "label", "method", *METRICS, "bn", "sync", "lower_bound_ms", "error", "average", "bytes", "sentences"
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Describes the traffic and the work of a step for the page: by pair of devices, and by operator.
+"""Describes the traffic and the work of a step for the HTML page: by pair of devices, and by operator.
 
 Lists of numbers are stored apart from the page's JSON: `columns.add` stores a list and returns a
 description, which stands in the JSON in place of the list (columns.py).
@@ -78,8 +78,11 @@ def _ring_pairs(program: Program, i: Reduce | Gather) -> Counter[tuple[int, int]
 
 
 def describe_work(timeline: Timeline, columns: Columns) -> dict[str, Any]:
-    """Return for each operator, in the last step: ns on its busiest device, forward and backward; bytes
-    that synchronise its parameters; and its ns on the critical path, averaged over all steps."""
+    """Return the times and bytes of each operator, as columns by operator.
+
+    "forward_ns" and "backward_ns": on its busiest device, in the last step. "synced_bytes": sent in the
+    last step to synchronise its parameters. "path_ns": on the critical path, averaged over all steps.
+    """
     program, tasks = timeline.program, timeline.tasks
     # ops: by name of an operator, a value or a parameter, the number of the operator that it belongs to; a
     # parameter belongs to its first reader.

@@ -1,4 +1,4 @@
-"""Starts the child processes that do the server's work, and ends them when the server ends."""
+"""Starts child processes for the server of `raddle serve`, and ends them when the server ends."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import IO, Any
 
 from raddle.errors import InputError
 
-GRACE = 3.0  # seconds between SIGTERM and SIGKILL
+GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
 
 
 class ChildProcesses:
-    """The running child processes."""
+    """The running child processes of the server."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -54,7 +54,7 @@ class ChildProcesses:
             child.terminate()
         for child in running:
             try:
-                child.wait(GRACE)
+                child.wait(GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()

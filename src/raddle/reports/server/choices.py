@@ -17,7 +17,7 @@ CHOICES_MODULE = "raddle.api.live_page"  # prints the choices as JSON
 
 
 class Choices:
-    """The choices: a child collects them while the server starts; the first `get` waits for it."""
+    """The choices of the live page: a child collects them while the server starts; `get` waits for it."""
 
     def __init__(self, children: ChildProcesses) -> None:
         self._choices: dict[str, Any] = {}
@@ -34,6 +34,7 @@ class Choices:
         return self._choices
 
     def _load(self) -> None:
+        """Run the child and store its choices, or the error; this runs in a thread of its own."""
         try:
             child = self._children.start(CHOICES_MODULE)
             out, err = child.communicate()

@@ -1,4 +1,4 @@
-"""Explains an operator on request of the page, with `raddle explain` in a child process."""
+"""Explains an operator for the page of `raddle serve`, with `raddle explain` in a child process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raddle.errors import InputError
 from raddle.reports.server.child_processes import ChildProcesses, failure_reason, parse_printed_json
 from raddle.reports.server.report_folder import ReportFolder
 
-TIMEOUT = 120.0  # seconds
+TIMEOUT_SECONDS = 120.0
 
 
 class Explanations:
@@ -30,20 +30,21 @@ class Explanations:
             child = self._children.start("raddle", "explain", "--json", "--", str(plan), op)
             self._child = child
         try:
-            out, err = child.communicate(timeout=TIMEOUT)
+            out, err = child.communicate(timeout=TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             child.kill()
             child.communicate()
             raise InputError(
-                f"'{op}' was not explained within {TIMEOUT:g} s: `raddle explain {plan} {op}` takes longer."
+                f"'{op}' was not explained within {TIMEOUT_SECONDS:g} s: "
+                f"`raddle explain {plan} {op}` takes longer."
             ) from None
         finally:
             with self._lock:
-                last = self._child is child  # no later request has replaced it
-                if last:
+                is_latest = self._child is child  # no later request has replaced this child
+                if is_latest:
                     self._child = None
             self._children.forget(child)
-        if not last:
+        if not is_latest:
             raise InputError(f"'{op}' was not explained: another operator was asked for.")
         if child.returncode != 0:
             raise InputError(failure_reason(child.returncode, err.splitlines()))

@@ -1,4 +1,7 @@
-"""Makes file names with safe characters and a limited length from any text of a user."""
+"""Makes names of report files with safe characters and a limited length from any text of a user.
+
+The server (`raddle serve`) stores reports under these names.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ REPORT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,139}")
 
 
 def is_name(text: object) -> bool:
-    """Whether a text is a valid report name: no folder in it, no hidden file."""
+    """Return whether a text is a valid report name: no folder in it, no hidden file."""
     return isinstance(text, str) and REPORT_NAME.fullmatch(text) is not None
 
 
@@ -22,7 +25,10 @@ def safe_name(text: str) -> str:
 
 
 def report_name(model: str, cluster: str, batch: int | None, when: datetime) -> str:
-    """("nets/mine.py:net", "p100:4x4", 64) -> "mine.py-net-p100-4x4-b64-20250131-101500"."""
+    """Return the name of a report: model, cluster, batch and time.
+
+    ("nets/mine.py:net", "p100:4x4", 64) -> "mine.py-net-p100-4x4-b64-20250131-101500".
+    """
     parts = [safe_name(PurePath(text).name) for text in (model, cluster)]
     if batch is not None:
         parts.append(f"b{batch}")

@@ -1,4 +1,4 @@
-"""The folder with the server's reports; the server reads, writes and deletes no other files.
+"""Stores the reports of `raddle serve` in a folder; the server reads, writes and deletes no other files.
 
 NAME.html           the page, which also opens without the server
 NAME.json           its summary, as `raddle report --json` prints it; written last
@@ -62,7 +62,7 @@ class ReportFolder:
         return sorted(rows, key=lambda row: (row["time"], row["name"]), reverse=True)
 
     def has(self, name: object) -> bool:
-        """Whether there is a report of this name: both files, neither of them a symbolic link."""
+        """Return whether there is a report of this name: both files, neither of them a symbolic link."""
         if not isinstance(name, str) or not is_name(name):
             return False
         return all(p.is_file() and not p.is_symlink() for p in self._paths(name)[:2])

@@ -44,9 +44,9 @@ class ReportJob:
             "state": "running",
             "model": request.model,
             "cluster": request.cluster,
-            "step": f"capturing {request.model}",  # what the child does now
-            "done": 0,  # how much of that is finished, ...
-            "of": 0,  # ... of how much
+            "step": f"capturing {request.model}",  # the child's present activity
+            "done": 0,  # units of work of this step that are finished
+            "of": 0,  # units of work of this step; 0: unknown
             "stoppable": bool(request.searches),  # a search can end early with its best plan
             # [seconds since the start, best_ms, method], whenever best_ms or the method has changed;
             # best_ms: the step time of the best plan that the method's search has so far
@@ -67,6 +67,7 @@ class ReportJob:
 
     @property
     def running(self) -> bool:
+        """Whether the report is still being made."""
         return bool(self._state["state"] == "running")
 
     def snapshot(self) -> dict[str, Any]:
@@ -152,6 +153,7 @@ class ReportJob:
         return {"state": "cancelled" if self._state["cancelled"] else "failed", "error": error}
 
     def _failure_text(self, code: int) -> str:
+        """Return a sentence that says why there is no report; code: the child's exit code."""
         if self._state["cancelled"]:
             return "it was cancelled, nothing is kept."
         # The exit codes of a process that SIGINT ended outside of a search.
@@ -184,6 +186,7 @@ class ReportJobs:
         self.last: ReportJob | None = None
 
     def start(self, request: ReportRequest) -> ReportJob:
+        """Start a job and return it; raises ServerBusy while another job is running."""
         with self._lock:
             if self.last is not None and self.last.running:
                 running = self.last.request

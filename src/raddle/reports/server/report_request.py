@@ -1,4 +1,4 @@
-"""Checks a request for a report from the page, and turns it into arguments of `raddle report`.
+"""Checks a request of the page of `raddle serve`, and turns it into arguments of `raddle report`.
 
 The arguments are a list and pass through no shell.
 """
@@ -63,7 +63,7 @@ def read_request(
 
 
 def read_text(body: Mapping[str, Any], key: str, missing: str) -> str:
-    """Return the text of a key, one printable line; missing: the error if there is none."""
+    """Return the text of a key, one printable line; missing: the error message if there is none."""
     text = body.get(key)
     if not isinstance(text, str) or not text.strip():
         raise InputError(missing)
@@ -79,6 +79,7 @@ def read_text(body: Mapping[str, Any], key: str, missing: str) -> str:
 
 
 def _batch(batch: object) -> int | None:
+    """Return the checked batch; None: the model's default."""
     if batch is None:
         return None
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_BATCH:
@@ -87,6 +88,7 @@ def _batch(batch: object) -> int | None:
 
 
 def _budget(budget: object) -> float:
+    """Return the checked seconds of a search."""
     if (
         isinstance(budget, bool)
         or not isinstance(budget, int | float)
@@ -99,6 +101,7 @@ def _budget(budget: object) -> float:
 
 
 def _methods(methods: object, available: Sequence[str]) -> tuple[str, ...]:
+    """Return the checked names of methods, in the order of `available`."""
     if not isinstance(methods, list) or not methods:
         raise InputError("no method is chosen: choose at least one.")
     for name in methods:

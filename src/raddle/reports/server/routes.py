@@ -1,4 +1,7 @@
-"""Routes of the server: the functions that answer GET and POST requests, by path."""
+"""Maps the paths of GET and POST requests to the functions of the server that answer them.
+
+The server is that of `raddle serve`, a page on localhost on which a user starts reports.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class ServerRoutes:
             return PageResponse(self.choices.get()["page"].encode(), "frame-ancestors 'none'")
         name = path.removeprefix("/reports/").removesuffix(".html")
         if path == f"/reports/{name}.html" and self.report_folder.has(name):
-            with suppress(InputError):  # it was deleted since `has`
+            with suppress(InputError):  # the report was deleted after `has` had seen it
                 return PageResponse(
                     read_bytes(self.report_folder.page_path(name), "page"), SANDBOX_POLICY
                 )
@@ -80,27 +83,33 @@ class ServerRoutes:
         return {**choices, "folder": str(self.report_folder.path)}
 
     def _state(self) -> dict[str, Any]:
+        """Return the state of the running or the latest job; None if there was none."""
         last = self.jobs.last
         return {"job": None if last is None else last.snapshot()}
 
     def _start(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Start the requested report and return the state of its job."""
         choices = self.choices.get()
         request = read_request(body, choices["methods"], choices["searches"])
         return {"job": self.jobs.start(request).snapshot()}
 
     def _stop(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """End the running searches early and return the state; the report is still written."""
         self.jobs.current().stop()
         return self._state()
 
     def _cancel(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """End the running job without a report and return the state."""
         self.jobs.current().cancel()
         return self._state()
 
     def _delete(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Delete a report and return the list of the others."""
         self.report_folder.delete(self._existing_report(body))
         return {"reports": self.report_folder.list_reports()}
 
     def _explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the explanation of an operator in a method's plan of a report."""
         method = read_text(body, "method", "name a method of the report.")
         op = read_text(body, "op", "name an operator.")
         return self.explanations.explain(self._existing_report(body), method, op)

@@ -7,22 +7,21 @@ import webbrowser
 
 from raddle.reports.server.server import Server
 
-END_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-)  # Ctrl-C, kill, and a terminal that is closed
+# Signals that end the server: Ctrl-C, kill, and a terminal that is closed.
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_server(port: int, folder: str, *, show: bool = False) -> None:
     """Serve until one of END_SIGNALS arrives, then end the child processes.
 
-    port: 0 takes a free one; folder: where reports are stored; show: open the page in a browser.
+    port: 0 takes a free port; folder: where reports are stored; show: open the page in a browser.
     """
     # A shell's background jobs ignore SIGINT, and children would inherit that: so handlers are set here.
     # Only an ignored SIGHUP stays ignored, as nohup wants it.
     handled = [
-        e for e in END_SIGNALS if e != signal.SIGHUP or signal.getsignal(e) != signal.SIG_IGN
+        end_signal
+        for end_signal in END_SIGNALS
+        if end_signal != signal.SIGHUP or signal.getsignal(end_signal) != signal.SIG_IGN
     ]
     old_handlers = {
         end_signal: signal.signal(end_signal, signal.default_int_handler) for end_signal in handled

@@ -1,9 +1,10 @@
-"""The HTTP server on 127.0.0.1: checks who sends a request, and calls the routes.
+"""Serves `raddle serve` by HTTP on 127.0.0.1: checks who sends a request, and calls the routes.
 
-Other pages in the same browser can send requests here (CSRF), and a name on the web can be made to point
-here (DNS rebinding). So the Host header must be this server's, requests from other sites are refused, and
-every change is a POST of JSON with a key. The key is part of the address that `raddle serve` prints, so
-other users of the machine do not have it: a model file is code, and would run as the server's user.
+Other pages in the same browser can send requests to this server (CSRF), and a name on the web can be made
+to point to it (DNS rebinding). So the Host header must be this server's, requests from other sites are
+refused, and every change is a POST of JSON with a key. The key is part of the address that `raddle serve`
+prints, so other users of the machine do not have it: a model file is code, and would run as the server's
+user.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from raddle.reports.server.routes import HTML, ServerRoutes
 
 LOOPBACK = "127.0.0.1"
 MAX_BODY = 16 * 1024  # bytes of a request's body
-MAX_DRAINED = 1024 * 1024  # bytes read of a refused body, so that the client receives the response
+# Bytes that are read of a refused body: a client that still sends would not receive the response.
+MAX_DRAINED = 1024 * 1024
 
 
 class Server(ThreadingHTTPServer):
@@ -56,6 +58,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """The address of the server, without the key."""
         return f"http://{LOOPBACK}:{self.server_port}"
 
     @property
@@ -104,6 +107,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send_json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
 
     def _get(self) -> None:
+        """Answer a GET request: data as JSON, or a page."""
         if self.path in self.server.routes.get:
             self._send_json(HTTPStatus.OK, self.server.routes.get[self.path]())
             return
@@ -113,6 +117,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, HTML, page.body, {"Content-Security-Policy": page.policy})
 
     def _post(self) -> None:
+        """Check the key and the body of a POST request, and answer it."""
         body = self._read_body()
         if self.path not in self.server.routes.post:
             raise RequestRefused(HTTPStatus.NOT_FOUND, "there is nothing of this name.")
@@ -150,10 +155,11 @@ class Handler(BaseHTTPRequestHandler):
             raise RequestRefused(HTTPStatus.FORBIDDEN, "other sites cannot ask here.")
 
     def _read_body(self) -> bytes:
+        """Return the body of a request; raises RequestRefused if it has no length or is too long."""
         text = self.headers.get("Content-Length", "")
         if not (text.isascii() and text.isdigit()) or "Transfer-Encoding" in self.headers:
             raise RequestRefused(HTTPStatus.LENGTH_REQUIRED, "the body must say its length.")
-        length = int(text[:12])
+        length = int(text[:12])  # int() refuses thousands of digits; 12 are more than enough
         if length > MAX_BODY:
             self.rfile.read(min(length, MAX_DRAINED))
             raise RequestRefused(
@@ -163,12 +169,16 @@ class Handler(BaseHTTPRequestHandler):
         return self.rfile.read(length)
 
     def _send_json(self, status: HTTPStatus, value: dict[str, Any]) -> None:
+        """Send a value as JSON."""
         self._send(status, "application/json", json.dumps(value).encode(), {})
 
-    def _send(self, status: int, kind: str, body: bytes, extra_headers: dict[str, str]) -> None:
+    def _send(
+        self, status: int, content_type: str, body: bytes, extra_headers: dict[str, str]
+    ) -> None:
+        """Send a response, which browsers neither store nor show inside other sites."""
         self.send_response(status)
         headers = {
-            "Content-Type": kind,
+            "Content-Type": content_type,
             "Content-Length": str(len(body)),
             "X-Content-Type-Options": "nosniff",
             "Cache-Control": "no-store",

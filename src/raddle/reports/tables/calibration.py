@@ -1,4 +1,8 @@
-"""Prints the result of `raddle calibrate`: the fitted numbers, and each measurement with its prediction."""
+"""Prints the result of `raddle calibrate`: the fitted numbers, and each measurement with its prediction.
+
+A number is one of a cluster's numbers, such as the bandwidth of a link. A measurement that was "held out"
+was not used to fit them.
+"""
 
 from __future__ import annotations
 

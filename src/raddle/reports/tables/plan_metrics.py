@@ -1,7 +1,8 @@
 """Prints the predicted metrics of plans: of one, of several compared, and of one simulated in detail.
 
 A search begins with a candidate, a whole plan, and tries changes of it one after the other: the proposals.
-"start" is the name of the candidate that led to the plan.
+A row is a dict with the metrics of one plan, for example {"method": "owt", "step_ms": 45.9}; its "start" is
+the name of the candidate that led to the plan.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
             console.print(f"{row['method']}: does not fit into the devices' memory", style="yellow")
     bounded = [row for row in rows if row.get("lower_bound_ms") is not None]
     if bounded:
-        least = bounded[0]["lower_bound_ms"]
-        above = 100 * (min(row["step_ms"] for row in bounded) / least - 1)
-        bound = seconds_text(least / 1e3)
+        bound_ms = bounded[0]["lower_bound_ms"]
+        above = 100 * (min(row["step_ms"] for row in bounded) / bound_ms - 1)  # percent
+        bound = seconds_text(bound_ms / 1e3)
         console.print(
             f"no plan takes less than {bound}: the fastest here is {above:.1f} % above that"
         )
@@ -87,6 +88,7 @@ def show_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _metric_text(key: str, value: float | None) -> str:
+    """Return the text of a metric; key: one of METRIC_TITLES."""
     texts: dict[str, Callable[[float], str]] = {
         "step_ms": lambda ms: seconds_text(ms / 1e3),
         "samples_per_s": count_text,
@@ -100,6 +102,7 @@ def _metric_text(key: str, value: float | None) -> str:
 
 
 def _row_style(row: Mapping[str, Any]) -> str | None:
+    """Return the colour of a row: yellow for a method that failed or does not fit into memory."""
     return "yellow" if row.get("error") or row["fits"] is False else None
 
 
@@ -140,6 +143,7 @@ def show_simulation(result: Mapping[str, Any]) -> None:
 
 
 def _device_table(console: Console, devices: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table with a row for each device: its times in a step, and its peak memory."""
     table = new_table(console)
     for title in ("device", "kind"):
         table.add_column(title, no_wrap=True)

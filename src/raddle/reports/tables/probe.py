@@ -16,8 +16,8 @@ from raddle.reports.units import (
     speed_text,
 )
 
-# Host overhead: the time that communication takes from a rank, for each of these. An end of a message is
-# its sender or its receiver; a slice is a part of a parameter; a sum is an all-reduce.
+# Host overhead: the time that communication takes from a rank, for each of these kinds. An end of a message
+# is its sender or its receiver; a slice is a part of a parameter; a sum is an all-reduce.
 HOST_OVERHEAD_TEXTS = {
     "message": "an end of a message", "slice": "an end of a slice", "byte": "a byte", "sum": "a sum",
 }  # fmt: skip
@@ -51,6 +51,7 @@ def show_probe(result: Mapping[str, Any]) -> None:
 
 
 def _measurement_table(console: Console, measurements: Mapping[str, Any]) -> Table:
+    """Return a table with a row for each measured number of a rank, or of a GPU."""
     table = new_table(console)
     table.add_column("what", no_wrap=True)
     table.add_column("measured", no_wrap=True)

@@ -14,39 +14,42 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from raddle.graph.box import Box
 from raddle.graph.graph import Op
+from raddle.plans.native_dropout import has_native_dropout
 from raddle.plans.pipelining import stage_of
 from raddle.program.program import Instruction, Key, Merge, Move, Program, Run
 from raddle.program.segments import segments
 from raddle.runtime.actions import Call, Feed
+from raddle.runtime.builders.codes import CodeBuilder, ShareCode
 from raddle.runtime.builders.slot_table import SlotTable
-from raddle.runtime.code_generator import CodeGenerator
-from raddle.runtime.function_writer import GeneratedCode, Piece, TensorId
+from raddle.runtime.function_writer import GeneratedCode
 
 
 class CallBuilder:
     """Builds the calls of one device.
 
     place: the torch device that it computes on; instructions: those that will run. Each Run (an operator in
-    one phase) belongs to a segment.
+    one phase) belongs to a segment. share: as for CodeBuilder.
     """
 
     def __init__(
         self, program: Program, device: int, place: torch.device, slot_table: SlotTable,
-        instructions: Iterable[Instruction] = (),
+        instructions: Iterable[Instruction] = (), *, share: ShareCode | None = None,
     ) -> None:  # fmt: skip
-        self.program, self.device, self.place, self.slot_table = program, device, place, slot_table
+        self.program, self.device, self.slot_table = program, device, slot_table
+        self.codes = CodeBuilder(program, device, place, slot_table, share=share)
         self.stages = stage_of(program.plan)  # operator -> pipeline stage
         # For each variant: its segments as tuples of operators, and operator -> number of its segment.
-        self.segments = [segments(program, device, v) for v in range(len(program.variants))]
+        self.segments = [
+            segments(program, device, v, cut_blocks=share is not None)
+            for v in range(len(program.variants))
+        ]
         self.segment_of = [
             {op.name: n for n, ops in enumerate(variant_segments) for op in ops}
             for variant_segments in self.segments
         ]
         self._sent = _sent(program, device)  # for each variant, names of values that are sent
-        # A code key is (variant, segment) or ("merge", operator, variant).
-        self._codes: dict[object, GeneratedCode] = {}
+        # By code key, (variant, segment) or ("merge", operator, variant), and micro-batch
         self._calls: dict[tuple[object, Key], Call] = {}
         self._read_inputs: set[int] = set()  # slots of batch inputs that already have a Feed
         # (key, phase, segment) -> instructions that its Runs depend on; removed at the first Run
@@ -69,14 +72,28 @@ class CallBuilder:
         if (code_key, key) in self._calls:
             return self._calls[code_key, key]
         recomputed = any(ops[0].name in block for block in self.program.plan.recompute)
-        if code_key not in self._codes:
-            needed = self._needed_outside(ops, key.variant)
-            self._codes[code_key] = self._generator(key).segment(ops, needed, recomputed=recomputed)
-        call = self._call(code_key, key, _label(ops))
+        code = self.codes.segment(
+            code_key, ops, self._needed_outside(ops, key.variant), key, in_place=not recomputed
+        )
+        call = self._call(code, code_key, key, _label(ops))
         call.recompute = call.backward and recomputed
         call.split_backward = self.program.plan.split_backward
         call.stage = self.stages.get(ops[0].name, 0)
+        call.random_stream = self._random_stream(ops, key.variant)
         return call
+
+    def _random_stream(self, ops: Sequence[Op], variant: int) -> str:
+        """The random stream of the attention with native dropout in a segment; "" if there is none.
+
+        It depends on the tile, not on the device, so copies of a tile on several devices have equal masks.
+        A segment has at most one such attention, and a device one tile of it.
+        """
+        tiles = self.program.variants[variant].tiles
+        for op in ops:
+            if has_native_dropout(self.program.plan, op, tiles[op.name]):
+                box = next(t.box for t in tiles[op.name].tiles if t.device == self.device)
+                return f"{op.attrs['stream']} {op.space.output_boxes(box)[0]}"
+        return ""
 
     def merge(self, merge: Merge) -> Call:
         """The call of an operator's merge in a micro-batch."""
@@ -84,10 +101,9 @@ class CallBuilder:
         if (code_key, key) in self._calls:
             return self._calls[code_key, key]
         op = self.program.variant(key).ops[merge.op]
-        if code_key not in self._codes:
-            # cells: boxes of the result, each with the tiles to combine and the devices that merge it
-            self._codes[code_key] = self._generator(key).merge(op, merge.cells)
-        call = self._call(code_key, key, f"merge {op.name}")
+        # cells: boxes of the result, each with the tiles to combine and the devices that merge it
+        code = self.codes.merge(code_key, op, merge.cells, key)
+        call = self._call(code, code_key, key, f"merge {op.name}")
         call.stage = self.stages.get(op.name, 0)
         return call
 
@@ -102,38 +118,23 @@ class CallBuilder:
                     feeds.append(Feed(source, call.key))
         return feeds
 
-    def _call(self, code_key: object, key: Key, label: str) -> Call:
+    def _call(self, code: GeneratedCode, code_key: object, key: Key, label: str) -> Call:
         """Makes the call of a generated function in a micro-batch, with new slots for its results."""
-        code, slot_table = self._codes[code_key], self.slot_table
+        slot_table = self.slot_table
         call = Call(len(self._calls), label, code, key)
         call.differentiable = [slot_table.slot_of(key, piece) for piece in code.differentiable]
+        call.numbers = self.codes.tensors_of(code.numbers)
         call.weights = [slot_table.slot_of(key, piece) for piece in code.weights]
         call.nondifferentiable = [
             slot_table.slot_of(key, piece) for piece in code.nondifferentiable
         ]
         for tensor_id, box in code.results:
             call.results.append(slot_table.add_computed(key, tensor_id, box))
-            call.dtypes.append(slot_table.graph.values[self._value_names(tensor_id)[0]].dtype)
-            call.backward |= self._is_active(tensor_id)
+            call.dtypes.append(slot_table.graph.values[self.codes.value_names(tensor_id)[0]].dtype)
+            call.backward |= self.codes.is_active(tensor_id)
         call.backward = call.backward and bool(call.differentiable or call.weights)
         self._calls[code_key, key] = call
         return call
-
-    def _generator(self, key: Key) -> CodeGenerator:
-        """A code generator that knows the boxes that the device holds in this micro-batch."""
-
-        def boxes(tensor_id: TensorId) -> list[Box]:
-            return [box for box, _ in self.slot_table.box_slots(key, tensor_id)]
-
-        variant = self.program.variant(key)
-        return CodeGenerator(
-            self.program,
-            variant,
-            self.device,
-            self.place,
-            boxes,
-            lambda p: self._argument_kind(key, p),
-        )
 
     def _needed_outside(self, ops: Sequence[Op], variant: int) -> set[str]:
         """Values of a segment that are read outside of it: sent, returned, or read by other segments."""
@@ -145,37 +146,6 @@ class CallBuilder:
             if op.name in self.segment_of[variant] and op.name not in inside:
                 needed.update(op.inputs)
         return {name for name in computed if name in needed}
-
-    def _argument_kind(self, key: Key, piece: Piece) -> str:
-        """The kind of a call's argument: "differentiable", "weight" or "nondifferentiable"."""
-        tensor_id = piece.tensor_id
-        if not self._is_active(tensor_id):
-            return "nondifferentiable"
-        if isinstance(tensor_id, str):
-            return (
-                "weight"
-                if self.slot_table.graph.values[tensor_id].role == "parameter"
-                else "differentiable"
-            )
-        computed_here = any(
-            box == piece.box for box, _ in self.slot_table.computed.get((key, tensor_id), [])
-        )
-        # With a replicated loss (program/replicated_loss.py), every device starts the gradient of the
-        # partial results that it computed itself. So results from other devices get no gradient here.
-        starts_own_gradient = tensor_id[0] in self.program.variant(key).replicated_loss_ops
-        return "differentiable" if computed_here or not starts_own_gradient else "nondifferentiable"
-
-    def _is_active(self, tensor_id: TensorId) -> bool:
-        """Whether a value needs a gradient or, for partial results, any output of the operator does."""
-        return any(name in self.program.active for name in self._value_names(tensor_id))
-
-    def _value_names(self, tensor_id: TensorId) -> Sequence[str]:
-        """The value with this id; for a partial result, all outputs of its operator."""
-        return (
-            [tensor_id]
-            if isinstance(tensor_id, str)
-            else self.program.variants[0].ops[tensor_id[0]].outputs
-        )
 
 
 def _sent(program: Program, device: int) -> list[set[str]]:

@@ -1,20 +1,27 @@
 """Runs the generated functions of calls as they are, or compiled by torch.compile.
 
-A function is compiled once for each way in which it is called (with and without gradients), at its first
-call, always as one graph. A function that cannot be compiled runs as it is, and a warning names it.
+A function is compiled once for each way in which it is called (with and without gradients), before its
+first call, always as one graph. What cannot be compiled runs as it is, and a warning names it.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from raddle.errors import InputError
 from raddle.runtime.actions import Call
+from raddle.runtime.function_writer import GeneratedCode
 
 # What users may ask for; "max-autotune" is the mode of torch.compile with this name.
 COMPILE_CHOICES = ("auto", True, False, "max-autotune")
@@ -37,22 +44,47 @@ def compile_mode(choice: bool | str, place: torch.device) -> str | None:
         choice = place.type == "cuda"
     if not choice:
         return None
+    missing = _missing_compiler(place)
+    if missing:
+        warnings.warn(
+            f"there is no {missing} here, so the model runs without torch.compile: install one, or "
+            "pass compile=False (--compile off).",
+            NotCompiled,
+            stacklevel=3,
+        )
+        return None
     # Without CUDA graphs: the caller keeps results between steps, which a CUDA graph would overwrite.
     return "max-autotune-no-cudagraphs" if choice == "max-autotune" else "default"
+
+
+def _missing_compiler(place: torch.device) -> str:
+    """What torch.compile's own backend needs on a device and does not find; "": nothing."""
+    if place.type == "cuda":
+        return "" if importlib.util.find_spec("triton") else "triton"
+    default = "clang++" if sys.platform == "darwin" else "g++"
+    names = (os.environ.get("CXX") or default).split()
+    return "" if shutil.which(names[0]) else f"C++ compiler '{names[0]}'"
 
 
 class CompiledFunctions:
     """The functions of one rank's calls, compiled if `mode` is a mode of torch.compile.
 
+    backend: of torch.compile; tests use others than its default.
     seconds: the time that compiling took so far, with the first execution of what was compiled.
     """
 
-    def __init__(self, mode: str | None = None) -> None:
-        self.mode, self.seconds = mode, 0.0
+    def __init__(
+        self, mode: str | None = None, *, backend: str | Callable[..., Any] = "inductor"
+    ) -> None:
+        self.mode, self.backend, self.seconds = mode, backend, 0.0
+        self._shared: dict[Hashable, Function] = {}  # by key of their code
         self._compiled: dict[Function, Function] = {}
-        self._called: set[tuple[Function, bool]] = (
-            set()
-        )  # functions, with whether gradients were on
+        # Functions that are ready, with whether gradients are on
+        self._ready: set[tuple[Function, bool]] = set()
+
+    def share(self, code: GeneratedCode) -> GeneratedCode:
+        """The code with the function of the first equal code: repeated blocks are compiled once."""
+        return code._replace(function=self._shared.setdefault(code.key, code.function))
 
     def function_of(self, call: Call) -> Function:
         """The function that runs a call."""
@@ -60,40 +92,53 @@ class CompiledFunctions:
         # A split backward runs twice on one forward, which a compiled backward does not allow.
         if self.mode is None or call.split_backward:
             return function
-        if function not in self._compiled:
-            self._compiled[function] = torch.compile(
-                function, fullgraph=True, dynamic=False, mode=self.mode
-            )
-        state = function, torch.is_grad_enabled()
-        return self._compiled[function] if state in self._called else self._first_call(call, state)
+        if (function, torch.is_grad_enabled()) in self._ready:
+            return self._compiled[function]
+        return partial(self._compile_and_run, call)
 
-    def _first_call(self, call: Call, state: tuple[Function, bool]) -> Function:
-        """A function that compiles, and runs the plain function if that is not possible."""
-        function = call.code.function
+    def _compile_and_run(self, call: Call, *arguments: Any) -> Any:
+        """Compiles the function of a call, forward and backward, then runs it.
 
-        def run(*arguments: Any) -> Any:
-            start = perf_counter()
-            try:
-                results = self._compiled[function](*arguments)
-            except Exception as error:
-                if not _is_compiler_error(error):
-                    raise
-                reason = str(error).strip().splitlines()[0][:200]
-                warnings.warn(
-                    f"'{call.label}' runs without torch.compile: {reason}",
-                    NotCompiled,
-                    stacklevel=2,
-                )
-                self._compiled[function] = function
-                results = function(*arguments)
-            self._called.add(state)
-            self.seconds += perf_counter() - start
-            return results
+        If it cannot be compiled, the function runs as it is from now on.
+        """
+        function, start = call.code.function, perf_counter()
+        compiled = self._compiled.get(function) or self._wrap(function)
+        try:
+            _rehearse(compiled, arguments)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of any kind: compilers have many
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            message = f"'{call.label}' runs without torch.compile: {reason}"
+            warnings.warn(message, NotCompiled, stacklevel=2)
+            compiled = function
+        self._compiled[function] = compiled
+        self._ready.add((function, torch.is_grad_enabled()))
+        self.seconds += perf_counter() - start
+        return compiled(*arguments)
 
-        return run
+    def _wrap(self, function: Function) -> Function:
+        """The function that compiles itself when it is called for the first time."""
+        # torch.compile takes a mode only for its own backend
+        mode = self.mode if self.backend == "inductor" else None
+        return torch.compile(
+            function, fullgraph=True, dynamic=False, backend=self.backend, mode=mode
+        )
 
 
-def _is_compiler_error(error: BaseException) -> bool:
-    """Whether an error comes from the compiler, before anything of the function has run."""
-    packages = ("torch._dynamo.", "torch._inductor.", "torch._functorch.")
-    return type(error).__module__.startswith(packages)
+def _rehearse(function: Function, arguments: Sequence[Any]) -> None:
+    """Runs a function and its backward once, which compiles both, and forgets the results.
+
+    Otherwise an error of the backward would come when the forward, already compiled, can no longer be
+    replaced. Generators of random numbers are restored.
+    """
+    places = {a.device for a in arguments if isinstance(a, Tensor) and a.device.type == "cuda"}
+    with torch.random.fork_rng(places):
+        results = [r for r in function(*arguments) if r.requires_grad]
+        inputs = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
+        # A backward never runs under autocast.
+        kind = arguments[0].device.type if arguments else "cpu"
+        with torch.autocast(kind, enabled=False):
+            if results:
+                gradients = [torch.zeros_like(r) for r in results]
+                torch.autograd.grad(results, inputs, gradients, allow_unused=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from raddle.program.program import Key
 from raddle.runtime.actions import Feed
 from raddle.runtime.builders.slot_table import SlotSource
 from raddle.runtime.execution.store import Store
@@ -41,13 +42,17 @@ class InputFeeder:
         if not self.fills_at_start:
             self._fill(action)
 
+    def seed_of(self, key: Key) -> int:
+        """The seed of a micro-batch. key: its step within the run, and its number."""
+        return self.seed + 1_000_003 * (self._step + key.step) + key.micro_batch
+
     def _fill(self, action: Feed) -> None:
-        """Fills a slot with a part of the batch, or with a seed that depends on step and micro-batch."""
-        source, key = action.source, action.key  # key: step (within the run) and micro-batch
+        """Fills a slot with a part of the batch, or with the seed of a micro-batch."""
+        source = action.source
         if source.role == "input":
             tensor = self._read_input(source)
         else:
-            number = self.seed + 1_000_003 * (self._step + key.step) + key.micro_batch
+            number = self.seed_of(action.key)
             # torch.full writes on the device itself; torch.tensor would copy, and wait for the copy.
             tensor = torch.full((), number, dtype=torch.int64, device=self.store.place)
         self.store.slots[source.slot] = tensor

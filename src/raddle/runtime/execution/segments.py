@@ -9,7 +9,7 @@ slots: `differentiable` (activations that get a gradient), `weights` and `nondif
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,26 +17,30 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from raddle.program.program import Key
 from raddle.runtime.actions import Backward, Call, Forward
 from raddle.runtime.autograd_leaves import make_leaf
 from raddle.runtime.execution.compiled_functions import CompiledFunctions
 from raddle.runtime.execution.parameter_updater import ParameterUpdater
+from raddle.runtime.execution.random_generator import generator_seed, seeded_generator
 from raddle.runtime.execution.store import Store
 
 
 class Segments:
     """Runs the calls of one rank and saves what their backward needs.
 
-    functions: the functions of calls, compiled or not. autocast: the dtype of mixed precision.
+    functions: the functions of calls, compiled or not. seed_of: the seed of a micro-batch. autocast: the
+    dtype of mixed precision.
     single_microbatch: whether a step has one micro-batch, so that gradients need not be accumulated.
     """
 
     def __init__(
         self, store: Store, updater: ParameterUpdater, functions: CompiledFunctions, *,
+        seed_of: Callable[[Key], int] = lambda key: 0,
         autocast: torch.dtype | None = None, single_microbatch: bool = True,
     ) -> None:  # fmt: skip
         self.store, self.updater, self.functions = store, updater, functions
-        self.autocast, self.single_microbatch = autocast, single_microbatch
+        self.seed_of, self.autocast, self.single_microbatch = seed_of, autocast, single_microbatch
         # Call number -> leaves, weights, gradient edges of the results, and slots of these results.
         self.saved: dict[int, tuple[list[Tensor], list[Tensor], list[Any], list[int]]] = {}
         # Recomputed calls: call number -> weights and nondifferentiable arguments of the first forward.
@@ -51,6 +55,13 @@ class Segments:
         # Autocast's cache of casted weights would keep ZeRO-3 parameters after they are released.
         use_cache = not self.store.gathered.by_slot
         return torch.autocast(self.store.place.type, dtype=self.autocast, cache_enabled=use_cache)
+
+    def _generator(self, call: Call) -> AbstractContextManager[Any]:
+        """The context in which a call draws random numbers: with the generator set, if it needs one."""
+        if not call.random_stream:
+            return nullcontext()
+        seed = generator_seed(self.seed_of(call.key), call.random_stream)
+        return seeded_generator(self.store.place, seed)
 
     def forward(self, action: Forward) -> None:
         """Runs a call forward; saves what its backward needs, unless the call is recomputed later."""
@@ -110,8 +121,10 @@ class Segments:
 
     def _run(self, call: Call, inputs: list[Any], arguments: list[Any]) -> tuple[Tensor, ...]:
         """Runs the function of a call; results have the dtypes of the program, whatever autocast chose."""
-        with self._autocast():
-            results: tuple[Tensor, ...] = self.functions.function_of(call)(*inputs, *arguments)
+        with self._autocast(), self._generator(call):
+            results: tuple[Tensor, ...] = self.functions.function_of(call)(
+                *inputs, *arguments, *call.numbers
+            )
         if self.autocast is None:
             return results
         return tuple(r.to(t) for r, t in zip(results, call.dtypes, strict=True))

@@ -1,8 +1,8 @@
 """The candidate plans of `auto`, and the two ways to time them.
 
 CandidateTimer uses the fast evaluator (simulation/fast), which times a single step. The evaluator holds one
-plan; to *move* it is to give this plan other tiles. CandidateSimulator runs the full simulation of several
-steps, which also gives the peak memory.
+plan; *moving* the evaluator means giving its plan other tiles. CandidateSimulator runs the full simulation
+of several steps, which also gives the peak memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Candidate:
     failed: bool = False  # the simulation failed
 
     def row(self) -> dict[str, Any]:
-        """The candidate as an entry of `tried` in plan files and --json output."""
+        """Returns the candidate as an entry of `tried` in plan files and --json output."""
         return {
             "name": self.name,
             "step_ms": 1e3 * self.step_seconds
@@ -68,7 +68,7 @@ class CandidateSimulator:
         self.graph, self.cluster, self.settings, self.attempts = graph, cluster, settings, attempts
 
     def plan(self, tiles: Tiles, recompute: int | None = None) -> Plan:
-        """A plan with these tiles, to be simulated."""
+        """Returns a plan with these tiles. recompute: number of blocks for activation checkpointing."""
         settings, batch = self.settings, self.graph.batch
         plan = Plan(tiles, len(self.cluster.devices), batch=batch, **settings.plan_fields)
         return (
@@ -78,13 +78,13 @@ class CandidateSimulator:
         )
 
     def simulate_single_step(self, name: str, tiles: Tiles) -> Candidate:
-        """A new candidate, with the time and load of a single simulated step."""
+        """Returns a new candidate, with the time and load of a single simulated step."""
         plan = self.plan(tiles)
         step = simulate_single_step(self.graph, plan, self.cluster, self.settings.profile)
         return Candidate(name, tiles, *step)
 
     def simulate(self, c: Candidate) -> bool:
-        """Simulates several steps and stores times and memory in the candidate; False if that fails.
+        """Simulates several steps, stores times and memory in the candidate, and returns whether it worked.
 
         A candidate is simulated only once; a second call returns the same answer.
         """
@@ -106,10 +106,10 @@ class CandidateTimer:
         self.evaluator: Evaluator | None = None
 
     def evaluator_at(self, tiles: Tiles) -> Evaluator:
-        """The evaluator, moved to a plan's tiles.
+        """Returns the evaluator, moved to a plan's tiles.
 
-        It refuses an invalid plan (InputError) before it changes anything, and is used again. Any other
-        exception may leave it half moved, so a new evaluator is built for the next plan.
+        The evaluator refuses an invalid plan (InputError) before it changes anything, and is used again.
+        Any other exception may leave it half moved, so a new evaluator is built for the next plan.
         """
         evaluator, self.evaluator = self.evaluator, None
         simulator = self.simulator
@@ -127,6 +127,7 @@ class CandidateTimer:
         return evaluator
 
     def time_candidate(self, name: str, tiles: Tiles) -> Candidate:
+        """Returns a new candidate, with the time and load of a single step."""
         evaluator = self.evaluator_at(tiles)
         time = evaluator.time()
         assert time is not None

@@ -5,7 +5,8 @@
 2. Markov chains (flexflow/multi_chain.py) improve the fastest starts.
 3. The fastest candidates are simulated for several steps, with their memory. The fastest that fits is the
    result. Baselines that could be faster are simulated too: none that fits is faster than the result.
-4. If nothing fits, activations are recomputed (recompute_to_fit.py); if that does not help, it is an error.
+4. If nothing fits, activations are recomputed (recompute_to_fit.py). If that does not help either, and no
+   pipeline fits, the search raises an error.
 5. A pipeline (searches/pipeline) is taken if it is faster, or if nothing else fits.
 
 A candidate that fails is left out and reported (attempts.py); the search goes on with the others.
@@ -36,13 +37,13 @@ from raddle.searches.ranking import MAX_EVALUATED_DEVICES
 from raddle.searches.settings import Clock, SearchResult, Settings
 from raddle.searches.starts import StartsFunction, baseline_starts, expert_starts
 
-MAX_CHAINS = 6
+MAX_CHAINS = 6  # Markov chains, each from another start
 MAX_FINALISTS = 6  # candidates to simulate for several steps, besides baselines
-PIPELINE_SHARE = 0.2  # of the budget
+PIPELINE_SHARE = 0.2  # fraction of the budget for pipelines
 
 
 def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
-    """The fastest plan that `auto` finds and that fits the devices' memory."""
+    """Returns the fastest plan that `auto` finds and that fits the devices' memory."""
     return AutoSearch(graph, cluster, settings).search()
 
 
@@ -60,7 +61,10 @@ class AutoSearch:
         self.interrupted = False
 
     def search(self) -> SearchResult:
-        """Does all steps; an interrupt (Ctrl-C) ends the current step and keeps the best so far."""
+        """Runs all five parts of the search and returns the result.
+
+        An interrupt (Ctrl-C) ends the current part and keeps the best plan so far.
+        """
         bound = self._lower_bound_ms()
         candidates = self._timed_starts()
         try:
@@ -95,7 +99,7 @@ class AutoSearch:
         )
 
     def _lower_bound_ms(self) -> float | None:
-        """The lower bound of the step time in milliseconds; None with measured operators."""
+        """Returns the lower bound of the step time in milliseconds; None with measured operators."""
         if self.settings.profile is not None:
             return None
         with self.attempts.attempt("lower bound"):
@@ -104,7 +108,7 @@ class AutoSearch:
         return None  # the attempt failed
 
     def _pipelines(self) -> list[PipelineCandidate]:
-        """Pipeline candidates, the fastest first; none on one device, with pins, or after an interrupt.
+        """Returns pipeline candidates, the fastest first; none on one device, with pins, or if interrupted.
 
         Global batch statistics need the whole batch at once, so there are no micro-batches with them.
         """
@@ -129,7 +133,7 @@ class AutoSearch:
     # -- starts ----------------------------------------------------------------------------------
 
     def _timed_starts(self) -> list[Candidate]:
-        """All starts as candidates, with the time of a single step."""
+        """Returns all starts as candidates, with the time of a single step."""
         self.settings.on_progress({"step": "starts", "done": 0, "of": self.settings.budget})
         tiles_by_start = baseline_starts(self.space, BASELINES, self.attempts)
         for name, tiles in self.settings.starts.items():
@@ -152,7 +156,7 @@ class AutoSearch:
         return candidates
 
     def _start_functions(self) -> dict[str, StartsFunction]:
-        """The functions that make starts by a search of their own, by name."""
+        """Returns the functions that make starts by a search of their own, by name."""
         functions: dict[str, StartsFunction] = {"optcnn": optima}
         if len(self.cluster.devices) <= MAX_EVALUATED_DEVICES:
             # Groups in 2 or 4 stages, each with OptCNN's optimum on its part of the devices.
@@ -160,7 +164,7 @@ class AutoSearch:
         return {**functions, "experts": expert_starts}
 
     def _simulated_starts(self, tiles_by_start: Mapping[str, Tiles]) -> list[Candidate]:
-        """The starts for very many devices: data parallelism and OptCNN's optima, simulated for one step.
+        """Returns the starts for very many devices: data parallelism and OptCNN's optima, each simulated.
 
         Other starts have a message for every pair of devices, and take minutes to lower.
         """
@@ -195,7 +199,8 @@ class AutoSearch:
             if self.multi_chain.stopped == "interrupt":
                 self.interrupted = True
         if not finished:
-            self.timer.discard_evaluator()  # the chains may have left it half moved
+            # The chains may have left the evaluator with only some of a plan's tiles.
+            self.timer.discard_evaluator()
         improved = []
         for chain in self.multi_chain.all_chains if self.multi_chain else ():
             name = f"{chain.start}, improved"
@@ -204,16 +209,16 @@ class AutoSearch:
         return improved
 
     def _chain_candidate(self, name: str, tiles: Tiles, time: int) -> Candidate:
-        """The best plan of a chain as a candidate, with the load of its busiest resource."""
+        """Returns the best plan of a chain as a candidate, with the load of its busiest resource."""
         # After an interrupt the evaluator may be half moved, so the load is left out.
         load = 0 if self.interrupted else int(self.timer.evaluator_at(tiles).load.max())
         return Candidate(name, tiles, time, load)
 
     def _fitting_starts(self, ranked: list[Candidate], multi_chain: MultiChain) -> list[Candidate]:
-        """The fastest starts that fit memory; if memory is scarce, also limits the memory of the chains.
+        """Returns the fastest starts that fit memory; if memory is scarce, the chains get a memory limit.
 
         ranked: candidates, the fastest first. The evaluator's memory estimate is too low for some plans.
-        `scale` corrects it: it is the largest ratio of simulated peak to estimate that is seen.
+        `scale` corrects the estimate: it is the largest ratio of simulated to estimated peak memory.
         """
         # estimate: bytes of each device; capacity: bytes of its memory
         capacity = np.array([d.memory for d in self.cluster.devices], np.float64)
@@ -236,7 +241,7 @@ class AutoSearch:
     # -- the result ------------------------------------------------------------------------------
 
     def _fastest_that_fits(self, candidates: list[Candidate]) -> Candidate:
-        """The fastest candidate that fits; after an interrupt, of those simulated so far."""
+        """Returns the fastest candidate that fits. An interrupt leaves out those not yet simulated."""
         best: Candidate | None = None
         ranked = sorted(candidates, key=lambda c: c.time)
         budget = self.settings.budget
@@ -258,7 +263,7 @@ class AutoSearch:
         )
 
     def _may_be_faster(self, c: Candidate, best: Candidate, number: int) -> bool:
-        """Whether simulating a candidate is worthwhile, though `best` is known.
+        """Returns whether a candidate could be faster than `best`, so that it is worth a simulation.
 
         In the steady state a step can be shorter than a single step, since steps overlap, but not shorter
         than the load of the busiest resource. A candidate whose single step takes more than 1.5 times as

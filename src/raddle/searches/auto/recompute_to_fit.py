@@ -1,4 +1,7 @@
-"""If no plan fits the devices' memory: tries activation checkpointing, or explains how much is missing."""
+"""Tries activation checkpointing if no plan of `auto` fits the devices' memory.
+
+If that does not help either, an error says how much memory is missing.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ BLOCK_COUNTS = (2, 4, 8, 16)  # numbers of blocks (recomputation.py) to try
 def recompute_to_fit(
     simulator: CandidateSimulator, ranked: list[Candidate], groups: int
 ) -> Candidate:
-    """The fastest candidate that fits memory when activations are recomputed in the backward.
+    """Returns the fastest candidate that fits memory when activations are recomputed in the backward.
 
-    It tries the fastest candidates and those with the lowest peak memory. ranked: candidates, the fastest
-    first. groups: number of groups of the graph, and so the most blocks. Raises InputError if none fits.
+    The two fastest candidates and the three with the lowest peak memory are tried. ranked: candidates, the
+    fastest first. groups: number of groups of the graph, which is the largest number of blocks. Raises
+    InputError if none fits.
     """
     ranked = [c for c in ranked if simulator.simulate(c)]
     if not ranked:
@@ -50,9 +54,9 @@ def recompute_to_fit(
 
 
 def too_large_message(simulator: CandidateSimulator, least: Candidate) -> str:
-    """The error sentence: by how much the smallest plan does not fit, and what would help.
+    """Returns the error sentence: by how much the smallest plan does not fit, and what would help.
 
-    least: that plan, the candidate with the lowest peak memory.
+    least: the smallest plan, which is the candidate with the lowest peak memory.
     """
     device = max(
         range(len(least.peaks)), key=lambda d: least.peaks[d] - simulator.cluster.devices[d].memory
@@ -60,12 +64,13 @@ def too_large_message(simulator: CandidateSimulator, least: Candidate) -> str:
     peak, capacity = least.peaks[device], simulator.cluster.devices[device].memory
     program = lower(simulator.graph, simulator.plan(least.tiles, least.recompute))
     state = int(state_bytes(program)[device])  # bytes that do not depend on the batch
+    # The largest batch that fits: memory beyond `state` is in proportion to the batch.
     batch = (
         int(simulator.graph.batch * (capacity - state) / max(1, peak - state))
         if capacity > state
         else 0
     )
-    helps = (
+    remedy = (
         f"a batch of about {batch} would fit"
         if batch >= 1
         else f"a smaller batch would not fit, but devices of {_size(peak)} or more of them would"
@@ -73,10 +78,11 @@ def too_large_message(simulator: CandidateSimulator, least: Candidate) -> str:
     return (
         f"no plan that was found for '{simulator.graph.name}' at batch {simulator.graph.batch} fits "
         f"'{simulator.cluster.name}': the smallest ({least.name}) needs {_size(peak)} on device {device}, "
-        f"which has {_size(capacity)}; {helps}."
+        f"which has {_size(capacity)}; {remedy}."
     )
 
 
 def _size(nbytes: int) -> str:
+    """Returns a number of bytes as text, in GiB or MiB."""
     unit, name = (2**30, "GiB") if nbytes >= 2**30 else (2**20, "MiB")
     return f"{nbytes / unit:.3g} {name}"

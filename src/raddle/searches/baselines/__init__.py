@@ -24,7 +24,8 @@ BASELINES: dict[str, Callable[[Graph, Cluster], Tiles]] = {
     "owt": owt,
     "layerwise": layerwise,
     "spatial": spatial,
-    "filter-horizontal": filters.horizontal,  # this and the next two are the thesis's: filters.py
+    # Baselines of Eserol's thesis (filters.py).
+    "filter-horizontal": filters.horizontal,
     "filter-incremental": filters.incremental,
     "channel-incremental": filters.channel_incremental,
 }
@@ -33,7 +34,10 @@ BASELINES: dict[str, Callable[[Graph, Cluster], Tiles]] = {
 def applicable_baselines(
     graph: Graph, cluster: Cluster, names: Iterable[str] = tuple(BASELINES)
 ) -> dict[str, Tiles]:
-    """The tiles of the named baselines, without those that cannot be applied (such as: too few samples)."""
+    """Returns the tiles of the named baselines that can be applied, by name.
+
+    A baseline cannot be applied if, for example, there are too few samples.
+    """
     tiles_by_name = {}
     for name in names:
         with suppress(InputError):
@@ -42,7 +46,7 @@ def applicable_baselines(
 
 
 class Baseline(Method):
-    """The method for one of BASELINES, by its name."""
+    """The method that gives the tiles of one of BASELINES, by its name."""
 
     def find(self, graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
         tiles = BASELINES[self.name](graph, cluster)

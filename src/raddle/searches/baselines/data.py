@@ -22,7 +22,7 @@ from raddle.searches.grids import (
 
 
 def data(graph: Graph, cluster: Cluster) -> Tiles:
-    """Every operator n/N; operators without samples are copied (see split_by_sample)."""
+    """Returns tiles that split every operator n/N; operators without samples: see split_by_sample."""
     devices = all_devices(cluster)
     cuts = sample_cuts(graph, len(devices))
     tiles: Tiles = {op.name: split_by_sample(op, cuts, devices) for op in graph.ops}
@@ -33,7 +33,7 @@ def data(graph: Graph, cluster: Cluster) -> Tiles:
 
 
 def sample_cuts(graph: Graph, parts: int) -> Cuts:
-    """The cut points of the batch in equal parts. Raises InputError if there are too few samples."""
+    """Returns the cut points of the batch in equal parts. Raises InputError for too few samples."""
     if graph.batch < parts:
         raise InputError(
             f"a batch of {graph.batch} cannot be split over {parts} devices: "
@@ -43,7 +43,7 @@ def sample_cuts(graph: Graph, parts: int) -> Cuts:
 
 
 def split_by_sample(op: Op, cuts: Cuts, devices: tuple[int, ...]) -> Tiling:
-    """n/N for an operator with samples; else a copy on each device, or on the first device only.
+    """Returns n/N for an operator with samples; else a copy on each device, or on the first device only.
 
     There are copies on all devices if the operator updates a buffer (running statistics), or if there are
     at most MOST_REPLICAS (8) devices and the operator is not opaque. cuts: cut points of the batch.

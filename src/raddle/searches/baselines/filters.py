@@ -1,12 +1,12 @@
-"""Simple partitions of filters and channels: baselines of the thesis (docs/papers.md), 5.1.2 to 5.1.4.
+"""Simple partitions of filters and channels: baselines of Eserol's thesis (docs/papers.md), 5.1.2 to 5.1.4.
 
     horizontal    the filters of each layer are divided equally over the parts
     incremental   the filters, layer by layer, fill one part up to its share of the work, then the next part
     channels      the same with pairs of (filter, channel), so that a filter may be cut between two parts
 
-A part is a device. Differs from the thesis: work is in seconds of the cost model, forward and backward; the
-share of a part is in proportion to its device's speed; operators without filters, which the thesis does not
-place, are split like the channels that they read.
+A part is the work of one device. Differs from the thesis: work is in seconds of the cost model, forward and
+backward; the share of a part is in proportion to its device's speed; operators without filters, which the
+thesis does not place, are split like the channels that they read.
 """
 
 # c: filters (channels of the output), k: channels of the input
@@ -37,17 +37,17 @@ from raddle.searches.operator_times import device_speeds, whole_operator_seconds
 
 
 def horizontal(graph: Graph, cluster: Cluster) -> Tiles:
-    """The filters of every layer divided equally: the same as model parallelism (model.py)."""
+    """Returns tiles that divide the filters of every layer equally: model parallelism (model.py)."""
     return model(graph, cluster)
 
 
 def incremental(graph: Graph, cluster: Cluster) -> Tiles:
-    """Filters in order fill one part after the other."""
+    """Returns tiles in which the filters, in order, fill one part after the other."""
     return _partition(graph, cluster, channels=False)
 
 
 def channel_incremental(graph: Graph, cluster: Cluster) -> Tiles:
-    """Pairs of (filter, channel) in order fill one part after the other."""
+    """Returns tiles in which the pairs of (filter, channel), in order, fill one part after the other."""
     return _partition(graph, cluster, channels=True)
 
 
@@ -76,7 +76,7 @@ Seconds = Callable[[Op, Device], float]  # of a whole operator on a device
 
 
 def _layers(graph: Graph, cluster: Cluster, seconds: Seconds) -> list[FilterLayer]:
-    """All layers with filters, in the order of their first use."""
+    """Returns all layers with filters, in the order of their first use."""
     ops_of_layer: dict[tuple[str, int], list[Op]] = {}
     for op in graph.ops:
         c = dim_of(op, "c")
@@ -96,7 +96,7 @@ def _layers(graph: Graph, cluster: Cluster, seconds: Seconds) -> list[FilterLaye
 
 
 def _shares(graph: Graph, cluster: Cluster, total: float) -> list[float]:
-    """The work that each part should get, in proportion to its device's speed."""
+    """Returns the work that each part should get, in proportion to its device's speed."""
     device_speed = device_speeds(graph, cluster)
     total_speed = sum(device_speed)
     return [total * speed / total_speed for speed in device_speed]
@@ -105,9 +105,9 @@ def _shares(graph: Graph, cluster: Cluster, total: float) -> list[float]:
 def assign_runs(
     layers: Sequence[tuple[int, float]], shares: Sequence[float]
 ) -> list[list[FilterRun]]:
-    """Assigns the units of layers, given as (count, work), to parts: one part after the other is filled.
+    """Returns the runs of each layer: its units fill one part after the other.
 
-    shares: the work that each part should get. Returns the runs of each layer.
+    layers: (number of units, work) of each layer. shares: the work that each part should get.
 
     >>> first, second = assign_runs([(4, 4.0), (2, 4.0)], [3.0, 5.0])
     >>> first
@@ -120,9 +120,9 @@ def assign_runs(
     for count, work in layers:
         work_per_unit, first, runs = work / count, 0, []
         while first < count:
-            if room <= 1e-9 * shares[part] and part < len(shares) - 1:
+            if room <= 1e-9 * shares[part] and part < len(shares) - 1:  # full, up to rounding
                 part, room = part + 1, shares[part + 1]
-            # Units that still fit this part; the last part takes all that are left.
+            # Units that still fit this part; the last part takes all remaining units.
             fitting = (
                 count if part == len(shares) - 1 else max(1, math.ceil(room / work_per_unit - 1e-9))
             )
@@ -145,7 +145,10 @@ class ChannelLayout(NamedTuple):
 
 
 def _partition(graph: Graph, cluster: Cluster, *, channels: bool) -> Tiles:
-    """The tiles of the incremental partitions; channels: units are (filter, channel) pairs."""
+    """Returns the tiles of an incremental partition.
+
+    channels: True: a unit is a (filter, channel) pair; False: a unit is a filter.
+    """
     seconds = whole_operator_seconds(graph)
     layers = _layers(graph, cluster, seconds)
     shares = _shares(graph, cluster, sum(layer.work for layer in layers))
@@ -166,7 +169,7 @@ def _partition(graph: Graph, cluster: Cluster, *, channels: bool) -> Tiles:
 
 
 def _tile_operators(graph: Graph, runs: Mapping[str, tuple[list[FilterRun], int]]) -> Tiles:
-    """Tiles for layers with filters from their runs, and for other operators from what they read.
+    """Returns tiles: layers with filters get theirs from `runs`, other operators from what they read.
 
     runs: for each operator of a layer, its runs and the number of units in a filter.
     """
@@ -196,7 +199,7 @@ def _tile_operators(graph: Graph, runs: Mapping[str, tuple[list[FilterRun], int]
 
 
 def _channel_tiles(op: Op, layout: ChannelLayout) -> Tiling:
-    """The tiles of an operator without filters; without channels it is whole, on the last part."""
+    """Returns the tiles of an operator without filters; without channels it is whole, on the last part."""
     c = dim_of(op, "c")
     if c is None:
         return copies(op, layout.parts[-1:])
@@ -204,7 +207,7 @@ def _channel_tiles(op: Op, layout: ChannelLayout) -> Tiling:
 
 
 def _filter_tiles(op: Op, runs: Sequence[FilterRun], units: int) -> Tiling:
-    """The tiles of a layer with filters.
+    """Returns the tiles of a layer with filters.
 
     If runs cut filters, a run is up to three boxes: the end of a filter, whole filters, the start of one.
     units: units per filter.
@@ -225,9 +228,9 @@ def _filter_tiles(op: Op, runs: Sequence[FilterRun], units: int) -> Tiling:
 
 
 def _rectangles(first: int, last: int, width: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """The pairs (c, k) from `first` to `last` in row-major order, as rectangles: ranges of c and of k.
+    """Returns rectangles (range of c, range of k) that cover the units from `first` to before `last`.
 
-    width: the number of different k.
+    A unit is a pair (c, k); units are numbered in row-major order. width: the number of different k.
 
     >>> _rectangles(2, 9, 4)
     [((0, 1), (2, 4)), ((1, 2), (0, 4)), ((2, 3), (0, 1))]
@@ -250,13 +253,13 @@ def _rectangles(first: int, last: int, width: int) -> list[tuple[tuple[int, int]
 
 
 def _channel_layout(runs: Sequence[FilterRun], units: int) -> ChannelLayout:
-    """The layout of a layer's output; a filter that is cut goes to the part that has more of it."""
+    """Returns the layout of a layer's output; a filter that is cut goes to the part that has more of it."""
     cuts = [0, *(round(run.last / units) for run in runs)]
     return join_ranges(cuts, [run.part for run in runs])
 
 
 def _read_layout(op: Op, layouts: Mapping[str, ChannelLayout]) -> ChannelLayout | None:
-    """The layout of an operator's output, from the layouts of what it reads; None if there are none."""
+    """Returns the layout of an operator's output, from those of its operands; None if they have none."""
     read = [layouts[i] for i in op.inputs if i in layouts]
     size = size_of(op, "c")
     if not read or dim_of(op, "c") is None:
@@ -272,7 +275,7 @@ def _read_layout(op: Op, layouts: Mapping[str, ChannelLayout]) -> ChannelLayout 
 
 
 def join_ranges(cuts: Sequence[int], parts: Sequence[int]) -> ChannelLayout:
-    """A layout without empty ranges; adjacent ranges of the same part become one."""
+    """Returns a layout without empty ranges; adjacent ranges of the same part become one."""
     points, joined_parts = [0], list[int]()
     for (a, b), part in zip(pairwise(cuts), parts, strict=True):
         if a == b:

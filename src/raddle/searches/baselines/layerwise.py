@@ -1,8 +1,9 @@
 """Layer-wise model parallelism: each device has a run of consecutive layers, which are not split.
 
-The runs minimise the largest load of a device. If a load limit can be met at all, it is met by giving each
-device in turn as many layers as it can take. So bisection finds the smallest limit; it is exact, because
-loads are whole nanoseconds. The runs are on the devices in the order of the cluster.
+The load of a device is the time of its layers. The runs minimise the largest load of a device. If a load
+limit can be met at all, it is met by giving each device in turn as many layers as it can take. So bisection
+finds the smallest limit; it is exact, because loads are whole nanoseconds. The runs are on the devices in
+the order of the cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def layerwise(graph: Graph, cluster: Cluster) -> Tiles:
-    """Consecutive layers on consecutive devices, with the smallest possible largest load."""
+    """Returns tiles with consecutive layers on each device; the largest load is as small as possible."""
     layers = [list(ops) for _, ops in groupby(graph.ops, key=_layer_name)]
     loads = layer_loads(graph, layers, cluster)
     tiles: Tiles = {}
@@ -38,14 +39,17 @@ def layerwise(graph: Graph, cluster: Cluster) -> Tiles:
 
 
 def _layer_name(op: Op) -> str:
-    """The layer of an operator. A composite is one layer, but each layer of a stacked RNN is its own."""
+    """Returns the name of an operator's layer.
+
+    A composite, such as batch norm, is one layer; but a stacked RNN, also a composite, has several.
+    """
     # The names of a stacked RNN's operators go on with .l0, .l1 and so on (r: reverse direction).
     part = re.match(r"\.l\d+(?=r?\.)", op.name.removeprefix(op.layer))
     return op.layer + part[0] if part and op.composite_kind in RECURRENT else op.layer
 
 
 def layer_loads(graph: Graph, layers: Sequence[Sequence[Op]], cluster: Cluster) -> list[list[int]]:
-    """[device][layer]: nanoseconds of forward and backward. Devices of one kind share a list."""
+    """Returns nanoseconds of forward and backward, as [device][layer]. Devices of one kind share a list."""
     seconds = whole_operator_seconds(graph)
     by_kind: dict[str, list[int]] = {}
     for device in cluster.devices:
@@ -57,7 +61,11 @@ def layer_loads(graph: Graph, layers: Sequence[Sequence[Op]], cluster: Cluster) 
 
 
 def balanced_runs(loads: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """For each device, its run of layers: the first, and the one after the last."""
+    """Returns for each device its run of layers: the index of the first, and the index after the last.
+
+    loads: [device][layer], nanoseconds.
+    """
+    # Devices of one kind have the same row, which is summed once.
     sums = {id(row): [0, *accumulate(row)] for row in loads}
     by_device = [sums[id(row)] for row in loads]  # for each device, the cumulative loads
     low, high = 0, max(row[-1] for row in by_device)
@@ -71,7 +79,7 @@ def balanced_runs(loads: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
 
 
 def _greedy(by_device: Sequence[Sequence[int]], limit: int) -> list[tuple[int, int]]:
-    """The runs if each device takes as many layers as fit the limit; they may not cover all layers.
+    """Returns the runs if each device takes as many layers as fit the limit; they may not cover all layers.
 
     by_device: for each device, the cumulative loads of its layers, starting with 0.
     """

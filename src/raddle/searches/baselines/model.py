@@ -24,7 +24,7 @@ from raddle.searches.grids import (
 
 
 def model(graph: Graph, cluster: Cluster) -> Tiles:
-    """Every operator c/N; operators without channels are on device 0."""
+    """Returns tiles that split every operator c/N; operators without channels are on device 0."""
     devices = all_devices(cluster)
     tiles: Tiles = {op.name: split_by_channel(op, devices) for op in graph.ops}
     # Operators that read only parameters, buffers and constants: on the devices that read their results.
@@ -33,7 +33,7 @@ def model(graph: Graph, cluster: Cluster) -> Tiles:
 
 
 def split_by_channel(op: Op, devices: tuple[int, ...]) -> Tiling:
-    """c/N, or as many parts as there are channels; without channels, the first device."""
+    """Returns c/N, or as many parts as there are channels; without channels, a tile on the first device."""
     c = dim_of(op, "c")
     if c is None:
         return copies(op, devices[:1])
@@ -42,7 +42,7 @@ def split_by_channel(op: Op, devices: tuple[int, ...]) -> Tiling:
 
 
 def owt(graph: Graph, cluster: Cluster) -> Tiles:
-    """Convolutions n/N, fully connected layers and the loss after them c/N."""
+    """Returns tiles: fully connected layers and the loss after them are split c/N, other operators n/N."""
     devices = all_devices(cluster)
     cuts = sample_cuts(graph, len(devices))
     connected = fully_connected(graph)
@@ -52,13 +52,13 @@ def owt(graph: Graph, cluster: Cluster) -> Tiles:
         else split_by_sample(op, cuts, devices)
         for op in graph.ops
     }
-    # As in `model`.
+    # As in `model`: operators that read only parameters, buffers and constants.
     place_batch_independent(graph, tiles, lambda op: copies(op, devices))
     return tiles
 
 
 def fully_connected(graph: Graph) -> set[str]:
-    """The names of linear layers on one vector per sample, and of operators that read only such layers."""
+    """Returns names of linear layers on one vector per sample, and of operators that read only these."""
     connected: set[str] = set()
     independent = batch_independent(graph)
     producer = {output: op.name for op in graph.ops for output in op.outputs}

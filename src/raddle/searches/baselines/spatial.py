@@ -1,4 +1,7 @@
-"""Spatial parallelism: images are cut along height and width; devices exchange the halos of their parts."""
+"""Spatial parallelism: images are cut along height and width; devices exchange the halos of their parts.
+
+A halo is the border of a part that the neighbouring parts read too.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from raddle.searches.grids import Tiles, all_devices, copies, dim_of, place_batc
 
 
 def spatial(graph: Graph, cluster: Cluster) -> Tiles:
-    """Every operator on images is split h/A w/B: height in A parts, width in B, with A * B devices.
+    """Returns tiles that split operators on images h/A w/B, on A * B devices.
 
-    A and B are as equal as possible. Operators without images, or with too small ones, are split by sample
-    (n/N) if there are enough samples; else they are on device 0, or copied if they update a buffer.
+    The height is in A parts, the width in B parts. A and B are as equal as possible. Operators without
+    images, or with too small ones, are split by sample (n/N) if there are enough samples; else they are on
+    device 0, or copied if they update a buffer.
     """
     devices = all_devices(cluster)
     tiles: Tiles = {op.name: _tile(graph, op, devices) for op in graph.ops}
@@ -25,7 +29,7 @@ def spatial(graph: Graph, cluster: Cluster) -> Tiles:
 
 
 def _tile(graph: Graph, op: Op, devices: tuple[int, ...]) -> Tiling:
-    """The tiling of one operator."""
+    """Returns the tiling of one operator."""
     rows, columns = _factors(len(devices))
     h, w = dim_of(op, "h"), dim_of(op, "w")
     if h is not None and w is not None:
@@ -39,6 +43,6 @@ def _tile(graph: Graph, op: Op, devices: tuple[int, ...]) -> Tiling:
 
 
 def _factors(count: int) -> tuple[int, int]:
-    """Two factors of `count` that are as equal as possible, the larger first."""
+    """Returns two factors of `count` that are as equal as possible, the larger first."""
     small = next(a for a in range(math.isqrt(count), 0, -1) if count % a == 0)
     return count // small, small

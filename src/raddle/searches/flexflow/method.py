@@ -35,7 +35,10 @@ from raddle.simulation.fast.evaluator import Evaluator
 
 
 def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
-    """Searches from data parallelism, one weird trick, OptCNN's optima and the best expert plans."""
+    """Returns the best plan of several chains.
+
+    They start from data parallelism, one weird trick, OptCNN's optima and the best expert plans.
+    """
     if len(cluster.devices) > MAX_EVALUATED_DEVICES:
         raise InputError(
             f"flexflow searches on up to {MAX_EVALUATED_DEVICES} devices, '{cluster.name}' has "
@@ -59,9 +62,9 @@ def flexflow(
     guided: float = 0.8,
     random_too: bool = True,
 ) -> SearchResult:
-    """The best plan that the chains find.
+    """Returns the best plan that the chains find.
 
-    starts: tiles by name. guided: the share of guided moves. random_too: also start from a random plan.
+    starts: tiles by name. guided: the fraction of guided moves. random_too: also start from a random plan.
     """
     clock = Clock(settings.budget, settings.stopwatch)
     space = PlanSpace(graph, cluster, settings)

@@ -5,8 +5,8 @@ neighbour    a group takes the configuration of a neighbour
 spread       several neighbours in a row take the configuration of a group
 block        all groups that share a weight change together
 degree       a factor of the degrees moves from one letter to another, or is dropped or added
-devices      the same parts on other devices
-uneven       samples in proportion to the devices' speeds
+devices      a group keeps its degrees, on other devices
+uneven       a group's samples are split in proportion to the devices' speeds
 
 A configuration has the degrees of a group (the number of parts of each letter, i.e. dimension) and its
 devices (configurations.py). All but `uniform` are guided moves, which the paper does not have. PlanSpace
@@ -14,7 +14,7 @@ devices (configurations.py). All but `uniform` are guided moves, which the paper
 other.
 """
 
-# g, k, other: groups, by number. space.translate(g, other, c): the configuration c of group `other` for
+# g, k, other: indices of groups. space.translate(g, other, c): the configuration c of group `other` for
 # group g, letter by letter; None if g is too small. A pinned group is one whose tiles the user fixed.
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ import numpy as np
 from raddle.searches.configurations import Configuration
 from raddle.searches.plan_space import PlanSpace
 
-ConfigurationChanges = dict[int, Configuration]  # by group, its new configuration
-State = Sequence[Configuration | None]  # by group, its current one; None: none gives its tiles
+ConfigurationChanges = dict[int, Configuration]  # index of a group -> its new configuration
+# By index of a group, its current configuration; None if no configuration gives its tiles.
+State = Sequence[Configuration | None]
 
 
 class MoveProposer:
-    """Proposes random moves; `guided` is the share of guided moves."""
+    """Proposes random moves. guided: the fraction of guided moves, from 0 to 1."""
 
     def __init__(self, space: PlanSpace, rng: random.Random, *, guided: float = 0.8) -> None:
         self.space, self.rng, self.guided = space, rng, guided
@@ -42,7 +43,7 @@ class MoveProposer:
             self.guided_moves.append(self.uneven)
 
     def propose(self, state: State) -> ConfigurationChanges:
-        """New configurations for one or more groups; empty if the drawn move is not possible."""
+        """Returns new configurations for one or more groups; empty if the drawn move is not possible."""
         if not self.space.unpinned:
             return {}
         g = self.rng.choice(self.space.unpinned)
@@ -52,30 +53,30 @@ class MoveProposer:
         return {k: c for k, c in drawn.items() if k not in self.space.pinned and c != state[k]}
 
     def uniform(self, g: int) -> ConfigurationChanges:
-        """Random degrees and devices."""
+        """Returns random degrees and devices for group g."""
         return {g: self.space.on_random_devices(self.rng.choice(self.space.degrees(g)), self.rng)}
 
     def neighbour(self, g: int, state: State) -> ConfigurationChanges:
-        """The configuration of a random neighbour."""
-        others = self.space.neighbours[g]
-        if not others:
+        """Returns for group g the configuration of a random neighbour."""
+        neighbours = self.space.neighbours[g]
+        if not neighbours:
             return {}
-        other = self.rng.choice(others)
-        theirs = state[other]
-        translated = None if theirs is None else self.space.translate(g, other, theirs)
+        other = self.rng.choice(neighbours)
+        source = state[other]
+        translated = None if source is None else self.space.translate(g, other, source)
         return {} if translated is None else {g: translated}
 
     def spread(self, g: int, state: State) -> ConfigurationChanges:
-        """A walk of 1 to 16 steps from group to neighbour: all groups on it take g's configuration."""
+        """Returns g's configuration for all groups on a random walk of 1 to 16 steps between neighbours."""
         source = state[g]
         if source is None:
             return {}
         changes, last = ConfigurationChanges(), g
         for _ in range(self.rng.choice([1, 2, 4, 8, 16])):
-            others = [k for k in self.space.neighbours[last] if k not in changes and k != g]
-            if not others:
+            unvisited = [k for k in self.space.neighbours[last] if k not in changes and k != g]
+            if not unvisited:
                 break
-            last = self.rng.choice(others)
+            last = self.rng.choice(unvisited)
             translated = self.space.translate(last, g, source)
             if translated is None:
                 break
@@ -83,7 +84,7 @@ class MoveProposer:
         return changes
 
     def block(self, g: int, state: State) -> ConfigurationChanges:
-        """A random or a changed configuration of g, also for all groups that share a weight with g."""
+        """Returns a random or changed configuration for g and all groups that share a weight with g."""
         is_new = self.rng.random() < 0.5
         new = self.uniform(g) if is_new else self.degree(g, state) or self.devices(g, state)
         if g not in new:
@@ -96,7 +97,7 @@ class MoveProposer:
         return changes
 
     def degree(self, g: int, state: State) -> ConfigurationChanges:
-        """A factor moves from one letter to another, or is added or dropped; most devices stay."""
+        """Returns g's degrees with a factor moved between letters, added or dropped; most devices stay."""
         current = state[g]
         if current is None:
             return self.uniform(g)
@@ -117,34 +118,34 @@ class MoveProposer:
             factor = 2
         if source != target or not factors:
             parts[target] *= factor
-        size = math.prod(parts)  # number of parts, which is the number of devices
-        if size > self.space.device_count or parts[target] > group.sizes[target]:
+        count = math.prod(parts)  # number of tiles, and of devices
+        if count > self.space.device_count or parts[target] > group.sizes[target]:
             return {}
-        if size == len(current.devices):
+        if count == len(current.devices):
             return {g: Configuration(tuple(parts), current.devices)}
-        if size < len(current.devices):
-            return {g: Configuration(tuple(parts), current.devices[:size])}
-        others = [d for d in range(self.space.device_count) if d not in set(current.devices)]
-        return {g: Configuration(tuple(parts), (*current.devices, *others)[:size])}
+        if count < len(current.devices):
+            return {g: Configuration(tuple(parts), current.devices[:count])}
+        unused = [d for d in range(self.space.device_count) if d not in set(current.devices)]
+        return {g: Configuration(tuple(parts), (*current.devices, *unused)[:count])}
 
     def devices(self, g: int, state: State) -> ConfigurationChanges:
-        """The same degrees on other devices."""
+        """Returns g's degrees on other devices, or on the same devices in another order."""
         current = state[g]
         if current is None:
             return {}
-        # Reverse the order of letters: the parts of another letter are then on different nodes.
+        # With the letters in reverse order, the parts of another letter are on different nodes.
         if self.rng.random() < 0.3:
             return {g: current._replace(devices=transposed_devices(current), shares=())}
         return {g: self.space.on_random_devices(current.degrees, self.rng)}
 
     def uneven(self, g: int, state: State) -> ConfigurationChanges:
-        """Samples in proportion to the devices' speeds."""
+        """Returns g's configuration with samples in proportion to the devices' speeds."""
         current = state[g]
         new = None if current is None else self.space.uneven(g, current)
         return {} if new is None else {g: new}
 
 
 def transposed_devices(configuration: Configuration) -> tuple[int, ...]:
-    """The devices of the parts when the first letter varies fastest instead of the last."""
-    places = np.array(configuration.devices).reshape(configuration.degrees)
-    return tuple(int(d) for d in places.transpose().reshape(-1))
+    """Returns the devices of the parts when the first letter varies fastest instead of the last."""
+    devices = np.array(configuration.devices).reshape(configuration.degrees)
+    return tuple(int(d) for d in devices.transpose().reshape(-1))

@@ -1,8 +1,9 @@
 """Runs several Markov chains from several starts within a time budget, for `flexflow` and `auto`.
 
+A chain changes its plan step by step; each change is a proposal, which is accepted or rejected (chain.py).
 The chains take turns, the best start first. After each round the worse half of the chains is dropped and
-the rounds become longer, until one chain remains. It runs until the budget is used up or nothing has
-improved for PATIENCE proposals.
+the rounds become longer, until one chain remains. That chain runs until the budget is used up or nothing
+has improved for PATIENCE proposals.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PATIENCE = 3000  # the last chain stops after this many proposals without an imp
 
 @dataclass
 class MultiChain:
-    """The chains, and the history of the best time."""
+    """Several chains that share an evaluator, and the history of their best time."""
 
     space: PlanSpace  # the groups of the graph and their possible configurations
     evaluator: Evaluator  # times steps; shared by all chains
@@ -42,8 +43,8 @@ class MultiChain:
     ) -> Chain | None:
         """Adds a chain that starts from these tiles; returns None if they are not a valid plan.
 
-        guided: the share of guided moves among the chain's proposals (moves.py); the others are uniformly
-        random, as in the paper.
+        guided: the fraction of guided moves among the chain's proposals (moves.py); the other moves are
+        uniformly random, as in the paper.
         """
         try:
             new = start_chain(
@@ -59,10 +60,12 @@ class MultiChain:
 
     @property
     def all_chains(self) -> list[Chain]:
+        """The chains that run, then those that were dropped."""
         return [*self.chains, *self.dropped]
 
     @property
     def proposals(self) -> int:
+        """The number of proposals of all chains."""
         return sum(c.proposals for c in self.all_chains)
 
     @property
@@ -76,14 +79,14 @@ class MultiChain:
             self.history.append(BestSoFar(self.clock.seconds, self.proposals, best))
 
     def run(self, budget: float) -> None:
-        """Runs the chains until the clock shows `budget` seconds; an interrupt keeps the best so far."""
+        """Runs the chains until the clock shows `budget` seconds; an interrupt ends the run earlier."""
         try:
             self._run(budget)
         except KeyboardInterrupt:
             self.stopped = "interrupt"
 
     def _run(self, budget: float) -> None:
-        """Rounds over the chains, as the top of this file describes."""
+        """Runs rounds over the chains, as the top of this file describes."""
         max_proposals = self.settings.proposals  # of all chains; None: no limit
         length = ROUND  # proposals of each chain in a round
         self.chains.sort(key=lambda c: c.time)
@@ -110,7 +113,8 @@ class MultiChain:
                 self.stopped = "no improvement"
                 return
             elif self.chains[0].time > self.chains[0].best_time * 1.05:
-                self._restart(self.chains[0])  # it has moved too far from the best plan
+                # The chain has moved too far from the best plan: it is slower by more than 5 %.
+                self._restart(self.chains[0])
 
     def _report_progress(self, start: str, budget: float) -> None:
         best = self.best.best_time / 1e6

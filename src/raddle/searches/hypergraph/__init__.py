@@ -1,4 +1,4 @@
-"""The methods hypergraph-coarse, hypergraph-fine and hypergraph-mixed: partition layers over devices.
+"""Partitions layers over devices: the methods hypergraph-coarse, hypergraph-fine and hypergraph-mixed.
 
 The model is that of the thesis (docs/papers.md). A *part* is what one device gets. Vertices of the
 hypergraph are whole filters (*coarse*) or single input channels of filters (*fine*). A *net* (hyperedge) is

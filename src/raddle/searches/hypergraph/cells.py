@@ -1,4 +1,4 @@
-"""Fine partitions, cell by cell: what they send, the work of their parts, and the tiles of a plan.
+"""Computes what fine partitions send, the work of their parts, and their tiles, cell by cell.
 
 In a *fine* partition the input channels of a filter may be in different parts (a *part* is a device's
 share); in a *coarse* one a filter is whole. A *cell* is one input channel of one filter. cells[l][j, k] is

@@ -1,4 +1,4 @@
-"""The solver of coarse partitions: the least volume found within a time budget, and a lower bound.
+"""Solves coarse partitions: finds the least volume within a time budget, and a lower bound.
 
 In a *coarse* partition every filter is whole in one part; a *part* is a device's share. The *volume* is the
 elements that cross parts in a forward. Simulated annealing runs from several starts, in rounds that double

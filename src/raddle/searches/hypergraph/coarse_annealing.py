@@ -1,4 +1,4 @@
-"""Simulated annealing of coarse partitions: it changes the counts x and updates the volume move by move.
+"""Anneals coarse partitions: changes the counts x and updates the volume move by move.
 
 In a *coarse* partition every filter is whole in one part; a *part* is a device's share. x[p, l] counts the
 units (filters) of layer l in part p. A *map* is a feature map, made of *pieces*: the units of one layer,

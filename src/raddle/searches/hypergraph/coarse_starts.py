@@ -1,4 +1,4 @@
-"""Starts for the annealing of coarse partitions, which are computed quickly.
+"""Computes quick starts for the annealing of coarse partitions.
 
 *Coarse* means that every filter is whole in one part, and not that the partition is rough; a *part* is a
 device's share. A start is a matrix of counts x[layer, part]: how many units (filters) of the layer the part
@@ -23,7 +23,7 @@ def chain(m: CountModel, capacity: Array) -> Array:
     ends = np.cumsum(capacity / capacity.sum()) * m.total_work
     ends[-1] = math.inf
     x = np.zeros((m.num_layers, len(capacity)), np.int64)
-    # By layer: the work of all layers before it
+    # For each layer: the work of all layers before it
     before = np.concatenate([[0.0], np.cumsum(m.units * m.work)])
     for l in range(m.num_layers):
         # A unit whose work crosses the border of two parts goes where the middle of its work is.

@@ -1,4 +1,4 @@
-"""The pricing problem of column generation (lower_bound.py): the cheapest column at given prices.
+"""Finds the cheapest column at given prices: the pricing problem of column generation (lower_bound.py).
 
 It serves a lower bound on the volume of *coarse* partitions, in which every filter is whole in one part (a
 *part* is a device's share). A feature *map* consists of *pieces*: the units (filters) of one layer, then
@@ -177,7 +177,7 @@ def _build_steps(m: CountModel, maps: list[_RelaxedMap], spans: Spans) -> Sweep:
     steps: list[tuple[int, int, int]] = []  # (kind, bit or layer, cost if the opened bit is set)
     # bit: the open bits by key of a span; bits_used: those that were ever open
     free_bits, bit, bits_used = list(range(MAX_OPEN_BITS))[::-1], {}, {}
-    # By layer: pairs (gain_bit, gain), and pairs (elementwise_bits, elementwise_cost) of Sweep
+    # For each layer: pairs (gain_bit, gain), and pairs (elementwise_bits, elementwise_cost) of Sweep
     gains: list[list[tuple[int, int]]] = [[] for _ in range(m.num_layers)]
     elementwise: list[list[tuple[int, int]]] = [[] for _ in range(m.num_layers)]
     needed_bits, presence_bit = np.zeros(m.num_layers, np.int64), np.full(m.num_layers, -1)

@@ -1,4 +1,4 @@
-"""The compressed model of a coarse partition: only the number of units of each layer in each part.
+"""Models a coarse partition by counts only: the number of units of each layer in each part.
 
 In a *coarse* partition every filter is whole in one part; a *part* is a device's share, a *unit* a filter.
 A *map* is a feature map: a value that layers read. A part that has units of a *dense* reader (a layer)

@@ -1,4 +1,4 @@
-"""The coarse partition of least volume into few parts, as a mixed-integer program for HiGHS.
+"""Finds the coarse partition of least volume into few parts by a mixed-integer program for HiGHS.
 
 In a *coarse* partition every filter (*unit*) is whole in one part; a *part* is a device's share. The
 *volume* is the elements of feature *maps* that parts receive in a forward. HiGHS is a solver of linear and

@@ -1,4 +1,4 @@
-"""The hypergraphs of a network with every vertex and net, for other partitioners and for tests.
+"""Builds the hypergraphs of a network with every vertex and net, for other partitioners and for tests.
 
 A *layer* has filters, also called units; a *map* is a feature map that layers read (network.py). raddle's
 own solvers work on compressed models (counts.py, fine_rows.py); tests check those against this
@@ -108,7 +108,7 @@ def fine(network: LayerNetwork, m: CountModel) -> Hypergraph:
                 np.concatenate([first_sum[p.layer] + np.arange(p.units) for p in reader_pieces])
                 for reader_pieces in feature_map.elementwise_readers
             ]
-            # By dense reader: its cells [filter, channel], and where the channels of this map begin
+            # For each dense reader: its cells [filter, channel], and where the channels of this map begin
             grids = [
                 (cell_vertices(t), channel_start(network, t, v)) for t in feature_map.dense_readers
             ]

@@ -1,4 +1,4 @@
-"""From counts to a plan: assign units of layers to parts, and tile every operator accordingly.
+"""Makes a plan of counts: assigns units of layers to parts, and tiles every operator accordingly.
 
 A *unit* is a filter of a layer, a *part* a device's share. The *counts* x[l, p] of a coarse partition
 (which keeps filters whole) say how many units of layer l part p has (counts.py). The *owner* of a unit is

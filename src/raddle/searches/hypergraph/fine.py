@@ -1,4 +1,4 @@
-"""The solver of fine partitions: simulated annealing from several starts within a time budget.
+"""Solves fine partitions by simulated annealing from several starts within a time budget.
 
 A *fine* partition may put the input channels of one filter into different parts; a *coarse* one keeps
 filters whole. A *part* is a device's share. The *volume* is the elements that cross parts in a forward. A

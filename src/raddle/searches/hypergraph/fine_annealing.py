@@ -1,4 +1,4 @@
-"""Simulated annealing of fine partitions: moves that change the rows of one layer (fine_moves.py).
+"""Anneals fine partitions by moves that change the rows of one layer (fine_moves.py).
 
 A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
 share. In each layer the parts form *rows*: the parts of a row compute the same filters, each over its own

@@ -1,4 +1,4 @@
-"""Starts for fine partitions into many parts: groups of consecutive layers, each group on its own parts.
+"""Makes starts for fine partitions into many parts: groups of consecutive layers, each on its own parts.
 
 A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
 share. In each layer the parts form *rows*: the parts of a row compute the same filters (units), each over
@@ -37,7 +37,7 @@ def chain_rows(
     """
     layers = len(network.layers)
     layer_groups = _LayerGroups(network, pb, parts)
-    # By layer: the work of all layers before it
+    # For each layer: the work of all layers before it
     work = np.concatenate([[0.0], np.cumsum(pb.m.work * pb.m.units)])
     # best[j, used]: least volume of the layers before j on `used` parts
     best = np.full((layers + 1, parts + 1), np.inf)
@@ -72,7 +72,7 @@ class _LayerGroups:
 
     def __init__(self, network: LayerNetwork, pb: FineProblem, parts: int) -> None:
         self.network, self.pb, self.parts = network, pb, parts
-        # By layer and number of parts: the result of row_sizes
+        # For each layer and number of parts: the result of row_sizes
         self.row_sizes_cache: dict[tuple[int, int], tuple[list[int], float]] = {}
         self.maps_read: list[list[int]] = [[] for _ in network.layers]
         for v, feature_map in enumerate(network.maps):

@@ -1,4 +1,4 @@
-"""Random moves for the annealing of fine partitions: each changes the rows of one layer.
+"""Makes random moves for the annealing of fine partitions: each changes the rows of one layer.
 
 A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
 share. A *row* (fine_rows.py) is a set of filters of a layer whose channels are divided among the parts of

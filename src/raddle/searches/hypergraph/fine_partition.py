@@ -1,4 +1,4 @@
-"""Fine partitions: each part's filters and channels of every layer; their volume and work.
+"""Describes a fine partition by each part's filters and channels of every layer; counts volume and work.
 
 A *part* is a device's share. A *fine* partition may put the input channels of one filter into different
 parts. A *cell* is one input channel of one filter. Every cell has a part that computes it, and every filter

@@ -1,4 +1,4 @@
-"""The compressed form of a fine partition: layers cut into rows of filters, rows cut into channels.
+"""Compresses a fine partition to counts: layers are cut into rows of filters, and rows into channels.
 
 A *fine* partition may put the input channels of one filter into different parts; a *coarse* one keeps
 filters whole. A *part* is a device's share.

@@ -1,4 +1,4 @@
-"""The state of an annealing run over fine partitions, and how its volume is counted.
+"""Defines the state of an annealing run over fine partitions, and counts its volume.
 
 A *fine* partition may put the input channels of one filter into different parts; a *part* is a device's
 share. The state has only counts. In each layer the parts form *rows*: the parts of a row compute the same

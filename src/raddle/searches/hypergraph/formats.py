@@ -1,4 +1,4 @@
-"""Files of other hypergraph partitioners: write and read hypergraphs in PaToH's and hMETIS's formats.
+"""Writes and reads files of other hypergraph partitioners, in PaToH's and hMETIS's formats.
 
 `raddle export` writes such files, and `raddle plan --from-partition` reads the partitioner's result. A
 hypergraph has weighted vertices and nets with costs; a net is a set of vertices, its pins (explicit.py).

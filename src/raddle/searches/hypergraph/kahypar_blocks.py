@@ -62,7 +62,7 @@ def partition_blocks(
 
 def build_hypergraph(m: CountModel, blocks: int) -> BlockHypergraph:
     """Builds the hypergraph of at most `blocks` blocks per layer, of nearly equal size."""
-    # By layer: the number of filters of each block
+    # For each layer: the number of filters of each block
     sizes = [np.diff(np.arange(b + 1) * n // b) for n in m.units for b in [min(n, blocks)]]
     first_vertex = np.cumsum([0, *(len(block_sizes) for block_sizes in sizes)])
     nets, cost = [], []

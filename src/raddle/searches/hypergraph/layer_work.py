@@ -1,4 +1,4 @@
-"""The work of each layer: operations, time, both, or numbers from a file.
+"""Computes the work of each layer: operations, time, both, or numbers from a file.
 
 A partition gives each part (device) about the same work, or its share of it. A layer is all operators that
 share a weight (network.py). In the option `--weights` of `raddle partition`, and in error messages, a
@@ -54,7 +54,8 @@ def layer_work(
     )
     if kind == "time":
         return seconds
-    return (flops / flops.sum() + seconds / seconds.sum()) / 2
+    mean_shares: Array = (flops / flops.sum() + seconds / seconds.sum()) / 2
+    return mean_shares
 
 
 def _read_work(network: LayerNetwork, path: str) -> Array:

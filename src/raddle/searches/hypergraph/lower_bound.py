@@ -1,4 +1,4 @@
-"""A lower bound on the volume of coarse partitions, by column generation and branch and bound.
+"""Computes a lower bound on the volume of coarse partitions, by column generation and branch and bound.
 
 In a *coarse* partition every filter (*unit*) is whole in one part; a *part* is a device's share. The
 *volume* is the elements of feature *maps* that parts receive in a forward. A *column* is the number of
@@ -60,7 +60,7 @@ def volume_bounds(
         for bound in search.solve_node(node):
             best = max(best, min(bound, other_bounds))
             yield best
-        # By layer: how far its number of parts is from a whole number
+        # For each layer: how far its number of parts is from a whole number
         fractional = np.abs(search.parts_by_layer - np.round(search.parts_by_layer))
         l = int(fractional.argmax())
         if fractional[l] < 1e-6:
@@ -94,7 +94,7 @@ class _ColumnSearch:
         self, m: CountModel, capacity: Array, columns: Iterable[Array], stop_at: float
     ) -> None:
         self.m, self.stop_at = m, stop_at
-        # Of the branch that was solved last:
+        # The bound and the parts of each layer, of the branch that was solved last:
         self.bound, self.parts_by_layer = 0.0, np.zeros(m.num_layers)
         self.sweep = build_sweep(m)
         self.capacities, self.parts_in_class = np.unique(capacity, return_counts=True)
@@ -131,7 +131,8 @@ class _ColumnSearch:
         for (c, column), cost in self.column_costs.items():
             self._add_if_allowed(master, grids[c], c, np.frombuffer(column, np.int64), cost)
         prices, value, self.parts_by_layer = master.solve()
-        # centre: the prices of the best bound so far
+        # centre: the prices of the best bound so far; value: the volume of the master program, at which the
+        # bound of the branch is complete
         self.bound, centre, centre_weight = node.bound, prices, 0.0
         if node.bound == 0 and m.num_layers > SUBGRADIENT_LAYERS:
             for centre in self._subgradient_ascent(master, grids):  # noqa: B007
@@ -187,8 +188,10 @@ class _ColumnSearch:
         With many layers the prices of the master program oscillate for a long time at first.
         """
         m = self.m
+        # solve()[1]: the volume of the master program
         target = self.stop_at if math.isfinite(self.stop_at) else master.solve()[1]
         prices = np.concatenate([m.work * target / m.total_work / 2, np.zeros(m.num_layers)])
+        # Factors that relate a subgradient to the sizes of rows: units of a layer, parts that have it
         scale = 1 / np.concatenate([m.units, np.maximum(1, master.node.min_parts)])
         # theta: factor of the step size; failed: steps since the bound rose last
         centre, direction, theta, failed = 0 * prices, 0 * prices, 1.0, 0

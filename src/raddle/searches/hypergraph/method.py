@@ -1,4 +1,4 @@
-"""The search of the hypergraph-* methods, and plans from partition files of other partitioners.
+"""Searches the plans of the hypergraph-* methods, and makes plans of files of other partitioners.
 
 A *part* is what one device gets. A *coarse* partition distributes whole filters; a *fine* one distributes
 cells, which are single input channels of filters (cells.py), and chooses where a filter's partial *sums*

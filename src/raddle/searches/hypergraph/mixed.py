@@ -1,4 +1,4 @@
-"""The solver of mixed partitions: each layer is split along an axis of its own, with few bytes to send.
+"""Solves mixed partitions: splits each layer along an axis of its own, so that few bytes are sent.
 
 The thesis (docs/papers.md) splits filters and their input channels only. Here a layer is split by sample,
 filter, input channel, height or width, over any of the parts and in unequal shares. The search minimises

@@ -1,4 +1,4 @@
-"""Simulated annealing of mixed partitions, JIT-compiled: it looks for the fewest bytes within the balance.
+"""Anneals mixed partitions, JIT-compiled: looks for the fewest bytes sent while the work is balanced.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of

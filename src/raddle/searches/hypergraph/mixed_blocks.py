@@ -1,4 +1,4 @@
-"""The blocks of a mixed partition: sets of operators that are split along the same axis.
+"""Builds the blocks of a mixed partition: sets of operators that are split along the same axis.
 
 A *mixed* partition splits each layer along an axis that the search chooses. A *part* is a device. A *block*
 is a layer (all groups of operators that share its weights) with the operators that follow it: pools,

@@ -1,4 +1,4 @@
-"""From counts to ranges: which samples, filters, ... of each block a part has.
+"""Turns counts into ranges: which samples, filters, ... of each block a part has.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of

@@ -1,4 +1,4 @@
-"""The compressed model of a mixed partition: for each block, an axis and the number of units of each part.
+"""Models a mixed partition by an axis for each block and the number of units of each part.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of
@@ -63,7 +63,7 @@ class MixedModel(NamedTuple):
     work: Array  # by block: operations in a forward
     replicated_bytes: Array  # [block, axis] bytes of weights that every part with units holds
     nbytes: Array  # by value, with its gradient
-    # By value: bytes of one partial result; negative if it is so small that every part sums it for itself
+    # For each value: bytes of one partial result; negative if it is so small that every part sums it itself
     merge_bytes: Array
     source: Array  # by value: the block that computes it
     hold: Array  # [value, axis of the source] the fields of the value's Split
@@ -96,7 +96,7 @@ class _MixedModelBuilder:
         self.splits = [
             [_split_operators(block, a) for a in range(len(block.axes))] for block in blocks.blocks
         ]
-        # By value: the operators that read it, and as which operand
+        # For each value: the operators that read it, and as which operand
         self.readers: dict[str, list[tuple[Op, int]]] = {}
         for op in self.graph.ops:
             for operand, name in enumerate(op.inputs):

@@ -1,4 +1,4 @@
-"""Random moves between mixed partitions, JIT-compiled.
+"""Makes random moves between mixed partitions, JIT-compiled.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of

@@ -1,4 +1,4 @@
-"""Rounds of annealing of mixed partitions from several starts, within a time budget.
+"""Anneals mixed partitions in rounds, from several starts, within a time budget.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; a *part* is a device's share

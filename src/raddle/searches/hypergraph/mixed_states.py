@@ -1,4 +1,4 @@
-"""The states of the search over mixed partitions: starts, conversion from and to tiles, and their work.
+"""Defines the states of the search over mixed partitions: starts, conversion from and to tiles, work.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of
@@ -148,7 +148,7 @@ def normalize_state(blocks: MixedBlocks, state: MixedState, shares: Array) -> Mi
     if not can_reorder:
         return result
     units = result.x.sum(axis=1, keepdims=True)
-    # By part: the mean number of the blocks that it has units of, weighted by its fractions of the units
+    # For each part: the mean number of the blocks that it has units of, weighted by its fractions of them
     mean_block = (np.arange(len(units))[:, None] * result.x / units).sum(axis=0)
     mean_block /= np.maximum(1e-12, (result.x / units).sum(axis=0))
     order = np.argsort(np.where(result.x.any(axis=0), mean_block, len(units)), kind="stable")

@@ -1,4 +1,4 @@
-"""Improve a mixed partition by its simulated step time, starting from the partition with the fewest bytes.
+"""Improves the simulated step time of a mixed partition, starting from the one with the fewest bytes.
 
 A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
 width. A *block* is a layer with the operators that follow it; the *runs* of a block are consecutive units
@@ -174,7 +174,7 @@ class Proposer:
     ) -> None:
         self.blocks, self.evaluator = blocks, evaluator
         self.model: MixedModel = build_mixed_model(blocks)
-        # By block: the batch-independent operators (they read no samples) whose results it reads
+        # For each block: the batch-independent operators (they read no samples) whose results it reads
         self.independent_inputs = [
             blocks.independent_ops.read_by([name for group in block.groups for name in group.ops])
             for block in blocks.blocks

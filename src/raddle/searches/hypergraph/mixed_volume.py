@@ -1,11 +1,11 @@
-"""The bytes that a mixed partition sends in a step, JIT-compiled, by the formulas of mixed_model.py.
+"""Counts the bytes that a mixed partition sends in a step, by the formulas of mixed_model.py.
 
-A *mixed* partition splits each layer along an axis of its own: samples, filters, input channels, height or
-width. A *block* is a layer with the operators that follow it; a *part* is a device's share; the *units* of
-an axis are samples, filters, ... (mixed_blocks.py). A partition is an axis for each block and the units
-x[b, p] of each part. A value that several blocks read is sent to a part once. Of needs along the same
-dimension the largest counts. Needs along different dimensions are treated as independent: the fractions
-that are not needed are multiplied.
+All functions that the annealing calls are JIT-compiled. A *mixed* partition splits each layer along an axis
+of its own: samples, filters, input channels, height or width. A *block* is a layer with the operators that
+follow it; a *part* is a device's share; the *units* of an axis are samples, filters, ... (mixed_blocks.py).
+A partition is an axis for each block and the units x[b, p] of each part. A value that several blocks read
+is sent to a part once. Of needs along the same dimension the largest counts. Needs along different
+dimensions are treated as independent: the fractions that are not needed are multiplied.
 """
 
 # v: value; r: reader of a value; b: block; a: axis, by its position in MixedBlock.axes; p: part; d: a

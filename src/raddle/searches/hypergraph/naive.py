@@ -1,4 +1,6 @@
-"""The naive partitions of the thesis (docs/papers.md), its sections 5.1.1 to 5.1.4: they only balance work.
+"""Makes the naive partitions of the thesis (docs/papers.md), sections 5.1.1 to 5.1.4: they balance work.
+
+They do not look at what is sent.
 
 layerwise             whole layers in order; the largest part is as small as possible
 filter-horizontal     the filters of every layer in equal numbers

@@ -1,4 +1,4 @@
-"""A captured graph as layers of interchangeable filters, and the feature maps between them.
+"""Turns a captured graph into layers of interchangeable filters, and the feature maps between them.
 
 The partitions of this package (__init__.py) distribute these filters, or their input channels, over parts.
 A *layer* is all operators that share a weight with filters: a convolution, a linear layer, all time steps
@@ -96,7 +96,7 @@ class _NetworkBuilder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.independent_ops = batch_independent(graph)  # names of operators that read no samples
-        # By value: the position of the operator that computes it
+        # For each value: the position of the operator that computes it
         self.order = {o: i for i, op in enumerate(graph.ops) for o in op.outputs}
         # The key of a layer: its weight (of heads: their first operator), and its number of units
         self.layers: dict[tuple[str, int], list[Op]] = {}
@@ -108,7 +108,7 @@ class _NetworkBuilder:
         self.op_pieces: dict[str, Pieces] = {}
         # Elements of a value that are read; a strided convolution skips some.
         self.elements_read: dict[str, int] = {}
-        # By value, as ordered sets: numbers of layers; pieces of operators
+        # For each value, as ordered sets: numbers of layers; pieces of operators
         self.dense_readers: dict[str, dict[int, None]] = {}
         self.elementwise_readers: dict[str, dict[Pieces, None]] = {}
 

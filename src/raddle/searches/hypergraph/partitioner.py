@@ -1,4 +1,4 @@
-"""Partition a graph by the name of a method, and count the work and communication of the result.
+"""Partitions a graph by the name of a method, and counts the work and communication of the result.
 
 A *part* is a device's share. A *coarse* partition distributes whole filters (units of layers) and is given
 by counts (counts.py); a *fine* one distributes cells, which are single input channels of filters

@@ -1,4 +1,4 @@
-"""A random number generator whose state is an array, for JIT-compiled annealing.
+"""Generates random numbers with a state that is an array, for JIT-compiled annealing.
 
 numba's own generator, np.random, is global; with this one each annealing run has a state of its own and is
 repeatable.

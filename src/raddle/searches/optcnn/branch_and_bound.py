@@ -2,8 +2,9 @@
 
 A node is a group of operators; its table has the cost of each of its configurations. An edge is a pair of
 nodes; its table has a cost for each pair of configurations. A choice is one configuration for each node;
-the sum of its costs is to be least (problem.py). Elimination (elimination.py) solves this exactly, with
-tables over several nodes. A subproblem restricts the configurations that each node may still have.
+a choice with the least sum of costs is sought (problem.py). Elimination (elimination.py) solves this
+exactly, with tables over several nodes. A subproblem restricts the configurations that each node may still
+have.
 
 Bound: the sum of the minima of all cost tables is a lower bound. Sweeps over the nodes, forwards and
 backwards, move costs between edges and nodes to raise this bound, while every choice keeps its total cost
@@ -42,8 +43,8 @@ from raddle.searches.optcnn.problem import (
 )
 from raddle.searches.settings import OnProgress
 
-SWEEPS = 40  # at most, for one subproblem
-GAIN = 0.02  # stop sweeping when a sweep closes less than this share of the gap from bound to best cost
+SWEEPS = 40  # the most sweeps for one subproblem
+GAIN = 0.02  # stop when a sweep closes less than this fraction of the gap from the bound to the best cost
 ROUNDING = 1e-9  # relative to the best cost: bounds this close to it count as equal
 
 
@@ -53,13 +54,15 @@ class BranchResult(NamedTuple):
     choice: tuple[int, ...]
     bound: float  # no choice costs less
     certified: bool  # the choice is optimal
-    branches: int  # subproblems that were looked at
+    branches: int  # number of subproblems that were tightened
 
 
 class Subproblem(NamedTuple):
     """The problem with fewer configurations for each node. Its fields are in the order of the heap."""
 
-    priority: int  # 0: comes next (the most promising child, to find good choices early), else 1
+    priority: (
+        int  # 0: the most promising child, which comes next to find good choices early; else 1
+    )
     bound: float  # no choice in it costs less
     number: int  # unique, to break ties
     allowed: list[np.ndarray]  # for each node, its remaining configurations
@@ -75,10 +78,11 @@ def branch_and_bound(
     out_of_time: Callable[[], bool],
     on_progress: OnProgress,
 ) -> BranchResult:
-    """The optimal choice or, when time runs out, the best so far with a lower bound.
+    """Returns the optimal choice or, when time runs out, the best so far with a lower bound.
 
     solve_by_elimination: returns a choice and whether it is optimal; None if its tables would be too large.
     """
+    # forbidden: a choice that costs this much or more has an infinite cost
     nodes, edges, forbidden = _without_infinities(nodes, edges)
     incident = incident_edges(nodes, edges)
     best = improve_locally(nodes, edges, [int(node.argmin()) for node in nodes])
@@ -128,16 +132,16 @@ def branch_and_bound(
 
 
 def _without_infinities(nodes: Nodes, edges: Edges) -> tuple[Nodes, Edges, float]:
-    """Replaces infinite costs by finite ones, so large that a choice with one costs more than any without.
+    """Replaces infinite costs by a finite cost, larger than the cost of any choice without infinite costs.
 
     Returns nodes, edges, and a total cost: a choice that costs as much or more has an infinite cost.
     """
     tables = [*nodes, *(edge.cost for edge in edges)]
     finite = [table[np.isfinite(table)] for table in tables]
-    if all(some.size == table.size for some, table in zip(finite, tables, strict=True)):
+    if all(costs.size == table.size for costs, table in zip(finite, tables, strict=True)):
         return nodes, edges, math.inf
-    lows = [float(some.min()) if some.size else 0.0 for some in finite]
-    span = 1 + 2 * sum(float(some.max()) - some.min() for some in finite if some.size)
+    lows = [float(costs.min()) if costs.size else 0.0 for costs in finite]
+    span = 1 + 2 * sum(float(costs.max()) - costs.min() for costs in finite if costs.size)
     capped = [
         np.minimum(t, low + span, dtype=np.float64) for t, low in zip(tables, lows, strict=True)
     ]
@@ -146,7 +150,7 @@ def _without_infinities(nodes: Nodes, edges: Edges) -> tuple[Nodes, Edges, float
 
 
 def _restrict(nodes: Nodes, edges: Edges, allowed: Sequence[np.ndarray]) -> tuple[Nodes, Edges]:
-    """The same nodes and edges, with the costs of the allowed configurations only."""
+    """Returns the same nodes and edges, with the costs of the allowed configurations only."""
     restricted_nodes = [node[k] for node, k in zip(nodes, allowed, strict=True)]
     return restricted_nodes, [
         e._replace(cost=e.cost[np.ix_(allowed[e.source], allowed[e.target])]) for e in edges
@@ -154,7 +158,7 @@ def _restrict(nodes: Nodes, edges: Edges, allowed: Sequence[np.ndarray]) -> tupl
 
 
 def _bound(nodes: Nodes, edges: Edges, moved: Sequence[Sequence[np.ndarray]]) -> float:
-    """The lower bound: the sum of the minima of all tables, with the moved costs at the nodes."""
+    """Returns the lower bound: the sum of the minima of all tables, with the moved costs at the nodes."""
     costs = [node.astype(np.float64) for node in nodes]
     for (i, j, _), (to_i, to_j) in zip(edges, moved, strict=True):
         costs[i] += to_i
@@ -166,9 +170,9 @@ def _bound(nodes: Nodes, edges: Edges, moved: Sequence[Sequence[np.ndarray]]) ->
 def _collect_costs(
     nodes: Nodes, edges: Edges, incident: Incidence, moved: list[list[np.ndarray]], i: int
 ) -> np.ndarray:
-    """Moves to node i the least cost of each of its edges, for each configuration; returns its costs then.
+    """Moves to node i, for each configuration, the least cost of each of its edges.
 
-    Changes `moved`.
+    Returns the node's costs after that, and writes the moved costs into `moved`.
     """
     costs = nodes[i].astype(np.float64)
     for e, end, _ in incident[i]:
@@ -186,9 +190,9 @@ def _tighten(
     cost: float,
     out_of_time: Callable[[], bool],
 ) -> Subproblem:
-    """The subproblem with a higher bound and fewer configurations.
+    """Returns the subproblem with a higher bound and fewer configurations.
 
-    Its bound becomes `cost`, the best known cost, if it holds no better choice.
+    cost: the best known cost. The bound becomes `cost` if the subproblem has no better choice.
     """
     for _ in range(SWEEPS):
         restricted_nodes, restricted_edges = _restrict(nodes, edges, subproblem.allowed)
@@ -221,7 +225,7 @@ def _tighten(
 def _greedy_choice(
     nodes: Nodes, edges: Edges, incident: Incidence, moved: list[list[np.ndarray]]
 ) -> tuple[int, ...]:
-    """A choice made node by node: the best configuration, given those of the nodes before it.
+    """Returns a choice made node by node: the best configuration, given those of the nodes before it.
 
     For edges to later nodes, the moved costs estimate what the edge will cost.
     """
@@ -239,9 +243,10 @@ def _greedy_choice(
 def _branch(
     nodes: Nodes, edges: Edges, incident: Incidence, subproblem: Subproblem, numbers: count[int]
 ) -> list[Subproblem]:
-    """Divides a subproblem: one child for each configuration of one node.
+    """Returns the children of a subproblem, one for each configuration of a node.
 
-    It is the node with the most neighbours that still have a choice.
+    The node is the one with the most neighbours that still have several configurations; of equal nodes, the
+    one with the fewest configurations.
     """
 
     def branching_key(i: int) -> tuple[int, int]:

@@ -35,10 +35,11 @@ from raddle.searches.optcnn.transfers import (
 
 
 class CommunicationTimes:
-    """Seconds of communication in all configurations; equal transfers share one array.
+    """Computes seconds of communication in all configurations; equal transfers share one array.
 
     active: names of the values that need a gradient. devices: indices of the sampled devices.
-    layouts: by operator. volumes: cache of ranges.volume, the number of elements of boxes.
+    layouts: the layout of each operator, by name. volumes: cache of ranges.volume, which counts the
+    elements of boxes.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class CommunicationTimes:
         self.held_cache: dict[tuple[object, ...], HeldBoxes] = {}
 
     def merge_seconds(self, op: Op, layout: MemberLayout, readers: Array) -> Array:
-        """[x]: seconds to merge partial sums, and to send their gradients back (program/merges.py).
+        """Returns [x]: seconds to merge partial sums, and to send their gradients back (program/merges.py).
 
         A large result is divided among the devices with partial sums of it: each merges a slice. Of a small
         result every reading device receives all partial sums. readers: [x, d], whether a device reads it.
@@ -88,10 +89,10 @@ class CommunicationTimes:
     def transfer_seconds(
         self, op: Op, operand: int, producer: Op, output: int, *, two_groups: bool
     ) -> Array:
-        """Seconds to bring an operand from the operator that makes it to the one that reads it.
+        """Returns seconds to bring an operand from its producer, the operator that makes it, to its reader.
 
-        two_groups: [i, j], for every pair of configurations of the two operators' groups. Otherwise both
-        operators are in one group, and the result is [x].
+        two_groups: True: the result is an array [i, j], for every pair of configurations of the two groups.
+        False: both operators are in one group, and the result is an array [x].
         """
         need, name = self.layouts[op.name].needs[operand], producer.outputs[output]
         width = self.graph.values[name].dtype.itemsize
@@ -107,7 +108,7 @@ class CommunicationTimes:
         return self.cache[key]
 
     def _held(self, op: Op, output: int) -> HeldBoxes:
-        """The boxes of an output that devices hold, after partial sums are merged."""
+        """Returns the boxes of an output that devices hold, after partial sums are merged."""
         layout = self.layouts[op.name]
         ranges, present = layout.outputs[output], layout.present
         merged = bool(layout.summed) and _stays_divided(op)
@@ -122,7 +123,7 @@ class CommunicationTimes:
 
 
 def _stays_divided(op: Op) -> bool:
-    """Whether a merged result stays in slices on the devices that merged it (see configurations.py).
+    """Returns whether a merged result stays in slices on the devices that merged it (configurations.py).
 
     That is so for products (matrix multiplications, convolutions) whose result has dimensions.
     """

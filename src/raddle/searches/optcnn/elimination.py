@@ -13,9 +13,8 @@ Differs from the paper: edges have no direction. A node with one neighbour is ad
 costs, so that chains need no product and series-parallel graphs are solved completely. Equal products are
 computed once. The remaining graph is not enumerated: nodes with three or more neighbours are eliminated,
 too, by tables over all their neighbours (bucket elimination, Dechter 1999), if those are small enough, and
-otherwise solved by branch and bound.
-
-Tables are float32, with their minimum subtracted; minima and total costs are summed in float64.
+otherwise solved by branch and bound. Tables are float32, with their minimum subtracted; minima and total
+costs are summed in float64.
 """
 
 # v: the node that is eliminated, i, j: neighbours of it, x: a configuration, d: a dimension of a table
@@ -38,10 +37,10 @@ from raddle.searches.settings import OnProgress
 
 Scope = tuple[int, ...]  # nodes, in rising order
 Factor = tuple[Scope, np.ndarray]  # a table of costs: a dimension for each node of its scope
-OutOfTime = Callable[[], bool]
+OutOfTime = Callable[[], bool]  # whether the deadline has passed
 
 LANES = 16  # float32 numbers in a vector register
-ROWS, COLUMNS = 64, 1024  # size of a block of a product, so that it fits the cache
+ROWS, COLUMNS = 64, 1024  # size of a block of a product: 256 KiB, which fit the CPU's cache
 
 
 class EliminationCounts(NamedTuple):
@@ -73,7 +72,7 @@ def solve(
     deadline: float | None = None,
     on_progress: OnProgress = lambda step: None,
 ) -> Solution:
-    """The optimal choice, or the best that is found before the deadline.
+    """Returns the optimal choice, or the best one until the deadline.
 
     limit: the most entries of a table over three or more nodes; all such tables together have at most four
     times as many. deadline: a value of `perf_counter`, checked between eliminations.
@@ -112,7 +111,7 @@ def solve(
 def _solve_by_elimination(
     nodes: Sequence[np.ndarray], edges: Sequence[Edge], limit: int, out_of_time: OutOfTime
 ) -> tuple[tuple[int, ...], bool] | None:
-    """A choice, and whether it is optimal (time did not run out); None if tables would be too large."""
+    """Returns a choice, and whether it is optimal (time did not run out); None if tables get too large."""
     net = _Network(nodes, edges)
     order = elimination_order.smallest_tables_first(net.neighbours, net.sizes, limit)
     if order is None:
@@ -124,9 +123,10 @@ def _solve_by_elimination(
 def _choose_backwards(
     nodes: Sequence[np.ndarray], edges: Sequence[Edge], net: _Network, choice: dict[int, int]
 ) -> tuple[int, ...]:
-    """(4) Chooses for the nodes that are left, if time ran out, then for eliminated nodes, last one first.
+    """Returns a configuration for each node; eliminated nodes are decided in reverse order (step 4).
 
-    choice: the nodes that are already chosen; the others are added to it.
+    If time ran out, the other nodes are decided first. choice: nodes that are decided already; it is
+    filled.
     """
     for v in net.neighbours:
         choice[v] = _best_configuration(
@@ -139,7 +139,7 @@ def _choose_backwards(
 
 
 def _best_configuration(v: int, factors: Sequence[Factor], choice: Mapping[int, int]) -> int:
-    """The best configuration of v; for neighbours without a choice, the minimum of each table counts."""
+    """Returns the best configuration of v. Over neighbours without a choice, each table is minimised."""
     costs = np.zeros(1)
     for scope, table in factors:
         free = [i for i in scope if i == v or i not in choice]
@@ -213,7 +213,7 @@ class _Network:
             self.add((min(i, j), max(i, j)), table)
 
     def add(self, scope: Scope, table: np.ndarray) -> None:
-        """(1) Adds a table to the one over the same nodes, if there is one."""
+        """(1) Stores a table, or adds it to the table over the same nodes if there is one."""
         free = [d for d, n in enumerate(table.shape) if n > 1]
         if len(free) < len(scope) > 1:  # nodes with a single configuration drop out
             scope, table = tuple(scope[d] for d in free), table.squeeze()
@@ -267,7 +267,7 @@ class _Network:
         ]
 
     def _cached(self, key: Hashable | None, make: Callable[..., Any], *inputs: Any) -> Any:
-        """make(*inputs), computed once for each key; without a key, every time.
+        """Returns make(*inputs), computed once for each key; without a key, it is computed every time.
 
         Keys contain ids of arrays. The inputs are kept alive, so that no other array can get the same id.
         """
@@ -280,7 +280,7 @@ class _Network:
     def _product(
         self, factors: Sequence[Factor], i: int, v: int, j: int
     ) -> tuple[np.ndarray, float]:
-        """The costs of v between i and j: a min-plus product, and the minimum subtracted from it."""
+        """Returns v's costs as a table over i and j (a min-plus product), and its subtracted minimum."""
         self.products += 1
         a = _sum_tables([f for f in factors if j not in f[0]], (i, v))  # f: (scope, table)
         b = _sum_tables([f for f in factors if j in f[0]], (v, j))
@@ -288,13 +288,13 @@ class _Network:
 
 
 def _lower_node_first(cost: np.ndarray, in_order: bool) -> np.ndarray:
-    """The float32 table of an edge, transposed unless its source has the lower number."""
+    """Returns the float32 table of an edge, transposed unless its source has the lower number."""
     table = np.asarray(cost, np.float32)
     return table if in_order else table.T
 
 
 def _subtract_minimum(table: np.ndarray) -> tuple[np.ndarray, float]:
-    """Subtracts its minimum from a table, in place, and returns both; a table of infinities stays."""
+    """Subtracts the minimum of a table from it, in place; returns both. Infinite tables are unchanged."""
     minimum = float(table.min())
     if math.isinf(minimum):
         return table, 0.0
@@ -303,12 +303,13 @@ def _subtract_minimum(table: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _aligned_view(scope: Scope, table: np.ndarray, axes: Scope) -> np.ndarray:
-    """A view with one dimension for each node of `axes`; size 1 for nodes that are not in the scope."""
+    """Returns a view with a dimension for each node of `axes`, of size 1 for nodes outside of the scope."""
     transposed = table.transpose(sorted(range(len(scope)), key=lambda d: axes.index(scope[d])))
     return transposed[tuple(slice(None) if i in scope else None for i in axes)]
 
 
 def _sum_tables(factors: Sequence[Factor], axes: Scope, dtype: type = np.float32) -> np.ndarray:
+    """Returns the sum of the tables, with one dimension for each node of `axes`."""
     views = [_aligned_view(s, t.astype(dtype, copy=False), axes) for s, t in factors]
     return np.ascontiguousarray(functools.reduce(np.add, views))
 
@@ -316,7 +317,7 @@ def _sum_tables(factors: Sequence[Factor], axes: Scope, dtype: type = np.float32
 def _minimise_out(
     factors: Sequence[Factor], others: Scope, v: int, sizes: Sequence[int]
 ) -> np.ndarray:
-    """The sum of all tables of v, minimised over v's configurations: a table over its neighbours."""
+    """Returns a table over v's neighbours: the sum of v's tables, minimised over v's configurations."""
     if any(len(scope) > len(others) for scope, _ in factors):  # one table covers all already
         dtype = np.float64 if len(others) < 2 else np.float32
         return np.asarray(_sum_tables(factors, (*others, v), dtype).min(axis=-1))
@@ -326,7 +327,7 @@ def _minimise_out(
         b = _sum_tables([f for f in factors if set(right) & set(f[0])], (v, *right))
         flat = min_plus(a.reshape(-1, len(b)), b.reshape(len(b), -1))
         return _aligned_view((*left, *right), flat.reshape(a.shape[:-1] + b.shape[1:]), others)
-    # No such division: one neighbour is fixed to each of its configurations x in turn.
+    # The neighbours cannot be divided: one of them is fixed to each of its configurations x in turn.
     d = max(range(len(others)), key=lambda d: sum(others[d] in scope for scope, _ in factors))
     least = np.empty([sizes[i] for i in others], np.float32)
     for x, out in enumerate(np.moveaxis(least, d, 0)):
@@ -336,7 +337,7 @@ def _minimise_out(
 
 
 def _with_fixed_node(factor: Factor, i: int, x: int) -> Factor:
-    """The table for configuration x of node i, without the dimension of i."""
+    """Returns the table for configuration x of node i, without the dimension of i."""
     scope, table = factor
     if i not in scope:
         return factor
@@ -344,7 +345,7 @@ def _with_fixed_node(factor: Factor, i: int, x: int) -> Factor:
 
 
 def _two_sides(factors: Sequence[Factor], v: int, sizes: Sequence[int]) -> tuple[Scope, Scope]:
-    """Divides the neighbours of v into two sets, so that no table is over nodes of both sets.
+    """Returns the neighbours of v in two sets, such that no table is over nodes of both sets.
 
     The sets' tables have about equal size. The second set is empty if there is no such division.
     """
@@ -365,7 +366,7 @@ def _two_sides(factors: Sequence[Factor], v: int, sizes: Sequence[int]) -> tuple
 
 
 def min_plus(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The min-plus product: out[i, j] = min over k of a[i, k] + b[k, j]."""
+    """Returns the min-plus product: out[i, j] = min over k of a[i, k] + b[k, j]."""
     if b.shape[1] < LANES < len(a):  # the JIT-compiled loop is vectorised along j
         transposed = min_plus(np.ascontiguousarray(b.T), np.ascontiguousarray(a.T))
         return np.ascontiguousarray(transposed.T)
@@ -376,7 +377,7 @@ def min_plus(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @njit(cache=True)
 def _min_plus(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """Works in blocks of i and j, so that `out` stays in the cache, and on four k at once."""
+    """Writes the min-plus product into `out`: in blocks of i and j that fit the cache, four k at once."""
     fours = a.shape[1] - a.shape[1] % 4
     for i0 in range(0, out.shape[0], ROWS):
         rows = range(i0, min(i0 + ROWS, out.shape[0]))

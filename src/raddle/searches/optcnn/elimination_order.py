@@ -1,8 +1,8 @@
-"""Orders in which elimination.py eliminates nodes, so that the tables that it makes stay small.
+"""Finds orders in which elimination.py eliminates nodes, so that the new tables are small.
 
 To eliminate a node is to replace its tables of costs by one table over its neighbours. If it has two
-neighbours, this is a min-plus product of two matrices. The parameter `links` maps each node to its
-neighbours.
+neighbours, this is a min-plus product of two matrices, out[i, j] = min over x of a[i, x] + b[x, j]. The
+parameter `links` maps each node to its neighbours.
 """
 
 # i, j, v: nodes
@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 
 def two_neighbour_nodes(links: Mapping[int, Collection[int]]) -> list[int]:
-    """Nodes with exactly two neighbours that can be eliminated together: no two of them are neighbours.
+    """Returns nodes with exactly two neighbours that can be eliminated together: none are neighbours.
 
     Equal blocks of a network are then eliminated in equal ways, so that their products are shared. Nodes on
     cycles come first: when the cycles are gone, the others are ends of chains, which need no product.
@@ -29,7 +29,7 @@ def two_neighbour_nodes(links: Mapping[int, Collection[int]]) -> list[int]:
 
 
 def _nodes_on_cycles(links: Mapping[int, Collection[int]]) -> set[int]:
-    """The nodes on cycles.
+    """Returns the nodes on cycles.
 
     An edge of a spanning tree is on a cycle if some other edge leads out of the subtree below it.
     """
@@ -54,7 +54,7 @@ def _nodes_on_cycles(links: Mapping[int, Collection[int]]) -> set[int]:
 def components(
     links: Mapping[int, Collection[int]], parent: dict[int, int] | None = None
 ) -> list[list[int]]:
-    """The connected components. In each, a node comes after its parent in a spanning tree.
+    """Returns the connected components. In each, a node comes after its parent in a spanning tree.
 
     parent: is filled with the parent of each node; a root is its own parent.
     """
@@ -75,10 +75,10 @@ def components(
 def smallest_tables_first(
     links: Mapping[int, Collection[int]], sizes: Sequence[int], limit: int
 ) -> list[int] | None:
-    """An order of elimination: always the node whose new table is smallest.
+    """Returns an order of elimination: the node whose new table is smallest always comes next.
 
-    sizes: number of configurations of each node. None if a table over three or more nodes would have more
-    than `limit` entries, or all such tables together more than four times as many.
+    sizes: number of configurations of each node. Returns None if a table over three or more nodes would
+    have more than `limit` entries, or all such tables together more than four times as many.
     """
     remaining = {i: set(neighbours) for i, neighbours in links.items()}
 

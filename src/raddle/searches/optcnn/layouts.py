@@ -3,9 +3,10 @@
 On large clusters only a sample of the devices is considered (transfers.sampled_devices). A lattice has all
 configurations of a group, as arrays (ranges.py).
 
-The result is the same as member_tilings (configurations.py) gives for each configuration. A letter usually
-cuts a dimension in the same way whatever the other letters do, so most ranges are computed letter by letter
-(ranges.py). Only where several letters may cut one dimension, configurations are computed one by one.
+A layout has the tiles of one member. It is the same as member_tilings (configurations.py) gives for each
+configuration. A letter, which names a dimension, usually cuts a dimension in the same way whatever the
+other letters do, so most ranges are computed letter by letter (ranges.py). Only where several letters may
+cut one dimension, configurations are computed one by one.
 
 Example of two letters that cut one dimension: a linear layer y[n c] is split n/2 k/2, where k is summed.
 Two devices have partial sums of the same half of y. They merge them, and each keeps a slice: a half of that
@@ -103,7 +104,7 @@ class LayoutBuilder:
         self.member_ranges = MemberRanges()
 
     def lattice(self, group: Group) -> Lattice:
-        """The configurations of a group; shared by groups with the same possible degrees."""
+        """Returns the configurations of a group; shared by groups with the same possible degrees."""
         limits = []  # the largest degree of each letter
         for letter, size in zip(group.letters, group.sizes, strict=True):
             limit = (
@@ -119,7 +120,7 @@ class LayoutBuilder:
         return self.lattices[key]
 
     def layouts(self, group: Group) -> tuple[MemberLayout, ...]:
-        """The layout of each member; groups of the same structure share them."""
+        """Returns the layout of each member; groups of the same structure share them."""
         place = {m.op.name: k for k, m in enumerate(group.members)}  # by name, the member's number
         lattice = self.lattice(group)
         # how, ref, operand, output: from which other member (ref) a member gets its tiles (groups.Member)
@@ -131,7 +132,7 @@ class LayoutBuilder:
         return self.member_ranges.cached(key, self._layouts, group, lattice)  # type: ignore[no-any-return]
 
     def _layouts(self, group: Group, lattice: Lattice) -> tuple[MemberLayout, ...]:
-        """Computes `layouts`. `enumerated` are the configurations to compute one by one."""
+        """Returns what `layouts` returns, computed without the cache."""
         spaces = {m.op.name: m.op.space for m in group.members}
         dims: dict[str, Dims] = {}
         # Axes that may cut a dimension together with another axis: those of summed letters (see the example
@@ -146,7 +147,8 @@ class LayoutBuilder:
                 dims[m.op.name] = self.member_ranges.from_reader(
                     m, lattice, spaces, dims, combined_axes
                 )
-        # options[a][-1]: the largest degree of axis a
+        # options[a][-1]: the largest degree of axis a. enumerated: the configurations to compute one by
+        # one.
         split_axes = [a for a in combined_axes if lattice.options[a][-1] > 1]
         enumerated = (
             np.flatnonzero((lattice.parts[:, split_axes] > 1).any(axis=1)).tolist()
@@ -174,6 +176,7 @@ class LayoutBuilder:
         return tuple(layouts)
 
     def _new_layout(self, *fields: Any) -> MemberLayout:
+        """Returns a layout with these fields and its needs."""
         layout = MemberLayout(*fields)
         layout.needs = self._needs(layout)
         return layout
@@ -181,7 +184,7 @@ class LayoutBuilder:
     def _placement(
         self, member: Member, lattice: Lattice, dims: Dims
     ) -> tuple[TilePlacement, Array]:
-        """The placement of a member, and [x, d]: whether a device has a tile."""
+        """Returns the placement of a member, and [x, d]: whether a device has a tile."""
         split_axes = frozenset((r.axes, r.unsplit_degrees) for r in dims if r.axes)
         placement = TilePlacement(split_axes, max_copies(member))
         return placement, self.member_ranges.cached(
@@ -189,7 +192,7 @@ class LayoutBuilder:
         )
 
     def _needs(self, layout: MemberLayout) -> tuple[Need, ...]:
-        """The part of each operand that the tiles read."""
+        """Returns the part of each operand that the tiles read."""
         space, dims, present = layout.space, layout.dims, layout.present
         ranges = [
             tuple(self.member_ranges.operand_ranges(index, dims) for index in access.indices)
@@ -217,9 +220,10 @@ class LayoutBuilder:
     def _enumerated_layout(
         self, space: Space, lattice: Lattice, dims: Dims, present: Array, rows: Mapping[int, Any]
     ) -> MemberLayout:
-        """The layout with the given tilings in some configurations.
+        """Returns the layout with the given tilings in some configurations.
 
-        rows: configuration -> MemberTiling. In the other configurations it is as `dims` and `present` say.
+        rows: configuration -> MemberTiling. In the other configurations, `dims` and `present` say the
+        tiles.
         """
         # For each device of the cluster, its number d in the sample; -1: it is not in the sample.
         column = np.full(self.device_count, -1)
@@ -243,7 +247,7 @@ class LayoutBuilder:
 
 
 class _RangesBuilder:
-    """Builds the ranges of a dimension configuration by configuration, from ranges to start with."""
+    """Builds the ranges of a dimension: copies given ranges, and replaces those of some configurations."""
 
     def __init__(self, start: Ranges, lattice: Lattice) -> None:
         self.start = start
@@ -254,7 +258,7 @@ class _RangesBuilder:
         self.first: dict[Cuts, int] = {}  # cut points -> number of their first range
 
     def add(self, x: int, cuts: Cuts, devices: Array, coordinate: Array) -> None:
-        """In configuration x, device devices[i] has part number coordinate[i] between the cut points."""
+        """Sets the ranges of configuration x: devices[i] has part number coordinate[i] of the cuts."""
         if cuts not in self.first:
             self.first[cuts] = len(self.lo)
             self.lo += cuts[:-1]
@@ -263,6 +267,7 @@ class _RangesBuilder:
         self.index[x, devices] += coordinate
 
     def ranges(self) -> Ranges:
+        """Returns the ranges that were built."""
         if self.start.index is None and all(len(cuts) == 2 for cuts in self.first):
             return self.start
         # `axes` stays incomplete: where merged sums are kept in slices, summed axes cut the dimension, too.
@@ -270,11 +275,12 @@ class _RangesBuilder:
 
 
 def devices_with_tile(lattice: Lattice, placement: TilePlacement, devices: Array) -> Array:
-    """[x, d]: whether a device has a tile. See configurations.max_copies on copies.
+    """Returns [x, d]: whether a device has a tile.
 
-    Letters that do not split the member make copies. copies: [x], how many; first: [x, d], whether the
-    device would have the first copy.
+    Letters that do not split the member make copies. If there are more than configurations.max_copies, only
+    the device with the first copy has a tile.
     """
+    # copies: [x], number of copies of a tile; first: [x, d], whether the device would have the first copy
     copies = np.ones(len(lattice.parts), np.int64)
     first = np.ones((len(lattice.parts), len(devices)), bool)
     for a in range(lattice.parts.shape[1]):
@@ -292,7 +298,7 @@ def devices_with_tile(lattice: Lattice, placement: TilePlacement, devices: Array
 
 
 def _shared_devices_with_tile(lattice: Lattice, placement: TilePlacement) -> Array:
-    """devices_with_tile of the sampled devices; the array lattice.used itself if it is equal.
+    """Returns devices_with_tile of the sampled devices; lattice.used itself if that array is equal.
 
     lattice.used: whether a configuration uses a device. Equal arrays are one object, because caches have
     ids of arrays in their keys.

@@ -1,7 +1,8 @@
 """The ranges of the dimensions of a group's members in all configurations, computed letter by letter.
 
-The rules are those of configurations.py: a member is split by its own letters, like the member that it
-reads, or like the member that reads it. `ref` is the name of that other member; `operand` and `output` say
+A group is operators that are split together, its members; a letter names a dimension. The rules are those
+of configurations.py: a member is split by its own letters, like the member that it reads, or like the
+member that reads it. `ref` is the name of that other member; `operand` and `output` say
 which operand of the one is which output of the other (groups.Member).
 
 A lattice has all configurations of a group; lattice.options[a] are the possible degrees of axis a. Ranges
@@ -47,23 +48,24 @@ class MemberRanges:
         self.cache: dict[Hashable, Any] = {}  # of all other results
 
     def cached(self, key: Hashable, make: Callable[..., Any], *inputs: Any) -> Any:
-        """make(*inputs), computed once for each key.
+        """Returns make(*inputs), computed once for each key.
 
-        Keys contain ids of objects, which live as long as this object or the graph.
+        Keys contain ids of objects. These objects live as long as this one or the graph, so that no other
+        object gets the same id.
         """
         if key not in self.cache:
             self.cache[key] = make(*inputs)
         return self.cache[key]
 
     def _whole(self, size: int) -> Ranges:
-        """The range of a dimension that is not split."""
+        """Returns the range of a dimension that is not split."""
         ranges = self.whole_ranges.get(size)
         if ranges is None:
             ranges = self.whole_ranges[size] = single_range(0, size)
         return ranges
 
     def _split(self, lattice: Lattice, a: int, size: int) -> Ranges:
-        """The ranges of a dimension that axis `a` splits into equal parts."""
+        """Returns the ranges of a dimension that axis `a` splits into equal parts."""
         ranges = self.split_ranges.get((id(lattice), a, size))
         if ranges is None:
             cuts = [even_cuts(size, q) if size >= q else () for q in lattice.options[a].tolist()]
@@ -71,7 +73,7 @@ class MemberRanges:
         return ranges
 
     def by_letters(self, group: Group, member: Member, lattice: Lattice) -> Dims:
-        """The ranges of a member that is split by the letters of its own dimensions."""
+        """Returns the ranges of a member that is split by the letters of its own dimensions."""
         dim_ranges: list[Ranges] = []
         names: list[str] = []
         for dim in member.op.space.dims:
@@ -86,7 +88,7 @@ class MemberRanges:
     def from_producer(
         self, member: Member, spaces: Mapping[str, Space], dims: Mapping[str, Dims]
     ) -> Dims:
-        """The ranges of a member that is split like the member that it reads."""
+        """Returns the ranges of a member that is split like the member that it reads."""
         space = member.op.space
         dim_ranges = [self._whole(dim.size) for dim in space.dims]
         producer_dims = spaces[member.ref].outputs[member.output]
@@ -102,9 +104,9 @@ class MemberRanges:
         self, member: Member, lattice: Lattice, spaces: Mapping[str, Space],
         dims: Mapping[str, Dims], combined_axes: set[int],
     ) -> Dims:  # fmt: skip
-        """The ranges of a member that is split like the member that reads it.
+        """Returns the ranges of a member that is split like the member that reads it.
 
-        Axes of which several cut one dimension are added to `combined_axes`.
+        If several axes cut one dimension, they are added to `combined_axes`.
         """
         space, reader_dims = member.op.space, dims[member.ref]
         dim_ranges = [self._whole(dim.size) for dim in space.dims]
@@ -136,7 +138,7 @@ class MemberRanges:
     def _cut_like_reader(
         self, lattice: Lattice, index: Index, split_dim: int, reader_dims: Dims, size: int
     ) -> Ranges:
-        """The ranges of a dimension, cut where the parts that the reader reads meet.
+        """Returns the ranges of a dimension, cut between the parts that the reader's tiles read.
 
         A degree at which these parts overlap leaves the dimension whole.
         """
@@ -155,7 +157,7 @@ class MemberRanges:
         return ranges if ranges.axes else self._whole(size)
 
     def operand_ranges(self, index: Index, dims: Dims) -> Ranges:
-        """The ranges of an operand's dimension that are read through an index expression."""
+        """Returns the ranges of an operand's dimension that are read through an index expression."""
         # extent: the size of the operand's dimension. If no range exceeds it, ranges are read as they are.
         plain = index.plain_dim
         if plain is not None and dims[plain].end <= index.extent:
@@ -165,7 +167,7 @@ class MemberRanges:
 
 
 def _index_key(index: Index) -> Hashable:
-    """The index expression itself as a cache key; its id if it has a table, which may be long.
+    """Returns the index expression itself as a cache key; its id if it has a table, which may be long.
 
     A table lists the range that is read at each position, for indices that are no formula (adaptive pools).
     """

@@ -2,9 +2,9 @@
 
 Differs from the paper: the search is exact for any graph (elimination.py); a node is a group of operators
 on any number of devices (tables.py); summed dimensions may be split, too. How much of the all-reduces is
-hidden behind the backward depends on the plan. So the method `optcnn` (optima.py) solves the problem for
-several assumed exposed (not hidden) shares, and takes the plan that simulates fastest. `optcnn_paper` uses
-the paper's costs.
+hidden behind the backward depends on the plan. The exposed share is the fraction of their time that is not
+hidden. The method `optcnn` (optima.py) assumes several exposed shares, solves the problem for each, and
+takes the plan that simulates fastest. `optcnn_paper` uses the paper's costs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from raddle.searches.groups import Group
 from raddle.searches.optcnn.elimination import Solution, solve
 from raddle.searches.optcnn.tables import Tables, build_tables
 
-# Assumed shares of the all-reduces' time that are exposed, i.e. not hidden behind the backward.
+# The exposed shares that `optcnn` assumes.
 EXPOSED_SHARES = (1.0, 0.5, 0.2, 0.0)
 
 
 def optcnn_paper(graph: Graph, cluster: Cluster, **options: Any) -> tuple[Tiles, Solution]:
-    """The optimum for the paper's costs: a parameter server for each layer, and no overlap.
+    """Returns the optimal tiles for the paper's costs: a parameter server for each layer, and no overlap.
 
-    options: those of build_tables.
+    options: the options of build_tables.
     """
     costs = build_tables(graph, cluster, paper=True, **options)
     chosen, solution = choose_configurations(costs)
@@ -35,7 +35,7 @@ def optcnn_paper(graph: Graph, cluster: Cluster, **options: Any) -> tuple[Tiles,
 
 
 def choose_configurations(tables: Tables) -> tuple[list[Configuration], Solution]:
-    """The configuration of each group with the least total cost."""
+    """Returns the configurations of all groups with the least total cost, and the solution."""
     solution = solve(tables.nodes, tables.edges)
     chosen = [
         group_configurations[x]
@@ -47,7 +47,7 @@ def choose_configurations(tables: Tables) -> tuple[list[Configuration], Solution
 def plan_tiles(
     graph: Graph, cluster: Cluster, groups: Sequence[Group], configurations: Sequence[Configuration]
 ) -> Tiles:
-    """The tiles of all operators, given the configuration of each group."""
+    """Returns the tiles of all operators, given the configuration of each group."""
     all_tiles: Tiles = {}
     for group, configuration in zip(groups, configurations, strict=True):
         all_tiles.update(tiles(group, configuration))

@@ -1,7 +1,8 @@
-"""The search of `optcnn`: optima of OptCNN's costs for several assumed shares of exposed synchronisation.
+"""The search of `optcnn`: finds optima of OptCNN's costs for several assumed exposed shares.
 
-How much of the all-reduces is hidden behind the backward depends on the whole plan, which OptCNN's costs do
-not see. So the optimum is found for each assumed exposed share, and the plan that simulates fastest wins.
+The exposed share is the fraction of the all-reduces' time that is not hidden behind the backward. It
+depends on the whole plan, which OptCNN's costs do not see. So the optimum is found for each assumed exposed
+share, and the plan that simulates fastest is taken.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MAX_DEVICES_FOR_SUMS = 64
 
 
 def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
-    """The optimum whose simulation is fastest."""
+    """Returns the optimum whose simulated step is shortest."""
     space = PlanSpace(graph, cluster, settings)
     ranked = fastest_first(space, optima(space))
     if not ranked:
@@ -37,7 +38,7 @@ def search(graph: Graph, cluster: Cluster, settings: Settings) -> SearchResult:
 
 
 def optima(space: PlanSpace) -> dict[str, Tiles]:
-    """OptCNN's optimum for each exposed share, as tiles by name; equal optima once."""
+    """Returns OptCNN's optimum for each exposed share, as tiles by name; equal optima are there once."""
     settings = space.settings
     pinned_degrees = {id(space.groups[g]): pinned.degrees for g, pinned in space.pinned.items()}
 
@@ -54,7 +55,7 @@ def optima(space: PlanSpace) -> dict[str, Tiles]:
             space.graph, space.cluster, powers_of_two=settings.powers_of_two, reduction=reduction,
             bn=settings.bn, profile=settings.profile, groups=space.groups, allowed=allowed,
         )  # fmt: skip
-        seen = set()
+        seen = set()  # choices of configurations
         for exposed in EXPOSED_SHARES:
             chosen, solution = choose_configurations(base.with_exposed(exposed))
             if solution.choice not in seen:
@@ -68,7 +69,7 @@ def optima(space: PlanSpace) -> dict[str, Tiles]:
 
 
 def staged_optima(space: PlanSpace) -> dict[str, Tiles]:
-    """Plans of 2 or 4 stages, in which each stage has OptCNN's optimum for its part of the devices.
+    """Returns tiles in 2 or 4 stages, each stage with OptCNN's optimum for its part of the devices.
 
     A stage is a run of groups with devices of its own (starts.py); there are no micro-batches.
     """
@@ -87,7 +88,7 @@ def staged_optima(space: PlanSpace) -> dict[str, Tiles]:
 
 
 def _staged_choices(space: PlanSpace, count: int) -> dict[float, list[Configuration]]:
-    """OptCNN's optima for the first `count` devices, by exposed share."""
+    """Returns OptCNN's optima for the first `count` devices, by exposed share."""
     settings = space.settings
     base = build_tables(
         space.graph, first_devices(space.cluster, count), powers_of_two=settings.powers_of_two,

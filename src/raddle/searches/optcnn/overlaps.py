@@ -1,10 +1,11 @@
-"""The JIT-compiled loops of transfers.py: how many elements of what a device needs are held, and where.
+"""JIT-compiled loops of transfers.py: they count the needed elements that a device and its node hold.
 
-The overlap of two boxes is the product of the overlaps of their ranges. Along one dimension, a device or
-node holds only few different ranges over all configurations of the producer. For each such range its
-overlaps with the needed ranges of all configurations of the reader are computed once: an array over j,
-called a row. A box of a device or node has one row in each dimension. Overlaps of boxes are then products
-of rows, and the innermost loops run over j.
+A device that computes a tile needs boxes of values; the producer's devices hold boxes of them. The overlap
+of two boxes is the product of the overlaps of their ranges. Along one dimension, a device or node holds
+only few different ranges over all configurations of the producer. For each such range its overlaps with the
+needed ranges of all configurations of the reader are computed once: an array over j, called a row. A box of
+a device or node has one row in each dimension. Overlaps of boxes are then products of rows, and the
+innermost loops run over j.
 """
 
 # i: configuration of the producer's group, j: of the reader's group, x: of either, d: sampled device,
@@ -20,7 +21,7 @@ Array = np.ndarray
 
 @njit(cache=True)
 def node_pieces(lo: Array, hi: Array, start: Array) -> tuple[Array, Array, Array]:
-    """The different boxes that each node holds: starts and ends [r, a, k, x], and their number [a, x].
+    """Returns the different boxes of each node: starts and ends [r, a, k, x], and their number [a, x].
 
     lo, hi: boxes of devices [r, d, x]. start: [a], first device of a node; at the end, the number of
     devices. If the boxes of a node together make one box, as in row-major grids of powers of two, they
@@ -57,7 +58,7 @@ def node_pieces(lo: Array, hi: Array, start: Array) -> tuple[Array, Array, Array
 def _is_listed(
     lo: Array, hi: Array, d: int, low: Array, high: Array, a: int, count: int, x: int
 ) -> bool:
-    """Whether the box of device d is one of the first `count` boxes of node a."""
+    """Returns whether the box of device d is one of the first `count` boxes of node a."""
     for k in range(count):
         same = True
         for r in range(len(lo)):
@@ -69,7 +70,7 @@ def _is_listed(
 
 @njit(cache=True)
 def _bounding_volume(low: Array, high: Array, a: int, count: int, x: int) -> float:
-    """The volume of the smallest box around the first `count` boxes of node a."""
+    """Returns the volume of the smallest box around the first `count` boxes of node a."""
     volume = 1.0
     for r in range(len(low)):
         volume *= high[r, a, :count, x].max() - low[r, a, :count, x].min()
@@ -83,12 +84,12 @@ def fill_seconds(
     start: Array, single_node: bool, link: Array, network: Array, width: float, diagonal_only: bool,
     out: Array,
 ) -> None:  # fmt: skip
-    """Writes into out[i, j] the seconds of the slowest link; diagonal_only: only for i == j.
+    """Writes into out[i, j] the seconds of the slowest link. diagonal_only: only for i == j.
 
     need_*, held_*: boxes of devices [r, d, configuration]; node_*: boxes of nodes [r, a, k, i], with
     box_counts [a, i] of them. start: [a], first device of a node. link, network: [a, (seconds per byte,
     latency, shared)]; shared: 1 if the devices of the node share it, else 0. width: bytes of an element.
-    single_node: the cluster has only one node, so that all that is needed is inside of it.
+    single_node: the cluster has only one node, so that every needed element is inside of it.
     """
     # readers, producers: the number of configurations of their groups
     dims, _, readers = need_lo.shape
@@ -104,7 +105,7 @@ def fill_seconds(
     for a in range(len(start) - 1):
         widest = 0  # the largest n (see below) of the node's devices
         for d in range(start[a], start[a + 1]):
-            # The node's last device: now all bytes of a shared link are known.
+            # After the node's last device, all bytes of a shared link are counted.
             last = d == start[a + 1] - 1
             _volumes(need_lo[:, d], need_hi[:, d], sizes)
             n = readers  # up to the last configuration in which the device needs anything
@@ -130,7 +131,7 @@ def fill_seconds(
                         )
             for i in range(producers):
                 first, end = (i, min(i + 1, n)) if diagonal_only else (0, n)
-                # needed elements that the device itself holds, its node, and one box of the node
+                # needed elements that the device itself holds, that its node holds, in one box of the node
                 local, in_node, part = buffer[:, first:end]
                 local[:] = 0.0
                 in_node[:] = sizes[first:end] if single_node else local
@@ -168,7 +169,7 @@ def _volumes(lo: Array, hi: Array, out: Array) -> None:
 def _row(
     begin: float, end: float, lo: Array, hi: Array, rows: Array, row_ends: Array, row_count: int
 ) -> tuple[int, int]:
-    """The number of the row of the range from `begin` to `end`, and the row count.
+    """Returns the number of the row of the range from `begin` to `end`, and the row count after that.
 
     If no earlier row has this range, a row is added. lo, hi: [j], needed ranges of a device. rows,
     row_ends: the rows so far, and their ranges.

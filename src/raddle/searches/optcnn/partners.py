@@ -33,14 +33,14 @@ class Partners(NamedTuple):
 
     rank: Array  # position of the device among its partners
     partner_count: Array  # number of partners, the device included
-    in_node: Array  # of them, those in the device's node
+    in_node: Array  # number of partners in the device's node
     is_first_copy: Array  # whether the device has the first copy of its partial sum
     partials: Array  # number of different partial sums of all results
-    partials_in_node: Array  # of them, those with their first copy in the device's node
+    partials_in_node: Array  # number of partial sums with their first copy in the device's node
 
 
 def find_partners(layout: MemberLayout, node: Array) -> Partners:
-    """The partners, given the layout of a member; node: [d], number of the device's node."""
+    """Returns the partners, given the layout of a member. node: [d], number of the device's node."""
     # sum_id: [x, d], the same number for partners. layout.present: [x, d], whether the device has a tile.
     sum_id, rank, count, is_first_copy, partials = (
         _from_tiles if layout.placement is None else _from_axes
@@ -57,7 +57,7 @@ def find_partners(layout: MemberLayout, node: Array) -> Partners:
 
 
 def _from_axes(layout: MemberLayout) -> tuple[Array, ...]:
-    """Partners by coordinates: partners differ in axes that split summed dimensions.
+    """Finds partners by coordinates: partners differ in axes that split summed dimensions.
 
     Copies differ in axes that split no dimension. Returns sum_id, rank, count, is_first_copy, partials.
     """
@@ -82,7 +82,7 @@ def _from_axes(layout: MemberLayout) -> tuple[Array, ...]:
 
 
 def _from_tiles(layout: MemberLayout) -> tuple[Array, ...]:
-    """Partners by comparing the tiles of every two sampled devices, for layouts without a placement.
+    """Finds partners by comparing the tiles of every two sampled devices, for layouts without a placement.
 
     Partners have a partial sum of the same box of the output, and the same copy number (0: first copy).
     Returns as _from_axes does.

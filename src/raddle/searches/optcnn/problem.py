@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-MAX_PASSES = 50  # of improve_locally, over all nodes
+MAX_PASSES = 50  # passes of improve_locally over all nodes
 
 
 class Edge(NamedTuple):
@@ -33,13 +33,13 @@ Incidence: TypeAlias = list[list[tuple[int, int, int]]]
 
 
 def cost_of(nodes: Nodes, edges: Edges, choice: Sequence[int]) -> float:
-    """The total cost of a choice."""
+    """Returns the total cost of a choice."""
     costs = [float(node[x]) for node, x in zip(nodes, choice, strict=True)]
     return math.fsum([*costs, *(float(t[choice[i], choice[j]]) for i, j, t in edges)])
 
 
 def improve_locally(nodes: Nodes, edges: Edges, choice: Sequence[int]) -> tuple[int, ...]:
-    """Improves a choice node by node, until no change of a single node lowers the total cost."""
+    """Returns a choice, improved node by node until no change of a single node lowers the total cost."""
     chosen, incident = [int(x) for x in choice], incident_edges(nodes, edges)
     for _ in range(MAX_PASSES):
         before = tuple(chosen)
@@ -56,7 +56,7 @@ def improve_locally(nodes: Nodes, edges: Edges, choice: Sequence[int]) -> tuple[
 
 
 def incident_edges(nodes: Nodes, edges: Edges) -> Incidence:
-    """The edges of each node."""
+    """Returns the edges of each node."""
     incident: Incidence = [[] for _ in nodes]
     for e, (i, j, _) in enumerate(edges):
         incident[i].append((e, 0, j))

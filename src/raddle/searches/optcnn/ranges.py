@@ -7,7 +7,8 @@ letter splits a dimension into few different ranges, so each range is stored onc
     ranges           0:8    0:4  4:8    0:2  2:4  4:6  6:8
     number           0      1    2      3    4    5    6
 
-The array `index` [x, d] has the number of the range that device d has in configuration x.
+The degree is the number of parts. The array `index` [x, d] has the number of the range that device d has in
+configuration x.
 """
 
 # x: configuration of a group, d: position in the list of sampled devices: all, or some if the cluster has
@@ -52,7 +53,7 @@ class Lattice:
         self.used = devices[None, :] < self.total[:, None]  # [x, d]: whether the device has a part
 
     def coordinate(self, a: int, devices: Array) -> Array:
-        """[x, d]: the number of the part of letter `a` that a device has."""
+        """Returns [x, d]: the number of the part of letter `a` that a device has."""
         return np.asarray(devices[None, :] // self.strides[:, a, None] % self.parts[:, a, None])
 
     @cached_property
@@ -86,16 +87,15 @@ class Ranges:
     # Degrees above 1 of its axis that split other dimensions but leave this one whole, for example because
     # its parts would overlap (member_ranges.py).
     unsplit_degrees: frozenset[int] = frozenset()
-    cuts_index: Array | None = None  # not used
-    all_cuts: tuple[Cuts, ...] = ()  # not used
 
     def span(self, x: int, d: int) -> tuple[int, int]:
-        """Start and end of the range of one device in one configuration."""
+        """Returns the start and end of the range of one device in one configuration."""
         k = 0 if self.index is None else self.index[x, d]
         return int(self.lo[k]), int(self.hi[k])
 
     @cached_property
     def end(self) -> int:
+        """The largest end of a range."""
         return int(self.hi.max())
 
     @cached_property
@@ -125,11 +125,12 @@ class Ranges:
 
 
 def single_range(lo: int, hi: int) -> Ranges:
+    """Returns the ranges of a dimension that is never split."""
     return Ranges(np.array([lo]), np.array([hi]))
 
 
 def split_ranges(lattice: Lattice, a: int, size: int, cuts: Sequence[Cuts]) -> Ranges:
-    """The ranges of a dimension of this size that axis `a` splits.
+    """Returns the ranges of a dimension of this size that axis `a` splits.
 
     cuts: for each degree of the axis (lattice.options[a]) its cut points; () if that degree leaves the
     dimension whole.
@@ -149,10 +150,12 @@ def split_ranges(lattice: Lattice, a: int, size: int, cuts: Sequence[Cuts]) -> R
 
 
 def ranges_read(index: Index, dims: Sequence[Ranges], cache: dict[Any, Any]) -> Ranges:
-    """The ranges of an operand's dimension that are read, given the ranges of the operator's dimensions.
+    """Returns the ranges of an operand's dimension that are read.
+
+    Dims: ranges of the operator's dimensions.
 
     index: the expression over the operator's dimensions, such as h*2+R, that reads the operand's dimension.
-    cache: results by what they depend on; height and width often share one.
+    cache: earlier results; height and width often share one.
     """
     dims_read = sorted({term.dim for term in index.terms})
     box = [(0, 1)] * len(dims)
@@ -164,8 +167,14 @@ def ranges_read(index: Index, dims: Sequence[Ranges], cache: dict[Any, Any]) -> 
     range_index, spans = _combine([dims[d] for d in split_dims])
     # The key has the index expression with its dimensions renumbered, so that h and w can be equal.
     terms = tuple((dims_read.index(t.dim), *t[1:]) for t in index.terms)
-    others = tuple(box[d] for d in dims_read if d not in split_dims)
-    key = (terms, *index[1:], others, tuple(dims_read.index(d) for d in split_dims), tuple(spans))
+    whole_ranges = tuple(box[d] for d in dims_read if d not in split_dims)
+    key = (
+        terms,
+        *index[1:],
+        whole_ranges,
+        tuple(dims_read.index(d) for d in split_dims),
+        tuple(spans),
+    )
     if key not in cache:
         spans_read = []
         for combination in spans:
@@ -180,7 +189,7 @@ def ranges_read(index: Index, dims: Sequence[Ranges], cache: dict[Any, Any]) -> 
 
 
 def _combine(dims: Sequence[Ranges]) -> tuple[Array, list[tuple[tuple[int, int], ...]]]:
-    """The combinations of ranges that devices have, and [x, d]: the number of the device's combination."""
+    """Returns [x, d], the number of each device's combination of ranges, and the list of combinations."""
     spans = [list(zip(r.lo.tolist(), r.hi.tolist(), strict=True)) for r in dims]
     numbers = [r.index for r in dims if r.index is not None]
     if len(dims) == 1:
@@ -196,7 +205,7 @@ def _combine(dims: Sequence[Ranges]) -> tuple[Array, list[tuple[tuple[int, int],
 
 
 def combination_ids(ranges: Sequence[Ranges], shape: tuple[int, ...]) -> Array:
-    """[x, d]: the same number for devices that have the same ranges in a configuration."""
+    """Returns [x, d]: the same number for devices that have the same ranges in a configuration."""
     ids = np.zeros(shape, np.int64)
     for r in ranges:
         if r.index is not None:
@@ -205,7 +214,10 @@ def combination_ids(ranges: Sequence[Ranges], shape: tuple[int, ...]) -> Array:
 
 
 def volume(ranges: tuple[Ranges, ...], cache: dict[Any, Any]) -> Array | float:
-    """[x, d], or one number if nothing is split: elements of the box that the ranges make; cached."""
+    """Returns the elements of the box that the ranges make; cached.
+
+    The result is an array [x, d], or one number if nothing is split.
+    """
     elements = cache.get(ranges)
     if elements is None:
         fixed = math.prod(float(r.sizes) for r in ranges if r.index is None)

@@ -1,5 +1,7 @@
 """t_S of OptCNN's costs: seconds to synchronise the parameters of a group, in all its configurations.
 
+A group is operators that are split together. There are two models of the synchronisation:
+
 server_times, as in the paper: every holder sends its gradients to a server, which is none of the devices,
 and receives the parameters. All of this goes through one link.
 
@@ -44,7 +46,7 @@ class ParameterRead(NamedTuple):
 
 
 class _Rings(NamedTuple):
-    """The rings of a parameter in all configurations; different configurations often have the same set."""
+    """The rings of a parameter in all configurations. Many configurations have the same set of rings."""
 
     set_of: Array  # [x]: number u of the set
     sets: list[list[Ring]]  # [u]: the rings of the set
@@ -52,7 +54,7 @@ class _Rings(NamedTuple):
 
 
 class SyncTimes:
-    """t_S of groups; rings and their times are cached."""
+    """Computes t_S of groups; rings and their times are cached."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -66,7 +68,7 @@ class SyncTimes:
     # -- as raddle runs it -----------------------------------------------------------------------
 
     def all_reduce_times(self, reads: Sequence[ParameterRead]) -> Array:
-        """[x]: seconds to all-reduce the parameters.
+        """Returns [x]: seconds to all-reduce the parameters.
 
         Every ring counts the bytes of the first device's share, which is the largest.
         """
@@ -83,14 +85,17 @@ class SyncTimes:
         return total
 
     def _bucketed_seconds(self, rings: _Rings, nbytes: Array) -> Array:
-        """[x]: seconds to all-reduce `nbytes` [x]; less than a bucket takes its part of a bucket's time."""
+        """Returns [x]: seconds to all-reduce `nbytes` [x].
+
+        Less than a bucket takes its part of a bucket's time.
+        """
         seconds = rings.bucket_seconds[rings.set_of] * (nbytes / DEFAULT_BUCKET)
         for x in np.flatnonzero((nbytes > DEFAULT_BUCKET) & (seconds > 0)):
             seconds[x] = self._busiest_link_seconds(rings.sets[rings.set_of[x]], float(nbytes[x]))
         return np.asarray(seconds)
 
     def _rings(self, read: ParameterRead) -> _Rings:
-        """The rings that all-reduce a parameter, in all configurations."""
+        """Returns the rings that all-reduce a parameter, in all configurations."""
         shares, devices = share_numbers(read, self.all_devices), self.all_devices
         if read.layout.placement is None:
             devices = read.layout.lattice.devices
@@ -109,7 +114,7 @@ class SyncTimes:
         return _Rings(set_of, sets, bucket_seconds)
 
     def _busiest_link_seconds(self, rings: Sequence[Ring], nbytes: float) -> float:
-        """Seconds until the busiest link has served all rings that use it."""
+        """Returns seconds until the busiest link has served all rings that use it."""
         key = (tuple(rings), nbytes)
         if key not in self.set_cache:
             load: dict[int, float] = {}
@@ -121,13 +126,14 @@ class SyncTimes:
         return self.set_cache[key]
 
     def _ring_seconds(self, ring: Ring, nbytes: float) -> float:
+        """Returns the seconds of one ring's all-reduce, as if no other ring used its links."""
         key = (ring, nbytes)
         if key not in self.ring_cache:
             self.ring_cache[key] = all_reduce_seconds(self.cluster, ring, nbytes)
         return self.ring_cache[key]
 
     def _links_of(self, ring: Ring) -> frozenset[int]:
-        """The links between neighbours of a ring; hops gives these pairs of devices."""
+        """Returns the links between neighbours of a ring; hops gives these pairs of devices."""
         if ring not in self.links_cache:
             self.links_cache[ring] = frozenset(
                 link for a, b in hops(ring) for link in self.cluster.route(a, b).resources
@@ -137,9 +143,9 @@ class SyncTimes:
     # -- as in the paper -------------------------------------------------------------------------
 
     def server_times(self, reads: Sequence[ParameterRead]) -> Array:
-        """[x]: seconds to send all gradients to a server and to get the parameters back, over one link.
+        """Returns [x]: seconds to send all gradients to a server and get the parameters, over one link.
 
-        It is the link of the first node or, if more nodes take part, the slowest network card of them.
+        The link is that of the first node or, if more nodes take part, the slowest network card of them.
         """
         lattice = reads[0].layout.lattice
         nbytes = np.zeros(len(lattice.total))
@@ -159,7 +165,7 @@ class SyncTimes:
         return np.asarray(nbytes * rates[node])
 
     def _rate(self, last: int) -> float:
-        """Seconds per byte between devices of the nodes 0 to `last`."""
+        """Returns seconds per byte between devices of the nodes 0 to `last`."""
         link, networks = self.cluster.node_links[0], self.cluster.node_networks[: last + 1]
         if last == 0 and link is not None:
             return 1 / link.rate
@@ -167,9 +173,9 @@ class SyncTimes:
 
 
 def share_numbers(read: ParameterRead, devices: Array) -> Array:
-    """[x, d]: the number of the share of a parameter that a device holds; -1 if it holds none.
+    """Returns [x, d]: the number of the share of a parameter that a device holds; -1 if it holds none.
 
-    Layouts without a placement are known for the sampled devices only; then d is one of those.
+    Layouts without a placement have tiles for the sampled devices only; then d is a sampled device.
     """
     layout, operand = read.layout, read.operand
     need, lattice = layout.needs[operand], layout.lattice
@@ -185,7 +191,7 @@ def share_numbers(read: ParameterRead, devices: Array) -> Array:
 
 
 def _elements(read: ParameterRead) -> Array:
-    """[x]: elements of the first device's share."""
+    """Returns [x]: elements of the first device's share."""
     layout = read.layout
     elements = np.ones(len(layout.present))
     for r in layout.needs[read.operand].ranges:
@@ -194,16 +200,17 @@ def _elements(read: ParameterRead) -> Array:
 
 
 def _axes(ranges: Sequence[Ranges]) -> tuple[int, ...]:
+    """Returns the axes that split any of the dimensions."""
     return tuple(sorted({a for r in ranges for a in r.axes}))
 
 
 def _first_part_axes(read: ParameterRead) -> tuple[int, ...]:
-    """Axes of which only the first part reads the parameter: a bias is added once to a split sum."""
+    """Returns the axes of which only the first part reads the parameter: a bias is added once to a sum."""
     return read.layout.summed if read.layout.space.operands[read.operand].added_once else ()
 
 
 def _holders_key(read: ParameterRead) -> tuple[object, ...]:
-    """Everything that decides which devices hold which share, as a cache key."""
+    """Returns a cache key with everything that decides which devices hold which share."""
     layout = read.layout
     need = layout.needs[read.operand]
     if layout.placement is None:
@@ -213,7 +220,7 @@ def _holders_key(read: ParameterRead) -> tuple[object, ...]:
 
 
 def _rings_of(row: Array, devices: Array) -> list[Ring]:
-    """The rings: devices that hold the same share, if there are two or more of them.
+    """Returns the rings: devices that hold the same share, if there are two or more of them.
 
     row: [d], the share numbers of the devices in one configuration; -1: the device holds none.
     """

@@ -8,10 +8,11 @@ OptCNN (Jia et al., arXiv 1802.04924), section 4, with its names:
 
 Differs from the paper: a node is a group of operators (groups.py), and transfers between members of a group
 count as t_C. A group may use any number of devices; they are always the first ones, in row-major order.
-With `paper`, t_S is that of a parameter server; else it is an all-reduce, of which the share `exposed`
-counts. If several groups read a parameter, each counts an equal part of its t_S. Batch-independent
-operators (grids.py) cost nothing. On clusters of more than 64 devices, the times of a sample of about 64
-devices are computed (transfers.sampled_devices); with `reduction`, those of all devices.
+With `paper`, t_S is that of a parameter server; else it is an all-reduce, of which only the fraction
+`exposed` counts: the remainder is hidden behind the backward. If several groups read a parameter, each
+counts an equal part of its t_S. Batch-independent operators (grids.py) cost nothing. On clusters of more
+than 64 devices, the times of a sample of about 64 devices are computed (transfers.sampled_devices); with
+`reduction`, those of all devices.
 """
 
 # g, h: indices of groups, x: index of a configuration, k: index of a member of a group, d: sampled device.
@@ -61,7 +62,7 @@ class Tables:
     sync: list[Array]  # t_S
 
     def with_exposed(self, exposed: float) -> Tables:
-        """The same tables for another exposed share of t_S; the other arrays are shared."""
+        """Returns the same tables for another exposed fraction of t_S; the other arrays are shared."""
         nodes = [c + exposed * s for c, s in zip(self.compute, self.sync, strict=True)]
         return replace(self, nodes=nodes)
 
@@ -79,11 +80,11 @@ def build_tables(
     profile: Profile | None = None,
     groups: Sequence[Group] | None = None,
 ) -> Tables:
-    """The cost tables of a graph on a cluster.
+    """Returns the cost tables of a graph on a cluster.
 
-    paper: t_S of a parameter server, as in the paper. exposed: the share of t_S that counts.
+    paper: t_S of a parameter server, as in the paper. exposed: the fraction of t_S that counts.
     powers_of_two, reduction: see Settings. allowed: which configurations a group may have; None: all.
-    bn, profile: see Settings. groups: those of the graph, if they are known already.
+    bn, profile: see Settings. groups: the groups of the graph; None: they are computed.
     """
     all_groups = tuple(find_groups(graph) if groups is None else groups)
     active, devices = active_values(graph), sampled_devices(cluster, all_devices=reduction)
@@ -115,14 +116,16 @@ def build_tables(
 
 
 def _only_allowed(tables: Tables, allowed: Allowed) -> Tables:
-    """The tables without the configurations that are not allowed."""
+    """Returns the tables without the configurations that are not allowed."""
     kept = [
         np.array([x for x, c in enumerate(configurations) if allowed(group, c)], np.int64)
         for group, configurations in zip(tables.groups, tables.configurations, strict=True)
     ]
     for group, indices in zip(tables.groups, kept, strict=True):
         if not len(indices):
-            raise InputError(f"no configuration of '{group.name}' is allowed: loosen what pins it.")
+            raise InputError(
+                f"no configuration of '{group.name}' is allowed: change or remove its pin."
+            )
     shared: dict[tuple[int, bytes, bytes], Array] = {}  # edges that share a table share it again
     edges = []
     for g, h, cost in tables.edges:
@@ -146,6 +149,7 @@ def _only_allowed(tables: Tables, allowed: Allowed) -> Tables:
 def _layout_of_operator(
     groups: Sequence[Group], layouts: Sequence[Sequence[MemberLayout]]
 ) -> dict[str, MemberLayout]:
+    """Returns the layout of each operator, by name."""
     return {
         m.op.name: layout
         for group, group_layouts in zip(groups, layouts, strict=True)
@@ -154,7 +158,7 @@ def _layout_of_operator(
 
 
 class ComputeTimes:
-    """t_C of groups: compute, merging of partial sums, and transfers between members of a group."""
+    """Computes t_C of groups: compute, merging of partial sums, and transfers inside of a group."""
 
     def __init__(
         self, groups: Sequence[Group], layouts: Sequence[tuple[MemberLayout, ...]], tile_times: TileTimes,
@@ -172,7 +176,7 @@ class ComputeTimes:
         self.cache: dict[tuple[object, ...], Array] = {}
 
     def seconds(self, g: int) -> Array:
-        """[x]: t_C of a group; the same array for groups of equal structure and costs."""
+        """Returns [x]: t_C of a group; the same array for groups of equal structure and costs."""
         member_keys = [
             (
                 self.tile_times.cost_key(m.op),
@@ -187,7 +191,7 @@ class ComputeTimes:
         return self.cache[key]
 
     def _compute(self, g: int) -> Array:
-        """[x]: the slowest device's compute time, plus merges and transfers inside of the group."""
+        """Returns [x]: the slowest device's compute time, plus merges and transfers inside of the group."""
         total: Array | float = 0.0  # [x, d]
         transfer_seconds: Array | float = 0.0
         for m, layout in zip(self.groups[g].members, self.layouts[g], strict=True):
@@ -208,7 +212,7 @@ class ComputeTimes:
         return np.asarray(np.asarray(total).max(axis=1) + transfer_seconds)
 
     def _is_local(self, g: int, layout: MemberLayout, operand: int, name: str) -> bool:
-        """Whether an operand that another member makes is on the reading device in every configuration."""
+        """Returns whether the reading device always has an operand that another member makes."""
         k, output = self.position_of[g, name]
         producer, need = self.layouts[g][k], layout.needs[operand]
         return (
@@ -219,9 +223,9 @@ class ComputeTimes:
         )
 
     def _reading_devices(self, g: int, op: Op, layout: MemberLayout) -> Array:
-        """[x, d]: whether a device reads the operator's result inside of the group.
+        """Returns [x, d]: whether a device reads the operator's result inside of the group.
 
-        If no member reads it: whether the device has a tile of the operator.
+        If no member reads the result: whether the device has a tile of the operator.
         """
         present = [
             reader.present
@@ -231,7 +235,7 @@ class ComputeTimes:
         return np.logical_or.reduce(present) if present else layout.present
 
     def _producer(self, g: int, name: str) -> tuple[Op, int]:
-        """The member of a group that makes a value, and which of its outputs that is."""
+        """Returns the operator of a group that makes a value, and which of its outputs the value is."""
         k, output = self.position_of[g, name]
         return self.groups[g].members[k].op, output
 
@@ -240,9 +244,9 @@ def _sync_seconds(
     graph: Graph, active: frozenset[str], groups: Sequence[Group],
     layouts: Sequence[tuple[MemberLayout, ...]], seconds_of: Callable[[list[ParameterRead]], Array],
 ) -> list[Array]:  # fmt: skip
-    """For each group, t_S of its configurations; groups with equal reads share the array.
+    """Returns for each group t_S of its configurations; groups with equal reads share the array.
 
-    seconds_of: t_S of a list of parameter reads. active: names of the values that need a gradient.
+    seconds_of: gives t_S of a list of parameter reads. active: names of the values that need a gradient.
     """
     readers = _parameter_readers(graph, active, group_indices(groups))
     cache: dict[tuple[object, ...], Array] = {}
@@ -267,7 +271,7 @@ def _sync_seconds(
 def _parameter_readers(
     graph: Graph, active: frozenset[str], group_of: Mapping[str, int]
 ) -> dict[str, int]:
-    """For each trained parameter, how many groups read it."""
+    """Returns for each trained parameter how many groups read it."""
     readers: dict[str, set[int]] = {}
     for op in graph.ops:
         if op.name in group_of:
@@ -277,7 +281,7 @@ def _parameter_readers(
 
 
 def _edges(graph: Graph, groups: Sequence[Group], communication: CommunicationTimes) -> list[Edge]:
-    """t_X as edges between groups; members that need the same part of a value fetch it once."""
+    """Returns t_X as edges between groups; members that need the same part of a value fetch it once."""
     group_of = group_indices(groups)
     made_by = {o: (op, k) for op in graph.ops for k, o in enumerate(op.outputs)}
     edges: dict[tuple[object, ...], Edge] = {}

@@ -1,4 +1,4 @@
-"""Compute times of the members of a group, forward and backward, in all configurations at once.
+"""Computes the times of a group's members, forward and backward, in all configurations at once.
 
 The members are the operators of a group, which are split together. A layout has the tiles of one member on
 each device in all configurations (layouts.py). The result is the same as ComputeCosts.seconds gives for
@@ -28,7 +28,7 @@ Array = np.ndarray
 
 
 class TileTimes:
-    """Compute times; operators with the same cost key and layout share the result.
+    """Computes the times of tiles; operators with the same cost key and layout share the result.
 
     active: names of the values that need a gradient. devices: indices of the sampled devices.
     """
@@ -44,9 +44,10 @@ class TileTimes:
         self.speeds: dict[tuple[str, Any], Speed] = {}
 
     def cost_key(self, op: Op) -> tuple[Any, ...]:
-        """Everything that the time of an operator depends on, besides its layout.
+        """Returns everything that the time of an operator depends on, besides its layout.
 
-        The last entry: numbers of the operands that get a gradient; None if the operator has no backward.
+        It is a tuple (operator kind, dtypes, numbers of the operands that get a gradient). The last entry
+        is None if the operator has no backward.
         """
         key = self.keys.get(op.name)
         if key is None:
@@ -56,7 +57,7 @@ class TileTimes:
         return key
 
     def seconds(self, op: Op, layout: MemberLayout) -> Array:
-        """[x, d]: seconds of an operator's tiles, forward and backward; 0 without a tile."""
+        """Returns [x, d]: seconds of an operator's tiles, forward and backward; 0 without a tile."""
         key = self.cost_key(op)
         if key not in layout.seconds_cache:
             grad_operands = key[2]
@@ -75,7 +76,7 @@ class TileTimes:
     def _roofline_seconds(
         self, op: Op, layout: MemberLayout, grad_operands: Sequence[int]
     ) -> tuple[Array, Array]:
-        """Roofline seconds of the forward and of the backward.
+        """Returns [x, d]: roofline seconds of the forward, and those of the backward.
 
         The gradient of an operand takes as long as the forward, except for operands that are added once, as
         a bias is. grad_operands: numbers of the operands that get a gradient.
@@ -91,13 +92,13 @@ class TileTimes:
         )
         forward = roofline(graph, op, flops, [*read, *written], speeds, np.maximum)
         backward = (len(grad_operands) - len(added_once)) * forward
-        for i in added_once:  # its gradient only reads that of the output
+        for i in added_once:  # the gradient of a bias only reads the gradient of the output
             elements = [e if i == k else 0 for k, e in enumerate(read)]
             backward = backward + roofline(graph, op, 0, [*elements, *written], speeds, np.maximum)
         return np.asarray(forward), np.asarray(backward)
 
     def _speed(self, op: Op) -> Speed:
-        """The speeds of the sampled devices for this kind of operator, as arrays [d]."""
+        """Returns the speeds of the sampled devices for this kind of operator, as arrays [d]."""
         key = (family(op), op.dtypes[0])
         if key not in self.speeds:
             self.speeds[key] = Speed(*np.array([speed(op, d) for d in self.devices]).T)
@@ -106,7 +107,7 @@ class TileTimes:
     # -- tile by tile, once for each shape -------------------------------------------------------
 
     def _seconds_by_shape(self, op: Op, layout: MemberLayout, phases: str) -> Array:
-        """[x, d]: seconds of operators whose kind has its own count of operations.
+        """Returns [x, d]: seconds of operators whose kind has its own count of operations.
 
         ComputeCosts.seconds is called once for each different shape of tile. phases: "F" (forward only) or
         "FB" (forward and backward).
@@ -127,7 +128,7 @@ class TileTimes:
         self, op: Op, layout: MemberLayout, forward: Array, backward: Array,
         grad_operands: Sequence[int] | None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """Forward and backward seconds: measured times where there are any, else the roofline."""
+        """Returns forward and backward seconds: measured times where there are any, else the roofline."""
         tiles, shape_number = self._distinct_tiles(layout, layout.dims, [])
         array_shape = layout.present.shape
         both = [
@@ -146,7 +147,7 @@ class TileTimes:
     def _distinct_tiles(
         self, layout: MemberLayout, ranges: Sequence[Ranges], needed: Sequence[Array]
     ) -> tuple[list[tuple[int, int]], Array]:
-        """One tile (x, d) of each shape and kind of device, and [x, d]: the number of the tile's shape.
+        """Returns a tile (x, d) of each shape and kind of device, and [x, d]: the numbers of the shapes.
 
         Tiles have the same shape if their sizes along `ranges` are equal, and their entries in the arrays
         `needed` [x, d]: whether the device reads an operand.
@@ -165,6 +166,6 @@ class TileTimes:
         return tiles, shape_number.reshape(shape)
 
 
-def _mask(some: Array, all_: Array) -> Array | float:
-    """1 for devices that read an operand, else 0; the number 1 if all devices with a tile read it."""
-    return 1.0 if some is all_ else some.astype(float)
+def _mask(reads: Array, has_tile: Array) -> Array | float:
+    """Returns 1 for devices that read an operand, else 0; or the number 1 if all with a tile read it."""
+    return 1.0 if reads is has_tile else reads.astype(float)

@@ -22,7 +22,7 @@ from raddle.clusters import Cluster
 from raddle.searches.optcnn.overlaps import fill_seconds, node_pieces
 from raddle.searches.optcnn.ranges import Array, Ranges
 
-# In clusters with more devices, the times of only about so many are computed, to save time.
+# In clusters with more devices, times are computed for about this many devices only, which is faster.
 SAMPLED_DEVICES = 64
 FEW_READERS = 32  # with fewer configurations of the reader, sorting them does not pay
 
@@ -38,9 +38,9 @@ class Boxes(NamedTuple):
 class HeldBoxes(NamedTuple):
     """The boxes of a value that devices hold, and the different boxes that nodes hold."""
 
-    boxes: Boxes  # of devices
+    boxes: Boxes  # boxes of devices
     lo: Array  # [r, a, number of the box, x]: boxes of nodes
-    hi: Array
+    hi: Array  # the same for their ends
     counts: Array  # [a, x]: number of boxes of the node
 
 
@@ -57,7 +57,7 @@ class ReceiveLinks(NamedTuple):
 
 
 def sampled_devices(cluster: Cluster, *, all_devices: bool = False) -> Array:
-    """Indices of the devices whose times are computed: all, or those of some nodes, about 64 devices.
+    """Returns the indices of the devices whose times are computed: all, or about 64 devices of some nodes.
 
     The sample has the first and the last node, the nodes before and after each power of two, and others at
     equal distances. Most configurations use the first 1, 2, 4, ... devices, so that times change between
@@ -75,7 +75,7 @@ def sampled_devices(cluster: Cluster, *, all_devices: bool = False) -> Array:
 
 
 def receive_links(cluster: Cluster, devices: Array) -> ReceiveLinks:
-    """The links of the nodes of the sampled devices."""
+    """Returns the links of the nodes of the sampled devices."""
     nodes, first = np.unique([cluster.devices[d].node for d in devices], return_index=True)
     inside, outside = np.zeros((len(nodes), 3)), np.zeros((len(nodes), 3))
     for a, node in enumerate(nodes):
@@ -92,12 +92,15 @@ def receive_links(cluster: Cluster, devices: Array) -> ReceiveLinks:
 
 
 def _directions(duplex: bool) -> int:
-    """2 if a port cannot send and receive at once: it sends about as much as it receives."""
+    """Returns the factor on a port's time: 2 if the port cannot send and receive at the same time.
+
+    A port sends about as much as it receives.
+    """
     return 1 if duplex else 2
 
 
 def receive_seconds(links: ReceiveLinks, inside: Array, outside: Array) -> Array:
-    """[x]: seconds until all devices have received their messages from inside and outside of their node.
+    """Returns [x]: seconds until all devices have received messages from inside and outside of their node.
 
     inside, outside: [x, d], the bytes that each device receives.
     """
@@ -116,7 +119,10 @@ def receive_seconds(links: ReceiveLinks, inside: Array, outside: Array) -> Array
 
 
 def boxes(ranges: Sequence[Ranges], present: Array) -> Boxes:
-    """Boxes from the ranges of a value's dimensions; present: [x, d], whether the device has a box."""
+    """Returns the boxes made of the ranges of a value's dimensions.
+
+    present: [x, d], whether the device has a box.
+    """
     lo, hi = np.zeros((2, max(1, len(ranges)), *present.T.shape))
     hi[0] = 1  # a value without dimensions has one element
     for r, dim_ranges in enumerate(ranges):
@@ -127,12 +133,12 @@ def boxes(ranges: Sequence[Ranges], present: Array) -> Boxes:
 
 
 def held_boxes(links: ReceiveLinks, device_boxes: Boxes) -> HeldBoxes:
-    """The boxes of devices, together with those of their nodes."""
+    """Returns the boxes of devices, together with those of their nodes."""
     return HeldBoxes(device_boxes, *node_pieces(device_boxes.lo, device_boxes.hi, links.start))
 
 
 def merged_slices(device_boxes: Boxes, rank: Array, count: Array) -> Boxes:
-    """The slices of boxes that devices hold after partial sums are merged.
+    """Returns the slices of boxes that devices hold after partial sums are merged.
 
     A box is cut into `count` [x, d] slices, and the device holds slice number `rank` [x, d]. The slices are
     along the longest side of the first device's box, as in configurations.py.
@@ -151,7 +157,7 @@ def merged_slices(device_boxes: Boxes, rank: Array, count: Array) -> Boxes:
 
 
 def transfer_matrix(links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: float) -> Array:
-    """[i, j]: seconds until all devices have what they need, for all pairs of configurations.
+    """Returns [i, j]: seconds until all devices have what they need, for all pairs of configurations.
 
     held: what the producer's devices hold. need: what the reader's devices need. width: bytes per element.
     """
@@ -167,14 +173,14 @@ def transfer_matrix(links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: fl
 
 
 def transfer_diagonal(links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: float) -> Array:
-    """[x]: the same between two members of one group, which share their configuration."""
+    """Returns [x]: transfer_matrix between two members of one group, which share their configuration."""
     return _seconds(links, held, need, width, diagonal_only=True).diagonal()
 
 
 def _seconds(
     links: ReceiveLinks, held: HeldBoxes, need: Boxes, width: float, *, diagonal_only: bool
 ) -> Array:
-    """[i, j]: calls the JIT-compiled loop, without the dimensions that are never split.
+    """Returns [i, j]: calls the JIT-compiled loop, without the dimensions that are never split.
 
     The sizes of those dimensions multiply the width. diagonal_only: compute only the entries with i == j.
     """

@@ -1,4 +1,4 @@
-"""The method `pipeline`: searches pipeline-parallel plans. `Pipelines` is its entry in the list of methods.
+"""Searches pipeline-parallel plans: the method `pipeline`. `Pipelines` is its entry in the list of methods.
 
 method.py            the search itself: partitions, schedules, simulation of the most promising plans
 request.py           the same with a schedule, stages or micro-batches that the user gives

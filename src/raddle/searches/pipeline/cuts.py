@@ -76,7 +76,7 @@ def _still_read(successors: Sequence[Sequence[int]]) -> list[int]:
     """
     read = predecessors(successors)
     readers = [sum(1 << w for w in set(row)) for row in successors]
-    # By layer, as bits: the layer and all its direct and indirect predecessors.
+    # For each layer, as bits: the layer and all its direct and indirect predecessors.
     with_predecessors = [0] * len(read)
     result = [0] * len(read)
     for v in topological_order(successors):

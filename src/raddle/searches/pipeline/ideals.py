@@ -69,12 +69,12 @@ class Ideals:
     """Ideals of a graph; the empty one is number 0, the whole graph is the last one."""
 
     members: Array  # [ideal, word]: the layers, as bits of uint64 words
-    # By size, the first ideal of that size; the last entry is the number of ideals.
+    # For each size, the first ideal of that size; the last entry is the number of ideals.
     level_start: Array
     covered: Array  # ideal i covers the ideals covered[covered_start[i] : covered_start[i + 1]]
     covered_start: Array
-    # By ideal: the layer that it has and that the first of the ideals that it covers does not have. -1 for
-    # the empty ideal.
+    # For each ideal: the layer that it has, and the first of the ideals that it covers does not have; -1
+    # for the empty ideal.
     added: Array
     complete: bool  # whether these are all ideals of the graph
 

@@ -86,7 +86,7 @@ def _place_batch_independent(
     An operator that computes the next value of a buffer counts as read by the readers of the buffer: the
     new value stays on the devices of the operator's stage, and the next micro-batch reads it there.
     """
-    # By name of the new value of a buffer, the name of the buffer.
+    # For each name of the new value of a buffer, the name of the buffer.
     buffers = {value: buffer for buffer, value in graph.updates.items()}
     waiting = [op for op in reversed(graph.ops) if op.name in independent_ops]
     changed = True
@@ -184,7 +184,7 @@ class LayerCostModel:
             value = self.graph.values[op.outputs[0]]
             elements = self._nbytes(op.outputs[0], samples) / value.dtype.itemsize
             # extra: bytes for each element of the output, such as a dropout mask.
-            total[self.layer_graph.layer_of[op.name]] += saved.extra * elements
+            total[self.layer_graph.layer_of[op.name]] += float(saved.extra) * elements
         seen: set[str] = set()
         for name in saved_values:
             while name in viewed:

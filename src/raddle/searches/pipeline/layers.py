@@ -1,4 +1,4 @@
-"""The input of the pipeline partitioners: a graph of layers with times and sizes, and a chain of devices.
+"""Defines the input of the pipeline partitioners: a graph of layers with costs, and a chain of devices.
 
 A partitioner assigns layers to stages and stages to devices. Layers are numbered from 0. A tuple with an
 entry per layer is called a column. There are two inputs: `Layers` for shortest_period.py (pipelines without
@@ -92,7 +92,7 @@ def topological_order(successors: Sequence[Sequence[int]]) -> list[int]:
     The order is depth first: it follows one branch as far as possible before it starts the next one.
     Raises ValueError if the graph has a cycle.
     """
-    # By layer, how many of the layers that it reads are not in the order yet.
+    # For each layer, how many of the layers that it reads are not in the order yet.
     waits_for = [len(read) for read in predecessors(successors)]
     ready = [v for v, count in enumerate(waits_for) if not count][::-1]
     order = []

@@ -1,4 +1,4 @@
-"""The search of the method `pipeline`: chooses stages, replicas, micro-batches, schedule and recomputation.
+"""Chooses stages, replicas, micro-batches, schedule and recomputation: the search of the method `pipeline`.
 
 1. For each number of micro-batches, a partitioner (shortest_step.py) assigns layers to stages and stages
    to devices. It minimises an estimate of the step time. Such an assignment is a *partition*.

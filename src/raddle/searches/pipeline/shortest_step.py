@@ -102,7 +102,7 @@ class StepProblem:
     def shortest(self, sums: IdealSums) -> CappedOptimum[list[PlacedSegment]] | None:
         """Return the stages with the shortest step, or None if none fit in memory."""
         devices = len(self.placements.kind)
-        # By q, the micro-batches in flight; q = 0 is not used.
+        # For each q, the micro-batches in flight; q = 0 is not used.
         in_flight = [self.alive(max(q, 1)) for q in range(devices + 1)]
         same_in_flight = len(set(in_flight)) == 1
 

@@ -1,5 +1,8 @@
 """Finds the bundles of the current plan, and when their gradients are complete, JIT-compiled.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 A slice is a range of rows of a parameter; a bundle is slices of several parameters that are synchronised
 together. It is a row of Arena.sync_units, whose members are the numbers of parameters (arrays.py).
 """

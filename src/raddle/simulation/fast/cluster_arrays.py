@@ -1,5 +1,8 @@
 """Turns computations and messages into rows of devices, links and nanoseconds, with a cluster as arrays.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 The columns of compute rows and of message rows are listed in arrays.Arena. `sliced`: the messages carry
 slices of parameters, which have another host overhead than other messages.
 """

@@ -1,5 +1,8 @@
 """Writes collectives as nodes and edges of a StepDag (arrays.py), JIT-compiled.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 A ring is the devices that take part together; a collective starts when its last member is ready. A set of
 rings has one ring for each group of devices that hold the same part of a parameter (arrays.Rings).
 """

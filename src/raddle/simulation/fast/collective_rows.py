@@ -1,5 +1,8 @@
 """Writes the collectives of the step script and of the tape with the nodes they wait for, JIT-compiled.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 collective_nodes.py writes the nodes of a collective. A sync unit is a parameter, or slices of some, that
 are synchronised at once; its row has the sets of rings that sum and gather it, and its bytes (arrays.py).
 """

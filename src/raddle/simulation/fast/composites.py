@@ -1,5 +1,8 @@
 """Keeps track of which composites can run as one native call (costs/native_calls.py) while tiles change.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 A composite is several operators that one PyTorch call can compute, such as batch norm. It is fused in the
 current plan if all of its operators, and its neighbours, are tiled alike. Neighbours are the operators
 before and after it; they are listed only for composites of which nothing but the samples can be split, such

@@ -1,5 +1,8 @@
 """Builds the rows of an operator: its compute time on each device, and the bytes that it saves there.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 Rows go into the store (store.py); the methods return their slot (first row, number of rows). A cost key is
 equal for operators whose tiles of the same shape take equally long (ComputeCosts.cost_key). active: the
 values through which gradients flow. bn: over what batch norm takes its statistics (plans/plan.py).

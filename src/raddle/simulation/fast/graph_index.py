@@ -1,5 +1,8 @@
 """Numbers the operators, values and parameters of a graph, once for all plans.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 The tape is the list of all instructions that a step of any plan may have (tape.py). A block is a set of
 operators whose parameters are gathered together with ZeRO (program/parameter_blocks.py).
 """

@@ -1,5 +1,8 @@
 """JIT-compiles the functions of program/step_script.py: lowering and the fast simulation share one source.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 The step script says when gradients are sent or summed, and in which order parameters are updated.
 """
 

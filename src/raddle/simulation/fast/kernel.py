@@ -1,5 +1,8 @@
 """Computes the time of one training step of a plan from arrays (arrays.py), JIT-compiled.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 1. `_script_rows` runs the step script (program/step_script.py): when gradients are sent, summed, updated.
    It gives a table; a row is one SUM (all-reduce), PUSH (gradient to a server), UPDATE or PULL (updated
    values from a server) of a parameter, a bucket or a slice.

@@ -1,5 +1,8 @@
 """Turns the network of a cluster into arrays: routes between devices, rings of devices, host overhead.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 A ring is the devices that all-reduce together, in order. A set of rings has one ring for each group of
 devices that hold the same part of a parameter (arrays.Rings). Host overhead is device time that
 communication takes.

@@ -1,5 +1,8 @@
 """Writes tasks and messages as nodes and edges of a StepDag, JIT-compiled.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 The dag (directed acyclic graph) has the nodes and edges of one step. An arrival is the node whose end means
 that messages have arrived on a device. A device computes in the program's order. All tasks between two
 arrivals that it waits for are folded into one node, a stretch. A message that waits for a task inside a

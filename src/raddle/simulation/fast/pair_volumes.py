@@ -1,5 +1,8 @@
 """Counts the elements of a value that each device sends to each other device, JIT-compiled.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 program/value_holders.py computes the same for a program, with boxes in place of volumes. A piece is a box
 of the value that some devices hold; a need is a box that a device reads.
 """

@@ -1,5 +1,8 @@
 """Builds the rows of a parameter: the memory that it takes on each device, and how it is synchronised.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 A sync unit is a parameter, or slices of some, that are synchronised at once. Its row has the slots of its
 messages and updates (arrays.py: columns of Arena.sync_units). A region is a box of a parameter with the
 devices that hold it (program.ParameterRegion); a slice is a region too. Its updaters are its server or, if

@@ -1,5 +1,8 @@
 """Updates the holders, slices and slots of parameters when tiles change.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 A slot is the range of rows that a parameter has in the store, the tables of all compute, message and sync
 rows (store.py). A sync unit is a parameter, or slices of some (a bundle), that are synchronised at once
 (arrays.py). A gather brings the parameters of a block before its operators run (ZeRO-3,

@@ -1,5 +1,8 @@
 """Keeps the slots of the current plan: which rows of the store it uses, and the load of resources.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 A resource is a device or a link; they are numbered in this order. A row is, for example, the device and the
 nanoseconds of a computation. A slot is (first row, number of rows) of a table of the store (arrays.py,
 store.py). A sync unit is a parameter or a slice that is synchronised at once. A gather brings the

@@ -1,5 +1,8 @@
 """Computes the regions that the tiles of a tiling read of each operand.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 For all tiles at once, it gives the same as `Space.regions` for one tile. An index expression says which
 element a point of the iteration space reads, such as `2*h + r` for the rows that a convolution with stride
 2 reads. An access (graph/space.py) is the index expressions of an operand, one for each of its dimensions.

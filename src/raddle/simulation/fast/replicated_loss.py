@@ -1,5 +1,8 @@
 """Keeps track of the operators of a replicated loss while tiles change; see program/replicated_loss.py.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 The loss is replicated if every device with a partial sum of the loss receives all other partial sums,
 merges them by itself and starts the backward from its copy. Only the tiles of operators near the loss
 decide this, so the result is cached by those tiles.

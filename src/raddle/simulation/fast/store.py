@@ -1,5 +1,8 @@
 """Stores rows in tables that only grow, with a cache, so that a changed plan adds only new rows.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 A row is one piece of a plan's work, for example (device, nanoseconds) of a computation, or source, target
 and nanoseconds of a message; arrays.Arena lists the columns. A slot says which rows belong together: (first
 row, number of rows).

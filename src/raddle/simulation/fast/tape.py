@@ -1,5 +1,8 @@
 """Records the tape of a graph: the instructions of one step, in the order of a program, as arrays.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 The tape is recorded once for a graph, with a merge and messages wherever any plan could have them. A plan
 then has a slot for each instruction (arrays.Slots); instructions with an empty slot are skipped.
 

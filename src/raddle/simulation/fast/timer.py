@@ -1,5 +1,8 @@
 """Calls the JIT-compiled function that times a step (kernel.py), with arrays that are large enough.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 The structures Slots, StepDag and SyncSettings are explained in arrays.py.
 """
 

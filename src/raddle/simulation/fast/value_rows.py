@@ -1,5 +1,8 @@
 """Builds the rows of a value: its messages, those of its gradient, and the merge of partial results.
 
+This module is a part of the fast simulation, with which searches time thousands of plans a second
+(evaluator.py).
+
 Rows go into the store (store.py); the methods return their slots (first row, number of rows). A cell is a
 box of an output that some devices merge from partial results (program/merges.py). A part of a result is
 the partial result of one tile, and may be two tensors, such as a mean and a variance. bn: whether batch

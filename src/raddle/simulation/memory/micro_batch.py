@@ -90,9 +90,10 @@ class _MicroBatchMemory:
                 add(owned, recomputation.start, self.uses.last_use_recomputed[o])
         extra = self.sizes.saved[op.name].extra  # bytes for each element, as for a dropout mask
         if extra:
-            nbytes = extra * (
-                self.sizes.output_bytes[op.outputs[0]] // self.program.element_bytes(op.outputs[0])
+            elements = self.sizes.output_bytes[op.outputs[0]] // self.program.element_bytes(
+                op.outputs[0]
             )
+            nbytes = elements * extra.numerator // extra.denominator
             last_run = forward  # the run whose extra bytes the backward reads
             if times.is_recomputed(op.name):
                 add(nbytes, *forward)

@@ -19,6 +19,7 @@ import numpy as np
 from raddle.costs.saved_for_backward import saved_for_backward
 from raddle.graph.box import Box, subtract
 from raddle.graph.graph import Op
+from raddle.plans.native_dropout import with_planned_dropout
 from raddle.plans.regions import operand_regions
 from raddle.plans.tiling import Grid, Tiling
 from raddle.program.program import Message, Move, Program, Variant, tensors_per_part
@@ -37,7 +38,12 @@ class ValueSizes:
         self.graph = self.variant.graph
         # By operator: which of its inputs and outputs its backward needs.
         self.saved = {
-            op.name: saved_for_backward(self.graph, program.active, op) for op in self.graph.ops
+            op.name: saved_for_backward(
+                self.graph,
+                program.active,
+                with_planned_dropout(program.plan, op, self.variant.tiles[op.name]),
+            )
+            for op in self.graph.ops
         }
         self.output_bytes: dict[str, Array] = {}  # by value: bytes of the complete (merged) value
         self.partial_bytes: dict[str, Array] = {}  # by operator with partial results: their bytes

@@ -1,4 +1,4 @@
-// The axes of a chart, linear or logarithmic: positions of values, and ticks with their texts.
+// Computes the axes of a chart, linear or logarithmic: positions of values, and ticks with their texts.
 
 const DIGIT = 7; // approximate width of a digit in pixels
 
@@ -28,8 +28,8 @@ function ends(values, otherwise) {
 
 // If there are few different values, such as numbers of devices, they are the ticks.
 function withFew(axis, values, most) {
-  const own = [...new Set(values)].sort((a, b) => a - b);
-  return own.length > 1 && own.length <= most ? { ...axis, ticks: own } : axis;
+  const distinct = [...new Set(values)].sort((a, b) => a - b);
+  return distinct.length > 1 && distinct.length <= most ? { ...axis, ticks: distinct } : axis;
 }
 
 function roundTicks(low, high, step) {
@@ -48,17 +48,17 @@ function logTicks(low, high, count) {
     return ticks.filter((tick) => tick >= low * (1 - 1e-9) && tick <= high * (1 + 1e-9));
   };
   const finer = [[1], [1, 3], [1, 2, 5]].map(inside);
-  const found = every > 1 ? finer[0] : finer.findLast((ticks) => ticks.length <= 1.5 * count);
-  return found?.length > 1 ? found : roundTicks(low, high, tickStep(high - low, count));
+  const chosen = every > 1 ? finer[0] : finer.findLast((ticks) => ticks.length <= 1.5 * count);
+  return chosen?.length > 1 ? chosen : roundTicks(low, high, tickStep(high - low, count));
 }
 
 // 1500000 -> "1.5M", 1e-5 -> "10⁻⁵". The unit is in the name of the axis.
 function tickText(value) {
   const size = Math.abs(value);
   const exponent = size < 1e4 ? 0 : Math.min(4, Math.floor(Math.log10(size) / 3 + 1e-9));
-  const left = value / 1000 ** exponent;
-  if (size > 0 && (size < 1e-4 || Math.abs(left) >= 1e4)) return powerText(value);
-  return `${Number(left.toPrecision(4))}${["", "k", "M", "G", "T"][exponent]}`.replace("-", "−");
+  const scaledValue = value / 1000 ** exponent;
+  if (size > 0 && (size < 1e-4 || Math.abs(scaledValue) >= 1e4)) return powerText(value);
+  return `${Number(scaledValue.toPrecision(4))}${["", "k", "M", "G", "T"][exponent]}`.replace("-", "−");
 }
 
 function powerText(value) {

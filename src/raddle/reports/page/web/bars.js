@@ -1,5 +1,5 @@
-// One bar per method: the time in which an average device computes, waits for data and is idle in a step.
-// A click shows the method.
+// Shows one bar per method: the time in which an average device computes, waits for data and is idle in a step. A click
+// shows the method in all other views.
 
 const SHARES = {
   compute_ms: { variable: "--backward", pattern: "solid", text: "computing" },

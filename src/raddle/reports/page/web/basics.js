@@ -1,4 +1,4 @@
-// Elements, texts and numbers. All strings of the data become text nodes here, so none is read as HTML.
+// Makes elements, and writes numbers as text. All strings of the data become text nodes here, so none is read as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -1,5 +1,6 @@
-// Operators folded into blocks. A block is an interval of the order in which operators run, so the edges
-// between blocks have no cycle. Blocks nest like modules; repeated blocks are shown once, with "× N".
+// Folds operators into blocks, so that a network of thousands of operators is drawn as a few nodes. A block is an
+// interval of the order in which operators run, so the edges between blocks have no cycle. Blocks nest like modules;
+// repeated blocks are shown once, with "× N".
 
 const BLOCK_UNIT = 12; // most operators of a layer and those that follow it; such a block is not opened at first
 const BLOCK_REPEATED = 12; // fewest operators of a repetition; a smaller one is shown in full
@@ -34,8 +35,8 @@ function numbered(root) {
 
 // A number for each text; equal texts have the same number.
 function internAll(texts) {
-  const known = new Map();
-  return texts.map((text) => known.get(text) ?? (known.set(text, known.size), known.size - 1));
+  const numbers = new Map();
+  return texts.map((text) => numbers.get(text) ?? (numbers.set(text, numbers.size), numbers.size - 1));
 }
 
 // The path of an operator's module. Operators of a composite (a loss, a softmax) are one level further down.
@@ -54,15 +55,15 @@ function shortName(parts) {
 
 // The blocks of operators lo to hi - 1, whose module paths are equal up to `depth`.
 function blockSiblings(builder, lo, hi, depth) {
-  const found = [];
+  const siblings = [];
   for (let at = lo; at < hi; ) {
     const part = builder.paths[at][depth];
     let end = at + 1;
     while (part !== undefined && end < hi && builder.paths[end][depth] === part) end += 1;
-    found.push(blockOf(builder, at, end, depth));
+    siblings.push(blockOf(builder, at, end, depth));
     at = end;
   }
-  return grouped(builder, repeated(builder, folded(builder, found)));
+  return grouped(builder, repeated(builder, folded(builder, siblings)));
 }
 
 function blockOf(builder, lo, hi, depth) {
@@ -88,25 +89,25 @@ function leafBlock(builder, at) {
 
 // Pointwise operators and batch norms join the layer that they follow.
 function folded(builder, blocks) {
-  const found = [];
+  const joinedBlocks = [];
   for (const block of blocks) {
-    const last = found.at(-1);
-    if (!last || !follows(builder, block, last)) found.push(block);
+    const last = joinedBlocks.at(-1);
+    if (!last || !follows(builder, block, last)) joinedBlocks.push(block);
     else {
       const children = last.joined ? [...last.children, block] : [last, block];
-      found[found.length - 1] = { ...last, hi: block.hi, children, unit: true, joined: true };
+      joinedBlocks[joinedBlocks.length - 1] = { ...last, hi: block.hi, children, unit: true, joined: true };
     }
   }
-  return found;
+  return joinedBlocks;
 }
 
 function follows({ ops, inputs }, block, last) {
   if (block.hi - last.lo > BLOCK_UNIT || block.repeat || !last.unit) return false;
-  const own = ops.slice(block.lo, block.hi);
+  const blockOps = ops.slice(block.lo, block.hi);
   const from = inputs.slice(block.lo, block.hi).flat();
   if (!from.some((p) => p >= last.lo && p < last.hi) || from.some((p) => p < last.lo)) return false;
-  if (own.every(isPointwise)) return true;
-  return own.every((op) => op.composite === "batch_norm" || isPointwise(op))
+  if (blockOps.every(isPointwise)) return true;
+  return blockOps.every((op) => op.composite === "batch_norm" || isPointwise(op))
     && ops.slice(last.lo, last.hi).some(hasWeights);
 }
 
@@ -119,14 +120,14 @@ function isPointwise({ line }) {
 // Consecutive rounds of equal structure become one block; the repetition with most operators is preferred.
 function repeated(builder, blocks) {
   const same = internAll(blocks.map(({ lo, hi }) => builder.signatures.slice(lo, hi).join(",")));
-  const found = [];
+  const repeatedBlocks = [];
   for (let at = 0; at < blocks.length; ) {
     const { period, rounds } = longestRepeat(blocks, same, at);
-    if (rounds) found.push(repeatBlock(builder, blocks.slice(at, at + period * rounds), period, rounds));
-    else found.push(blocks[at]);
+    const repetition = blocks.slice(at, at + period * rounds);
+    repeatedBlocks.push(rounds ? repeatBlock(builder, repetition, period, rounds) : blocks[at]);
     at += Math.max(1, period * rounds);
   }
-  return found;
+  return repeatedBlocks;
 }
 
 // The repetition that begins at block `at`: `rounds` times `period` blocks. same: equal numbers for equal blocks.
@@ -167,20 +168,20 @@ function fromTo(first, last) {
   let same = 0;
   while (same < first.length && first[same] === last[same]) same += 1;
   while (same && /\d/.test(first[same - 1])) same -= 1;
-  const rest = last.slice(same);
-  return same > 1 && rest ? `${first}–${rest.replace(/^_/, "")}` : `${first}–${last}`;
+  const ending = last.slice(same);
+  return same > 1 && ending ? `${first}–${ending.replace(/^_/, "")}` : `${first}–${last}`;
 }
 
 // Puts too many siblings into groups of consecutive blocks.
 function grouped(builder, blocks) {
   if (blocks.length <= BLOCK_CHILDREN) return blocks;
   const size = Math.ceil(Math.sqrt(blocks.length));
-  const found = [];
+  const groups = [];
   for (let i = 0; i < blocks.length; i += size) {
     const group = blocks.slice(i, i + size);
-    found.push(group.length > 1 ? groupBlock(builder, group) : group[0]);
+    groups.push(group.length > 1 ? groupBlock(builder, group) : group[0]);
   }
-  return found;
+  return groups;
 }
 
 // The blocks that are open at first. Layers are closed; repetitions are open only if few other blocks are visible.
@@ -190,22 +191,23 @@ function firstOpen(root, most) {
   return openBlocks(root, most, (block) => !block.unit && !block.parent.repeat).open;
 }
 
-// Opens blocks, the largest first, while at most `most` are visible; `left` is how many had to stay closed.
+// Opens blocks, the largest first, while at most `most` are visible. Returns the open blocks, how many blocks are
+// visible (`count`), and how many had to stay closed (`closed`).
 function openBlocks(root, most, mayOpen = () => true) {
   const open = new Set([root]);
   const waiting = [...root.children];
   let count = waiting.length;
-  let left = 0;
+  let closed = 0;
   while (waiting.length) {
     waiting.sort((a, b) => b.hi - b.lo - (a.hi - a.lo) || a.lo - b.lo);
     const block = waiting.shift();
     if (!block.children || !mayOpen(block)) continue;
-    if (count + block.children.length - 1 > most) left += 1;
+    if (count + block.children.length - 1 > most) closed += 1;
     else {
       open.add(block);
       count += block.children.length - 1;
       waiting.push(...block.children);
     }
   }
-  return { open, count, left };
+  return { open, count, closed };
 }

@@ -1,4 +1,4 @@
-// Colours that colour-blind readers can distinguish (Okabe and Ito's), each combined with a pattern.
+// Defines colours that colour-blind readers can distinguish (Okabe and Ito's), each combined with a pattern.
 
 const HUES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f7a00", "#6f5fbd"];
 
@@ -44,11 +44,11 @@ function deviceStyle(cluster, d) {
     return { colour: rgb(HUES[d % HUES.length]), pattern };
   }
   const first = cluster.devices.findIndex((device) => device[1] === node);
-  const at = d - first;
-  const pale = mixed(rgb(HUES[node % HUES.length]), [255, 255, 255], 0.12 * (at % 5));
+  const place = d - first; // the device's place in its node
+  const colour = mixed(rgb(HUES[node % HUES.length]), [255, 255, 255], 0.12 * (place % 5));
   // Hues repeat after eight nodes; the next eight start four patterns later.
-  const pattern = PATTERNS[(at + 4 * Math.floor(node / HUES.length)) % PATTERNS.length];
-  return { colour: pale, pattern };
+  const pattern = PATTERNS[(place + 4 * Math.floor(node / HUES.length)) % PATTERNS.length];
+  return { colour, pattern };
 }
 
 // Whether a pattern inks the pixel x, y, which means that it is darker (or paler) than the colour.
@@ -67,10 +67,10 @@ const INKS = {
 function patternFill(context, { colour, pattern }) {
   const key = `${colour} ${pattern}`;
   if (pattern === "solid") return css(colour);
-  if (!patternFill.known.has(key)) patternFill.known.set(key, patternTile(colour, pattern));
-  return context.createPattern(patternFill.known.get(key), "repeat");
+  if (!patternFill.tiles.has(key)) patternFill.tiles.set(key, patternTile(colour, pattern));
+  return context.createPattern(patternFill.tiles.get(key), "repeat");
 }
-patternFill.known = new Map();
+patternFill.tiles = new Map();
 
 function patternTile(colour, pattern, size = 60) {
   const tile = el("canvas", { width: size, height: size });

@@ -1,4 +1,4 @@
-// The plan as a file and as text, and the command that runs it.
+// Offers the shown plan as a file and as text, and the command that runs it, to copy or to save.
 
 function copyingView(section, page) {
   const line = el("code.name");

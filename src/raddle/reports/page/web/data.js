@@ -1,4 +1,5 @@
-// The data of the page, compressed and in base64: the length of the JSON, the JSON, and columns of numbers.
+// Unpacks the data of the page, which html.py packed: compressed and in base64, the length of the JSON, the JSON, and
+// columns of numbers.
 
 async function unpack(base64) {
   const text = atob(base64.trim());
@@ -14,10 +15,10 @@ async function unpackBytes(packed) {
   const length = new DataView(bytes.buffer).getUint32(0, true);
   const data = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
   const block = bytes.subarray(4 + length);
-  const known = new Map();
+  const columns = new Map();
   data.column = (column) => {
-    if (!known.has(column)) known.set(column, readColumn(block, column));
-    return known.get(column);
+    if (!columns.has(column)) columns.set(column, readColumn(block, column));
+    return columns.get(column);
   };
   return data;
 }

@@ -1,4 +1,4 @@
-// The result of the shown plan in one line, and a few sentences that explain it.
+// Shows the result of the shown plan in one line, and a few sentences that explain it.
 
 function headlineView(section, page) {
   const what = el("p.what.soft");

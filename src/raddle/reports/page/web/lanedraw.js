@@ -1,6 +1,6 @@
-// One frame of the timeline: axis, labels, the pixels of the rows in view, and marks on top of them.
+// Draws one frame of the timeline: axis, labels, the pixels of the rows in view, and marks on top of them.
 
-// TimelineView.draw says what a frame has.
+// TimelineView.draw (timeline.js) lists the properties of a frame.
 function drawTimeline(context, frame) {
   const { palette, ratio, size, page, plot, rows, top } = frame;
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -52,14 +52,14 @@ function drawRows(context, frame, inView, ticks) {
 
 // The pixels below the axis; the image is reused from frame to frame.
 function lanePicture(context, width, height, background) {
-  let kept = lanePicture.kept;
-  if (kept?.image.width !== width || kept.image.height !== height) {
+  let picture = lanePicture.kept;
+  if (picture?.image.width !== width || picture.image.height !== height) {
     const image = context.createImageData(width, height);
     const words = new Uint32Array(image.data.buffer);
-    kept = lanePicture.kept = { image, words, height, buffers: lineBuffers(width) };
+    picture = lanePicture.kept = { image, words, height, buffers: lineBuffers(width) };
   }
-  kept.words.fill(background);
-  return kept;
+  picture.words.fill(background);
+  return picture;
 }
 
 // Greys out the time before the step begins and after it ends.

@@ -1,5 +1,6 @@
-// Rows of a timeline as pixels. Thousands of slices take little time: each slice marks the pixels of one line of
-// its row, and this line is then copied down the row, with the pattern of each slice.
+// Paints the rows of a timeline as pixels. Thousands of slices take little time: each slice marks the pixels of one
+// line of its row, and this line is then copied down the row, with the pattern of each slice. The look of a slice is
+// the number of its activity in LOOKS (lanes.js), which decides its colour and pattern.
 
 const PATTERN_PERIOD = 12; // pixels, in both directions, after which every pattern in DOING repeats
 const LEVELS = [0.55, 0.7, 0.85, 1]; // strength of a pixel's colour, by the share of its time that is busy
@@ -9,6 +10,7 @@ const WIDE = 44; // pixels; a slice of this width has room for a text
 // The style of a pixel: the look of its slice, whether it is pale, and the level (how busy it is).
 const styleNumber = (look, pale, level) => 1 + (look * 2 + pale) * LEVELS.length + level;
 
+// A colour as one 32-bit integer, as image data store it.
 const pixelWord = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 
 const isLight = ([r, g, b]) => r * 0.3 + g * 0.6 + b * 0.1 > 150;

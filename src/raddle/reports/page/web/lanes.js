@@ -1,5 +1,6 @@
-// A timeline as rows of slices sorted by time, so that a frame reads only the slices in view. A slice is the interval
-// of one task, a lane is a device or a link; times are in ns. A title is [kind, name, phase, operator, micro-batch].
+// Sorts a timeline's slices into rows by time, so that a frame reads only the slices in view. A slice is the interval
+// of one task, a lane is a device or a link; times are in ns. A title is [kind, name, phase, operator, micro-batch],
+// for example ["run", "conv1", "forward", 0, 0].
 
 const LOOKS = Object.keys(DOING);
 const ROW_HEIGHTS = { device: 18, measured: 9, link: 13 };
@@ -7,10 +8,10 @@ const ROW_HEIGHTS = { device: 18, measured: 9, link: 13 };
 // The columns of a timeline by slice, and the slices of each lane. Built once per timeline; only `lit` changes,
 // with the selection.
 function timelineLayer(data, timeline) {
-  if (!timelineLayer.known.has(timeline)) timelineLayer.known.set(timeline, newLayer(data, timeline));
-  return timelineLayer.known.get(timeline);
+  if (!timelineLayer.layers.has(timeline)) timelineLayer.layers.set(timeline, newLayer(data, timeline));
+  return timelineLayer.layers.get(timeline);
 }
-timelineLayer.known = new WeakMap();
+timelineLayer.layers = new WeakMap();
 
 // look: the number of a slice's activity in LOOKS; lit: 1, or 0 for a slice that is drawn pale.
 function newLayer(data, timeline) {
@@ -29,12 +30,12 @@ function newLayer(data, timeline) {
 
 // A message is in the lanes of both links that it occupies.
 function slicesByLane({ timeline, start, duration, lane, lane2 }) {
-  const found = timeline.lanes.map(() => []);
+  const laneSlices = timeline.lanes.map(() => []);
   for (let slice = 0; slice < timeline.count; slice++) {
-    found[lane[slice]].push(slice);
-    if (lane2[slice] >= 0) found[lane2[slice]].push(slice);
+    laneSlices[lane[slice]].push(slice);
+    if (lane2[slice] >= 0) laneSlices[lane2[slice]].push(slice);
   }
-  return found.map((slices) => {
+  return laneSlices.map((slices) => {
     const sorted = Int32Array.from(slices).sort((a, b) => start[a] - start[b]);
     return {
       slices: sorted,

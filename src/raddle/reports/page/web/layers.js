@@ -1,11 +1,12 @@
-// A layered drawing of nested blocks, from left to right, broken into rows like lines of text. An open block is a
-// frame with one entry and one exit, so every edge joins siblings, or a child and its frame.
+// Lays out a drawing of nested blocks in layers, from left to right, broken into rows like lines of text. An open block
+// is a frame with one entry and one exit, so every edge joins siblings, or a child and its frame.
 
 // A block is an interval of operators, as in blocks.js. A layer is a column of the drawing (not a layer of the model).
 // l: layer. The items of a layer are blocks, and lanes in which edges pass. inY, outY: where edges enter and leave.
 
-const SPACE = { across: 22, down: 12, lane: 10, row: 18, side: 18, head: 26, foot: 12 };
-const MOST_IN_LAYER = 8;
+const SPACE = { across: 22, down: 12, lane: 10, row: 18, side: 18, head: 26, foot: 12 }; // pixels between things
+const MOST_IN_LAYER = 8; // nodes
+// In place of the number of a child: an edge enters the frame from outside, or leaves it.
 const WAY_IN = -1;
 const WAY_OUT = -2;
 
@@ -21,6 +22,7 @@ const nodeSize = (width) => ({ width: width < 480 ? 112 : 123, height: 46 });
 
 // Block -> edges between its children: {from, to, values}; from and to are indices of children, or WAY_IN, WAY_OUT.
 function blockEdges(network, root, open) {
+  // By operator: the open blocks around it, from the root inwards, each with the index `at` of the child inside.
   const chains = new Array(network.ops.length);
   const visit = (block, above) => {
     if (!open.has(block)) {
@@ -31,9 +33,9 @@ function blockEdges(network, root, open) {
   const edges = new Map([...open].map((block) => [block, new Map()]));
   const add = (block, from, to, value) => {
     const key = `${from} ${to}`;
-    const known = edges.get(block);
-    if (!known.has(key)) known.set(key, { from, to, values: new Set() });
-    known.get(key).values.add(value);
+    const joined = edges.get(block);
+    if (!joined.has(key)) joined.set(key, { from, to, values: new Set() });
+    joined.get(key).values.add(value);
   };
   for (const [producer, consumer, value] of network.edges) {
     const [p, c] = [chains[producer], chains[consumer]];
@@ -65,6 +67,7 @@ function frameOf(block, picture, width) {
 
 // ---- layers
 
+// The layers with their items: nodes, and lanes for the edges that pass.
 function filledLayers(nodes, edges) {
   const at = layerNumbers(nodes.length, edges);
   const layers = Array.from({ length: Math.max(...at) + 1 }, () => []);
@@ -150,7 +153,8 @@ function joinItems(a, b) {
   b.before.push(a);
 }
 
-// ---- the order within layers: barycentre sweeps in both directions; the order with the fewest crossings wins
+// ---- the order within layers: in sweeps in both directions, items are sorted by the mean position of their
+// neighbours (barycentre heuristic of Sugiyama et al.); the order with the fewest crossings of edges wins
 
 function ordered(layers) {
   const number = (layer) => layer.forEach((item, i) => (item.order = i));
@@ -181,9 +185,9 @@ function allCrossings(layers) {
   for (const layer of layers) {
     const ends = [];
     for (const item of layer) {
-      const own = item.after.map((next) => next.order);
-      for (const end of own) for (const other of ends) if (other > end) count += 1;
-      ends.push(...own);
+      const orders = item.after.map((next) => next.order);
+      for (const end of orders) for (const other of ends) if (other > end) count += 1;
+      ends.push(...orders);
     }
   }
   return count;
@@ -198,11 +202,11 @@ function placedRows(layers, inside, top) {
   let y = top;
   for (const row of rows) {
     row.top = y;
-    const own = layers.slice(row.from, row.to);
-    row.height = placedVertically(own);
+    const rowLayers = layers.slice(row.from, row.to);
+    row.height = placedVertically(rowLayers);
     let x = SPACE.side;
     widths.slice(row.from, row.to).forEach((width, i) => {
-      for (const item of own[i]) {
+      for (const item of rowLayers[i]) {
         item.y += y;
         item.x = x + (item.node ? (width - item.width) / 2 : 0);
         item.row = row;
@@ -212,7 +216,7 @@ function placedRows(layers, inside, top) {
     });
     row.right = x - SPACE.across;
     y += row.height + SPACE.row;
-    y += SPACE.lane * Math.max(0, own.at(-1).filter((item) => item.after.length).length - 1);
+    y += SPACE.lane * Math.max(0, rowLayers.at(-1).filter((item) => item.after.length).length - 1);
   }
   return rows;
 }
@@ -303,20 +307,20 @@ const meanNumber = (numbers) => numbers.reduce((sum, number) => sum + number, 0)
 // The turns of edges that continue in the next row. The topmost edge turns outermost at the right and innermost at
 // the left, in the lowest line between the rows, so that edges in the same order do not cross.
 function rowTurns(edges) {
-  const found = new Map();
+  const turnsByRow = new Map();
   for (const { items } of edges) {
     for (let i = 1; i < items.length; i++) {
       const [a, b] = [items[i - 1], items[i]];
       if (!a || !b || a.row === b.row) continue;
-      if (!found.has(a.row)) found.set(a.row, new Map());
-      found.get(a.row).set(a, Math.min(b.y + b.inY, found.get(a.row).get(a) ?? Infinity));
+      if (!turnsByRow.has(a.row)) turnsByRow.set(a.row, new Map());
+      turnsByRow.get(a.row).set(a, Math.min(b.y + b.inY, turnsByRow.get(a.row).get(a) ?? Infinity));
     }
   }
-  for (const turns of found.values()) {
+  for (const turns of turnsByRow.values()) {
     const sources = [...turns.keys()].sort((a, b) => b.y - a.y);
     sources.forEach((item, i) => turns.set(item, { at: i, of: sources.length }));
   }
-  return found;
+  return turnsByRow;
 }
 
 function edgePath(items, frame, turns) {
@@ -331,7 +335,7 @@ function edgePath(items, frame, turns) {
   return path.join("");
 }
 
-// The path between two columns: straight to the end of the column, then a curve in the gap.
+// The path between two columns of a row: straight to the end of the column, then a curve through the gap.
 function stepPath(a, b, frame) {
   const from = a ? [a.column.right, a.y + a.outY] : [0, frame.inY];
   const to = b ? [b.column.left, b.y + b.inY] : [frame.width, frame.outY];
@@ -340,6 +344,8 @@ function stepPath(a, b, frame) {
   return `${a ? `H${from[0]}` : ""}${curve}${b ? `H${b.x}` : ""}`;
 }
 
+// The path from the end of one row to the beginning of the next: down at the right, back to the left between the rows.
+// `at`: the edge's number among the `of` edges that turn there.
 function turnPath(a, b, { at, of }) {
   const step = Math.min(7, (SPACE.side - 4) / of);
   const right = a.row.right + 4 + at * step;

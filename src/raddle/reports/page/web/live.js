@@ -1,8 +1,8 @@
-// The page of `raddle serve`: a panel above the report, to choose and start a report, watch its progress, and open
+// Builds the panel of `raddle serve` above the report: to choose and start a report, watch its progress, and open
 // stored reports.
 
 const LIVE_POLL = { running: 500, idle: 2000 }; // ms between requests for the state
-const LIVE_CHART = { height: 132, left: 62, right: 14, top: 12, bottom: 22 };
+const LIVE_CHART = { height: 132, left: 62, right: 14, top: 12, bottom: 22 }; // px: the height, and its margins
 
 // offer: the choices (models, clusters, methods); job: the report being made, or the last one; shown: the name of the
 // shown report; reached: whether the server answers; parts: elements of the panel.
@@ -27,9 +27,9 @@ function liveKey() {
 }
 
 async function liveAnswer(response) {
-  const found = await response.json();
-  if (!response.ok) throw new Error(found.error);
-  return found;
+  const content = await response.json();
+  if (!response.ok) throw new Error(content.error);
+  return content;
 }
 
 // -- choosing -------------------------------------------------------------------------------------------
@@ -299,11 +299,11 @@ function liveKept(report) {
 // Deleting takes two clicks, because it cannot be undone.
 function liveDelete(name, what) {
   const button = el("button.plain", { "aria-label": `Delete ${cut(what)}` }, "Delete");
-  const calm = () => {
+  const reset = () => {
     button.textContent = "Delete";
     button.classList.remove("sure");
   };
-  button.onblur = calm;
+  button.onblur = reset;
   button.onclick = () => {
     if (button.classList.contains("sure")) {
       liveTry(async () => {

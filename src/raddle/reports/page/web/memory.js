@@ -1,7 +1,7 @@
-// Memory of devices over a step, for the time span that the timeline shows.
+// Draws the memory of devices over a step, for the time span that the timeline shows.
 
-const MEMORY_HEIGHT = 240;
-const MEMORY_AXIS = 24;
+const MEMORY_HEIGHT = 240; // px, with the axis
+const MEMORY_AXIS = 24; // px
 const MEMORY_KEYS = 32; // most curves in the legend
 const FAR_BELOW = 0.05; // if the peak is below this share of the capacity, the capacity is only written, not drawn
 

@@ -1,4 +1,4 @@
-// The network as a graph of blocks: how each is split or on which devices it runs, and the bytes between devices.
+// Shows the network as a graph of blocks: how each is split or on which devices it runs, and the bytes between devices.
 
 // A block is an interval of operators that is drawn as one node, or as a frame around its children (blocks.js).
 
@@ -43,10 +43,10 @@ function graphTools(view) {
     drawGraph(view);
   };
   const expand = () => {
-    const { open, left } = openBlocks(view.root, MOST_NODES);
+    const { open, closed } = openBlocks(view.root, MOST_NODES);
     view.open = open;
     drawGraph(view);
-    if (left) view.note.textContent = `${plural(left, "block")} left folded, at ${MOST_NODES} boxes`;
+    if (closed) view.note.textContent = `${plural(closed, "block")} left folded, at ${MOST_NODES} boxes`;
   };
   return el(
     "div.graph-tools",
@@ -131,12 +131,14 @@ function splitKeys({ splits }) {
 function deviceKeys({ devices, nodes }, most = 64) {
   const shown = devices.slice(0, most);
   const key = (d) => swatch(deviceStyle({ devices, nodes }, d), `${d}`);
-  const rest = devices.length > most ? [el("span", {}, `and ${devices.length - most} more`)] : [];
-  if (nodes === 1) return [el("span", {}, "device"), ...shown.map((_, d) => key(d)), ...rest];
+  const more = devices.length > most ? [el("span", {}, `and ${devices.length - most} more`)] : [];
+  if (nodes === 1) return [el("span", {}, "device"), ...shown.map((_, d) => key(d)), ...more];
   const byNode = new Map();
   shown.forEach(([, node], d) => byNode.set(node, [...(byNode.get(node) ?? []), d]));
-  const groups = [...byNode].map(([node, own]) => el("span.key-group", {}, `node ${node}: `, own.map(key)));
-  return [...groups, ...rest];
+  const groups = [...byNode].map(([node, nodeDevices]) =>
+    el("span.key-group", {}, `node ${node}: `, nodeDevices.map(key)),
+  );
+  return [...groups, ...more];
 }
 
 function widthKeys(view) {
@@ -168,7 +170,7 @@ function nodeTip({ figures }, block) {
   lines.push(`forward ${nsText(sum(figures.forward))}, backward ${nsText(sum(figures.backward))}`);
   const synced = sum(figures.synced);
   if (synced) lines.push(`${bytesText(synced)} of gradients synchronised`);
-  const params = data.network.ops.slice(block.lo, block.hi).reduce((all, own) => all + own.params, 0);
+  const params = data.network.ops.slice(block.lo, block.hi).reduce((all, op) => all + op.params, 0);
   if (params) lines.push(`${countText(params)} parameters`);
   const inside = crossingInside(figures, block);
   if (inside) lines.push(`${bytesText(inside)} cross devices between its operators`);
@@ -182,10 +184,10 @@ function crossingInside({ data, crossing }, { lo, hi }) {
 }
 
 function edgeTip({ figures }, values) {
-  const known = figures.data.network.values;
+  const allValues = figures.data.network.values;
   const sorted = [...values].sort((a, b) => figures.crossing(b) - figures.crossing(a));
   const lines = sorted.slice(0, 4).flatMap((value) => {
-    const { name, shape, bytes } = known[value];
+    const { name, shape, bytes } = allValues[value];
     const size = `${cut(name, 60)} [${shape.join(" ")}], ${bytesText(bytes)}`;
     if (!figures.crossing(value)) return [size];
     const ways = [figures.there, figures.back].map((way) => bytesText(way[value]));
@@ -219,10 +221,10 @@ function act(view, target) {
   if (opened) toggleBlock(view, opened, opened.children[0]);
   else if (closed) toggleBlock(view, closed, closed);
   else if (chosen) {
-    view.own = true;
+    view.choosing = true;
     setCurrent(view, chosen);
     view.page.choose(principal(view.figures, chosen));
-    view.own = false;
+    view.choosing = false;
   }
 }
 
@@ -291,7 +293,7 @@ function seenBlock({ root, open }, op) {
 
 function revealOperator(view) {
   const { op } = view.page;
-  if (op >= 0 && !view.own && seenBlock(view, op).children) {
+  if (op >= 0 && !view.choosing && seenBlock(view, op).children) {
     for (let block = seenBlock(view, op); block.children; block = seenBlock(view, op)) view.open.add(block);
     drawGraph(view);
   }

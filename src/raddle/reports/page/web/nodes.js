@@ -1,4 +1,4 @@
-// Parts of the drawing of the network: frames, edges, and nodes with a bar that shows shares of work.
+// Draws the parts of the network's picture: frames, edges, and nodes with a bar that shows shares of work.
 // view: the state of the drawing (networkView in network.js); its `figures` are the shown method's data. A block is
 // an interval of operators (blocks.js); a frame is an open block, with its children's nodes inside (layers.js).
 
@@ -224,21 +224,21 @@ function svgPattern(id, { colour, pattern }) {
 
 // ---- widths of texts
 
-const textMeasure = { context: null, known: new Map() };
+const textMeasure = { context: null, widths: new Map() };
 
 function textWidth(text, size, weight = 400) {
   if (!text) return 0;
   textMeasure.context ??= el("canvas").getContext("2d");
-  const { context, known } = textMeasure;
+  const { context, widths } = textMeasure;
   const key = `${weight} ${size} ${text}`;
-  if (!known.has(key)) {
+  if (!widths.has(key)) {
     context.font = `${weight} ${size}px ${getComputedStyle(document.body).fontFamily}`;
-    known.set(key, context.measureText(text).width);
+    widths.set(key, context.measureText(text).width);
   }
-  return known.get(key);
+  return widths.get(key);
 }
 
-// As much of a text as fits.
+// As much of a text as fits into `room` pixels.
 function fitText(text, room, size, weight = 400) {
   let most = Math.min(visible(text).length, 120);
   let shown = cut(text, most);

@@ -1,4 +1,4 @@
-// The selected operator: what it computes, how it is split, what it costs, and other ways to split it.
+// Shows the selected operator: its computation, how it is split, its cost, and other ways to split it.
 
 function operatorView(section, page) {
   const body = el("div.body", { "aria-live": "polite" });

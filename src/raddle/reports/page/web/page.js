@@ -1,4 +1,5 @@
-// The page has one section per view. Views listen to the selection: a method, an operator, a time span.
+// Builds the page of a report, with one section per view, such as the timeline. Views listen to the selection: a
+// method, an operator, a time span.
 
 const VIEWS = [
   { id: "headline", view: headlineView },
@@ -13,8 +14,8 @@ const VIEWS = [
   { id: "copying", title: "Take it with you", view: copyingView },
 ];
 
-// A page has `data`, `method` (the entry shown), `op` (a number, or -1), `span` ([from, to] in ns), and
-// `on(event, listener)`; events are "method", "op", "span", "theme" and "resize".
+// A page has `data`, `method` (the shown entry of data.methods), `op` (the number of the chosen operator, or -1),
+// `span` ([from, to] in ns), and `on(event, listener)`; events are "method", "op", "span", "theme" and "resize".
 class Page {
   constructor(data) {
     this.data = data;
@@ -33,7 +34,7 @@ class Page {
     for (const event of events.split(" ")) (this.listeners[event] ??= []).push(listener);
   }
 
-  tell(event) {
+  notify(event) {
     for (const listener of this.listeners[event] ?? []) listener();
   }
 
@@ -41,12 +42,12 @@ class Page {
     if (number === this.number || !this.data.methods[number].timeline) return;
     this.number = number;
     this.resetSpan();
-    this.tell("method");
+    this.notify("method");
   }
 
   choose(op) {
     this.op = op === this.op ? -1 : op;
-    this.tell("op");
+    this.notify("op");
   }
 
   resetSpan() {
@@ -55,7 +56,7 @@ class Page {
 
   look(from, to) {
     this.span = [from, to];
-    this.tell("span");
+    this.notify("span");
   }
 }
 
@@ -70,7 +71,7 @@ function show(data) {
   });
   clear(document.getElementById("page"), sections.map(([section]) => section));
   for (const [section, view] of sections) view(section, page);
-  window.onresize = () => page.tell("resize");
+  window.onresize = () => page.notify("resize");
   themeButton(page);
   window.raddle = page; // for the browser's console, and for tests
   document.documentElement.dataset.ready = "yes";

@@ -1,16 +1,16 @@
-// The page of an experiment: the paper's claims, the differences here, and one section per part.
+// Builds the page of an experiment (`raddle reproduce`): the paper's claims, the differences here, and its sections.
 
 function show(data) {
   document.title = `${cut(data.title, 80)} · raddle`;
   const main = document.getElementById("page");
   const tip = new Tip(document.body);
   const draws = []; // functions that draw charts, called when the page is built and charts have a width
-  const sections = data.sections.map((own, s) => sectionView(own, s, tip, draws));
+  const sections = data.sections.map((section, s) => sectionView(section, s, tip, draws));
   clear(main, summary(data), sections);
-  const draw = () => draws.forEach((own) => own());
+  const draw = () => draws.forEach((drawChart) => drawChart());
   draw();
   window.onresize = draw;
-  window.raddle = { data, gone: new AbortController(), tell: () => {} }; // CSS sets the colours
+  window.raddle = { data, gone: new AbortController(), notify: () => {} }; // CSS sets the colours
   themeButton(window.raddle);
   document.documentElement.dataset.ready = "yes";
 }
@@ -81,12 +81,12 @@ function sectionView({ title, text, skipped, parts }, s, tip, draws) {
 
 // Groups consecutive charts, which are shown side by side if there is room.
 function runs(parts) {
-  const found = [];
+  const groups = [];
   for (const part of parts) {
-    if (part.is === "chart" && found.at(-1)?.[0].is === "chart") found.at(-1).push(part);
-    else found.push([part]);
+    if (part.is === "chart" && groups.at(-1)?.[0].is === "chart") groups.at(-1).push(part);
+    else groups.push([part]);
   }
-  return found;
+  return groups;
 }
 
 function figureView(part, tip, draws) {

@@ -1,4 +1,4 @@
-// A chart as SVG: axes, lines, and a tooltip at the point that the pointer or the keyboard selects.
+// Draws a chart as SVG: axes, lines, and a tooltip at the point that the pointer or the keyboard selects.
 // Lines with the same name have the same colour; measured lines have filled marks, printed lines are dashed.
 
 const DASHES = { counted: "2 3", printed: "7 4" };
@@ -164,9 +164,9 @@ function beside(points, at, key) {
   const [along, over] = arrows[key];
   const lines = [...new Set(points.map((point) => point.line))];
   const line = lines[(lines.indexOf(at.line) + over + lines.length) % lines.length];
-  const own = points.filter((point) => point.line === line);
-  if (over) return nearest(own, at.x, at.y);
-  return own[Math.min(own.length - 1, Math.max(0, own.indexOf(at) + along))];
+  const linePoints = points.filter((point) => point.line === line);
+  if (over) return nearest(linePoints, at.x, at.y);
+  return linePoints[Math.min(linePoints.length - 1, Math.max(0, linePoints.indexOf(at) + along))];
 }
 
 function visit(state, point, place, chart, tip) {

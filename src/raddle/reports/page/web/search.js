@@ -1,4 +1,4 @@
-// How the shown plan was found: the best step over time, and the lower bound.
+// Shows how the shown plan was found: the best step over time, and the lower bound.
 
 function searchView(section, page) {
   const words = el("p");

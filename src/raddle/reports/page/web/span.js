@@ -1,4 +1,4 @@
-// The time span that timeline and memory share: its axis, and the gestures that move it.
+// Moves the time span that timeline and memory share, by gestures, and computes the ticks of its axis.
 
 const LEAST_SPAN = 100; // ns
 const BEYOND = 0.1; // visible share of a step before it begins and after it ends

@@ -1,6 +1,7 @@
-// How operators are split: turns tilings (cuts and devices, or boxes) into letters, devices' shares and cells.
+// Computes how operators are split: turns tilings (cuts and devices, or boxes) into letters, devices' shares and cells.
 // A tiling is {cuts, devices, copies}: the cut points of each letter, and the devices of the boxes between them in
 // row-major order, the copies of a box one after the other; or {boxes: [[lower corner, upper corner, device]]}.
+// For example, {cuts: [[0, 4, 8], [0, 3]], devices: [0, 1], copies: 1} halves the first of two letters.
 // A cell is a box between neighbouring cuts. d: the number of a letter in op.dims, [[letter, size]].
 
 // For each kind of split: a hue (null: a colour of the theme), a pattern and a text.
@@ -25,10 +26,10 @@ function splitStyle(name) {
 
 // For each operator: parts [[letter, number, kind]], copies, kinds, shares by device, and a short text.
 function methodSplits(data, method) {
-  if (!methodSplits.known.has(method)) methodSplits.known.set(method, findSplits(data, method));
-  return methodSplits.known.get(method);
+  if (!methodSplits.cache.has(method)) methodSplits.cache.set(method, findSplits(data, method));
+  return methodSplits.cache.get(method);
 }
-methodSplits.known = new WeakMap();
+methodSplits.cache = new WeakMap();
 
 function findSplits(data, { tiles }) {
   const shares = tiles.tilings.map(deviceShares);
@@ -36,12 +37,12 @@ function findSplits(data, { tiles }) {
     const tiling = tiles.tilings[tiles.tiling_of[i]];
     const parts = splitParts(op, tiling);
     const copies = tiling.copies ?? 1;
-    const own = shares[tiles.tiling_of[i]];
+    const opShares = shares[tiles.tiling_of[i]];
     const kinds = [...new Set(parts.map((part) => part[2]))];
     if (copies > 1) kinds.push("copies");
     if (!kinds.length) kinds.push("whole");
-    const text = splitText(tiling, parts, copies, own);
-    return { parts, copies, kinds, shares: own, text };
+    const text = splitText(tiling, parts, copies, opShares);
+    return { parts, copies, kinds, shares: opShares, text };
   });
 }
 
@@ -100,21 +101,21 @@ function tilingCells(op, tiling) {
   // With equal numbers of parts, summed letters go down, and the later letter goes across (h down, w across).
   const summed = (d) => (op.kinds[d] === "R" ? 1 : 0);
   split.sort((a, b) => cuts[b].length - cuts[a].length || summed(a) - summed(b) || b - a);
-  const told = [];
+  const shownDims = [];
   let count = 1;
   for (const d of split) {
     count *= cuts[d].length - 1;
-    if (count <= MOST_CELLS) told.push(d);
+    if (count <= MOST_CELLS) shownDims.push(d);
   }
   const cells = new Map();
   for (const { ranges, device } of tilesOf(tiling, cuts)) {
-    for (const index of indices(told.map((d) => intervalsWithin(cuts[d], ranges[d])))) {
+    for (const index of indices(shownDims.map((d) => intervalsWithin(cuts[d], ranges[d])))) {
       const key = index.join(" ");
       if (!cells.has(key)) cells.set(key, { index, devices: [] });
       cells.get(key).devices.push(device);
     }
   }
-  return { dims: told, cuts: told.map((d) => cuts[d]), cells: [...cells.values()] };
+  return { dims: shownDims, cuts: shownDims.map((d) => cuts[d]), cells: [...cells.values()] };
 }
 
 // Every tile as its ranges [from, to], one for each letter, and its device.

@@ -1,4 +1,4 @@
-// Starts the page: unpacks its data and shows them; and the button that changes between a dark and a light theme.
+// Starts the page: unpacks its data and shows them. Also has the button that changes between a dark and a light theme.
 
 let chosenTheme = null; // null: the system's theme
 
@@ -7,7 +7,7 @@ function themeButton(page) {
   const root = document.documentElement;
   const apply = (theme) => {
     root.dataset.theme = theme ?? chosenTheme ?? (dark.matches ? "dark" : "light");
-    page.tell("theme");
+    page.notify("theme");
   };
   const flip = () => {
     chosenTheme = root.dataset.theme === "dark" ? "light" : "dark";

@@ -1,6 +1,8 @@
-// A strip for every layer, in which each element has the colour of the device that computes it.
+// Draws a strip for every layer, in which each element has the colour of the device that computes it.
 
-const STRIP = { height: 20, row: 7, copy: 2, most: 84, visible: 5 }; // px; elements of at least `visible` are separated
+// Pixels: the usual height, the least height of a row and of a copy in it, the largest height; elements that are at
+// least `visible` wide are separated by lines.
+const STRIP = { height: 20, row: 7, copy: 2, most: 84, visible: 5 };
 const STRIP_WORK = 0.002; // operators with less than this share of the work are left out
 
 // Printing shows all rows: the change of theme before it builds new rows, which must be drawn at once.
@@ -168,12 +170,12 @@ function paintStrip(context, rectangles, cluster) {
     context.fillRect(left, top, right - left, bottom - top);
   }
   context.fillStyle = css(themeColour("--card"));
-  for (const own of rectangles) {
-    const { left, right, top, bottom } = own;
-    if (left > 0 && right - left > 3 && otherAt(rectangles, left - 1, top, own)) {
+  for (const rectangle of rectangles) {
+    const { left, right, top, bottom } = rectangle;
+    if (left > 0 && right - left > 3 && otherAt(rectangles, left - 1, top, rectangle)) {
       context.fillRect(left, top, 1, bottom - top);
     }
-    if (top > 0 && bottom - top > 3 && otherAt(rectangles, left, top - 1, own)) {
+    if (top > 0 && bottom - top > 3 && otherAt(rectangles, left, top - 1, rectangle)) {
       context.fillRect(left, top, right - left, 1);
     }
   }

@@ -1,4 +1,5 @@
-// A table whose head names the source of each column; a click on the head sorts by the column.
+// Makes tables for the page of an experiment. A table's head names the source of each column; a click on the head sorts
+// by the column.
 
 const SOURCES = {
   measured: "on this machine, by running it",

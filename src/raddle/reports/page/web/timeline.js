@@ -1,4 +1,4 @@
-// The timeline: when devices compute and links transfer. `lanes.js` has its rows, `lanepaint.js` their pixels,
+// Shows the timeline: when devices compute and links transfer. `lanes.js` has its rows, `lanepaint.js` their pixels,
 // `lanedraw.js` a frame; this file handles the pointer, the keyboard and the selection.
 
 const AXIS_HEIGHT = 40;
@@ -215,13 +215,13 @@ class TimelineView {
 
   hover(event) {
     if (event.buttons) return this.leave();
-    const found = this.at(event);
-    if (!found) return this.leave();
-    const same = this.hovered?.row === found.row && this.hovered.place === found.place;
-    this.hovered = found;
+    const hit = this.at(event);
+    if (!hit) return this.leave();
+    const same = this.hovered?.row === hit.row && this.hovered.place === hit.place;
+    this.hovered = hit;
     this.canvas.classList.add("over");
     if (!same) {
-      const [name, ...lines] = this.lines(found);
+      const [name, ...lines] = this.lines(hit);
       clear(this.tip, el("b.name", {}, cut(name, 120)), el("div", {}, lines.join("\n")));
       this.tip.hidden = false;
       this.redraw();
@@ -248,13 +248,13 @@ class TimelineView {
   }
 
   tapped(event) {
-    const found = this.at(event);
-    if (found) this.select(found);
+    const hit = this.at(event);
+    if (hit) this.select(hit);
     if (event.pointerType !== "mouse") this.hover(event);
   }
 
-  select(found) {
-    const op = this.titleOf(found)[3];
+  select(hit) {
+    const op = this.titleOf(hit)[3];
     if (op >= 0) this.page.choose(op);
   }
 

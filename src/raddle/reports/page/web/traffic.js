@@ -1,4 +1,4 @@
-// Bytes from device to device in a step: a heat map whose rows and columns are sorted by node.
+// Draws the bytes from device to device in a step: a heat map whose rows and columns are sorted by node.
 
 function trafficView(section, page) {
   const words = el("p.soft");
@@ -43,10 +43,10 @@ function trafficText(page, { source, target, total, most, heaviest }) {
   const together = (i) => devices[source[i]][1] === devices[target[i]][1];
   const apart = pairs.reduce((sum, amount, i) => sum + (together(i) ? 0 : amount), 0);
   const nodes = page.data.cluster.nodes > 1 ? `, ${bytesText(apart)} of it between nodes` : "";
-  const most_ = `most from device ${source[heaviest]} to ${target[heaviest]}: ${bytesText(most)}`;
+  const largest = `most from device ${source[heaviest]} to ${target[heaviest]}: ${bytesText(most)}`;
   const rings = page.method.timeline.titles.some(([kind]) => kind === "reduce");
   const how = rings ? " Sums of gradients go around a ring." : "";
-  return text(`${bytesText(total)} a step${nodes}; ${most_}.${how}`);
+  return text(`${bytesText(total)} a step${nodes}; ${largest}.${how}`);
 }
 
 // One hue, from no bytes to the most. More bytes are darker (or brighter), which colour-blind readers see too.
