@@ -14,6 +14,7 @@ from random_plans import random_plan
 from small_models import MODELS, make_plan, mlp, small
 
 from raddle.errors import InputError
+from raddle.plans.plan import DROPOUT_KINDS
 from raddle.plans.plan_file import from_dict, read, save, to_dict
 
 
@@ -23,6 +24,7 @@ from raddle.plans.plan_file import from_dict, read, save, to_dict
     devices=st.integers(1, 5),
     seed=st.integers(0, 10_000),
     bn=st.sampled_from(["microbatch", "local"]),
+    dropout=st.sampled_from(DROPOUT_KINDS),
     sync=st.sampled_from(
         [
             "allreduce",
@@ -75,6 +77,8 @@ def damaged(**change: Any) -> str:
         (lambda: damaged(tiles={"conv9": "@0"}), "has tiles for 'conv9', which"),
         (lambda: damaged(tiles={"fc1": "@0"}), "has no tiles for 'relu'"),
         (lambda: damaged(tiles={"fc1": "n/2 @0,9"}), "(no tiles for|on device 9)"),
+        (lambda: damaged(dropout=0.1), "dropout is 0.1, not a text"),
+        (lambda: damaged(dropout="none"), "dropout is 'none': choose one of native, exact"),
         (lambda: damaged(order="first"), "order is 'first', not a list of numbers of slices"),
         (lambda: damaged(order=[0, "1"]), "order is .*, not a list of numbers"),
         (lambda: damaged(order=[0, 2], sync="p3:collective"), "is no permutation of their numbers"),
@@ -92,6 +96,12 @@ def test_a_file_from_before_there_were_orders(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(damaged(order=..., sync="p3:collective"))
     assert from_dict(read(path), mlp()).order == ()
+
+
+def test_a_file_without_a_kind_of_dropout(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(damaged(dropout=...))
+    assert from_dict(read(path), mlp()).dropout == "native"
 
 
 def test_no_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import warnings
 from dataclasses import replace
 from itertools import pairwise
@@ -14,16 +15,21 @@ from ranks import on_threads
 from small_models import make_plan
 from torch import Tensor, nn
 
+from raddle import zoo
+from raddle.clusters import cluster
 from raddle.errors import InputError
 from raddle.graph.capture import capture
 from raddle.graph.graph import Graph, Op
+from raddle.plans import plan_file
 from raddle.plans.native_dropout import has_native_dropout
 from raddle.plans.notation import read_tiling
 from raddle.plans.plan import Plan
 from raddle.program.lower import lower
 from raddle.program.segments import segments
 from raddle.runtime.execution.compiled_functions import NotCompiled
+from raddle.runtime.job import load_job
 from raddle.runtime.trainer import Trainer
+from raddle.searches.planning import plan_for
 
 P = 0.25  # probability of dropout
 N, H, T = 2, 4, 24  # samples, heads, queries and keys
@@ -286,6 +292,16 @@ def test_masks_are_exact_where_native_ones_would_differ() -> None:
         "{features}/2 @0,1",
     ]
     assert not has_native_dropout(replace(plan, dropout="exact"), op, read_tiling(op, "@0"))
+
+
+def test_a_job_may_take_another_kind_than_its_file_says(tmp_path: pathlib.Path) -> None:
+    work = zoo.load("gpt-tiny", device="cpu")
+    graph = capture(work.model, work.inputs, targets=work.targets, loss=work.loss, name=work.name)
+    path = tmp_path / "plan.json"
+    plan = plan_for(graph, cluster("local:1"), "data", model="gpt-tiny")
+    plan_file.save(replace(plan, dropout="exact"), graph, path)
+    kinds = [load_job(str(path), dropout=kind).plan.dropout for kind in ("", "native", "exact")]
+    assert kinds == ["exact", "native", "exact"]
 
 
 def test_refuses_another_kind_of_dropout() -> None:

@@ -78,7 +78,9 @@ def profile_key(
     op: Op, box: Box, phase: str, grad_operands: Sequence[int] | None, device_kind: str
 ) -> str:
     """Returns the key of a measurement. Equal operators of different models have the same key."""
-    attrs = hashlib.sha256(repr(sorted(op.attrs.items())).encode()).hexdigest()[:8]
+    # Dropouts differ in their random streams, but not in their time.
+    relevant = sorted((name, value) for name, value in op.attrs.items() if name != "stream")
+    attrs = hashlib.sha256(repr(relevant).encode()).hexdigest()[:8]
     extents = "x".join(map(str, box.shape))
     gradients = "" if grad_operands is None else "/" + ",".join(map(str, grad_operands))
     return f"{device_kind}|{op.label}|{op.notation}|{attrs}|{extents}|{op.dtypes[0]}|{phase}{gradients}"

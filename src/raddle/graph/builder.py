@@ -195,7 +195,7 @@ class Builder:
             "args": template[0],
             "kwargs": template[1],
             "outputs": tuple(tensor_outputs),
-            "single": single,  # it returns one tensor, not a list
+            "single": single,  # whether the call returns one tensor, not a list
         }
         outputs = [(meta[i].shape, meta[i].dtype) for i in tensor_outputs]
         values = self.emit("opaque", operands, outputs, attrs, suffix=_base_name(target))
@@ -258,6 +258,7 @@ class Builder:
         self._names = names
 
     def _name(self, suffix: str | None, kind: str) -> str:
+        """Returns a name for the next operator; see `emit`."""
         if self._composite_name is not None and suffix == "":
             return self._composite_name
         # A constant gets the kind in its name: the plain name is for the module's main operator.

@@ -1,4 +1,4 @@
-"""Which data types have gradients: the only place that asks this of torch's types.
+"""Tells which data types have gradients; no other file asks torch's types for this.
 
 Code that needs *real* numbers (a loss, a comparison, probabilities of classes) uses `is_floating_point`.
 

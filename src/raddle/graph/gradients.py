@@ -1,4 +1,4 @@
-"""Which values of a graph have a gradient, and which operators compute one: the only place that decides.
+"""Decides which values of a graph have a gradient, and which operators compute one; no other file does.
 
 A value is *active* if it depends on a parameter and the loss depends on it. An operator has a backward if
 one of its outputs is active. Its backward computes a gradient for each of its active operands.

@@ -50,7 +50,7 @@ class Op:
     # For each input, its position among the arguments of the kernel (the function that computes the
     # operator). Positions are missing where an optional argument is absent.
     argument_slots: tuple[int, ...]
-    dtypes: tuple[torch.dtype, ...]  # of the outputs
+    dtypes: tuple[torch.dtype, ...]  # the dtype of each output
     module: str = ""  # the dotted name of the nn.Module that it comes from
     layer: str = ""  # the name of its composite (an LSTM, a batch norm), else its own name
     composite_kind: str = ""  # "batch_norm", "lstm", ...; "" outside of composites
@@ -92,7 +92,7 @@ class FusedCall:
 
 @dataclass(frozen=True)
 class Graph:
-    """What a module and its loss compute in one training step; made by `raddle.capture`."""
+    """The computation of a module and its loss in one training step; made by `raddle.capture`."""
 
     name: str
     values: Mapping[str, Value]  # by name

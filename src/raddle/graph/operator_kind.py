@@ -32,9 +32,8 @@ class Signature(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]  # of the operands that are present
     letters: tuple[str, ...]  # of the dimensions of each operand that is present
     outputs: tuple[tuple[int, ...], ...]  # shapes of the outputs
-    attrs: Mapping[
-        str, Any
-    ]  # of the operator: what its kernel needs besides tensors, such as a stride
+    # the attributes of the operator: what its kernel needs besides tensors, such as a stride
+    attrs: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

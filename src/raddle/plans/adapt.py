@@ -233,7 +233,7 @@ class _TrainingBoxes:
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan, self.graph, self.readers = plan, graph, _readers(graph)
-        self.boxes: dict[str, dict[int, list[Box]]] = {}  # by parameter and device, on demand
+        self.boxes: dict[str, dict[int, list[Box]]] = {}  # by parameter and device; made on demand
 
     def boxes_by_device(self, name: str) -> dict[int, list[Box]]:
         """Returns the boxes of a parameter that each device holds.

@@ -1,4 +1,8 @@
-"""A bundle of slices: ranges of rows of parameters that are synchronised together."""
+"""A bundle of slices: ranges of rows of parameters that are synchronised together.
+
+A message costs time at both ends, however small it is. So small slices, such as a bias and the last rows of
+its weight, share one message (parameter_slices.py joins them).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ class Bundle(NamedTuple):
     the same holders, server and dtype. A large slice is a bundle of its own.
     """
 
-    parameters: tuple[str, ...]  # by slice; a forward uses the first one first
+    parameters: tuple[str, ...]  # the parameter of each slice, in the order of use in a forward
     slices: tuple[ParameterRegion, ...]
 
     @property
@@ -35,5 +39,5 @@ class Bundle(NamedTuple):
         return self.slices[0].needs_sync
 
     def with_devices(self, devices: tuple[int, ...]) -> Bundle:
-        """The same slices with other holders."""
+        """Returns the same slices with other holders."""
         return self._replace(slices=tuple(s._replace(devices=devices) for s in self.slices))

@@ -1,8 +1,8 @@
 """Writes traces in Chrome's trace event format, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-A lane is a line of the picture (a thread of the format). Simulated and measured traces have the same lanes:
-one process for each device, whose first lane shows what it computes, and a process "links", with a lane for
-each link that shows the transfers on it.
+A lane is a line of the picture; the format calls it a thread, and a group of lanes a process. Simulated and
+measured traces have the same lanes: one process for each device, whose first lane shows what the device
+computes, and a process "links", which has a lane for each link and shows the transfers on it.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -41,7 +41,10 @@ def _lines(events: Iterable[Event]) -> Iterator[bytes]:
 
 
 def lane_names(devices: Sequence[str], links: Iterable[str]) -> Iterator[Event]:
-    """The events that name the lanes. devices: the kind of each device. links: their names."""
+    """Yields the events that name the lanes.
+
+    Devices: the kind of each device. links: the names of the links.
+    """
     for d, kind in enumerate(devices):
         yield name_event("process_name", d, COMPUTE, f"device {d} ({kind})")
         yield name_event("thread_name", d, COMPUTE, "compute")
@@ -51,14 +54,16 @@ def lane_names(devices: Sequence[str], links: Iterable[str]) -> Iterator[Event]:
 
 
 def name_event(what: str, process: int, lane: int, name: str) -> Event:
+    """Returns the event that names a process (what: process_name) or a lane (what: thread_name)."""
     # ph is the phase, that is, the type of an event; M: metadata
     return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": {"name": name}}
 
 
 def flow_events(start: Event, end: Event, **title: Any) -> Iterator[Event]:
-    """An arrow from one lane and time to another: a "flow" (s: start, f: finish) of the format.
+    """Yields the two events of an arrow from one lane and time to another: a "flow" of the format.
 
-    start, end: pid, tid and ts, which must lie inside a shown event. title: name, cat and id.
+    start, end: pid, tid and ts of each end, which must lie inside a shown event. title: name, cat and id of
+    the arrow. In `ph`, s is the start and f the finish.
     """
     yield {"ph": "s", **title, **start}
     yield {"ph": "f", "bp": "e", **title, **end}

@@ -12,9 +12,9 @@ from raddle.program.program import Message
 
 
 def recognise_collective(messages: Sequence[Message]) -> str:
-    """The name of the collective that the messages of a move form together; "" for none.
+    """Returns the name of the collective that the messages of a move form together; "" for none.
 
-    `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `scatter` or `gather`.
+    The names are `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `scatter` and `gather`.
     """
     pairs = {(m.source, m.target) for m in messages}
     sources = {s for s, _ in pairs}
@@ -27,12 +27,10 @@ def recognise_collective(messages: Sequence[Message]) -> str:
         return "gather"
     if sources != targets or len(pairs) != len(sources) * (len(sources) - 1):
         return ""
-    everyone_sends_the_same = all(
-        len({m.boxes for m in messages if m.source == s}) == 1 for s in sources
-    )
-    if everyone_sends_the_same:
+    # Every source sends the same boxes to all targets.
+    if all(len({m.boxes for m in messages if m.source == s}) == 1 for s in sources):
         return "all_gather"
-    # All are partial results, and a target gets the same boxes from every source.
+    # All messages have partial results, and a target gets the same boxes from every source.
     if all(m.part >= 0 for m in messages) and all(
         len({m.boxes for m in messages if m.target == t}) == 1 for t in targets
     ):

@@ -1,4 +1,7 @@
-"""Describes an instruction in words, for error messages; and names that the checks of a program share."""
+"""Describes an instruction in words, for error messages, as in: instruction 7 ('fc1' backward, ...).
+
+It also has the names that the checks of a program share.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ PHASES = {"F": "forward", "R": "forward again", "B": "backward", "W": "backward 
 
 
 def describe(number: int, instruction: Instruction) -> str:
-    """Such as: instruction 7 ('fc1' backward, step 0, micro-batch 1)."""
+    """Returns a description such as: instruction 7 ('fc1' backward, step 0, micro-batch 1)."""
     where = f"step {instruction.key.step}, micro-batch {instruction.key.micro_batch}"
     if isinstance(instruction, Run):
         what = f"'{instruction.op}' {PHASES[instruction.phase]}"

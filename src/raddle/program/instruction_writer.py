@@ -13,8 +13,9 @@ from raddle.program.value_holders import in_sending_order
 class InstructionWriter:
     """A growing list of instructions.
 
-    devices: how many the plan has. track_latest: keep in `latest`, by device, the number of its last Run or
-    Merge. Where gradients are sent after the whole backward, each waits for the `latest` of its senders.
+    devices: how many the plan has. track_latest: whether `latest` has, for each device, the number of its
+    last Run or Merge. It is needed where gradients are sent after the whole backward: each waits for the
+    `latest` instruction of its senders.
     """
 
     def __init__(self, devices: int, *, track_latest: bool = False) -> None:
@@ -35,7 +36,8 @@ class InstructionWriter:
     ) -> int:  # fmt: skip
         """Appends a move with its messages in sending order (value_holders.py); returns its number.
 
-        bundled: by box of each message, its parameter, if these are several.
+        deps: the numbers of the instructions that the move waits for. bundled: the parameter of each box of
+        a message, if it has boxes of several parameters.
         """
         ordered = in_sending_order(messages, self.devices)
         return self.emit(
@@ -46,4 +48,5 @@ class InstructionWriter:
 
 
 def sorted_deps(deps: Iterable[int]) -> tuple[int, ...]:
+    """Returns the numbers of instructions to wait for, each once, in ascending order."""
     return tuple(sorted(set(deps)))

@@ -96,7 +96,7 @@ class _Lowering:
             schedule = self.variants.schedule
             signals = Signals(schedule) if schedule is not None else None
             for key, action in actions:
-                first = len(self.writer.instructions)
+                first = len(self.writer.instructions)  # number of the action's first instruction
                 before = signals.signals_for(action) if signals is not None else []
                 self._write_action(key, action, before)
                 if signals is not None:
@@ -108,7 +108,7 @@ class _Lowering:
                 self.gradients.step_ends(Key(step))
 
     def _write_action(self, key: Key, action: Action, before: list[int]) -> None:
-        """Writes one stage of a micro-batch in one phase. before: instructions that send it signals."""
+        """Writes one stage of a micro-batch in one phase. before: the moves with signals for the action."""
         lowered, schedule = self.variants.lowered_for(key), self.variants.schedule
         micro_batch = self.micro_batches.get((key.step, key.micro_batch))
         if micro_batch is None:
@@ -134,14 +134,17 @@ class _Lowering:
         """Yields operators with the gathers they wait for: in ZeRO-3 block by block, else all at once."""
         if not self.plan.parsed_sync.zero3 or not self.parameters.trainable:
             return [(ops, [])]
-        place, lowered = (key.variant, action.stage, action.phase), self.variants.lowered_for(key)
-        if place not in self.blocks:
-            self.blocks[place] = cut_blocks(
+        cache_key, lowered = (
+            (key.variant, action.stage, action.phase),
+            self.variants.lowered_for(key),
+        )
+        if cache_key not in self.blocks:
+            self.blocks[cache_key] = cut_blocks(
                 ops, lowered.graph, lowered.plan, set(self.parameters.trainable), lowered.active,
                 action.phase,
             )  # fmt: skip
-        blocks = self.blocks[place]
-        return with_prefetch(blocks, lambda at: self._write_gather(key, blocks[at]))
+        blocks = self.blocks[cache_key]
+        return with_prefetch(blocks, lambda number: self._write_gather(key, blocks[number]))
 
     def _write_gather(self, key: Key, block: OpBlock) -> list[int]:
         """Writes the gather of the parameters that a block reads; returns its number.

@@ -5,8 +5,8 @@ partial results, these are merged. Then messages bring the result to the devices
 receives exactly what its tiles read and it does not hold, and no element twice. Gradients go back along the
 same messages.
 
-A part is a partial result, with the number of its tile; a cell is a box of the output that is merged from
-parts, with the devices that merge it (program.py).
+A part is the partial result of one tile, which gives the part its number. A cell is a box of the output
+that is merged from parts, with the devices that merge it (program.py). A stage is a stage of the pipeline.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def lower_variant(graph: Graph, plan: Plan, active: frozenset[str]) -> LoweredVa
 
 
 class GradientPortion(NamedTuple):
-    """The messages with a portion of a value's gradient, which are sent back at one time.
+    """A portion of a value's gradient: messages that are sent back at the same time.
 
     Pipeline stages run backward at different times, so each group of stages sends its portion on its own.
     """
 
-    stages: frozenset[int]  # that contribute to this portion; it is sent after the last of them
+    stages: frozenset[int]  # they contribute to the portion, which is sent after the last one
     messages: tuple[Message, ...]
 
 
@@ -74,8 +74,8 @@ class LoweredVariant:
     devices: dict[str, tuple[int, ...]]  # by operator, the devices that compute it
     stage_of: dict[str, int]  # by operator
     replicated_loss_ops: frozenset[str]  # merged on every device (replicated_loss.py)
-    # By operator with partial results: its merge, the messages that bring parts to it, and their gradients
-    # back.
+    # By operator with partial results: the cells of its merge, the messages that bring parts to the devices
+    # that merge them, and the messages that bring the gradients of the parts back.
     merges: dict[str, tuple[Cell, ...]] = field(default_factory=dict)
     partial_messages: dict[str, tuple[Message, ...]] = field(default_factory=dict)
     partial_gradient_messages: dict[str, tuple[Message, ...]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class LoweredVariant:
 
     @cached_property
     def consumers(self) -> dict[str, list[tuple[Op, int]]]:
-        """By value, the operators that read it, each with the number of the operand."""
+        """The operators that read each value, each with the number of the operand."""
         consumers: dict[str, list[tuple[Op, int]]] = {}
         for op in self.graph.ops:
             for i, name in enumerate(op.inputs):
@@ -102,14 +102,15 @@ class LoweredVariant:
 
     @cached_property
     def contributors(self) -> dict[str, list[Op]]:
-        """By value, the operators that contribute to its gradient, in the order of the graph."""
+        """The operators that contribute to the gradient of each value, in the order of the graph."""
         return gradient_contributors(self.graph, self.active)
 
     def ops_of(self, stage: int) -> list[Op]:
+        """Returns the operators of a stage, in the order of the graph."""
         return [op for op in self.graph.ops if self.stage_of[op.name] == stage]
 
     def devices_of(self, stage: int) -> set[int]:
-        """All devices that compute or merge something of a stage."""
+        """Returns all devices that compute or merge something of a stage."""
         ops = self.ops_of(stage)
         cells = (cell for op in ops for cell in self.merges.get(op.name, ()))
         devices = {d for op in ops for d in self.devices[op.name]}
@@ -117,7 +118,7 @@ class LoweredVariant:
 
     @cached_property
     def recompute_blocks(self) -> dict[str, list[Op]]:
-        """By recomputed operator, all operators of its block in its stage: they are recomputed together."""
+        """For each recomputed operator, all operators of its block in its stage: they rerun together."""
         blocks: dict[str, list[Op]] = {}
         for names in map(set, self.plan.recompute):
             block = [op for op in self.graph.ops if op.name in names]
@@ -127,7 +128,7 @@ class LoweredVariant:
         return blocks
 
     def contributions(self, name: str, stages: frozenset[int]) -> int:
-        """How many operators of these stages contribute to a value's gradient."""
+        """Returns how many operators of these stages contribute to a value's gradient."""
         return sum(self.stage_of[op.name] in stages for op in self.contributors.get(name, ()))
 
     def add_op(self, op: Op) -> None:
@@ -145,7 +146,7 @@ class LoweredVariant:
                 )
 
     def _holders(self, op: Op, output: int) -> ValueHolders:
-        """The devices that hold an output (its number) after the operator has run and merged."""
+        """Returns the devices that hold an output (its number) after the operator has run and merged."""
         if op.name in self.merges:
             return ValueHolders([(c.box, c.devices) for c in self.merges[op.name]])
         return output_holders(op.space, self.plan.tiles[op.name], output)
@@ -153,10 +154,10 @@ class LoweredVariant:
     def _add_merge(self, op: Op, tiling: Tiling) -> None:
         """Works out the merge of an operator, and the messages of its partial results."""
         readers = {
-            d
-            for o in op.outputs
-            for c, _ in self.consumers.get(o, [])
-            for d in self.devices[c.name]
+            device
+            for output in op.outputs
+            for consumer, _ in self.consumers.get(output, [])
+            for device in self.devices[consumer.name]
         }
         # width: bytes of an element of the result. devices: how many the plan has.
         width, devices = self.graph.values[op.outputs[0]].dtype.itemsize, self.plan.devices
@@ -173,13 +174,13 @@ class LoweredVariant:
             cells,
             in_sending_order(messages, devices),
         )
-        back = [Message(m.target, m.source, m.boxes, m.part) for m in messages]
-        self.partial_gradient_messages[op.name] = in_sending_order(back, devices)
+        returned = [Message(m.target, m.source, m.boxes, m.part) for m in messages]
+        self.partial_gradient_messages[op.name] = in_sending_order(returned, devices)
 
     def _messages_of_value(
         self, op: Op, output: int, name: str
     ) -> tuple[tuple[Message, ...], tuple[GradientPortion, ...]]:
-        """Messages that bring a value to its consumers, and those that bring its gradient back.
+        """Returns messages that bring a value to its consumers, and those that bring its gradient back.
 
         op: its producer. output: which of the outputs of `op` it is. name: its name.
         """
@@ -234,7 +235,7 @@ class LoweredVariant:
         )
 
     def _is_always_local(self, op: Op, output: int, consumer: Op, operand: int) -> bool:
-        """Whether it is certain that the consumer needs no message for this operand."""
+        """Returns whether it is certain that the consumer needs no message for this operand."""
         if op.name in self.merges:
             return False
         tiling, target = self.plan.tiles[op.name], self.plan.tiles[consumer.name]
@@ -244,9 +245,10 @@ class LoweredVariant:
     def _fetch_messages(
         self, holders: ValueHolders, reads: dict[int, list[Box]], received: dict[int, list[Box]]
     ) -> list[Message]:
-        """Messages that bring each device the boxes it needs, less what it has `received` before.
+        """Returns messages that bring each device the boxes that it needs and does not have.
 
-        reads: by device, the boxes that it reads. received: the same for boxes that it gets; it grows.
+        reads: by device, the boxes that it reads. received: by device, the boxes that it has received
+        before; the new ones are added to it.
         """
         messages = []
         for device in sorted(reads):
@@ -261,6 +263,7 @@ class LoweredVariant:
 
 
 def _add_regions(reads: dict[int, list[Box]], op: Op, operand: int, tiling: Tiling) -> None:
+    """Adds the regions of an operand that each device reads to `reads`."""
     for device, region in operand_regions(op, operand, tiling):
         if region is not None:
             reads.setdefault(device, []).append(region)
@@ -268,9 +271,10 @@ def _add_regions(reads: dict[int, list[Box]], op: Op, operand: int, tiling: Tili
 
 def join_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Joins messages that have the same source, target and part into one."""
-    together: dict[tuple[int, int, int], list[Box]] = {}
+    boxes_by_path: dict[tuple[int, int, int], list[Box]] = {}  # by source, target and part
     for m in messages:
-        together.setdefault((m.source, m.target, m.part), []).extend(m.boxes)
+        boxes_by_path.setdefault((m.source, m.target, m.part), []).extend(m.boxes)
     return tuple(
-        Message(s, t, tuple(merge_boxes(b)), p) for (s, t, p), b in sorted(together.items())
+        Message(source, target, tuple(merge_boxes(boxes)), part)
+        for (source, target, part), boxes in sorted(boxes_by_path.items())
     )

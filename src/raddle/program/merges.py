@@ -18,13 +18,13 @@ from raddle.program.replicated_loss import SMALL_RESULT
 
 
 def is_local_statistics(op: Op, bn: str) -> bool:
-    """Whether an operator takes the mean and variance of each tile on its own (batch norm, `bn: local`)."""
+    """Returns whether an operator takes mean and variance of each tile alone (batch norm, `bn: local`)."""
     # moments: the operator that computes mean and variance
     return bn == "local" and op.kind == "moments" and op.composite_kind == "batch_norm"
 
 
 def is_partial(op: Op, tiling: Tiling, bn: str) -> bool:
-    """Whether tiles split a reduced dimension, so that their results have to be merged.
+    """Returns whether tiles split a reduced dimension, so that their results have to be merged.
 
     bn: over which samples batch norm takes its statistics (plans/plan.py).
     """
@@ -59,10 +59,11 @@ def place_merge(
     replicated: bool,
     sums: Tiling | None = None,
 ) -> tuple[tuple[Cell, ...], tuple[Message, ...]]:
-    """The cells of an operator's output, and the messages that bring the parts to them.
+    """Returns the cells of an operator's output, and the messages that bring the parts to their devices.
 
-    readers: the devices of its consumers. width: bytes of an element. replicated: every device merges
-    the loss (replicated_loss.py). sums: where the plan says that cells are merged, unless replicated.
+    readers: the devices of its consumers. width: bytes of an element. replicated: whether every device
+    merges the result, because it belongs to a replicated loss (replicated_loss.py). sums: a tiling that
+    says where cells are merged, if the plan has one for the operator; not used if replicated.
     """
     tiles = tiling.tiles
     first_copy: dict[Box, int] = {}  # if a tile has copies, only the first contributes
@@ -70,33 +71,33 @@ def place_merge(
         first_copy.setdefault(tile.box, number)
     counted_tiles = list(first_copy.values())
     # By counted tile, the box of the output that it contributes to.
-    outs = [op.space.output_boxes(tiles[i].box)[0] for i in counted_tiles]
-    placed: list[Cell] = []
+    output_boxes = [op.space.output_boxes(tiles[i].box)[0] for i in counted_tiles]
+    merged_cells: list[Cell] = []
     messages: dict[tuple[int, int, int], list[Box]] = {}  # by source, target and part
     # Disjoint boxes, each with the positions in `counted_tiles` of the tiles that contribute to it.
-    for box, positions in cells(outs):
-        parts = tuple(counted_tiles[at] for at in positions)  # tile numbers
+    for box, positions in cells(output_boxes):
+        parts = tuple(counted_tiles[position] for position in positions)  # tile numbers
         # The devices that have a part of this box.
         owners = tuple(dict.fromkeys(tiles[i].device for i in parts))
         if replicated and not readers:  # the loss itself
-            placed.append(Cell(box, parts, tuple(sorted(set(tiling.devices)))))
+            merged_cells.append(Cell(box, parts, tuple(sorted(set(tiling.devices)))))
         elif sums is not None and not replicated:
-            placed += _cells_of_plan(op, box, parts, sums)
+            merged_cells += _cells_of_plan(op, box, parts, sums)
         elif len(owners) == 1 and not replicated:
-            placed.append(Cell(box, parts, owners))
-        elif box.volume * width <= SMALL_RESULT:
-            placed.append(Cell(box, parts, tuple(readers) or owners[:1]))
-        else:
-            placed += [
+            merged_cells.append(Cell(box, parts, owners))
+        elif box.volume * width <= SMALL_RESULT:  # merged on every device that reads it
+            merged_cells.append(Cell(box, parts, tuple(readers) or owners[:1]))
+        else:  # each owner merges one piece: a reduce-scatter
+            merged_cells += [
                 Cell(piece, parts, (owner,))
                 for piece, owner in zip(split_longest_dim(box, len(owners)), owners, strict=False)
             ]
-    for cell in placed:
+    for cell in merged_cells:
         for target in cell.devices:
             for part in cell.parts:
                 if tiles[part].device != target:
                     messages.setdefault((tiles[part].device, target, part), []).append(cell.box)
-    return tuple(placed), tuple(
+    return tuple(merged_cells), tuple(
         Message(s, t, tuple(merge_boxes(boxes)), part)
         for (s, t, part), boxes in sorted(messages.items())
     )
@@ -111,17 +112,17 @@ def _cells_of_plan(op: Op, box: Box, parts: tuple[int, ...], sums: Tiling) -> li
     devices: dict[Box, list[int]] = {}  # by cell, those that merge it
     for tile in sums.tiles:
         devices.setdefault(op.space.output_boxes(tile.box)[0], []).append(tile.device)
-    cut = [(box & output, tuple(mergers)) for output, mergers in devices.items()]
-    return [Cell(piece, parts, mergers) for piece, mergers in cut if not piece.empty]
+    pieces = [(box & output, tuple(mergers)) for output, mergers in devices.items()]
+    return [Cell(piece, parts, mergers) for piece, mergers in pieces if not piece.empty]
 
 
 def merged_bytes(cell: Cell, width: int) -> int:
-    """Bytes that a merge reads and writes in memory: the parts of the cell, and the result."""
+    """Returns the bytes that a merge reads and writes in memory: the parts of the cell, and the result."""
     return (len(cell.parts) + 1) * cell.box.volume * width
 
 
 def longest_dim(shape: Sequence[int]) -> int:
-    """The longest dimension: a large result is divided along it among the devices that merge it."""
+    """Returns the longest dimension: a large result is divided along it among the devices that merge it."""
     return max(range(len(shape)), key=lambda d: shape[d])
 
 

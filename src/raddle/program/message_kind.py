@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Content(str, Enum):
-    """What a message contains."""
+    """The content of a message: a value, its gradient, or nothing (a signal)."""
 
     VALUE = "value"
     GRADIENT = "gradient"
@@ -19,7 +19,7 @@ class Content(str, Enum):
 
 
 class Subject(Enum):
-    """What a message is about. This decides who sends it, who waits for it and which memory it needs."""
+    """The subject of a message, which decides who sends it, who waits for it and which memory it needs."""
 
     RESULT = "result"  # a complete result: from its operator to the operators that read it, or back
     PART = "part"  # a partial result: from its tile to where it is merged, or back
@@ -28,7 +28,7 @@ class Subject(Enum):
 
 
 class Purpose(str, Enum):
-    """What sent bytes are counted as in reports, in the order of the rows of a report."""
+    """The row of a report in which sent bytes are counted, in the order of the rows."""
 
     ACTIVATIONS = "activations"
     GRADIENTS = "gradients"

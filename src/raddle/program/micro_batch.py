@@ -34,12 +34,12 @@ check_all_kinds_sent(
 
 
 class ProgramWriter(Protocol):
-    """The program under construction, as its micro-batches see it."""
+    """The program under construction: the part of it that micro-batches use (lower.py has all of it)."""
 
     def emit(self, instruction: Instruction) -> int: ...
 
     def waits_of_read(self, name: str, key: Key, op: Op) -> Iterable[int]:
-        """The instructions that a read of a parameter or a buffer waits for."""
+        """Returns the instructions that a read of a parameter or a buffer waits for."""
 
     def add_contribution(self, name: str, key: Key, number: int) -> None:
         """Notes that instruction `number` contributes to the gradient of a parameter."""
@@ -51,20 +51,20 @@ class MicroBatch:
     def __init__(self, lowered: LoweredVariant, key: Key, program: ProgramWriter) -> None:
         self.lowered, self.key, self.program = lowered, key, program
         self.ready: dict[str, list[int]] = {}  # by value, the instructions that make it available
-        self.forward_runs: dict[str, int] = {}  # by operator
+        self.forward_runs: dict[str, int] = {}  # by operator, its run in the forward
         # By value, the runs and messages that contribute to its gradient; and the runs alone, by stage.
         self.gradient_sources: dict[str, list[int]] = {}
         self.gradient_sources_by_stage: dict[tuple[str, int], list[int]] = {}
         # Split backward: operators whose gradients of parameters are still to come, with their deps.
         self.delayed_weights: list[tuple[Op, list[int]]] = []
         self.recomputed: dict[str, int] = {}  # by operator that was recomputed, its run
-        self.parameter_gathers: list[int] = []  # ZeRO-3: those that the present backward waits for
+        self.parameter_gathers: list[int] = []  # ZeRO-3: gathers for the present backward
         self.signals: list[int] = []  # moves with the signals that the present action waits for
 
     # -- forward -----------------------------------------------------------------------------------
 
     def forward(self, ops: Sequence[Op], gathers: Iterable[int] = ()) -> None:
-        """Writes the forward of operators; gathers: with ZeRO-3, what gathers their parameters."""
+        """Writes the forward of operators; gathers: with ZeRO-3, the gathers of their parameters."""
         lowered, key = self.lowered, self.key
         for op in ops:
             deps = {
@@ -96,7 +96,7 @@ class MicroBatch:
         )
 
     def _merge(self, op: Op, phase: str, deps: Sequence[int]) -> int:
-        """Writes a merge and the move of its parts, which comes first in F and last in B.
+        """Writes a merge and the move of its parts: in phase F the move comes first, in B last.
 
         Returns the number of the last instruction.
         """
@@ -111,8 +111,8 @@ class MicroBatch:
             return self.program.emit(Merge(op.name, "F", key, cells, devices, tuple(after)))
         number = self.program.emit(Merge(op.name, "B", key, cells, devices, sorted_deps(deps)))
         if messages and op.name not in lowered.replicated_loss_ops:
-            back = lowered.partial_gradient_messages[op.name]
-            return self._move(value, MessageKind.PARTIAL_GRADIENT, back, [number])
+            returned = lowered.partial_gradient_messages[op.name]
+            return self._move(value, MessageKind.PARTIAL_GRADIENT, returned, [number])
         return number
 
     # -- backward ----------------------------------------------------------------------------------
@@ -120,9 +120,9 @@ class MicroBatch:
     def backward(self, ops: Sequence[Op], gathers: Iterable[int] = (), *, weights: bool) -> None:
         """Writes the backward of operators. The last contribution to a gradient is followed by its move.
 
-        gathers: with ZeRO-3, the instructions that gather their parameters again.
-        weights: only counts where the plan splits the backward. True: gradients of parameters are written
-        here too, after the messages that other devices wait for. False: the schedule has W actions for them
+        gathers: with ZeRO-3, the instructions that gather their parameters again. weights: only matters
+        where the plan splits the backward. True: gradients of parameters are written here too, after the
+        messages that other devices wait for. False: the schedule has W actions for them
         (`weight_gradients`).
         """
         self.parameter_gathers = list(gathers)
@@ -173,7 +173,7 @@ class MicroBatch:
     def _send_back(self, op: Op, name: str) -> bool:
         """Sends the portions of a gradient that are complete now; returns whether there were any.
 
-        A portion is what a group of stages contributes to it (lower_variant.GradientPortion).
+        A portion is the contribution of a group of stages to the gradient (lower_variant.GradientPortion).
         """
         lowered = self.lowered
         stage, sent = lowered.stage_of[op.name], False
@@ -186,8 +186,8 @@ class MicroBatch:
                 for i in self.gradient_sources_by_stage.get((name, s), [])
             ]
             if len(sources) == lowered.contributions(name, portion.stages):
-                back = self._move(name, MessageKind.GRADIENT, portion.messages, sources)
-                self.gradient_sources[name].append(back)
+                move = self._move(name, MessageKind.GRADIENT, portion.messages, sources)
+                self.gradient_sources[name].append(move)
                 sent = True
         return sent
 

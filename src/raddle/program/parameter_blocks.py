@@ -24,11 +24,11 @@ from raddle.graph.gradients import has_backward
 from raddle.graph.graph import Graph, Op
 from raddle.plans.plan import Plan
 
-FEWEST_BLOCKS, MOST_BLOCKS = 8, 32  # about how many blocks there are, see `op_blocks`
+FEWEST_BLOCKS, MOST_BLOCKS = 8, 32  # limits of the number of blocks, approximately (`op_blocks`)
 
 
 class OpBlock(NamedTuple):
-    """Operators whose parameters are gathered together."""
+    """A block: operators whose parameters are gathered together."""
 
     ops: list[Op]
     ops_to_run: list[Op]  # those that run in the phase: not all operators have a backward
@@ -38,7 +38,7 @@ def cut_blocks(
     ops: Sequence[Op], graph: Graph, plan: Plan, sharded: Collection[str], active: Collection[str],
     phase: str,
 ) -> list[OpBlock]:  # fmt: skip
-    """The blocks of some operators, in the order in which a phase runs them.
+    """Returns the blocks of some operators, in the order in which a phase runs them.
 
     sharded: names of the sharded parameters. active: values whose gradient is needed. phase: F or B.
     """
@@ -62,8 +62,8 @@ def with_prefetch(
     gather(k) writes the gathers of block k. It is called just before block k - 1 is yielded, to prefetch.
     """
     next_gathers = gather(0)
-    for at, block in enumerate(blocks):
-        gathers, next_gathers = next_gathers, gather(at + 1) if at + 1 < len(blocks) else []
+    for k, block in enumerate(blocks):
+        gathers, next_gathers = next_gathers, gather(k + 1) if k + 1 < len(blocks) else []
         yield block.ops, gathers
 
 
@@ -72,12 +72,12 @@ def op_blocks(
 ) -> list[list[Op]]:
     """Cuts operators into blocks, before operators that read new parameters.
 
-    A block has the bytes of `plan.bucket` (as a bucket of gradients), but no less than 1/32 of all bytes,
-    about a layer of a large network, and no more than is needed for 1/8 of them.
+    A block has about as many bytes as a bucket of gradients (`plan.bucket`), but at least 1/32 of all
+    bytes, which is about a layer of a large network, and at most about 1/8 of all bytes.
 
     sharded: names of the sharded parameters.
     """
-    # By operator, the bytes of parameters that no operator before it reads; and their names.
+    # new_bytes: by operator, the bytes of parameters that no operator before it reads; seen: their names
     new_bytes, seen = (
         [],
         set[str](),
@@ -90,41 +90,44 @@ def op_blocks(
         ops, [*plan.recompute, *(fused.ops for fused in graph.fused_calls)]
     )
     total = sum(new_bytes)
-    enough = max(total / MOST_BLOCKS, min(plan.bucket, total / FEWEST_BLOCKS))  # bytes of a block
+    block_bytes = max(total / MOST_BLOCKS, min(plan.bucket, total / FEWEST_BLOCKS))  # to be reached
     blocks: list[list[Op]] = [[]]
-    size = 0
-    for at, op in enumerate(ops):
-        if new_bytes[at] and size >= enough and at not in uncuttable:
+    nbytes = 0  # of the last block so far
+    for position, op in enumerate(ops):
+        if new_bytes[position] and nbytes >= block_bytes and position not in uncuttable:
             blocks.append([])
-            size = 0
+            nbytes = 0
         blocks[-1].append(op)
-        size += new_bytes[at]
+        nbytes += new_bytes[position]
     return blocks
 
 
 def _inner_positions(ops: Sequence[Op], pieces: Sequence[Sequence[str]]) -> set[int]:
-    """The positions of operators before which no block may begin: all but the first of each piece.
+    """Returns the positions of operators before which no block may begin: all but the first of each piece.
 
     pieces: names of operators that have to stay in one block.
     """
-    place = {op.name: at for at, op in enumerate(ops)}
-    inside: set[int] = set()
+    position_of = {op.name: position for position, op in enumerate(ops)}
+    inner: set[int] = set()
     for names in pieces:
-        places = [place[name] for name in names if name in place]
-        if places:
-            inside.update(range(min(places) + 1, max(places) + 1))
-    return inside
+        positions = [position_of[name] for name in names if name in position_of]
+        if positions:
+            inner.update(range(min(positions) + 1, max(positions) + 1))
+    return inner
 
 
 def block_of_parameters(
     stages: Sequence[Sequence[Op]], graph: Graph, plan: Plan, sharded: Collection[str]
 ) -> dict[str, int]:
-    """By sharded parameter, the number of the first block that reads it; stages: their operators."""
-    number: dict[str, int] = {}
+    """Returns the number of the first block that reads each sharded parameter.
+
+    stages: the operators of each stage. sharded: names of the sharded parameters.
+    """
+    block_of: dict[str, int] = {}
     blocks = (block for ops in stages for block in op_blocks(ops, graph, plan, sharded))
-    for at, block in enumerate(blocks):
+    for k, block in enumerate(blocks):
         for op in block:
             for name in op.inputs:
                 if name in sharded:
-                    number.setdefault(name, at)
-    return number
+                    block_of.setdefault(name, k)
+    return block_of

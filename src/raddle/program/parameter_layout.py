@@ -1,4 +1,4 @@
-"""Which devices hold which regions of each parameter, and what is synchronised.
+"""Works out which devices hold which regions of each parameter, and which regions are synchronised.
 
 A region is a box of a parameter that is held by one set of devices. A program may run its micro-batches in
 several variants: they differ in the size of the micro-batch, or in the devices that run it (variants.py). A
@@ -44,7 +44,7 @@ class ParameterLayout:
 
     @cached_property
     def regions(self) -> dict[str, tuple[ParameterRegion, ...]]:
-        """By parameter, its regions. A device holds what its tiles read, in any variant."""
+        """The regions of each parameter. A device holds the boxes that its tiles read, in any variant."""
         boxes_read: dict[str, dict[int, list[Box]]] = {}
         for lowered in self.lowered:
             for op in lowered.graph.ops:
@@ -73,12 +73,12 @@ class ParameterLayout:
 
     @property
     def slices(self) -> dict[str, tuple[ParameterRegion, ...]]:
-        """By parameter, its slices; empty if the sync kind synchronises whole parameters."""
+        """The slices of each parameter; empty if the sync kind synchronises whole parameters."""
         return self.cut.slices
 
     @cached_property
     def block_of(self) -> dict[str, int]:
-        """By parameter, the number of the block in which it is synchronised; empty without shards."""
+        """The number of the block in which each parameter is synchronised; empty without shards."""
         if not self.plan.parsed_sync.shards:
             return {}
         lowered = self.lowered[0]
@@ -86,14 +86,15 @@ class ParameterLayout:
         return block_of_parameters(stages, lowered.graph, lowered.plan, set(self.trainable))
 
     def synced_regions(self, name: str) -> tuple[ParameterRegion, ...]:
-        """The regions of a parameter whose gradients have to be summed or sent."""
+        """Returns the regions of a parameter whose gradients have to be summed or sent."""
         return tuple(region for region in self.regions[name] if region.needs_sync)
 
     @cached_property
     def groups(self) -> dict[str, tuple[HolderSets, int]]:
-        """By parameter that needs synchronisation, its group: parameters that are summed together.
+        """The group of each parameter that needs synchronisation.
 
-        These are the sets of devices that sum regions of it and, with shards, its block; else 0.
+        The gradients of a group are summed together. A group is given by the sets of devices that sum
+        regions of the parameter, and the number of the parameter's block (without shards: 0).
         """
         synced = ((name, self.synced_regions(name)) for name in self.trainable)
         return {
@@ -104,5 +105,5 @@ class ParameterLayout:
 
 
 def holders(regions: Iterable[ParameterRegion]) -> tuple[int, ...]:
-    """All devices that hold any of the regions, sorted."""
+    """Returns all devices that hold any of the regions, sorted."""
     return tuple(sorted({d for region in regions for d in region.devices}))

@@ -26,7 +26,7 @@ from raddle.program.collective_kind import Collective
 
 
 class ParameterRegion(NamedTuple):
-    """A box of a parameter with its holders: the devices that have a copy of it."""
+    """A box of a parameter with its holders, the devices that have a copy of it."""
 
     box: Box
     devices: tuple[int, ...]  # the holders
@@ -45,7 +45,7 @@ class ParameterRegion(NamedTuple):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """The box alone, as Bundle.boxes has those of several slices."""
+        """The box as a tuple: code about bundles, which have several boxes, can so take a region too."""
         return (self.box,)
 
     @property
@@ -104,12 +104,12 @@ class ParameterRegion(NamedTuple):
     @property
     def shard_volumes(self) -> list[int]:
         """By holder, the elements of its shard, without padding."""
-        left, size = self.box.volume, self.elements_per_shard
-        volumes = [max(0, min(size, left - place * size)) for place in range(self.shard_count)]
+        total, size = self.box.volume, self.elements_per_shard
+        volumes = [max(0, min(size, total - place * size)) for place in range(self.shard_count)]
         return volumes * len(self.groups)
 
     def shard(self, device: int) -> Box | None:
-        """The box that a holder updates; None if the holder has no rows of the region."""
+        """Returns the box that a holder updates; None if the holder has no rows of the region."""
         place, box = self.devices.index(device) % self.shard_count, self.box
         if not box.shape:
             return box if place == 0 else None

@@ -22,7 +22,10 @@ from raddle.program.parameter_region import ParameterRegion
 
 
 class ParameterSlices(NamedTuple):
-    """The slices by parameter, and the bundles. A bundle's place is its number in `plan.order`."""
+    """The slices of each parameter, and the bundles.
+
+    A bundle's place in the tuple is its number in `plan.order`.
+    """
 
     slices: dict[str, tuple[ParameterRegion, ...]]
     bundles: tuple[Bundle, ...]
@@ -36,6 +39,7 @@ def cut_slices(
     The server of a slice is -1 if the sync kind has no servers. Bundles are numbered by the place of their
     first parameter in `names`.
     """
+    # All slices with the names of their parameters. m: the position of a slice in this list.
     cut: list[tuple[str, ParameterRegion]] = [
         (name, ParameterRegion(box, region.devices))
         for name in (used_order(graph, names) if sync.bundle_limit else names)
@@ -43,9 +47,10 @@ def cut_slices(
         for box in _cut_rows(region.box, sync, len(region.devices))
     ]
     keys = [(region.devices, graph.values[name].dtype) for name, region in cut]
+    # members: the positions of the slices of a bundle
     joined = join_slices([region.box.volume for _, region in cut], keys, sync.bundle_limit)
-    place = {name: at for at, name in enumerate(names)}
-    joined.sort(key=lambda members: (place[cut[members[0]][0]], members))
+    parameter_number = {name: p for p, name in enumerate(names)}
+    joined.sort(key=lambda members: (parameter_number[cut[members[0]][0]], members))
     servers = sync.assign_servers(
         [sum(cut[m][1].box.volume for m in members) for members in joined],
         [cut[members[0]][1].devices for members in joined],
@@ -53,12 +58,14 @@ def cut_slices(
     slices: dict[str, list[tuple[int, ParameterRegion]]] = {name: [] for name in names}
     bundles = []
     for members, server in zip(joined, servers, strict=True):
-        served = [(m, cut[m][0], cut[m][1]._replace(server=server)) for m in members]
-        bundles.append(Bundle(tuple(n for _, n, _ in served), tuple(s for *_, s in served)))
-        for m, name, slice_ in served:
+        with_server = [(m, cut[m][0], cut[m][1]._replace(server=server)) for m in members]
+        bundles.append(
+            Bundle(tuple(n for _, n, _ in with_server), tuple(s for *_, s in with_server))
+        )
+        for m, name, slice_ in with_server:
             slices[name].append((m, slice_))
     return ParameterSlices(
-        {name: tuple(s for _, s in sorted(cut_here)) for name, cut_here in slices.items()},
+        {name: tuple(s for _, s in sorted(numbered)) for name, numbered in slices.items()},
         tuple(bundles),
     )
 
@@ -85,7 +92,7 @@ def join_slices(
 
 
 def used_order(graph: Graph, names: Sequence[str]) -> list[str]:
-    """Parameters in the order in which a forward first uses them."""
+    """Returns the names of parameters in the order in which a forward first uses them."""
     wanted = set(names)
     return list(dict.fromkeys(name for op in graph.ops for name in op.inputs if name in wanted))
 
@@ -93,7 +100,7 @@ def used_order(graph: Graph, names: Sequence[str]) -> list[str]:
 def numbered_slices(
     slices: Mapping[str, Sequence[ParameterRegion]],
 ) -> list[tuple[str, ParameterRegion]]:
-    """All slices with the names of their parameters. A slice's place in the list is its number."""
+    """Returns all slices with the names of their parameters. A slice's place in the list is its number."""
     return [
         (name, slice_) for name, parameter_slices in slices.items() for slice_ in parameter_slices
     ]
@@ -102,7 +109,7 @@ def numbered_slices(
 def check_order(order: Sequence[int], bundles: Sequence[Bundle]) -> None:
     """Raises InputError if `plan.order` (order) has more or fewer entries than there are bundles.
 
-    It is the order in which bundles are all-reduced; (): none is given.
+    `plan.order` is the order in which bundles are all-reduced; (): the plan gives none.
     """
     if order and len(order) != len(bundles):
         raise InputError(

@@ -75,8 +75,8 @@ class Run:
     key: Key
     devices: tuple[int, ...]
     deps: tuple[int, ...]
-    # By parameter of the operator, how many updates it has had (weight_versions.py); (): one update for
-    # each earlier step.
+    # By parameter of the operator, how many updates it has had (weight_versions.py). (): the steps do not
+    # overlap, so each parameter has had one update in each earlier step.
     versions: tuple[int, ...] = ()
 
 
@@ -107,7 +107,7 @@ class Move:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The value of each box or, if all are of one value, this value."""
+        """The value of each box of a message or, if all boxes are of one value, that value alone."""
         return self.bundled or (self.value,)
 
     @property
@@ -137,7 +137,7 @@ class Reduce:
 class Gather:
     """All-gathers the parameters of a block: every holder of a region sends its shard to all others.
 
-    A member starts it after all that it does before it in the program.
+    A device starts it when it has done all its earlier instructions.
     """
 
     parameters: tuple[str, ...]
@@ -166,7 +166,7 @@ class Update:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The parameter of each region or, if all are of one parameter, this parameter."""
+        """The parameter of each region or, if all regions are of one parameter, that parameter alone."""
         return self.bundled or (self.parameter,)
 
 
@@ -175,7 +175,7 @@ Instruction = Run | Merge | Move | Reduce | Gather | Update
 
 @dataclass(frozen=True)
 class Variant:
-    """How some micro-batches run: the graph of their size, with tiles on the devices that run them.
+    """A way in which some micro-batches run: the graph of their size, with tiles on certain devices.
 
     Most programs have one variant. Micro-batches of another size, and those that another replica of a
     pipeline stage runs, have their own.
@@ -212,7 +212,7 @@ class Program:
     instructions: tuple[Instruction, ...]
     active: frozenset[str]  # values whose gradient is needed; empty if there is no backward
     variants: tuple[Variant, ...]  # the first has `graph`, with the tiles of the plan as they are
-    regions: dict[str, tuple[ParameterRegion, ...]]  # by parameter: which devices hold what
+    regions: dict[str, tuple[ParameterRegion, ...]]  # by parameter, its boxes with their holders
     # By parameter, its regions cut further into slices, where each slice is synchronised on its own: pushed
     # to a server, updated and pulled, or all-reduced and updated on every holder. Otherwise empty.
     slices: dict[str, tuple[ParameterRegion, ...]] = field(default_factory=dict)
@@ -243,7 +243,7 @@ class Program:
 
     @cached_property
     def updated_pieces(self) -> dict[str, tuple[ParameterRegion, ...]]:
-        """By parameter that is cut, the pieces that are updated one by one: its slices or its shards."""
+        """For each parameter that is cut, the pieces that are updated one by one: slices or shards."""
         if not self.sharded:
             return self.slices
         return {
@@ -262,7 +262,7 @@ class Program:
 
     @cached_property
     def bundles_of(self) -> dict[str, list[Bundle]]:
-        """By parameter, the bundles that have slices of it."""
+        """For each parameter, the bundles that have slices of it."""
         bundles: dict[str, list[Bundle]] = {name: [] for name in self.slices}
         for bundle in self.bundles:
             for name in dict.fromkeys(bundle.parameters):
@@ -271,9 +271,9 @@ class Program:
 
     @cached_property
     def priority(self) -> dict[str, int]:
-        """Parameters, numbered in the order of their first use: the smaller, the more urgent."""
+        """The number of each parameter in the order of first use: a smaller number is more urgent."""
         used = (name for op in self.graph.ops for name in op.inputs if name in self.regions)
-        return {name: at for at, name in enumerate(dict.fromkeys(used))}
+        return {name: number for number, name in enumerate(dict.fromkeys(used))}
 
     @cached_property
     def micro_batch_sizes(self) -> list[int]:
@@ -281,7 +281,7 @@ class Program:
         return micro_batch_sizes(self.plan, self.graph)
 
     def instructions_of(self, device: int) -> list[Instruction]:
-        """The instructions that a device takes part in, in order."""
+        """Returns the instructions that a device takes part in, in order."""
         return [i for i in self.instructions if device in i.devices]
 
     def producer(self, value: str) -> Op:
@@ -292,25 +292,25 @@ class Program:
         return {o: op for op in self.graph.ops for o in op.outputs}
 
     def reduced_element_bytes(self, parameter: str) -> int:
-        """Bytes of one element of a parameter's gradient while it is all-reduced."""
+        """Returns the bytes of one element of a parameter's gradient while it is all-reduced."""
         return reduced_element_bytes(self.plan.parsed_sync, self.element_bytes(parameter))
 
     def element_bytes(self, value: str) -> int:
-        """Bytes of one element of a value in memory."""
+        """Returns the bytes of one element of a value in memory."""
         return self.graph.values[value].dtype.itemsize
 
 
 def reduced_element_bytes(sync: Sync, width: int) -> int:
-    """Bytes of one element of a gradient while it is all-reduced; in memory it has `width` bytes."""
+    """Returns the bytes of one element of a gradient in an all-reduce; in memory it has `width` bytes."""
     return 2 if sync.wire_dtype else width  # compressed to bfloat16 or float16
 
 
 def buffer_bytes(program: Program, collective: Reduce | Gather) -> dict[tuple[int, ...], int]:
-    """For each group of devices that take part together, the bytes of the full buffer on each of them.
+    """Returns, for each group of devices that take part together, the bytes of the full buffer on a device.
 
-    The full buffer is the bucket of an all-reduce; that of a reduce-scatter before it, and that of an
-    all-gather after it, in which all shards are padded to the same size. That of an all-reduce over
-    replicas has the padded shards of one device.
+    The full buffer of an all-reduce is the bucket. The full buffer of a reduce-scatter is its input, that
+    of an all-gather its output; in these, all shards are padded to the same size. That of an
+    all-reduce over replicas has the padded shards of one device.
     """
     nbytes_by_group: dict[tuple[int, ...], int] = {}
     for name, regions in zip(collective.parameters, collective.regions, strict=True):
@@ -328,7 +328,7 @@ def buffer_bytes(program: Program, collective: Reduce | Gather) -> dict[tuple[in
 
 
 def message_bytes(program: Program, move: Move, message: Message) -> int:
-    """Bytes of a message, as the transport sends them."""
+    """Returns the bytes of a message, as the transport sends them."""
     return (
         message.elements
         * program.element_bytes(move.value)
@@ -337,7 +337,7 @@ def message_bytes(program: Program, move: Move, message: Message) -> int:
 
 
 def tensors_in_message(program: Program, move: Move, message: Message) -> int:
-    """How many tensors a message has for each of its boxes."""
+    """Returns how many tensors a message has for each of its boxes."""
     if message.part < 0:
         return 1
     op, variant = program.producer(move.value), program.variant(move.key)
@@ -345,7 +345,7 @@ def tensors_in_message(program: Program, move: Move, message: Message) -> int:
 
 
 def tensors_per_part(op: Op, box: Box) -> int:
-    """How many tensors hold a tile's result: two for moments and for a partial log-sum-exp, else one.
+    """Returns how many tensors a tile's result has: two for moments and a partial log-sum-exp, else one.
 
     Moments are mean and variance; a partial log-sum-exp is a maximum and a sum (graph/ops/norm.py).
     """

@@ -1,8 +1,9 @@
-"""Replicated loss: every device computes the end of the forward, so that no gradient of it has to be sent.
+"""Finds the operators of a replicated loss: every device computes the end of the forward.
 
-A loss is a sum over samples, followed by a few small operators. Suppose that each device with a part of the
-sum receives all parts and merges them, and computes a copy of all that follows. Then each has the gradient
-of the sum, and starts the backward of its own part without a message.
+A loss is a sum over samples, followed by a few small operators. With a replicated loss, each device with a
+part of the sum receives all parts and merges them, and computes a copy of all operators that follow. So
+each device has the gradient of the sum, and starts the backward of its own part without waiting for a
+message.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from raddle.plans.tiling import Grid
 
 # Bytes: a partial result up to this size is merged on every device that reads it.
 SMALL_RESULT = 64 * 1024
-MOST_REPLICAS = 8  # devices: every part goes to every device, so messages grow with the square
+# The most devices of a replicated loss. Each sends its part to all others: messages grow with the square.
+MOST_REPLICAS = 8
 
 
 def replicated_loss_ops(
     graph: Graph, plan: Plan, active: frozenset[str], is_partial: Callable[[Op], bool]
 ) -> frozenset[str]:
-    """The operators whose partial results are merged on every device; empty if the loss is not replicated.
+    """Returns the operators whose partial results are merged on every device, if the loss is replicated.
 
     active: the values that need a gradient. is_partial: whether an operator's tiles give partial results.
     """
@@ -38,26 +40,27 @@ def replicated_loss_ops(
         return frozenset()
     if is_partial(last):
         return frozenset([last.name])
-    tail: set[str] = set()  # operators after the merges, of which every device has a copy
+    copied: set[str] = set()  # operators after the merges, of which every device has a copy
     merged: set[str] = set()  # operators whose partial results every device merges
     for op in reversed(graph.ops):
         readers = {r for o in op.outputs if o in active for r in users.get(o, ())}
-        if op is not last and not readers & tail:
+        if op is not last and not readers & copied:
             continue
         small = all(graph.values[o].nbytes <= SMALL_RESULT for o in op.outputs)
-        if not readers <= tail or not small:
+        if not readers <= copied or not small:
             return frozenset()
         if is_partial(op) and set(plan.tiles[op.name].devices) <= devices:
             merged.add(op.name)
         elif _is_replicated(op, plan, devices) and not trained_parameters(graph, op, active):
-            tail.add(op.name)
+            copied.add(op.name)
         else:
             return frozenset()
     return frozenset(merged)
 
 
 def _is_replicated(op: Op, plan: Plan, devices: set[int]) -> bool:
-    """Whether an operator is not split (two cut points: 0 and the size) and has a copy on each device."""
+    """Returns whether an operator is not split, and each of these devices has a copy of it."""
     tiling = plan.tiles[op.name]
-    whole = isinstance(tiling, Grid) and all(len(cuts) == 2 for cuts in tiling.cuts)
-    return whole and set(tiling.devices) == devices
+    # Two cut points, 0 and the size: a dimension is not split.
+    is_whole = isinstance(tiling, Grid) and all(len(cuts) == 2 for cuts in tiling.cuts)
+    return is_whole and set(tiling.devices) == devices

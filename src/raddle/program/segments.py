@@ -46,7 +46,7 @@ from raddle.program.repeated_blocks import block_borders
 def segments(
     program: Program, device: int, variant: int = 0, *, cut_blocks: bool = False
 ) -> list[tuple[Op, ...]]:
-    """The segments of a device: the operators that it computes, in order.
+    """Returns the segments of a device: the operators that it computes, in order.
 
     variant: index into `program.variants`. A variant is a graph of one micro-batch size, with its tiles on
     certain devices; most programs have one. cut_blocks: whether to cut at the borders of repeated blocks.
@@ -68,9 +68,10 @@ def segments(
 def _representative_micro_batches(
     program: Program, variant: int
 ) -> list[list[tuple[int, Instruction]]]:
-    """The instructions, with their numbers, of the micro-batches that together have all possible cuts.
+    """Returns the numbered instructions of the micro-batches that together have all possible cuts.
 
-    These are the last micro-batch of the first step, and those in which gradients are synchronised.
+    These are the last micro-batch of the first step, and those in which gradients are synchronised. An
+    element of the result has the (number, instruction) pairs of one micro-batch.
     """
     instructions_by_key: dict[Key, list[tuple[int, Instruction]]] = {}
     for number, i in enumerate(program.instructions):
@@ -81,8 +82,8 @@ def _representative_micro_batches(
         later = next(i.key for i in program.instructions if i.key.variant == variant)
         return [[(n, i) for n, i in enumerate(program.instructions) if i.key == later]]
     return [
-        instructions for at, instructions in enumerate(micro_batches)
-        if at == len(micro_batches) - 1
+        instructions for m, instructions in enumerate(micro_batches)
+        if m == len(micro_batches) - 1
         or any(isinstance(i, Reduce) or _pushes_slice(program, i) for _, i in instructions)
     ]  # fmt: skip
 
@@ -93,33 +94,34 @@ def _cuts_of_device(
     device: int,
     device_ops: list[Op],
 ) -> set[int]:
-    """The cuts that a device's own communication makes in a micro-batch."""
-    position = {op.name: at for at, op in enumerate(device_ops)}
+    """Returns the cuts that a device's communication makes in a micro-batch: positions in `device_ops`."""
+    position_of = {op.name: position for position, op in enumerate(device_ops)}
     # By operator, the number of its composite: a fused call computes the operators of a composite at once.
     composite = {name: n for n, fused in enumerate(program.graph.fused_calls) for name in fused.ops}
     # By operator of the device, its composite; an operator outside of composites has its own number.
-    composite_of = [composite.get(op.name, -1 - at) for at, op in enumerate(device_ops)]
+    composite_of = [composite.get(op.name, -1 - k) for k, op in enumerate(device_ops)]
     cuts: set[int] = set()
     received: set[int] = set()  # moves to this device, and gathers, for which no run has waited yet
-    # The last operator, and its direction. Whether to cut before the next operator; and whether gradients
-    # are sent or summed, so that a cut is needed at the end of the present composite.
+    # last, direction: the position of the last operator, and whether it ran forward (F) or backward (B).
+    # cut_next: whether to cut before the next operator. syncs_gradients: whether gradients are sent or
+    # summed, so that a cut is needed at the end of the present composite.
     last, direction, cut_next, syncs_gradients = 0, "F", False, False
     for number, i in instructions:
         if device not in i.devices:
             continue
         if isinstance(i, Run) and i.phase != "R":
-            at, phase = position[i.op], "F" if i.phase == "F" else "B"
+            position, phase = position_of[i.op], "F" if i.phase == "F" else "B"
             waits = not received.isdisjoint(i.deps)
             received.difference_update(i.deps)
-            leaves_composite = phase != direction or composite_of[at] != composite_of[last]
+            leaves_composite = phase != direction or composite_of[position] != composite_of[last]
             if (
                 (cut_next or waits or (syncs_gradients and leaves_composite))
                 and phase == direction
-                and at != last
+                and position != last
             ):
-                cuts.add(at if phase == "F" else last)
+                cuts.add(position if phase == "F" else last)
             last, direction, cut_next, syncs_gradients = (
-                at,
+                position,
                 phase,
                 False,
                 syncs_gradients and not leaves_composite,
@@ -140,61 +142,62 @@ def _cuts_of_device(
 
 
 def _pushes_slice(program: Program, i: Instruction) -> bool:
-    """Whether an instruction sends the gradient of a slice to its server."""
+    """Returns whether an instruction sends the gradient of a slice to its server."""
     return bool(program.slices) and isinstance(i, Move) and i.kind.is_push
 
 
 def _cuts_of_all_devices(
     program: Program, instructions: Sequence[tuple[int, Instruction]], device_ops: list[Op]
 ) -> set[int]:
-    """The cuts that the communication of all devices makes: after its sender, before its receiver."""
-    number = {op.name: at for at, op in enumerate(program.graph.ops)}
+    """Returns the cuts that communication of all devices makes: after each sender, before each receiver."""
+    op_number = {op.name: number for number, op in enumerate(program.graph.ops)}
     # By operator of the device, its number in the graph.
-    positions = [number[op.name] for op in device_ops]
-    moves = {n for n, i in instructions if not isinstance(i, Run)}  # and merges, reduces, updates
+    device_op_numbers = [op_number[op.name] for op in device_ops]
+    # The instructions that are no computation: moves, merges, reduces and updates.
+    communication = {n for n, i in instructions if not isinstance(i, Run)}
     # A border at k lies before operator k of the graph. Backward, operators run in reverse order, so
     # the border before the backward of operator k is at k + 1, and the border after it is at k.
     borders: set[int] = set()
     for _, i in instructions:
         if isinstance(i, Run):
-            if not moves.isdisjoint(i.deps):
-                borders.add(number[i.op] + (i.phase != "F"))
+            if not communication.isdisjoint(i.deps):
+                borders.add(op_number[i.op] + (i.phase != "F"))
             continue
         for dep in (program.instructions[d] for d in i.deps):
             if isinstance(dep, Run) and dep.key == i.key:
-                borders.add(number[dep.op] + (dep.phase == "F"))
-    return {sum(p < border for p in positions) for border in borders}
+                borders.add(op_number[dep.op] + (dep.phase == "F"))
+    return {sum(number < border for number in device_op_numbers) for border in borders}
 
 
 def _cuts_of_native_dropout(
     program: Program, variant: Variant, device_ops: list[Op], cuts: set[int]
 ) -> set[int]:
-    """The cuts after which each segment has at most one attention with native dropout.
+    """Returns the cuts after which each segment has at most one attention with native dropout.
 
-    cuts: the other cuts. A segment that draws random numbers is cut as late as possible.
+    cuts: the cuts that other rules make. A segment that draws random numbers is cut as late as possible.
     """
     further: set[int] = set()
     draws = False  # whether the present segment draws random numbers
-    for at, op in enumerate(device_ops):
-        draws = draws and at not in cuts
+    for position, op in enumerate(device_ops):
+        draws = draws and position not in cuts
         if has_native_dropout(program.plan, op, variant.tiles[op.name]):
             if draws:
-                further.add(at)
+                further.add(position)
             draws = True
     return further
 
 
 def _cuts_of_plan(program: Program, device_ops: list[Op]) -> set[int]:
-    """The cuts at borders of stages and recomputed blocks, and those of a split backward."""
+    """Returns the cuts at borders of stages and recomputed blocks, and those of a split backward."""
     plan, cuts = program.plan, set[int]()
     # By operator, the number of its recomputed block.
     block = {name: k for k, names in enumerate(plan.recompute) for name in names}
     stage = stage_of(plan)  # by operator, the number of its stage
-    for at, (before, after) in enumerate(pairwise(device_ops), 1):
+    for position, (before, after) in enumerate(pairwise(device_ops), 1):
         if any(number.get(before.name) != number.get(after.name) for number in (block, stage)):
-            cuts.add(at)
+            cuts.add(position)
         if plan.split_backward and any(
             trained_parameters(program.graph, op, program.active) for op in (before, after)
         ):
-            cuts.add(at)
+            cuts.add(position)
     return cuts

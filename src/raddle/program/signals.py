@@ -1,10 +1,10 @@
-"""Signals: messages without data that make an action wait for another, as `F1.0 after B0.1` asks.
+"""Signals: messages without data that make an action of a pipeline schedule wait for another.
 
 An action is a stage of a micro-batch in one phase: F1.0 is the forward (F) of micro-batch 1 on stage 0; B
-is backward, W the backward of parameters. Most actions wait for data. A schedule may also have an
-action wait for one whose results it does not read. Then each device of the awaited action sends a signal to
-each other device of the waiting action. An action has ended when its runs and merges have ended; its
-messages and sums of gradients may still be under way.
+is backward, W the backward of parameters. Most actions wait for data. A schedule may also let an action
+wait for one whose results it does not read, as `F1.0 after B0.1` does. Then each device of the awaited
+action sends a signal to each other device of the waiting action. An action has ended when its runs and
+merges have ended; its messages and sums of gradients may still be in flight.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ check_all_kinds_sent(SIGNALS.values(), Subject.ACTION)
 
 @dataclass
 class ActionEnds:
-    """By action, the instructions after which the action has ended.
+    """Knows, for each action, the instructions after which the action has ended.
 
     An action without instructions, such as the backward of a stage in which nothing needs a gradient, ends
     when the actions before it have ended. Actions have to be added in an order that the schedule allows.
@@ -40,6 +40,7 @@ class ActionEnds:
     instructions: dict[Action, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, action: Action, numbers: Iterable[int]) -> None:
+        """Adds an action. numbers: of its runs and merges."""
         before = (n for a in self._predecessors[action] for n in self.instructions[a])
         self.instructions[action] = tuple(numbers) or tuple(sorted(set(before)))
 
@@ -61,7 +62,7 @@ class Signals:
         self.sent: dict[Action, int] = {}  # by awaited action, the move that sends its signals
 
     def signals_for(self, action: Action) -> list[int]:
-        """The moves with the signals that an action waits for, as instruction numbers."""
+        """Returns the moves with the signals that an action waits for, as instruction numbers."""
         return [self.sent[a] for a in self.awaited.get(action, ()) if a in self.sent]
 
     def note_end(self, action: Action, instructions: Sequence[Instruction], first: int) -> None:
@@ -71,6 +72,6 @@ class Signals:
 
 
 def signal_messages(sources: Iterable[int], targets: Iterable[int]) -> tuple[Message, ...]:
-    """A signal from each source device to each target device, except to itself."""
+    """Returns a signal from each source device to each target device, except to itself."""
     pairs = {(s, t) for s in set(sources) for t in set(targets) if s != t}
     return tuple(Message(s, t, SIGNAL_BOXES) for s, t in sorted(pairs))

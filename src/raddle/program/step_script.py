@@ -17,6 +17,14 @@ one rule:
     SLICE_SUMS   each bundle is all-reduced and updated on every holder; if the plan orders the sums, each
                  waits for its turn (turns.py)
 
+For example, with BUCKETS, let two parameters be in one group (0) and one bucket, and let their gradients be
+complete in the order 1, 0. Then the table at the end of the step is:
+
+    row   operation   subject   collective   parameter   after row   members
+    0     SUM         group 0   ALL_REDUCE   none        none        1, 0
+    1     UPDATE      1         none         1           0
+    2     UPDATE      0         none         0           0
+
 With `after_backward` the rules are the same, but nothing is sent before the step ends: the rows of all
 gradients are then written in the order in which the gradients were complete.
 
@@ -39,11 +47,15 @@ COMPLETE, TURN, ACTION_ENDS, STEP_ENDS = range(4)
 SUM, PUSH, UPDATE, PULL = range(4)  # operations
 NO_COLLECTIVE, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = range(4)
 # Columns of a row; -1 means none:
-#   SUBJECT     with BUCKETS, SHARDS and SERVER the parameter (of a collective: the group), else the bundle
-#   COLLECTIVE  of a SUM, and of the PULL of a block       GROUP      of the same, but of bundles: the group
-#   PARAMETER   waits for its gradient; if the subject is a bundle, for those of all its parameters
-#   AFTER_ROW   waits for this row
-#   FIRST_MEMBER, MEMBER_COUNT   parameters of a bucket or block, as a range of `ScriptState.sum_members`
+#   OPERATION   SUM, PUSH, UPDATE or PULL
+#   SUBJECT     what the operation is about: with BUCKETS, SHARDS and SERVER a parameter (if the row has a
+#               collective, a group), with SLICES and SLICE_SUMS a bundle
+#   COLLECTIVE  the collective that a SUM, or the PULL of a block, is; else NO_COLLECTIVE
+#   GROUP       the group whose bucket or block the collective is about; -1 for a bundle
+#   PARAMETER   the row waits for the gradient of this parameter; if the subject is a bundle, for the
+#               gradients of all its parameters
+#   AFTER_ROW   the row waits for this earlier row
+#   FIRST_MEMBER, MEMBER_COUNT   the parameters of a bucket or block: a range of `ScriptState.sum_members`
 OPERATION, SUBJECT, COLLECTIVE, GROUP, PARAMETER, AFTER_ROW, FIRST_MEMBER, MEMBER_COUNT = range(8)
 COLUMNS = 8
 # Indices into ScriptState.counters. CLOCK counts the Run instructions that complete gradients, the sums of
@@ -69,7 +81,7 @@ class Numbers(Protocol):
 
 
 class SyncFacts(NamedTuple):
-    """How the parameters of a plan are synchronised. The same in every step."""
+    """Facts about the synchronisation of a plan's parameters, which are the same in every step."""
 
     rule: int  # BUCKETS, SHARDS, SERVER, SLICES or SLICE_SUMS
     bucket_bytes: int  # a bucket with at least this many bytes is full
@@ -87,8 +99,8 @@ class SyncFacts(NamedTuple):
     bundles: Numbers
     needs_sync: Numbers  # by bundle, 1 if more than one device holds or updates it
     # By parameter, its place in the order in which the gradients of parameters got their first contribution
-    # in a step: the first B or W run that adds to them. Decides which of two is updated first if both are
-    # ready at the same CLOCK.
+    # in a step, that is, the first B or W run that adds to them. If the gradients of two parameters are
+    # ready at the same CLOCK, this place decides which parameter is updated first.
     contribution_order: Numbers
 
 
@@ -105,9 +117,8 @@ class ScriptState(NamedTuple):
     bucket_last: Numbers  # by group, the last one
     bucket_next: Numbers  # by parameter, the next one in its bucket; -1: it is the last
     opened_groups: Numbers  # groups in the order of their first bucket
-    complete: (
-        Numbers  # parameters to update: their gradients are complete, the first completed first
-    )
+    # parameters to update, in the order in which their gradients were completed
+    complete: Numbers
     ready_at: Numbers  # by parameter, the CLOCK when its gradient was complete, summed or pushed
     wait_row: Numbers  # by parameter, the row that its update waits for; -1: none
     sum_members: Numbers  # the parameters of all buckets that were summed
@@ -196,12 +207,12 @@ def _add_to_bucket(p: int, g: int, facts: SyncFacts, state: ScriptState) -> None
 
 
 def is_full(nbytes: int, limit: int) -> bool:
-    """Whether a bucket of `nbytes` is summed now. Otherwise it waits for more gradients."""
+    """Returns whether a bucket of `nbytes` is summed now. Otherwise it waits for more gradients."""
     return nbytes >= limit
 
 
 def updates_before(ready_at: int, order: int, other_ready_at: int, other_order: int) -> bool:
-    """Whether one parameter is updated before another: in the order in which gradients are ready.
+    """Returns whether one parameter is updated before another: in the order in which gradients are ready.
 
     order, other_order: their `contribution_order`, which decides between equal times.
     """
@@ -209,7 +220,7 @@ def updates_before(ready_at: int, order: int, other_ready_at: int, other_order: 
 
 
 def _note_first_bucket(g: int, state: ScriptState) -> None:
-    """Adds a group to `opened_groups`, unless it is there."""
+    """Adds a group to `opened_groups`, unless it is there already."""
     for k in range(state.counters[OPENED]):
         if state.opened_groups[k] == g:
             return
@@ -265,9 +276,9 @@ def _sum_replicas(facts: SyncFacts, state: ScriptState) -> None:
 
 
 def _gather_blocks(state: ScriptState) -> None:
-    """Writes a PULL for every block that was summed: the last first, as it is used first in the forward."""
+    """Writes a PULL for every block that was summed, in the order in which the next forward needs them."""
     counters, rows = state.counters, state.rows
-    for n in range(counters[ROWS] - 1, -1, -1):
+    for n in range(counters[ROWS] - 1, -1, -1):  # the reverse order of the backward
         if rows[n * COLUMNS + COLLECTIVE] == REDUCE_SCATTER:
             pull = _write_row(PULL, rows[n * COLUMNS + GROUP], -1, -1, counters, rows)
             rows[pull * COLUMNS + COLLECTIVE] = ALL_GATHER
@@ -283,7 +294,7 @@ def _update(facts: SyncFacts, state: ScriptState) -> None:
     order, on_server, group_of = facts.contribution_order, facts.rule == SERVER, facts.group_of
     if facts.rule == SLICES or facts.rule == SLICE_SUMS:
         return  # bundles were updated one by one
-    for k in range(1, counters[COMPLETED]):  # insertion sort: they are almost in order
+    for k in range(1, counters[COMPLETED]):  # insertion sort: the parameters are almost in order
         p, position = complete[k], k
         while position > 0 and updates_before(
             ready_at[p], order[p], ready_at[complete[position - 1]], order[complete[position - 1]]
@@ -330,7 +341,7 @@ def _sum_bundles(p: int, facts: SyncFacts, state: ScriptState) -> None:
         return
     for k in range(facts.first_bundle[p], facts.first_bundle[p + 1]):
         s = facts.bundles[k]
-        # A bundle with several slices of p stands here several times: only the last one counts.
+        # A bundle with several slices of p is here several times, but is summed once.
         if state.missing[s] == 0 and facts.needs_sync[s]:
             state.missing[s] = -1
             sum_bundle(s, p, state.counters, state.rows)

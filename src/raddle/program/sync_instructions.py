@@ -30,34 +30,39 @@ check_all_kinds_sent((MessageKind.PUSH, MessageKind.PULL), Subject.PARAMETER)
 
 
 class ScriptRow(NamedTuple):
-    """A row of the step script. All are numbers; -1 means none."""
+    """A row of the step script. All fields are numbers of things; -1 means none."""
 
     operation: int  # SUM, PUSH, UPDATE or PULL
-    subject: int  # a parameter, or a bundle; of a bucket or block, its group (step_script.py)
+    subject: int  # a parameter, a bundle or, if the row is about a bucket or block, a group
     collective: int  # of a SUM: ALL_REDUCE or REDUCE_SCATTER
-    parameter: (
-        int  # the row waits for the gradient of this parameter; of a bundle: for those of all
-    )
+    # The row waits for the gradient of this parameter; if it is about a bundle, for those of all parameters
+    # of the bundle.
+    parameter: int
     after_row: int  # the row waits for this row
-    members: Sequence[int]  # of a SUM of a bucket, or the PULL of a block: its parameters
+    # the parameters of the bucket or block, if the row is the SUM of a bucket or the PULL of a block
+    members: Sequence[int]
 
 
 class RowWriter(Protocol):
     """Writes the instruction of a row."""
 
     def parameter_names(self, row: ScriptRow) -> Sequence[str]:
-        """The parameters that a row is about; not for the SUM of a bucket."""
+        """Returns the parameters that a row is about. Not to be called for the SUM of a bucket."""
 
     def write(
         self, row: ScriptRow, key: Key, gradient: Sequence[int], before: Sequence[int]
     ) -> int:
         """Writes the instruction of a row, and returns its number.
 
-        gradient, before: the instructions of the gradient and of the row that the row waits for.
+        gradient: the instructions that compute the gradient that the row waits for. before: the instruction
+        of the row that it waits for, in a list.
         """
 
     def staleness_waits(self, row: ScriptRow, key: Key) -> Sequence[int]:
-        """Updates of an earlier step that the next use of the parameter waits for (bounded staleness)."""
+        """Returns updates of an earlier step that the parameter's next use waits for, if any.
+
+        There are such updates with bounded staleness only.
+        """
 
 
 class WholeParameterWriter:
@@ -79,6 +84,7 @@ class WholeParameterWriter:
     def write(
         self, row: ScriptRow, key: Key, gradient: Sequence[int], before: Sequence[int]
     ) -> int:
+        """Writes a Reduce, Move or Update or, to pull a block, a Gather (`RowWriter.write`)."""
         deps = [*gradient, *before]
         if row.operation == SUM:
             all_reduces = row.collective == ALL_REDUCE
@@ -93,31 +99,30 @@ class WholeParameterWriter:
             return self.writer.emit(
                 Gather(names, Key(key.step), synced, devices, sorted_deps(updates))
             )
-        # held: all regions of the parameter
         (name,) = self.parameter_names(row)
-        held = self.parameters.regions[name]
+        regions = self.parameters.regions[name]
         if row.operation == PUSH:
             return self.writer.emit_move(
-                name, MessageKind.PUSH, key, join_messages(_push_messages(held)), deps
+                name, MessageKind.PUSH, key, join_messages(_push_messages(regions)), deps
             )
         if row.operation == PULL:
             return self.writer.emit_move(
                 name,
                 MessageKind.PULL,
                 Key(key.step),  # of the step, not of a micro-batch
-                join_messages(_pull_messages(held)),
+                join_messages(_pull_messages(regions)),
                 deps,
             )
-        devices = tuple(sorted({s.server for s in held})) if self.on_server else holders(held)
+        devices = tuple(sorted({s.server for s in regions})) if self.on_server else holders(regions)
         self.updates[name] = self.writer.emit(
-            Update(name, Key(key.step), held, devices, sorted_deps(deps))
+            Update(name, Key(key.step), regions, devices, sorted_deps(deps))
         )
         return self.updates[name]
 
     def _members(
         self, row: ScriptRow, *, replicated: bool = False
     ) -> tuple[tuple[str, ...], tuple[tuple[ParameterRegion, ...], ...], tuple[int, ...]]:
-        """The parameters of a bucket or block, the regions of each that are synchronised, all holders.
+        """Returns the parameters of a bucket or block, the synchronised regions of each, all holders.
 
         replicated: only the regions whose shards have replicas.
         """
@@ -131,14 +136,14 @@ class WholeParameterWriter:
 class BundleWriter:
     """Writes rows about bundles: slices that are synchronised together.
 
-    If updates are asynchronous, a server handles every holder on its own: it applies a gradient when it
-    comes. With bounded staleness, the pull may have to wait for the slowest holder.
+    If updates are asynchronous, a server handles every holder on its own: it applies the gradient of a
+    holder as soon as it arrives. With bounded staleness, a pull may have to wait for the slowest holder.
     """
 
     def __init__(self, parameters: ParameterLayout, writer: InstructionWriter) -> None:
         self.writer, self.sync = writer, parameters.plan.parsed_sync
         self.bundles = synced_bundles(parameters)
-        # By parameters and boxes of a bundle, and step.
+        # The updates of a bundle in a step, by parameters and boxes of the bundle, and step.
         self.updates: dict[tuple[tuple[str, ...], tuple[Box, ...], int], list[int]] = {}
 
     def parameter_names(self, row: ScriptRow) -> Sequence[str]:
@@ -154,6 +159,7 @@ class BundleWriter:
     def write(
         self, row: ScriptRow, key: Key, gradient: Sequence[int], before: Sequence[int]
     ) -> int:
+        """Writes a Reduce, a Move or an Update of a bundle (`RowWriter.write`)."""
         bundle = self.bundles[row.subject]
         deps = [*gradient, *before]
         if row.operation == SUM:
@@ -172,9 +178,9 @@ class BundleWriter:
         update = Update(
             bundle.parameters[0], key, bundle.slices, devices, sorted_deps(deps), _bundled(bundle)
         )
-        at = self.writer.emit(update)
-        self.updates.setdefault((bundle.parameters, bundle.boxes, key.step), []).append(at)
-        return at
+        number = self.writer.emit(update)
+        self.updates.setdefault((bundle.parameters, bundle.boxes, key.step), []).append(number)
+        return number
 
     def _move(
         self, bundle: Bundle, kind: MessageKind, key: Key, messages: list[Message],
@@ -185,14 +191,14 @@ class BundleWriter:
 
 
 def synced_bundles(parameters: ParameterLayout) -> list[Bundle]:
-    """All bundles as they are synchronised. A bundle's place in the list is its number."""
+    """Returns all bundles as they are synchronised. A bundle's place in the list is its number."""
     return bundles_by_holder(parameters.cut.bundles, parameters.plan.parsed_sync)
 
 
 def bundles_by_holder(bundles: Sequence[Bundle], sync: Sync) -> list[Bundle]:
-    """The bundles as they are, if updates are synchronous; else each once for each of its holders.
+    """Returns the bundles as they are, if updates are synchronous; else a bundle for each of their holders.
 
-    Then a bundle has one holder, because the server applies the gradient of each holder on its own.
+    Such a bundle has one holder, because the server applies the gradient of each holder on its own.
     """
     if sync.synchronous:
         return list(bundles)
@@ -200,13 +206,15 @@ def bundles_by_holder(bundles: Sequence[Bundle], sync: Sync) -> list[Bundle]:
 
 
 def _bundled(bundle: Bundle) -> tuple[str, ...]:
-    """By slice its parameter; () for a bundle of one slice."""
+    """Returns the parameter of each slice; () for a bundle of one slice."""
     return bundle.parameters if len(bundle.slices) > 1 else ()
 
 
 def _push_messages(sent: Sequence[ParameterRegion | Bundle]) -> list[Message]:
+    """Returns the messages that bring regions or bundles from their holders to their servers."""
     return [Message(d, s.server, s.boxes) for s in sent for d in s.devices if d != s.server]
 
 
 def _pull_messages(sent: Sequence[ParameterRegion | Bundle]) -> list[Message]:
+    """Returns the messages that bring regions or bundles from their servers to their holders."""
     return [Message(s.server, d, s.boxes) for s in sent for d in s.devices if d != s.server]

@@ -1,13 +1,13 @@
 """Orders the instructions of a `threaded` plan: several steps at once, without stages.
 
-A list scheduler: whenever a device is free, it takes the first block of instructions that is ready. Speeds
-are nominal (SPEED and BANDWIDTH below), so the order depends only on the graph and the plan, and is the
-same on every rank. A block is a sequence of runs of one micro-batch without a transfer between them; it is
-not interrupted. The depth is the number of steps at once: with depth n, step k begins on a device after
+It is a list scheduler: whenever a device is free, it takes the first block of instructions that is ready.
+Speeds are nominal (SPEED and BANDWIDTH below), so the order depends only on the graph and the plan, and is
+the same on every rank. A block is a sequence of runs of one micro-batch without a transfer between them; it
+is not interrupted. The depth is the number of steps at once: with depth n, step k begins on a device after
 step k - n has ended there.
 
-It does not use simulation/engine.py: ranks lower programs without a simulator or a JIT compiler, a block
-may occupy any number of devices, and only the order counts.
+The event loop of the simulation (simulation/engine.py) is not used here: ranks lower programs without a
+simulator or a JIT compiler, a block may occupy any number of devices, and only the order counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LATENCY = 20e-6  # seconds of a transfer, an all-reduce or a merge, besides thos
 def reorder(
     instructions: Sequence[Instruction], graph: Graph, plan: Plan, depth: int
 ) -> list[Instruction]:
-    """The instructions in the new order, with `depth` steps at once; dependencies are renumbered."""
+    """Returns the instructions in the new order, with `depth` steps at once and renumbered dependencies."""
     blocks = _blocks(instructions)
     order = _list_schedule(instructions, blocks, _seconds(graph, plan), plan, depth)
     new_number = {old: new for new, old in enumerate(order)}
@@ -43,7 +43,7 @@ def _blocks(instructions: Sequence[Instruction]) -> list[list[int]]:
     """Divides instructions (numbers) into blocks. Every instruction other than a Run is its own block."""
 
     def kind(number: int) -> object:
-        """The same for consecutive instructions of one block."""
+        """Returns a value that consecutive instructions of one block have in common."""
         i = instructions[number]
         if isinstance(i, Run):
             return (i.key, i.phase)
@@ -59,7 +59,7 @@ def _blocks(instructions: Sequence[Instruction]) -> list[list[int]]:
 
 
 def _seconds(graph: Graph, plan: Plan) -> dict[str, float]:
-    """By operator, the nominal seconds of its forward on each of its devices."""
+    """Returns, by operator, the nominal seconds of its forward on each of its devices."""
     seconds = {}
     for op in graph.ops:
         devices = max(1, len(set(plan.tiles[op.name].devices)))
@@ -77,7 +77,7 @@ def _list_schedule(
     plan: Plan,
     depth: int,
 ) -> list[int]:
-    """The numbers of the instructions in the order in which their blocks become ready.
+    """Returns the numbers of the instructions in the order in which their blocks become ready.
 
     seconds: by operator, of its forward. depth: steps at once. In the code, b and f are numbers of blocks,
     n of instructions and d of devices (in `deps`: of instructions).
@@ -99,13 +99,13 @@ def _list_schedule(
     heapq.heapify(heap)
     order: list[int] = []
     while heap:
-        at, b = heapq.heappop(heap)
+        ready, b = heapq.heappop(heap)
         order += blocks[b]
         # A transfer does not occupy its devices.
-        moves = isinstance(instructions[blocks[b][0]], Move | Reduce | Gather)
-        start = at if moves else max([at, *(free_at[d] for d in devices[b])])
+        is_transfer = isinstance(instructions[blocks[b][0]], Move | Reduce | Gather)
+        start = ready if is_transfer else max([ready, *(free_at[d] for d in devices[b])])
         end = start + sum(_duration(instructions[n], seconds, plan) for n in blocks[b])
-        if not moves:
+        if not is_transfer:
             for d in devices[b]:
                 free_at[d] = end
         for f in followers[b]:
@@ -139,13 +139,13 @@ def _limit_depth(
 
 
 def _duration(i: Instruction, seconds: dict[str, float], plan: Plan) -> float:
-    """Nominal seconds of an instruction."""
+    """Returns the nominal seconds of an instruction. seconds: by operator, of its forward."""
     if isinstance(i, Run):
         # A backward takes twice the time of a forward.
         return seconds[i.op] * (2.0 if i.phase == "B" else 1.0)
     if isinstance(i, Move):
-        most = max(m.elements for m in i.messages)
-        return LATENCY + 4 * most / BANDWIDTH  # 4 bytes per element
+        largest = max(m.elements for m in i.messages)
+        return LATENCY + 4 * largest / BANDWIDTH  # 4 bytes per element
     if isinstance(i, Reduce | Gather | Merge):
         return LATENCY
     return 0.0

@@ -17,19 +17,19 @@ class Turns:
 
     def __init__(self, order: Sequence[int] = ()) -> None:
         self._order, self._next = order, 0
-        self._complete: dict[int, None] = {}  # and not started yet; a set that keeps its order
+        self._complete: dict[int, None] = {}  # complete and not started; a set that keeps its order
 
     def complete(self, numbers: Iterable[int]) -> list[int]:
         """Adds slices whose gradients are complete; returns the slices to start now, in order."""
         if not self._order:
             return list(numbers)
         self._complete.update(dict.fromkeys(numbers))
-        leaving = []
+        started = []
         while self._next < len(self._order) and self._order[self._next] in self._complete:
-            leaving.append(self._order[self._next])
-            del self._complete[leaving[-1]]
+            started.append(self._order[self._next])
+            del self._complete[started[-1]]
             self._next += 1
-        return leaving
+        return started
 
     @property
     def waiting(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which devices hold which boxes of a value, and from which of them another device fetches its input.
+"""Finds which devices hold which boxes of a value, and from which of them another device fetches its input.
 
 A box is a range of indices in each dimension of the value. A holder is a device that computed or merged a
 box. The cut points of a grid are, for each dimension, 0, the borders between its boxes, and the size.
@@ -31,7 +31,7 @@ class ValueHolders:
         self._local: dict[int, list[Box]] | None = None  # by device, made on first use
 
     def boxes_on(self, device: int) -> list[Box]:
-        """The boxes that a device holds."""
+        """Returns the boxes that a device holds."""
         if self._local is None:
             self._local = {}
             for box, devices in self.pieces:
@@ -40,7 +40,7 @@ class ValueHolders:
         return self._local.get(device, [])
 
     def overlapping(self, box: Box) -> Iterable[tuple[Box, tuple[int, ...]]]:
-        """The boxes that overlap `box`, with their holders."""
+        """Returns the boxes that overlap `box`, with their holders."""
         if self.grid is not None:
             return (self.pieces[i] for i in self.grid.find(box))
         return (piece for piece in self.pieces if not (piece[0] & box).empty)
@@ -53,19 +53,19 @@ class _GridLookup:
         self.cuts = cuts
 
     def find(self, box: Box) -> Iterable[int]:
-        """The numbers of the grid's boxes that overlap `box`, in row-major order."""
+        """Yields the numbers of the grid's boxes that overlap `box`, in row-major order."""
         spans = []
         for cuts, lo, hi in zip(self.cuts, box.lo, box.hi, strict=True):
             spans.append(range(bisect_right(cuts, lo) - 1, bisect_left(cuts, hi)))
         for point in product(*spans):
             number = 0
-            for at, cuts in zip(point, self.cuts, strict=True):
-                number = number * (len(cuts) - 1) + at
+            for part, cuts in zip(point, self.cuts, strict=True):
+                number = number * (len(cuts) - 1) + part
             yield number
 
 
 def output_holders(space: Space, tiling: Tiling, output: int) -> ValueHolders:
-    """The holders of an output, if no result is partial: the devices that computed it."""
+    """Returns the holders of an output, if no result is partial: the devices that computed it."""
     dims = space.outputs[output]  # by dimension of the output, that of the iteration space
     if isinstance(tiling, Grid) and list(dims) == sorted(dims):
         # absent_dim_parts: into how many parts the tiling cuts the dimensions that the output lacks.
@@ -90,6 +90,7 @@ def output_holders(space: Space, tiling: Tiling, output: int) -> ValueHolders:
 
 
 def box_count(cuts: Sequence[Sequence[int]]) -> int:
+    """Returns the number of boxes of a grid with these cut points."""
     count = 1
     for c in cuts:
         count *= len(c) - 1
@@ -97,7 +98,10 @@ def box_count(cuts: Sequence[Sequence[int]]) -> int:
 
 
 def chosen_copy(device: int, copies: int) -> int:
-    """The number of the copy that a device fetches. Devices choose different copies, to spread the load."""
+    """Returns the number of the copy that a device fetches.
+
+    Devices choose different copies, to spread the load.
+    """
     return device % copies
 
 
@@ -110,7 +114,7 @@ def in_sending_order(messages: Iterable[Message], devices: int) -> tuple[Message
 
 
 def sending_turn(source: int, target: int, devices: int) -> int:
-    """The turn in which a device sends to another: first to the next device, then to the one after it.
+    """Returns the turn in which a device sends to another: first to the next device, and so on.
 
     In this order, no two devices send to the same device in the same turn. devices: their number.
     """
@@ -118,16 +122,17 @@ def sending_turn(source: int, target: int, devices: int) -> int:
 
 
 def target_at_turn(source: int, turn: int, devices: int) -> int:
-    """The device to which `source` sends in a turn: the inverse of `sending_turn`."""
+    """Returns the device to which `source` sends in a turn: the inverse of `sending_turn`."""
     return (source + turn) % devices
 
 
 def boxes_to_fetch(
     holders: ValueHolders, device: int, regions: Iterable[Box], received: list[Box]
 ) -> dict[int, list[Box]]:
-    """By source, the boxes that a device has to fetch so that it has all of `regions`.
+    """Returns, by source, the boxes that a device has to fetch so that it has all of `regions`.
 
-    It fetches nothing that it holds or has in `received`. What it fetches is added to `received`.
+    The device fetches nothing that it holds or has in `received`. The boxes fetched are added to
+    `received`.
     """
     boxes_by_source: dict[int, list[Box]] = {}
     for region in regions:
@@ -146,7 +151,7 @@ def boxes_to_fetch(
 def always_local(
     producer: Tiling, space: Space, output: int, consumer: Tiling, access: Access
 ) -> bool:
-    """A quick test by cut points: whether every consumer finds its whole input on its own device.
+    """Returns a quick test by cut points: whether every consumer finds its whole input on its own device.
 
     True is certain; False means that the boxes have to be compared. space: of the producer. output: which
     of the producer's outputs the value is. access: how the consumer indexes the value.

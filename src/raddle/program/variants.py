@@ -47,7 +47,7 @@ class Variants:
         return self.lowered[key.variant]
 
     def _variant_number(self, micro_batch: int, run_micro_batch: int) -> int:
-        """The number of the variant of a micro-batch; works out the variant if it is new.
+        """Returns the number of the variant of a micro-batch; works out the variant if it is new.
 
         micro_batch: its number in its step. run_micro_batch: its number in the schedule, which counts
         through all steps where steps overlap.

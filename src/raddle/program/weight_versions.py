@@ -21,13 +21,13 @@ from raddle.program.program import Instruction, Move, Run, Update
 def with_versions(
     instructions: Sequence[Instruction], graph: Graph, plan: Plan
 ) -> list[Instruction]:
-    """The instructions, with the versions of each run; a forward waits for the updates it depends on."""
+    """Returns the instructions, with the versions of each run, and waits of forwards for their updates."""
     parameters = parameters_by_op(graph)
     delayed = ASYNCHRONOUS.get(plan.schedule) == "2bw"  # not the latest version, but k - 1
     # By parameter, the instruction that made its version 1, 2, ...: an update, or the pull after it.
     writers: dict[str, list[int]] = {}
     version_used: dict[tuple[str, int, int], int] = {}  # by parameter, step and micro-batch
-    out: list[Instruction] = []
+    result: list[Instruction] = []
     for number, i in enumerate(instructions):
         if isinstance(i, Update) or (isinstance(i, Move) and i.kind.is_pull):
             name = i.parameter if isinstance(i, Update) else i.value
@@ -46,12 +46,12 @@ def with_versions(
             if i.phase == "F":
                 waits = (writers[n][v - 1] for n, v in zip(names, versions, strict=True) if v)
                 i = replace(i, deps=tuple(sorted({*i.deps, *waits})))
-        out.append(i)
-    return out
+        result.append(i)
+    return result
 
 
 def parameters_by_op(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """By operator, the parameters that it reads, in the order of `Run.versions`."""
+    """Returns, by operator, the parameters that it reads, in the order of `Run.versions`."""
     return {
         op.name: tuple(n for n in dict.fromkeys(op.inputs) if graph.values[n].role == "parameter")
         for op in graph.ops

@@ -1,1 +1,1 @@
-"""Transports: send tensors between ranks, which are threads of one process or processes of a job."""
+"""Transports: send tensors between ranks, and sum them. Ranks are processes of a job, or threads of one."""

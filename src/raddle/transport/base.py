@@ -16,7 +16,8 @@ from torch import Tensor
 from raddle.transport.wire import Wire
 
 UP, DOWN = 1, -1  # directions of messages: to a higher rank, to a lower rank
-LAST_TAG = 2**31 - 2  # the largest tag of a caller; the transports use the next one themselves
+# The largest tag that a caller may use; the transports use LAST_TAG + 1 themselves.
+LAST_TAG = 2**31 - 2
 
 
 class Pending(Protocol):
@@ -25,12 +26,12 @@ class Pending(Protocol):
     def wait(self) -> None:
         """Returns when the buffer may be read (receive, sum, broadcast) or reused (send).
 
-        A second call returns at once. It raises if a rank has failed or the time is up.
+        A second call returns at once. `wait` raises if a rank has failed or the time-out is over.
         """
 
 
 class Done:
-    """A transfer that is complete already."""
+    """A transfer that is complete already: `wait` returns at once."""
 
     def wait(self) -> None:
         pass
@@ -60,7 +61,7 @@ class BufferedMessage:
 
 
 class WidenedSum:
-    """A sum in a narrower dtype (bf16), which `wait` copies back into the original tensor."""
+    """A sum in a narrower dtype, such as bf16; `wait` copies the result into the original tensor."""
 
     def __init__(self, pending: Pending, narrow: Tensor, wide: Tensor) -> None:
         self._pending, self._narrow, self._wide = pending, narrow, wide
@@ -76,11 +77,11 @@ class GroupsMade:
 
     count: int = 0
     seconds: float = 0.0
-    nbytes: int = 0  # of the GPU's memory or, on a CPU, of the process
+    nbytes: int = 0  # how much more memory is used: of the GPU or, on a CPU, of the process
 
 
 class FailureStatus(Protocol):
-    """Tells whether a rank has failed."""
+    """Tells whether a rank has failed, and which was the first."""
 
     @property
     def first_failure(self) -> tuple[int, str] | None:
@@ -91,8 +92,8 @@ class ShardTransfers(Protocol):
     """All-gathers and reduce-scatters of one rank.
 
     The parts of a full buffer have the same size, and lie in it in the order of `ranks`. All ranks of a
-    group must start its collectives in the same order. tag: the same on all ranks, and another than those
-    of messages between them.
+    group must start its collectives in the same order. tag: equal on all ranks, and different from the tags
+    of messages between them. what: describes the collective in errors.
     """
 
     def all_gather(
@@ -129,7 +130,8 @@ class Transport(Prepared, Protocol):
     """One rank's access to the other ranks.
 
     Buffers are contiguous. The caller does not change a buffer before `wait` returns. Messages from one
-    rank to another with the same tag arrive in the order in which they were sent.
+    rank to another with the same tag arrive in the order in which they were sent. `send` and `receive` are
+    one pair of functions for messages, `post` and `expect` are the other: the latter may use shared memory.
     """
 
     rank: int
@@ -155,7 +157,7 @@ class Transport(Prepared, Protocol):
         """
 
     def on_failure(self, stop: Callable[[str], None]) -> None:
-        """Calls `stop(message)` on any thread when a rank fails, or now if one has failed already."""
+        """Calls `stop(message)`, on any thread, when a rank fails; now if a rank has failed already."""
 
     def total_sent(self) -> dict[int, int]:
         """Returns the bytes passed to `send`, `post` and the wire, by target rank."""
@@ -164,7 +166,7 @@ class Transport(Prepared, Protocol):
         """Starts to send; 0 <= tag <= LAST_TAG. what: describes the message in errors."""
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
-        """Posts a receive. The buffer has the size and dtype of the message that is sent."""
+        """Starts to receive. The buffer has the size and dtype of the message that is sent."""
 
     def post(self, target: int, tag: int, buffer: Tensor, what: str = "") -> Pending:
         """Starts to send by the fastest way, perhaps shared memory. The target calls `expect` for it."""

@@ -13,7 +13,7 @@ from raddle.transport.base import Transport
 def exchange_objects(transport: Transport, device: torch.device, value: Any) -> list[Any]:
     """Returns the objects of all ranks, in rank order; all ranks call it.
 
-    device: on which the bytes are broadcast. Tensors in received objects are on the CPU.
+    device: the device on which the bytes are broadcast. Tensors in received objects are on the CPU.
     """
     stream = io.BytesIO()
     torch.save(value, stream)
@@ -22,15 +22,16 @@ def exchange_objects(transport: Transport, device: torch.device, value: Any) -> 
     for rank in range(transport.size):
         size = torch.tensor([encoded.numel()], device=device)
         transport.broadcast(rank, size).wait()
-        data = encoded if rank == transport.rank else encoded.new_empty(int(size))
-        transport.broadcast(rank, data).wait()
-        decoded = value if rank == transport.rank else _decode(data)
+        rank_bytes = encoded if rank == transport.rank else encoded.new_empty(int(size))
+        transport.broadcast(rank, rank_bytes).wait()
+        decoded = value if rank == transport.rank else _decode(rank_bytes)
         values.append(decoded)
     return values
 
 
-def _decode(data: torch.Tensor) -> Any:
+def _decode(encoded: torch.Tensor) -> Any:
+    """Returns the object that was encoded as these bytes."""
     # torch copies into a bytearray, because numpy may not be installed.
-    buffer = bytearray(data.numel())
-    torch.frombuffer(buffer, dtype=torch.uint8).copy_(data)
+    buffer = bytearray(encoded.numel())
+    torch.frombuffer(buffer, dtype=torch.uint8).copy_(encoded)
     return torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)

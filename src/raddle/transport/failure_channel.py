@@ -1,4 +1,4 @@
-"""The failure channel between processes: if a rank fails or dies, all others know within milliseconds.
+"""The failure channel between processes: if a rank fails or dies, all other ranks know within milliseconds.
 
 Every rank has a TCP connection to rank 0 and a thread that listens on it. At most one message goes in
 each direction: a failure, which rank 0 forwards to all, or a goodbye. If a connection closes without a
@@ -24,7 +24,7 @@ MAX_REASON = 10_000  # characters of a reason that are sent
 class FailureChannel:
     """One rank's end of the failure channel.
 
-    all_gather: gathers an object from every rank, to exchange addresses.
+    all_gather: gathers an object from every rank, to exchange addresses. timeout: seconds to connect.
     on_failure(rank, reason): called once, on any thread, perhaps before __init__ returns.
     """
 
@@ -67,6 +67,7 @@ class FailureChannel:
         self._on_failure(rank, reason)
 
     def close(self) -> None:
+        """Says goodbye to the peers, and ends connections and threads; more calls do nothing."""
         with self._lock:
             if self._closed:
                 return

@@ -1,4 +1,4 @@
-"""The failures of ranks that one process knows of, and the exceptions that its waits raise after a failure.
+"""Knows which rank has failed, and makes the exceptions that waits of this process raise after a failure.
 
 Ranks report failures to each other over the failure channel (failure_channel.py).
 """
@@ -19,7 +19,8 @@ GRACE = 3.0  # seconds to wait, after a connection breaks, for the report that e
 class Failures:
     """The failures that one rank knows of.
 
-    limited: whether torch.distributed gets a time limit for each wait; NCCL does not support that well.
+    timeout: seconds after which any wait fails. limited: whether torch.distributed is given this limit for
+    each wait; with NCCL it is not, because the wait would then block the host.
     """
 
     def __init__(self, rank: int, timeout: float, *, limited: bool) -> None:
@@ -33,7 +34,7 @@ class Failures:
     def set_timeout(self, seconds: float) -> None:
         """Sets the seconds after which any wait fails."""
         self.timeout = seconds
-        # The arguments of torch's Work.wait. With a limit, NCCL would block the host.
+        # The arguments of torch's Work.wait.
         self.wait_args = (timedelta(seconds=seconds),) if self._limited else ()
 
     def start_listening(
@@ -75,13 +76,14 @@ class Failures:
         with self._lock:
             self._callbacks.append(stop)
             failed = self.first_failure
-        if failed is not None:  # perhaps the second call; `stop` ignores it
+        # This may be the second call, if the rank failed just now; `stop` ignores it.
+        if failed is not None:
             stop(str(stop_error(self.rank, *failed)))
 
     def explain(self, label: WaitLabel, seconds: float, error: RuntimeError) -> Exception:
         """Returns the exception to raise after torch raised `error`, `seconds` after the wait began.
 
-        It names the rank that has failed, or else what this rank waited for.
+        The exception names the rank that has failed or, if none is known, what this rank waited for.
         """
         slow = "timed out" in str(error).lower() or seconds >= self.timeout
         if (failure := self.wait_for_failure(0 if slow else GRACE)) is not None:

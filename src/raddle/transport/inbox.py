@@ -1,6 +1,7 @@
-"""What MemoryWire and SocketWire share on the receiving side: checks of frames, and the first failure.
+"""The receiving side of MemoryWire and SocketWire: it checks frames and reports the first failure.
 
-A frame is the header of a message; it belongs to an item, a slice of a parameter (wire.py).
+A wire sends slices of parameters (items) between ranks by priority (wire.py). A frame is the header of a
+message, which belongs to an item.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ class Inbox:
         self.opened.set()
 
     def refusal(self, frame: Frame, nbytes: int) -> str:
-        """Returns what is wrong with a frame; empty if nothing is."""
+        """Returns what is wrong with a frame; an empty text if nothing is."""
         return refusal_reason(frame, nbytes, self._limits)
 
     def deliver(self, source: int, frame: Frame, payload: Tensor) -> None:
+        """Passes a message of rank `source` to the callback."""
         assert self._on_message is not None
         self._on_message(source, frame, payload)
 

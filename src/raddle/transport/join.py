@@ -1,6 +1,6 @@
 """Makes the transport of this process, as a rank of the user's process group or of torchrun's job.
 
-Without either of them, the process is the only rank.
+Without a process group and without torchrun, the process is the only rank.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from raddle.transport.thread_transport import Hub
 
 
 def join(device: torch.device, backend: str | None = None, timeout: float = 300.0) -> Transport:
-    """Returns this process's transport. A single process needs no torch.distributed, port or thread."""
+    """Returns this process's transport; timeout: seconds after which any wait fails."""
     if is_single_process():
-        return Hub(1, timeout).transport(0)  # ranks as threads: size 1, rank 0
+        # One rank as a thread, this one: it needs no torch.distributed, port or further thread.
+        return Hub(1, timeout).transport(0)
     return ProcessTransport(device, backend, timeout)
 
 

@@ -27,7 +27,11 @@ class Listener(NamedTuple):
 
 
 def listen_on_network(backlog: int, host: str | None = None) -> Listener:
-    """Listens at a free TCP port. host: the address for other ranks; None: `reachable_hosts` finds it."""
+    """Listens at a free TCP port.
+
+    backlog: how many callers may queue. host: the address for other ranks; None: `reachable_hosts` finds
+    it.
+    """
     server = open_server_socket(backlog)
     return Listener(server, [host] if host else reachable_hosts(), server.getsockname()[1])
 
@@ -42,7 +46,10 @@ def listen_locally(backlog: int) -> Listener:
 
 
 def connect_to(host: str, port: int, seconds: float) -> socket.socket:
-    """Connects to a listener; raises OSError if there is none. Port 0: host names a local socket."""
+    """Connects to a listener within these seconds; raises OSError if there is none.
+
+    port: 0 if `host` is the name of a local socket.
+    """
     if port:
         return socket.create_connection((host, port), max(0.001, seconds))
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -58,8 +65,8 @@ def connect_to(host: str, port: int, seconds: float) -> socket.socket:
 def open_server_socket(backlog: int) -> socket.socket:
     """Listens at a free port: only on the loopback interface if all ranks are certainly on this machine.
 
-    That is so if MASTER_ADDR is localhost or a loopback address. Another name is not enough, even if it
-    leads to loopback here: for other machines it may be this machine's address in the network.
+    They are if MASTER_ADDR is localhost or a loopback address. Another name is not enough, even if it
+    resolves to a loopback address here: other machines may resolve it to this machine's network address.
     """
     master = os.environ.get("MASTER_ADDR", "")
     if master == "::1":
@@ -80,17 +87,15 @@ def reachable_hosts() -> list[str]:
     """
     master = os.environ.get("MASTER_ADDR", "")
     with contextlib.suppress(OSError):
-        # Port 9 stands for any port.
+        # Any port would do: nothing is sent.
         family, socket_kind, _, _, address = socket.getaddrinfo(
             master or "127.0.0.1", 9, type=socket.SOCK_DGRAM
         )[0]
         with socket.socket(family, socket_kind) as probe:
             probe.connect(address)  # sends nothing; the kernel chooses this side's address
-            address_of_this = str(probe.getsockname()[0])
+            this_host = str(probe.getsockname()[0])
         if not master:
-            return [address_of_this, socket.gethostname()]
-        local = address_of_this.startswith("127.") or address_of_this == "::1"
-        return (
-            [address_of_this, master] if local and master != address_of_this else [address_of_this]
-        )
+            return [this_host, socket.gethostname()]
+        is_loopback = this_host.startswith("127.") or this_host == "::1"
+        return [this_host, master] if is_loopback and master != this_host else [this_host]
     return ["127.0.0.1", socket.gethostname()]  # MASTER_ADDR cannot be resolved or reached

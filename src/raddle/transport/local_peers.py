@@ -24,9 +24,10 @@ MAX_INLINE = 4096  # the largest message, in bytes, that is sent inside its pack
 
 
 class LocalPeers:
-    """One rank's local peers. All ranks make it together.
+    """One rank's local peers: ranks on this machine that share memory with it.
 
-    ranks: those that can map this process's memory, and whose memory this process can map.
+    All ranks make their LocalPeers at the same time. ranks: the local peers, which can map this process's
+    memory, and whose memory this process can map.
     """
 
     def __init__(self, all_gather: AllGather, failures: Failures) -> None:
@@ -36,6 +37,7 @@ class LocalPeers:
 
     def send(self, target: int, tag: int, buffer: Tensor, label: WaitLabel) -> None:
         """Sends a message. When the call returns, the message is copied: the buffer may change."""
+        # A short message is sent itself; of a longer one, its address in shared memory.
         packet = _bytes(buffer) if buffer.nbytes <= MAX_INLINE else self._areas.put(buffer)
         began = time.perf_counter()
         try:

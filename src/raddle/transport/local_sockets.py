@@ -39,7 +39,7 @@ class LocalSockets:
         self._received: dict[tuple[int, int], deque[bytes]] = {}  # contents, by (source rank, tag)
         self._closed_peers: set[int] = set()
         self._changed = threading.Condition()
-        self._is_reading = False  # whether a thread of this process reads now
+        self._is_reading = False  # whether a thread of this process is reading
 
     def send(self, target: int, tag: int, content: bytes | bytearray, timeout: float) -> None:
         """Sends a packet. While the socket is full, it reads what others send here, to avoid a deadlock."""
@@ -92,7 +92,10 @@ class LocalSockets:
         return None
 
     def _read(self, seconds: float) -> list[tuple[int, bytes | None]]:
-        """Returns (peer, packet) for what has arrived; empty or None packet: the connection is closed."""
+        """Returns (peer, packet) for all that has arrived within these seconds.
+
+        An empty packet or None means that the connection is closed.
+        """
         packets: list[tuple[int, bytes | None]] = []
         for descriptor, _ in self._poll.poll(max(0.0, 1e3 * seconds)):
             peer = self._peer_of_descriptor[descriptor]
@@ -107,6 +110,7 @@ class LocalSockets:
         return packets
 
     def _enqueue(self, peer: int, packet: bytes | None) -> None:
+        """Stores the content of a packet, or that the peer has closed its connection (no packet)."""
         if not packet:
             self._closed_peers.add(peer)
             with contextlib.suppress(KeyError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A wire, which sends slices of parameters by priority (wire.py), between threads: each thread is a rank.
+"""A wire between threads, each of which is a rank. A wire sends slices of parameters by priority (wire.py).
 
 A frame is the header of a message. `limits`: by number of a slice, the largest payload in bytes.
 """
@@ -27,7 +27,7 @@ from raddle.transport.wire import (
 
 
 def memory_wires(size: int, *, timeout: float = 300.0) -> list[Wire]:
-    """Returns one end of the wire for each rank."""
+    """Returns one end of the wire for each rank; timeout: seconds to wait for another rank."""
     wires: list[MemoryWire] = []
     for rank in range(size):
         wires.append(MemoryWire(rank, size, wires, timeout))
@@ -94,12 +94,13 @@ class MemoryWire:
         for thread in self._threads:
             if thread is not this_thread:
                 thread.join(max(0.0, deadline - time.monotonic()))
-        slow = {p for t, p in self._threads.items() if t.is_alive() and t is not this_thread}
+        slow_peers = {p for t, p in self._threads.items() if t.is_alive() and t is not this_thread}
         for box in self._boxes.values():
             box.close(drop=True)
-        if slow:
+        if slow_peers:
+            names = name_ranks(slow_peers)
             self._failure.report(
-                f"rank {self.rank} has waited {self._timeout:.1f} s for {name_ranks(slow)} to take what "
+                f"rank {self.rank} has waited {self._timeout:.1f} s for {names} to take what "
                 "is queued: see what the other side does, or set a longer time-out"
             )
 
@@ -121,7 +122,7 @@ class MemoryWire:
             del payload, message  # do not keep them alive while waiting for the next
 
     def _receive(self, source: int, message: QueuedMessage, payload: Tensor) -> None:
-        """Takes a message of rank `source`, which calls it on one of its threads."""
+        """Takes a message of rank `source`; runs on a thread of that rank."""
         frame = message.frame
         refusal = self._inbox.refusal(frame, payload.nbytes)
         if refusal:

@@ -1,8 +1,8 @@
 """Ends a rank when the process that started it has ended, so that no orphaned ranks continue to train.
 
 The starter, the process that starts the ranks, cannot end its children if it is killed. So every process
-that raddle or torchrun has started looks once a second whether its parent is still the same. A process that
-a user starts from a shell does not do so.
+that raddle or torchrun has started checks once a second whether its parent is still the same. A process
+that a user starts from a shell does not check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 
 STARTED_BY = "RADDLE_STARTED_BY"  # environment variable: pid of the process that starts this one
-INTERVAL = 1.0  # seconds between two looks
+INTERVAL = 1.0  # seconds between two checks of the parent
 GRACE = 5.0  # seconds between SIGTERM and the forced exit
 
 _watching = threading.Lock()  # held once the parent is watched
@@ -39,11 +39,11 @@ def end_with_parent() -> None:
     if not _watching.acquire(blocking=False):
         return
     parent = os.getppid()
-    # gone: the starter has ended before this process could look. If the starter still runs but is not the
+    # has_ended: the starter ended before this process could check. If the starter still runs but is not the
     # parent, there is a process between them, such as a shell.
-    gone = starter.isdigit() and int(starter) != parent and not _is_running(int(starter))
+    has_ended = starter.isdigit() and int(starter) != parent and not _is_running(int(starter))
     name = "raddle watches its parent"
-    threading.Thread(target=_watch, args=(parent, gone), name=name, daemon=True).start()
+    threading.Thread(target=_watch, args=(parent, has_ended), name=name, daemon=True).start()
 
 
 def _is_running(pid: int) -> bool:
@@ -60,9 +60,9 @@ def _is_running(pid: int) -> bool:
     return True
 
 
-def _watch(parent: int, gone: bool) -> None:
-    """Waits until the parent has ended (`gone`: it has already), then ends this process."""
-    while not gone and os.getppid() == parent:
+def _watch(parent: int, has_ended: bool) -> None:
+    """Waits until the parent has ended (`has_ended`: it has already), then ends this process."""
+    while not has_ended and os.getppid() == parent:
         time.sleep(INTERVAL)
     rank = os.environ.get("RANK")
     who = "this process" if rank is None else f"rank {rank}"

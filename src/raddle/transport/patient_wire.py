@@ -18,10 +18,10 @@ GRACE = 3.0  # seconds to wait for the failing rank's message
 
 
 class PatientWire:
-    """Wraps a wire.
+    """Wraps a wire, and delays its reports of closed connections.
 
-    wait_for_failure(seconds): waits for a report over the failure channel. If one comes in time, the wire
-    does not report its closed connection.
+    wait_for_failure(seconds): waits for a report over the failure channel. If a report comes in time, the
+    wire does not report its closed connection.
     """
 
     def __init__(self, wire: Wire, wait_for_failure: Callable[[float], object | None]) -> None:

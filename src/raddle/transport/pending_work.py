@@ -1,4 +1,7 @@
-"""Starts operations of torch.distributed and waits for them; on GPUs with gloo, through host memory."""
+"""Starts operations of torch.distributed and waits for them, with a clear error if a rank has failed.
+
+gloo works on host memory only: with gloo, a GPU tensor is copied to host memory and back ("staged").
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ Start = Callable[[Tensor], "dist.Work | None"]  # starts an operation on a tenso
 
 
 class PendingWork:
-    """A started operation. keep_alive: a tensor that must stay in memory until the operation is complete.
+    """A started operation.
 
-    label: describes the operation in error messages. failures: knows which rank has failed, and turns
-    torch's errors into clear ones (failures.py).
+    failures: knows which rank has failed, and turns torch's errors into clear ones (failures.py). label:
+    describes the operation in error messages. keep_alive: a tensor that must stay in memory until the
+    operation is complete.
     """
 
     __slots__ = ("_failures", "_keep_alive", "_label", "_work")
@@ -35,6 +39,7 @@ class PendingWork:
         self._keep_alive = keep_alive
 
     def wait(self) -> None:
+        """Waits for the operation; raises an error that says which rank has failed, or what is missing."""
         work = self._work
         if work is None:  # this is the second call of `wait`: gloo would block
             return
@@ -51,7 +56,7 @@ class PendingWork:
 
 
 class StagedWork(PendingWork):
-    """An operation on host memory, whose result is copied to the GPU: gloo works on host memory only."""
+    """An operation on host memory, whose result `wait` copies to the GPU."""
 
     __slots__ = ("_buffer", "_host")
 
@@ -84,8 +89,9 @@ def start_work(
 ) -> Pending:
     """Starts an operation that writes into a buffer.
 
-    start: starts it, on the tensor that it is given. staged: use host memory in between. has_input: the
-    operation reads the buffer, too, as a sum does. keep_alive: another tensor that it reads.
+    start: a function that starts it on a tensor. staged: whether that tensor is in host memory, and is
+    copied to the buffer. has_input: whether the operation also reads the buffer, as a sum does. keep_alive:
+    another tensor that the operation reads.
     """
     assert buffer.is_contiguous()  # gloo would accept another one and give wrong results
     host = buffer

@@ -1,10 +1,10 @@
 """Sends and receives messages between processes: with torch.distributed, or through shared memory.
 
 Local peers are ranks on this machine whose memory this process can map; messages to them use shared memory.
-`early_receives` (base.py): a receive may be posted long before its send, because tags match them. True with
-gloo, False with NCCL, which has no tags; so here it also tells which of the two is used. With NCCL,
-messages start in batches (message_batch.py). gloo works on host memory only: with gloo, GPU tensors are
-copied to or from pinned host memory ("staged").
+`early_receives` (base.py) says that a receive may be started long before its send, because tags match them.
+It is True with gloo and False with NCCL, which has no tags; so here it also tells which of the two is used.
+With NCCL, messages start in batches (message_batch.py). gloo works on host memory only: with gloo, GPU
+tensors are copied to or from pinned host memory ("staged").
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from raddle.transport.shared_memory import LARGE_BYTES, ReceivePool
 
 
 class PointToPoint:
-    """The messages of one rank.
+    """Sends and receives the messages of one rank.
 
-    `send` and `receive` use torch.distributed. `post` and `expect` use shared memory for local peers, else
-    torch.distributed too; on CPUs a thread sends messages of LARGE_BYTES or more (sender.py). With NCCL all
-    of them start at the next `flush`, or at the first wait.
+    `send` and `receive` use torch.distributed. `post` and `expect` use shared memory for local peers and
+    torch.distributed for other ranks; on CPUs, a thread sends messages of LARGE_BYTES or more (sender.py).
+    With NCCL, all messages start at the next `flush`, or at the first wait.
     all_gather: gathers an object from every rank. failures: the failures that this rank knows of.
     """
 
@@ -71,7 +71,7 @@ class PointToPoint:
         return self._start(target, tag, buffer, label)
 
     def receive(self, source: int, tag: int, buffer: Tensor, what: str) -> Pending:
-        """Posts a receive with torch.distributed."""
+        """Starts to receive with torch.distributed."""
         label = WaitLabel("receive from", source, tag, what)
         if self._batch is not None:
             return self._batch.receive(source, buffer, label)
@@ -89,7 +89,7 @@ class PointToPoint:
         return self.post_uncounted(target, tag, buffer, what)
 
     def post_uncounted(self, target: int, tag: int, buffer: Tensor, what: str) -> Pending:
-        """As `post`, for messages of a collective, which counts bytes in its own way."""
+        """Starts to send like `post`, without counting bytes: a collective counts those of its messages."""
         local_peers = self._local_peers_with(target)
         label = WaitLabel("send to", target, tag, what)
         if self._sender is None or (local_peers is None and buffer.nbytes < LARGE_BYTES):
@@ -121,8 +121,8 @@ class PointToPoint:
         else:
             # gloo receives into host memory; GPU memory is allocated after the message has arrived.
             pinned = like.is_cuda and early
-            place = torch.device("cpu") if pinned else like.device
-            buffer = torch.empty(elements, dtype=dtype, device=place, pin_memory=pinned)
+            device = torch.device("cpu") if pinned else like.device
+            buffer = torch.empty(elements, dtype=dtype, device=device, pin_memory=pinned)
         pending = self.receive(source, tag, buffer, what)
         return BufferedMessage(pending, lambda: buffer.to(like.device, non_blocking=True))
 

@@ -1,7 +1,7 @@
 """Collectives between processes, with torch.distributed: sums, broadcasts, barriers, gathered objects.
 
-`early_receives` (base.py: a receive may be posted long before its send) is True with gloo and False with
-NCCL; here it only tells which of the two is used. "Staged": through a copy in host memory.
+`early_receives` (base.py: a receive may be started long before its send) is True with gloo and False with
+NCCL; here it only tells which of the two is used. A *staged* operation works on a copy in host memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raddle.transport.process_groups import ProcessGroups
 
 
 class ProcessCollectives:
-    """The collectives of one rank."""
+    """Runs the collectives of one rank."""
 
     def __init__(self, groups: ProcessGroups, failures: Failures) -> None:
         # By kind and ranks of the group, bytes of the full buffers.
@@ -107,5 +107,5 @@ class ProcessCollectives:
 
 
 def _real(buffer: Tensor) -> Tensor:
-    """A view of real numbers: NCCL has no complex ones."""
+    """Returns a view of complex numbers as pairs of real ones: NCCL has no complex dtypes."""
     return torch.view_as_real(buffer) if buffer.is_complex() else buffer

@@ -1,4 +1,4 @@
-"""A transport whose ranks are processes on torch.distributed, with NCCL or gloo (GPU tensors via the host).
+"""A transport whose ranks are processes that use torch.distributed, with NCCL or gloo.
 
 A `FailureChannel` informs all ranks of a failure; then process groups are aborted and all waits raise.
 Sizes and dtypes of messages are not checked here: gloo aborts the process if a message is longer than its
@@ -69,8 +69,8 @@ class ProcessTransport(ReportsFailures):
             undo.pop_all()
         self.sent = point_to_point.sent
         self.collective_bytes = self._collectives.collective_bytes
-        self.shards: ShardTransfers = self._collectives  # NCCL's own
-        if self.early_receives:
+        self.shards: ShardTransfers = self._collectives  # NCCL's collectives
+        if self.early_receives:  # gloo
             self.shards = ShardMessages(
                 self.rank,
                 point_to_point.post_uncounted,

@@ -1,16 +1,16 @@
 """Connects ranks by sockets: of two ranks, the higher one connects to the lower one, which listens.
 
-Secret tokens, which only the ranks know, keep other processes out. A handshake on each connection:
+Secret tokens, which only the ranks know, keep other processes out. Each connection begins with a handshake:
 
     caller (higher rank)                      listener (lower rank)
-    HELLO: listener's token, own rank  ──▶
-                                       ◀──    the caller's token
-    CONFIRM                            ──▶
+    HELLO: listener's token, caller's rank ──▶
+                                           ◀──    the caller's token
+    CONFIRM                                ──▶
 
 The listener keeps a connection only after CONFIRM: a caller that had to wait too long has given up this
 connection and connects again. Any process of this machine may connect and send nothing, half a message,
 or megabytes; so the listener reads from all callers at the same time and waits for none of them. All of
-raddle's own connections begin so: failure channel, wire and local sockets.
+raddle's own connections begin in this way: those of the failure channel, the wire and the local sockets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HANDSHAKE_SECONDS = 5.0  # for a caller to identify itself, and for a listener t
 MAX_UNIDENTIFIED = 64  # callers that have not sent a token yet
 RETRY_SECONDS = 0.05  # between two attempts to connect
 
-Address = Sequence[Any]  # hosts to try, port, token in hexadecimal
+Address = Sequence[Any]  # (hosts to try, port, token in hexadecimal)
 AllGather = Callable[[Address], Sequence[Address]]  # gathers all ranks' addresses
 OpenListener = Callable[[int], Listener]  # its argument: how many callers may queue
 
@@ -79,14 +79,15 @@ def connect_ranks(
     if missing:
         for connection in connections.values():
             connection.close()
-        where = [
+        attempts = [
             f"it calls rank {c.peer} at {c.address_text}" for c in connectors if c.peer in missing
         ]
         if silent := missing & {*higher}:
-            where.append(f"it listens for {name_ranks(silent)} at {_describe_address(hosts, port)}")
+            address_text = _describe_address(hosts, port)
+            attempts.append(f"it listens for {name_ranks(silent)} at {address_text}")
         raise TimeoutError(
             f"rank {rank} has waited {timeout:.1f} s for {name_ranks(missing)} to meet it "
-            f"({'; '.join(where)}): see what the other side does and whether it can be reached "
+            f"({'; '.join(attempts)}): see what the other side does and whether it can be reached "
             "there (MASTER_ADDR is an address of rank 0's machine), or set a longer time-out"
         )
     for connection in connections.values():
@@ -128,7 +129,7 @@ class _Connector(threading.Thread):
             time.sleep(max(0.0, min(RETRY_SECONDS, self._deadline - time.monotonic())))
 
     def _try(self, host: str, until: float) -> socket.socket | None:
-        """Returns the connection if the right rank replies in time, else None."""
+        """Returns the connection if the right rank replies before the time `until`, else None."""
         connection = connect_to(host, self._port, until - time.monotonic())
         try:
             connection.sendall(self._hello)
@@ -217,6 +218,7 @@ class _Callers:
         return readable
 
     def _accept(self) -> None:
+        """Accepts one caller, if it is still there."""
         try:
             connection = self._server.accept()[0]
         except BlockingIOError:
@@ -230,11 +232,11 @@ class _Callers:
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _unidentified(self) -> list[_Caller]:
-        """Returns the callers without a token so far. Identified ranks are never dropped for others."""
+        """Returns the callers that have not sent a token yet: only they are dropped to make room."""
         return [caller for caller in self._callers.values() if caller.rank is None]
 
     def drop_idle(self) -> None:
-        """Drops unidentified callers that are too many or too slow. A rank among them would try again."""
+        """Drops unidentified callers if they are too many or too slow. A rank among them will try again."""
         unidentified, now = self._unidentified(), time.monotonic()
         excess = max(0, len(unidentified) - MAX_UNIDENTIFIED)
         self.drop([c for n, c in enumerate(unidentified) if n < excess or c.until <= now])

@@ -1,4 +1,7 @@
-"""A thread that starts large sends, because their copies would take the caller's time."""
+"""A thread that starts the sends of large messages, so that the caller need not wait for their copies.
+
+Starting a send copies the message, into shared memory for example, and this takes long if it is large.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from raddle.transport.base import Pending, WaitLabel
 class Sender:
     """Starts sends in the order of the calls of `start`, on its own thread.
 
-    limit: seconds in which a send must start. timeout_error: makes the exception if it does not.
+    limit: seconds within which a send must start. timeout_error: makes the exception for a send that does
+    not.
     """
 
     def __init__(self, limit: float, timeout_error: Callable[[WaitLabel], Exception]) -> None:
@@ -29,7 +33,7 @@ class Sender:
         self._thread.start()
 
     def start(self, send: Callable[[], Pending], label: WaitLabel) -> Pending:
-        """Queues a send. `send()` starts it; label: describes it in an error message."""
+        """Queues a send, which a call of `send` starts; label: describes it in an error message."""
         queued = _QueuedSend(self._limit, lambda: self._timeout_error(label))
         with self._lock:
             self.pending_count += 1
@@ -41,6 +45,7 @@ class Sender:
         self._thread.join(5)
 
     def _run(self) -> None:
+        """Starts the queued sends, one after the other, until `close`. Runs on the thread."""
         while (item := self._queue.get()) is not None:
             queued, send = item
             try:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from raddle.transport.base import Pending, PendingMessage
 
-# post(target, tag, buffer, what) starts to send; expect(source, tag, like, elements, what) prepares for it.
+# post(target, tag, buffer, what) starts to send a message; expect(source, tag, like, elements, what)
+# prepares to receive it (`Transport` in base.py).
 Post = Callable[[int, int, Tensor, str], Pending]
 Expect = Callable[[int, int, Tensor, int, str], PendingMessage]
 
@@ -20,7 +21,7 @@ Expect = Callable[[int, int, Tensor, int, str], PendingMessage]
 class ShardMessages:
     """The all-gathers and reduce-scatters of one rank.
 
-    post, expect: as of Transport, but `post` does not count bytes. collective_bytes: counts them instead.
+    post, expect: like those of Transport, but `post` does not count bytes; collective_bytes counts them.
     """
 
     def __init__(
@@ -35,24 +36,24 @@ class ShardMessages:
     ) -> Pending:
         """Starts to gather the shards of all ranks into `full`."""
         self._collective_bytes["all_gather", ranks] += full.nbytes
-        parts, (messages, others) = (
+        parts, (messages, peers) = (
             _parts(full, ranks),
             self._expect_from_others(ranks, tag, shard, what),
         )
-        sends = [self._post(r, tag, shard, what) for r in others]
+        sends = [self._post(r, tag, shard, what) for r in peers]
         parts[self._rank].copy_(shard)
         return _PendingExchange(sends, messages, lambda r, received: parts[r].copy_(received))
 
     def reduce_scatter(
         self, ranks: tuple[int, ...], tag: int, full: Tensor, shard: Tensor, what: str = ""
     ) -> Pending:
-        """Starts to sum this rank's parts of `full`; they are added in the order of ranks."""
+        """Starts to sum all ranks' parts of `full` for this rank, in the order of ranks, into `shard`."""
         self._collective_bytes["reduce_scatter", ranks] += full.nbytes
-        parts, (messages, others) = (
+        parts, (messages, peers) = (
             _parts(full, ranks),
             self._expect_from_others(ranks, tag, shard, what),
         )
-        sends = [self._post(r, tag, parts[r], what) for r in others]
+        sends = [self._post(r, tag, parts[r], what) for r in peers]
         received: dict[int, Tensor] = {self._rank: parts[self._rank]}
 
         def add(source: int, message: Tensor) -> None:
@@ -67,19 +68,19 @@ class ShardMessages:
     def _expect_from_others(
         self, ranks: Sequence[int], tag: int, shard: Tensor, what: str
     ) -> tuple[dict[int, PendingMessage], list[int]]:
-        """Expects a shard from every other rank; returns the messages, and these ranks."""
-        others = [r for r in ranks if r != self._rank]
-        return {r: self._expect(r, tag, shard, shard.numel(), what) for r in others}, others
+        """Expects a shard from every other rank; returns the messages by rank, and these ranks."""
+        peers = [r for r in ranks if r != self._rank]
+        return {r: self._expect(r, tag, shard, shard.numel(), what) for r in peers}, peers
 
 
 def _parts(full: Tensor, ranks: Sequence[int]) -> dict[int, Tensor]:
-    """By rank, its part of a flat buffer."""
+    """Returns the part of a flat buffer that belongs to each rank."""
     assert full.is_contiguous()
     return dict(zip(ranks, full.view(len(ranks), -1), strict=True))
 
 
 class _PendingExchange:
-    """Messages in transit. take: what to do with a message, by its source."""
+    """Messages in transit. take(source, message): called with each message that arrives."""
 
     def __init__(
         self, sends: Sequence[Pending], messages: dict[int, PendingMessage],

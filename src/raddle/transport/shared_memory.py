@@ -1,6 +1,6 @@
 """Shared memory for messages between processes of one machine.
 
-An area is a piece of an anonymous file (memfd) of the sender: one header page, then the content. The
+An area is a part of an anonymous file (memfd) of the sender: one header page, then the content. The
 sender copies a message into a free area and sends the area's address (pid, file descriptor, offset) in a
 packet. The receiver maps the file, once, and returns a tensor inside the area, without another copy. The
 first byte of the header says whether the area is in use; when the receiver's tensor is freed, the area is
@@ -31,7 +31,7 @@ FREE, TAKEN = 0, 1  # values of the first byte of an area's header
 
 
 class ProcessLocation(NamedTuple):
-    """Tells other processes whether they may share memory with this one.
+    """Where a process runs, so that other processes know whether they may share memory with it.
 
     host: equal for processes of the same machine, namespaces and user. file: a descriptor that they can
     try to open; -1: shared memory is not supported.
@@ -138,13 +138,13 @@ def _map(file: int, nbytes: int) -> mmap.mmap:
 
 
 class ReceivePool:
-    """Memory for messages that arrive over the network; it is reused when the tensor is freed."""
+    """Memory for messages that arrive over the network; memory is reused when its tensor is freed."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[mmap.mmap]] = {}  # by size in bytes
 
     def take(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Returns a tensor with undefined values."""
+        """Returns an uninitialised tensor in memory of the pool."""
         nbytes = elements * dtype.itemsize
         free = self._free.setdefault(nbytes, [])
         memory = free.pop() if free else mmap.mmap(-1, nbytes)

@@ -1,9 +1,9 @@
-"""A wire, which sends slices of parameters by priority (wire.py), with TCP between each pair of ranks.
+"""A wire between processes, with TCP between each pair of ranks.
 
-A message is a header (`HEADER`, which contains a Frame) and its payload. The header BYE is the last one in
-its direction; a connection that closes without it means that the process at its other end has died. The
-kernel's send buffer is small (`send_buffer`, in bytes), because a more urgent message cannot overtake what
-is in it.
+A wire sends slices of parameters by priority (wire.py). A message is a header (`HEADER`, which contains a
+Frame) and its payload. The header BYE is the last one in its direction; a connection that closes without it
+means that the process at its other end has died. The kernel's send buffer is small (`send_buffer`, in
+bytes), because a more urgent message cannot overtake what is in it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ GOODBYE_SECONDS = 5.0  # after a failure: seconds for others to receive what is 
 class SocketWire:
     """One rank's end. For each peer, one thread sends and another one receives.
 
-    all_gather: gathers an object from every rank, to exchange addresses. host: the address to listen at.
+    all_gather: gathers an object from every rank, to exchange addresses. timeout: seconds to wait for
+    another rank. host: the address to listen at. send_buffer: bytes of the kernel's buffer.
     """
 
     def __init__(
@@ -136,10 +137,11 @@ class SocketWire:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         this_thread = threading.current_thread()
-        slow = {p for t, p in self._threads.items() if t.is_alive() and t is not this_thread}
-        if slow:
+        slow_peers = {p for t, p in self._threads.items() if t.is_alive() and t is not this_thread}
+        if slow_peers:
+            names = name_ranks(slow_peers)
             self._failure.report(
-                f"rank {self.rank} has waited {seconds:.1f} s for {name_ranks(slow)} to take what is "
+                f"rank {self.rank} has waited {seconds:.1f} s for {names} to take what is "
                 "queued and say goodbye: see what the other side does, or set a longer time-out"
             )
 
@@ -218,7 +220,10 @@ class SocketWire:
 
 
 class _InvalidFrame(Exception):
-    """What has arrived is no valid header. what: says why. nbytes: how many bytes of it were read."""
+    """Raised if the bytes that have arrived are no valid header.
+
+    what: says why. nbytes: how many of these bytes were read.
+    """
 
     def __init__(self, what: str, nbytes: int) -> None:
         super().__init__(what)

@@ -64,10 +64,10 @@ class Hub:
             while not ready():
                 if self.first_failure is not None:
                     raise stop_error(rank, *self.first_failure)
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining_seconds = deadline - time.monotonic()
+                if remaining_seconds <= 0:
                     raise timeout_error(rank, self.timeout, label)
-                condition.wait(left)
+                condition.wait(remaining_seconds)
 
     def deliver(self, source: int, target: int, tag: int, buffer: Tensor) -> Pending:
         """Gives a copy of a buffer to the target."""
@@ -87,6 +87,7 @@ class Hub:
         return DONE
 
     def notify(self, ranks: Sequence[int]) -> None:
+        """Wakes the threads of these ranks, if they wait."""
         for rank in ranks:
             with self.conditions[rank]:
                 self.conditions[rank].notify_all()
@@ -141,7 +142,7 @@ class _WithoutGroups:
 class ThreadTransport(_WithoutGroups):
     """The transport of one rank; made by `Hub.transport`."""
 
-    early_receives = True  # a receive may be posted long before its send: tags match them
+    early_receives = True  # a receive may be started long before its send: tags match them
 
     def __init__(self, hub: Hub, rank: int) -> None:
         self.rank = rank
@@ -291,18 +292,18 @@ class _Collective:
 
     def contribute(self, rank: int, tag: int, buffer: Tensor) -> None:
         """Adds a rank's buffer. Sets `error` if it does not match an earlier one."""
-        for other, (its_tag, its_buffer) in self.contributions.items():
-            if tag != its_tag or not _same_kind(buffer, its_buffer):
+        for first_rank, (first_tag, first_buffer) in self.contributions.items():
+            if tag != first_tag or not _same_kind(buffer, first_buffer):
                 name = "source" if self.kind == "broadcast" else "tag"
                 self.error = (
-                    f"rank {other} brings {_describe(its_buffer)} with {name} {its_tag}, "
+                    f"rank {first_rank} brings {_describe(first_buffer)} with {name} {first_tag}, "
                     f"rank {rank} {_describe(buffer)} with {name} {tag}"
                 )
-            break  # the earlier contributions match each other
+            break  # the first one is enough, because the earlier contributions match each other
         self.contributions[rank] = tag, buffer
 
     def sum(self) -> None:
-        """Sums in rank order, so the bits do not depend on the order of arrival."""
+        """Sums the contributions in rank order, so that the result does not depend on their arrival."""
         if self.error:
             return
         first, *others = [self.contributions[rank][1].detach() for rank in self.ranks]

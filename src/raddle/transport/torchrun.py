@@ -2,7 +2,7 @@
 
     python -m raddle.transport.torchrun --standalone --nproc-per-node 2 script.py
 
-In everything else it is torchrun, with the same arguments.
+In all other respects it is torchrun, with the same arguments.
 """
 
 from __future__ import annotations

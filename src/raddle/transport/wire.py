@@ -1,4 +1,6 @@
-"""The interface `Wire`, which sends gradients and updated rows between ranks by priority, and its queues.
+"""The interface `Wire`, through which ranks send gradients and updated rows by priority, and its queues.
+
+Parameter servers use it (sync/): workers push gradients of slices to servers and pull updated rows.
 
 An item is a slice of a parameter: some of its rows (sync/item.py). A frame is the header of a message; the
 payload follows it. MemoryWire (between threads) and SocketWire (between processes) implement `Wire`.
@@ -39,7 +41,7 @@ OnFailure = Callable[[str], None]  # reason
 
 @dataclass
 class Counters:
-    """What has been sent so far."""
+    """Counts what has been sent so far."""
 
     messages: int = 0
     bytes: int = 0  # of payloads
@@ -157,7 +159,7 @@ class Outbox:
 
 
 def refusal_reason(frame: Frame, nbytes: int, limits: Mapping[int, int] | None) -> str:
-    """Returns what is wrong with a frame that has arrived; empty if nothing is.
+    """Returns what is wrong with a frame that has arrived; an empty text if nothing is.
 
     limits: the largest payload of each item in bytes; None: unknown.
     """
@@ -172,7 +174,7 @@ def refusal_reason(frame: Frame, nbytes: int, limits: Mapping[int, int] | None) 
 
 
 def check_payload(rank: int, size: int, target: int, payload: Tensor) -> None:
-    """Raises ValueError if the target is no other rank, or the payload no contiguous CPU tensor."""
+    """Raises ValueError unless the target is another rank and the payload a contiguous CPU tensor."""
     if target == rank or not 0 <= target < size:
         raise ValueError(
             f"rank {rank} cannot send to rank {target}: choose another of {size} ranks"

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ from raddle import zoo
 from raddle.clusters import cluster
 from raddle.costs.saved_for_backward import saved_for_backward
 from raddle.graph.capture import capture
-from raddle.graph.graph import Op
+from raddle.graph.graph import Graph, Op
+from raddle.plans.native_dropout import with_planned_dropout
+from raddle.plans.plan import DROPOUT_KINDS
 from raddle.program.collective_kind import Collective
 from raddle.program.lower import lower
 from raddle.program.parameter_region import ParameterRegion
@@ -398,7 +401,8 @@ class Replay:
             self.alive.append((device, size, start, self.last_use(key, value, device)))
             if again is not None and op.name not in self.program.variants[0].merges:
                 self.alive.append((device, size, again[0], self.last_use(key, value, device, 2)))
-        extra = saved_for_backward(self.program.graph, self.program.active, op).extra
+        planned = with_planned_dropout(self.plan, op, self.plan.tiles[op.name])
+        extra = saved_for_backward(self.program.graph, self.program.active, planned).extra
         if extra:
             count = self.output_bytes(op, op.outputs[0], device) // self.program.element_bytes(
                 op.outputs[0]
@@ -587,6 +591,48 @@ def check_against_replay(program: Program, machine: str) -> None:
 def test_equals_a_replay(model: str, devices: int, seed: int, **more: Any) -> None:
     graph = small(model)[1]
     check_against_replay(lower(graph, random_plan(graph, devices, seed, **more)), "p100:1x4")
+
+
+@settings(max_examples=10)
+@given(
+    devices=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
+    dropout=st.sampled_from(DROPOUT_KINDS),
+    microbatches=st.integers(1, 2),
+)
+def test_attention_with_dropout_equals_a_replay(devices: int, seed: int, **more: Any) -> None:
+    graph = gpt_with_dropout()
+    check_against_replay(lower(graph, random_plan(graph, devices, seed, **more)), "p100:1x4")
+
+
+@cache
+def gpt_with_dropout() -> Graph:
+    work = zoo.load("gpt-tiny", device="cpu", dtype=torch.float64)
+    return capture(work.model.train(), work.inputs, targets=work.targets, loss=work.loss)
+
+
+def test_native_dropout_of_attention_saves_no_weights() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * self.scale
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+
+    x = torch.rand(2, 3, 64, 8)  # samples, heads, queries and keys, features
+    graph = capture(Attention(), [x], loss=lambda y: y.sum())
+    extra: dict[str, float] = {}
+    for dropout in DROPOUT_KINDS:
+        plan = make_plan(graph, {}, 1, dropout=dropout)
+        program = lower(graph, plan)
+        op = with_planned_dropout(plan, graph.op("attention"), plan.tiles["attention"])
+        saved = saved_for_backward(graph, program.active, op)
+        assert (op.inputs[0] in saved.inputs, saved.output) == (True, True)
+        extra[dropout] = float(saved.extra * x.numel())
+    # a logarithm for each query; or two float32 weights and a boolean for each pair of query and key
+    assert extra == {"native": 2 * 3 * 64 * 4, "exact": 2 * 3 * 64 * 64 * (4 + 4 + 1)}
 
 
 # -- against what PyTorch saves -------------------------------------------------------------------

@@ -77,7 +77,7 @@ declare(
 
 
 def _nearest_2d(size: int, out: int, scale: float | None) -> Taps:
-    """As `_nearest_taps`, but torch ignores the scale in two dimensions if the size stays or doubles."""
+    """Returns the taps for 2 dimensions, where torch ignores the scale if the size stays or doubles."""
     return _nearest_taps(size, out, None if out in (size, 2 * size) else scale, exact=False)
 
 

@@ -20,7 +20,7 @@ AFTER = "after"  # the option of kinds whose gradients may be sent after the who
 
 @dataclass(frozen=True)
 class Sync(ABC):
-    """How copies of a parameter are synchronised. A kind overrides what differs from these defaults."""
+    """A way to synchronise copies of a parameter. A kind overrides the defaults from which it differs."""
 
     server: int | None = None  # the one device that updates all parameters, if the plan names it
     staleness: int | None = 0  # steps that a holder may be ahead of the slowest; None: no bound

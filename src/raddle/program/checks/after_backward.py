@@ -10,7 +10,7 @@ from raddle.program.program import Instruction, Merge, Move, Program, Reduce, Ru
 
 
 def check_after_backward(program: Program) -> None:
-    """Pushes and all-reduces wait for the last Run or Merge of each of their senders in their step."""
+    """Checks that pushes and all-reduces wait for the last Run or Merge of their senders in their step."""
     if not program.plan.parsed_sync.after_backward:
         return
     last: dict[tuple[int, int], int] = {}  # by step and device, its last Run or Merge
@@ -32,7 +32,7 @@ def check_after_backward(program: Program) -> None:
 
 
 def _senders_of_gradients(i: Instruction) -> set[int]:
-    """The devices whose gradients an instruction sends or sums; empty for any other instruction."""
+    """Returns the devices whose gradients an instruction sends or sums; empty for any other instruction."""
     if isinstance(i, Reduce):
         return set(i.devices)
     if isinstance(i, Move) and i.kind.is_push:

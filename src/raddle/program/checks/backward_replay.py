@@ -1,4 +1,4 @@
-"""Replays the backward of a micro-batch: a device that a value was sent to sends its gradient back, once.
+"""Replays the backward of a micro-batch: each device that received a value sends its gradient back, once.
 
 A docstring of a check says what must hold; the program is refused if it does not. A part is a partial
 result, with the number of the tile that computed it (program.py). Phases of an operator: F, R (recomputed
@@ -32,7 +32,7 @@ class BackwardReplay:
         self.part_gradients: dict[str, list[Message]] = {}
 
     def replay_gradient(self, move: Move) -> None:
-        """A gradient is sent back after its sources contributed to it, before its producer's backward."""
+        """Replays a move of a gradient, between the backwards of the value's readers and its producer."""
         producer = self.facts.producer[move.value].name
         if any((producer, phase) in self.progress.done for phase in ("B", "W", "merge B")):
             self.progress.refuse(
@@ -45,15 +45,15 @@ class BackwardReplay:
                     op, "B", f"it comes before the backward of '{op}', which adds to it."
                 )
         self.returned.setdefault(move.value, []).extend(move.messages)
-        # Each pipeline stage sends its contribution to a gradient in a move of its own. parts: how many
-        # such moves came before (here not partial results).
-        parts = sum(
-            what.startswith("gradient") for name, what in self.progress.done if name == move.value
+        # Each pipeline stage sends its contribution to a gradient in a separate move.
+        earlier_moves = sum(
+            phase.startswith("gradient") for name, phase in self.progress.done if name == move.value
         )
-        self.progress.mark_done(move.value, f"gradient {parts}" if parts else "gradient")
+        phase = f"gradient {earlier_moves}" if earlier_moves else "gradient"
+        self.progress.mark_done(move.value, phase)
 
     def _check_gradient(self, name: str) -> None:
-        """The gradient of a value is complete: it has come back from all devices that read the value."""
+        """Checks that the gradient of a value is complete: all devices that read the value sent it back."""
         for op in self.facts.contributors.get(name, []):
             self.progress.require_done(
                 op, "B", f"it comes before the backward of '{op}', which it needs."
@@ -89,7 +89,7 @@ class BackwardReplay:
                 )
 
     def replay_unmerge(self, merge: Merge) -> None:
-        """The backward of a merge: it needs the complete gradient of the merged result."""
+        """Replays the backward of a merge, which needs the complete gradient of the merged result."""
         self.progress.require_forward(merge.op, "merge F")
         for name in self.facts.ops[merge.op].outputs:
             if name in self.facts.program.active:
@@ -97,7 +97,7 @@ class BackwardReplay:
         self.progress.mark_done(merge.op, "merge B")
 
     def replay_partial_gradient(self, move: Move) -> None:
-        """Gradients of partial results are sent back: after the merge's backward, before the operator's."""
+        """Replays a move of gradients of partial results: between the backwards of merge and operator."""
         op = self.facts.producer[move.value].name
         self.progress.require_done(op, "merge B", "it comes before what it sends.")
         if (op, "B") in self.progress.done or (op, "W") in self.progress.done:
@@ -106,7 +106,7 @@ class BackwardReplay:
         self.progress.mark_done(op, "partial gradient")
 
     def replay_run(self, run: Run) -> None:
-        """The backward of an operator (B or W): it needs its forward and the gradients of its outputs."""
+        """Replays the backward of an operator (B or W); it needs its forward and its outputs' gradients."""
         op = self.facts.ops[run.op]
         missing_devices = self.facts.devices[op.name] - set(run.devices)
         if missing_devices:

@@ -1,4 +1,7 @@
-"""Helpers to compare the boxes that are sent with those that are held."""
+"""Helpers of the checks of a program, to compare the boxes that are sent with those that are held.
+
+A box is a range of indices in each dimension of a tensor (graph/box.py).
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from raddle.program.program import Message
 
 
 def subtract_all(boxes: Iterable[Box], others: Sequence[Box]) -> list[Box]:
-    """What remains of `boxes` without `others`."""
+    """Returns the part of `boxes` that is in none of `others`, as boxes."""
     return [piece for box in boxes for piece in subtract(box, others)]
 
 
 def boxes_by_holder(regions: Iterable[ParameterRegion]) -> dict[int, list[Box]]:
-    """By device, the boxes of the regions that it holds."""
+    """Returns the boxes of the regions that each device holds."""
     boxes_by_device: dict[int, list[Box]] = {}
     for region in regions:
         for device in region.devices:
@@ -24,7 +27,7 @@ def boxes_by_holder(regions: Iterable[ParameterRegion]) -> dict[int, list[Box]]:
 
 
 def boxes_by_path(messages: Iterable[Message]) -> dict[tuple[int, int, int], list[Box]]:
-    """The boxes of messages, by path: source, target, and part (the tile of a partial result, or -1)."""
+    """Returns the boxes of messages by path: (source, target, part); part: a tile's number or -1."""
     boxes_by_path: dict[tuple[int, int, int], list[Box]] = {}
     for m in messages:
         boxes_by_path.setdefault((m.source, m.target, m.part), []).extend(m.boxes)

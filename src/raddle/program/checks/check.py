@@ -4,9 +4,9 @@ The program is replayed without tensors: each instruction changes which boxes ea
 Activations, partial results and their gradients are replayed by micro-batch (replay.py), parameters over
 all steps (parameters.py), and buffers here. An instruction may use the content of a message only if it
 waits for the message. Where the schedule has one action `after` another, the program has to enforce it
-(schedule_waits.py). A program that passes cannot deadlock. The simulator starts an instruction when its
-dependencies (`deps`) have ended, a run executes the list in order: in both, instructions use the same
-values.
+(schedule_waits.py), and all devices have to enter collectives in the same order (collective_order.py). A
+program that passes cannot deadlock. The simulator starts an instruction when its dependencies (`deps`) have
+ended, a run executes the list in order: in both, instructions use the same values.
 
 A docstring of a check says what must hold; the check raises InputError if it does not.
 A variant is a graph of one micro-batch size, with its tiles on certain devices; all micro-batches of this
@@ -24,6 +24,7 @@ from itertools import chain
 from raddle.errors import InputError
 from raddle.graph.box import Box, subtract
 from raddle.program.checks.after_backward import check_after_backward
+from raddle.program.checks.collective_order import check_collective_order
 from raddle.program.checks.parameters import check_parameters
 from raddle.program.checks.replay import check_micro_batches
 from raddle.program.checks.schedule_waits import check_waits
@@ -47,6 +48,7 @@ def check(program: Program) -> None:
     check_micro_batches(program, all_facts)
     _check_buffers(program, all_facts)
     check_waits(program)
+    check_collective_order(program)
 
 
 def _check_order(program: Program) -> None:
@@ -73,17 +75,18 @@ def _check_order(program: Program) -> None:
 
 
 def _check_devices(program: Program) -> None:
-    """All devices are devices of the plan, and no device sends to itself (s: region of a parameter)."""
+    """Checks that all devices are devices of the plan, and that no device sends to itself."""
     count = program.plan.devices
     for number, instruction in enumerate(program.instructions):
-        named: Iterable[int] = instruction.devices
+        devices: Iterable[int] = instruction.devices
         if isinstance(instruction, Merge):
-            named = chain(named, *(cell.devices for cell in instruction.cells))
+            devices = chain(devices, *(cell.devices for cell in instruction.cells))
         elif isinstance(instruction, Reduce | Gather):
-            named = chain(named, *(s.devices for regions in instruction.regions for s in regions))
+            regions = chain.from_iterable(instruction.regions)
+            devices = chain(devices, *(region.devices for region in regions))
         elif isinstance(instruction, Update):
-            named = chain(named, *(region.devices for region in instruction.regions))
-        wrong = [d for d in named if not 0 <= d < count]
+            devices = chain(devices, *(region.devices for region in instruction.regions))
+        wrong = [d for d in devices if not 0 <= d < count]
         if wrong:
             raise InputError(
                 f"{describe(number, instruction)} names device {wrong[0]}, "
@@ -96,34 +99,35 @@ def _check_devices(program: Program) -> None:
 
 
 def _check_turns(program: Program) -> None:
-    """All-reduces of bundles come in the plan's order: all ranks have to start them in the same order."""
+    """Checks that all-reduces of bundles come in the plan's order, which all ranks have to follow."""
     order = program.plan.order
     if not order or not program.slices:
         return
     # By (parameters, slices), the number of the bundle.
-    place = {(b.parameters, b.slices): at for at, b in enumerate(program.bundles)}
+    bundle_number = {(b.parameters, b.slices): number for number, b in enumerate(program.bundles)}
     # By number of a bundle, its position in `plan.order`.
-    turn = {number: at for at, number in enumerate(order)}
-    last: dict[int, tuple[int, str]] = {}  # by step, the turn of the last all-reduce, its parameter
+    turn_of = {number: position for position, number in enumerate(order)}
+    # By step, the turn and the first parameter of the last all-reduce.
+    last: dict[int, tuple[int, str]] = {}
     for number, i in enumerate(program.instructions):
         if isinstance(i, Reduce):
             slices = tuple(region for regions in i.regions for region in regions)
-            at = turn[place[i.parameters, slices]]
-            before, name = last.get(i.key.step, (-1, ""))
-            if at < before:
+            turn = turn_of[bundle_number[i.parameters, slices]]
+            last_turn, name = last.get(i.key.step, (-1, ""))
+            if turn < last_turn:
                 raise InputError(
                     f"{describe(number, i)} comes after the all-reduce of a slice of '{name}', "
                     "but comes before it in the plan's order of slices."
                 )
-            last[i.key.step] = at, i.parameters[0]
+            last[i.key.step] = turn, i.parameters[0]
 
 
 def _check_replicated_loss(facts: VariantFacts) -> None:
-    """The variant replicates the loss wherever its tiles allow it, and nowhere else (replicated_loss.py).
+    """Checks that the variant replicates the loss wherever its tiles allow it, and nowhere else.
 
     The loss is replicated if the partial results of some operators near it are merged on every device. Then
     each device computes the loss, and from it the gradient of its own part, and no device has to send this
-    gradient. Checked: these operators are those for which the tiles allow it.
+    gradient (replicated_loss.py).
     """
     program = facts.program
     expected = replicated_loss_ops(
@@ -143,7 +147,7 @@ def _check_replicated_loss(facts: VariantFacts) -> None:
 
 
 def _check_buffers(program: Program, all_facts: Sequence[VariantFacts]) -> None:
-    """Every run reads the last content of a buffer (a running mean, say).
+    """Checks that every run reads the last content of a buffer (a running mean, say).
 
     Replicas of a pipeline stage on other devices have buffers of their own.
     """
@@ -172,14 +176,14 @@ def _check_buffers(program: Program, all_facts: Sequence[VariantFacts]) -> None:
 
 
 def _readers(facts: VariantFacts, buffer: str) -> set[int]:
-    """The devices that read a buffer."""
+    """Returns the devices that read a buffer."""
     return {d for op in facts.graph.readers.get(buffer, ()) for d in facts.devices[op.name]}
 
 
 def _check_current(
     facts: VariantFacts, number: int, run: Run, current: Mapping[str, BoxesByDevice]
 ) -> None:
-    """The tiles of a run find the last content of the buffers that they read."""
+    """Checks that the tiles of a run find the last content of the buffers that they read."""
     op = facts.ops[run.op]
     if not any(name in current for name in op.inputs):
         return
@@ -198,7 +202,7 @@ def _check_current(
 
 
 def _computed_boxes(facts: VariantFacts, i: Run | Merge, output: int) -> dict[int, list[Box]]:
-    """By device, the boxes that a run or a merge computes of one output (`output`: its index)."""
+    """Returns the boxes of one output that a run or merge computes on each device; output: its number."""
     boxes_by_device: dict[int, list[Box]] = {}
     if isinstance(i, Merge):
         for cell in i.cells:

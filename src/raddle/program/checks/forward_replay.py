@@ -33,7 +33,7 @@ class ForwardReplay:
         self.sent_parts: dict[str, list[Message]] = {}  # by operator, messages with partial results
 
     def replay_recompute(self, run: Run) -> None:
-        """A recomputation: the plan asks for it, and it comes between forward and backward.
+        """Replays a recomputation, which the plan asks for, and which comes between forward and backward.
 
         Its inputs need no check: the replay keeps all values until the end of the micro-batch.
         """
@@ -45,7 +45,7 @@ class ForwardReplay:
         self.progress.mark_done(run.op, "R")
 
     def replay_run(self, run: Run) -> None:
-        """The forward of an operator: every tile finds its inputs on its device."""
+        """Replays the forward of an operator: every tile has to find its inputs on its device."""
         op, active = self.facts.ops[run.op], self.facts.program.active
         missing_devices = self.facts.devices[op.name] - set(run.devices)
         if missing_devices:
@@ -57,21 +57,21 @@ class ForwardReplay:
         for name in op.inputs:
             self.progress.require_messages(name, "activation")
         for tile in self.facts.tiles[op.name]:
-            regions, outs = self.facts.regions_and_outputs(op, tile.box)
+            regions, output_boxes = self.facts.regions_and_outputs(op, tile.box)
             for name, region in zip(op.inputs, regions, strict=True):
                 if region is not None:
                     self._check_read(
                         op, name, region, tile.device, contributes_gradient(op, name, active)
                     )
             if op.name not in self.facts.merges:
-                for o, out in zip(op.outputs, outs, strict=True):
-                    self.computed.setdefault((o, tile.device), []).append(out)
+                for name, output_box in zip(op.outputs, output_boxes, strict=True):
+                    self.computed.setdefault((name, tile.device), []).append(output_box)
         self.progress.mark_done(op.name, "F")
 
     def _check_local(self, op: Op) -> None:
-        """Partial results without a merge must be local batch statistics, one per device and channel.
+        """Checks that partial results without a merge are local statistics, one per device and channel.
 
-        Local (`bn: local`): each tile of a batch norm takes its own mean and variance.
+        With local statistics (`bn: local`), each tile of a batch norm takes its own mean and variance.
         """
         if not self.facts.has_local_statistics(op):
             self.progress.refuse("its tiles give partial results, which nothing merges.")
@@ -86,7 +86,7 @@ class ForwardReplay:
     def _check_read(
         self, op: Op, name: str, region: Box, device: int, gives_gradient: bool
     ) -> None:
-        """A device holds or has received the region that a tile reads.
+        """Checks that a device holds or has received the region that a tile reads.
 
         gives_gradient: whether the operator contributes to the gradient of the value.
         """
@@ -112,11 +112,11 @@ class ForwardReplay:
             )
 
     def received_boxes(self, name: str, device: int) -> list[Box]:
-        """The boxes of a value that a device has received, from all senders."""
+        """Returns the boxes of a value that a device has received, from all senders."""
         return [box for boxes in self.received.get((name, device), {}).values() for box in boxes]
 
     def replay_merge(self, merge: Merge) -> None:
-        """A merge: each of its devices has all parts of its cells."""
+        """Replays a merge: each of its devices has to have all parts of its cells."""
         self.progress.require_done(merge.op, "F", "it comes before what it merges.")
         self.progress.require_messages(merge.op, "partial")
         op, tiles = self.facts.ops[merge.op], self.facts.tiles[merge.op]
@@ -127,20 +127,21 @@ class ForwardReplay:
         for cell in merge.cells:
             for device in cell.devices:
                 for part in cell.parts:
-                    here = tiles[part].device == device
-                    if not here and not covers(parts.get((part, device), []), cell.box):
+                    computed_here = tiles[part].device == device
+                    received = parts.get((part, device), [])
+                    if not computed_here and not covers(received, cell.box):
                         self.progress.refuse(f"device {device} lacks part {part} of {cell.box}.")
                 for o in op.outputs:
                     self.computed.setdefault((o, device), []).append(cell.box)
         self.progress.mark_done(op.name, "merge F")
 
     def _check_cells(self, op: Op, merge: Merge) -> None:
-        """Cells cover the output once; a cell's parts are those of all tiles with work for it, each once.
+        """Checks that cells cover the output once, and that a cell has each of its tiles' parts once.
 
         Copies of a tile have the same box, and only one of them may count.
         """
         tiles = self.facts.tiles[op.name]
-        outs = {tile.box: op.space.output_boxes(tile.box)[0] for tile in tiles}
+        output_boxes = {tile.box: op.space.output_boxes(tile.box)[0] for tile in tiles}
         full = Box.full(self.facts.graph.values[op.outputs[0]].shape)
         boxes = [cell.box for cell in merge.cells]
         if not disjoint(boxes) or not covers(boxes, full):
@@ -152,16 +153,18 @@ class ForwardReplay:
                     f"the cell {cell.box} names part {wrong[0]}, which is no tile."
                 )
             part_boxes = [tiles[p].box for p in cell.parts]
-            lacking = [
-                b for b, o in outs.items() if b not in part_boxes and not (o & cell.box).empty
+            missing = [
+                box
+                for box, output_box in output_boxes.items()
+                if box not in part_boxes and not (output_box & cell.box).empty
             ]
-            if lacking:
-                self.progress.refuse(f"the cell {cell.box} lacks the part of tile {lacking[0]}.")
+            if missing:
+                self.progress.refuse(f"the cell {cell.box} lacks the part of tile {missing[0]}.")
             if len(set(part_boxes)) < len(part_boxes):
                 self.progress.refuse(f"the cell {cell.box} counts a part twice.")
 
     def replay_activation(self, move: Move) -> None:
-        """A value is sent: the sources have computed it, and no target gets a box twice."""
+        """Replays a move of a value: the sources have computed it, and no target gets a box twice."""
         producer = self.facts.producer[move.value].name
         phase = "merge F" if producer in self.facts.merges else "F"
         self.progress.require_done(producer, phase, "it comes before what it sends.")
@@ -181,7 +184,7 @@ class ForwardReplay:
         self.progress.mark_done(move.value, "activation")
 
     def _check_arrivals(self, name: str, device: int) -> None:
-        """A device has received no box twice, and none that it computed itself."""
+        """Checks that a device has received no box twice, and none that it computed itself."""
         arrived = self.received_boxes(name, device)
         if not disjoint(arrived):
             self.progress.refuse(f"something of it goes to device {device} twice.")
@@ -193,7 +196,7 @@ class ForwardReplay:
                     )
 
     def replay_partial(self, move: Move) -> None:
-        """Partial results are sent: each by the device that computed it, to each target once."""
+        """Replays a move of partial results: the device that computed one sends it to a target once."""
         op = self.facts.producer[move.value]
         tiles = self.facts.tiles[op.name]
         self.progress.require_done(op.name, "F", "it comes before what it sends.")

@@ -54,7 +54,7 @@ def check_parameters(program: Program) -> Mapping[str, BoxesByDevice]:
 
 
 class _ParameterReplay:
-    """One parameter over the steps of a program. numbers: of all instructions about it."""
+    """Replays one parameter over the steps of a program. numbers: of all instructions about it."""
 
     def __init__(self, program: Program, name: str, numbers: Sequence[int]) -> None:
         self.program, self.name = program, name
@@ -99,7 +99,7 @@ class _ParameterReplay:
         refuse(self.program, number, reason)
 
     def _check_regions(self, step: int, update: Update) -> None:
-        """The regions cover the parameter, and are the same in every step; their updaters update them."""
+        """Checks that regions cover the parameter, and have the same holders and updaters in all steps."""
         if step == 0:
             self.regions = update.regions
             boxes = [region.box for region in self.regions]
@@ -123,9 +123,9 @@ class _ParameterReplay:
     def _check_reads(
         self, events: Sequence[tuple[int, Instruction]], writers: Sequence[int], number: int
     ) -> None:
-        """Every use in a step comes after the update of the step before, and before that of its own step.
+        """Checks that every use in a step comes after the last step's update, and before that of this step.
 
-        writers: what forwards have to wait for. number: the update of this step.
+        writers: the instructions that forwards have to wait for. number: the update of this step.
         """
         for n, i in events:
             if isinstance(i, Run) and n > number:
@@ -136,7 +136,7 @@ class _ParameterReplay:
                 )
 
     def _check_versions(self, written: Sequence[Sequence[int]]) -> None:
-        """A forward waits for the version that it uses, and its backward uses the same version."""
+        """Checks that a forward waits for the version it uses, and its backward uses the same version."""
         parameters_read = parameters_by_op(self.program.graph)
         # By operator, step and micro-batch, the version that its forward used.
         forward: dict[tuple[str, int, int], int] = {}
@@ -162,7 +162,7 @@ class _ParameterReplay:
     def _check_sum(
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int, update: Update
     ) -> None:
-        """The update waits for one sum (or push) of the gradients of all runs, over all holders.
+        """Checks that the update waits for one sum (or push) of all runs' gradients over all holders.
 
         If shards have replicas (HSDP), the reduce-scatter within groups is followed by an all-reduce across
         groups, and the update waits for both.
@@ -213,7 +213,7 @@ class _ParameterReplay:
     def _check_pull(
         self, step: int, events: Sequence[tuple[int, Instruction]], number: int
     ) -> list[int]:
-        """Checks the pull from a server, if there is one; returns what the next step has to wait for."""
+        """Checks the pull from a server, if any; returns the instructions that the next step waits for."""
         on_server = [s for s in self.regions if s.server >= 0 and s.needs_sync]
         pulls = [(n, i) for n, i in events if isinstance(i, Move) and i.kind.is_pull]
         if not on_server:
@@ -230,18 +230,21 @@ class _ParameterReplay:
 def _messages_bring(
     messages: Sequence[Message], regions: Sequence[ParameterRegion], *, push: bool
 ) -> bool:
-    """Whether messages bring each region from its holders to its server, or back, and nothing else."""
-    wanted: dict[tuple[int, int], list[Box]] = {}
+    """Returns whether messages bring each region from its holders to its server (push), or back (not push).
+
+    The messages may bring nothing else.
+    """
+    wanted: dict[tuple[int, int], list[Box]] = {}  # by (source, target)
     for region in regions:
         for d in region.devices:
             if d != region.server:
                 pair = (d, region.server) if push else (region.server, d)
                 wanted.setdefault(pair, []).append(region.box)
-    # path[:2], pair and link: (source, target).
+    # by (source, target), which are the first two elements of a path
     sent = {path[:2]: boxes for path, boxes in boxes_by_path(messages).items()}
     return wanted.keys() == sent.keys() and all(
-        disjoint(sent[link])
-        and not subtract_all(boxes, sent[link])
-        and not subtract_all(sent[link], boxes)
-        for link, boxes in wanted.items()
+        disjoint(sent[pair])
+        and not subtract_all(boxes, sent[pair])
+        and not subtract_all(sent[pair], boxes)
+        for pair, boxes in wanted.items()
     )

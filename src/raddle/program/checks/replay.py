@@ -35,10 +35,10 @@ def check_micro_batches(program: Program, all_facts: Sequence[VariantFacts]) -> 
     # For each replayed micro-batch, its instructions without step and micro-batch: equal ones are skipped.
     checked: list[list[tuple[object, ...]]] = []
     for key, numbers in numbers_by_key.items():
-        position = {number: at for at, number in enumerate(numbers)}
+        position_of = {number: position for position, number in enumerate(numbers)}
         # By instruction, the positions of those that it waits for in the same micro-batch.
         waits = [
-            frozenset(position[d] for d in program.instructions[n].deps if d in position)
+            frozenset(position_of[d] for d in program.instructions[n].deps if d in position_of)
             for n in numbers
         ]
         signature = [
@@ -51,7 +51,7 @@ def check_micro_batches(program: Program, all_facts: Sequence[VariantFacts]) -> 
 
 
 def _content(i: Instruction) -> tuple[object, ...]:
-    """What an instruction does, without its step, micro-batch and dependencies."""
+    """Returns the fields of an instruction without its step, micro-batch and dependencies."""
     if isinstance(i, Run):
         return (i.op, i.phase, i.devices)
     if isinstance(i, Merge):
@@ -69,7 +69,7 @@ def _replay(facts: VariantFacts, key: Key, progress: ReplayProgress) -> None:
         i = facts.program.instructions[number]
         if isinstance(i, Run):
             if i.phase not in facts.phases(facts.ops[i.op]) and i.phase != "R":
-                progress.refuse("the plan has no such part.")  # part: phase
+                progress.refuse("the plan has no such part.")  # "part": phase
             {"F": forward.replay_run, "R": forward.replay_recompute}.get(
                 i.phase, backward.replay_run
             )(i)
@@ -77,11 +77,11 @@ def _replay(facts: VariantFacts, key: Key, progress: ReplayProgress) -> None:
             (forward.replay_merge if i.phase == "F" else backward.replay_unmerge)(i)
         elif isinstance(i, Move) and i.kind.between_operators:
             # parameters.py checks messages of parameters, schedule_waits.py checks signals
-            whole = i.kind.subject is Subject.RESULT  # not a partial result
+            is_complete = i.kind.subject is Subject.RESULT  # not a partial result
             if i.kind.is_forward:
-                (forward.replay_activation if whole else forward.replay_partial)(i)
+                (forward.replay_activation if is_complete else forward.replay_partial)(i)
             else:
-                (backward.replay_gradient if whole else backward.replay_partial_gradient)(i)
+                (backward.replay_gradient if is_complete else backward.replay_partial_gradient)(i)
     for op in facts.graph.ops:
         for phase in facts.phases(op):
             if (op.name, phase) not in progress.done:

@@ -1,4 +1,8 @@
-"""Keeps track of the replay of a micro-batch: what is done, and whether instructions wait for it."""
+"""Keeps track of the replay of a micro-batch: what is done, and whether instructions wait for it.
+
+replay.py goes through the instructions of a micro-batch; forward_replay.py and backward_replay.py note here
+what each of them does, and ask what was done before.
+"""
 
 from __future__ import annotations
 
@@ -45,20 +49,24 @@ class ReplayProgress:
             check_waits_for(self.program, self.numbers[self.position], [self.numbers[before]])
 
     def _is_move(self, position: int) -> bool:
-        """Whether an instruction is a move. Computations of a device run in order, moves do not."""
+        """Returns whether an instruction is a move. Computations of a device run in order, moves do not."""
         return isinstance(self.program.instructions[self.numbers[position]], Move)
 
     def require_messages(self, name: str, what: str) -> None:
-        """The present instruction has to wait for all moves of a value that are done.
+        """Checks that the present instruction waits for all moves of a value that are done.
 
         what: their message kind.
         """
-        # The keys of these moves, such as "gradient" and "gradient 1".
-        parts = [w for n, w in self.done if n == name and (w == what or w.startswith(f"{what} "))]
-        for part in parts:
-            self.require_done(name, part, "")
+        # The phases of these moves, such as "gradient" and "gradient 1".
+        phases = [
+            phase
+            for done_name, phase in self.done
+            if done_name == name and (phase == what or phase.startswith(f"{what} "))
+        ]
+        for phase in phases:
+            self.require_done(name, phase, "")
 
     def require_forward(self, op: str, phase: str) -> None:
-        """A backward comes after its forward. Its `deps` need not name it: they name gradients."""
+        """Checks that a backward comes after its forward. Its `deps` need not name the forward."""
         if (op, phase) not in self.done:
             self.refuse("it comes before its forward.")

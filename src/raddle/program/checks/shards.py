@@ -24,7 +24,7 @@ class GatherUse(NamedTuple):
 
 
 def uses_of_gathers(program: Program) -> dict[int, GatherUse]:
-    """By gather (instruction number), the runs that use it; empty unless the plan is ZeRO-3."""
+    """Returns the runs that use each gather (instruction number); empty unless the plan is ZeRO-3."""
     uses: dict[int, GatherUse] = {}
     if not program.gathers_before_use:
         return uses
@@ -45,10 +45,10 @@ def check_gathers(
     program: Program, name: str, regions: Iterable[ParameterRegion],
     events: Sequence[tuple[int, Instruction]], writers: Sequence[int], update: int,
 ) -> list[int]:  # fmt: skip
-    """Checks the gathers of a parameter in a step; returns what a forward of the next step waits for.
+    """Checks the gathers of a parameter in a step; returns the instructions the next forward waits for.
 
     regions: of the parameter. events: the instructions about it. writers: the update of the step before,
-    or what gathered it. update: the update of this step.
+    or the gather after it. update: the update of this step.
     """
     synced = tuple(region for region in regions if region.needs_sync)
     gathers = {n: i for n, i in events if isinstance(i, Gather)}
@@ -75,9 +75,9 @@ def _check_uses(
     program: Program, name: str, shared: bool, events: Sequence[tuple[int, Instruction]],
     gathers: dict[int, Gather], writers: Sequence[int],
 ) -> None:  # fmt: skip
-    """ZeRO-3: every run that reads the parameter waits for a gather of it, every gather for the update.
+    """Checks for ZeRO-3 that a run that reads the parameter waits for a gather, and that for the update.
 
-    shared: whether several devices hold a region of it. writers: the update of the step before.
+    shared: whether several devices hold a region of the parameter. writers: the update of the step before.
     """
     used: set[int] = set()
     for number in gathers:

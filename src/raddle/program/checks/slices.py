@@ -32,7 +32,7 @@ def check_slices(program: Program, name: str, steps: Sequence[Events]) -> dict[i
 
 
 class _SliceReplay:
-    """The slices of one parameter over the steps of a program. Steps are checked one after the other."""
+    """Replays the slices of one parameter over the steps of a program, one step after the other."""
 
     def __init__(self, program: Program, name: str, steps: Sequence[Events]) -> None:
         self.program, self.name, self.steps = program, name, steps
@@ -56,7 +56,7 @@ class _SliceReplay:
         return boxes_by_holder(self.program.regions[self.name])
 
     def _check_servers(self) -> None:
-        """Slices cover the parameter, lie inside its regions, and have a server that the plan allows."""
+        """Checks that slices cover the parameter, lie inside its regions, and have an allowed server."""
         slices, regions = self.program.slices[self.name], self.program.regions[self.name]
         boxes = [s.box for s in slices]
         full = Box.full(self.program.graph.values[self.name].shape)
@@ -75,7 +75,7 @@ class _SliceReplay:
                 )
 
     def _check_bundles(self) -> None:
-        """Each slice is in one bundle, whose slices have the same holders, server and dtype."""
+        """Checks that each slice is in one bundle, whose slices have the same holders, server and dtype."""
         values = self.program.graph.values
         bundled = [
             s
@@ -126,29 +126,29 @@ class _SliceReplay:
         if bundle.server < 0:
             return [self._check_collective_update(bundle)]
         writers, updates = [], []  # instruction numbers; writers: updates and pulls
-        earlier = self.updates.setdefault(bundle, [])  # by earlier step, its updates
+        earlier_updates = self.updates.setdefault(bundle, [])  # by earlier step, its updates
         # If updates are asynchronous, every holder pushes and pulls on its own.
         holder_groups = (
             [bundle.devices] if self.sync.synchronous else [(d,) for d in bundle.devices]
         )
         bound = self.sync.staleness  # steps; 0: synchronous, None: no bound
         # With bounded staleness, the updates of `bound` steps ago, which all pulls wait for.
-        stale = (
-            earlier[len(earlier) - bound] if bound is not None and 0 < bound <= len(earlier) else []
+        awaited_updates = (
+            earlier_updates[len(earlier_updates) - bound]
+            if bound is not None and 0 < bound <= len(earlier_updates)
+            else []
         )
         for devices in holder_groups:
             update = self._check_update(bundle.with_devices(devices))
             updates.append(update)
             writers.append(update)
-            others = [d for d in devices if d != bundle.server]
-            if others:
-                pull = self._one_move(
-                    MessageKind.PULL, bundle, [(bundle.server, d) for d in others]
-                )
-                self._check_waits_for(pull, [update, *stale])
+            pairs = [(bundle.server, d) for d in devices if d != bundle.server]
+            if pairs:
+                pull = self._one_move(MessageKind.PULL, bundle, pairs)
+                self._check_waits_for(pull, [update, *awaited_updates])
                 writers.append(pull)
-        earlier.append(updates)
-        return [*writers, *stale]
+        earlier_updates.append(updates)
+        return [*writers, *awaited_updates]
 
     def _check_collective_update(self, bundle: Bundle) -> int:
         """Checks that all holders sum and update a bundle; returns the number of the update."""
@@ -178,13 +178,13 @@ class _SliceReplay:
         return number
 
     def _one_move(self, kind: MessageKind, bundle: Bundle, pairs: Sequence[tuple[int, int]]) -> int:
-        """The only move of a kind that sends a bundle between these pairs of source and target."""
+        """Returns the only move of a kind that sends a bundle between these pairs (source, target)."""
         sent = tuple(sorted((source, target, bundle.boxes) for source, target in pairs))
         wanted = (kind, bundle.parameters, sent)
         return self._one_instruction(wanted, f"its {kind} by {sorted(pairs)}", bundle)
 
     def _one_instruction(self, wanted: object, what: str, bundle: Bundle) -> int:
-        """The only instruction with the key `wanted`; raises InputError unless there is exactly one."""
+        """Returns the only instruction with the key `wanted`; raises InputError unless there is one."""
         numbers = self.instructions.get(wanted, [])
         if len(numbers) != 1:
             box = bundle.boxes[bundle.parameters.index(self.name)]

@@ -1,4 +1,7 @@
-"""What the checks of a micro-batch look up: operators, tiles, merges, and contributions to gradients."""
+"""Facts that the checks of a micro-batch look up: operators, tiles, merges, contributions to gradients.
+
+They are the same for all micro-batches of one variant, and are computed once.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ class VariantFacts:
     def regions_and_outputs(
         self, op: Op, box: Box
     ) -> tuple[tuple[Box | None, ...], tuple[Box, ...]]:
-        """The regions of all operands that a tile reads, and the boxes of all outputs that it computes.
+        """Returns the regions of all operands that a tile reads, and the boxes of all outputs it computes.
 
         Cached: operators of the same shape share one iteration space.
         """
@@ -73,9 +76,10 @@ class VariantFacts:
         return self._regions[key]
 
     def phases(self, op: Op) -> str:
-        """The phases in which an operator has to run: "F", "FB", or "FBW" or "FW" if the backward is split.
+        """Returns the phases in which an operator has to run: "F", "FB", "FBW" or "FW".
 
-        "FW": it gives gradients of parameters only. Recomputation (R) is not included.
+        With a split backward, an operator with parameters has "FBW" or, if it gives gradients of parameters
+        only, "FW". Recomputation (R) is not included.
         """
         active = self.program.active
         if not has_backward(op, active):
@@ -86,11 +90,11 @@ class VariantFacts:
         return "FBW" if len(inputs_with_gradient(op, active)) > len(weights) else "FW"
 
     def is_partial(self, op: Op) -> bool:
-        """Whether some tiles give partial results."""
+        """Returns whether some tiles give partial results."""
         boxes = self.variant.tiles[op.name].boxes
         # combine: how partial results are merged; "": the operator reduces no dimension
         return bool(op.space.combine) and any(op.space.is_partial(box) for box in boxes)
 
     def has_local_statistics(self, op: Op) -> bool:
-        """Whether each tile takes its own batch statistics (`bn: local`), which are not merged."""
+        """Returns whether each tile takes its own batch statistics (`bn: local`), which are not merged."""
         return is_local_statistics(op, self.program.plan.bn)

@@ -13,13 +13,13 @@ from raddle.plans.plan import Plan
 # Fields that change the time of a step.
 TIMED_FIELDS = {"tiles", "devices", "bn", "sync", "bucket", "optimizer"}
 DESCRIPTIVE_FIELDS = {  # they do not change the time of a step
-    "model", "fingerprint", "batch", "dtype", "cluster", "method", "inputs", "parameters", "predicted",
+    "model", "fingerprint", "batch", "dtype", "dropout", "cluster", "method", "inputs", "parameters",
+    "predicted",
 }  # fmt: skip
 FIELD_PHRASES = {  # unsupported fields in words, for errors; see plans/plan.py
     "order": "a fixed order of all-reduces",
     "microbatches": "micro-batches",
     "recompute": "recomputation",
-    "dropout": "exact dropout of attention",
     "split_backward": "a split backward",
     "sums": "partial results that are summed on chosen devices",
     "steps": "several steps",
